@@ -1,0 +1,137 @@
+"""Where things are: real-valued positions of tokens, audio frames and image patches.
+
+A position is a float32 (or float64) number. NaN marks padding; it survives augmentation and its
+embedding is zero.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def token_positions(
+    lengths: Tensor | Sequence[int],
+    max_length: int | None = None,
+    *,
+    scale: float = 1.0,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Positions of tokens: token i of each sequence sits at ``i * scale``.
+
+    Args:
+        lengths: (B,) integers, tokens per sequence, padding excluded.
+        max_length: padded length N in tokens. Default: the longest sequence, which reads
+            ``lengths.max()`` and so synchronises with the device; models should pass it.
+        scale: distance between neighbouring tokens. The paper scales the source of a translation
+            by the ratio of target to source tokens (section 3.3).
+        device: where the positions are made. Default: the device of ``lengths``.
+
+    Returns:
+        (B, N) float32, NaN beyond each length.
+
+    Raises:
+        ValueError: ``lengths`` is not one-dimensional and integer, is negative or exceeds
+            ``max_length`` (the last two are looked for on the CPU only, where it costs no sync),
+            or ``scale`` is not finite and positive.
+    """
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale must be finite and > 0, got {scale}")
+    lengths = torch.as_tensor(lengths, device=device)
+    if lengths.numel() == 0:
+        lengths = lengths.long()  # as_tensor([]) is a float
+    if lengths.ndim != 1 or lengths.is_floating_point() or lengths.dtype == torch.bool:
+        raise ValueError(
+            f"lengths must be a (B,) tensor of integers, got shape {tuple(lengths.shape)} "
+            f"of {lengths.dtype}"
+        )
+    if max_length is None:
+        max_length = int(lengths.max()) if lengths.numel() else 0
+    if can_look_at(lengths) and lengths.numel():
+        shortest, longest = int(lengths.min()), int(lengths.max())
+        if shortest < 0 or longest > max_length:
+            raise ValueError(
+                f"lengths must lie in [0, max_length={max_length}], got {shortest} … {longest}"
+            )
+    index = torch.arange(max_length, device=lengths.device)
+    positions = (index * float(scale)).to(torch.float32)
+    return torch.where(index < lengths[:, None], positions, math.nan)  # (B, N)
+
+
+def frame_times(
+    lengths: Tensor | Sequence[int],
+    frame_shift: float,
+    max_length: int | None = None,
+    *,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Times of audio frames: frame i of each utterance sits at ``i * frame_shift`` seconds.
+
+    Args:
+        lengths: (B,) integers, frames per utterance, padding excluded.
+        frame_shift: seconds between neighbouring frames.
+        max_length: padded length N in frames; see :func:`token_positions`.
+        device: where the times are made. Default: the device of ``lengths``.
+
+    Returns:
+        (B, N) float32 seconds, NaN beyond each length.
+
+    Raises:
+        ValueError: as :func:`token_positions`, or ``frame_shift`` is not finite and positive.
+    """
+    if not (math.isfinite(frame_shift) and frame_shift > 0):
+        raise ValueError(f"frame_shift must be finite and > 0 seconds, got {frame_shift}")
+    return token_positions(lengths, max_length, scale=frame_shift, device=device)
+
+
+def patch_grid(
+    height: int,
+    width: int,
+    *,
+    extent: float = 1.0,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Centres of image patches; each axis runs on its own from ``-extent`` to ``extent``.
+
+    Args:
+        height, width: grid size in patches.
+        extent: the paper's γ (Table 6); 1 in training.
+        device: where the grid is made.
+
+    Returns:
+        (height · width, 2) float32, row-major; column 0 runs along the height, column 1 along the
+        width. An axis of one patch sits at 0.
+
+    Raises:
+        ValueError: a size below 1, or ``extent`` is not finite and positive.
+    """
+    if not (math.isfinite(extent) and extent > 0):
+        raise ValueError(f"extent must be finite and > 0, got {extent}")
+    if height < 1 or width < 1:
+        raise ValueError(f"a patch grid needs at least 1 × 1 patches, got {height} × {width}")
+    rows = _axis(height, extent, device)[:, None].expand(height, width)
+    columns = _axis(width, extent, device)[None, :].expand(height, width)
+    return torch.stack([rows, columns], dim=-1).reshape(height * width, 2)
+
+
+def _axis(patches: int, extent: float, device: torch.device | str | None) -> Tensor:
+    # arange, not linspace: linspace freezes the number of patches under torch.export
+    steps = torch.arange(patches, device=device) * 2 - (patches - 1)
+    return steps.to(torch.float32) / max(patches - 1, 1) * extent
+
+
+def can_look_at(tensor: Tensor) -> bool:
+    """Whether a check may read values: eager on the CPU, where no device must be waited for."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    return tensor.device.type == "cpu" and type(tensor) is Tensor  # no FakeTensor, no proxy
+
+
+def check_positions(positions: Tensor) -> None:
+    """Raise ValueError for infinite positions, where :func:`can_look_at` allows a look."""
+    if can_look_at(positions) and bool(positions.isinf().any()):
+        where = positions.isinf().nonzero()[0].tolist()
+        raise ValueError(
+            f"positions must be finite, or NaN for padding; got an infinite one at index {where}"
+        )

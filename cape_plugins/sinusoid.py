@@ -1,0 +1,96 @@
+"""Position → embedding: cosines and sines of position × frequency, in one and two dimensions.
+
+Both lay the channels out as [cos | sin] halves, as the paper's listing does.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from cape_plugins.positions import check_positions
+
+
+def sinusoid_1d(
+    positions: Tensor, dim: int, *, base: float = 10_000.0, scale: float = 1.0
+) -> Tensor:
+    """Embed positions on a line (section 3.1): phase k is position · scale · base^(-2k/dim).
+
+    Args:
+        positions: (...) real numbers; NaN marks padding.
+        dim: channels, even.
+        base: of the geometric series of frequencies, > 1; the paper's (and Transformer's) 10 000.
+        scale: multiplies all frequencies; 1 for tokens, 30 for seconds (section 4.2).
+
+    Returns:
+        (..., dim) in the positions' dtype, float32 at least: [cos | sin], zeros at padding.
+
+    Raises:
+        ValueError: ``dim`` is odd or < 2, ``base`` or ``scale`` is out of range, or positions are
+            infinite (looked for on the CPU only).
+    """
+    check_dim(dim)
+    if not (math.isfinite(base) and base > 1):
+        raise ValueError(f"base must be finite and > 1, got {base}")
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale must be finite and > 0, got {scale}")
+    check_positions(positions)
+    positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
+    k = _arange(dim // 2, positions)
+    frequencies = scale * torch.pow(base, k * (-2.0 / dim))
+    return _cos_sin(positions[..., None] * frequencies.to(positions.dtype), positions.isnan())
+
+
+def sinusoid_2d(positions: Tensor, dim: int) -> Tensor:
+    """Embed positions on a plane (section 3.1, equations 3–4).
+
+    Phase j is π · w_j · position, with w_j = 10^((j + 1) / (dim / 2)) · (cos j, sin j),
+    j = 0 … dim/2 - 1, as in the paper's listing.
+
+    Args:
+        positions: (..., 2), along the height and along the width, in [-1, 1] for an image; NaN
+            marks padding.
+        dim: channels, even.
+
+    Returns:
+        (..., dim) in the positions' dtype, float32 at least: [cos | sin], zeros at padding.
+
+    Raises:
+        ValueError: ``dim`` is odd or < 2, positions do not end in 2, or are infinite (looked for
+            on the CPU only).
+    """
+    check_dim(dim)
+    if positions.shape[-1] != 2:
+        raise ValueError(f"2-D positions must be (..., 2), got shape {tuple(positions.shape)}")
+    check_positions(positions)
+    positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
+    j = _arange(dim // 2, positions)
+    radius = math.pi * torch.pow(10.0, (j + 1) / (dim // 2))
+    along_height = (radius * torch.cos(j)).to(positions.dtype)
+    along_width = (radius * torch.sin(j)).to(positions.dtype)
+    # elementwise rather than a matrix product, which autocast would run in half precision
+    phase = positions[..., 0, None] * along_height + positions[..., 1, None] * along_width
+    return _cos_sin(phase, positions.isnan().any(dim=-1))
+
+
+def check_dim(dim: int) -> None:
+    """Raise ValueError unless ``dim`` channels split into cosines and sines."""
+    if dim < 2 or dim % 2:
+        raise ValueError(
+            f"dim must be even and ≥ 2 (half cosines, half sines), got {dim}; "
+            f"the nearest that works is {max(2, dim + 1)}"
+        )
+
+
+def _arange(n: int, positions: Tensor) -> Tensor:
+    """0 … n-1 in float64 where the device has it, so that frequencies are rounded only once.
+
+    Made anew in every call: a buffer would be cast by ``model.half()``.
+    """
+    wide = torch.float32 if positions.device.type == "mps" else torch.float64
+    return torch.arange(n, device=positions.device, dtype=wide)
+
+
+def _cos_sin(phase: Tensor, padding: Tensor) -> Tensor:
+    embedding = torch.cat([phase.cos(), phase.sin()], dim=-1)
+    return embedding.masked_fill(padding[..., None], 0.0)
