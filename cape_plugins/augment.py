@@ -99,7 +99,7 @@ class Augmentation:
             ValueError: one shift per axis was set for another number of axes.
         """
         noise = _uniform(positions.shape, positions.device, positions.dtype, generator)
-        if isinstance(self.max_local_shift, float | int):
+        if not isinstance(self.max_local_shift, tuple):
             return noise * self.max_local_shift
         axes = positions.shape[-1] if positions.ndim == 3 else 1
         if len(self.max_local_shift) != axes:
@@ -192,6 +192,7 @@ def _uniform(
 
 
 def _check_number(name: str, value: Any, *, least: float) -> None:
-    is_number = isinstance(value, float | int) and not isinstance(value, bool)
+    # not `float | int`: Dynamo of torch 2.5 cannot trace a union
+    is_number = isinstance(value, (float, int)) and not isinstance(value, bool)
     if not (is_number and math.isfinite(value) and value >= least):
         raise ValueError(f"{name} must be a finite number ≥ {least:g}, got {value!r}")

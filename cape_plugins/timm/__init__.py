@@ -1,0 +1,18 @@
+"""CAPE inside timm: ViTs by name, registered on import (and by autoload when timm is imported)."""
+
+
+def register() -> None:
+    """Register the models with timm; idempotent.
+
+    Raises:
+        ImportError: timm is missing or too old.
+    """
+    try:
+        from cape_plugins.timm import vision_transformer  # noqa: F401 - registers on import
+    except ImportError as error:
+        raise ImportError(
+            f"cape_plugins.timm needs timm ≥ 1.0.31 ({error}): pip install 'cape-plugins[timm]'"
+        ) from error
+
+
+register()

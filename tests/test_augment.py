@@ -1,0 +1,165 @@
+"""CAPE's augmentation: what is drawn, in which order it is applied, what stays."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from cape_plugins import Augmentation, Draw, token_positions
+
+NAN = float("nan")
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_without_a_draw_only_the_mean_of_the_real_tokens_is_subtracted():
+    augmentation = Augmentation(5.0, 0.5, 2.0)
+    positions = token_positions([5, 3])
+    expected = torch.tensor([[-2.0, -1, 0, 1, 2], [-1, 0, 1, NAN, NAN]])
+    torch.testing.assert_close(augmentation.apply(positions), expected, equal_nan=True)
+
+
+def test_without_mean_normalize_and_draw_positions_stay_as_given():
+    positions = token_positions([4, 2])
+    result = Augmentation(mean_normalize=False).apply(positions)
+    torch.testing.assert_close(result, positions, equal_nan=True)
+
+
+def test_shift_then_scale_so_that_scale_multiplies_the_shift():
+    draw = Draw(shift=torch.tensor([[10.0]]), scale=torch.tensor([2.0]))
+    result = Augmentation(max_global_shift=10.0).apply(token_positions([3]), draw)
+    assert result.tolist() == [[18.0, 20.0, 22.0]]  # ((-1, 0, 1) + 10) · 2
+
+
+def test_each_axis_has_its_own_centre_and_shift_and_they_share_the_scale():
+    positions = torch.tensor([[[0.0, 10.0], [2.0, 30.0]]])
+    draw = Draw(shift=torch.tensor([[1.0, -1.0]]), scale=torch.tensor([3.0]))
+    result = Augmentation(1.0, 0.0, 3.0).apply(positions, draw)
+    assert result.tolist() == [[[0.0, -33.0], [6.0, 27.0]]]
+
+
+def test_the_global_shift_is_uniform():
+    shift = Augmentation(5.0).draw(20_000, 2, generator=seeded()).shift
+    assert shift.shape == (20_000, 2)
+    for axis in range(2):
+        assert stats.kstest(shift[:, axis].numpy(), stats.uniform(-5, 10).cdf).pvalue > 1e-3
+
+
+def test_the_global_scale_is_log_uniform():
+    scale = Augmentation(max_global_scale=1.4).draw(20_000, generator=seeded()).scale
+    log_scale = stats.uniform(-math.log(1.4), 2 * math.log(1.4))
+    assert stats.kstest(scale.log().numpy(), log_scale.cdf).pvalue > 1e-3
+
+
+def test_the_local_shift_is_uniform_and_independent_per_token_and_axis():
+    augmentation = Augmentation(0.0, (0.5, 0.1), mean_normalize=False)
+    noise = augmentation.apply(
+        torch.zeros(50, 200, 2), augmentation.draw(50, 2, generator=seeded()), generator=seeded(1)
+    )
+    for axis, bound in enumerate((0.5, 0.1)):
+        values = noise[..., axis].flatten().numpy()
+        assert stats.kstest(values, stats.uniform(-bound, 2 * bound).cdf).pvalue > 1e-3
+    assert abs(torch.corrcoef(noise.reshape(-1, 2).T)[0, 1]) < 0.03
+    assert (
+        abs(torch.corrcoef(torch.stack([noise[:, :-1, 0], noise[:, 1:, 0]]).flatten(1))[0, 1])
+        < 0.03
+    )
+
+
+def test_no_shift_and_no_scale_are_exactly_nothing():
+    draw = Augmentation().draw(3, 2)
+    assert draw.shift.tolist() == [[0.0, 0.0]] * 3
+    assert draw.scale.tolist() == [1.0] * 3
+
+
+def test_two_calls_with_one_draw_share_shift_and_scale_but_not_the_local_shift():
+    augmentation = Augmentation(100.0, 0.5, 2.0, mean_normalize=False)
+    draw = augmentation.draw(4, generator=seeded())
+    zeros = torch.zeros(4, 1000)
+    first = augmentation.apply(zeros, draw, generator=seeded(1))
+    second = augmentation.apply(zeros, draw, generator=seeded(2))
+    assert not torch.equal(first, second)
+    middle = (draw.shift * draw.scale[:, None])[:, 0]
+    torch.testing.assert_close(first.mean(1), middle, atol=0.1, rtol=0)
+    torch.testing.assert_close(second.mean(1), middle, atol=0.1, rtol=0)
+
+
+def test_a_generator_makes_draws_reproducible():
+    augmentation = Augmentation(1.0, 0.5, 2.0)
+    first = augmentation.draw(4, 2, generator=seeded(3))
+    again = augmentation.draw(4, 2, generator=seeded(3))
+    assert torch.equal(first.shift, again.shift)
+    assert torch.equal(first.scale, again.scale)
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 20), min_size=1, max_size=5),
+    padding=st.integers(0, 7),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_padding_stays_nan_and_never_changes_a_real_token(lengths, padding, dtype):
+    augmentation = Augmentation(5.0, 0.0, 2.0)
+    draw = augmentation.draw(len(lengths), generator=seeded())
+    positions = token_positions(lengths, max(lengths) + padding).to(dtype)
+    result = augmentation.apply(positions, draw)
+    assert result.dtype == dtype
+    assert torch.equal(result.isnan(), positions.isnan())
+    for i, length in enumerate(lengths):
+        alone = augmentation.apply(
+            positions[i : i + 1, :length], Draw(*(d[i : i + 1] for d in draw))
+        )
+        torch.testing.assert_close(result[i, :length], alone[0], rtol=0, atol=1e-6)
+
+
+def test_centring_a_long_utterance_does_not_depend_on_its_padding():
+    frames = torch.arange(100_000) * 0.03
+    padded = torch.cat([frames, torch.full((50_000,), NAN)])
+    centre = Augmentation().apply
+    assert torch.equal(centre(frames[None])[0], centre(padded[None])[0, :100_000])
+
+
+def test_integer_and_half_positions_are_computed_in_float32():
+    assert Augmentation().apply(torch.tensor([[0, 1]])).dtype == torch.float32
+    assert Augmentation().apply(torch.tensor([[0.0, 1]]).half()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(max_global_shift=-1.0), "max_global_shift must be a finite number ≥ 0, got -1.0"),
+        (dict(max_global_shift=NAN), "max_global_shift"),
+        (dict(max_global_shift="5"), "max_global_shift"),
+        (dict(max_local_shift=math.inf), "max_local_shift"),
+        (
+            dict(max_local_shift=(0.1, -0.1)),
+            "max_local_shift must be a finite number ≥ 0, got -0.1",
+        ),
+        (dict(max_local_shift=()), "one per axis, got none"),
+        (dict(max_global_scale=0.9), "max_global_scale must be a finite number ≥ 1, got 0.9"),
+        (dict(mean_normalize="no"), "mean_normalize must be True or False"),
+    ],
+)
+def test_invalid_settings_raise_at_construction(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Augmentation(**settings)
+
+
+def test_positions_and_draws_that_do_not_fit_say_which_shape_is_needed():
+    with pytest.raises(ValueError, match=r"\(B, N\) or \(B, N, ndim\)"):
+        Augmentation().apply(torch.zeros(3))
+    with pytest.raises(ValueError, match=r"shift \(2, 1\) and scale \(2,\)"):
+        Augmentation().apply(torch.zeros(2, 3), Augmentation().draw(1))
+    three_axes = Augmentation(max_local_shift=(1.0, 1.0, 1.0))
+    with pytest.raises(ValueError, match="holds 3 values"):
+        three_axes.apply(torch.zeros(2, 3, 2), three_axes.draw(2, 2))
+
+
+def test_infinite_positions_are_refused():
+    with pytest.raises(ValueError, match=r"infinite one at index \[0, 1\]"):
+        Augmentation().apply(torch.tensor([[0.0, math.inf]]))

@@ -1,0 +1,100 @@
+"""Position → embedding: algebra, dtypes, padding, errors."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cape_plugins import sinusoid_1d, sinusoid_2d
+
+ANGLE = st.floats(-1, 1, allow_subnormal=False)
+
+
+def rotate(embedding: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
+    """The operator S^Δ of the paper: turns each (cos, sin) pair by its own angle."""
+    cos, sin = embedding.chunk(2, dim=-1)
+    return torch.cat(
+        [cos * angle.cos() - sin * angle.sin(), sin * angle.cos() + cos * angle.sin()], dim=-1
+    )
+
+
+@settings(deadline=None)
+@given(st.floats(-100, 100, allow_subnormal=False), st.integers(1, 32))
+def test_a_global_shift_rotates_the_1d_embedding(delta, pairs):
+    positions = torch.arange(20, dtype=torch.float64)
+    frequencies = 10_000.0 ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+    shifted = sinusoid_1d(positions + delta, 2 * pairs)
+    expected = rotate(sinusoid_1d(positions, 2 * pairs), delta * frequencies)
+    torch.testing.assert_close(shifted, expected, atol=1e-11, rtol=0)
+
+
+@settings(deadline=None)
+@given(ANGLE, ANGLE, st.integers(1, 32))
+def test_a_global_shift_rotates_the_2d_embedding(along_height, along_width, pairs):
+    positions = torch.rand(20, 2, dtype=torch.float64)
+    j = torch.arange(pairs, dtype=torch.float64)
+    angle = math.pi * 10 ** ((j + 1) / pairs) * (j.cos() * along_height + j.sin() * along_width)
+    shift = torch.tensor([along_height, along_width], dtype=torch.float64)
+    shifted = sinusoid_2d(positions + shift, 2 * pairs)
+    expected = rotate(sinusoid_2d(positions, 2 * pairs), angle)
+    torch.testing.assert_close(shifted, expected, atol=1e-11, rtol=0)
+
+
+def test_position_zero_is_cos_one_sin_zero():
+    assert sinusoid_1d(torch.zeros(1), 4).tolist() == [[1.0, 1.0, 0.0, 0.0]]
+    assert sinusoid_2d(torch.zeros(2), 4).tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_scale_multiplies_the_positions():
+    seconds = torch.linspace(0, 10, 50, dtype=torch.float64)
+    torch.testing.assert_close(sinusoid_1d(seconds, 16, scale=30.0), sinusoid_1d(30 * seconds, 16))
+
+
+@pytest.mark.parametrize(
+    ("given_dtype", "returned"),
+    [
+        (torch.float64, torch.float64),
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.int64, torch.float32),
+    ],
+)
+def test_the_dtype_is_that_of_the_positions_and_float32_at_least(given_dtype, returned):
+    assert sinusoid_1d(torch.ones(3, dtype=given_dtype), 4).dtype == returned
+    assert sinusoid_2d(torch.ones(3, 2, dtype=given_dtype), 4).dtype == returned
+
+
+def test_padding_is_zero_and_leaves_its_neighbours_alone():
+    nan = float("nan")
+    embedding = sinusoid_1d(torch.tensor([0.0, nan, 2.0]), 8)
+    assert embedding[1].tolist() == [0.0] * 8
+    assert torch.equal(embedding[[0, 2]], sinusoid_1d(torch.tensor([0.0, 2.0]), 8))
+    assert sinusoid_2d(torch.tensor([[nan, nan]]), 8).tolist() == [[0.0] * 8]
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 5), (2, 0), (3,), (2, 3, 4)])
+def test_any_leading_shape_is_kept(shape):
+    assert sinusoid_1d(torch.zeros(shape), 6).shape == (*shape, 6)
+    assert sinusoid_2d(torch.zeros(*shape, 2), 6).shape == (*shape, 6)
+
+
+@pytest.mark.parametrize("dim", [7, 1, 0, -2])
+def test_an_odd_or_empty_dim_is_refused(dim):
+    with pytest.raises(ValueError, match=f"dim must be even and ≥ 2 .* got {dim}"):
+        sinusoid_1d(torch.zeros(2), dim)
+    with pytest.raises(ValueError, match=f"dim must be even and ≥ 2 .* got {dim}"):
+        sinusoid_2d(torch.zeros(2, 2), dim)
+
+
+def test_other_bad_input_says_what_is_allowed():
+    with pytest.raises(ValueError, match="base must be finite and > 1, got 1"):
+        sinusoid_1d(torch.zeros(2), 4, base=1.0)
+    with pytest.raises(ValueError, match="scale must be finite and > 0, got -30"):
+        sinusoid_1d(torch.zeros(2), 4, scale=-30.0)
+    with pytest.raises(ValueError, match=r"2-D positions must be \(..., 2\)"):
+        sinusoid_2d(torch.zeros(2, 3), 4)
+    with pytest.raises(ValueError, match="positions must be finite"):
+        sinusoid_1d(torch.tensor([math.inf]), 4)
