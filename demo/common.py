@@ -88,17 +88,29 @@ class Report:
         plt.close(figure)
 
     def table(self) -> str:
-        """The scores as a Markdown table, conditions seen in training in bold."""
-        conditions = list(self.runs[0].scores)
-        head = ["host", "variant", "seed"]
-        head += [f"**{c}**" if c in self.trained_on else c for c in conditions]
-        rows = [
-            [self.host, run.variant, run.seed, *(run.scores[c] for c in conditions)]
-            for run in self.runs
-        ]
-        better = "higher" if self.higher_is_better else "lower"
-        title = f"{self.task}: {self.metric} ({better} is better) by {self.condition}"
-        return f"{title}\n\n" + tabulate(rows, head, tablefmt="github", floatfmt=".1f")
+        """The scores as a Markdown table."""
+        return markdown([self])
+
+
+def markdown(reports: Sequence[Report]) -> str:
+    """One Markdown table: host × condition down, variants across; bold: seen in training."""
+    columns = list(dict.fromkeys((r.variant, r.seed) for report in reports for r in report.runs))
+    several_seeds = len({seed for _, seed in columns}) > 1
+    head = ["host", "metric", "tested at"]
+    head += [f"{variant}, seed {seed}" if several_seeds else variant for variant, seed in columns]
+    rows = []
+    for report in reports:
+        scores = {(run.variant, run.seed): run.scores for run in report.runs}
+        better = "↑" if report.higher_is_better else "↓"
+        for condition in report.runs[0].scores:
+            shown = f"**{condition}**" if condition in report.trained_on else condition
+            row: list[object] = [report.host, f"{report.metric} {better}", shown]
+            row += [scores[c][condition] if c in scores else "" for c in columns]
+            rows.append(row)
+    notes = [f"{report.host}: {report.task}; tested at: {report.condition}" for report in reports]
+    legend = "**bold**: seen in training; ↑ higher is better, ↓ lower is better"
+    table = tabulate(rows, head, tablefmt="github", floatfmt=".1f", disable_numparse=[2])
+    return "\n".join([table, "", *notes, legend])
 
 
 def host_command(module: str, *arguments: object) -> list[str]:

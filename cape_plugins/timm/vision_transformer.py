@@ -100,7 +100,7 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
 
     def _pos_embed(self, x: Tensor) -> Tensor:
         """Patches (B, H, W, C), or (B, H·W, C) of the fixed size, → tokens with prefix."""
-        if x.ndim == 4:
+        if self.dynamic_img_size:
             height, width = x.shape[1], x.shape[2]
             x = x.reshape(x.shape[0], -1, x.shape[3])
         else:

@@ -1,0 +1,58 @@
+# make demo [HOST=timm|fairseq|espnet] · make test · make install · make lint · make bench
+# Each sets up what it needs, in VENV; nothing is installed again when nothing changed.
+
+VENV ?= .venv
+VENV_0_12 ?= .venv-fairseq-0.12
+OUT ?= out/demo
+HOST ?= timm fairseq espnet
+
+# The interpreter that makes VENV: PYTHON=… chooses; otherwise the first that exists and is 3.11
+# (the one that constraints.txt was made with), then newer ones it supports.
+PYTHON ?= $(shell sh tools/find_python 3.11 3.12 3.13)
+PYTHON_3_10 ?= $(shell sh tools/find_python 3.10)
+
+BIN = $(VENV)/bin
+BIN_0_12 = $(VENV_0_12)/bin
+# Small models and small tests: one thread per process, two processes, beat two threads.
+PYTEST = OMP_NUM_THREADS=1 $(1)/python -m pytest -n 2 --dist loadfile
+
+.PHONY: install demo test test-fairseq-0.12 lint format bench clean help
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+install: $(VENV)/.installed
+install-fairseq-0.12: $(VENV_0_12)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt tools/install
+	@sh tools/install "$(VENV)" "$(PYTHON)" constraints.txt
+	@touch $@
+
+$(VENV_0_12)/.installed: pyproject.toml constraints-fairseq-0.12.txt tools/install-fairseq-0.12
+	@sh tools/install-fairseq-0.12 "$(VENV_0_12)" "$(PYTHON_3_10)" constraints-fairseq-0.12.txt
+	@touch $@
+
+demo: install
+	$(BIN)/python demo/run.py --out $(OUT) $(HOST)
+
+test: install
+	$(call PYTEST,$(BIN)) tests
+
+test-fairseq-0.12: install-fairseq-0.12
+	$(call PYTEST,$(BIN_0_12)) tests --ignore tests/timm --ignore tests/espnet
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install
+	$(BIN)/python benchmarks/autoload.py
+	$(BIN)/python benchmarks/embedding.py
+
+clean:
+	rm -rf out build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
