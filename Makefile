@@ -8,7 +8,7 @@ HOST ?= timm fairseq espnet
 
 # The interpreter that makes VENV: PYTHON=… chooses; otherwise the first that exists and is 3.11
 # (the one that constraints.txt was made with), then newer ones it supports.
-PYTHON ?= $(shell sh tools/find_python 3.11 3.12 3.13)
+PYTHON ?= $(shell sh tools/find_python 3.11 3.12)
 PYTHON_3_10 ?= $(shell sh tools/find_python 3.10)
 
 BIN = $(VENV)/bin

@@ -17,6 +17,8 @@ from tabulate import tabulate
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
+QUIET_SECONDS = 20  # a sign of life after this long without a line to show
+
 
 @dataclass
 class Run:
@@ -158,13 +160,19 @@ def run_side_by_side(
         log.close()
     read = dict.fromkeys(jobs, 0)
     seconds: dict[str, float] = {}
+    told = start
     while len(seconds) < len(jobs):
         time.sleep(0.2)
+        if time.monotonic() - told > QUIET_SECONDS:
+            told = time.monotonic()
+            waiting = ", ".join(name for name in jobs if name not in seconds)
+            print(f"  … {waiting}: {told - start:.0f} s", flush=True)
         for name, process in running.items():
             if name in seconds:
                 continue
             ended = process.poll() is not None  # before reading, so that nothing is missed
-            read[name] = _print_new_lines(folder / f"{name}.log", read[name], name, show)
+            read[name], printed = _print_new_lines(folder / f"{name}.log", read[name], name, show)
+            told = time.monotonic() if printed else told
             if not ended:
                 continue
             seconds[name] = time.monotonic() - start
@@ -180,15 +188,16 @@ def run_side_by_side(
     return seconds
 
 
-def _print_new_lines(log: Path, start: int, name: str, show: Sequence[str]) -> int:
+def _print_new_lines(log: Path, start: int, name: str, show: Sequence[str]) -> tuple[int, bool]:
     with log.open("rb") as file:
         file.seek(start)
         text = file.read()
     whole = text[: text.rfind(b"\n") + 1]
-    for line in whole.decode(errors="replace").splitlines():
-        if any(part in line for part in show):
-            print(f"  [{name}] {line.strip()[:160]}", flush=True)
-    return start + len(whole)
+    lines = whole.decode(errors="replace").splitlines()
+    shown = [line.strip()[:160] for line in lines if any(part in line for part in show)]
+    for line in shown:
+        print(f"  [{name}] {line}", flush=True)
+    return start + len(whole), bool(shown)
 
 
 def versions() -> dict[str, str]:

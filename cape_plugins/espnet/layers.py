@@ -1,0 +1,126 @@
+"""The parts of the speech encoder: convolutional front, self-attention, Transformer layer."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+KERNEL = 7
+STRIDE = 3
+
+
+class ConvolutionalFront(nn.Module):
+    """Features → content at a third of the frame rate: convolution, GLU, dropout (section 4.2).
+
+    The convolution has kernel 7 and stride 3; output frame i is centred at input frame 3 i. Its
+    input is zeroed beyond each utterance's end, where the convolution itself pads with zeros: a
+    padded utterance gives what it gives alone, and no utterance is too short.
+
+    Args:
+        input_size: feature channels.
+        output_size: channels after the GLU.
+        dropout_rate: after the GLU.
+    """
+
+    def __init__(self, input_size: int, output_size: int, dropout_rate: float) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(
+            input_size, 2 * output_size, KERNEL, stride=STRIDE, padding=(KERNEL - 1) // 2
+        )
+        self.dropout = nn.Dropout(dropout_rate)
+
+    def forward(self, features: Tensor, padding: Tensor) -> Tensor:
+        """Subsample.
+
+        Args:
+            features: (B, T, input_size).
+            padding: (B, T), True beyond each utterance's end.
+
+        Returns:
+            (B, ⌈T / 3⌉, output_size).
+        """
+        features = features.masked_fill(padding[..., None], 0.0)
+        content = F.glu(self.conv(features.transpose(1, 2)), dim=1)
+        return self.dropout(content.transpose(1, 2))
+
+
+def subsampled(lengths: Tensor) -> Tensor:
+    """Lengths in frames after :class:`ConvolutionalFront`."""
+    return torch.div(lengths + (STRIDE - 1), STRIDE, rounding_mode="floor")
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention that knows no positions.
+
+    Args:
+        size: channels.
+        heads: divides ``size``.
+        dropout_rate: on the attention weights.
+    """
+
+    def __init__(self, size: int, heads: int, dropout_rate: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout_rate = dropout_rate
+        self.qkv = nn.Linear(size, 3 * size)
+        self.out = nn.Linear(size, size)
+
+    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
+        """Attend.
+
+        Args:
+            x: (B, N, size).
+            visible: bool, broadcastable to (B, heads, N, N); True where a query sees a key.
+
+        Returns:
+            (B, N, size).
+        """
+        batch, length, size = x.shape
+        qkv = self.qkv(x).view(batch, length, 3, self.heads, size // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, N, size / heads)
+        dropout = self.dropout_rate if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=visible, dropout_p=dropout
+        )
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, size))
+
+
+class TransformerLayer(nn.Module):
+    """Self-attention and a ReLU feed-forward network, each with a residual and a LayerNorm.
+
+    As in the authors' code, dropout falls on the attention weights and after the ReLU, not on
+    the residuals.
+
+    Args:
+        size: channels.
+        heads: divides ``size``.
+        hidden: channels of the feed-forward network.
+        dropout_rate: after the ReLU.
+        attention_dropout_rate: on the attention weights.
+        normalize_before: LayerNorm on the input of each part (pre-norm), not on the sum.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        heads: int,
+        hidden: int,
+        dropout_rate: float,
+        attention_dropout_rate: float,
+        normalize_before: bool,
+    ) -> None:
+        super().__init__()
+        self.attention = SelfAttention(size, heads, attention_dropout_rate)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(size, hidden), nn.ReLU(), nn.Dropout(dropout_rate), nn.Linear(hidden, size)
+        )
+        self.norm_attention = nn.LayerNorm(size)
+        self.norm_feed_forward = nn.LayerNorm(size)
+        self.normalize_before = normalize_before
+
+    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
+        """(B, N, size) → (B, N, size); ``visible`` as in :class:`SelfAttention`."""
+        if self.normalize_before:
+            x = x + self.attention(self.norm_attention(x), visible)
+            return x + self.feed_forward(self.norm_feed_forward(x))
+        x = self.norm_attention(x + self.attention(x, visible))
+        return self.norm_feed_forward(x + self.feed_forward(x))

@@ -1,0 +1,30 @@
+"""CAPE in fairseq: the model ``cape_transformer`` and its architectures, chosen by name.
+
+Importing this package registers them. With PyTorch's autoload (see ``cape_plugins.autoload``)
+nothing needs to be imported; ``--user-dir integrations/fairseq/user_dir`` is the explicit way.
+"""
+
+from importlib import import_module
+
+
+# Before any import of fairseq: the autoload hook calls this in the middle of that import, when
+# this module has run no further than here.
+def register() -> None:
+    """Add the model and its architectures to fairseq's registries.
+
+    Idempotent; safe early (it imports fairseq), late, twice, and while fairseq is still being
+    imported, once its sub-package ``models`` is there.
+
+    Raises:
+        ImportError: fairseq is missing or does not import.
+    """
+    try:
+        import_module("fairseq")  # may come back here through the hook; then the rest is done
+    except ImportError as error:
+        raise ImportError(
+            f"cape_plugins.fairseq needs fairseq ({error}): pip install 'cape-plugins[fairseq]'"
+        ) from error
+    import_module(f"{__name__}.architectures").register_architectures()
+
+
+register()

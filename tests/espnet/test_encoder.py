@@ -1,0 +1,331 @@
+"""The encoder ``cape_transformer``, as ESPnet's own encoder tests look at theirs, and beyond."""
+
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("espnet2")
+
+from cape_plugins.espnet.encoder import CapeTransformerEncoder
+from cape_plugins.positions import frame_times
+
+VARIANTS = ["nopos", "sinpos", "abspos", "cape"]
+FEATURES = 20
+
+
+def make(**options) -> CapeTransformerEncoder:
+    torch.manual_seed(0)
+    sizes = dict(output_size=32, attention_heads=4, linear_units=64, num_blocks=2)
+    quiet = dict(dropout_rate=0.0, attention_dropout_rate=0.0, conv_dropout_rate=0.0)
+    return CapeTransformerEncoder(FEATURES, **{**sizes, **quiet, **options})
+
+
+def batch(*lengths: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(len(lengths), max(lengths), FEATURES, generator=generator)
+    return features, torch.tensor(lengths)
+
+
+# --- what ESPnet's tests of its encoders look at
+
+
+@pytest.mark.parametrize("normalize_before", [True, False])
+@pytest.mark.parametrize("pos", VARIANTS)
+def test_forward_and_backward_reach_the_input_and_every_parameter(pos, normalize_before):
+    encoder = make(pos=pos, normalize_before=normalize_before)
+    features, lengths = batch(50, 44)
+    features.requires_grad_()
+    out, olens, states = encoder(features, lengths)
+    assert out.shape == (2, 17, 32)
+    assert olens.tolist() == [17, 15]
+    assert states is None
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
+    (out * weights).sum().backward()
+    assert features.grad.abs().sum() > 0
+    silent = [n for n, p in encoder.named_parameters() if p.grad is None or not p.grad.any()]
+    assert silent == []
+
+
+def test_output_size_is_the_number_of_channels():
+    assert make(output_size=40).output_size() == 40
+
+
+@pytest.mark.parametrize("frames", range(1, 12))
+def test_one_output_frame_for_every_three_begun(frames):
+    out, olens, _ = make().eval()(*batch(frames))
+    assert out.shape[1] == olens.max() == math.ceil(frames / 3)
+    assert out.isfinite().all()
+
+
+def test_lengths_have_the_longest_utterance_fill_the_output():
+    out, olens, _ = make().eval()(*batch(163, 120, 7))
+    assert out.shape[1] == olens.max() == 55
+    assert olens.tolist() == [55, 40, 3]
+
+
+@pytest.mark.parametrize("pos", VARIANTS)
+def test_a_padded_utterance_gives_the_result_it_gives_alone(pos):
+    encoder = make(pos=pos).eval()
+    features, lengths = batch(163, 120, 118, 2)
+    out, olens, _ = encoder(features, lengths)
+    for index, length in enumerate(lengths.tolist()):
+        alone, alone_lens, _ = encoder(features[index, None, :length], lengths[index, None])
+        assert alone_lens.item() == olens[index]
+        torch.testing.assert_close(out[index, : olens[index]], alone[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("garbage", [1e6, math.nan])
+def test_what_lies_in_the_padding_does_not_matter(garbage):
+    encoder = make().eval()
+    features, lengths = batch(60, 40)
+    clean, olens, _ = encoder(features, lengths)
+    features[1, 40:] = garbage
+    dirty, _, _ = encoder(features, lengths)
+    torch.testing.assert_close(clean[1, : olens[1]], dirty[1, : olens[1]])
+    assert dirty.isfinite().all()
+
+
+def test_an_empty_utterance_disturbs_nothing():
+    encoder = make()
+    features, _ = batch(30, 30)
+    out, olens, _ = encoder(features, torch.tensor([30, 0]))
+    assert olens.tolist() == [10, 0]
+    out.sum().backward()
+    assert all(p.grad.isfinite().all() for p in encoder.parameters())
+
+
+def test_espnet_may_pass_states_and_ctc():
+    encoder = make().eval()
+    features, lengths = batch(30)
+    plain = encoder(features, lengths)[0]
+    assert encoder(features, lengths, None, ctc=torch.nn.Identity())[0].equal(plain)
+
+
+# --- training and evaluation
+
+
+@pytest.mark.parametrize("pos", VARIANTS)
+def test_evaluation_is_deterministic(pos):
+    encoder = make(pos=pos, dropout_rate=0.3, conv_dropout_rate=0.3).eval()
+    inputs = batch(40, 30)
+    assert encoder(*inputs)[0].equal(encoder(*inputs)[0])
+
+
+@pytest.mark.parametrize(
+    ("pos", "random"), [("nopos", False), ("sinpos", False), ("abspos", False), ("cape", True)]
+)
+def test_without_dropout_only_cape_is_random_in_training(pos, random):
+    encoder = make(pos=pos).train()
+    inputs = batch(40, 30)
+    assert encoder(*inputs)[0].equal(encoder(*inputs)[0]) is not random
+
+
+def test_without_shifts_and_scale_cape_trains_as_it_evaluates():
+    encoder = make(max_global_shift=0, max_local_shift=0, max_global_scale=1)
+    inputs = batch(40, 30)
+    torch.testing.assert_close(encoder.train()(*inputs)[0], encoder.eval()(*inputs)[0])
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        {"dropout_rate": 0.5},
+        {"attention_dropout_rate": 0.5},
+        {"conv_dropout_rate": 0.5},
+        {"positional_dropout_rate": 0.5},
+    ],
+)
+def test_each_dropout_acts_in_training_only(rates):
+    encoder = make(pos="sinpos", **rates)
+    inputs = batch(40)
+    assert not encoder.train()(*inputs)[0].equal(encoder(*inputs)[0])
+    assert encoder.eval()(*inputs)[0].equal(encoder(*inputs)[0])
+
+
+# --- positions are seconds
+
+
+@pytest.mark.parametrize("pos", VARIANTS)
+def test_default_times_are_multiples_of_the_frame_shift(pos):
+    encoder = make(pos=pos, frame_shift=0.016).eval()
+    features, lengths = batch(50, 31)
+    times = frame_times(lengths, 0.016, 50)
+    assert encoder(features, lengths, times=times)[0].equal(encoder(features, lengths)[0])
+
+
+@pytest.mark.parametrize(("pos", "moves"), [("sinpos", True), ("cape", False), ("nopos", False)])
+def test_starting_the_clock_later_changes_nothing_for_cape(pos, moves):
+    encoder = make(pos=pos).eval()
+    features, lengths = batch(50, 31)
+    times = frame_times(lengths, 0.01, 50)
+    now = encoder(features, lengths, times=times)[0]
+    later = encoder(features, lengths, times=times + 100.0)[0]
+    assert torch.allclose(now, later, atol=1e-3) is not moves
+
+
+@pytest.mark.parametrize("pos", ["sinpos", "cape"])
+def test_the_same_seconds_at_another_frame_shift_get_the_same_embedding(pos):
+    at_10_ms, at_20_ms = make(pos=pos).eval(), make(pos=pos, frame_shift=0.02).eval()
+    no_padding = torch.zeros(1, 61, dtype=torch.bool)
+    # 0.6 s: 61 frames, 21 after the convolution; 31 and 11 at twice the shift
+    fine = at_10_ms._positions(frame_times([61], 0.01), no_padding)
+    coarse = at_20_ms._positions(frame_times([31], 0.02), no_padding[:, :31])
+    fine = at_10_ms.position(torch.zeros(1, 21, 32), fine)
+    coarse = at_20_ms.position(torch.zeros(1, 11, 32), coarse)
+    torch.testing.assert_close(fine[:, ::2], coarse, rtol=0, atol=1e-5)
+
+
+def test_a_frame_in_padding_may_have_no_time():
+    encoder = make().eval()
+    features, lengths = batch(50, 31)
+    times = (torch.arange(50) * 0.01).expand(2, 50).clone()
+    with_times = encoder(features, lengths, times=times)[0]
+    times[1, 31:] = math.nan
+    assert encoder(features, lengths, times=times)[0].equal(with_times)
+
+
+def test_abspos_counts_frames_and_begins_again_beyond_its_table():
+    encoder = make(pos="abspos", abspos_context=0.3)  # 10 frames of 30 ms
+    assert encoder.position.table.shape == (10, 32)
+    assert encoder.position.table.abs().max() <= 0.1
+    content = torch.zeros(1, 25, 32)
+    times = frame_times([75], 0.01)
+    added = encoder.position(content, encoder._positions(times, times.isnan()))[0]
+    assert added[:10].equal(encoder.position.table)
+    assert added[20:].equal(encoder.position.table[:5])
+
+
+def test_the_defaults_are_the_papers():
+    encoder = CapeTransformerEncoder(80, num_blocks=1)
+    assert encoder.position.augmentation.max_global_shift == 30.0
+    assert encoder.position.augmentation.max_local_shift == pytest.approx(0.015)
+    assert encoder.position.augmentation.max_global_scale == 1.1
+    assert encoder.position.scale == 30.0
+    assert CapeTransformerEncoder(80, num_blocks=1, pos="abspos").position.max_length == 460
+
+
+def test_the_local_shift_follows_the_frame_shift_unless_given():
+    assert make(frame_shift=0.02).position.augmentation.max_local_shift == pytest.approx(0.03)
+    given = make(frame_shift=0.02, max_local_shift=0.01)
+    assert given.position.augmentation.max_local_shift == 0.01
+
+
+# --- precision
+
+
+@pytest.mark.parametrize("pos", VARIANTS)
+def test_under_autocast_the_result_stays_close_even_an_hour_into_the_recording(pos):
+    encoder = make(pos=pos).eval()
+    features, lengths = batch(50, 31)
+    times = frame_times(lengths, 0.01, 50) + 3600
+    exact = encoder(features, lengths, times=times)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out, _, _ = encoder(features, lengths, times=times)
+        out.sum().backward()
+    assert (out.float() - exact).abs().max() < 0.1
+
+
+def test_trains_in_bfloat16():
+    encoder = make().bfloat16()
+    features, lengths = batch(50, 31)
+    out, _, _ = encoder(features.bfloat16(), lengths)
+    assert out.dtype == torch.bfloat16
+    out.sum().backward()
+    assert all(p.grad.isfinite().all() for p in encoder.parameters())
+
+
+# --- checkpoints
+
+
+@pytest.mark.parametrize("pos", VARIANTS)
+def test_a_checkpoint_restores_every_parameter(pos):
+    """ESPnet loads with strict=False, so a key that changed would be lost in silence."""
+    saved = make(pos=pos).eval()
+    torch.manual_seed(5)
+    restored = CapeTransformerEncoder(
+        FEATURES, output_size=32, linear_units=64, num_blocks=2, pos=pos
+    ).eval()
+    assert set(saved.state_dict()) == set(restored.state_dict())
+    restored.load_state_dict(saved.state_dict())
+    inputs = batch(50, 31)
+    assert restored(*inputs)[0].equal(saved(*inputs)[0])
+
+
+def test_sinpos_and_cape_can_exchange_checkpoints():
+    """Nothing of theirs is learned, so a sinpos model can go on training as cape."""
+    assert set(make(pos="sinpos").state_dict()) == set(make(pos="cape").state_dict())
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize("pos", ["nopos", "cape"])
+@pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [
+        ("output_size", 0, "≥ 1"),
+        ("output_size", 30, "divisible by attention_heads=4"),
+        ("output_size", 32.0, "integer"),
+        ("attention_heads", -1, "≥ 1"),
+        ("linear_units", "64", "integer"),
+        ("num_blocks", True, "integer"),
+        ("dropout_rate", 1.0, r"\[0, 1\)"),
+        ("positional_dropout_rate", -0.1, r"\[0, 1\)"),
+        ("attention_dropout_rate", "a lot", r"\[0, 1\)"),
+        ("conv_dropout_rate", math.nan, r"\[0, 1\)"),
+        ("normalize_before", "yes", "true or false"),
+        ("max_global_shift", -1.0, "≥ 0"),
+        ("max_local_shift", -0.01, "≥ 0"),
+        ("max_local_shift", [0.01, 0.02], "seconds or null"),
+        ("max_global_scale", 0.9, "≥ 1"),
+        ("abspos_context", 0.01, "≥ 0.03"),
+        ("frame_shift", 0, "> 0"),
+        ("frame_shift", None, "> 0"),
+    ],
+)
+def test_a_bad_value_is_refused_whatever_pos_is(pos, option, value, allowed):
+    with pytest.raises(ValueError, match=allowed) as error:
+        make(pos=pos, **{option: value})
+    assert option in str(error.value)
+    assert repr(value) in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["bogus", "CAPE", None, 3])
+def test_an_unknown_pos_is_refused_with_the_list_of_known(value):
+    with pytest.raises(ValueError, match="nopos, abspos, sinpos, cape") as error:
+        make(pos=value)
+    assert repr(value) in str(error.value)
+
+
+def test_a_misspelled_option_is_refused():
+    with pytest.raises(TypeError, match="max_global_shfit"):
+        make(max_global_shfit=1.0)
+
+
+def test_whole_numbers_pass_for_real_ones():
+    """YAML writes 30, not 30.0."""
+    make(max_global_shift=30, max_local_shift=0, max_global_scale=1, dropout_rate=0)
+
+
+def test_inputs_that_do_not_fit_are_refused():
+    encoder = make()
+    features, lengths = batch(50, 31)
+    with pytest.raises(ValueError, match=r"features must be \(B, T, 20\)"):
+        encoder(features[..., :19], lengths)
+    with pytest.raises(ValueError, match=r"ilens must be \(2,\)"):
+        encoder(features, lengths[:1])
+    with pytest.raises(ValueError, match=r"times must be \(2, 50\)"):
+        encoder(features, lengths, times=torch.zeros(2, 17))
+    with pytest.raises(ValueError, match="infinite"):
+        encoder(features, lengths, times=torch.full((2, 50), math.inf))
+
+
+def test_times_may_be_nan_in_padding_only():
+    encoder = make().eval()
+    features, lengths = batch(50, 31)
+    times = frame_times(lengths, 0.01, 50)
+    assert torch.equal(encoder(features, lengths, times=times)[0], encoder(features, lengths)[0])
+    times[1, 30] = math.nan
+    with pytest.raises(ValueError, match="NaN is for padding only"):
+        encoder(features, lengths, times=times)

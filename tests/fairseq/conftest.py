@@ -1,0 +1,112 @@
+"""A small corpus, and fairseq's own commands on it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+PAIRS = [
+    ("a dog runs", "ein hund rennt"),
+    ("the dog runs", "der hund rennt"),
+    ("a small dog runs fast", "ein kleiner hund rennt schnell"),
+    ("the cat sleeps", "die katze schläft jetzt"),
+    ("a cat sleeps on the sofa", "eine katze schläft jetzt auf dem sofa"),
+    ("the small cat sees the dog", "die kleine katze sieht den hund"),
+    ("the dog sees a cat", "der hund sieht eine katze"),
+    ("on the sofa sleeps a dog", "auf dem sofa schläft jetzt ein hund"),
+    ("runs", "rennt"),
+    ("the cat runs and the dog sleeps", "die katze rennt und der hund schläft jetzt"),
+]
+
+
+def run(command: str, *arguments: object, check: bool = True, text: str = "", **env: str):
+    """Run one of fairseq's console commands in this environment; output and errors together."""
+    finished = subprocess.run(
+        [str(Path(sys.executable).parent / command), *map(str, arguments)],
+        input=text,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if check and finished.returncode:
+        pytest.fail(f"{command} failed:\n{finished.stdout[-5000:]}")
+    return finished
+
+
+@pytest.fixture(scope="session", name="run")
+def run_fixture():
+    return run
+
+
+@pytest.fixture(scope="session")
+def pairs():
+    return PAIRS
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """The corpus through fairseq-preprocess: train, valid and test are the same."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for side, language in enumerate(("en", "de")):
+        (folder / f"text.{language}").write_text("".join(pair[side] + "\n" for pair in PAIRS))
+    text = folder / "text"
+    run(
+        *("fairseq-preprocess", "--source-lang", "en", "--target-lang", "de"),
+        *("--trainpref", text, "--validpref", text, "--testpref", text),
+        *("--destdir", folder / "bin"),
+    )
+    return folder / "bin"
+
+
+@pytest.fixture(scope="session")
+def dictionary():
+    from fairseq.data import Dictionary
+
+    words = Dictionary()
+    for i in range(40):
+        words.add_symbol(f"word{i}")
+    return words
+
+
+@pytest.fixture
+def build(dictionary):
+    """Build a tiny model from options, without a command line."""
+    from fairseq.models import MODEL_REGISTRY
+
+    from cape_plugins.fairseq.config import CapeTransformerConfig
+
+    def build_model(pos="cape", *, train=False, seed=0, **options):
+        import torch
+
+        sizes = {"embed_dim": 16, "ffn_embed_dim": 32, "attention_heads": 2, "layers": 2}
+        sizes = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in sizes.items()}
+        options = {"source_scale": 1.25, "dropout": 0.0, **sizes, **options}
+        torch.manual_seed(seed)
+        task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+        model = MODEL_REGISTRY["cape_transformer"].build_model(
+            CapeTransformerConfig(pos=pos, **options), task
+        )
+        return model.train(train)
+
+    return build_model
+
+
+@pytest.fixture
+def seen_positions(monkeypatch):
+    """The positions that become sinusoids, in order: the encoder's, then the decoder's."""
+    from cape_plugins import embedding
+
+    seen = []
+    real = embedding.sinusoid_1d
+
+    def spy(positions, dim, **options):
+        if dim > 2:  # not the check of base and scale at construction
+            seen.append(positions)
+        return real(positions, dim, **options)
+
+    monkeypatch.setattr(embedding, "sinusoid_1d", spy)
+    return seen

@@ -1,0 +1,144 @@
+"""Names and options: wrong ones fail before any data is read, saying what is allowed."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+
+import cape_plugins.fairseq
+from cape_plugins.fairseq.architectures import ARCHITECTURES
+
+WRONG = [
+    (["--max-global-shift", "-1"], "max_global_shift must be a finite number ≥ 0"),
+    (["--max-global-shift", "nan"], "max_global_shift must be a finite number ≥ 0"),
+    (["--max-local-shift", "-0.5"], "max_local_shift must be a finite number ≥ 0"),
+    (["--max-global-scale", "0.9"], "max_global_scale must be a finite number ≥ 1"),
+    (["--source-scale", "-1"], "source_scale must be a finite number > 0, or 0"),
+    (["--source-scale", "inf"], "source_scale must be a finite number > 0, or 0"),
+    (["--encoder-embed-dim", "15"], "encoder_embed_dim: dim must be even"),
+    (["--decoder-embed-dim", "15"], "decoder_embed_dim: dim must be even"),
+    (["--encoder-learned-pos"], "replaced by --pos abspos"),
+    (["--no-token-positional-embeddings"], "replaced by --pos nopos"),
+]
+
+
+def parse(*arguments, arch="cape_transformer_tiny"):
+    """The command line of fairseq-train, on data that does not exist."""
+    parser = options.get_training_parser()
+    return options.parse_args_and_arch(parser, ["/nowhere", "--arch", arch, *arguments])
+
+
+def in_new_python(code, **env):
+    return subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", code],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def test_architectures_are_known_by_name():
+    assert set(ARCHITECTURES) == {
+        "cape_transformer",
+        "cape_transformer_iwslt_de_en",
+        "cape_transformer_tiny",
+    }
+    assert set(ARCHITECTURES) <= set(ARCH_MODEL_REGISTRY)
+
+
+def test_registering_twice_changes_nothing():
+    before = MODEL_REGISTRY["cape_transformer"]
+    cape_plugins.fairseq.register()
+    assert MODEL_REGISTRY["cape_transformer"] is before
+
+
+SHOW = "from fairseq.models import ARCH_MODEL_REGISTRY as A; print('cape_transformer_tiny' in A)"
+
+
+@pytest.mark.parametrize("autoload", ["0", "1"])
+def test_importing_the_package_first_registers_with_and_without_autoload(autoload):
+    code = f"import cape_plugins.fairseq; {SHOW}"
+    assert in_new_python(code, CAPE_PLUGINS_AUTOLOAD=autoload).strip() == "True"
+
+
+def test_registers_when_a_submodule_is_imported_first():
+    assert in_new_python(f"import cape_plugins.fairseq.transformer; {SHOW}").strip() == "True"
+
+
+@pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
+@pytest.mark.parametrize(("wrong", "message"), WRONG, ids=lambda v: v[0] if v else None)
+def test_wrong_values_fail_whatever_the_architecture(arch, wrong, message):
+    with pytest.raises(ValueError, match=message):
+        parse(*wrong, arch=arch)
+
+
+@pytest.mark.parametrize("pos", ["nopos", "abspos", "sinpos", "cape"])
+def test_wrong_values_fail_whatever_the_variant(pos):
+    with pytest.raises(ValueError, match="max_global_scale must be a finite number ≥ 1"):
+        parse("--pos", pos, "--max-global-scale", "0.5")
+
+
+@pytest.mark.parametrize(
+    ("flag", "allowed"),
+    [("--pos", ["nopos", "abspos", "sinpos", "cape"]), ("--source-bos", ["auto", "true", "false"])],
+)
+def test_unknown_choices_are_refused_naming_the_known(flag, allowed, capsys):
+    with pytest.raises(SystemExit):
+        parse(flag, "something")
+    message = capsys.readouterr().err
+    assert f"argument {flag}: invalid choice: 'something'" in message
+    assert all(choice in message for choice in allowed)
+
+
+def test_wrong_values_fail_without_a_command_line_too(build):
+    with pytest.raises(ValueError, match="source_scale must be a finite number > 0"):
+        build("sinpos", source_scale=-1.0)
+    with pytest.raises(ValueError, match="unknown variant 'relative': choose one of nopos"):
+        build_from_strings(pos="relative")
+    with pytest.raises(ValueError, match="source_bos must be one of auto, true, false"):
+        build_from_strings(source_bos="maybe")
+
+
+def build_from_strings(**values):
+    """As a checkpoint does: a plain config, without the dataclass that knows the choices."""
+    import dataclasses
+
+    from omegaconf import OmegaConf
+
+    from cape_plugins.fairseq.config import CapeTransformerConfig
+
+    values = {**dataclasses.asdict(CapeTransformerConfig(source_scale=1.0)), **values}
+    MODEL_REGISTRY["cape_transformer"].build_model(OmegaConf.create({"model": values}).model, None)
+
+
+def test_options_of_cape_have_the_defaults_of_the_paper():
+    model = convert_namespace_to_omegaconf(parse()).model
+    assert str(model.pos) == "cape"
+    assert (model.max_global_shift, model.max_local_shift, model.max_global_scale) == (5, 0.5, 1)
+    assert (model.source_scale, str(model.source_bos)) == (0, "auto")
+
+
+def test_sizes_of_an_architecture_give_way_to_flags():
+    model = convert_namespace_to_omegaconf(parse("--encoder-layers", "3")).model
+    assert (model.encoder_layers, model.decoder_layers, model.encoder_embed_dim) == (3, 2, 64)
+    model = convert_namespace_to_omegaconf(parse(arch="cape_transformer_iwslt_de_en")).model
+    assert (model.encoder_ffn_embed_dim, model.decoder_attention_heads) == (1024, 4)
+    assert model.decoder_output_dim == 512
+
+
+def test_every_flag_of_the_stock_transformer_exists():
+    def flags(arch):
+        parser = options.get_training_parser()
+        options.parse_args_and_arch(parser, ["/nowhere", "--arch", arch])
+        return {flag for action in parser._actions for flag in action.option_strings}
+
+    missing = flags("transformer") - flags("cape_transformer")
+    assert missing == set()
