@@ -96,21 +96,24 @@ class Report:
 
 def markdown(reports: Sequence[Report]) -> str:
     """One Markdown table: host × condition down, variants across; bold: seen in training."""
-    columns = list(dict.fromkeys((r.variant, r.seed) for report in reports for r in report.runs))
-    several_seeds = len({seed for _, seed in columns}) > 1
-    head = ["host", "metric", "tested at"]
-    head += [f"{variant}, seed {seed}" if several_seeds else variant for variant, seed in columns]
+    variants = list(dict.fromkeys(run.variant for report in reports for run in report.runs))
     rows = []
     for report in reports:
-        scores = {(run.variant, run.seed): run.scores for run in report.runs}
         better = "↑" if report.higher_is_better else "↓"
         for condition in report.runs[0].scores:
             shown = f"**{condition}**" if condition in report.trained_on else condition
             row: list[object] = [report.host, f"{report.metric} {better}", shown]
-            row += [scores[c][condition] if c in scores else "" for c in columns]
+            for variant in variants:
+                scores = [r.scores[condition] for r in report.runs if r.variant == variant]
+                row.append(sum(scores) / len(scores) if scores else "")  # mean over seeds
             rows.append(row)
-    notes = [f"{report.host}: {report.task}; tested at: {report.condition}" for report in reports]
+    notes = []
+    for report in reports:
+        seeds = ", ".join(str(seed) for seed in sorted({run.seed for run in report.runs}))
+        note = f"{report.host}: {report.task}; tested at: {report.condition}; seed {seeds}"
+        notes.append(note)
     legend = "**bold**: seen in training; ↑ higher is better, ↓ lower is better"
+    head = ["host", "metric", "tested at", *variants]
     table = tabulate(rows, head, tablefmt="github", floatfmt=".1f", disable_numparse=[2])
     return "\n".join([table, "", *notes, legend])
 
