@@ -31,7 +31,7 @@ VARIANTS = ("sinpos", "cape")
 TRAIN_SIZE = 16  # pixels; the digits are 8 × 8, so one 2 × 2 patch covers one of their pixels
 TEST_SIZES = (8, 10, 12, 14, 16, 20, 24, 32, 48)
 MODEL = dict(patch_size=2, embed_dim=64, depth=4, num_heads=4, num_classes=10)
-STEPS = 2000
+STEPS = 2600
 BATCH = 32
 LEARNING_RATE = 2e-3
 SEED = 0
