@@ -16,7 +16,7 @@ BIN_0_12 = $(VENV_0_12)/bin
 # Small models and small tests: one thread per process, two processes, beat two threads.
 PYTEST = OMP_NUM_THREADS=1 $(1)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: install demo test test-fairseq-0.12 lint format bench clean help
+.PHONY: install install-fairseq-0.12 demo test test-fairseq-0.12 lint format bench clean help
 
 help:
 	@sed -n 's/^# make/make/p' Makefile

@@ -191,8 +191,13 @@ def _uniform(
     return torch.rand(shape, device=device, dtype=dtype, generator=generator) * 2 - 1
 
 
-def _check_number(name: str, value: Any, *, least: float) -> None:
+def is_number(value: Any) -> bool:
+    """Whether a setting is a finite real number."""
     # not `float | int`: Dynamo of torch 2.5 cannot trace a union
-    is_number = isinstance(value, (float, int)) and not isinstance(value, bool)
-    if not (is_number and math.isfinite(value) and value >= least):
+    is_real = isinstance(value, (float, int)) and not isinstance(value, bool)
+    return is_real and math.isfinite(value)
+
+
+def _check_number(name: str, value: Any, *, least: float) -> None:
+    if not (is_number(value) and value >= least):
         raise ValueError(f"{name} must be a finite number ≥ {least:g}, got {value!r}")

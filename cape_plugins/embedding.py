@@ -4,15 +4,13 @@ Neither keeps a buffer: frequencies are recomputed, so ``.half()`` and ``.to_emp
 alone. The only state is the table of ``abspos``.
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cape_plugins.augment import Augmentation, Draw
-from cape_plugins.positions import can_look_at, patch_grid
-from cape_plugins.sinusoid import check_dim, sinusoid_1d, sinusoid_2d
+from cape_plugins.positions import can_look_at, check_positive, patch_grid
+from cape_plugins.sinusoid import check_dim, check_frequencies, sinusoid_1d, sinusoid_2d
 
 VARIANTS = ("nopos", "abspos", "sinpos", "cape")
 
@@ -58,7 +56,7 @@ class PositionalEmbedding1d(nn.Module):
         super().__init__()
         check_variant(variant)
         check_dim(dim)
-        sinusoid_1d(torch.zeros(1), 2, base=base, scale=scale)  # checks base and scale
+        check_frequencies(base, scale)
         if overflow not in ("wrap", "error"):
             raise ValueError(f"overflow must be 'wrap' or 'error', got {overflow!r}")
         if max_length is None and variant == "abspos":
@@ -183,8 +181,7 @@ class PositionalEmbedding2d(nn.Module):
         super().__init__()
         check_variant(variant)
         check_dim(dim)
-        if not (math.isfinite(extent) and extent > 0):
-            raise ValueError(f"extent must be finite and > 0, got {extent}")
+        check_positive("extent", extent)
         if grid is None and variant == "abspos":
             raise ValueError("abspos needs grid, the (height, width) of its table in patches")
         if grid is not None and (len(grid) != 2 or min(grid) < 1):

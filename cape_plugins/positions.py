@@ -36,8 +36,7 @@ def token_positions(
             ``max_length`` (the last two are looked for on the CPU only, where it costs no sync),
             or ``scale`` is not finite and positive.
     """
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale must be finite and > 0, got {scale}")
+    check_positive("scale", scale)
     lengths = torch.as_tensor(lengths, device=device)
     if lengths.numel() == 0:
         lengths = lengths.long()  # as_tensor([]) is a float
@@ -80,8 +79,7 @@ def frame_times(
     Raises:
         ValueError: as :func:`token_positions`, or ``frame_shift`` is not finite and positive.
     """
-    if not (math.isfinite(frame_shift) and frame_shift > 0):
-        raise ValueError(f"frame_shift must be finite and > 0 seconds, got {frame_shift}")
+    check_positive("frame_shift", frame_shift, unit=" seconds")
     return token_positions(lengths, max_length, scale=frame_shift, device=device)
 
 
@@ -106,8 +104,7 @@ def patch_grid(
     Raises:
         ValueError: a size below 1, or ``extent`` is not finite and positive.
     """
-    if not (math.isfinite(extent) and extent > 0):
-        raise ValueError(f"extent must be finite and > 0, got {extent}")
+    check_positive("extent", extent)
     if height < 1 or width < 1:
         raise ValueError(f"a patch grid needs at least 1 × 1 patches, got {height} × {width}")
     rows = _axis(height, extent, device)[:, None].expand(height, width)
@@ -119,6 +116,12 @@ def _axis(patches: int, extent: float, device: torch.device | str | None) -> Ten
     # arange, not linspace: linspace freezes the number of patches under torch.export
     steps = torch.arange(patches, device=device) * 2 - (patches - 1)
     return steps.to(torch.float32) / max(patches - 1, 1) * extent
+
+
+def check_positive(name: str, value: float, *, unit: str = "") -> None:
+    """Raise ValueError unless the value is finite and positive."""
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be finite and > 0{unit}, got {value}")
 
 
 def can_look_at(tensor: Tensor) -> bool:

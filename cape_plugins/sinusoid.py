@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from cape_plugins.positions import check_positions
+from cape_plugins.positions import check_positions, check_positive
 
 
 def sinusoid_1d(
@@ -30,10 +30,7 @@ def sinusoid_1d(
             infinite (looked for on the CPU only).
     """
     check_dim(dim)
-    if not (math.isfinite(base) and base > 1):
-        raise ValueError(f"base must be finite and > 1, got {base}")
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale must be finite and > 0, got {scale}")
+    check_frequencies(base, scale)
     check_positions(positions)
     positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
     k = _arange(dim // 2, positions)
@@ -80,6 +77,13 @@ def check_dim(dim: int) -> None:
             f"dim must be even and ≥ 2 (half cosines, half sines), got {dim}; "
             f"the nearest that works is {max(2, dim + 1)}"
         )
+
+
+def check_frequencies(base: float, scale: float) -> None:
+    """Raise ValueError unless :func:`sinusoid_1d` can make frequencies of them."""
+    if not (math.isfinite(base) and base > 1):
+        raise ValueError(f"base must be finite and > 1, got {base}")
+    check_positive("scale", scale)
 
 
 def _arange(n: int, positions: Tensor) -> Tensor:

@@ -67,6 +67,13 @@ class Report:
         (folder / f"{self.host}.json").write_text(json.dumps(data, indent=2) + "\n")
         self.draw(folder / f"{self.host}.png")
 
+    @classmethod
+    def load(cls, path: Path) -> "Report":
+        """Read what :meth:`save` wrote."""
+        data = json.loads(path.read_text())
+        known = {name: data[name] for name in cls.__dataclass_fields__}
+        return cls(**{**known, "runs": [Run(**run) for run in data["runs"]]})
+
     def draw(self, path: Path) -> None:
         """Draw score against condition, one line per variant (mean and range over seeds)."""
         figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")

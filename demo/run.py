@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from common import Report, Run, markdown
+from common import Report, markdown
 
 SCRIPTS = {"timm": "vision.py", "fairseq": "translation.py", "espnet": "speech.py"}
 
@@ -40,21 +40,16 @@ def main() -> None:
         seconds[host] = time.monotonic() - began
 
     results = {host: json.loads((arguments.out / f"{host}.json").read_text()) for host in hosts}
+    reports = [Report.load(arguments.out / f"{host}.json") for host in hosts]
     everything = {"seconds": seconds, "hosts": results}
     (arguments.out / "all.json").write_text(json.dumps(everything, indent=2) + "\n")
-    print(f"\n=== results ===\n\n{markdown([load(results[host]) for host in hosts])}")
+    print(f"\n=== results ===\n\n{markdown(reports)}")
     minutes = (time.monotonic() - start) / 60
     print(
         f"\n{minutes:.1f} minutes; numbers, seeds and versions: {arguments.out}/all.json; pictures:"
     )
     for host in hosts:
         print(f"  {arguments.out}/{host}.png")
-
-
-def load(data: dict) -> Report:
-    """The report that :meth:`Report.save` wrote."""
-    fields = {k: v for k, v in data.items() if k not in ("versions", "machine", "runs")}
-    return Report(**fields, runs=[Run(**run) for run in data["runs"]])
 
 
 if __name__ == "__main__":

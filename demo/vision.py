@@ -31,6 +31,7 @@ VARIANTS = ("sinpos", "cape")
 TRAIN_SIZE = 16  # pixels; the digits are 8 × 8, so one 2 × 2 patch covers one of their pixels
 TEST_SIZES = (8, 10, 12, 14, 16, 20, 24, 32, 48)
 MODEL = dict(patch_size=2, embed_dim=64, depth=4, num_heads=4, num_classes=10)
+TEST_IMAGES = 450  # of 1797; the others are for training
 STEPS = 2600
 BATCH = 32
 LEARNING_RATE = 2e-3
@@ -64,10 +65,14 @@ def main() -> None:
         higher_is_better=True,
         trained_on=[str(TRAIN_SIZE)],
         settings={
+            "model": "vit_tiny_patch16_<variant>_224",
+            "img_size": TRAIN_SIZE,
             **MODEL,
-            **dict(model="vit_tiny_patch16_<variant>_224", img_size=TRAIN_SIZE, steps=steps),
-            **dict(batch=BATCH, lr=LEARNING_RATE, optimizer="adamw", train_images=1347),
-            "test_images": 450,
+            "optimizer": "adamw",
+            "lr": LEARNING_RATE,
+            "batch": BATCH,
+            "steps": steps,
+            "test_images": TEST_IMAGES,
         },
     )
     for variant in VARIANTS:
@@ -91,7 +96,7 @@ def write_images(folder: Path) -> None:
     """Write scikit-learn's digits as timm's ImageFolder: {train,test}/<digit>/<index>.png."""
     digits = load_digits()
     train, test = train_test_split(
-        range(len(digits.target)), test_size=450, random_state=0, stratify=digits.target
+        range(len(digits.target)), test_size=TEST_IMAGES, random_state=0, stratify=digits.target
     )
     for split, indices in (("train", train), ("test", test)):
         for index in indices:
@@ -107,7 +112,7 @@ def loader(folder: Path, split: str, size: int) -> DataLoader:
     return create_loader(
         dataset,
         input_size=(3, size, size),
-        batch_size=BATCH if split == "train" else 450,
+        batch_size=BATCH if split == "train" else TEST_IMAGES,
         is_training=split == "train",
         no_aug=True,
         interpolation="bicubic",

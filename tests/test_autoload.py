@@ -74,26 +74,26 @@ def test_import_torch_installs_the_hook_once_and_imports_no_host():
     assert last_line(python(code)) == "1 []"
 
 
+FIRST = {
+    "timm": ["torch", "timm.layers", "timm.models.vision_transformer", "cape_plugins.timm"],
+    "fairseq": ["torch", "fairseq", "fairseq.models.transformer", "cape_plugins.fairseq"],
+    "espnet": [
+        *("torch", "espnet2.tasks.asr", "espnet2.tasks.abs_task", "espnet2.bin.asr_inference"),
+        "cape_plugins.espnet",
+    ],
+}
+
+
 @pytest.mark.parametrize(
     ("host", "first"),
     [
-        pytest.param("timm", "import torch", marks=needs("timm")),
-        pytest.param("timm", "import timm.layers", marks=needs("timm")),
-        pytest.param("timm", "import timm.models.vision_transformer", marks=needs("timm")),
-        pytest.param("timm", "import cape_plugins.timm", marks=needs("timm")),
-        pytest.param("fairseq", "import torch", marks=needs("fairseq")),
-        pytest.param("fairseq", "import fairseq", marks=needs("fairseq")),
-        pytest.param("fairseq", "import fairseq.models.transformer", marks=needs("fairseq")),
-        pytest.param("fairseq", "import cape_plugins.fairseq", marks=needs("fairseq")),
-        pytest.param("espnet", "import torch", marks=needs("espnet")),
-        pytest.param("espnet", "import espnet2.tasks.asr", marks=needs("espnet")),
-        pytest.param("espnet", "import espnet2.tasks.abs_task", marks=needs("espnet")),
-        pytest.param("espnet", "import espnet2.bin.asr_inference", marks=needs("espnet")),
-        pytest.param("espnet", "import cape_plugins.espnet", marks=needs("espnet")),
+        pytest.param(host, module, marks=needs(host))
+        for host, modules in FIRST.items()
+        for module in modules
     ],
 )
 def test_a_host_knows_our_models_whatever_is_imported_first(host, first):
-    process = python(f"{first}\n{REGISTERED[host]}")
+    process = python(f"import {first}\n{REGISTERED[host]}")
     assert last_line(process) == "True"
     assert "cape_plugins" not in process.stderr
 
@@ -164,9 +164,7 @@ print(timm.is_model("vit_tiny_patch16_224"))
 @needs("timm")
 @pytest.mark.parametrize("flags", [[], ["-W", "error::RuntimeWarning"]], ids=["plain", "W error"])
 def test_a_failing_register_leaves_torch_and_the_host_working_with_one_message(flags):
-    process = subprocess.run(
-        [sys.executable, *flags, "-c", FAILING], capture_output=True, text=True, timeout=300
-    )
+    process = python("", *flags, "-c", FAILING)
     assert last_line(process) == "True"
     assert process.stderr.count("could not register with timm") == 1
     assert "version 99 is not supported" in process.stderr

@@ -3,6 +3,8 @@
 import importlib
 import sys
 
+from cape_plugins import autoload
+
 
 def register() -> None:
     """Add our encoder to the choices of ESPnet's ASR task; idempotent.
@@ -26,7 +28,7 @@ def register() -> None:
     if choices is None:
         if getattr(task.__spec__, "_initializing", False):
             # it is too early; autoload's hook comes back when the choices exist
-            importlib.import_module("cape_plugins.autoload").install(force=True)
+            autoload.install(force=True)
             return
         raise ImportError(
             "espnet2.tasks.asr has no encoder_choices: cape_plugins.espnet knows ESPnet 202511"

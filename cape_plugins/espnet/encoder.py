@@ -11,6 +11,7 @@ import torch
 from espnet2.asr.encoder.abs_encoder import AbsEncoder
 from torch import Tensor, nn
 
+from cape_plugins.augment import is_number
 from cape_plugins.embedding import PositionalEmbedding1d, check_variant
 from cape_plugins.espnet.layers import STRIDE, ConvolutionalFront, TransformerLayer, subsampled
 from cape_plugins.positions import can_look_at, check_positions, frame_times
@@ -93,17 +94,17 @@ class CapeTransformerEncoder(AbsEncoder):
             ("attention_dropout_rate", attention_dropout_rate),
             ("conv_dropout_rate", conv_dropout_rate),
         ):
-            if not (_is_number(rate) and 0 <= rate < 1):
+            if not (is_number(rate) and 0 <= rate < 1):
                 raise ValueError(f"{name} must be a number in [0, 1), got {rate!r}")
         if not isinstance(normalize_before, bool):
             raise ValueError(f"normalize_before must be true or false, got {normalize_before!r}")
         _check_pos(pos)
-        if not (_is_number(frame_shift) and frame_shift > 0):
+        if not (is_number(frame_shift) and frame_shift > 0):
             raise ValueError(f"frame_shift must be seconds > 0, got {frame_shift!r}")
-        if not (max_local_shift is None or _is_number(max_local_shift)):  # else one per axis
+        if not (max_local_shift is None or is_number(max_local_shift)):  # else one per axis
             raise ValueError(f"max_local_shift must be seconds or null, got {max_local_shift!r}")
         spacing = STRIDE * frame_shift
-        if not (_is_number(abspos_context) and abspos_context >= spacing):
+        if not (is_number(abspos_context) and abspos_context >= spacing):
             raise ValueError(
                 f"abspos_context must be seconds ≥ {spacing:g}, one frame after the convolution, "
                 f"got {abspos_context!r}"
@@ -209,7 +210,3 @@ def _check_pos(pos: Any) -> None:
         check_variant(pos)
     except ValueError as error:
         raise ValueError(f"encoder_conf pos: {error}") from None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)

@@ -6,7 +6,6 @@ checkpoints need pickled classes.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +19,7 @@ from fairseq.models.transformer.transformer_config import (
 )
 from omegaconf import II
 
-from cape_plugins.augment import Augmentation
+from cape_plugins.augment import Augmentation, is_number
 from cape_plugins.embedding import VARIANTS, check_variant
 from cape_plugins.sinusoid import check_dim
 
@@ -115,9 +114,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     check_variant(str(values["pos"]))
     Augmentation(values["max_global_shift"], values["max_local_shift"], values["max_global_scale"])
     source_scale = values["source_scale"]
-    if not (
-        isinstance(source_scale, float | int) and math.isfinite(source_scale) and source_scale >= 0
-    ):
+    if not (is_number(source_scale) and source_scale >= 0):
         raise ValueError(
             f"source_scale must be a finite number > 0, or 0 to count it from the training set, "
             f"got {source_scale!r}"
