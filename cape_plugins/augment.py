@@ -83,11 +83,10 @@ class Augmentation:
         Raises:
             ValueError: the generator lives on another kind of device.
         """
-        shift = _uniform((batch_size, ndim), device, torch.float32, generator)
-        log_scale = _uniform((batch_size,), device, torch.float32, generator)
-        return Draw(
-            shift=shift * self.max_global_shift,
-            scale=torch.exp(log_scale * math.log(self.max_global_scale)),
+        device = torch.device("cpu" if device is None else device)
+        _check_generator(generator, device)
+        return draw_global(
+            batch_size, ndim, self.max_global_shift, self.max_global_scale, device, generator
         )
 
     def draw_local_shift(
@@ -98,19 +97,24 @@ class Augmentation:
         Raises:
             ValueError: one shift per axis was set for another number of axes.
         """
-        noise = _uniform(positions.shape, positions.device, positions.dtype, generator)
+        _check_generator(generator, positions.device)
+        shifts = self.local_shifts(positions.shape[-1] if positions.ndim == 3 else 1)
+        return draw_local(positions, list(shifts), generator)
+
+    def local_shifts(self, axes: int) -> tuple[float, ...]:
+        """The largest ε of each axis.
+
+        Raises:
+            ValueError: one shift per axis was set for another number of axes.
+        """
         if not isinstance(self.max_local_shift, tuple):
-            return noise * self.max_local_shift
-        axes = positions.shape[-1] if positions.ndim == 3 else 1
+            return (self.max_local_shift,) * axes
         if len(self.max_local_shift) != axes:
             raise ValueError(
                 f"max_local_shift {self.max_local_shift} holds {len(self.max_local_shift)} "
-                f"values, but positions of shape {tuple(positions.shape)} have {axes} axes"
+                f"values, but the positions have {axes} axes"
             )
-        if positions.ndim == 2:
-            return noise * self.max_local_shift[0]
-        per_axis = [noise[..., axis] * shift for axis, shift in enumerate(self.max_local_shift)]
-        return torch.stack(per_axis, dim=-1)
+        return self.max_local_shift
 
     def apply(
         self,
@@ -143,11 +147,22 @@ class Augmentation:
             positions = centre(positions)
         if draw is None:
             return positions
-        shift, scale = _broadcast(draw, positions)
-        positions = positions + shift
+        axes = positions.shape[2] if positions.ndim == 3 else 1
+        self.check_draw(draw, positions.shape[0], axes)
+        local = None
         if self.max_local_shift:
-            positions = positions + self.draw_local_shift(positions, generator=generator)
-        return positions * scale
+            local = self.draw_local_shift(positions, generator=generator)
+        return augment(positions, draw, local)
+
+    @staticmethod
+    def check_draw(draw: Draw, batch_size: int, axes: int) -> None:
+        """Raise ValueError unless the draw is one of as many samples and axes."""
+        if draw.shift.shape != (batch_size, axes) or draw.scale.shape != (batch_size,):
+            raise ValueError(
+                f"{batch_size} samples of {axes} axes need a draw of shift ({batch_size}, {axes}) "
+                f"and scale ({batch_size},), got {tuple(draw.shift.shape)} and "
+                f"{tuple(draw.scale.shape)}"
+            )
 
 
 def centre(positions: Tensor) -> Tensor:
@@ -160,35 +175,60 @@ def centre(positions: Tensor) -> Tensor:
     return (wide - wide.nanmean(dim=1, keepdim=True)).to(positions.dtype)
 
 
-def _broadcast(draw: Draw, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Shift and scale shaped to meet (B, N) or (B, N, ndim), in no less than their dtype."""
-    batch = positions.shape[0]
-    axes = positions.shape[2] if positions.ndim == 3 else 1
-    if draw.shift.shape != (batch, axes) or draw.scale.shape != (batch,):
-        raise ValueError(
-            f"positions of shape {tuple(positions.shape)} need a draw of shift ({batch}, {axes}) "
-            f"and scale ({batch},), got {tuple(draw.shift.shape)} and {tuple(draw.scale.shape)}"
-        )
-    if positions.ndim == 2:
-        return draw.shift, draw.scale[:, None]
-    return draw.shift[:, None, :], draw.scale[:, None, None]
+# The three below are what TorchScript compiles of this file: no dataclass, no checks.
+
+
+def draw_global(
+    batch_size: int,
+    axes: int,
+    max_shift: float,
+    max_scale: float,
+    device: torch.device,
+    generator: torch.Generator | None,
+) -> Draw:
+    """Δ and λ; see :meth:`Augmentation.draw`."""
+    shift = _uniform([batch_size, axes], device, torch.float32, generator)
+    log_scale = _uniform([batch_size], device, torch.float32, generator)
+    return Draw(shift * max_shift, torch.exp(log_scale * math.log(max_scale)))
+
+
+def draw_local(
+    positions: Tensor, max_shifts: list[float], generator: torch.Generator | None
+) -> Tensor:
+    """ε in positions' shape; see :meth:`Augmentation.draw_local_shift`."""
+    noise = _uniform(list(positions.shape), positions.device, positions.dtype, generator)
+    if len(max_shifts) == 1 or min(max_shifts) == max(max_shifts):
+        return noise * max_shifts[0]
+    return torch.stack([noise[..., axis] * m for axis, m in enumerate(max_shifts)], dim=-1)
+
+
+def augment(positions: Tensor, draw: Draw, local: Tensor | None) -> Tensor:
+    """(positions + Δ + ε) · λ; positions (B, N) or (B, N, axes), ε in their shape."""
+    shift, scale = draw.shift, draw.scale[:, None]
+    if positions.ndim == 3:
+        shift, scale = shift[:, None, :], scale[:, :, None]
+    positions = positions + shift
+    if local is not None:
+        positions = positions + local
+    return positions * scale
 
 
 def _uniform(
-    shape: Sequence[int],
-    device: torch.device | str | None,
+    shape: list[int],
+    device: torch.device,
     dtype: torch.dtype,
     generator: torch.Generator | None,
 ) -> Tensor:
     """Uniform in [-1, 1), drawn on the device itself."""
-    if generator is not None:
-        wanted = torch.device(device if device is not None else "cpu").type
-        if generator.device.type != wanted:
-            raise ValueError(
-                f"the generator lives on {generator.device.type}, the positions on {wanted}: "
-                f"make it with torch.Generator({wanted!r})"
-            )
     return torch.rand(shape, device=device, dtype=dtype, generator=generator) * 2 - 1
+
+
+def _check_generator(generator: torch.Generator | None, device: torch.device) -> None:
+    if generator is not None and generator.device.type != device.type:
+        raise ValueError(
+            f"the generator lives on {generator.device.type}, the positions on {device.type}: "
+            f"make it with torch.Generator({device.type!r})"
+        )
 
 
 def is_number(value: Any) -> bool:

@@ -1,16 +1,24 @@
 """The modules that hosts plug in: content + positional embedding, one forward for all variants.
 
 Neither keeps a buffer: frequencies are recomputed, so ``.half()`` and ``.to_empty()`` leave them
-alone. The only state is the table of ``abspos``.
+alone. The only state is the table of ``abspos``. TorchScript compiles both, on the plain path.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cape_plugins.augment import Augmentation, Draw
-from cape_plugins.positions import can_look_at, check_positive, patch_grid
-from cape_plugins.sinusoid import check_dim, check_frequencies, sinusoid_1d, sinusoid_2d
+from cape_plugins.augment import (
+    Augmentation,
+    Draw,
+    augment,
+    centre,
+    draw_global,
+    draw_local,
+)
+from cape_plugins.fused import add_augmented_sinusoid, add_sinusoid
+from cape_plugins.positions import can_look_at, check_positive, grid_positions
+from cape_plugins.sinusoid import check_dim, check_frequencies, embed_line, embed_plane
 
 VARIANTS = ("nopos", "abspos", "sinpos", "cape")
 
@@ -72,6 +80,12 @@ class PositionalEmbedding1d(nn.Module):
         self.augmentation = Augmentation(
             max_global_shift, max_local_shift, max_global_scale, mean_normalize
         )
+        # the same settings as plain numbers, for TorchScript
+        self.max_global_shift = float(max_global_shift)
+        self.max_local_shift = float(max_local_shift)
+        self.max_global_scale = float(max_global_scale)
+        self.mean_normalize = mean_normalize
+        self.register_parameter("table", None)
         if variant == "abspos":
             assert max_length is not None
             self.table = nn.Parameter(torch.empty(max_length, dim))
@@ -81,7 +95,6 @@ class PositionalEmbedding1d(nn.Module):
         self,
         content: Tensor,
         positions: Tensor,
-        *,
         draw: Draw | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
@@ -105,40 +118,66 @@ class PositionalEmbedding1d(nn.Module):
         batch, length = _check_content(content, self.dim)
         if positions.ndim != 2 or positions.shape[1] != length:
             raise ValueError(
-                f"content of shape {tuple(content.shape)} needs positions ({batch}, {length}), "
-                f"got {tuple(positions.shape)}"
+                f"content of shape {list(content.shape)} needs positions [{batch}, {length}], "
+                f"got {list(positions.shape)}"
             )
-        if positions.shape[0] not in (1, batch):
+        if positions.shape[0] != 1 and positions.shape[0] != batch:
             raise ValueError(
                 f"positions for {positions.shape[0]} samples do not fit a batch of {batch}"
             )
         if self.variant == "nopos":
             return content
-        if self.variant == "abspos":
-            return _add(content, self._look_up(positions))
-        if self.variant == "cape":
-            if not self.training:
-                draw = None
-            else:
-                positions = positions.expand(batch, length)
-                if draw is None:
-                    draw = self.augmentation.draw(batch, device=content.device, generator=generator)
-            positions = self.augmentation.apply(positions, draw, generator=generator)
-        embedding = sinusoid_1d(positions, self.dim, base=self.base, scale=self.scale)
-        return _add(content, embedding)
+        if self.table is not None:
+            return _add(content, self._look_up(positions, self.table))
+        if torch.jit.is_scripting():
+            if self.variant == "cape":
+                positions = self._augment(positions.expand(batch, length), draw, generator)
+            return _add(content, embed_line(positions, self.dim, self.base, self.scale))
+        else:
+            base, scale = self.base, self.scale
+            if self.variant == "cape" and self.training:
+                return add_augmented_sinusoid(
+                    content,
+                    positions[..., None],
+                    self.augmentation,
+                    draw,
+                    generator=generator,
+                    base=base,
+                    scale=scale,
+                )
+            if self.variant == "cape":
+                positions = self.augmentation.apply(positions)
+            return add_sinusoid(content, positions[..., None], base=base, scale=scale)
 
-    def _look_up(self, positions: Tensor) -> Tensor:
+    def _augment(
+        self, positions: Tensor, draw: Draw | None, generator: torch.Generator | None
+    ) -> Tensor:
+        """:class:`Augmentation` for TorchScript, which knows no dataclass."""
+        positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
+        if self.mean_normalize:
+            positions = centre(positions)
+        if not self.training:
+            return positions
+        if draw is None:
+            draw = draw_global(
+                positions.shape[0],
+                1,
+                self.max_global_shift,
+                self.max_global_scale,
+                positions.device,
+                generator,
+            )
+        return augment(positions, draw, draw_local(positions, [self.max_local_shift], generator))
+
+    def _look_up(self, positions: Tensor, table: Tensor) -> Tensor:
         padding = positions.isnan()
-        index = positions.masked_fill(padding, 0).round().long()
-        rows = self.table.shape[0]
+        index = positions.masked_fill(padding, 0.0).round().long()
+        rows = table.shape[0]
         if self.overflow == "wrap":
             index = index.remainder(rows)
-        elif can_look_at(index) and index.numel() and (index.min() < 0 or index.max() >= rows):
-            raise ValueError(
-                f"abspos has positions 0 … {rows - 1}, got {index.min()} … {index.max()}: "
-                "build it with a larger max_length, shorten the input, or use overflow='wrap'"
-            )
-        return F.embedding(index, self.table).masked_fill(padding[..., None], 0.0)
+        elif not torch.jit.is_scripting():  # there the look-up itself fails
+            _check_index(index, rows)
+        return F.embedding(index, table).masked_fill(padding[..., None], 0.0)
 
     def extra_repr(self) -> str:
         """The settings, for ``print(model)``."""
@@ -186,7 +225,7 @@ class PositionalEmbedding2d(nn.Module):
             raise ValueError("abspos needs grid, the (height, width) of its table in patches")
         if grid is not None and (len(grid) != 2 or min(grid) < 1):
             raise ValueError(f"grid must be (height, width), both ≥ 1, got {grid}")
-        # checks the settings now; the local shift may depend on the grid of each forward
+        # check the settings now; the local shift may depend on the grid of each forward
         Augmentation(max_global_shift, max_local_shift or 0.0, max_global_scale)
         if isinstance(max_local_shift, tuple | list) and len(max_local_shift) != 2:
             raise ValueError(
@@ -194,11 +233,16 @@ class PositionalEmbedding2d(nn.Module):
             )
         self.dim = dim
         self.variant = variant
-        self.max_global_shift = max_global_shift
-        self.max_local_shift = max_local_shift
-        self.max_global_scale = max_global_scale
-        self.extent = extent
-        self.grid = grid
+        self.max_global_shift = float(max_global_shift)
+        self.max_local_shift: tuple[float, float] | None = None
+        if isinstance(max_local_shift, (tuple, list)):
+            self.max_local_shift = (float(max_local_shift[0]), float(max_local_shift[1]))
+        elif max_local_shift is not None:
+            self.max_local_shift = (float(max_local_shift), float(max_local_shift))
+        self.max_global_scale = float(max_global_scale)
+        self.extent = float(extent)
+        self.grid = grid and (int(grid[0]), int(grid[1]))
+        self.register_parameter("table", None)
         if variant == "abspos":
             assert grid is not None
             self.table = nn.Parameter(torch.empty(1, grid[0] * grid[1], dim))
@@ -208,7 +252,6 @@ class PositionalEmbedding2d(nn.Module):
         self,
         content: Tensor,
         grid: tuple[int, int],
-        *,
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """Add the embedding of the patches' positions.
@@ -229,35 +272,59 @@ class PositionalEmbedding2d(nn.Module):
         if patches != height * width:
             raise ValueError(
                 f"a grid of {height} × {width} has {height * width} patches, "
-                f"content of shape {tuple(content.shape)} has {patches}"
+                f"content of shape {list(content.shape)} has {patches}"
             )
         if self.variant == "nopos":
             return content
-        if self.variant == "abspos":
-            return _add(content, self._resize_table(height, width))
-        positions = patch_grid(height, width, extent=self.extent, device=content.device)[None]
-        if self.variant == "cape" and self.training:
-            augmentation = self._augmentation(height, width)
-            draw = augmentation.draw(batch, 2, device=content.device, generator=generator)
-            positions = positions.expand(batch, -1, -1)
-            positions = augmentation.apply(positions, draw, generator=generator)
-        return _add(content, sinusoid_2d(positions, self.dim))
+        if self.table is not None:
+            return _add(content, self._resize_table(self.table, height, width))
+        positions = grid_positions(height, width, self.extent, content.device)[None]
+        if torch.jit.is_scripting():
+            if self.variant == "cape" and self.training:
+                positions = self._augment(positions.expand(batch, -1, -1), height, width, generator)
+            return _add(content, embed_plane(positions, self.dim))
+        else:
+            if self.variant == "cape" and self.training:
+                augmentation = self._augmentation(height, width)
+                return add_augmented_sinusoid(content, positions, augmentation, generator=generator)
+            return add_sinusoid(content, positions)
 
+    def _augment(
+        self, positions: Tensor, height: int, width: int, generator: torch.Generator | None
+    ) -> Tensor:
+        """:class:`Augmentation` for TorchScript, which knows no dataclass."""
+        draw = draw_global(
+            positions.shape[0],
+            2,
+            self.max_global_shift,
+            self.max_global_scale,
+            positions.device,
+            generator,
+        )
+        local = draw_local(positions, self._local_shifts(height, width), generator)
+        return augment(positions, draw, local)
+
+    @torch.jit.ignore
     def _augmentation(self, height: int, width: int) -> Augmentation:
-        local = self.max_local_shift
         return Augmentation(
             self.max_global_shift,
-            (1 / height, 1 / width) if local is None else local,
+            tuple(self._local_shifts(height, width)),
             self.max_global_scale,
             mean_normalize=False,
         )
 
-    def _resize_table(self, height: int, width: int) -> Tensor:
-        if self.grid == (height, width):
-            return self.table
+    def _local_shifts(self, height: int, width: int) -> list[float]:
+        if self.max_local_shift is None:
+            return [1.0 / height, 1.0 / width]
+        return [self.max_local_shift[0], self.max_local_shift[1]]
+
+    def _resize_table(self, table: Tensor, height: int, width: int) -> Tensor:
         assert self.grid is not None
-        table = self.table.float().reshape(1, *self.grid, self.dim).permute(0, 3, 1, 2)
-        table = F.interpolate(table, size=(height, width), mode="bicubic", antialias=True)
+        rows, columns = self.grid
+        if rows == height and columns == width:
+            return table
+        table = table.float().reshape(1, rows, columns, self.dim).permute(0, 3, 1, 2)
+        table = F.interpolate(table, size=[height, width], mode="bicubic", antialias=True)
         return table.permute(0, 2, 3, 1).reshape(1, height * width, self.dim)
 
     def extra_repr(self) -> str:
@@ -275,9 +342,17 @@ def check_variant(variant: str, allowed: tuple[str, ...] = VARIANTS) -> None:
         raise ValueError(f"unknown variant {variant!r}: choose one of {', '.join(allowed)}")
 
 
+def _check_index(index: Tensor, rows: int) -> None:
+    if can_look_at(index) and index.numel() and (index.min() < 0 or index.max() >= rows):
+        raise ValueError(
+            f"abspos has positions 0 … {rows - 1}, got {index.min()} … {index.max()}: "
+            "build it with a larger max_length, shorten the input, or use overflow='wrap'"
+        )
+
+
 def _check_content(content: Tensor, dim: int) -> tuple[int, int]:
     if content.ndim != 3 or content.shape[2] != dim:
-        raise ValueError(f"content must be (B, N, {dim}), got shape {tuple(content.shape)}")
+        raise ValueError(f"content must be (B, N, {dim}), got shape {list(content.shape)}")
     return content.shape[0], content.shape[1]
 
 

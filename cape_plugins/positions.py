@@ -107,14 +107,19 @@ def patch_grid(
     check_positive("extent", extent)
     if height < 1 or width < 1:
         raise ValueError(f"a patch grid needs at least 1 × 1 patches, got {height} × {width}")
+    return grid_positions(height, width, extent, torch.device("cpu" if device is None else device))
+
+
+def grid_positions(height: int, width: int, extent: float, device: torch.device) -> Tensor:
+    """:func:`patch_grid` without its checks; TorchScript compiles it."""
     rows = _axis(height, extent, device)[:, None].expand(height, width)
     columns = _axis(width, extent, device)[None, :].expand(height, width)
     return torch.stack([rows, columns], dim=-1).reshape(height * width, 2)
 
 
-def _axis(patches: int, extent: float, device: torch.device | str | None) -> Tensor:
+def _axis(patches: int, extent: float, device: torch.device) -> Tensor:
     # arange, not linspace: linspace freezes the number of patches under torch.export
-    steps = torch.arange(patches, device=device) * 2 - (patches - 1)
+    steps = torch.arange(1 - patches, patches, 2, device=device)
     return steps.to(torch.float32) / max(patches - 1, 1) * extent
 
 
@@ -128,7 +133,14 @@ def can_look_at(tensor: Tensor) -> bool:
     """Whether a check may read values: eager on the CPU, where no device must be waited for."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
+    if in_transform(tensor):
+        return False
     return tensor.device.type == "cpu" and type(tensor) is Tensor  # no FakeTensor, no proxy
+
+
+def in_transform(tensor: Tensor) -> bool:
+    """Whether torch.func (vmap, grad, …) has wrapped the tensor."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def check_positions(positions: Tensor) -> None:

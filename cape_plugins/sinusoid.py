@@ -32,10 +32,14 @@ def sinusoid_1d(
     check_dim(dim)
     check_frequencies(base, scale)
     check_positions(positions)
+    return embed_line(positions, dim, base, scale)
+
+
+def embed_line(positions: Tensor, dim: int, base: float, scale: float) -> Tensor:
+    """:func:`sinusoid_1d` without its checks; TorchScript compiles it."""
     positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
-    k = _arange(dim // 2, positions)
-    frequencies = scale * torch.pow(base, k * (-2.0 / dim))
-    return _cos_sin(positions[..., None] * frequencies.to(positions.dtype), positions.isnan())
+    frequencies = frequencies_1d(dim, base, scale, positions.device).to(positions.dtype)
+    return _cos_sin(positions[..., None] * frequencies, positions.isnan())
 
 
 def sinusoid_2d(positions: Tensor, dim: int) -> Tensor:
@@ -60,14 +64,28 @@ def sinusoid_2d(positions: Tensor, dim: int) -> Tensor:
     if positions.shape[-1] != 2:
         raise ValueError(f"2-D positions must be (..., 2), got shape {tuple(positions.shape)}")
     check_positions(positions)
+    return embed_plane(positions, dim)
+
+
+def embed_plane(positions: Tensor, dim: int) -> Tensor:
+    """:func:`sinusoid_2d` without its checks; TorchScript compiles it."""
     positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
-    j = _arange(dim // 2, positions)
-    radius = math.pi * torch.pow(10.0, (j + 1) / (dim // 2))
-    along_height = (radius * torch.cos(j)).to(positions.dtype)
-    along_width = (radius * torch.sin(j)).to(positions.dtype)
+    along_height, along_width = frequencies_2d(dim, positions.device).to(positions.dtype).unbind()
     # elementwise rather than a matrix product, which autocast would run in half precision
     phase = positions[..., 0, None] * along_height + positions[..., 1, None] * along_width
     return _cos_sin(phase, positions.isnan().any(dim=-1))
+
+
+def frequencies_1d(dim: int, base: float, scale: float, device: torch.device) -> Tensor:
+    """Radians per unit of position of each phase, (dim / 2,); see :func:`sinusoid_1d`."""
+    return scale * torch.pow(base, _arange(dim // 2, device) * (-2.0 / dim))
+
+
+def frequencies_2d(dim: int, device: torch.device) -> Tensor:
+    """Radians per unit along the height and the width, (2, dim / 2); see :func:`sinusoid_2d`."""
+    j = _arange(dim // 2, device)
+    radius = math.pi * torch.pow(10.0, (j + 1) / (dim // 2))
+    return torch.stack([radius * torch.cos(j), radius * torch.sin(j)])
 
 
 def check_dim(dim: int) -> None:
@@ -81,18 +99,20 @@ def check_dim(dim: int) -> None:
 
 def check_frequencies(base: float, scale: float) -> None:
     """Raise ValueError unless :func:`sinusoid_1d` can make frequencies of them."""
+    if torch.compiler.is_compiling():
+        return  # they may be symbolic; eager code and the modules' constructors have checked
     if not (math.isfinite(base) and base > 1):
         raise ValueError(f"base must be finite and > 1, got {base}")
     check_positive("scale", scale)
 
 
-def _arange(n: int, positions: Tensor) -> Tensor:
+def _arange(n: int, device: torch.device) -> Tensor:
     """0 … n-1 in float64 where the device has it, so that frequencies are rounded only once.
 
     Made anew in every call: a buffer would be cast by ``model.half()``.
     """
-    wide = torch.float32 if positions.device.type == "mps" else torch.float64
-    return torch.arange(n, device=positions.device, dtype=wide)
+    wide = torch.float32 if device.type == "mps" else torch.float64
+    return torch.arange(n, device=device, dtype=wide)
 
 
 def _cos_sin(phase: Tensor, padding: Tensor) -> Tensor:

@@ -327,7 +327,7 @@ def test_shapes_that_do_not_fit_are_refused_by_every_variant(variant):
     one, two = embedding_1d(8, variant), embedding_2d(8, variant)
     with pytest.raises(ValueError, match=r"content must be \(B, N, 8\)"):
         one(torch.zeros(2, 6, 4), token_positions([6, 6]))
-    with pytest.raises(ValueError, match=r"needs positions \(2, 6\), got \(2, 5\)"):
+    with pytest.raises(ValueError, match=r"needs positions \[2, 6\], got \[2, 5\]"):
         one(torch.zeros(2, 6, 8), token_positions([5, 5]))
     with pytest.raises(ValueError, match="3 samples do not fit a batch of 2"):
         one(torch.zeros(2, 6, 8), token_positions([6, 6, 6]))

@@ -28,7 +28,8 @@ def test_the_wheel_holds_the_package_only(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"cape_plugins"}
-    for needed in ("py.typed", "autoload.py", "timm/__init__.py", "fairseq/__init__.py"):
+    hosts = ("timm/__init__.py", "fairseq/__init__.py", "espnet/__init__.py")
+    for needed in ("py.typed", "autoload.py", "fused/add_sinusoid.c", *hosts):
         assert f"cape_plugins/{needed}" in names
 
 

@@ -98,14 +98,14 @@ def build(dictionary):
 @pytest.fixture
 def seen_positions(monkeypatch):
     """The positions that become sinusoids, in order: the encoder's, then the decoder's."""
-    from cape_plugins import embedding
+    from cape_plugins.fused import ops
 
     seen = []
-    real = embedding.sinusoid_1d
+    real = ops.add_sinusoid
 
-    def spy(positions, dim, **options):
-        seen.append(positions)
-        return real(positions, dim, **options)
+    def spy(content, positions, base, scale):
+        seen.append(positions[..., 0])
+        return real(content, positions, base, scale)
 
-    monkeypatch.setattr(embedding, "sinusoid_1d", spy)
+    monkeypatch.setattr(ops, "add_sinusoid", spy)
     return seen

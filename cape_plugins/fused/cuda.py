@@ -1,0 +1,254 @@
+"""content + embedding on CUDA: one Triton kernel for evaluation and for training.
+
+Each program takes a block of tokens × a block of phases and walks over samples: the content's two
+halves are read, the cosines and sines of their phases added, the sums written. Phases are taken in
+turns. A frequency is carried in two floats, and a fused multiply-add takes the whole turns off the
+exact product, so that hours of audio keep their accuracy in single precision.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_LN_10 = tl.constexpr(math.log(10.0))
+
+
+@triton.jit
+def _turns_per_unit(
+    k, half, AXIS: tl.constexpr, AXES: tl.constexpr, LOG_BASE: tl.constexpr, TURNS: tl.constexpr
+):
+    """Frequency of phase k along an axis as two floats; sinusoid.py's formulas in float64."""
+    k = k.to(tl.float64)
+    if AXES == 1:
+        wide = TURNS * tl.exp(-k / half * LOG_BASE)
+    else:
+        radius = 0.5 * tl.exp((k + 1) / half * _LN_10)  # π · w · position is w · position / 2 turns
+        wide = radius * (tl.cos(k) if AXIS == 0 else tl.sin(k))
+    high = wide.to(tl.float32)
+    return high, (wide - high.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def _cos_sin(turns):
+    """Cosine and sine of turns in about ±1/2: quarter turns off, then polynomials on ±π/4."""
+    quarters = tl.floor(4.0 * turns + 0.5)
+    x = (turns - 0.25 * quarters) * 6.28318530717958648
+    y = x * x
+    s = x + x * y * (-1.6666654611e-1 + y * (8.3321608736e-3 + y * -1.9515295891e-4))
+    c = 1.0 - 0.5 * y
+    c += y * y * (4.166664568298827e-2 + y * (-1.388731625493765e-3 + y * 2.443315711809948e-5))
+    q = quarters.to(tl.int32)
+    odd = (q & 1) != 0
+    sine = tl.where(odd, c, s)
+    cosine = tl.where(odd, s, c)
+    return (
+        tl.where(((q + 1) & 2) != 0, -cosine, cosine),
+        tl.where((q & 2) != 0, -sine, sine),
+    )
+
+
+@triton.jit
+def _reduced(high, low, position_high, position_low):
+    """position · frequency without its whole turns, (tokens, phases)."""
+    whole = tl.floor(position_high * high + 0.5)
+    # fused: the product is exact before the whole turns leave it, and what remains is small
+    return tl.fma(position_high, high, -whole) + (position_high * low + position_low * high)
+
+
+@triton.jit
+def _position(pointer, mask, WIDE: tl.constexpr):
+    """A position as two floats; NaN where there is none."""
+    value = tl.load(pointer, mask=mask, other=float("nan"))
+    high = value.to(tl.float32)
+    if WIDE:
+        return high, (value - high.to(tl.float64)).to(tl.float32)
+    return high, high * 0.0
+
+
+@triton.jit
+def _noise(
+    sample, token, length, seed, shift_pointer, shift_stride, lambda_pointer,
+    max_shift, max_local_0, max_local_1, log_max_scale,
+    AXES: tl.constexpr, GIVEN: tl.constexpr,
+):  # fmt: skip
+    """Δ + ε along both axes, (tokens,), and λ: Philox gives four uniform numbers at a time."""
+    local_0, local_1, _, _ = tl.rand4x(seed, (sample * length + token).to(tl.int32))
+    if GIVEN:
+        shift_0 = tl.load(shift_pointer + sample * shift_stride)
+        shift_1 = tl.load(shift_pointer + sample * shift_stride + AXES - 1)
+        scale = tl.load(lambda_pointer + sample)
+    else:  # under another key than ε
+        shift_0, shift_1, log_scale, _ = tl.rand4x(seed + 1, sample.to(tl.int32))
+        shift_0 = (2.0 * shift_0 - 1.0) * max_shift
+        shift_1 = (2.0 * shift_1 - 1.0) * max_shift
+        scale = tl.exp((2.0 * log_scale - 1.0) * log_max_scale)
+    noise_0 = shift_0 + (2.0 * local_0 - 1.0) * max_local_0
+    noise_1 = shift_1 + (2.0 * local_1 - 1.0) * max_local_1
+    return noise_0, noise_1, scale
+
+
+_CONFIGS = [
+    triton.Config(
+        {"TOKENS": tokens, "PHASES": phases, "SAMPLES": samples},
+        num_warps=warps,
+    )
+    for tokens, phases, samples, warps in (
+        (1, 512, 8, 4),
+        (2, 256, 8, 4),
+        (4, 128, 8, 4),
+        (4, 256, 8, 8),
+        (8, 128, 4, 4),
+        (8, 128, 16, 4),
+        (16, 128, 2, 8),
+        (16, 64, 8, 4),
+    )
+]
+
+
+# not by length or batch: they change from batch to batch. LOG_BASE and TURNS are constants because
+# an argument would be rounded to float32
+@triton.autotune(configs=_CONFIGS, key=["half", "dtype_bytes", "AXES", "WIDE", "SHARED", "AUGMENT"])
+@triton.jit(do_not_specialize=["batch", "length"])
+def _kernel(
+    out, content, positions, seed_pointer, shift_pointer, lambda_pointer,
+    batch, length, half, dtype_bytes,
+    content_stride_b, content_stride_n, position_stride_b, position_stride_n, shift_stride,
+    max_shift, max_local_0, max_local_1, log_max_scale,
+    AXES: tl.constexpr, WIDE: tl.constexpr, SHARED: tl.constexpr,
+    AUGMENT: tl.constexpr, GIVEN: tl.constexpr, LOG_BASE: tl.constexpr, TURNS: tl.constexpr,
+    TOKENS: tl.constexpr, PHASES: tl.constexpr, SAMPLES: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)  # (TOKENS,)
+    k = tl.program_id(0) * PHASES + tl.arange(0, PHASES)  # (PHASES,)
+    in_length = token < length
+    mask = in_length[:, None] & (k < half)[None, :]
+    high_0, low_0 = _turns_per_unit(k, half, 0, AXES, LOG_BASE, TURNS)
+    high_1, low_1 = _turns_per_unit(k, half, AXES - 1, AXES, LOG_BASE, TURNS)
+    seed = tl.load(seed_pointer) if AUGMENT else 0
+    cosine = tl.zeros([TOKENS, PHASES], tl.float32)
+    sine = tl.zeros([TOKENS, PHASES], tl.float32)
+    first = tl.program_id(2) * SAMPLES
+    for step in range(SAMPLES):
+        sample = (first + step).to(tl.int64)
+        present = sample < batch
+        # samples that share their positions share the embedding too
+        if (not SHARED or AUGMENT) or step == 0:
+            where = positions + sample * position_stride_b + token * position_stride_n
+            p, p_low = _position(where, in_length & present, WIDE)
+            if AUGMENT:
+                noise_0, noise_1, scale = _noise(
+                    sample, token, length, seed, shift_pointer, shift_stride, lambda_pointer,
+                    max_shift, max_local_0, max_local_1, log_max_scale, AXES, GIVEN,
+                )  # fmt: skip
+                p = (p + p_low + noise_0) * scale
+                p_low = p * 0.0
+            turns = _reduced(high_0[None, :], low_0[None, :], p[:, None], p_low[:, None])
+            if AXES == 2:
+                p, p_low = _position(where + 1, in_length & present, WIDE)
+                if AUGMENT:
+                    p = (p + p_low + noise_1) * scale
+                    p_low = p * 0.0
+                turns += _reduced(high_1[None, :], low_1[None, :], p[:, None], p_low[:, None])
+                turns -= tl.floor(turns + 0.5)
+            cosine, sine = _cos_sin(turns)
+            padding = turns != turns  # NaN
+            cosine = tl.where(padding, 0.0, cosine)
+            sine = tl.where(padding, 0.0, sine)
+        here = mask & present
+        source = (
+            content + sample * content_stride_b + token[:, None] * content_stride_n + k[None, :]
+        )
+        target = out + (sample * length + token[:, None]) * (2 * half) + k[None, :]
+        left = tl.load(source, mask=here).to(tl.float32) + cosine
+        right = tl.load(source + half, mask=here).to(tl.float32) + sine
+        tl.store(target, left.to(out.dtype.element_ty), mask=here)
+        tl.store(target + half, right.to(out.dtype.element_ty), mask=here)
+
+
+def add_sinusoid(content: Tensor, positions: Tensor, base: float, scale: float) -> Tensor:
+    """See :func:`cape_plugins.fused.add_sinusoid`; positions are (1 or B, N, axes)."""
+    return _launch(content, positions, base, scale)
+
+
+def add_augmented_sinusoid(
+    content: Tensor,
+    positions: Tensor,
+    seed: Tensor,
+    shift: Tensor | None,
+    global_scale: Tensor | None,
+    max_global_shift: float,
+    max_local_shift: list[float],
+    max_global_scale: float,
+    base: float,
+    scale: float,
+) -> Tensor:
+    """See :func:`cape_plugins.fused.ops.add_augmented_sinusoid`."""
+    local = (max_local_shift[0], max_local_shift[-1])
+    noise = (max_global_shift, *local, math.log(max_global_scale))
+    return _launch(content, positions, base, scale, seed, shift, global_scale, noise)
+
+
+def _launch(
+    content: Tensor,
+    positions: Tensor,
+    base: float,
+    scale: float,
+    seed: Tensor | None = None,
+    shift: Tensor | None = None,
+    global_scale: Tensor | None = None,
+    noise: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
+    blocks: dict[str, int] | None = None,
+) -> Tensor:
+    """Launch the kernel, autotuned or (tests, without a GPU to tune on) with the given blocks."""
+    batch, length, dim = content.shape
+    axes = positions.shape[2]
+    out = torch.empty(content.shape, dtype=content.dtype, device=content.device)
+    if out.numel() == 0:
+        return out
+    if content.stride(2) != 1:
+        content = content.contiguous()
+    if positions.stride(2) != 1 and axes > 1:
+        positions = positions.contiguous()
+    given = shift is not None and global_scale is not None
+    shift = shift.contiguous() if given else content
+    global_scale = global_scale.contiguous() if given else content
+
+    def grid(block: dict[str, int]) -> tuple[int, int, int]:
+        return (
+            triton.cdiv(dim // 2, block["PHASES"]),
+            triton.cdiv(length, block["TOKENS"]),
+            triton.cdiv(batch, block["SAMPLES"]),
+        )
+
+    kernel = _kernel if blocks is None else _kernel.fn
+    with torch.cuda.device_of(content):
+        kernel[grid](
+            out,
+            content,
+            positions,
+            content if seed is None else seed,
+            shift,
+            global_scale,
+            batch,
+            length,
+            dim // 2,
+            content.element_size(),
+            content.stride(0),
+            content.stride(1),
+            0 if positions.shape[0] == 1 else positions.stride(0),
+            positions.stride(1),
+            axes,
+            *noise,
+            AXES=axes,
+            WIDE=positions.dtype == torch.float64,
+            SHARED=positions.shape[0] == 1,
+            AUGMENT=seed is not None,
+            GIVEN=given,
+            LOG_BASE=math.log(base),
+            TURNS=scale / (2 * math.pi),
+            **(blocks or {}),
+        )
+    return out

@@ -1,0 +1,333 @@
+"""The fused addition: accuracy against float64, one pass, and what PyTorch asks of an operator."""
+
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cape_plugins import PositionalEmbedding1d, PositionalEmbedding2d, patch_grid, sinusoid_1d
+from cape_plugins import fused as fused_module
+from cape_plugins.augment import Augmentation
+from cape_plugins.fused import add_augmented_sinusoid, add_sinusoid, cpu, native
+from cape_plugins.sinusoid import embed_line, embed_plane
+
+OP = torch.ops.cape_plugins.add_sinusoid.default
+AUGMENTED_OP = torch.ops.cape_plugins.add_augmented_sinusoid.default
+HALF_ULP = {torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def path(request, monkeypatch) -> str:
+    """Both CPU paths: the compiled kernel, and what serves without a C compiler."""
+    if request.param == "torch":
+        monkeypatch.setattr(native, "library", lambda: None)
+    elif native.library() is None:
+        pytest.skip("no C compiler")
+    return request.param
+
+
+def wide(content: torch.Tensor, positions: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    """The sum in float64, from the same positions."""
+    positions = positions.double()
+    if positions.shape[-1] == 2:
+        return content.double() + embed_plane(positions, content.shape[2])
+    return content.double() + embed_line(positions[..., 0], content.shape[2], 10_000.0, scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("largest", "scale"), [(1e5, 1.0), (3600.0, 30.0)], ids=["1e5 tokens", "3600 s"]
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_far_positions_are_as_accurate_as_near_ones(path, dtype, largest, scale, shared):
+    positions = torch.rand(1 if shared else 3, 40, 1) * largest
+    content = torch.zeros(3, 40, 512, dtype=dtype)
+    out = add_sinusoid(content, positions, scale=scale)
+    assert out.dtype == dtype
+    error = (out.double() - wide(content, positions, scale)).abs().max()
+    assert error <= 2e-6 + HALF_ULP[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_plane_is_as_accurate(path, dtype):
+    positions = torch.rand(3, 40, 2) * 6 - 3
+    content = torch.zeros(3, 40, 768, dtype=dtype)
+    error = (add_sinusoid(content, positions).double() - wide(content, positions)).abs().max()
+    assert error <= 2e-6 + HALF_ULP[dtype]
+
+
+def test_half_precision_content_is_rounded_once(path):
+    content = torch.randn(2, 30, 64)
+    positions = torch.rand(2, 30, 1) * 100
+    for dtype in (torch.bfloat16, torch.float16):
+        given = content.to(dtype)
+        exact = wide(given, positions)
+        error = (add_sinusoid(given, positions).double() - exact).abs()
+        assert (error <= HALF_ULP[dtype] * exact.abs().clamp(min=1e-3) + 2e-6).all()
+
+
+def test_float64_positions_keep_their_precision(path):
+    positions = torch.rand(1, 50, 1, dtype=torch.float64) * 1e7  # float32 is off by 0.5 here
+    out = add_sinusoid(torch.zeros(1, 50, 32), positions)
+    torch.testing.assert_close(
+        out.double(), wide(torch.zeros(1, 50, 32), positions), atol=2e-6, rtol=0
+    )
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.integers(1, 5),
+    st.integers(1, 300),
+    st.integers(1, 40),
+    st.sampled_from([1, 2]),
+    st.booleans(),
+)
+def test_every_shape_equals_the_plain_path(batch, length, pairs, axes, shared):
+    content = torch.randn(batch, length, 2 * pairs)
+    positions = torch.randn(1 if shared else batch, length, axes)
+    positions[:, length // 2 :: 3] = math.nan
+    plain = fused_module._plain(content, positions, 10_000.0, 1.0)
+    fused = cpu.add_sinusoid(content, positions, 10_000.0, 1.0)
+    # the plain path rounds its phases, up to 10 π · 3 on a plane, to float32
+    torch.testing.assert_close(fused, plain, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        torch.randn(6, 4, 8).transpose(0, 1),  # time first, as in fairseq
+        torch.randn(4, 6, 16)[..., ::2],
+        torch.randn(4, 12, 8)[:, ::2],
+        torch.randn(8).expand(4, 6, 8),
+        torch.zeros(()).expand(4, 6, 8),
+    ],
+    ids=["time first", "every other channel", "every other token", "one row", "one number"],
+)
+def test_content_may_be_laid_out_in_any_way(path, content):
+    positions = torch.rand(4, 6, 1) * 10
+    out = add_sinusoid(content, positions)
+    torch.testing.assert_close(out, wide(content, positions).float(), atol=2e-6, rtol=0)
+    assert out.is_contiguous()
+
+
+def test_many_threads_give_the_same_as_one(path):
+    content, positions = torch.randn(8, 500, 256), torch.rand(8, 500, 1) * 100
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = add_sinusoid(content, positions)
+        torch.set_num_threads(5)
+        assert torch.equal(add_sinusoid(content, positions), alone)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_padding_leaves_the_content_as_it_is(path):
+    content, positions = torch.randn(2, 5, 8), torch.rand(2, 5)
+    positions[1, 3:] = math.nan
+    out = add_sinusoid(content, positions)
+    assert torch.equal(out[1, 3:], content[1, 3:])
+    assert not torch.equal(out[1, :3], content[1, :3])
+
+
+def test_nothing_is_an_answer_to_nothing():
+    assert add_sinusoid(torch.zeros(0, 5, 8), torch.zeros(0, 5)).shape == (0, 5, 8)
+    assert add_sinusoid(torch.zeros(2, 0, 8), torch.zeros(2, 0)).shape == (2, 0, 8)
+
+
+def test_the_gradient_is_passed_on_and_nothing_is_saved():
+    content = torch.randn(2, 5, 8, requires_grad=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        out = add_sinusoid(content, torch.rand(2, 5))
+    gradient = torch.randn(2, 5, 8)
+    out.backward(gradient)
+    assert torch.equal(content.grad, gradient)
+    assert not kept
+
+
+def test_positions_that_want_a_gradient_get_it():
+    positions = torch.rand(1, 5, requires_grad=True)
+    add_sinusoid(torch.randn(1, 5, 8), positions).sum().backward()
+    assert positions.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("positions", [torch.rand(2, 5, 1), torch.rand(1, 5, 2)])
+def test_opcheck_passes(dtype, positions):
+    content = torch.randn(2, 5, 8, dtype=dtype, requires_grad=True)
+    torch.library.opcheck(OP, (content, positions, 10_000.0, 30.0))
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["shared draw", "own draw"])
+def test_opcheck_passes_for_the_augmented_operator(given):
+    content = torch.randn(2, 5, 8, requires_grad=True)
+    draw = Augmentation(5.0, 0.5, 1.4).draw(2)
+    rest = (draw.shift, draw.scale) if given else (None, None)
+    arguments = (content, torch.rand(2, 5, 1), torch.tensor([3]), *rest, 5.0, [0.5], 1.4, 1e4, 1.0)
+    torch.library.opcheck(AUGMENTED_OP, arguments)
+
+
+def test_the_augmented_operator_repeats_itself_for_a_seed():
+    def run(seed: int) -> torch.Tensor:
+        content, positions = torch.zeros(2, 5, 8), torch.zeros(1, 5, 1)
+        return AUGMENTED_OP(
+            content, positions, torch.tensor([seed]), None, None, 5.0, [0.5], 1.4, 1e4, 1.0
+        )
+
+    assert torch.equal(run(3), run(3))
+    assert not torch.equal(run(3), run(4))
+
+
+def test_an_augmented_sum_is_the_sum_at_augmented_positions():
+    augmentation = Augmentation(5.0, 0.5, 1.4)
+    content, positions = torch.randn(2, 5, 8), torch.rand(2, 5, 1)
+    out = add_augmented_sinusoid(
+        content, positions, augmentation, generator=torch.Generator().manual_seed(1)
+    )
+    generator = torch.Generator().manual_seed(1)
+    draw = augmentation.draw(2, generator=generator)
+    moved = augmentation.apply(positions, draw, generator=generator)
+    assert torch.equal(out, add_sinusoid(content, moved))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_it_compiles_into_one_graph(dynamic):
+    content, positions = torch.randn(2, 5, 8), torch.rand(2, 5, 1)
+    compiled = torch.compile(add_sinusoid, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    torch.testing.assert_close(compiled(content, positions), add_sinusoid(content, positions))
+
+
+def test_an_exported_model_holds_the_operator_and_any_size_fits():
+    model = PositionalEmbedding1d(8, "cape").eval()
+    batch, length = torch.export.Dim("batch", min=2), torch.export.Dim("length", min=2)
+    exported = torch.export.export(
+        model,
+        (torch.randn(2, 5, 8), torch.rand(2, 5)),
+        dynamic_shapes=({0: batch, 1: length}, {0: batch, 1: length}),
+    )
+    assert OP in [node.target for node in exported.graph.nodes]
+    content, positions = torch.randn(3, 9, 8), torch.rand(3, 9)
+    torch.testing.assert_close(exported.module()(content, positions), model(content, positions))
+
+
+def test_autocast_changes_nothing():
+    content, positions = torch.randn(2, 5, 8), torch.rand(2, 5) * 1e4
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = add_sinusoid(content, positions)
+    assert torch.equal(out, add_sinusoid(content, positions))
+
+
+def test_vmap_and_functional_gradients_take_the_plain_path():
+    content, positions = torch.randn(4, 2, 5, 8), torch.rand(4, 2, 5)
+    mapped = torch.vmap(add_sinusoid)(content, positions)
+    one_by_one = torch.stack([add_sinusoid(*pair) for pair in zip(content, positions, strict=True)])
+    torch.testing.assert_close(mapped, one_by_one)
+    square = torch.func.grad(lambda c: add_sinusoid(c, positions[0]).square().sum())
+    torch.testing.assert_close(square(content[0]), 2 * add_sinusoid(content[0], positions[0]))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("variant", ["sinpos", "cape"])
+def test_torchscript_compiles_the_modules_onto_the_plain_path(variant, training):
+    one = PositionalEmbedding1d(
+        8, variant, max_global_shift=5.0, max_local_shift=0.5, max_global_scale=1.4
+    ).train(training)
+    two = PositionalEmbedding2d(8, variant).train(training)
+    content, positions = torch.randn(2, 6, 8), torch.rand(2, 6)
+    for module, rest in ((one, (positions,)), (two, ((2, 3),))):
+        scripted = torch.jit.script(module)
+        torch.manual_seed(0)
+        expected = module(content, *rest)
+        torch.manual_seed(0)
+        torch.testing.assert_close(scripted(content, *rest), expected, atol=1e-5, rtol=0)
+
+
+def test_tracing_takes_the_plain_path():
+    model = PositionalEmbedding1d(8).eval()
+    traced = torch.jit.trace(model, (torch.randn(2, 6, 8), torch.rand(2, 6)))
+    assert "cape_plugins::" not in str(traced.graph)
+
+
+def test_an_environment_variable_switches_it_off():
+    code = (
+        "import torch; from cape_plugins.fused import add_sinusoid, takes_op\n"
+        "content, positions = torch.zeros(1, 3, 4), torch.rand(1, 3, 1)\n"
+        "print(takes_op(content, positions), add_sinusoid(content, positions).shape)"
+    )
+    for value, expected in (("0", "False"), ("1", "True")):
+        ran = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "CAPE_PLUGINS_FUSED": value},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert ran.stdout == f"{expected} torch.Size([1, 3, 4])\n"
+
+
+def test_the_compiled_library_is_kept_where_it_is_told(tmp_path, monkeypatch):
+    if native.library() is None:
+        pytest.skip("no C compiler")
+    monkeypatch.setenv("CAPE_PLUGINS_CACHE", str(tmp_path / "cache"))
+    native.library.cache_clear()
+    try:
+        assert native.library() is not None
+        (kept,) = (tmp_path / "cache").iterdir()
+        assert kept.suffix == ".so"
+    finally:
+        native.library.cache_clear()
+
+
+@pytest.mark.parametrize("broken", ["no compiler", "a compiler that fails"])
+def test_without_a_compiler_torch_serves(tmp_path, monkeypatch, broken):
+    monkeypatch.setenv("CAPE_PLUGINS_CACHE", str(tmp_path))
+    monkeypatch.setenv("CC", "false")
+    if broken == "no compiler":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    native.library.cache_clear()
+    try:
+        assert native.library() is None
+        out = add_sinusoid(torch.zeros(1, 3, 4), torch.rand(1, 3))
+        assert out.isfinite().all()
+    finally:
+        native.library.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("shape", "positions", "message"),
+    [
+        ((2, 5), (2, 5), r"content must be \(B, N, D\)"),
+        ((2, 5, 7), (2, 5), "dim must be even"),
+        ((2, 5, 8), (3, 5), r"needs positions \(2, 5\)"),
+        ((2, 5, 8), (2, 4), r"needs positions \(2, 5\)"),
+        ((2, 5, 8), (2, 5, 3), r"needs positions \(2, 5\)"),
+        ((2, 2, 8), (2, 2), "could be"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named(shape, positions, message):
+    with pytest.raises(ValueError, match=message):
+        add_sinusoid(torch.zeros(shape), torch.zeros(positions))
+
+
+def test_infinite_positions_are_refused():
+    with pytest.raises(ValueError, match="must be finite"):
+        add_sinusoid(torch.zeros(1, 2, 4), torch.tensor([[0.0, math.inf]]))
+
+
+def test_a_grid_of_patches_needs_no_batch():
+    content = torch.randn(3, 6, 8)
+    out = add_sinusoid(content, patch_grid(2, 3))
+    assert torch.equal(out, add_sinusoid(content, patch_grid(2, 3)[None].expand(3, -1, -1)))
+
+
+def test_the_listing_of_frequencies_is_one(path):
+    positions = torch.rand(1, 20)
+    out = add_sinusoid(torch.zeros(1, 20, 16), positions, base=100.0, scale=3.0)
+    expected = sinusoid_1d(positions, 16, base=100.0, scale=3.0)
+    torch.testing.assert_close(out, expected, atol=2e-6, rtol=0)
