@@ -52,7 +52,9 @@ format: install
 
 bench: install
 	$(BIN)/python benchmarks/autoload.py
-	$(BIN)/python benchmarks/embedding.py
+	$(BIN)/python benchmarks/fused.py
+	$(BIN)/python benchmarks/relative.py
+	$(BIN)/python benchmarks/timm_step.py
 
 clean:
 	rm -rf out build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

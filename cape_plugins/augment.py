@@ -220,6 +220,8 @@ def _uniform(
     generator: torch.Generator | None,
 ) -> Tensor:
     """Uniform in [-1, 1), drawn on the device itself."""
+    if generator is None:  # the other overload takes no symbolic sizes under torch.compile
+        return torch.rand(shape, device=device, dtype=dtype) * 2 - 1
     return torch.rand(shape, device=device, dtype=dtype, generator=generator) * 2 - 1
 
 
@@ -235,7 +237,7 @@ def is_number(value: Any) -> bool:
     """Whether a setting is a finite real number."""
     # not `float | int`: Dynamo of torch 2.5 cannot trace a union
     is_real = isinstance(value, (float, int)) and not isinstance(value, bool)
-    return is_real and math.isfinite(value)
+    return is_real and -math.inf < value < math.inf
 
 
 def _check_number(name: str, value: Any, *, least: float) -> None:

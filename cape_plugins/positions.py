@@ -125,8 +125,9 @@ def _axis(patches: int, extent: float, device: torch.device) -> Tensor:
 
 def check_positive(name: str, value: float, *, unit: str = "") -> None:
     """Raise ValueError unless the value is finite and positive."""
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be finite and > 0{unit}, got {value}")
+    is_real = isinstance(value, (float, int)) and not isinstance(value, bool)
+    if not (is_real and 0 < value < math.inf):
+        raise ValueError(f"{name} must be finite and > 0{unit}, got {value!r}")
 
 
 def can_look_at(tensor: Tensor) -> bool:

@@ -97,8 +97,10 @@ def test_far_positions_are_as_accurate_as_near_ones(largest, scale):
 
 
 @runs
-def test_content_may_be_strided():
-    content = torch.randn(7, 3, 8).transpose(0, 1)
+@pytest.mark.parametrize("order", [(1, 0, 2), (0, 2, 1)], ids=["time first", "channels first"])
+def test_content_may_be_laid_out_in_any_way(order):
+    sizes = [(3, 7, 8)[axis] for axis in order]
+    content = torch.randn(sizes).permute(order)  # (3, 7, 8)
     positions = torch.rand(3, 7, 1)
     expected = cpu.add_sinusoid(content, positions, 10_000.0, 1.0)
     torch.testing.assert_close(launch(content, positions), expected, atol=2e-6, rtol=0)

@@ -33,12 +33,19 @@ def add_sinusoid(content: Tensor, positions: Tensor, base: float, scale: float) 
     # all samples share their positions: embed them once, as one sample
     nothing = torch.zeros((), dtype=torch.float32).expand(1, length, dim)
     embedding = _add(nothing, positions.view(-1, axes), turns)
+    out = torch.empty(content.shape, dtype=content.dtype)  # contiguous, as the fake one says
     if content.dtype == torch.float32:
-        return content + embedding
-    out = torch.empty(content.shape, dtype=content.dtype)
+        return torch.add(content, embedding, out=out)
     for sample in range(batch):  # torch casts through temporaries: of one sample, not of all
         torch.add(content[sample], embedding[0], out=out[sample])
     return out
+
+
+def narrow(content: Tensor) -> Tensor:
+    """Content; where it is one number everywhere (fairseq's zero), one row of it, repeated."""
+    if any(content.stride()):
+        return content
+    return content[:1, :1].contiguous().expand(content.shape)
 
 
 def _add(content: Tensor, positions: Tensor, turns: Tensor) -> Tensor:
@@ -47,8 +54,7 @@ def _add(content: Tensor, positions: Tensor, turns: Tensor) -> Tensor:
     out = torch.empty(content.shape, dtype=content.dtype)
     if out.numel() == 0:
         return out
-    if not any(content.stride()):  # one number everywhere: repeat a row of it
-        content = content[:1, :1].contiguous().expand(content.shape)
+    content = narrow(content)
     if content.stride(2) != 1 or (batch > 1 and content.stride(0) != length * content.stride(1)):
         content = content.contiguous()
     stride = content.stride(1) if length > 1 else content.stride(0)

@@ -1,9 +1,10 @@
 """content + embedding on CUDA: one Triton kernel for evaluation and for training.
 
 Each program takes a block of tokens × a block of phases and walks over samples: the content's two
-halves are read, the cosines and sines of their phases added, the sums written. Phases are taken in
-turns. A frequency is carried in two floats, and a fused multiply-add takes the whole turns off the
-exact product, so that hours of audio keep their accuracy in single precision.
+halves are read, the cosines and sines of their phases added, the sums written, channels last even
+where content has them first (timm's patches). Phases are taken in turns. A frequency is carried in
+two floats, and a fused multiply-add takes the whole turns off the exact product, so that hours of
+audio keep their accuracy in single precision.
 """
 
 import math
@@ -12,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from cape_plugins.fused import cpu
 
 _LN_10 = tl.constexpr(math.log(10.0))
 
@@ -104,18 +107,24 @@ _CONFIGS = [
         (8, 128, 16, 4),
         (16, 128, 2, 8),
         (16, 64, 8, 4),
+        (32, 32, 4, 4),
+        (64, 32, 2, 8),
     )
 ]
 
 
-# not by length or batch: they change from batch to batch. LOG_BASE and TURNS are constants because
-# an argument would be rounded to float32
-@triton.autotune(configs=_CONFIGS, key=["half", "dtype_bytes", "AXES", "WIDE", "SHARED", "AUGMENT"])
+# not by length or batch: they change from batch to batch
+_KEY = ["half", "dtype_bytes", "content_stride_k", "AXES", "WIDE", "SHARED", "AUGMENT"]
+
+
+# LOG_BASE and TURNS are constants because an argument would be rounded to float32
+@triton.autotune(configs=_CONFIGS, key=_KEY)
 @triton.jit(do_not_specialize=["batch", "length"])
 def _kernel(
     out, content, positions, seed_pointer, shift_pointer, lambda_pointer,
     batch, length, half, dtype_bytes,
-    content_stride_b, content_stride_n, position_stride_b, position_stride_n, shift_stride,
+    content_stride_b, content_stride_n, content_stride_k,
+    position_stride_b, position_stride_n, shift_stride,
     max_shift, max_local_0, max_local_1, log_max_scale,
     AXES: tl.constexpr, WIDE: tl.constexpr, SHARED: tl.constexpr,
     AUGMENT: tl.constexpr, GIVEN: tl.constexpr, LOG_BASE: tl.constexpr, TURNS: tl.constexpr,
@@ -158,12 +167,11 @@ def _kernel(
             cosine = tl.where(padding, 0.0, cosine)
             sine = tl.where(padding, 0.0, sine)
         here = mask & present
-        source = (
-            content + sample * content_stride_b + token[:, None] * content_stride_n + k[None, :]
-        )
+        row = content + sample * content_stride_b + token[:, None] * content_stride_n
+        source = row + k[None, :] * content_stride_k
         target = out + (sample * length + token[:, None]) * (2 * half) + k[None, :]
         left = tl.load(source, mask=here).to(tl.float32) + cosine
-        right = tl.load(source + half, mask=here).to(tl.float32) + sine
+        right = tl.load(source + half * content_stride_k, mask=here).to(tl.float32) + sine
         tl.store(target, left.to(out.dtype.element_ty), mask=here)
         tl.store(target + half, right.to(out.dtype.element_ty), mask=here)
 
@@ -208,8 +216,7 @@ def _launch(
     out = torch.empty(content.shape, dtype=content.dtype, device=content.device)
     if out.numel() == 0:
         return out
-    if content.stride(2) != 1:
-        content = content.contiguous()
+    content = cpu.narrow(content)
     if positions.stride(2) != 1 and axes > 1:
         positions = positions.contiguous()
     given = shift is not None and global_scale is not None
@@ -238,6 +245,7 @@ def _launch(
             content.element_size(),
             content.stride(0),
             content.stride(1),
+            content.stride(2),
             0 if positions.shape[0] == 1 else positions.stride(0),
             positions.stride(1),
             axes,

@@ -8,7 +8,7 @@ def register() -> None:
         ImportError: timm is missing or too old.
     """
     try:
-        from cape_plugins.timm import vision_transformer  # noqa: F401 - registers on import
+        from cape_plugins.timm import naflexvit, vision_transformer  # noqa: F401 - they register
     except ImportError as error:
         raise ImportError(
             f"cape_plugins.timm needs timm ≥ 1.0.31 ({error}): pip install 'cape-plugins[timm]'"

@@ -1,7 +1,9 @@
 """ViT with positions computed from the patch grid: nopos, sinpos and CAPE, at any image size.
 
 Paper: CAPE: Encoding Relative Positions with Continuous Augmented Positional Embeddings,
-https://arxiv.org/abs/2106.03143, section 4.1. Its abspos is timm's own ``vit_*``/``deit_*``.
+https://arxiv.org/abs/2106.03143, section 4.1. The variants bear the paper's names; its abspos is
+timm's own ``vit_*``/``deit_*``, and its ablations are options: ``max_global_scale=1`` (λ = 1),
+``max_global_shift=0`` (Δ = 0), ``max_local_shift=0`` (ε = 0).
 
 The file has timm's name for it on purpose: timm's registry and tests group models by it.
 """
@@ -59,12 +61,7 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
         dynamic_img_size: bool = True,
         **kwargs: Any,
     ) -> None:
-        if pos == "abspos" or "pos_embed" in kwargs:
-            raise ValueError(
-                "learnable absolute positions (abspos, pos_embed) are timm's own ViT: create "
-                "vit_tiny_patch16_224 and its like; here pos is nopos, sinpos or cape"
-            )
-        check_variant(pos, ("nopos", "sinpos", "cape"))
+        check_options(pos, kwargs)
         super().__init__(*args, pos_embed="none", dynamic_img_size=dynamic_img_size, **kwargs)
         self.position = PositionalEmbedding2d(
             self.embed_dim,
@@ -118,23 +115,57 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
         return self.pos_drop(torch.cat(tokens, dim=1))
 
 
+def check_options(pos: str, kwargs: dict[str, Any]) -> None:
+    """Raise ValueError for an unknown variant or a table, which are timm's own models."""
+    if pos == "abspos" or "pos_embed" in kwargs:
+        raise ValueError(
+            "learnable absolute positions (abspos, pos_embed) are timm's own models: create "
+            "vit_tiny_patch16_224 and its like; here pos is nopos, sinpos or cape"
+        )
+    check_variant(pos, ("nopos", "sinpos", "cape"))
+
+
+def take_position_table(state_dict: dict[str, Tensor]) -> Tensor | None:
+    """Remove a table of positions and say so; return its row of the class token, (1, 1, dim)."""
+    class_row = None
+    for name in [
+        name for name in state_dict if name.removeprefix("embeds.").startswith("pos_embed")
+    ]:
+        table = state_dict.pop(name)
+        _logger.warning(
+            "dropped %s %s of the checkpoint: positions are computed here", name, tuple(table.shape)
+        )
+        if table.ndim == 3 and "cls_token" in state_dict:
+            has_class_row = math.isqrt(table.shape[1]) ** 2 != table.shape[1]
+            # a table without that row (timm's no_embed_class) is square
+            class_row = table[:, :1] if has_class_row else torch.zeros_like(table[:, :1])
+    return class_row
+
+
+def check_size(state_dict: dict[str, Tensor], model: nn.Module) -> None:
+    """Raise ValueError if the checkpoint is of another width or depth than the model."""
+    width = state_dict.get("blocks.0.norm1.weight", model.blocks[0].norm1.weight).shape[0]
+    blocks = {name.split(".")[1] for name in state_dict if name.startswith("blocks.")}
+    if (width, len(blocks)) != (model.embed_dim, len(model.blocks)):
+        raise ValueError(
+            f"the checkpoint is a ViT of width {width} with {len(blocks)} blocks, the model has "
+            f"width {model.embed_dim} and {len(model.blocks)} blocks: create the model it fits"
+        )
+
+
 def checkpoint_filter_fn(
     state_dict: dict[str, Any], model: VisionTransformerCape
 ) -> dict[str, Tensor]:
-    """timm's filter; a standard ViT's position table is dropped, its class token's row kept."""
+    """timm's filter; a standard ViT's position table is dropped, its class token's row kept.
+
+    Raises:
+        ValueError: the checkpoint is of another width or depth.
+    """
     state_dict = timm_vit.checkpoint_filter_fn(state_dict, model)
-    table = state_dict.pop("pos_embed", None)
-    if table is None:
-        return state_dict
-    _logger.warning(
-        "dropped pos_embed %s of the checkpoint: positions are computed here", tuple(table.shape)
-    )
-    if model.cls_pos_embed is not None:
-        rows = table.shape[1]
-        has_class_row = math.isqrt(rows) ** 2 != rows  # no_embed_class tables are square
-        state_dict["cls_pos_embed"] = (
-            table[:, :1] if has_class_row else table.new_zeros(model.cls_pos_embed.shape)
-        )
+    class_row = take_position_table(state_dict)
+    check_size(state_dict, model)
+    if class_row is not None and model.cls_pos_embed is not None:
+        state_dict["cls_pos_embed"] = class_row
     return state_dict
 
 
@@ -158,16 +189,35 @@ def _cfg(url: str = "", **kwargs: Any) -> dict[str, Any]:
 
 default_cfgs = generate_default_cfgs(
     {
-        f"vit_{size}_patch16_{pos}_224.untrained": _cfg()
-        for size in ("tiny", "small", "base")
-        for pos in ("nopos", "sinpos", "cape")
+        **{
+            f"vit_{size}_patch16_{pos}_224.untrained": _cfg()
+            for size in ("tiny", "small", "base")
+            for pos in ("nopos", "sinpos", "cape", "univit")
+        },
+        **{
+            f"vit_tiny_patch{patch}_{pos}_{img_size}.untrained": _cfg(
+                input_size=(3, img_size, img_size), crop_pct=1.0
+            )
+            for patch, img_size in ((4, 32), (8, 64))
+            for pos in ("nopos", "sinpos", "cape", "univit")
+        },
     }
 )
 
+_TINY = dict(embed_dim=192, depth=12, num_heads=3)
+_SMALL = dict(embed_dim=384, depth=12, num_heads=6)
+_BASE = dict(embed_dim=768, depth=12, num_heads=12)
+
+_NOPOS = dict(pos="nopos")
+_SINPOS = dict(pos="sinpos")
+_CAPE = dict(pos="cape")
+_UNIVIT = dict(pos="cape", max_global_scale=1.0)
+
 
 def _create_vision_transformer(
-    variant: str, pretrained: bool = False, **kwargs: Any
+    variant: str, pretrained: bool, model_args: dict[str, Any], kwargs: dict[str, Any]
 ) -> VisionTransformerCape:
+    kwargs = {**model_args, **kwargs}
     out_indices = kwargs.pop("out_indices", 3)
     return build_model_with_cfg(
         VisionTransformerCape,
@@ -179,78 +229,145 @@ def _create_vision_transformer(
     )
 
 
-_TINY = dict(patch_size=16, embed_dim=192, depth=12, num_heads=3)
-_SMALL = dict(patch_size=16, embed_dim=384, depth=12, num_heads=6)
-_BASE = dict(patch_size=16, embed_dim=768, depth=12, num_heads=12)
-
-
 @register_model
 def vit_tiny_patch16_nopos_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-Ti/16 without positions."""
-    return _create_vision_transformer(
-        "vit_tiny_patch16_nopos_224", pretrained, **{**_TINY, "pos": "nopos", **kwargs}
-    )
+    model_args = dict(patch_size=16, **_TINY, **_NOPOS)
+    return _create_vision_transformer("vit_tiny_patch16_nopos_224", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_tiny_patch16_sinpos_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-Ti/16 with 2-D sinusoidal positions."""
-    return _create_vision_transformer(
-        "vit_tiny_patch16_sinpos_224", pretrained, **{**_TINY, "pos": "sinpos", **kwargs}
-    )
+    model_args = dict(patch_size=16, **_TINY, **_SINPOS)
+    return _create_vision_transformer("vit_tiny_patch16_sinpos_224", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_tiny_patch16_cape_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-Ti/16 with CAPE."""
-    return _create_vision_transformer(
-        "vit_tiny_patch16_cape_224", pretrained, **{**_TINY, "pos": "cape", **kwargs}
-    )
+    model_args = dict(patch_size=16, **_TINY, **_CAPE)
+    return _create_vision_transformer("vit_tiny_patch16_cape_224", pretrained, model_args, kwargs)
+
+
+@register_model
+def vit_tiny_patch16_univit_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
+    """UniViT-Ti/16: CAPE with λ = 1, to be trained on several sizes."""
+    model_args = dict(patch_size=16, **_TINY, **_UNIVIT)
+    return _create_vision_transformer("vit_tiny_patch16_univit_224", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_small_patch16_nopos_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-S/16 without positions."""
-    return _create_vision_transformer(
-        "vit_small_patch16_nopos_224", pretrained, **{**_SMALL, "pos": "nopos", **kwargs}
-    )
+    model_args = dict(patch_size=16, **_SMALL, **_NOPOS)
+    return _create_vision_transformer("vit_small_patch16_nopos_224", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_small_patch16_sinpos_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-S/16 with 2-D sinusoidal positions."""
+    model_args = dict(patch_size=16, **_SMALL, **_SINPOS)
     return _create_vision_transformer(
-        "vit_small_patch16_sinpos_224", pretrained, **{**_SMALL, "pos": "sinpos", **kwargs}
+        "vit_small_patch16_sinpos_224", pretrained, model_args, kwargs
     )
 
 
 @register_model
 def vit_small_patch16_cape_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-S/16 with CAPE."""
+    model_args = dict(patch_size=16, **_SMALL, **_CAPE)
+    return _create_vision_transformer("vit_small_patch16_cape_224", pretrained, model_args, kwargs)
+
+
+@register_model
+def vit_small_patch16_univit_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
+    """UniViT-S/16: CAPE with λ = 1, to be trained on several sizes."""
+    model_args = dict(patch_size=16, **_SMALL, **_UNIVIT)
     return _create_vision_transformer(
-        "vit_small_patch16_cape_224", pretrained, **{**_SMALL, "pos": "cape", **kwargs}
+        "vit_small_patch16_univit_224", pretrained, model_args, kwargs
     )
 
 
 @register_model
 def vit_base_patch16_nopos_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-B/16 without positions."""
-    return _create_vision_transformer(
-        "vit_base_patch16_nopos_224", pretrained, **{**_BASE, "pos": "nopos", **kwargs}
-    )
+    model_args = dict(patch_size=16, **_BASE, **_NOPOS)
+    return _create_vision_transformer("vit_base_patch16_nopos_224", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_base_patch16_sinpos_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-B/16 with 2-D sinusoidal positions."""
-    return _create_vision_transformer(
-        "vit_base_patch16_sinpos_224", pretrained, **{**_BASE, "pos": "sinpos", **kwargs}
-    )
+    model_args = dict(patch_size=16, **_BASE, **_SINPOS)
+    return _create_vision_transformer("vit_base_patch16_sinpos_224", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_base_patch16_cape_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-B/16 with CAPE."""
-    return _create_vision_transformer(
-        "vit_base_patch16_cape_224", pretrained, **{**_BASE, "pos": "cape", **kwargs}
-    )
+    model_args = dict(patch_size=16, **_BASE, **_CAPE)
+    return _create_vision_transformer("vit_base_patch16_cape_224", pretrained, model_args, kwargs)
+
+
+@register_model
+def vit_base_patch16_univit_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
+    """UniViT-B/16: CAPE with λ = 1, to be trained on several sizes."""
+    model_args = dict(patch_size=16, **_BASE, **_UNIVIT)
+    return _create_vision_transformer("vit_base_patch16_univit_224", pretrained, model_args, kwargs)
+
+
+@register_model
+def vit_tiny_patch8_nopos_64(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
+    """ViT-Ti/8 for 64 × 64 without positions."""
+    model_args = dict(patch_size=8, img_size=64, **_TINY, **_NOPOS)
+    return _create_vision_transformer("vit_tiny_patch8_nopos_64", pretrained, model_args, kwargs)
+
+
+@register_model
+def vit_tiny_patch8_sinpos_64(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
+    """ViT-Ti/8 for 64 × 64 with 2-D sinusoidal positions."""
+    model_args = dict(patch_size=8, img_size=64, **_TINY, **_SINPOS)
+    return _create_vision_transformer("vit_tiny_patch8_sinpos_64", pretrained, model_args, kwargs)
+
+
+@register_model
+def vit_tiny_patch8_cape_64(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
+    """ViT-Ti/8 for 64 × 64 with CAPE."""
+    model_args = dict(patch_size=8, img_size=64, **_TINY, **_CAPE)
+    return _create_vision_transformer("vit_tiny_patch8_cape_64", pretrained, model_args, kwargs)
+
+
+@register_model
+def vit_tiny_patch8_univit_64(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
+    """UniViT-Ti/8 for 64 × 64: CAPE with λ = 1, to be trained on several sizes."""
+    model_args = dict(patch_size=8, img_size=64, **_TINY, **_UNIVIT)
+    return _create_vision_transformer("vit_tiny_patch8_univit_64", pretrained, model_args, kwargs)
+
+
+@register_model
+def vit_tiny_patch4_nopos_32(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
+    """ViT-Ti/4 for 32 × 32 without positions."""
+    model_args = dict(patch_size=4, img_size=32, **_TINY, **_NOPOS)
+    return _create_vision_transformer("vit_tiny_patch4_nopos_32", pretrained, model_args, kwargs)
+
+
+@register_model
+def vit_tiny_patch4_sinpos_32(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
+    """ViT-Ti/4 for 32 × 32 with 2-D sinusoidal positions."""
+    model_args = dict(patch_size=4, img_size=32, **_TINY, **_SINPOS)
+    return _create_vision_transformer("vit_tiny_patch4_sinpos_32", pretrained, model_args, kwargs)
+
+
+@register_model
+def vit_tiny_patch4_cape_32(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
+    """ViT-Ti/4 for 32 × 32 with CAPE."""
+    model_args = dict(patch_size=4, img_size=32, **_TINY, **_CAPE)
+    return _create_vision_transformer("vit_tiny_patch4_cape_32", pretrained, model_args, kwargs)
+
+
+@register_model
+def vit_tiny_patch4_univit_32(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
+    """UniViT-Ti/4 for 32 × 32: CAPE with λ = 1, to be trained on several sizes."""
+    model_args = dict(patch_size=4, img_size=32, **_TINY, **_UNIVIT)
+    return _create_vision_transformer("vit_tiny_patch4_univit_32", pretrained, model_args, kwargs)

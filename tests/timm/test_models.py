@@ -1,19 +1,19 @@
 """ViTs by name inside timm: everything goes through timm.create_model."""
 
-import logging
+import argparse
 
-import numpy as np
 import pytest
 import torch
 
 timm = pytest.importorskip("timm")
 
-from timm.optim import create_optimizer_v2  # noqa: E402
+from timm.utils import ParseKwargs  # noqa: E402
 
 import cape_plugins.timm  # noqa: E402, F401 - registers, also where autoload is switched off
 from cape_plugins import patch_grid, sinusoid_2d  # noqa: E402
 
 VARIANTS = ["nopos", "sinpos", "cape"]
+NAMED = [*VARIANTS, "univit"]
 SMALL = dict(depth=2, num_classes=10)
 
 
@@ -25,10 +25,14 @@ def images(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_three_sizes_of_each_variant_are_listed(variant):
+@pytest.mark.parametrize("variant", NAMED)
+def test_every_variant_is_listed_in_all_sizes(variant):
     names = {f"vit_{size}_patch16_{variant}_224" for size in ("tiny", "small", "base")}
-    assert set(timm.list_models(f"*_{variant}_*")) >= names
+    names |= {f"vit_tiny_patch8_{variant}_64", f"vit_tiny_patch4_{variant}_32"}
+    assert set(timm.list_models(f"vit_*_{variant}_*", module="vision_transformer")) == names
+    tagged = timm.list_models(f"vit_*_{variant}_*", include_tags=True)
+    assert set(tagged) == {f"{name}.untrained" for name in names}
+    assert timm.list_models(f"vit_*_{variant}_*", pretrained=True) == []
 
 
 @pytest.mark.parametrize(
@@ -44,12 +48,27 @@ def test_the_sizes_are_timms(size, width, heads):
     assert ours == theirs
 
 
-def test_the_pretrained_cfg_is_complete():
-    cfg = create().pretrained_cfg
-    assert cfg["input_size"] == (3, 224, 224)
+def test_univit_is_cape_without_its_scale():
+    name = "vit_tiny_patch16_univit_224"
+    univit, cape = (timm.create_model(n, **SMALL) for n in (name, "vit_tiny_patch16_cape_224"))
+    assert (univit.position.variant, univit.position.max_global_scale) == ("cape", 1.0)
+    assert cape.position.max_global_scale == 1.4
+    assert univit.position.max_global_shift == cape.position.max_global_shift == 0.5
+    assert timm.create_model(name, max_global_scale=1.1).position.max_global_scale == 1.1
+
+
+@pytest.mark.parametrize(("patch", "size"), [(16, 224), (8, 64), (4, 32)])
+def test_the_pretrained_cfg_is_complete(patch, size):
+    model = timm.create_model(f"vit_tiny_patch{patch}_cape_{size}", **SMALL)
+    cfg = model.pretrained_cfg
+    assert cfg["input_size"] == (3, size, size)
+    assert model.patch_embed.grid_size == (size // patch, size // patch)
     assert cfg["fixed_input_size"] is False
     assert (cfg["first_conv"], cfg["classifier"]) == ("patch_embed.proj", "head")
-    assert timm.data.resolve_data_config(model=create())["interpolation"] == "bicubic"
+    assert (cfg["tag"], cfg["num_classes"]) == ("untrained", 1000)
+    data = timm.data.resolve_data_config(model=model)
+    assert data["interpolation"] == "bicubic"
+    assert data["crop_pct"] == (0.875 if size == 224 else 1.0)  # no border to lose at 32 and 64
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -105,34 +124,11 @@ def test_register_tokens_and_mean_pooling_without_class_token_work():
     assert model(images(1, 3, 64, 64)).shape == (1, 10)
 
 
-def test_timms_own_ways_into_the_model_see_the_positions():
-    model, x = create().eval(), images(2, 3, 64, 96)
-    features = timm.create_model(
-        "vit_tiny_patch16_cape_224", depth=2, features_only=True, out_indices=(0, 1)
-    )
-    assert [f.shape[2:] for f in features(x)] == [(4, 6), (4, 6)]
-    final, _ = model.forward_intermediates(x)
-    torch.testing.assert_close(final, model.forward_features(x))
-
-
-def test_the_class_tokens_position_is_not_decayed_and_belongs_to_the_stem():
-    model = create()
-    assert "cls_pos_embed" in model.no_weight_decay()
-    optimizer = create_optimizer_v2(model, "adamw", lr=1.0, layer_decay=0.5)
-    scale = {id(p): g["lr_scale"] for g in optimizer.param_groups for p in g["params"]}
-    assert scale[id(model.cls_pos_embed)] == scale[id(model.cls_token)]
-
-
-def test_every_parameter_gets_a_gradient():
-    model = create()
-    model(images(2, 3, 32, 32)).sum().backward()
-    assert [n for n, p in model.named_parameters() if p.grad is None] == []
-
-
 def test_options_reach_the_positions():
-    model = create(max_global_shift=0.1, max_local_shift=0.2, max_global_scale=2.0, extent=0.7)
-    text = repr(model.position)
-    assert "max_global_shift=0.1, max_local_shift=0.2, max_global_scale=2.0, extent=0.7" in text
+    options = dict(max_global_shift=0.1, max_local_shift=(0.2, 0.3), max_global_scale=2.0)
+    position = create(**options, extent=0.7).position
+    assert {name: getattr(position, name) for name in options} == options
+    assert position.extent == 0.7
 
 
 @pytest.mark.parametrize(
@@ -144,8 +140,8 @@ def test_options_reach_the_positions():
         (dict(extent=0.0), "extent must be finite and > 0, got 0.0"),
         (dict(embed_dim=191, num_heads=1), "dim must be even"),
         (dict(pos="rope"), "unknown variant 'rope': choose one of nopos, sinpos, cape"),
-        (dict(pos="abspos"), "timm's own ViT"),
-        (dict(pos_embed="learn"), "timm's own ViT"),
+        (dict(pos="abspos"), "timm's own models: create vit_tiny_patch16_224"),
+        (dict(pos_embed="learn"), "timm's own models: create vit_tiny_patch16_224"),
     ],
 )
 @pytest.mark.parametrize("variant", ["nopos", "cape"])
@@ -154,75 +150,39 @@ def test_wrong_option_values_are_refused_whatever_the_variant(variant, options, 
         create(variant, **options)
 
 
+def test_what_train_py_makes_of_model_kwargs_works():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model-kwargs", nargs="*", default={}, action=ParseKwargs)  # as it does
+    given = "max_global_scale=1 max_global_shift=0.25 max_local_shift=(0.1,0.2) extent=0.7"
+    options = parser.parse_args(["--model-kwargs", *given.split()]).model_kwargs
+    position = create(**options).train().position
+    assert position.max_global_scale == 1
+    assert position.max_local_shift == (0.1, 0.2)
+    assert create(**options)(images(1, 3, 32, 48)).shape == (1, 10)
+    for given in ("max_local_shift=[0.1,0.2]", "max_local_shift=0.0", "max_local_shift=None"):
+        options = parser.parse_args(["--model-kwargs", given]).model_kwargs
+        assert create(**options)(images(1, 3, 32, 48)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "max_global_scale=big",
+        "max_global_shift=0,5",
+        "max_local_shift=1/14",
+        "max_local_shift=(0.1,0.1,0.1)",
+        "extent=wide",
+        "extent=True",
+    ],
+)
+def test_model_kwargs_that_are_no_numbers_are_refused(given):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model-kwargs", nargs="*", default={}, action=ParseKwargs)
+    options = parser.parse_args(["--model-kwargs", given]).model_kwargs
+    with pytest.raises(ValueError, match=given.split("=")[0]):
+        create(**options)
+
+
 def test_misspelt_options_are_refused():
     with pytest.raises(TypeError, match="max_gobal_shift"):
         create(max_gobal_shift=0.5)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_saved_model_comes_back_by_local_dir_with_its_options(variant, tmp_path):
-    model = create(variant, max_global_scale=1.1).eval()
-    timm.models.save_for_hf(model, str(tmp_path))
-    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
-    assert again.position.max_global_scale == 1.1
-    x = images(1, 3, 96, 64)
-    assert torch.equal(again(x), model(x))
-
-
-def test_a_standard_vit_checkpoint_loads_and_its_table_is_dropped_aloud(tmp_path, caplog):
-    stock = timm.create_model("vit_tiny_patch16_224", **SMALL)
-    torch.save(stock.state_dict(), tmp_path / "stock.pth")
-    overlay = dict(file=str(tmp_path / "stock.pth"), num_classes=10)
-    with caplog.at_level(logging.WARNING):
-        model = create(pretrained=True, pretrained_cfg_overlay=overlay)
-    assert "dropped pos_embed (1, 197, 192)" in caplog.text
-    assert torch.equal(model.cls_pos_embed, stock.pos_embed[:, :1])
-    assert torch.equal(model.blocks[1].mlp.fc2.weight, stock.blocks[1].mlp.fc2.weight)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_stays_close_to_float32(dtype):
-    model, x = create().eval(), images(2, 3, 160, 160)
-    with torch.no_grad():
-        expected = model(x)
-        out = model.to(dtype)(x.to(dtype))
-    assert out.dtype == dtype
-    torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=0)
-
-
-def test_meta_device_construction_and_init_weights():
-    with torch.device("meta"):
-        model = create()
-    model = model.to_empty(device="cpu")
-    model.init_weights()
-    assert 0.015 < model.cls_pos_embed.std() < 0.025
-    assert model.eval()(images(1, 3, 32, 32)).isfinite().all()
-
-
-def test_fx_traces_through_the_model_without_freezing_the_noise():
-    from timm.models import create_feature_extractor
-
-    traced = create_feature_extractor(create().train(), {"head": "logits"})
-    x = images(2, 3, 224, 224)
-    first, second = (next(iter(traced(x).values())) for _ in range(2))
-    assert not torch.equal(first, second)
-
-
-def test_onnx_export_in_evaluation_takes_any_size(tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    model = create().eval()
-    height, width = torch.export.Dim("h", min=2, max=40), torch.export.Dim("w", min=2, max=40)
-    torch.onnx.export(
-        model,
-        (images(2, 3, 64, 96),),
-        tmp_path / "model.onnx",
-        dynamo=True,
-        dynamic_shapes={"x": {0: torch.export.Dim("b"), 2: 16 * height, 3: 16 * width}},
-        verbose=False,
-    )
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    for shape in ((3, 3, 64, 96), (1, 3, 160, 224)):
-        x = images(*shape)
-        (out,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-        assert np.abs(out - model(x).detach().numpy()).max() < 1e-5

@@ -1,0 +1,81 @@
+"""Timing shared by the benchmarks: candidates take turns, and ratios are taken within each turn."""
+
+import gc
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+
+def take_turns(
+    candidates: dict[str, Callable[[], object]], unit: str, rounds: int
+) -> tuple[float, dict[str, float]]:
+    """Time candidates in turn; a machine that slows down slows all of them.
+
+    Args:
+        candidates: name → what to run; its result is dropped.
+        unit: the candidate that the others are compared with.
+        rounds: turns after three of warm-up.
+
+    Returns:
+        the unit's median time in seconds, and each candidate's median ratio to it.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in candidates}
+    cuda = torch.cuda.is_available()
+    for turn in range(-3, rounds):
+        for name, run in candidates.items():
+            if cuda:
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            run()
+            if cuda:
+                torch.cuda.synchronize()
+            if turn >= 0:
+                taken[name].append(time.perf_counter() - start)
+    ratios = {
+        name: statistics.median(a / b for a, b in zip(times, taken[unit], strict=True))
+        for name, times in taken.items()
+    }
+    return statistics.median(taken[unit]), ratios
+
+
+def peak_bytes(run: Callable[[], object], device: str) -> int:
+    """Memory that a call needs at its worst, beyond what is there before it, in bytes."""
+    run()  # compiles, tunes, fills caches
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return torch.cuda.max_memory_allocated() - before
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak so far
+    before = _status("VmRSS")
+    run()
+    return _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if field in line)
+    return 1024 * int(line.split()[1])
+
+
+def machine(device: str) -> str:
+    """The machine, in words."""
+    if device == "cuda":
+        where = torch.cuda.get_device_name()
+    else:
+        where = f"{torch.get_num_threads()} threads of {processor()}"
+    return f"{where}, torch {torch.__version__}"
+
+
+def processor() -> str:
+    """The CPU's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(": ")[1] for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,79 @@
+"""What CAPE does to the patches of an image: grid → global shift → local shift → global scale."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cape_plugins import Augmentation, Draw, patch_grid, sinusoid_2d
+from cape_plugins.plot.canvas import pyplot, save
+
+SEED = 5  # its shift and scale are large enough to be seen
+DIM = 64  # channels of the embedding in the last panel
+
+
+def steps(settings: Augmentation, grid: tuple[int, int], *, seed: int = SEED) -> dict[str, Tensor]:
+    """The positions after each step of the core's augmentation, all from one draw.
+
+    Args:
+        settings: the full augmentation; the earlier steps are it with the later ones left out.
+        grid: (height, width) in patches.
+        seed: of Δ, λ and the local shifts.
+
+    Returns:
+        title → (height · width, 2) positions.
+    """
+    positions = patch_grid(*grid)[None]
+    generator = torch.Generator().manual_seed(seed)
+    drawn = settings.draw(1, 2, generator=generator)
+    noise = generator.get_state()
+    unscaled = drawn._replace(scale=torch.ones(1))
+    shift_only = Augmentation(settings.max_global_shift, mean_normalize=settings.mean_normalize)
+
+    def apply(which: Augmentation, draw: Draw) -> Tensor:
+        generator.set_state(noise)  # the same local shifts in every step
+        return which.apply(positions, draw, generator=generator)[0]
+
+    down, right = drawn.shift[0].tolist()
+    return {
+        "positions\n(patch centres)": positions[0],
+        f"+ global shift Δ, per image\n({down:+.2f} down, {right:+.2f} right)": apply(
+            shift_only, unscaled
+        ),
+        "+ local shift ε\nper patch and axis": apply(settings, unscaled),
+        f"× global scale λ, per image\n({drawn.scale.item():.2f})": apply(settings, drawn),
+    }
+
+
+def draw(
+    path: Path,
+    settings: Augmentation,
+    grid: tuple[int, int],
+    *,
+    seed: int = SEED,
+) -> None:
+    """Draw the steps, and the embedding of the last; see :func:`steps`.
+
+    Raises:
+        ImportError: matplotlib is missing.
+    """
+    plt = pyplot()
+    panels = steps(settings, grid, seed=seed)
+    figure, axes = plt.subplots(1, 5, figsize=(13, 2.95), layout="constrained")
+    order = torch.linspace(0, 1, grid[0] * grid[1])
+    reach = max(1.0, *(float(positions.abs().max()) for positions in panels.values())) + 0.1
+    for axis, (title, positions) in zip(axes, panels.items(), strict=False):
+        rows, columns = positions.unbind(-1)
+        axis.add_patch(plt.Rectangle((-1, -1), 2, 2, fill=False, color="0.6", lw=0.8))
+        axis.plot(0, 0, "+", color="0.6", zorder=0)
+        axis.scatter(columns, rows, c=order, s=10, cmap="viridis")
+        axis.set(xlim=(-reach, reach), ylim=(reach, -reach), xticks=[-1, 0, 1], yticks=[-1, 0, 1])
+        axis.set_aspect("equal")
+        axis.set_title(title, fontsize=9)
+        axis.tick_params(labelsize=7)
+    embedding = sinusoid_2d(positions, DIM)
+    axes[4].imshow(embedding, cmap="RdBu", aspect="auto", vmin=-1, vmax=1, interpolation="none")
+    axes[4].set_box_aspect(1)
+    axes[4].set_title("→ cos | sin,\nadded to the content", fontsize=9)
+    axes[4].set(xlabel="channel", ylabel="patch", xticks=[], yticks=[])
+    save(figure, path)

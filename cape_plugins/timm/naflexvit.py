@@ -1,0 +1,337 @@
+"""NaFlexVit with computed positions: native aspect ratio, any number of patches per image.
+
+timm's NaFlexVit takes batches of images of different sizes as padded sequences of patches, each
+with its coordinates. Here the positions come from those coordinates: each axis of each image runs
+on its own from -1 to 1, as in the paper (section 4.1), and padding has none.
+
+The file has timm's name for it on purpose: timm's registry and tests group models by it.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from timm.data import IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD
+from timm.layers import register_notrace_module, trunc_normal_
+from timm.models import build_model_with_cfg, generate_default_cfgs, naflexvit, register_model
+from torch import Tensor, nn
+
+from cape_plugins.augment import Augmentation
+from cape_plugins.embedding import PositionalEmbedding2d
+from cape_plugins.fused import add_sinusoid
+from cape_plugins.timm.vision_transformer import check_options, check_size, take_position_table
+
+__all__ = ["NaFlexVitCape"]
+
+
+def naflex_positions(
+    patch_coord: Tensor, patch_valid: Tensor | None = None, *, extent: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Positions of a padded batch's patches, as :func:`cape_plugins.patch_grid` has them.
+
+    Args:
+        patch_coord: (B, N, 2) integers, row and column of each patch in its image's grid.
+        patch_valid: (B, N), false for padding. Default: no padding.
+        extent: each axis of each image runs from ``-extent`` to ``extent`` (the paper's γ).
+
+    Returns:
+        (B, N, 2) float32 positions, NaN at padding, and (B, 1, 2) integers, each image's grid
+        (height, width). An axis of one patch sits at 0.
+    """
+    padding = torch.zeros_like(patch_coord[..., 0], dtype=torch.bool)
+    if patch_valid is not None:
+        padding = ~patch_valid.bool()
+    coord = patch_coord.masked_fill(padding[..., None], 0)
+    grids = coord.amax(dim=1, keepdim=True) + 1
+    positions = (coord * 2 - (grids - 1)).to(torch.float32) / (grids - 1).clamp(min=1) * extent
+    return positions.masked_fill(padding[..., None], float("nan")), grids
+
+
+def augment_naflex(positions: Tensor, grids: Tensor, settings: PositionalEmbedding2d) -> Tensor:
+    """Augment what :func:`naflex_positions` returns, as in training; the same shape and dtype.
+
+    Unlike :class:`cape_plugins.Augmentation` alone it knows each image's own 1 / N.
+    """
+    local = settings.max_local_shift
+    noise = Augmentation(max_local_shift=1.0 if local is None else local)
+    local_shift = noise.draw_local_shift(positions)
+    if local is None:
+        local_shift = local_shift / grids  # 1 / N per axis of each image's own grid
+    rest = Augmentation(
+        settings.max_global_shift,
+        max_global_scale=settings.max_global_scale,
+        mean_normalize=False,
+    )
+    draw = rest.draw(positions.shape[0], 2, device=positions.device)
+    # Δ and ε are both added before λ multiplies, so ε may come first
+    return rest.apply(positions + local_shift, draw)
+
+
+@register_notrace_module
+class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
+    """timm's NaFlexEmbeds, computed positions added to the patches.
+
+    Args:
+        stock: what it is made from and whose parameters it takes over, without positions.
+        position: variant and settings.
+
+    Raises:
+        ValueError: on an image that the patch size does not divide, without ``dynamic_img_pad``.
+    """
+
+    def __init__(self, stock: naflexvit.NaFlexEmbeds, position: PositionalEmbedding2d) -> None:
+        nn.Module.__init__(self)
+        # NaFlexVit makes its NaFlexEmbeds itself and takes no other class for them
+        self.__dict__.update(vars(stock))
+        self.position = position
+        self.pos_drop_after = self.pos_drop  # dropout comes after the positions
+        self.pos_drop = nn.Identity()
+        if self.cls_token is None or position.variant == "nopos":
+            self.cls_pos_embed = None
+        else:
+            self.cls_pos_embed = nn.Parameter(torch.empty_like(self.cls_token))
+            trunc_normal_(self.cls_pos_embed, std=0.02)
+
+    def reset_parameters(self) -> None:
+        """As timm's, and the class token's position."""
+        super().reset_parameters()
+        if self.cls_pos_embed is not None:
+            trunc_normal_(self.cls_pos_embed, std=0.02)
+
+    def forward(
+        self, x: Tensor, patch_coord: Tensor | None = None, patch_valid: Tensor | None = None
+    ) -> tuple[Tensor, tuple[int, int] | None]:
+        """Images (B, C, H, W) or patches with coordinates → tokens with prefix, and the grid."""
+        if patch_coord is None and not self.dynamic_img_pad:
+            self._check_image(x)
+        x, grid = super().forward(x, patch_coord=patch_coord, patch_valid=patch_valid)
+        prefix, patches = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
+        if self.cls_pos_embed is not None:
+            prefix = torch.cat([prefix[:, :1] + self.cls_pos_embed, prefix[:, 1:]], dim=1)
+        if patch_coord is None:
+            patches = self.position(patches, grid)
+        else:
+            patches = self._add_positions(patches, patch_coord, patch_valid)
+        return self.pos_drop_after(torch.cat([prefix, patches], dim=1)), grid
+
+    def _add_positions(
+        self, patches: Tensor, patch_coord: Tensor, patch_valid: Tensor | None
+    ) -> Tensor:
+        settings = self.position
+        if settings.variant == "nopos":
+            return patches
+        positions, grids = naflex_positions(patch_coord, patch_valid, extent=settings.extent)
+        if settings.variant == "cape" and self.training:
+            positions = augment_naflex(positions, grids, settings)
+        return add_sinusoid(patches, positions)
+
+    def _check_image(self, x: Tensor) -> None:
+        height, width = x.shape[-2:]
+        if height % self.patch_size[0] or width % self.patch_size[1]:
+            raise ValueError(
+                f"an image of {height} × {width} is not divisible by the patch size "
+                f"{self.patch_size}: resize it, or create the model with dynamic_img_pad=True"
+            )
+
+
+class NaFlexVitCape(naflexvit.NaFlexVit):
+    """timm's NaFlexVit with positions computed from the patch coordinates.
+
+    Takes what NaFlexVit takes: batches of timm's NaFlex loader (dicts), and plain images. The
+    class token, where there is one, has its own learnable position, except in nopos; register
+    tokens have none.
+
+    Args:
+        cfg: timm's configuration; its ``pos_embed`` is not used.
+        pos: ``nopos``, ``sinpos`` or ``cape``.
+        max_global_shift: Δ of each axis is uniform in ± this; each image spans [-1, 1].
+        max_local_shift: ε is uniform in ± this, one number or (height, width); None is 1 / N per
+            axis, N patches along it in that image.
+        max_global_scale: λ is log-uniform in [1 / this, this].
+        extent: the paper's γ (Table 6), 1 in training.
+        kwargs: the other arguments of timm's NaFlexVit and fields of its configuration; it
+            rejects unknown ones.
+
+    Raises:
+        ValueError: an option is out of range, whatever ``pos`` is.
+    """
+
+    def __init__(
+        self,
+        cfg: naflexvit.NaFlexVitCfg | None = None,
+        *,
+        pos: str = "cape",
+        max_global_shift: float = 0.5,
+        max_local_shift: float | tuple[float, float] | None = None,
+        max_global_scale: float = 1.4,
+        extent: float = 1.0,
+        **kwargs: Any,
+    ) -> None:
+        check_options(pos, kwargs)
+        cfg = replace(cfg or naflexvit.NaFlexVitCfg(), pos_embed="none")
+        super().__init__(cfg, **kwargs)
+        position = PositionalEmbedding2d(
+            self.embed_dim,
+            pos,
+            max_global_shift=max_global_shift,
+            max_local_shift=max_local_shift,
+            max_global_scale=max_global_scale,
+            extent=extent,
+        )
+        self.embeds = NaFlexEmbedsCape(self.embeds, position)
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """timm's set, and the class token's position."""
+        return {*super().no_weight_decay(), "embeds.cls_pos_embed"}
+
+
+def checkpoint_filter_fn(state_dict: dict[str, Any], model: NaFlexVitCape) -> dict[str, Tensor]:
+    """timm's filter; a table of positions is dropped, its row of the class token kept."""
+    state_dict = state_dict.get("model", state_dict)
+    state_dict = dict(state_dict.get("state_dict", state_dict))
+    class_row = take_position_table(state_dict)
+    state_dict = naflexvit.checkpoint_filter_fn(state_dict, model)
+    check_size(state_dict, model)
+    if class_row is not None and model.embeds.cls_pos_embed is not None:
+        state_dict["embeds.cls_pos_embed"] = class_row
+    return state_dict
+
+
+def _cfg(url: str = "", **kwargs: Any) -> dict[str, Any]:
+    return {
+        "url": url,
+        "num_classes": 1000,
+        "input_size": (3, 384, 384),
+        "pool_size": None,
+        "crop_pct": 1.0,
+        "interpolation": "bicubic",
+        "fixed_input_size": False,
+        "mean": IMAGENET_INCEPTION_MEAN,
+        "std": IMAGENET_INCEPTION_STD,
+        "first_conv": "embeds.proj",
+        "classifier": "head",
+        "license": "mit",
+        **kwargs,
+    }
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        f"naflexvit_{size}_patch16_{pos}_gap.untrained": _cfg()
+        for size in ("tiny", "small", "base")
+        for pos in ("nopos", "sinpos", "cape", "univit")
+    }
+)
+
+_TINY = dict(embed_dim=192, depth=12, num_heads=3)
+_SMALL = dict(embed_dim=384, depth=12, num_heads=6)
+_BASE = dict(embed_dim=768, depth=12, num_heads=12)
+
+_NOPOS = dict(pos="nopos")
+_SINPOS = dict(pos="sinpos")
+_CAPE = dict(pos="cape")
+_UNIVIT = dict(pos="cape", max_global_scale=1.0)
+
+
+def _create_naflexvit(
+    variant: str, pretrained: bool, model_args: dict[str, Any], kwargs: dict[str, Any]
+) -> NaFlexVitCape:
+    # beside sizes and positions as timm's naflexvit_base_patch16_gap, to compare with it
+    model_args = dict(
+        patch_size=16, init_values=1e-5, global_pool="avg", reg_tokens=4, fc_norm=True, **model_args
+    )
+    kwargs = {**model_args, **kwargs}
+    out_indices = kwargs.pop("out_indices", 3)
+    return build_model_with_cfg(
+        NaFlexVitCape,
+        variant,
+        pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg=dict(out_indices=out_indices, feature_cls="getter"),
+        **kwargs,
+    )
+
+
+@register_model
+def naflexvit_tiny_patch16_nopos_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
+    """NaFlex ViT-Ti/16 without positions."""
+    model_args = dict(**_TINY, **_NOPOS)
+    return _create_naflexvit("naflexvit_tiny_patch16_nopos_gap", pretrained, model_args, kwargs)
+
+
+@register_model
+def naflexvit_tiny_patch16_sinpos_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
+    """NaFlex ViT-Ti/16 with 2-D sinusoidal positions."""
+    model_args = dict(**_TINY, **_SINPOS)
+    return _create_naflexvit("naflexvit_tiny_patch16_sinpos_gap", pretrained, model_args, kwargs)
+
+
+@register_model
+def naflexvit_tiny_patch16_cape_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
+    """NaFlex ViT-Ti/16 with CAPE."""
+    model_args = dict(**_TINY, **_CAPE)
+    return _create_naflexvit("naflexvit_tiny_patch16_cape_gap", pretrained, model_args, kwargs)
+
+
+@register_model
+def naflexvit_tiny_patch16_univit_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
+    """NaFlex ViT-Ti/16 with CAPE without its scale (λ = 1)."""
+    model_args = dict(**_TINY, **_UNIVIT)
+    return _create_naflexvit("naflexvit_tiny_patch16_univit_gap", pretrained, model_args, kwargs)
+
+
+@register_model
+def naflexvit_small_patch16_nopos_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
+    """NaFlex ViT-S/16 without positions."""
+    model_args = dict(**_SMALL, **_NOPOS)
+    return _create_naflexvit("naflexvit_small_patch16_nopos_gap", pretrained, model_args, kwargs)
+
+
+@register_model
+def naflexvit_small_patch16_sinpos_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
+    """NaFlex ViT-S/16 with 2-D sinusoidal positions."""
+    model_args = dict(**_SMALL, **_SINPOS)
+    return _create_naflexvit("naflexvit_small_patch16_sinpos_gap", pretrained, model_args, kwargs)
+
+
+@register_model
+def naflexvit_small_patch16_cape_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
+    """NaFlex ViT-S/16 with CAPE."""
+    model_args = dict(**_SMALL, **_CAPE)
+    return _create_naflexvit("naflexvit_small_patch16_cape_gap", pretrained, model_args, kwargs)
+
+
+@register_model
+def naflexvit_small_patch16_univit_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
+    """NaFlex ViT-S/16 with CAPE without its scale (λ = 1)."""
+    model_args = dict(**_SMALL, **_UNIVIT)
+    return _create_naflexvit("naflexvit_small_patch16_univit_gap", pretrained, model_args, kwargs)
+
+
+@register_model
+def naflexvit_base_patch16_nopos_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
+    """NaFlex ViT-B/16 without positions."""
+    model_args = dict(**_BASE, **_NOPOS)
+    return _create_naflexvit("naflexvit_base_patch16_nopos_gap", pretrained, model_args, kwargs)
+
+
+@register_model
+def naflexvit_base_patch16_sinpos_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
+    """NaFlex ViT-B/16 with 2-D sinusoidal positions."""
+    model_args = dict(**_BASE, **_SINPOS)
+    return _create_naflexvit("naflexvit_base_patch16_sinpos_gap", pretrained, model_args, kwargs)
+
+
+@register_model
+def naflexvit_base_patch16_cape_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
+    """NaFlex ViT-B/16 with CAPE."""
+    model_args = dict(**_BASE, **_CAPE)
+    return _create_naflexvit("naflexvit_base_patch16_cape_gap", pretrained, model_args, kwargs)
+
+
+@register_model
+def naflexvit_base_patch16_univit_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
+    """NaFlex ViT-B/16 with CAPE without its scale (λ = 1)."""
+    model_args = dict(**_BASE, **_UNIVIT)
+    return _create_naflexvit("naflexvit_base_patch16_univit_gap", pretrained, model_args, kwargs)

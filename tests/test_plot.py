@@ -1,0 +1,191 @@
+"""The pictures: what they show, checked on the numbers behind them, and that they are written."""
+
+import csv
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("matplotlib")
+
+from cape_plugins import Augmentation, patch_grid, sinusoid_2d
+from cape_plugins.plot import augmentation, curves, embeddings
+from cape_plugins.plot.__main__ import main
+
+SETTINGS = Augmentation(0.5, (1 / 8, 1 / 8), 1.4, mean_normalize=False)
+COLUMNS = ("model", "checkpoint", "dataset", "resolution", "extent", "tta", "strategy")
+
+
+def is_png(path) -> bool:
+    return path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def write(path, rows) -> None:
+    columns = (*COLUMNS, "top1", "images_per_second")
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({**dict.fromkeys(columns, ""), "tta": "0", **row})
+
+
+def test_the_steps_of_the_augmentation_add_up():
+    grid, shifted, jittered, scaled = augmentation.steps(SETTINGS, (8, 8)).values()
+    assert torch.equal(grid, patch_grid(8, 8))
+    shift = (shifted - grid)[0]
+    torch.testing.assert_close(shifted, grid + shift)
+    assert 0.2 < shift.abs().min() < shift.abs().max() <= 0.5  # large enough to be seen
+    assert 0 < (jittered - shifted).abs().max() <= 1 / 8
+    scale = (scaled / jittered).median()
+    torch.testing.assert_close(scaled, jittered * scale)
+    assert 1.1 < scale <= 1.4
+
+
+def test_the_embeddings_are_those_of_the_core_at_each_resolution():
+    table = embeddings.untrained_table(64, 16, 224, seed=0)
+    for size, side in ((160, 10), (224, 14)):
+        abspos, sinpos, cape = embeddings.maps(
+            table, size, [0, 20, 40], antialias=True, seed=0
+        ).values()
+        expected = sinusoid_2d(patch_grid(side, side), 64)[:, [0, 20, 40]]
+        torch.testing.assert_close(sinpos, expected.T.reshape(3, side, side))
+        assert cape.shape == abspos.shape == (3, side, side)
+        assert not torch.allclose(cape, sinpos, atol=0.1)
+    torch.testing.assert_close(abspos.flatten(1), table.rows[:, [0, 20, 40]].T)
+
+
+def test_antialiasing_is_that_of_the_table_alone():
+    table = embeddings.untrained_table(64, 16, 224, seed=0)
+    with_, without = (
+        list(embeddings.maps(table, 160, [0, 20], antialias=a, seed=0).values())
+        for a in (True, False)
+    )
+    assert not torch.allclose(with_[0], without[0])
+    assert torch.equal(with_[1], without[1])
+    assert torch.equal(with_[2], without[2])
+
+
+def test_a_learned_table_is_drawn_without_its_class_token(tmp_path):
+    timm = pytest.importorskip("timm")
+    name, kwargs = "vit_tiny_patch16_224", dict(depth=1, num_classes=10)
+    model = timm.create_model(name, **kwargs, img_size=64)
+    timm.models.save_for_hf(model, str(tmp_path))
+    table = embeddings.learned_table(f"local-dir:{tmp_path}")
+    assert (table.grid, table.patch) == ((4, 4), 16)
+    assert torch.equal(table.rows, model.pos_embed[0, 1:])
+    assert name in table.label
+    out = tmp_path / "o.png"
+    main(
+        [
+            *("embeddings", "--checkpoint", f"local-dir:{tmp_path}", "--out", str(out)),
+            *("--resolutions", "32", "64", "--every", "50"),
+        ]
+    )
+    assert is_png(out)
+
+
+@pytest.mark.parametrize("picture", ["embeddings", "augmentation"])
+def test_pictures_are_written_once(picture, tmp_path, capsys):
+    out = tmp_path / "o.png"
+    few = ["--every", "200"] if picture == "embeddings" else ["--grid", "3", "5"]
+    main([picture, "--out", str(out), *few])
+    assert is_png(out)
+    before = out.read_bytes()
+    with pytest.raises(SystemExit):
+        main([picture, "--out", str(out), *few])
+    assert "exists: choose another name or give --overwrite" in capsys.readouterr().err
+    assert out.read_bytes() == before
+    main([picture, "--out", str(out), "--overwrite", *few])
+
+
+def rows() -> list[dict[str, str]]:
+    return [
+        dict(model="vit", checkpoint=f"runs/{variant}-{seed}/last", resolution=str(size))
+        | dict(top1=str(top1 + seed), images_per_second=str(10000 / size))
+        for variant, top1 in (("cape", 70), ("sinpos", 60))
+        for seed in (0, 2)
+        for size in (32, 48)
+    ]
+
+
+def test_seeds_of_one_name_are_averaged(tmp_path):
+    write(tmp_path / "a.csv", rows())
+    found = curves.curves(curves.read([tmp_path / "a.csv"]), group=r"runs/(\w+)-")
+    assert [curve.name for curve in found] == ["cape", "sinpos"]
+    assert found[0].points == {32: [(32, 70), (32, 72)], 48: [(48, 70), (48, 72)]}
+    against_speed = curves.curves(rows_of(tmp_path), against="throughput", group=r"runs/(\w+)-")
+    assert against_speed[1].points[32] == [(312.5, 60), (312.5, 62)]
+
+
+def rows_of(folder) -> list[dict[str, str]]:
+    return curves.read([folder / "a.csv"])
+
+
+def test_without_a_group_every_checkpoint_has_its_curve_and_extents_are_told_apart(tmp_path):
+    write(
+        tmp_path / "a.csv",
+        [{**row, "extent": extent} for row in rows() for extent in ("1", "sqrt")]
+        + [{**rows()[0], "resolution": "", "strategy": "min"}],  # size bins have no curve
+    )
+    names = [curve.name for curve in curves.curves(rows_of(tmp_path))]
+    assert len(names) == 8
+    assert names[:2] == ["vit (cape-0/last), γ 1", "vit (cape-0/last), γ sqrt"]
+
+
+@pytest.mark.parametrize("against", ["resolution", "throughput"])
+def test_curves_are_drawn(against, tmp_path):
+    write(tmp_path / "a.csv", rows())
+    main(
+        [
+            *("curves", str(tmp_path / "a.csv"), "--against", against, "--group", r"runs/(\w+)-"),
+            *("--trained-at", "32", "--out", str(tmp_path / "o.png")),
+        ]
+    )
+    assert is_png(tmp_path / "o.png")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["embeddings", "--resolutions", "100"], "100 is not divisible by the patch size 16"),
+        (["embeddings", "--resolutions", "100"], "nearest sizes that are: 96 and 112"),
+        (["embeddings", "--every", "0"], "every must be ≥ 1, got 0"),
+        (["embeddings", "--dim", "63"], "dim must be even"),
+        (["embeddings", "--checkpoint", "none.pth"], "no checkpoint file none.pth"),
+        (["augmentation", "--grid", "0"], "--grid takes N or H W, each ≥ 1"),
+        (["augmentation", "--max-global-scale", "0.5"], "max_global_scale must be"),
+        (["curves", "none.csv"], "none.csv cannot be read"),
+        (["curves", __file__], "has no column 'model'"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_no_file(arguments, message, tmp_path, capsys):
+    if "none.pth" in arguments:
+        pytest.importorskip("timm")
+    out = tmp_path / "o.png"
+    with pytest.raises(SystemExit) as exit_:
+        main([*arguments, "--out", str(out)])
+    text = capsys.readouterr().err.strip()
+    assert exit_.value.code == 2
+    assert message in text
+    assert len(text.splitlines()) == 1
+    assert not out.exists()
+
+
+def test_bad_groups_and_endings_are_named(tmp_path, capsys):
+    write(tmp_path / "a.csv", rows())
+    for options, message in (
+        (["--group", "("], "is no regular expression"),
+        (["--group", "mamba"], "finds nothing in runs/cape-0/last"),
+        (["--metric", "top5"], "top5"),
+        (["--out", str(tmp_path / "o.doc")], "no ending that matplotlib draws"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["curves", str(tmp_path / "a.csv"), "--out", str(tmp_path / "o.png"), *options])
+        assert message in capsys.readouterr().err
+
+
+def test_a_missing_matplotlib_names_the_extra(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit):
+        main(["augmentation", "--out", str(tmp_path / "o.png")])
+    assert "pip install 'cape-plugins[plot]'" in capsys.readouterr().err

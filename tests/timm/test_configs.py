@@ -1,0 +1,217 @@
+"""The recipes of configs/timm and the command lines of integrations/timm/README.md."""
+
+import os
+import re
+import shlex
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+import timm
+import yaml
+from timm.layers import to_2tuple
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = ROOT / "configs" / "timm"
+README = ROOT / "integrations" / "timm" / "README.md"
+STUDY = CONFIGS / "cifar10_study.yaml"
+RECIPES = sorted(set(CONFIGS.glob("*.yaml")) - {STUDY})
+IMAGENET = [path for path in RECIPES if not path.name.startswith("cifar10")]
+FROM_SCRATCH = [path for path in IMAGENET if not path.name.startswith("finetune")]
+
+
+def read(path):
+    return yaml.safe_load(path.read_text())
+
+
+def recipe_name(path):
+    return path.stem
+
+
+def readme_commands():
+    """The README's command lines that start train.py, as lists of words."""
+    blocks = re.findall(r"```sh\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line) for line in lines if re.search(r"train\.py (-c|--config)", line)]
+
+
+def readme_table(first_heading):
+    """Rows of the README's table whose first column is headed so, as lists of cells."""
+    lines = README.read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {first_heading} |"))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def flag(words, *names, default=None):
+    """The value that follows the last of these flags."""
+    found = [words[i + 1] for i, word in enumerate(words[:-1]) if word in names]
+    return found[-1] if found else default
+
+
+def split_command(words):
+    """(processes, the YAML, train.py's arguments) of a command line."""
+    script = next(i for i, word in enumerate(words) if word.endswith("train.py"))
+    launcher, arguments = words[:script], words[script + 1 :]
+    processes = int(flag(launcher, "--nnodes", default=1)) * int(
+        flag(launcher, "--nproc-per-node", default=1)
+    )
+    return processes, CONFIGS / Path(flag(arguments, "-c", "--config")).name, arguments
+
+
+def effective_batch(processes, recipe, arguments):
+    batch = int(flag(arguments, "-b", "--batch-size", default=recipe["batch_size"]))
+    return processes * batch * int(flag(arguments, "--grad-accum-steps", default=1))
+
+
+@pytest.fixture(scope="module")
+def train_parser():
+    """The parser of timm's train.py."""
+    scripts = os.environ.get("TIMM_SCRIPTS")
+    if not scripts:
+        pytest.skip("TIMM_SCRIPTS does not name a folder with timm's train.py")
+    spec = spec_from_file_location("timm_train_script", Path(scripts) / "train.py")
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.parser
+
+
+def as_arguments(option, value):
+    """A YAML value as train.py's command line has it."""
+    if value is True:
+        return [option]
+    if isinstance(value, dict):
+        return [option, *(f"{key}={item}" for key, item in value.items())]
+    return [option, *map(str, value if isinstance(value, list) else [value])]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=recipe_name)
+def test_every_key_and_value_is_one_of_train_py(path, train_parser):
+    options = {action.dest: action.option_strings for action in train_parser._actions}
+    for key, value in read(path).items():
+        assert key in options, f"train.py has no argument {key}"  # it would ignore it silently
+        arguments = as_arguments(options[key][-1], value)
+        assert getattr(train_parser.parse_args(arguments), key) == value
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=recipe_name)
+def test_train_py_takes_the_recipe_as_its_defaults(path, train_parser):
+    before = {action.dest: action.default for action in train_parser._actions}
+    train_parser.set_defaults(**read(path))
+    try:
+        parsed = vars(train_parser.parse_args([]))
+    finally:
+        train_parser.set_defaults(**before)
+    assert {key: parsed[key] for key in read(path)} == read(path)
+
+
+def test_the_command_lines_of_the_readme_parse(train_parser):
+    for words in readme_commands():
+        _, path, arguments = split_command(words)
+        at = next(i for i, word in enumerate(arguments) if word in ("-c", "--config"))
+        parsed = train_parser.parse_args(arguments[:at] + arguments[at + 2 :])
+        assert path.is_file()
+        assert parsed.data_dir
+        assert parsed.experiment
+
+
+def test_the_command_lines_of_the_readme_cover_every_kind_of_machine():
+    found = {split_command(words)[0] for words in readme_commands()}
+    assert found == {1, 8, 16}
+
+
+def test_every_command_line_of_the_readme_trains_on_1024_images_an_update():
+    for words in readme_commands():
+        processes, path, arguments = split_command(words)
+        assert effective_batch(processes, read(path), arguments) == 1024, " ".join(words)
+
+
+def test_repeated_augmentation_is_asked_for_where_several_processes_train():
+    for words in readme_commands():
+        processes, path, arguments = split_command(words)
+        assert (flag(arguments, "--aug-repeats") == "3") == (processes > 1), " ".join(words)
+        assert "aug_repeats" not in read(path)
+
+
+def test_the_table_of_machines_gives_1024_images_an_update_for_every_recipe():
+    seen = set()
+    for names, *columns in readme_table("YAML | 16 GPUs"):
+        for name in re.findall(r"`(\w+)`", names):
+            seen.add(name)
+            recipe = read(CONFIGS / f"{name}.yaml")
+            for processes, cell in zip((16, 8, 1), columns, strict=True):
+                assert effective_batch(processes, recipe, cell.strip("`").split()) == 1024
+    assert seen == {path.stem for path in IMAGENET}
+
+
+def test_models_of_the_readme_exist():
+    names = re.findall(r"\b((?:vit|deit)_\w*patch\w+)\b(?!\*)", README.read_text())
+    patterns = re.findall(r"`((?:vit|deit)_\{[^`]+|vit_\w+\*\w+)`", README.read_text())
+    for pattern in patterns:
+        sizes = re.search(r"\{(.*)\}", pattern)
+        for size in sizes[1].split(",") if sizes else [""]:
+            assert timm.list_models(re.sub(r"\{.*\}", size, pattern)), pattern
+    assert names
+    assert not [name for name in names if not timm.is_model(name)]
+
+
+@pytest.mark.parametrize("path", IMAGENET, ids=recipe_name)
+def test_the_learning_rate_grows_linearly_to_the_papers_value(path):
+    recipe = read(path)
+    assert recipe["lr_base_scale"] == "linear"
+    expected = 1e-5 if path.stem.startswith("finetune") else 1e-3
+    assert recipe["lr_base"] * 1024 / recipe["lr_base_size"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("path", IMAGENET, ids=recipe_name)
+def test_every_variant_gets_images_of_a_size_that_its_patches_divide(path):
+    recipe = read(path)
+    for size in [recipe["img_size"], *recipe.get("train_img_sizes", [])]:
+        assert size % 16 == 0
+    assert recipe["model_kwargs"] == {"img_size": recipe["img_size"], "dynamic_img_size": True}
+    for name in ("vit_tiny_patch16_cape_224", "deit_tiny_patch16_224"):
+        model = timm.create_model(name, **recipe["model_kwargs"])
+        assert model.patch_embed.img_size == (recipe["img_size"], recipe["img_size"])
+        assert not model.patch_embed.strict_img_size
+
+
+def test_recipes_from_scratch_differ_in_image_sizes_alone():
+    def rest(path):
+        sizes = ("img_size", "train_img_sizes", "model_kwargs")
+        return {key: value for key, value in read(path).items() if key not in sizes}
+
+    first, *others = FROM_SCRATCH
+    assert len(others) == 3
+    assert all(rest(path) == rest(first) for path in others)
+
+
+def test_ablations_of_the_readme_are_options_of_the_model():
+    commands = [row[1].strip("`").split() for row in readme_table("variant or ablation")]
+    ablations = [words for words in commands if "--model-kwargs" in words]
+    assert len(ablations) == 3
+    for words in ablations:
+        name, value = flag(words, "--model-kwargs").split("=")
+        model = timm.create_model("vit_tiny_patch16_cape_224", **{name: float(value)})
+        assert to_2tuple(getattr(model.position, name)) == (float(value),) * 2
+
+
+def test_the_study_gives_every_variant_the_same_width_depth_and_sizes():
+    study = read(STUDY)
+    shared = study["model_kwargs"]
+    for variant in study["variants"].values():
+        options = {**shared, **variant.get("model_kwargs", {})}
+        model = timm.create_model(variant["model"], num_classes=10, **options)
+        assert model.embed_dim == shared["embed_dim"]
+        assert len(model.blocks) == shared["depth"]
+        assert model.blocks[0].attn.num_heads == shared["num_heads"]
+        assert model.patch_embed.patch_size == (shared["patch_size"],) * 2
+        assert not model.patch_embed.strict_img_size
+    for sizes in (*study["train_img_sizes"].values(), study["test_img_sizes"]):
+        assert all(size % shared["patch_size"] == 0 for size in sizes)
+    assert (CONFIGS / study["recipe"]).is_file()
