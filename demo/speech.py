@@ -83,6 +83,7 @@ ENCODER = {
     "dropout_rate": 0.1,
     "attention_dropout_rate": 0.0,
     "conv_dropout_rate": 0.1,
+    "layer_drop_rate": 0.0,
     "frame_shift": HOP / RATE,
     # centred positions reach ±1.5 s in training and ±18 s in the longest test
     "max_global_shift": 18.0,

@@ -1,13 +1,18 @@
-"""CAPE inside ESPnet2: ``encoder: cape_transformer``, registered on import (and by autoload)."""
+"""CAPE inside ESPnet2, registered on import (and by autoload) with ESPnet's ASR task.
+
+``encoder: cape_transformer``, ``frontend: cape_fbank``, ``specaug: cape_specaug``,
+``model: cape_asr`` and, for training without padding, ``iterator_type: task``.
+"""
 
 import importlib
 import sys
+from types import ModuleType
 
 from cape_plugins import autoload
 
 
 def register() -> None:
-    """Add our encoder to the choices of ESPnet's ASR task; idempotent.
+    """Add our classes to the choices of ESPnet's ASR task; idempotent.
 
     Autoload calls this while ``espnet2.tasks.asr`` is still being executed, as soon as the class
     ASRTask exists: that is before the parser reads the choices, and after they were made.
@@ -24,25 +29,51 @@ def register() -> None:
                 f"cape_plugins.espnet needs ESPnet ≥ 202511 ({error}): "
                 "pip install 'cape-plugins[espnet]'"
             ) from error
-    choices = getattr(task, "encoder_choices", None)
-    if choices is None:
+    names = ("frontend", "specaug", "model", "encoder")
+    choices = {name: getattr(task, f"{name}_choices", None) for name in names}
+    asr_task = _asr_task(task)
+    if asr_task is None or None in choices.values():
         if getattr(task.__spec__, "_initializing", False):
             # it is too early; autoload's hook comes back when the choices exist
             autoload.install(force=True)
             return
         raise ImportError(
-            "espnet2.tasks.asr has no encoder_choices: cape_plugins.espnet knows ESPnet 202511"
+            "espnet2.tasks.asr has no ASRTask with choices of encoders: cape_plugins.espnet knows "
+            "ESPnet 202511"
         )
 
+    from cape_plugins.espnet.batches import build_task_iter_factory
     from cape_plugins.espnet.encoder import CapeTransformerEncoder
+    from cape_plugins.espnet.frontend import CapeFbank
+    from cape_plugins.espnet.model import CapeASRModel
+    from cape_plugins.espnet.specaug import CapeSpecAug
 
-    # ESPnet checks this in ClassChoices.__init__ only
-    if choices.base_type is not None and not issubclass(CapeTransformerEncoder, choices.base_type):
-        raise ImportError(
-            f"ESPnet's encoders must be {choices.base_type}, which CapeTransformerEncoder is not: "
-            "was espnet2 imported twice?"
-        )
-    choices.classes["cape_transformer"] = CapeTransformerEncoder
+    for kind, name, ours in (
+        ("frontend", "cape_fbank", CapeFbank),
+        ("specaug", "cape_specaug", CapeSpecAug),
+        ("model", "cape_asr", CapeASRModel),
+        ("encoder", "cape_transformer", CapeTransformerEncoder),
+    ):
+        base = choices[kind].base_type
+        # ESPnet checks this in ClassChoices.__init__ only
+        if base is not None and not issubclass(ours, base):
+            raise ImportError(
+                f"ESPnet's choices of {kind} must be {base}, which {ours.__name__} is not: was "
+                "espnet2 imported twice?"
+            )
+        choices[kind].classes[name] = ours
+    if "build_task_iter_factory" not in vars(asr_task):  # AbsTask's raises NotImplementedError
+        asr_task.build_task_iter_factory = classmethod(build_task_iter_factory)
+
+
+def _asr_task(module: ModuleType) -> type | None:
+    """ASRTask, which its module does not name yet while the class is being created."""
+    if hasattr(module, "ASRTask"):
+        return module.ASRTask
+    abs_task = getattr(sys.modules.get("espnet2.tasks.abs_task"), "AbsTask", None)
+    subclasses = [] if abs_task is None else abs_task.__subclasses__()
+    ours = [c for c in subclasses if (c.__module__, c.__name__) == (module.__name__, "ASRTask")]
+    return ours[0] if ours else None
 
 
 register()

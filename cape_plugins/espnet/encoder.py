@@ -5,6 +5,7 @@ https://arxiv.org/abs/2106.03143, section 4.2.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,12 +13,21 @@ from espnet2.asr.encoder.abs_encoder import AbsEncoder
 from torch import Tensor, nn
 
 from cape_plugins.augment import is_number
-from cape_plugins.embedding import PositionalEmbedding1d, check_variant
+from cape_plugins.embedding import VARIANTS, PositionalEmbedding1d, check_variant
 from cape_plugins.espnet.layers import STRIDE, ConvolutionalFront, TransformerLayer, subsampled
 from cape_plugins.positions import can_look_at, check_positions, frame_times
+from cape_plugins.relative import RelativeAttention
+
+try:
+    from espnet.nets.pytorch_backend.transformer.subsampling import TooShortUttError
+except ImportError:  # ESPnet after 202511
+    from espnet2.legacy.nets.pytorch_backend.transformer.subsampling import TooShortUttError
 
 # The paper speeds up the frequencies 30 times, because positions are seconds (section 4.2).
 FREQUENCY_SCALE = 30.0
+
+# Seconds to each side: relpos in section 4.2, relpos in the first layer alone in the appendix.
+RELPOS_CONTEXT = {"relpos": 26.8, "relpos_first": 27.6}
 
 
 class CapeTransformerEncoder(AbsEncoder):
@@ -25,7 +35,8 @@ class CapeTransformerEncoder(AbsEncoder):
 
     Put it into a recipe as ``encoder: cape_transformer``; the arguments are ``encoder_conf``,
     named as in ESPnet's TransformerEncoder. The defaults are the paper's model (36 layers,
-    section 4.2) with its regularisation for TED-LIUM; for WSJ it takes 0.4 for both dropouts.
+    section 4.2) with its regularisation for TED-LIUM; for WSJ it takes 0.4 for ``dropout_rate``,
+    ``attention_dropout_rate`` and ``layer_drop_rate``.
 
     Args:
         input_size: feature channels; ESPnet passes it.
@@ -39,7 +50,15 @@ class CapeTransformerEncoder(AbsEncoder):
         conv_dropout_rate: after the convolution; 0.3 in the paper.
         normalize_before: pre-norm, as ESPnet's default, with a LayerNorm at the end. The paper's
             models are post-norm: ``false``.
-        pos: ``nopos``, ``sinpos``, ``abspos`` (learnable) or ``cape``.
+        interctc_layer_idx: layers, counted from 1, after which ESPnet's model adds a CTC loss;
+            each below ``num_blocks``. Their outputs pass the last LayerNorm, as in ESPnet.
+        interctc_use_conditioning: feed the CTC posteriors at those layers back into the next one
+            (self-conditioned CTC); needs ``interctc_layer_idx``.
+        layer_drop_rate: in training a layer is dropped with this probability, one draw per layer
+            and batch; nothing is rescaled in evaluation (authors). The paper takes the same
+            value as for ``dropout_rate``. It saves no time: dropped layers are multiplied by 0.
+        pos: ``nopos``, ``sinpos``, ``abspos`` (learnable), ``relpos`` (learnable, in each layer),
+            ``relpos_first`` (in the first layer only) or ``cape``.
         max_global_shift: Δ in seconds, uniform in ± this; 30 in the authors' code, so that the
             interval covers the paper's 60 s.
         max_local_shift: ε in seconds, uniform in ± this; None is the most that keeps the order,
@@ -47,8 +66,13 @@ class CapeTransformerEncoder(AbsEncoder):
         max_global_scale: λ is log-uniform in [1 / this, this]; 1.1 for WSJ, 2 for TED-LIUM.
         abspos_context: seconds covered by the table of ``abspos``, 13.8 in the paper; later
             frames take their index modulo its size.
+        relpos_context: seconds to each side in which ``relpos`` tells distances apart; those
+            beyond count as the last. None is the paper's: 26.8, and 27.6 for ``relpos_first``.
+            Distances are frames after the convolution, whatever ``times`` say.
+        relpos_values: let ``relpos`` add learned vectors to the values too; the paper does not.
         frame_shift: seconds between feature frames, the frontend's ``hop_length / fs``. Nothing
-            can check it here: ESPnet's frontend does not tell the encoder.
+            can check it here, because ESPnet's frontend does not tell the encoder; the model
+            ``cape_asr`` does.
 
     Raises:
         ValueError: a value is out of range, whatever ``pos`` is.
@@ -66,11 +90,16 @@ class CapeTransformerEncoder(AbsEncoder):
         attention_dropout_rate: float = 0.1,
         conv_dropout_rate: float = 0.3,
         normalize_before: bool = True,
+        interctc_layer_idx: Sequence[int] = (),
+        interctc_use_conditioning: bool = False,
+        layer_drop_rate: float = 0.1,
         pos: str = "cape",
         max_global_shift: float = 30.0,
         max_local_shift: float | None = None,
         max_global_scale: float = 1.1,
         abspos_context: float = 13.8,
+        relpos_context: float | None = None,
+        relpos_values: bool = False,
         frame_shift: float = 0.01,
     ) -> None:
         super().__init__()
@@ -93,22 +122,35 @@ class CapeTransformerEncoder(AbsEncoder):
             ("positional_dropout_rate", positional_dropout_rate),
             ("attention_dropout_rate", attention_dropout_rate),
             ("conv_dropout_rate", conv_dropout_rate),
+            ("layer_drop_rate", layer_drop_rate),
         ):
             if not (is_number(rate) and 0 <= rate < 1):
                 raise ValueError(f"{name} must be a number in [0, 1), got {rate!r}")
-        if not isinstance(normalize_before, bool):
-            raise ValueError(f"normalize_before must be true or false, got {normalize_before!r}")
+        for name, flag in (
+            ("normalize_before", normalize_before),
+            ("interctc_use_conditioning", interctc_use_conditioning),
+            ("relpos_values", relpos_values),
+        ):
+            if not isinstance(flag, bool):
+                raise ValueError(f"{name} must be true or false, got {flag!r}")
+        _check_interctc(interctc_layer_idx, interctc_use_conditioning, num_blocks)
         _check_pos(pos)
         if not (is_number(frame_shift) and frame_shift > 0):
             raise ValueError(f"frame_shift must be seconds > 0, got {frame_shift!r}")
         if not (max_local_shift is None or is_number(max_local_shift)):  # else one per axis
             raise ValueError(f"max_local_shift must be seconds or null, got {max_local_shift!r}")
         spacing = STRIDE * frame_shift
-        if not (is_number(abspos_context) and abspos_context >= spacing):
-            raise ValueError(
-                f"abspos_context must be seconds ≥ {spacing:g}, one frame after the convolution, "
-                f"got {abspos_context!r}"
-            )
+        if relpos_context is None:
+            relpos_context = RELPOS_CONTEXT.get(pos, RELPOS_CONTEXT["relpos"])
+        for name, seconds in (
+            ("abspos_context", abspos_context),
+            ("relpos_context", relpos_context),
+        ):
+            if not (is_number(seconds) and seconds >= spacing):
+                raise ValueError(
+                    f"{name} must be seconds ≥ {spacing:g}, one frame after the convolution, "
+                    f"got {seconds!r}"
+                )
 
         self._output_size = output_size
         self.pos = pos
@@ -116,7 +158,7 @@ class CapeTransformerEncoder(AbsEncoder):
         self.front = ConvolutionalFront(input_size, output_size, conv_dropout_rate)
         self.position = PositionalEmbedding1d(
             output_size,
-            pos,
+            pos if pos in VARIANTS else "nopos",
             max_global_shift=max_global_shift,
             max_local_shift=spacing / 2 if max_local_shift is None else max_local_shift,
             max_global_scale=max_global_scale,
@@ -124,21 +166,45 @@ class CapeTransformerEncoder(AbsEncoder):
             max_length=round(abspos_context / spacing),
             overflow="wrap",
         )
-        if pos == "abspos":
-            nn.init.uniform_(self.position.table, -0.1, 0.1)  # as in the authors' code
         self.dropout = nn.Dropout(positional_dropout_rate)
-        self.layers = nn.ModuleList(
-            TransformerLayer(
-                output_size,
-                attention_heads,
-                linear_units,
-                dropout_rate,
-                attention_dropout_rate,
-                normalize_before,
+        self.layer_drop_rate = layer_drop_rate
+        self.layers = nn.ModuleList()
+        for index in range(num_blocks):
+            relative = None
+            if pos == "relpos" or (pos == "relpos_first" and index == 0):
+                relative = RelativeAttention(
+                    output_size // attention_heads,
+                    round(relpos_context / spacing),
+                    values=relpos_values,
+                )
+            self.layers.append(
+                TransformerLayer(
+                    output_size,
+                    attention_heads,
+                    linear_units,
+                    dropout_rate,
+                    attention_dropout_rate,
+                    normalize_before,
+                    relative,
+                )
             )
-            for _ in range(num_blocks)
-        )
         self.after_norm = nn.LayerNorm(output_size) if normalize_before else nn.Identity()
+        # ESPnet's model reads the next two, and sets the third to a Linear if the second is true
+        self.interctc_layer_idx = list(interctc_layer_idx)
+        self.interctc_use_conditioning = interctc_use_conditioning
+        self.conditioning_layer: nn.Module | None = None
+        self.espnet_initialization_fn()
+
+    def espnet_initialization_fn(self) -> None:
+        """Draw the learnable positions anew, uniform in ± 0.1 as the authors do.
+
+        ESPnet calls this by its name after the option ``init``, which draws all weights anew.
+        """
+        if self.position.table is not None:
+            nn.init.uniform_(self.position.table, -0.1, 0.1)
+        for layer in self.layers:
+            if layer.attention.relative is not None:
+                layer.attention.relative.reset_parameters()
 
     def output_size(self) -> int:
         """Channels of the output."""
@@ -152,23 +218,29 @@ class CapeTransformerEncoder(AbsEncoder):
         ctc: nn.Module | None = None,
         *,
         times: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, None]:
+    ) -> tuple[Tensor | tuple[Tensor, list[tuple[int, Tensor]]], Tensor, None]:
         """Encode.
 
         Args:
             xs_pad: (B, T, input_size) features; what lies beyond an utterance's end is ignored.
-            ilens: (B,) frames of each utterance.
+            ilens: (B,) frames of each utterance; ESPnet wants the longest to have T.
             prev_states: unused, part of ESPnet's interface (streaming).
-            ctc: unused, part of ESPnet's interface (intermediate CTC).
+            ctc: the model's CTC, needed for ``interctc_use_conditioning``; ESPnet's model
+                passes it then.
             times: (B, T) in seconds, when each feature frame is; NaN is allowed in padding.
                 Default: frame i at i · ``frame_shift``.
 
         Returns:
             (B, ⌈T / 3⌉, output_size), the (B,) frames of each utterance ⌈ilens / 3⌉, and None.
+            With ``interctc_layer_idx`` the first is a pair: that, and for each of these layers
+            its number and its output.
 
         Raises:
-            ValueError: shapes that do not fit; infinite times, or NaN in real frames (both looked
-                for on the CPU only).
+            TooShortUttError: there is no frame at all (on a GPU: T is 0); ``asr_inference`` then
+                writes an empty result.
+            ValueError: shapes that do not fit; conditioning without ``ctc`` or outside ESPnet's
+                model; and, looked for on the CPU only, lengths beyond T, infinite times, or NaN
+                times in real frames.
         """
         features = self.front.conv.in_channels
         if xs_pad.ndim != 3 or xs_pad.shape[2] != features:
@@ -176,6 +248,7 @@ class CapeTransformerEncoder(AbsEncoder):
         batch, frames, _ = xs_pad.shape
         if ilens.shape != (batch,):
             raise ValueError(f"ilens must be ({batch},), got {tuple(ilens.shape)}")
+        _check_lengths(ilens, frames)
         ilens = ilens.to(xs_pad.device)
         if times is None:
             times = frame_times(ilens, self.frame_shift, frames)
@@ -190,9 +263,33 @@ class CapeTransformerEncoder(AbsEncoder):
         # an empty utterance sees its first (empty) frame: attention to nothing could be NaN
         visible = index < olens.clamp(min=1)[:, None]
         visible = visible[:, None, None, :]  # (B, heads, query, key)
-        for layer in self.layers:
-            x = layer(x, visible)
-        return self.after_norm(x), olens, None
+        kept = self._draw_kept(x.device)
+        intermediate = []
+        for number, layer in enumerate(self.layers, start=1):
+            x = layer(x, visible, kept[number - 1])
+            if number in self.interctc_layer_idx:
+                normed = self.after_norm(x)
+                intermediate.append((number, normed))
+                if self.interctc_use_conditioning:
+                    x = x + self._condition(normed, ctc)
+        x = self.after_norm(x)
+        return ((x, intermediate) if intermediate else x), olens, None
+
+    def _draw_kept(self, device: torch.device) -> Sequence[Tensor | None]:
+        """For each layer whether it is kept, drawn on the device; None where all are."""
+        if not (self.training and self.layer_drop_rate):
+            return [None] * len(self.layers)
+        return (torch.rand(len(self.layers), device=device) >= self.layer_drop_rate).unbind()
+
+    def _condition(self, x: Tensor, ctc: nn.Module | None) -> Tensor:
+        """What the CTC makes of a layer's output, as channels."""
+        if ctc is None or self.conditioning_layer is None:
+            missing = "ctc" if ctc is None else "conditioning_layer, a Linear(vocabulary, channels)"
+            raise ValueError(
+                f"interctc_use_conditioning needs {missing}: ESPnet's ASR model gives it, "
+                "outside of it do so yourself"
+            )
+        return self.conditioning_layer(ctc.softmax(x))
 
     def _positions(self, times: Tensor, padding: Tensor) -> Tensor:
         """Positions after the convolution: seconds, or frame indices for ``abspos``."""
@@ -205,8 +302,30 @@ class CapeTransformerEncoder(AbsEncoder):
         return times
 
 
+def _check_lengths(ilens: Tensor, frames: int) -> None:
+    looks = can_look_at(ilens) and ilens.numel() > 0
+    if frames == 0 or (looks and not bool(ilens.any())):
+        raise TooShortUttError("has no frame and needs at least 1, return empty results", 0, 1)
+    if looks and (ilens.min() < 0 or ilens.max() > frames):
+        raise ValueError(f"ilens must lie in [0, T={frames}], got {ilens.min()} … {ilens.max()}")
+
+
+def _check_interctc(layers: Any, conditioning: bool, num_blocks: int) -> None:
+    listed = isinstance(layers, Sequence) and not isinstance(layers, str)
+    if not listed or not all(type(n) is int and 0 < n < num_blocks for n in layers):
+        raise ValueError(
+            f"interctc_layer_idx must list layers as integers from 1 to {num_blocks - 1}, one "
+            f"below num_blocks={num_blocks}, got {layers!r}"
+        )
+    if conditioning and not layers:
+        raise ValueError(
+            "interctc_use_conditioning needs layers in interctc_layer_idx, got "
+            f"interctc_use_conditioning=True and interctc_layer_idx={layers!r}"
+        )
+
+
 def _check_pos(pos: Any) -> None:
     try:
-        check_variant(pos)
+        check_variant(pos, (*VARIANTS, *RELPOS_CONTEXT))
     except ValueError as error:
         raise ValueError(f"encoder_conf pos: {error}") from None

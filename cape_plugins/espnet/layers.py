@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cape_plugins.relative import RelativeAttention
+
 KERNEL = 7
 STRIDE = 3
 
@@ -49,18 +51,26 @@ def subsampled(lengths: Tensor) -> Tensor:
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention that knows no positions.
+    """Multi-head self-attention, without positions or with relative ones.
 
     Args:
         size: channels.
         heads: divides ``size``.
         dropout_rate: on the attention weights.
+        relative: attends instead of PyTorch's own; its tables serve all heads.
     """
 
-    def __init__(self, size: int, heads: int, dropout_rate: float) -> None:
+    def __init__(
+        self,
+        size: int,
+        heads: int,
+        dropout_rate: float,
+        relative: RelativeAttention | None = None,
+    ) -> None:
         super().__init__()
         self.heads = heads
         self.dropout_rate = dropout_rate
+        self.relative = relative
         self.qkv = nn.Linear(size, 3 * size)
         self.out = nn.Linear(size, size)
 
@@ -78,9 +88,12 @@ class SelfAttention(nn.Module):
         qkv = self.qkv(x).view(batch, length, 3, self.heads, size // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, N, size / heads)
         dropout = self.dropout_rate if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=visible, dropout_p=dropout
-        )
+        if self.relative is not None:
+            mixed = self.relative(query, key, value, visible, dropout)
+        else:
+            mixed = F.scaled_dot_product_attention(
+                query, key, value, attn_mask=visible, dropout_p=dropout
+            )
         return self.out(mixed.transpose(1, 2).reshape(batch, length, size))
 
 
@@ -97,6 +110,7 @@ class TransformerLayer(nn.Module):
         dropout_rate: after the ReLU.
         attention_dropout_rate: on the attention weights.
         normalize_before: LayerNorm on the input of each part (pre-norm), not on the sum.
+        relative: relative positions of the self-attention.
     """
 
     def __init__(
@@ -107,9 +121,10 @@ class TransformerLayer(nn.Module):
         dropout_rate: float,
         attention_dropout_rate: float,
         normalize_before: bool,
+        relative: RelativeAttention | None = None,
     ) -> None:
         super().__init__()
-        self.attention = SelfAttention(size, heads, attention_dropout_rate)
+        self.attention = SelfAttention(size, heads, attention_dropout_rate, relative)
         self.feed_forward = nn.Sequential(
             nn.Linear(size, hidden), nn.ReLU(), nn.Dropout(dropout_rate), nn.Linear(hidden, size)
         )
@@ -117,10 +132,26 @@ class TransformerLayer(nn.Module):
         self.norm_feed_forward = nn.LayerNorm(size)
         self.normalize_before = normalize_before
 
-    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
-        """(B, N, size) → (B, N, size); ``visible`` as in :class:`SelfAttention`."""
+    def forward(self, x: Tensor, visible: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Transform.
+
+        Args:
+            x: (B, N, size).
+            visible: as in :class:`SelfAttention`.
+            kept: bool scalar, False to drop the layer: the outputs of both parts are zeroed, the
+                norms still run (authors). Default: the layer is kept.
+
+        Returns:
+            (B, N, size).
+        """
         if self.normalize_before:
-            x = x + self.attention(self.norm_attention(x), visible)
-            return x + self.feed_forward(self.norm_feed_forward(x))
-        x = self.norm_attention(x + self.attention(x, visible))
-        return self.norm_feed_forward(x + self.feed_forward(x))
+            x = x + _keep(self.attention(self.norm_attention(x), visible), kept)
+            return x + _keep(self.feed_forward(self.norm_feed_forward(x)), kept)
+        x = self.norm_attention(x + _keep(self.attention(x, visible), kept))
+        return self.norm_feed_forward(x + _keep(self.feed_forward(x), kept))
+
+
+def _keep(output: Tensor, kept: Tensor | None) -> Tensor:
+    # a product, not a branch: no wait for the device, and gradients of zero rather than none,
+    # so that DDP finds every parameter used although each process draws for itself
+    return output if kept is None else output * kept

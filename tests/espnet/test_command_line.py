@@ -119,11 +119,16 @@ def test_print_config_through_the_runner_shows_the_defaults():
         "attention_dropout_rate": 0.1,
         "conv_dropout_rate": 0.3,
         "normalize_before": True,
+        "interctc_layer_idx": [],
+        "interctc_use_conditioning": False,
+        "layer_drop_rate": 0.1,
         "pos": "cape",
         "max_global_shift": 30.0,
         "max_local_shift": None,
         "max_global_scale": 1.1,
         "abspos_context": 13.8,
+        "relpos_context": None,
+        "relpos_values": False,
         "frame_shift": 0.01,
     }
 
@@ -224,7 +229,7 @@ def test_a_bad_value_fails_before_any_data_is_read_and_says_what_is_allowed(data
     last = failed.stderr.strip().splitlines()[-1]
     assert last == (
         "ValueError: encoder_conf pos: unknown variant 'bogus': "
-        "choose one of nopos, abspos, sinpos, cape"
+        "choose one of nopos, abspos, sinpos, cape, relpos, relpos_first"
     )
 
 

@@ -7,17 +7,17 @@ import torch
 
 pytest.importorskip("espnet2")
 
-from cape_plugins.espnet.encoder import CapeTransformerEncoder
+from cape_plugins.espnet.encoder import CapeTransformerEncoder, TooShortUttError
 from cape_plugins.positions import frame_times
 
-VARIANTS = ["nopos", "sinpos", "abspos", "cape"]
+VARIANTS = ["nopos", "sinpos", "abspos", "relpos", "relpos_first", "cape"]
 FEATURES = 20
 
 
 def make(**options) -> CapeTransformerEncoder:
     torch.manual_seed(0)
     sizes = dict(output_size=32, attention_heads=4, linear_units=64, num_blocks=2)
-    quiet = dict(dropout_rate=0.0, attention_dropout_rate=0.0, conv_dropout_rate=0.0)
+    quiet = dict(dropout_rate=0, attention_dropout_rate=0, conv_dropout_rate=0, layer_drop_rate=0)
     return CapeTransformerEncoder(FEATURES, **{**sizes, **quiet, **options})
 
 
@@ -95,6 +95,19 @@ def test_an_empty_utterance_disturbs_nothing():
     assert all(p.grad.isfinite().all() for p in encoder.parameters())
 
 
+@pytest.mark.parametrize(
+    ("features", "lengths"),
+    [(torch.zeros(2, 0, FEATURES), [0, 0]), (torch.zeros(1, 9, FEATURES), [0])],
+    ids=["no frame", "padding only"],
+)
+def test_nothing_to_hear_is_what_espnets_decoding_calls_too_short(features, lengths):
+    from espnet2.bin import asr_inference
+
+    assert TooShortUttError is asr_inference.TooShortUttError
+    with pytest.raises(TooShortUttError, match="no frame"):
+        make()(features, torch.tensor(lengths))
+
+
 def test_espnet_may_pass_states_and_ctc():
     encoder = make().eval()
     features, lengths = batch(30)
@@ -112,13 +125,11 @@ def test_evaluation_is_deterministic(pos):
     assert encoder(*inputs)[0].equal(encoder(*inputs)[0])
 
 
-@pytest.mark.parametrize(
-    ("pos", "random"), [("nopos", False), ("sinpos", False), ("abspos", False), ("cape", True)]
-)
-def test_without_dropout_only_cape_is_random_in_training(pos, random):
+@pytest.mark.parametrize("pos", VARIANTS)
+def test_without_dropout_only_cape_is_random_in_training(pos):
     encoder = make(pos=pos).train()
     inputs = batch(40, 30)
-    assert encoder(*inputs)[0].equal(encoder(*inputs)[0]) is not random
+    assert encoder(*inputs)[0].equal(encoder(*inputs)[0]) is (pos != "cape")
 
 
 def test_without_shifts_and_scale_cape_trains_as_it_evaluates():
@@ -154,7 +165,9 @@ def test_default_times_are_multiples_of_the_frame_shift(pos):
     assert encoder(features, lengths, times=times)[0].equal(encoder(features, lengths)[0])
 
 
-@pytest.mark.parametrize(("pos", "moves"), [("sinpos", True), ("cape", False), ("nopos", False)])
+@pytest.mark.parametrize(
+    ("pos", "moves"), [("sinpos", True), ("cape", False), ("nopos", False), ("relpos", False)]
+)
 def test_starting_the_clock_later_changes_nothing_for_cape(pos, moves):
     encoder = make(pos=pos).eval()
     features, lengths = batch(50, 31)
@@ -196,6 +209,20 @@ def test_abspos_counts_frames_and_begins_again_beyond_its_table():
     assert added[20:].equal(encoder.position.table[:5])
 
 
+def test_the_model_is_the_papers_unless_told_otherwise():
+    with torch.device("meta"):  # 36 layers, 255 million parameters
+        encoder = CapeTransformerEncoder(80)
+    assert len(encoder.layers) == 36
+    assert encoder.output_size() == 768
+    assert encoder.front.conv.weight.shape == (2 * 768, 80, 7)
+    assert encoder.front.conv.stride == (3,)
+    layer = encoder.layers[0]
+    assert layer.attention.heads == 4
+    assert layer.feed_forward[0].out_features == 3072
+    assert [m.p for m in encoder.modules() if isinstance(m, torch.nn.Dropout)][:3] == [0.3, 0, 0.1]
+    assert layer.attention.dropout_rate == encoder.layer_drop_rate == 0.1
+
+
 def test_the_defaults_are_the_papers():
     encoder = CapeTransformerEncoder(80, num_blocks=1)
     assert encoder.position.augmentation.max_global_shift == 30.0
@@ -235,6 +262,17 @@ def test_trains_in_bfloat16():
     assert all(p.grad.isfinite().all() for p in encoder.parameters())
 
 
+@pytest.mark.parametrize("pos", ["relpos", "cape"])
+def test_training_compiles_into_one_graph_so_nothing_waits_for_the_device(pos):
+    torch.compiler.reset()
+    encoder = make(pos=pos, num_blocks=1, layer_drop_rate=0.5)
+    compiled = torch.compile(encoder, fullgraph=True, backend="aot_eager")
+    inputs = batch(30, 20)
+    compiled(*inputs)[0].sum().backward()
+    compiled.eval(), encoder.eval()
+    torch.testing.assert_close(compiled(*inputs)[0], encoder(*inputs)[0])
+
+
 # --- checkpoints
 
 
@@ -260,7 +298,7 @@ def test_sinpos_and_cape_can_exchange_checkpoints():
 # --- mistakes
 
 
-@pytest.mark.parametrize("pos", ["nopos", "cape"])
+@pytest.mark.parametrize("pos", ["nopos", "relpos", "cape"])
 @pytest.mark.parametrize(
     ("option", "value", "allowed"),
     [
@@ -274,12 +312,24 @@ def test_sinpos_and_cape_can_exchange_checkpoints():
         ("positional_dropout_rate", -0.1, r"\[0, 1\)"),
         ("attention_dropout_rate", "a lot", r"\[0, 1\)"),
         ("conv_dropout_rate", math.nan, r"\[0, 1\)"),
+        ("layer_drop_rate", 1, r"\[0, 1\)"),
+        ("interctc_layer_idx", [0, 1], "from 1 to 1"),
+        ("interctc_layer_idx", [1, 2], "from 1 to 1"),
+        ("interctc_layer_idx", [True], "from 1 to 1"),
+        ("interctc_layer_idx", 1, "list"),
+        ("interctc_layer_idx", "1", "list"),
+        ("interctc_layer_idx", None, "list"),
+        ("interctc_use_conditioning", 1, "true or false"),
         ("normalize_before", "yes", "true or false"),
         ("max_global_shift", -1.0, "≥ 0"),
         ("max_local_shift", -0.01, "≥ 0"),
         ("max_local_shift", [0.01, 0.02], "seconds or null"),
         ("max_global_scale", 0.9, "≥ 1"),
         ("abspos_context", 0.01, "≥ 0.03"),
+        ("abspos_context", None, "≥ 0.03"),
+        ("relpos_context", 0.02, "≥ 0.03"),
+        ("relpos_context", math.inf, "≥ 0.03"),
+        ("relpos_values", "keys", "true or false"),
         ("frame_shift", 0, "> 0"),
         ("frame_shift", None, "> 0"),
     ],
@@ -291,9 +341,11 @@ def test_a_bad_value_is_refused_whatever_pos_is(pos, option, value, allowed):
     assert repr(value) in str(error.value)
 
 
-@pytest.mark.parametrize("value", ["bogus", "CAPE", None, 3])
+@pytest.mark.parametrize("value", ["bogus", "CAPE", None, 3, ["cape"]])
 def test_an_unknown_pos_is_refused_with_the_list_of_known(value):
-    with pytest.raises(ValueError, match="nopos, abspos, sinpos, cape") as error:
+    with pytest.raises(
+        ValueError, match="nopos, abspos, sinpos, cape, relpos, relpos_first"
+    ) as error:
         make(pos=value)
     assert repr(value) in str(error.value)
 
@@ -317,6 +369,8 @@ def test_inputs_that_do_not_fit_are_refused():
         encoder(features, lengths[:1])
     with pytest.raises(ValueError, match=r"times must be \(2, 50\)"):
         encoder(features, lengths, times=torch.zeros(2, 17))
+    with pytest.raises(ValueError, match=r"ilens must lie in \[0, T=50\], got 31 … 51"):
+        encoder(features, lengths + torch.tensor([1, 0]), times=torch.zeros(2, 50))
     with pytest.raises(ValueError, match="infinite"):
         encoder(features, lengths, times=torch.full((2, 50), math.inf))
 

@@ -1,0 +1,112 @@
+"""The SpecAugment ``cape_specaug``: masks as the paper has them.
+
+Park et al., SpecAugment, https://arxiv.org/abs/1904.08779, with the settings of the CAPE paper,
+https://arxiv.org/abs/2106.03143, section 4.2. ESPnet's own cannot limit a time mask both in
+frames and as a share of the utterance, and takes the padded length for the utterance's.
+"""
+
+import torch
+from espnet2.asr.specaug.abs_specaug import AbsSpecAug
+from torch import Tensor
+
+from cape_plugins.augment import is_number
+
+
+class CapeSpecAug(AbsSpecAug):
+    """Masks of random channels and random frames, drawn for each utterance on its own.
+
+    Put it into a recipe as ``specaug: cape_specaug``; the arguments are ``specaug_conf``. A
+    mask's width is uniform in 0 … the largest, both included, and so is its place within the
+    utterance. Masked features become 0: the mean, where features are normalised before (as
+    ``model: cape_asr`` does). There is no time warp, as in the paper.
+
+    Args:
+        num_freq_mask: masks along the channels, 2 in the paper.
+        max_freq_mask_width: channels, 30 in the paper.
+        num_time_mask: masks along the time, 10 in the paper.
+        max_time_mask_width: frames, 50 in the paper.
+        max_time_mask_ratio: a time mask covers at most this share of its utterance, 0.1 in the
+            paper.
+
+    Raises:
+        ValueError: a number is negative or not whole, or the ratio is outside [0, 1].
+    """
+
+    def __init__(
+        self,
+        num_freq_mask: int = 2,
+        max_freq_mask_width: int = 30,
+        num_time_mask: int = 10,
+        max_time_mask_width: int = 50,
+        max_time_mask_ratio: float = 0.1,
+    ) -> None:
+        super().__init__()
+        for name, count in (
+            ("num_freq_mask", num_freq_mask),
+            ("max_freq_mask_width", max_freq_mask_width),
+            ("num_time_mask", num_time_mask),
+            ("max_time_mask_width", max_time_mask_width),
+        ):
+            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+                raise ValueError(f"{name} must be an integer ≥ 0, got {count!r}")
+        if not (is_number(max_time_mask_ratio) and 0 <= max_time_mask_ratio <= 1):
+            raise ValueError(
+                f"max_time_mask_ratio must be a number in [0, 1], got {max_time_mask_ratio!r}"
+            )
+        self.num_freq_mask = num_freq_mask
+        self.max_freq_mask_width = max_freq_mask_width
+        self.num_time_mask = num_time_mask
+        self.max_time_mask_width = max_time_mask_width
+        self.max_time_mask_ratio = max_time_mask_ratio
+
+    def check_channels(self, channels: int) -> None:
+        """Raise ValueError if a frequency mask may be wider than the features."""
+        if self.num_freq_mask and self.max_freq_mask_width > channels:
+            raise ValueError(
+                f"specaug_conf max_freq_mask_width={self.max_freq_mask_width} exceeds the "
+                f"{channels} feature channels: lower it"
+            )
+
+    def forward(self, x: Tensor, x_lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Mask.
+
+        Args:
+            x: (B, T, channels) features, left as they are.
+            x_lengths: (B,) frames of each utterance. Default: T.
+
+        Returns:
+            the masked features, and ``x_lengths``.
+
+        Raises:
+            ValueError: x has another number of dimensions, or fewer channels than a mask may have.
+        """
+        if x.ndim != 3:
+            raise ValueError(f"features must be (B, T, channels), got {tuple(x.shape)}")
+        batch, frames, channels = x.shape
+        self.check_channels(channels)
+        lengths = x.new_full((batch,), frames, dtype=torch.long)
+        if x_lengths is not None:
+            lengths = x_lengths.to(x.device)
+        # a little more, because 0.1 · 30 frames must be 3 of them
+        longest = (lengths * self.max_time_mask_ratio + 1e-3).floor().long()
+        longest = longest.clamp(max=self.max_time_mask_width)
+        time_mask = _masks(frames, lengths, longest, self.num_time_mask)
+        whole = torch.full_like(lengths, channels)
+        widest = torch.full_like(lengths, self.max_freq_mask_width)
+        freq_mask = _masks(channels, whole, widest, self.num_freq_mask)
+        return x.masked_fill(time_mask[:, :, None] | freq_mask[:, None, :], 0.0), x_lengths
+
+
+def _masks(size: int, lengths: Tensor, widest: Tensor, count: int) -> Tensor:
+    """(B, size), True under one of ``count`` masks of width ≤ widest (B,) within lengths (B,)."""
+    shape = (len(lengths), count)
+    width = _uniform(widest[:, None].expand(shape))
+    start = _uniform(lengths[:, None] - width)[..., None]
+    index = torch.arange(size, device=lengths.device)
+    return ((index >= start) & (index < start + width[..., None])).any(dim=1)
+
+
+def _uniform(most: Tensor) -> Tensor:
+    """Integers, uniform in 0 … most, both included."""
+    drawn = (torch.rand(most.shape, device=most.device) * (most + 1)).long()
+    return drawn.minimum(most)  # a product may be rounded up

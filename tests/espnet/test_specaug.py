@@ -1,0 +1,98 @@
+"""The SpecAugment ``cape_specaug``."""
+
+import pytest
+import torch
+
+pytest.importorskip("espnet2")
+
+from cape_plugins.espnet.specaug import CapeSpecAug
+
+ONLY_TIME = dict(num_freq_mask=0)
+ONLY_FREQ = dict(num_time_mask=0)
+
+
+def masked(specaug: CapeSpecAug, lengths: list[int], channels: int = 80) -> torch.Tensor:
+    """(B, T, channels), True where features were masked."""
+    features = torch.ones(len(lengths), max(lengths), channels)
+    out, out_lengths = specaug(features, torch.tensor(lengths))
+    assert out_lengths.tolist() == lengths
+    assert features.all()  # the input is left alone
+    assert set(out.unique().tolist()) <= {0.0, 1.0}
+    return out == 0
+
+
+def test_the_defaults_are_the_papers():
+    specaug = CapeSpecAug()
+    assert (specaug.num_freq_mask, specaug.max_freq_mask_width) == (2, 30)
+    assert (specaug.num_time_mask, specaug.max_time_mask_width) == (10, 50)
+    assert specaug.max_time_mask_ratio == 0.1
+
+
+@pytest.mark.parametrize(
+    ("frames", "longest"), [(2000, 50), (500, 50), (499, 49), (200, 20), (30, 3), (9, 0)]
+)
+def test_one_time_mask_covers_up_to_50_frames_and_a_tenth_of_the_utterance(frames, longest):
+    torch.manual_seed(0)
+    mask = masked(CapeSpecAug(num_time_mask=1, **ONLY_TIME), [frames] * 1500, 1)[..., 0]
+    widths = mask.sum(dim=1)
+    assert set(widths.tolist()) == set(range(longest + 1))
+    edges = mask.int().diff(dim=1).abs().sum(dim=1) + mask[:, 0].int() + mask[:, -1].int()
+    assert edges.max() <= 2  # in one piece
+
+
+def test_time_masks_reach_every_frame_of_each_utterance_and_none_of_its_padding():
+    torch.manual_seed(0)
+    lengths = [200, 120] * 1000
+    mask = masked(CapeSpecAug(**ONLY_TIME), lengths, 1)[..., 0]
+    hits = torch.stack([mask[0::2].sum(dim=0), mask[1::2].sum(dim=0)])
+    assert hits[0].all()
+    assert hits[1, :120].all()
+    assert not hits[1, 120:].any()
+
+
+def test_frequency_masks_cover_up_to_30_channels_of_every_real_frame():
+    torch.manual_seed(0)
+    mask = masked(CapeSpecAug(num_freq_mask=1, **ONLY_FREQ), [4] * 2000)
+    assert mask.equal(mask[:, :1].expand_as(mask))
+    assert set(mask[:, 0].sum(dim=1).tolist()) == set(range(31))
+    assert mask[:, 0].any(dim=0).all()
+
+
+def test_utterances_are_masked_each_on_its_own_and_anew_at_every_call():
+    torch.manual_seed(0)
+    specaug = CapeSpecAug()
+    first, second = masked(specaug, [300, 300]), masked(specaug, [300, 300])
+    assert not first[0].equal(first[1])
+    assert not first.equal(second)
+    torch.manual_seed(0)
+    assert first.equal(masked(specaug, [300, 300]))
+
+
+def test_without_lengths_all_frames_are_real():
+    torch.manual_seed(0)
+    out, lengths = CapeSpecAug(**ONLY_TIME)(torch.ones(200, 100, 1))
+    assert lengths is None
+    assert (out[:, -5:] == 0).any()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_freq_mask": -1},
+        {"max_freq_mask_width": 1.5},
+        {"num_time_mask": True},
+        {"max_time_mask_width": -1},
+        {"max_time_mask_ratio": 1.1},
+        {"max_time_mask_ratio": "0.1"},
+    ],
+)
+def test_a_bad_setting_is_refused(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        CapeSpecAug(**options)
+
+
+def test_masks_wider_than_the_features_are_refused():
+    with pytest.raises(ValueError, match="max_freq_mask_width=30 exceeds the 20 feature channels"):
+        CapeSpecAug()(torch.ones(1, 10, 20), torch.tensor([10]))
+    with pytest.raises(ValueError, match="features must be"):
+        CapeSpecAug()(torch.ones(10, 80))
