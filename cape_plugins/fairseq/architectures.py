@@ -1,7 +1,12 @@
-"""The names for ``--arch``: sizes, as in fairseq's architectures of the same ending."""
+"""The names for ``--arch``: sizes, as in fairseq's architectures of the same ending.
+
+``wmt_en_fr`` is what the paper trains there, the sizes of ``wmt_en_de``; ``wmt_en_de_18l`` has 18
+layers on each side. Dropout is fairseq's; the paper's recipes add to it.
+"""
 
 from typing import Any
 
+from fairseq.dataclass import FairseqDataclass
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
     ARCH_MODEL_REGISTRY,
@@ -10,10 +15,18 @@ from fairseq.models import (
     register_model_architecture,
 )
 
-from cape_plugins.fairseq.config import CapeTransformerConfig, check_options
+from cape_plugins.fairseq.checks import check_options
+from cape_plugins.fairseq.config import CapeTransformerConfig, CapeTransformerLanguageModelConfig
+from cape_plugins.fairseq.language_model import CapeTransformerLanguageModel
 from cape_plugins.fairseq.transformer import CapeTransformerModel
 
 MODEL = "cape_transformer"
+LANGUAGE_MODEL = "cape_transformer_lm"
+
+_MODELS: dict[str, tuple[type, type[FairseqDataclass]]] = {
+    MODEL: (CapeTransformerModel, CapeTransformerConfig),
+    LANGUAGE_MODEL: (CapeTransformerLanguageModel, CapeTransformerLanguageModelConfig),
+}
 
 
 def _symmetric(**sizes: int) -> dict[str, int]:
@@ -21,42 +34,54 @@ def _symmetric(**sizes: int) -> dict[str, int]:
 
 
 # architecture → options that differ from the defaults (Transformer base)
-ARCHITECTURES = {
+ARCHITECTURES: dict[str, dict[str, Any]] = {
     "cape_transformer": {},
     "cape_transformer_iwslt_de_en": _symmetric(
         embed_dim=512, ffn_embed_dim=1024, attention_heads=4, layers=6
     ),
+    "cape_transformer_wmt_en_de": {},
+    "cape_transformer_wmt_en_de_18l": _symmetric(layers=18),
+    "cape_transformer_wmt_en_de_big": {
+        **_symmetric(embed_dim=1024, ffn_embed_dim=4096, attention_heads=16),
+        "dropout": 0.3,
+        "attention_dropout": 0.1,
+    },
+    "cape_transformer_wmt_en_fr": {},
     "cape_transformer_tiny": _symmetric(
         embed_dim=64, ffn_embed_dim=128, attention_heads=2, layers=2
     ),
 }
+LANGUAGE_MODEL_ARCHITECTURES: dict[str, dict[str, Any]] = {"cape_transformer_lm": {}}
 
 
 def register_architectures() -> None:
-    """Add the model and the architectures to fairseq's registries, where they are missing."""
-    if MODEL not in MODEL_REGISTRY:
-        register_model(MODEL, dataclass=CapeTransformerConfig)(CapeTransformerModel)
-        # fairseq has just added an architecture of the model's name that does nothing
-        ARCH_CONFIG_REGISTRY[MODEL] = _configure(MODEL)
-    for name in ARCHITECTURES:
-        if name not in ARCH_MODEL_REGISTRY:
-            register_model_architecture(MODEL, name)(_configure(name))
+    """Add the models and the architectures to fairseq's registries, where they are missing."""
+    for model, architectures in (
+        (MODEL, ARCHITECTURES),
+        (LANGUAGE_MODEL, LANGUAGE_MODEL_ARCHITECTURES),
+    ):
+        if model not in MODEL_REGISTRY:
+            cls, config = _MODELS[model]
+            register_model(model, dataclass=config)(cls)
+            # fairseq has just added an architecture of the model's name that does nothing
+            ARCH_CONFIG_REGISTRY[model] = _configure(model, architectures[model])
+        for name, options in architectures.items():
+            if name not in ARCH_MODEL_REGISTRY:
+                register_model_architecture(model, name)(_configure(model, options))
 
 
-def _configure(architecture: str) -> Any:
+def _configure(model: str, options: dict[str, Any]) -> Any:
     """The function that fairseq calls with the options given by the user."""
+    defaults = _MODELS[model][1]()
 
     def configure(args: Any) -> None:
-        for option, value in ARCHITECTURES[architecture].items():
+        for option, value in options.items():
             if getattr(args, option, None) is None:
                 setattr(args, option, value)
         # on the command line fairseq comes here before it reads anything
-        check_options({k: v for k, v in _items(args) if k in _OPTIONS})
+        check_options(dict(_items(args)), defaults)
 
     return configure
-
-
-_OPTIONS = CapeTransformerConfig.__dataclass_fields__
 
 
 def _items(args: Any) -> Any:

@@ -1,14 +1,13 @@
-"""The options of ``cape_transformer``: all of fairseq's Transformer, and CAPE's.
+"""The options of the models: all of fairseq's Transformer, and those of positions and ADMIN.
 
-A flat dataclass, so that one definition serves the command line, Hydra and checkpoints. fairseq's
+Flat dataclasses, so that one definition serves the command line, Hydra and checkpoints. fairseq's
 own nested ``TransformerConfig`` cannot be registered: its command line ignores the sizes, and its
-checkpoints need pickled classes.
+checkpoints need pickled classes. That of its language model is flat already.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
@@ -17,25 +16,19 @@ from fairseq.models.transformer.transformer_config import (
     EncDecBaseConfig,
     QuantNoiseConfig,
 )
-from omegaconf import II
+from fairseq.models.transformer_lm import TransformerLanguageModelConfig
+from omegaconf import II, OmegaConf
 
-from cape_plugins.augment import Augmentation, is_number
-from cape_plugins.embedding import VARIANTS, check_variant
-from cape_plugins.sinusoid import check_dim
+from cape_plugins.embedding import VARIANTS
 
+POSITIONS = (*VARIANTS, "relpos")
+RELPOS_LAYERS = ("all", "first")
 SOURCE_BOS = ("auto", "true", "false")
 
 _NESTED = {
     "encoder": EncDecBaseConfig,
     "decoder": DecoderConfig,
     "quant_noise": QuantNoiseConfig,
-}
-
-# fairseq's own switches of positions, which would contradict --pos
-_REPLACED = {
-    "no_token_positional_embeddings": "--pos nopos",
-    "encoder_learned_pos": "--pos abspos",
-    "decoder_learned_pos": "--pos abspos",
 }
 
 
@@ -63,19 +56,20 @@ def _flat_field(of: Any, prefix: str) -> tuple[str, Any, Any]:
 
 
 @dataclass
-class CapeTransformerConfig(_flatten()):  # type: ignore[misc]
-    """fairseq's Transformer options, flat, and how positions enter the model.
+class PositionConfig(FairseqDataclass):
+    """What translation and language models share beyond fairseq's own options.
 
     The defaults of CAPE are those of the paper's translation experiments (section 4.3): Δ = 5 and
-    ε = 0.5 tokens, no λ, source positions scaled by the training set's ratio of lengths.
+    ε = 0.5 tokens, no λ. So is the context of ``relpos``.
     """
 
-    pos: ChoiceEnum(list(VARIANTS)) = field(  # type: ignore[valid-type]
-        default="cape", metadata={"help": "positional embedding"}
+    pos: ChoiceEnum(list(POSITIONS)) = field(  # type: ignore[valid-type]
+        default="cape",
+        metadata={"help": "positional embedding; relpos: relative attention (Shaw et al.)"},
     )
     max_global_shift: float = field(
         default=5.0,
-        metadata={"help": "CAPE: the shift of a sentence pair is uniform in +- this many tokens"},
+        metadata={"help": "CAPE: the shift of a sample is uniform in +- this many tokens"},
     )
     max_local_shift: float = field(
         default=0.5,
@@ -83,8 +77,40 @@ class CapeTransformerConfig(_flatten()):  # type: ignore[misc]
     )
     max_global_scale: float = field(
         default=1.0,
-        metadata={"help": "CAPE: the scale of a sentence pair is log-uniform in [1/this, this]"},
+        metadata={"help": "CAPE: the scale of a sample is log-uniform in [1/this, this]"},
     )
+    relpos_context: int = field(
+        default=150,
+        metadata={"help": "relpos: distances beyond +- this many tokens share a vector"},
+    )
+    relpos_values: bool = field(
+        default=False, metadata={"help": "relpos: also add a vector of the distance to the values"}
+    )
+    relpos_layers: ChoiceEnum(list(RELPOS_LAYERS)) = field(  # type: ignore[valid-type]
+        default="all",
+        metadata={"help": "relpos: the layers with relative self-attention; first: of each side"},
+    )
+    admin_init: bool = field(
+        default=False,
+        metadata={"help": "ADMIN (Liu et al. 2020): scaled residuals, profiled before training"},
+    )
+    # OmegaConf 2.0 knows no `str | None`
+    admin_scales: Optional[str] = field(  # noqa: UP045
+        default=None,
+        metadata={
+            "help": "ADMIN: the scales, comma-separated, the encoder's residuals first; "
+            "default: profile them on training data"
+        },
+    )
+
+
+@dataclass
+class CapeTransformerConfig(PositionConfig, _flatten()):  # type: ignore[misc]
+    """fairseq's Transformer options, flat, and how positions enter the model.
+
+    Source positions are scaled by the training set's ratio of lengths (paper, section 3.3).
+    """
+
     source_scale: float = field(
         default=0.0,
         metadata={
@@ -98,42 +124,32 @@ class CapeTransformerConfig(_flatten()):  # type: ignore[misc]
     )
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Check the options that this model adds or restricts, whatever ``pos`` is.
+@dataclass
+class CapeTransformerLanguageModelConfig(PositionConfig, TransformerLanguageModelConfig):
+    """The options of fairseq's ``transformer_lm``, and how positions enter the model."""
 
-    Args:
-        options: name → value; what is absent has its default.
 
-    Raises:
-        ValueError: a value is out of range; says which are allowed.
-    """
-    defaults = CapeTransformerConfig()
-    values = {f.name: getattr(defaults, f.name) for f in dataclasses.fields(defaults)} | {
-        name: value for name, value in options.items() if value is not None
+def plain_options(cfg: Any) -> dict[str, Any]:
+    """Name → value, of plain types; options that came after a checkpoint have their defaults."""
+    defaults = OmegaConf.structured(PositionConfig())
+    return {
+        **OmegaConf.to_container(defaults, enum_to_str=True),
+        **OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
     }
-    check_variant(str(values["pos"]))
-    Augmentation(values["max_global_shift"], values["max_local_shift"], values["max_global_scale"])
-    source_scale = values["source_scale"]
-    if not (is_number(source_scale) and source_scale >= 0):
-        raise ValueError(
-            f"source_scale must be a finite number > 0, or 0 to count it from the training set, "
-            f"got {source_scale!r}"
-        )
-    if str(values["source_bos"]) not in SOURCE_BOS:
-        raise ValueError(
-            f"source_bos must be one of {', '.join(SOURCE_BOS)}, got {values['source_bos']!r}"
-        )
-    for name in ("encoder_embed_dim", "decoder_embed_dim"):
-        try:
-            check_dim(values[name])
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-    for name, instead in _REPLACED.items():
-        if values[name]:
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} is replaced by {instead} in cape_transformer")
 
 
 def needs_source_bos(pos: str, source_bos: str) -> bool:
     """Whether the source begins with BOS; ``auto`` means for cape only, as in the paper."""
     return source_bos == "true" or (source_bos == "auto" and pos == "cape")
+
+
+def store_option(cfg: Any, name: str, value: Any) -> None:
+    """Set an option where checkpoints will find it.
+
+    fairseq hands ``build_model`` its own config for a named architecture, but a copy of it for
+    the model's own name; a copy has the whole config as its parent.
+    """
+    cfg[name] = value
+    whole = cfg._get_parent()
+    if whole is not None and name in (whole.get("model") or {}):
+        whole["model"][name] = value

@@ -35,7 +35,7 @@ class TokenEmbedding(nn.Module):
 
     Args:
         dim: channels, even.
-        variant: ``abspos``, ``sinpos`` or ``cape`` (``nopos`` needs no module).
+        variant: ``abspos``, ``sinpos`` or ``cape`` (``nopos`` and ``relpos`` need no module).
         padding_idx: the number of the padding token.
         max_positions: the longest sequence, in tokens; also what ``abspos`` has vectors for.
         added_tokens: tokens that the model adds to the sequence (BOS), on top of that.

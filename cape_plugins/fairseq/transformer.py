@@ -10,43 +10,32 @@ from typing import Any
 import torch
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import (
     TransformerConfig,
     TransformerDecoderBase,
     TransformerEncoderBase,
     TransformerModelBase,
 )
-from fairseq.modules.checkpoint_activations import checkpoint_wrapper
-from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from cape_plugins.augment import Draw
-from cape_plugins.fairseq.config import CapeTransformerConfig, check_options, needs_source_bos
+from cape_plugins.fairseq import admin
+from cape_plugins.fairseq.checks import check_options
+from cape_plugins.fairseq.config import (
+    CapeTransformerConfig,
+    needs_source_bos,
+    plain_options,
+    store_option,
+)
+from cape_plugins.fairseq.layers import CapeDecoderLayer, CapeEncoderLayer, is_relative, wrap
 from cape_plugins.fairseq.positions import TokenEmbedding, sharing
 from cape_plugins.fairseq.source_bos import prepend_bos
 from cape_plugins.fairseq.source_scale import count_source_scale
+from cape_plugins.fairseq.variant import Variant
 
 # key of the encoder's output: [shift (B, 1), scale (B,)] in training with cape, else absent
 DRAW = "cape_draw"
-
-
-class CapeEncoderLayer(TransformerEncoderLayerBase):
-    """fairseq's encoder layer without the fast path of 0.12.2, which fails on torch ≥ 1.13.
-
-    That version keeps eight copies of a layer's weights for it, as parameters without gradient;
-    without them, checkpoints hold the same weights in all versions.
-    """
-
-    _load_from_state_dict = nn.Module._load_from_state_dict
-
-    def __init__(self, cfg: TransformerConfig, return_fc: bool = False) -> None:
-        super().__init__(cfg, return_fc)
-        self.can_use_fastpath = False
-        for copied in ("in_proj", "out_proj", "fc1", "fc2"):
-            for kind in ("weight", "bias"):
-                self._parameters.pop(f"{copied}_{kind}", None)
 
 
 class CapeTransformerEncoder(TransformerEncoderBase):
@@ -59,6 +48,7 @@ class CapeTransformerEncoder(TransformerEncoderBase):
         embed_tokens: nn.Embedding,
         return_fc: bool = False,
     ) -> None:
+        self.built_layers = 0
         super().__init__(cfg, dictionary, embed_tokens, return_fc=return_fc)
         self.source_bos = needs_source_bos(cfg.pos, cfg.source_bos)
         self.embed_positions = _embed_positions(
@@ -71,12 +61,10 @@ class CapeTransformerEncoder(TransformerEncoderBase):
         )
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
-        """A layer of ours, wrapped as fairseq wraps its own."""
-        layer: nn.Module = CapeEncoderLayer(cfg, return_fc=self.return_fc)
-        if cfg.checkpoint_activations:
-            layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-        smallest = 0 if cfg.checkpoint_activations else cfg.min_params_to_wrap
-        return fsdp_wrap(layer, min_num_params=smallest)
+        """A layer of ours, wrapped as fairseq wraps its own; called once for each, in order."""
+        relative = is_relative(cfg, self.built_layers)
+        self.built_layers += 1
+        return wrap(CapeEncoderLayer(cfg, self.return_fc, relative=relative), cfg)
 
     def forward(
         self,
@@ -105,7 +93,7 @@ class CapeTransformerEncoder(TransformerEncoderBase):
 
 
 class CapeTransformerDecoder(TransformerDecoderBase):
-    """fairseq's decoder; uses the encoder's draw of Δ and λ."""
+    """fairseq's decoder; uses the encoder's draw of Δ and λ, and draws itself without one."""
 
     def __init__(
         self,
@@ -115,14 +103,25 @@ class CapeTransformerDecoder(TransformerDecoderBase):
         no_encoder_attn: bool = False,
         output_projection: nn.Module | None = None,
     ) -> None:
+        self.built_layers = 0
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
-        self.source_bos = needs_source_bos(cfg.pos, cfg.source_bos)
+        # a language model has no source
+        self.source_bos = needs_source_bos(cfg.pos, getattr(cfg, "source_bos", "false"))
         self.embed_positions = _embed_positions(
             cfg,
             self.embed_dim,
             padding_idx=self.padding_idx,
             max_positions=cfg.max_target_positions,
         )
+        self.variant = Variant(cfg.pos)
+
+    def build_decoder_layer(
+        self, cfg: TransformerConfig, no_encoder_attn: bool = False
+    ) -> nn.Module:
+        """A layer of ours, wrapped as fairseq wraps its own; called once for each, in order."""
+        relative = is_relative(cfg, self.built_layers)
+        self.built_layers += 1
+        return wrap(CapeDecoderLayer(cfg, no_encoder_attn, relative=relative), cfg)
 
     def extract_features(
         self,
@@ -152,7 +151,7 @@ class CapeTransformerDecoder(TransformerDecoderBase):
 
 
 class CapeTransformerModel(TransformerModelBase):
-    """fairseq's Transformer with ``--pos nopos|abspos|sinpos|cape``; all else is shared."""
+    """fairseq's Transformer with ``--pos nopos|abspos|sinpos|cape|relpos``; all else is shared."""
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
@@ -168,18 +167,20 @@ class CapeTransformerModel(TransformerModelBase):
             task: gives the dictionaries and, where α must be counted, the training set.
 
         Raises:
-            ValueError: an option is out of range, or α cannot be counted.
+            ValueError: an option is out of range, or α or ADMIN's scales cannot be had.
         """
         if not OmegaConf.is_config(cfg):
             cfg = OmegaConf.create({"model": OmegaConf.structured(cfg)}).model
-        options = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
-        check_options(options)
+        options = plain_options(cfg)
+        check_options(options, CapeTransformerConfig())
         if options["source_scale"] == 0:
             options["source_scale"] = count_source_scale(task)
-            _store(cfg, "source_scale", options["source_scale"])
+            store_option(cfg, "source_scale", options["source_scale"])
         # so that fairseq builds no positions of its own
         options["no_token_positional_embeddings"] = True
-        return super().build_model(TransformerConfig.from_namespace(Namespace(**options)), task)
+        model = super().build_model(TransformerConfig.from_namespace(Namespace(**options)), task)
+        admin.initialise(model, cfg, task)
+        return model
 
     @classmethod
     def build_encoder(
@@ -200,7 +201,7 @@ class CapeTransformerModel(TransformerModelBase):
 
 def _embed_positions(cfg: TransformerConfig, dim: int, **tokens: Any) -> TokenEmbedding | None:
     """What both sides share of their positions; None adds nothing in fairseq."""
-    if cfg.pos == "nopos":
+    if cfg.pos in ("nopos", "relpos"):
         return None
     return TokenEmbedding(
         dim,
@@ -210,15 +211,3 @@ def _embed_positions(cfg: TransformerConfig, dim: int, **tokens: Any) -> TokenEm
         max_global_scale=cfg.max_global_scale,
         **tokens,
     )
-
-
-def _store(cfg: Any, name: str, value: float) -> None:
-    """Set an option where checkpoints will find it.
-
-    fairseq hands ``build_model`` its own config for a named architecture, but a copy of it for
-    ``cape_transformer`` itself; a copy has the whole config as its parent.
-    """
-    cfg[name] = value
-    whole = cfg._get_parent()
-    if whole is not None and name in (whole.get("model") or {}):
-        whole["model"][name] = value

@@ -26,6 +26,11 @@ WRONG = [
     (["--decoder-embed-dim", "15"], "decoder_embed_dim: dim must be even"),
     (["--encoder-learned-pos"], "replaced by --pos abspos"),
     (["--no-token-positional-embeddings"], "replaced by --pos nopos"),
+    (["--relpos-context", "0"], "relpos_context must be an integer ≥ 1"),
+    (["--pos", "relpos", "--cross-self-attention"], "does not go with --pos relpos"),
+    (["--admin-init", "--encoder-normalize-before"], "is for post-norm models"),
+    (["--admin-init", "--admin-scales", "1,x"], "must be positive numbers with commas"),
+    (["--admin-scales", "1,1.5"], "are for --admin-init"),
 ]
 
 
@@ -49,9 +54,47 @@ def test_architectures_are_known_by_name():
     assert set(ARCHITECTURES) == {
         "cape_transformer",
         "cape_transformer_iwslt_de_en",
+        "cape_transformer_wmt_en_de",
+        "cape_transformer_wmt_en_de_big",
+        "cape_transformer_wmt_en_de_18l",
+        "cape_transformer_wmt_en_fr",
         "cape_transformer_tiny",
     }
-    assert set(ARCHITECTURES) <= set(ARCH_MODEL_REGISTRY)
+    assert {*ARCHITECTURES, "cape_transformer_lm"} <= set(ARCH_MODEL_REGISTRY)
+
+
+STOCK = {
+    "cape_transformer": "transformer",
+    "cape_transformer_iwslt_de_en": "transformer_iwslt_de_en",
+    "cape_transformer_wmt_en_de": "transformer_wmt_en_de",
+    "cape_transformer_wmt_en_de_big": "transformer_wmt_en_de_big",
+    "cape_transformer_wmt_en_fr": "transformer_wmt_en_de",
+    "cape_transformer_lm": "transformer_lm",
+}
+
+
+@pytest.mark.parametrize(("ours", "stock"), STOCK.items())
+def test_architectures_have_the_values_of_their_stock_namesakes(ours, stock):
+    task = ["--task", "language_modeling"] if stock == "transformer_lm" else []
+    expected = vars(parse(*task, arch=stock))
+    if stock == "transformer_lm":  # a dataclass, unlike fairseq's other Transformer
+        expected = dict(convert_namespace_to_omegaconf(parse(*task, arch=stock)).model)
+    model = convert_namespace_to_omegaconf(parse(*task, arch=ours)).model
+    shared = set(expected) & set(model)
+    assert len(shared) >= 40
+    # elsewhere it leaves None where ours has the default
+    differing = {
+        name: (expected[name], model[name])
+        for name in shared
+        if expected[name] is not None and expected[name] != model[name]
+    }
+    assert differing.keys() <= {"arch", "_name", "no_token_positional_embeddings"}
+
+
+def test_the_deep_architecture_has_18_layers_on_each_side():
+    model = convert_namespace_to_omegaconf(parse(arch="cape_transformer_wmt_en_de_18l")).model
+    assert (model.encoder_layers, model.decoder_layers) == (18, 18)
+    assert (model.encoder_embed_dim, model.encoder_ffn_embed_dim) == (512, 2048)
 
 
 def test_registering_twice_changes_nothing():
@@ -73,14 +116,14 @@ def test_registers_when_a_submodule_is_imported_first():
     assert in_new_python(f"import cape_plugins.fairseq.transformer; {SHOW}").strip() == "True"
 
 
-@pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("arch", ["cape_transformer", "cape_transformer_wmt_en_de_18l"])
 @pytest.mark.parametrize(("wrong", "message"), WRONG, ids=lambda v: v[0] if v else None)
 def test_wrong_values_fail_whatever_the_architecture(arch, wrong, message):
     with pytest.raises(ValueError, match=message):
         parse(*wrong, arch=arch)
 
 
-@pytest.mark.parametrize("pos", ["nopos", "abspos", "sinpos", "cape"])
+@pytest.mark.parametrize("pos", ["nopos", "abspos", "sinpos", "cape", "relpos"])
 def test_wrong_values_fail_whatever_the_variant(pos):
     with pytest.raises(ValueError, match="max_global_scale must be a finite number ≥ 1"):
         parse("--pos", pos, "--max-global-scale", "0.5")
@@ -88,7 +131,11 @@ def test_wrong_values_fail_whatever_the_variant(pos):
 
 @pytest.mark.parametrize(
     ("flag", "allowed"),
-    [("--pos", ["nopos", "abspos", "sinpos", "cape"]), ("--source-bos", ["auto", "true", "false"])],
+    [
+        ("--pos", ["nopos", "abspos", "sinpos", "cape", "relpos"]),
+        ("--source-bos", ["auto", "true", "false"]),
+        ("--relpos-layers", ["all", "first"]),
+    ],
 )
 def test_unknown_choices_are_refused_naming_the_known(flag, allowed, capsys):
     with pytest.raises(SystemExit):
@@ -124,6 +171,10 @@ def test_options_of_cape_have_the_defaults_of_the_paper():
     assert str(model.pos) == "cape"
     assert (model.max_global_shift, model.max_local_shift, model.max_global_scale) == (5, 0.5, 1)
     assert (model.source_scale, str(model.source_bos)) == (0, "auto")
+    assert (model.relpos_context, model.relpos_values, str(model.relpos_layers)) == (
+        *(150, False, "all"),
+    )
+    assert model.admin_init is False
 
 
 def test_sizes_of_an_architecture_give_way_to_flags():
@@ -134,11 +185,29 @@ def test_sizes_of_an_architecture_give_way_to_flags():
     assert model.decoder_output_dim == 512
 
 
-def test_every_flag_of_the_stock_transformer_exists():
-    def flags(arch):
-        parser = options.get_training_parser()
-        options.parse_args_and_arch(parser, ["/nowhere", "--arch", arch])
-        return {flag for action in parser._actions for flag in action.option_strings}
+@pytest.mark.parametrize("model", ["transformer", "transformer_lm"])
+def test_every_flag_of_the_stock_model_exists(model):
+    assert flags(model) - flags(f"cape_{model}") == set()
 
-    missing = flags("transformer") - flags("cape_transformer")
-    assert missing == set()
+
+def test_a_language_model_has_no_options_of_a_source():
+    assert not {"--source-scale", "--source-bos"} & flags("cape_transformer_lm")
+
+
+def flags(arch):
+    parser = options.get_training_parser()
+    options.parse_args_and_arch(parser, ["/nowhere", "--arch", arch])
+    return {flag for action in parser._actions for flag in action.option_strings}
+
+
+DECODER_ALONE = [
+    case
+    for case in WRONG
+    if not any(word in flag for flag in case[0] for word in ("source", "encoder", "cross"))
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), DECODER_ALONE, ids=str)
+def test_wrong_values_fail_in_a_language_model_too(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        parse(*wrong, arch="cape_transformer_lm")

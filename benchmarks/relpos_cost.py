@@ -1,0 +1,153 @@
+"""What positions cost in a Transformer, as multiples of one without any: the paper's Table 9.
+
+    python benchmarks/relpos_cost.py [--device cuda] [--dtype bfloat16] [--lengths 10 100 1000]
+        [--contexts 100 1000] [--batch 50] [--layers 6] [--rounds 5] [--csv table.csv]
+
+Forward and backward of one encoder layer, of an encoder and of a decoder, as cape_transformer has
+them in fairseq: 768 channels, 8 heads, FFN 3072, training mode without dropout. The paper takes
+batches of 50, on a GPU; here the CPU takes smaller ones where sequences are long.
+
+Ratios are taken within a turn in which all candidates run, so that a machine which slows down
+slows all of them. sinpos and cape add positions before the first layer, so they have no part in the
+cost of one layer. Their difference is small, hence measured in turns of their own.
+"""
+
+import argparse
+import csv
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from common import machine, take_turns
+from fairseq.data import Dictionary
+from fairseq.models.transformer import TransformerConfig
+from omegaconf import OmegaConf
+from tabulate import tabulate
+from torch import nn
+
+from cape_plugins.fairseq.config import CapeTransformerConfig
+from cape_plugins.fairseq.layers import CapeEncoderLayer
+from cape_plugins.fairseq.transformer import CapeTransformerDecoder, CapeTransformerEncoder
+
+DIM, HEADS, FFN = 768, 8, 3072
+PARTS = ("layer", "encoder", "decoder")
+WORDS = 1000
+# tokens in a batch on the CPU, so that one turn takes seconds
+CPU_TOKENS = {"layer": 1000, "encoder": 300, "decoder": 300}
+
+
+def options(pos: str, layers: int, context: int = 150) -> TransformerConfig:
+    """cape_transformer's settings for one variant."""
+    sizes = dict(embed_dim=DIM, ffn_embed_dim=FFN, attention_heads=HEADS, layers=layers)
+    config = CapeTransformerConfig(
+        pos=pos,
+        relpos_context=context,
+        source_scale=1.0,
+        source_bos="false",  # one token more would be in the ratio
+        dropout=0.0,
+        no_token_positional_embeddings=True,
+        **{f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in sizes.items()},
+    )
+    whole = OmegaConf.create({"model": OmegaConf.structured(config)})
+    values = OmegaConf.to_container(whole.model, resolve=True, enum_to_str=True)
+    values.update(decoder_input_dim=DIM, decoder_output_dim=DIM)
+    return TransformerConfig.from_namespace(Namespace(**values))
+
+
+def build(
+    part: str,
+    pos: str,
+    arguments: argparse.Namespace,
+    batch: int,
+    length: int,
+    context: int = 150,
+) -> Callable[[], object]:
+    """One forward and backward of a part, on random tokens."""
+    where = dict(device=arguments.device, dtype=getattr(torch, arguments.dtype))
+    cfg = options(pos, arguments.layers, context)
+    words = Dictionary()
+    for i in range(WORDS - len(words)):
+        words.add_symbol(str(i))
+    tokens = torch.randint(words.nspecial, WORDS, (batch, length), device=arguments.device)
+    embed = nn.Embedding(WORDS, DIM, words.pad())
+    if part == "layer":
+        layer = CapeEncoderLayer(cfg, relative=pos == "relpos").to(**where)
+        content = torch.randn(length, batch, DIM, requires_grad=True, **where)
+        return _step(layer, lambda: layer(content, encoder_padding_mask=None))
+    if part == "encoder":
+        encoder = CapeTransformerEncoder(cfg, words, embed).to(**where)
+        return _step(encoder, lambda: encoder(tokens)["encoder_out"][0])
+    # a decoder without a source, so that what differs is not diluted by cross-attention
+    decoder = CapeTransformerDecoder(cfg, words, embed, no_encoder_attn=True).to(**where)
+    return _step(decoder, lambda: decoder(tokens, None, features_only=True)[0])
+
+
+def _step(module: nn.Module, forward: Callable[[], torch.Tensor]) -> Callable[[], None]:
+    def step() -> None:
+        module.zero_grad()
+        forward().sum().backward()
+
+    return step
+
+
+def measure(part: str, length: int, arguments: argparse.Namespace) -> dict[str, object]:
+    """One row of the table."""
+    batch = arguments.batch
+    if batch is None:
+        batch = 50
+        if arguments.device == "cpu":
+            batch = max(1, min(batch, CPU_TOKENS[part] // length))
+    contexts = {f"relpos {context}": context for context in arguments.contexts}
+    candidates = {"nopos": build(part, "nopos", arguments, batch, length)}
+    if part != "layer":
+        for pos in ("sinpos", "cape"):
+            candidates[pos] = build(part, pos, arguments, batch, length)
+    for name, context in contexts.items():
+        candidates[name] = build(part, "relpos", arguments, batch, length, context)
+    unit, ratios = take_turns(candidates, "nopos", arguments.rounds)
+    row: dict[str, object] = {"part": part, "length": length, "batch": batch}
+    row["nopos, ms"] = 1e3 * unit
+    row |= {name: ratios.get(name) for name in ("sinpos", "cape", *contexts)}
+    row["cape / sinpos"] = None
+    if part != "layer":
+        two = {pos: candidates[pos] for pos in ("sinpos", "cape")}
+        row["cape / sinpos"] = take_turns(two, "sinpos", 2 * arguments.rounds)[1]["cape"]
+    return row
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
+    parser.add_argument("--lengths", nargs="+", type=int, default=(10, 100, 1000), metavar="TOKENS")
+    parser.add_argument("--contexts", nargs="+", type=int, default=(100, 1000), metavar="TOKENS")
+    parser.add_argument("--batch", type=int, help="sentences; default: 50, on the CPU fewer")
+    parser.add_argument("--layers", type=int, default=6, help="of encoder and decoder")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--csv", type=Path, help="also write the numbers there")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    rows = []
+    for part in arguments.parts:
+        for length in arguments.lengths:
+            rows.append(measure(part, length, arguments))
+            print(rows[-1], file=sys.stderr)  # it takes a while
+    print(
+        f"{machine(arguments.device)}, {arguments.dtype}; forward + backward, {arguments.layers} "
+        f"layers in encoder and decoder, ratios to nopos\n"
+    )
+    formats = ("", "", "", ".1f", *[".3f"] * (len(rows[0]) - 4))
+    print(tabulate(rows, "keys", tablefmt="github", floatfmt=formats))
+    if arguments.csv:
+        with arguments.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

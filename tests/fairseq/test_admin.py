@@ -1,0 +1,127 @@
+"""ADMIN: scaled residuals, measured on training data while the model is built."""
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+
+from fairseq import options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+from cape_plugins.fairseq.admin import profile
+
+EOS = 2
+SAMPLE = {
+    "net_input": {
+        "src_tokens": torch.tensor([[5, 6, 7, EOS], [8, 9, 5, EOS], [4, 4, 7, EOS]]),
+        "src_lengths": torch.tensor([4, 4, 4]),
+        "prev_output_tokens": torch.tensor([[EOS, 10, 11], [EOS, 14, 15], [EOS, 9, 8]]),
+    }
+}
+# 2 encoder layers of 2 residuals, 2 decoder layers of 3
+ONES = ",".join(["1"] * 10)
+
+
+def configure(data, *arguments):
+    parser = options.get_training_parser()
+    args = [str(data), "--arch", "cape_transformer_tiny", "--dropout", "0", *arguments]
+    config = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, args))
+    return config, tasks.setup_task(config.task)
+
+
+def scales_of(model):
+    names = [n for n, _ in model.named_parameters() if n.endswith("residual_scale")]
+    weights = dict(model.named_parameters())
+    assert all((weights[n] == weights[n][:, :1]).all() for n in names)
+    return [float(row[0]) for n in names for row in weights[n]]
+
+
+def test_each_scale_is_the_deviation_of_all_that_comes_before(build):
+    # deviations of residuals and sub-layers as seen by hooks, in a model that is not profiled
+    model = build(admin_init=True, admin_scales=ONES, pos="sinpos")
+    measured = profile(model, SAMPLE)
+    torch.testing.assert_close(torch.tensor(measured), torch.tensor(scales_of(model)))
+
+    seen = {"encoder": [], "decoder": []}
+    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        for layer in stack.layers:
+            layer.residual_connection = (
+                lambda x, residual, layer=layer, side=side, real=layer.residual_connection: (
+                    seen[side].append((residual.var(), x.var())) or real(x, residual)
+                )
+            )
+    with torch.no_grad():
+        model.train()(**SAMPLE["net_input"])
+    expected = []
+    for variances in seen.values():
+        scale = 1.0
+        for residual, x in variances:
+            expected.append(float(scale))
+            scale = (scale**2 * residual + x).sqrt()
+    assert len(expected) == 10
+    torch.testing.assert_close(torch.tensor(measured), torch.tensor(expected))
+
+
+def test_residuals_are_multiplied_by_their_scales(build):
+    layer = build(admin_init=True, admin_scales="1,2,1,1,1,3,5,1,1,1").decoder.layers[0]
+    x, residual = torch.randn(2, 1, 16), torch.randn(2, 1, 16)
+    layer._sublayer = 0
+    for scale in (1, 3, 5):
+        torch.testing.assert_close(layer.residual_connection(x, residual), x + scale * residual)
+
+
+def test_with_ones_it_is_the_model_without(build):
+    def forward(model):
+        return model(**SAMPLE["net_input"])[0]
+
+    plain, scaled = build(), build(admin_init=True, admin_scales=ONES)
+    torch.testing.assert_close(forward(scaled), forward(plain), rtol=0, atol=0)
+    assert not any("residual_scale" in name for name, _ in plain.named_parameters())
+
+
+def test_profiling_leaves_randomness_and_mode_alone(build):
+    model = build(admin_init=True, admin_scales=ONES, dropout=0.3, encoder_layerdrop=0.9)
+    state = torch.get_rng_state()
+    measured = profile(model, SAMPLE)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not model.training
+    assert len(measured) == 10  # no layer is left out
+    assert model.encoder.layers.p == 0.9
+
+
+def test_building_measures_and_stores_for_the_checkpoint(data):
+    config, task = configure(data, "--admin-init")
+    model = task.build_model(config.model)
+    stored = [float(scale) for scale in config.model.admin_scales.split(",")]
+    torch.testing.assert_close(torch.tensor(scales_of(model)), torch.tensor(stored))
+    assert stored[0] == stored[4] == 1
+    assert all(1 < scale < 10 for scale in stored[1:4] + stored[5:])
+    assert "train" not in task.datasets  # the trainer loads it itself
+
+
+def test_given_scales_need_no_training_set(data, tmp_path):
+    for file in data.glob("dict.*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    languages = ("-s", "en", "-t", "de", "--source-scale", "1")
+    config, task = configure(tmp_path, "--admin-init", *languages)
+    with pytest.raises(ValueError, match="training set, which could not be read"):
+        task.build_model(config.model)
+    config, task = configure(tmp_path, "--admin-init", "--admin-scales", ONES, *languages)
+    assert scales_of(task.build_model(config.model)) == [1.0] * 10
+
+
+def test_a_wrong_number_of_scales_is_refused(build):
+    with pytest.raises(ValueError, match=r"holds 3 numbers, but this model has 10 residuals"):
+        build(admin_init=True, admin_scales="1,1,1")
+
+
+def test_scales_survive_activation_checkpointing(build):
+    def gradients(**options):
+        scales = "1,1.5,2,2.5,1,1.1,1.2,1.3,1.4,1.5"
+        model = build(train=True, admin_init=True, admin_scales=scales, **options)
+        torch.manual_seed(3)
+        model(**SAMPLE["net_input"])[0].square().sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    for plain, again in zip(gradients(), gradients(checkpoint_activations=True), strict=True):
+        torch.testing.assert_close(plain, again, rtol=1e-4, atol=1e-4)
