@@ -1,10 +1,13 @@
-# make demo [HOST=timm|fairseq|espnet] · make test · make install · make lint · make bench
+# make demo [HOST=timm|fairseq|espnet] · make test · make install · make lint
+# make bench [DEVICE=cuda DTYPE=bfloat16]
 # Each sets up what it needs, in VENV; nothing is installed again when nothing changed.
 
 VENV ?= .venv
 VENV_0_12 ?= .venv-fairseq-0.12
 OUT ?= out/demo
 HOST ?= timm fairseq espnet
+DEVICE ?= cpu
+DTYPE ?= float32
 
 # The interpreter that makes VENV: PYTHON=… chooses; otherwise the first that exists and is 3.11
 # (the one that constraints.txt was made with), then newer ones it supports.
@@ -52,9 +55,9 @@ format: install
 
 bench: install
 	$(BIN)/python benchmarks/autoload.py
-	$(BIN)/python benchmarks/fused.py
-	$(BIN)/python benchmarks/relative.py
-	$(BIN)/python benchmarks/timm_step.py
+	$(BIN)/python benchmarks/fused.py --device $(DEVICE) --dtype $(DTYPE)
+	$(BIN)/python benchmarks/relative.py --device $(DEVICE) --dtype $(DTYPE)
+	$(BIN)/python benchmarks/timm_step.py --device $(DEVICE) --dtype $(DTYPE)
 
 clean:
 	rm -rf out build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
