@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
 
 from cape_plugins import PositionalEmbedding1d, PositionalEmbedding2d, patch_grid, sinusoid_1d
 from cape_plugins import fused as fused_module
@@ -169,16 +170,16 @@ def test_opcheck_passes_for_the_augmented_operator(given):
     content = torch.randn(2, 5, 8, requires_grad=True)
     draw = Augmentation(5.0, 0.5, 1.4).draw(2)
     rest = (draw.shift, draw.scale) if given else (None, None)
-    arguments = (content, torch.rand(2, 5, 1), torch.tensor([3]), *rest, 5.0, [0.5], 1.4, 1e4, 1.0)
+    noise = (5.0, torch.tensor([0.5]), 1.4)
+    arguments = (content, torch.rand(2, 5, 1), torch.tensor([3]), *rest, *noise, 1e4, 1.0)
     torch.library.opcheck(AUGMENTED_OP, arguments)
 
 
 def test_the_augmented_operator_repeats_itself_for_a_seed():
     def run(seed: int) -> torch.Tensor:
         content, positions = torch.zeros(2, 5, 8), torch.zeros(1, 5, 1)
-        return AUGMENTED_OP(
-            content, positions, torch.tensor([seed]), None, None, 5.0, [0.5], 1.4, 1e4, 1.0
-        )
+        noise = (5.0, torch.tensor([0.5]), 1.4)
+        return AUGMENTED_OP(content, positions, torch.tensor([seed]), None, None, *noise, 1e4, 1.0)
 
     assert torch.equal(run(3), run(3))
     assert not torch.equal(run(3), run(4))
@@ -194,6 +195,41 @@ def test_an_augmented_sum_is_the_sum_at_augmented_positions():
     draw = augmentation.draw(2, generator=generator)
     moved = augmentation.apply(positions, draw, generator=generator)
     assert torch.equal(out, add_sinusoid(content, moved))
+
+
+@pytest.fixture
+def as_on_cuda(monkeypatch):
+    """Random numbers are drawn inside the operator, which each device does in its own way."""
+    monkeypatch.setattr(fused_module, "_op_draws", lambda content: True)
+
+
+def test_as_on_cuda_a_generator_repeats_the_run(as_on_cuda):
+    module, content = PositionalEmbedding2d(8), torch.zeros(2, 6, 8)
+    one, same = (module(content, (2, 3), torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, module(content, (2, 3), torch.Generator().manual_seed(4)))
+
+
+def test_as_on_cuda_a_draw_is_shared_and_positions_are_centred(as_on_cuda):
+    module = PositionalEmbedding1d(8, max_global_shift=5.0, max_global_scale=2.0)
+    draw = module.augmentation.draw(2)
+    content, positions = torch.randn(2, 5, 8), torch.rand(2, 5) * 100
+    moved = module.augmentation.apply(positions, draw)
+    expected = add_sinusoid(content, moved[..., None])
+    torch.testing.assert_close(module(content, positions, draw), expected, atol=1e-5, rtol=0)
+
+
+def test_as_on_cuda_two_graphs_serve_all_image_sizes(as_on_cuda):
+    module, counter = PositionalEmbedding2d(8), CompileCounter()
+
+    def patches_of(image: torch.Tensor) -> torch.Tensor:  # (B, H, W, C)
+        grid = (image.shape[1], image.shape[2])
+        return module(image.flatten(1, 2), grid)
+
+    compiled = torch.compile(patches_of, fullgraph=True, backend=counter)
+    for side in range(4, 12):
+        assert compiled(torch.zeros(2, side, side + 1, 8)).isfinite().all()
+    assert counter.frame_count <= 2
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -25,6 +25,8 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 LARGE = None if ON_GPU else dict(TOKENS=64, PHASES=32, SAMPLES=64)
 SMALL = None if ON_GPU else dict(TOKENS=4, PHASES=8, SAMPLES=2)
 
+_FLOAT_POINTERS = ("positions", "shift_pointer", "lambda_pointer", "max_local_pointer")
+
 runs = pytest.mark.skipif(
     not (ON_GPU or INTERPRETED), reason="run by test_the_kernel_passes_in_tritons_interpreter"
 )
@@ -108,7 +110,7 @@ def test_content_may_be_laid_out_in_any_way(order):
 
 def moved(seed: int, *, position=0.0, shift=0.0, local=(0.0, 0.0), scale=1.0, axes=1):
     """Augmented positions of 64 samples × 50 tokens, read back from a slow phase."""
-    noise = (shift, *local, math.log(scale))
+    noise = (shift, torch.tensor(local, device=DEVICE), math.log(scale))
     content, positions = torch.zeros(64, 50, 2), torch.full((1, 50, axes), position)
     out = launch(content, positions, scale=0.1, seed=torch.tensor([seed]), noise=noise)
     return torch.atan2(out[..., 1], out[..., 0]) / 0.1
@@ -160,7 +162,7 @@ def test_a_given_draw_is_used(axes):
         seed=torch.tensor([5]),
         shift=draw.shift,
         global_scale=draw.scale,
-        noise=(0.5, 0.0, 0.0, math.log(1.4)),
+        noise=(0.5, torch.zeros(2, device=DEVICE), math.log(1.4)),
     )
     expected = cpu.add_sinusoid(content, augmentation.apply(positions, draw), 10_000.0, 1.0)
     torch.testing.assert_close(out, expected, atol=3e-6, rtol=0)
@@ -179,16 +181,16 @@ def test_it_compiles_for_hopper_without_one(axes, dtype, augment):
     kernel = cuda._kernel.fn
     pointers = {
         **dict.fromkeys(("out", "content"), f"*{dtype}"),
-        **dict.fromkeys(("positions", "shift_pointer", "lambda_pointer"), "*fp32"),
+        **dict.fromkeys(_FLOAT_POINTERS, "*fp32"),
         "seed_pointer": "*i64",
     }
-    floats = dict.fromkeys(("max_shift", "max_local_0", "max_local_1", "log_max_scale"), "fp32")
+    floats = dict.fromkeys(("max_shift", "log_max_scale"), "fp32")
     types = {**pointers, **floats}
     signature = {
         name: types.get(name, "constexpr" if name.isupper() else "i32") for name in kernel.arg_names
     }
     constants = dict(
-        AXES=axes, WIDE=False, SHARED=True, AUGMENT=augment, GIVEN=False,
+        AXES=axes, WIDE=False, SHARED=True, CHANNELS_LAST=True, AUGMENT=augment, GIVEN=False,
         LOG_BASE=math.log(1e4), TURNS=0.5 / math.pi, TOKENS=4, PHASES=128, SAMPLES=8,
     )  # fmt: skip
     source = ASTSource(kernel, signature=signature, constexprs=constants)

@@ -76,7 +76,7 @@ def add_augmented_sinusoid(
     positions = _check(content, positions)
     check_frequencies(base, scale)
     batch, axes = content.shape[0], positions.shape[2]
-    if content.device.type == "cuda" and takes_op(content, positions):
+    if _op_draws(content) and takes_op(content, positions):
         if augmentation.mean_normalize:
             positions = centre(positions)
         if draw is not None:
@@ -91,7 +91,7 @@ def add_augmented_sinusoid(
             None if draw is None else draw.shift,
             None if draw is None else draw.scale,
             augmentation.max_global_shift,
-            list(augmentation.local_shifts(axes)),
+            _local_shifts(augmentation, axes, content.device),
             augmentation.max_global_scale,
             base,
             scale,
@@ -100,6 +100,17 @@ def add_augmented_sinusoid(
         draw = augmentation.draw(batch, axes, device=content.device, generator=generator)
     positions = augmentation.apply(positions.expand(batch, -1, -1), draw, generator=generator)
     return add_sinusoid(content, positions, base=base, scale=scale)
+
+
+def _op_draws(content: Tensor) -> bool:
+    """Whether the operator draws the random numbers itself, or torch's operations before it."""
+    return content.device.type == "cuda"
+
+
+def _local_shifts(augmentation: Augmentation, axes: int, device: torch.device) -> Tensor:
+    """(axes,) float32, made on the device: copied there it would be waited for."""
+    shifts = [torch.full((1,), s, device=device) for s in augmentation.local_shifts(axes)]
+    return torch.cat(shifts)
 
 
 def takes_op(content: Tensor, positions: Tensor) -> bool:
@@ -111,7 +122,7 @@ def takes_op(content: Tensor, positions: Tensor) -> bool:
     if not torch.compiler.is_compiling() and (in_transform(content) or in_transform(positions)):
         return False  # torch.func cannot differentiate custom operators
     if content.device.type == "cuda":
-        return ops.has_triton()
+        return ops.HAS_TRITON
     return content.device.type == "cpu"
 
 

@@ -74,7 +74,7 @@ def _position(pointer, mask, WIDE: tl.constexpr):
 @triton.jit
 def _noise(
     sample, token, length, seed, shift_pointer, shift_stride, lambda_pointer,
-    max_shift, max_local_0, max_local_1, log_max_scale,
+    max_shift, max_local_pointer, log_max_scale,
     AXES: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
     """Δ + ε along both axes, (tokens,), and λ: Philox gives four uniform numbers at a time."""
@@ -88,8 +88,8 @@ def _noise(
         shift_0 = (2.0 * shift_0 - 1.0) * max_shift
         shift_1 = (2.0 * shift_1 - 1.0) * max_shift
         scale = tl.exp((2.0 * log_scale - 1.0) * log_max_scale)
-    noise_0 = shift_0 + (2.0 * local_0 - 1.0) * max_local_0
-    noise_1 = shift_1 + (2.0 * local_1 - 1.0) * max_local_1
+    noise_0 = shift_0 + (2.0 * local_0 - 1.0) * tl.load(max_local_pointer)
+    noise_1 = shift_1 + (2.0 * local_1 - 1.0) * tl.load(max_local_pointer + AXES - 1)
     return noise_0, noise_1, scale
 
 
@@ -113,8 +113,8 @@ _CONFIGS = [
 ]
 
 
-# not by length or batch: they change from batch to batch
-_KEY = ["half", "dtype_bytes", "content_stride_k", "AXES", "WIDE", "SHARED", "AUGMENT"]
+# not by length, batch or strides: they change from batch to batch
+_KEY = ["half", "dtype_bytes", "CHANNELS_LAST", "AXES", "WIDE", "SHARED", "AUGMENT"]
 
 
 # LOG_BASE and TURNS are constants because an argument would be rounded to float32
@@ -125,8 +125,8 @@ def _kernel(
     batch, length, half, dtype_bytes,
     content_stride_b, content_stride_n, content_stride_k,
     position_stride_b, position_stride_n, shift_stride,
-    max_shift, max_local_0, max_local_1, log_max_scale,
-    AXES: tl.constexpr, WIDE: tl.constexpr, SHARED: tl.constexpr,
+    max_shift, max_local_pointer, log_max_scale,
+    AXES: tl.constexpr, WIDE: tl.constexpr, SHARED: tl.constexpr, CHANNELS_LAST: tl.constexpr,
     AUGMENT: tl.constexpr, GIVEN: tl.constexpr, LOG_BASE: tl.constexpr, TURNS: tl.constexpr,
     TOKENS: tl.constexpr, PHASES: tl.constexpr, SAMPLES: tl.constexpr,
 ):  # fmt: skip
@@ -137,6 +137,7 @@ def _kernel(
     high_0, low_0 = _turns_per_unit(k, half, 0, AXES, LOG_BASE, TURNS)
     high_1, low_1 = _turns_per_unit(k, half, AXES - 1, AXES, LOG_BASE, TURNS)
     seed = tl.load(seed_pointer) if AUGMENT else 0
+    channel = 1 if CHANNELS_LAST else content_stride_k
     cosine = tl.zeros([TOKENS, PHASES], tl.float32)
     sine = tl.zeros([TOKENS, PHASES], tl.float32)
     first = tl.program_id(2) * SAMPLES
@@ -150,7 +151,7 @@ def _kernel(
             if AUGMENT:
                 noise_0, noise_1, scale = _noise(
                     sample, token, length, seed, shift_pointer, shift_stride, lambda_pointer,
-                    max_shift, max_local_0, max_local_1, log_max_scale, AXES, GIVEN,
+                    max_shift, max_local_pointer, log_max_scale, AXES, GIVEN,
                 )  # fmt: skip
                 p = (p + p_low + noise_0) * scale
                 p_low = p * 0.0
@@ -168,10 +169,10 @@ def _kernel(
             sine = tl.where(padding, 0.0, sine)
         here = mask & present
         row = content + sample * content_stride_b + token[:, None] * content_stride_n
-        source = row + k[None, :] * content_stride_k
+        source = row + k[None, :] * channel
         target = out + (sample * length + token[:, None]) * (2 * half) + k[None, :]
         left = tl.load(source, mask=here).to(tl.float32) + cosine
-        right = tl.load(source + half * content_stride_k, mask=here).to(tl.float32) + sine
+        right = tl.load(source + half * channel, mask=here).to(tl.float32) + sine
         tl.store(target, left.to(out.dtype.element_ty), mask=here)
         tl.store(target + half, right.to(out.dtype.element_ty), mask=here)
 
@@ -188,14 +189,13 @@ def add_augmented_sinusoid(
     shift: Tensor | None,
     global_scale: Tensor | None,
     max_global_shift: float,
-    max_local_shift: list[float],
+    max_local_shift: Tensor,
     max_global_scale: float,
     base: float,
     scale: float,
 ) -> Tensor:
     """See :func:`cape_plugins.fused.ops.add_augmented_sinusoid`."""
-    local = (max_local_shift[0], max_local_shift[-1])
-    noise = (max_global_shift, *local, math.log(max_global_scale))
+    noise = (max_global_shift, max_local_shift, math.log(max_global_scale))
     return _launch(content, positions, base, scale, seed, shift, global_scale, noise)
 
 
@@ -207,7 +207,7 @@ def _launch(
     seed: Tensor | None = None,
     shift: Tensor | None = None,
     global_scale: Tensor | None = None,
-    noise: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
+    noise: tuple[float, Tensor | None, float] = (0.0, None, 0.0),
     blocks: dict[str, int] | None = None,
 ) -> Tensor:
     """Launch the kernel, autotuned or (tests, without a GPU to tune on) with the given blocks."""
@@ -249,10 +249,13 @@ def _launch(
             0 if positions.shape[0] == 1 else positions.stride(0),
             positions.stride(1),
             axes,
-            *noise,
+            noise[0],
+            content if noise[1] is None else noise[1],  # not read then, as others above
+            noise[2],
             AXES=axes,
             WIDE=positions.dtype == torch.float64,
             SHARED=positions.shape[0] == 1,
+            CHANNELS_LAST=content.stride(2) == 1,
             AUGMENT=seed is not None,
             GIVEN=given,
             LOG_BASE=math.log(base),

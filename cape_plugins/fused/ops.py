@@ -4,8 +4,8 @@ Registered with torch.library, so that torch.compile, torch.export, autograd and
 operator over tensors and plain scalars.
 """
 
-import functools
 import importlib.util
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +13,7 @@ from torch import Tensor
 from cape_plugins.augment import Augmentation, Draw
 from cape_plugins.fused import cpu
 
-
-@functools.cache
-def has_triton() -> bool:
-    """Whether Triton can be imported."""
-    return importlib.util.find_spec("triton") is not None
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 @torch.library.custom_op(
@@ -32,10 +28,10 @@ def add_sinusoid(content: Tensor, positions: Tensor, base: float, scale: float) 
 
 
 @add_sinusoid.register_kernel("cuda")
-def _(content: Tensor, positions: Tensor, base: float, scale: float) -> Tensor:
+def _(*arguments: Any) -> Tensor:
     from cape_plugins.fused import cuda  # imports Triton
 
-    return cuda.add_sinusoid(content, positions, base, scale)
+    return cuda.add_sinusoid(*arguments)
 
 
 @torch.library.custom_op(
@@ -43,7 +39,7 @@ def _(content: Tensor, positions: Tensor, base: float, scale: float) -> Tensor:
     mutates_args=(),
     device_types="cpu",
     schema="(Tensor content, Tensor positions, Tensor seed, Tensor? shift, Tensor? global_scale, "
-    "float max_global_shift, float[] max_local_shift, float max_global_scale, float base, "
+    "float max_global_shift, Tensor max_local_shift, float max_global_scale, float base, "
     "float scale) -> Tensor",
 )
 def add_augmented_sinusoid(
@@ -53,7 +49,7 @@ def add_augmented_sinusoid(
     shift: Tensor | None,
     global_scale: Tensor | None,
     max_global_shift: float,
-    max_local_shift: list[float],
+    max_local_shift: Tensor,
     max_global_scale: float,
     base: float,
     scale: float,
@@ -65,14 +61,15 @@ def add_augmented_sinusoid(
         positions: (1 or B, N, axes), centred if they shall be.
         seed: (1,) int64, on content's device; each device draws its own numbers from it.
         shift, global_scale: Δ (B, axes) and λ (B,); both or none. None: drawn too.
-        max_global_shift, max_local_shift, max_global_scale: as in Augmentation, the local shift
-            one per axis.
+        max_global_shift, max_global_scale: as in Augmentation.
+        max_local_shift: (axes,) float32. A tensor, because in images it depends on the size: a
+            number would be a constant of the graph, and torch.compile make one for each size.
         base, scale: frequencies where axes is 1.
     """
     batch, _, axes = positions.expand(content.shape[0], -1, -1).shape
     generator = torch.Generator().manual_seed(int(seed))  # on the CPU: no device to wait for
     augmentation = Augmentation(
-        max_global_shift, tuple(max_local_shift), max_global_scale, mean_normalize=False
+        max_global_shift, tuple(max_local_shift.tolist()), max_global_scale, mean_normalize=False
     )
     if shift is None or global_scale is None:
         draw = augmentation.draw(batch, axes, generator=generator)
@@ -83,32 +80,10 @@ def add_augmented_sinusoid(
 
 
 @add_augmented_sinusoid.register_kernel("cuda")
-def _(
-    content: Tensor,
-    positions: Tensor,
-    seed: Tensor,
-    shift: Tensor | None,
-    global_scale: Tensor | None,
-    max_global_shift: float,
-    max_local_shift: list[float],
-    max_global_scale: float,
-    base: float,
-    scale: float,
-) -> Tensor:
+def _(*arguments: Any) -> Tensor:
     from cape_plugins.fused import cuda
 
-    return cuda.add_augmented_sinusoid(
-        content,
-        positions,
-        seed,
-        shift,
-        global_scale,
-        max_global_shift,
-        max_local_shift,
-        max_global_scale,
-        base,
-        scale,
-    )
+    return cuda.add_augmented_sinusoid(*arguments)
 
 
 @add_sinusoid.register_fake
