@@ -192,7 +192,8 @@ def test_it_compiles_for_hopper_without_one(axes, dtype, augment):
     }
     constants = dict(
         AXES=axes, WIDE=False, SHARED=True, CHANNELS_LAST=True, AUGMENT=augment, GIVEN=False,
-        LOG_BASE=math.log(1e4), TURNS=0.5 / math.pi, TOKENS=4, PHASES=128, SAMPLES=8,
+        LOG_BASE=9.25, LOG_BASE_LOW=-0.04, TURNS=0.15625, TURNS_LOW=0.003,
+        TOKENS=4, PHASES=128, SAMPLES=8,
     )  # fmt: skip
     if "constexprs" in inspect.signature(ASTSource).parameters:
         source = ASTSource(kernel, signature=signature, constexprs=constants)

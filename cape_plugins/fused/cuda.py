@@ -7,6 +7,7 @@ two floats, and a fused multiply-add takes the whole turns off the exact product
 audio keep their accuracy in single precision.
 """
 
+import functools
 import math
 
 import torch
@@ -16,19 +17,32 @@ from torch import Tensor
 
 from cape_plugins.fused import cpu
 
-_LN_10 = tl.constexpr(math.log(10.0))
+
+@functools.cache
+def _split(number: float) -> tuple[float, float]:
+    """A number as a float32 and what that leaves: Triton before 3.3 rounds constants to float32."""
+    high = torch.tensor(number, dtype=torch.float32).item()
+    return high, number - high
+
+
+_LN_10, _LN_10_LOW = map(tl.constexpr, _split(math.log(10.0)))
 
 
 @triton.jit
 def _turns_per_unit(
-    k, half, AXIS: tl.constexpr, AXES: tl.constexpr, LOG_BASE: tl.constexpr, TURNS: tl.constexpr
-):
+    k, half, AXIS: tl.constexpr, AXES: tl.constexpr, LOG_BASE: tl.constexpr,
+    LOG_BASE_LOW: tl.constexpr, TURNS: tl.constexpr, TURNS_LOW: tl.constexpr,
+):  # fmt: skip
     """Frequency of phase k along an axis as two floats; sinusoid.py's formulas in float64."""
     k = k.to(tl.float64)
     if AXES == 1:
-        wide = TURNS * tl.exp(-k / half * LOG_BASE)
+        power = k / half
+        series = tl.exp(-(power * LOG_BASE + power * LOG_BASE_LOW))
+        wide = series * TURNS + series * TURNS_LOW
     else:
-        radius = 0.5 * tl.exp((k + 1) / half * _LN_10)  # π · w · position is w · position / 2 turns
+        power = (k + 1) / half
+        # π · w · position is w · position / 2 turns
+        radius = 0.5 * tl.exp(power * _LN_10 + power * _LN_10_LOW)
         wide = radius * (tl.cos(k) if AXIS == 0 else tl.sin(k))
     high = wide.to(tl.float32)
     return high, (wide - high.to(tl.float64)).to(tl.float32)
@@ -127,15 +141,18 @@ def _kernel(
     position_stride_b, position_stride_n, shift_stride,
     max_shift, max_local_pointer, log_max_scale,
     AXES: tl.constexpr, WIDE: tl.constexpr, SHARED: tl.constexpr, CHANNELS_LAST: tl.constexpr,
-    AUGMENT: tl.constexpr, GIVEN: tl.constexpr, LOG_BASE: tl.constexpr, TURNS: tl.constexpr,
+    AUGMENT: tl.constexpr, GIVEN: tl.constexpr, LOG_BASE: tl.constexpr,
+    LOG_BASE_LOW: tl.constexpr, TURNS: tl.constexpr, TURNS_LOW: tl.constexpr,
     TOKENS: tl.constexpr, PHASES: tl.constexpr, SAMPLES: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)  # (TOKENS,)
     k = tl.program_id(0) * PHASES + tl.arange(0, PHASES)  # (PHASES,)
     in_length = token < length
     mask = in_length[:, None] & (k < half)[None, :]
-    high_0, low_0 = _turns_per_unit(k, half, 0, AXES, LOG_BASE, TURNS)
-    high_1, low_1 = _turns_per_unit(k, half, AXES - 1, AXES, LOG_BASE, TURNS)
+    high_0, low_0 = _turns_per_unit(k, half, 0, AXES, LOG_BASE, LOG_BASE_LOW, TURNS, TURNS_LOW)
+    high_1, low_1 = _turns_per_unit(
+        k, half, AXES - 1, AXES, LOG_BASE, LOG_BASE_LOW, TURNS, TURNS_LOW
+    )
     seed = tl.load(seed_pointer) if AUGMENT else 0
     channel = 1 if CHANNELS_LAST else content_stride_k
     cosine = tl.zeros([TOKENS, PHASES], tl.float32)
@@ -223,6 +240,8 @@ def _launch(
     shift = shift.contiguous() if given else content
     global_scale = global_scale.contiguous() if given else content
 
+    log_base, turns = _split(math.log(base)), _split(scale / (2 * math.pi))
+
     def grid(block: dict[str, int]) -> tuple[int, int, int]:
         return (
             triton.cdiv(dim // 2, block["PHASES"]),
@@ -258,8 +277,10 @@ def _launch(
             CHANNELS_LAST=content.stride(2) == 1,
             AUGMENT=seed is not None,
             GIVEN=given,
-            LOG_BASE=math.log(base),
-            TURNS=scale / (2 * math.pi),
+            LOG_BASE=log_base[0],
+            LOG_BASE_LOW=log_base[1],
+            TURNS=turns[0],
+            TURNS_LOW=turns[1],
             **(blocks or {}),
         )
     return out
