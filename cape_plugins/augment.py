@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cape_plugins.positions import check_positions
+from cape_plugins.positions import check_positions, is_number
 
 
 class Draw(NamedTuple):
@@ -231,13 +231,6 @@ def _check_generator(generator: torch.Generator | None, device: torch.device) ->
             f"the generator lives on {generator.device.type}, the positions on {device.type}: "
             f"make it with torch.Generator({device.type!r})"
         )
-
-
-def is_number(value: Any) -> bool:
-    """Whether a setting is a finite real number."""
-    # not `float | int`: Dynamo of torch 2.5 cannot trace a union
-    is_real = isinstance(value, (float, int)) and not isinstance(value, bool)
-    return is_real and -math.inf < value < math.inf
 
 
 def _check_number(name: str, value: Any, *, least: float) -> None:

@@ -16,7 +16,7 @@ from cape_plugins.augment import (
     draw_global,
     draw_local,
 )
-from cape_plugins.fused import add_augmented_sinusoid, add_sinusoid
+from cape_plugins.fused import add_augmented_sinusoid, add_embedding, add_sinusoid
 from cape_plugins.positions import can_look_at, check_positive, grid_positions
 from cape_plugins.sinusoid import check_dim, check_frequencies, embed_line, embed_plane
 
@@ -128,11 +128,11 @@ class PositionalEmbedding1d(nn.Module):
         if self.variant == "nopos":
             return content
         if self.table is not None:
-            return _add(content, self._look_up(positions, self.table))
+            return add_embedding(content, self._look_up(positions, self.table))
         if torch.jit.is_scripting():
             if self.variant == "cape":
                 positions = self._augment(positions.expand(batch, length), draw, generator)
-            return _add(content, embed_line(positions, self.dim, self.base, self.scale))
+            return add_embedding(content, embed_line(positions, self.dim, self.base, self.scale))
         else:
             base, scale = self.base, self.scale
             if self.variant == "cape" and self.training:
@@ -277,12 +277,12 @@ class PositionalEmbedding2d(nn.Module):
         if self.variant == "nopos":
             return content
         if self.table is not None:
-            return _add(content, self._resize_table(self.table, height, width))
+            return add_embedding(content, self._resize_table(self.table, height, width))
         positions = grid_positions(height, width, self.extent, content.device)[None]
         if torch.jit.is_scripting():
             if self.variant == "cape" and self.training:
                 positions = self._augment(positions.expand(batch, -1, -1), height, width, generator)
-            return _add(content, embed_plane(positions, self.dim))
+            return add_embedding(content, embed_plane(positions, self.dim))
         else:
             if self.variant == "cape" and self.training:
                 augmentation = self._augmentation(height, width)
@@ -354,8 +354,3 @@ def _check_content(content: Tensor, dim: int) -> tuple[int, int]:
     if content.ndim != 3 or content.shape[2] != dim:
         raise ValueError(f"content must be (B, N, {dim}), got shape {list(content.shape)}")
     return content.shape[0], content.shape[1]
-
-
-def _add(content: Tensor, embedding: Tensor) -> Tensor:
-    # half-precision content is promoted to the embedding's float32: one rounding, at the end
-    return (content + embedding).to(content.dtype)

@@ -6,6 +6,7 @@ embedding is zero.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -125,9 +126,15 @@ def _axis(patches: int, extent: float, device: torch.device) -> Tensor:
 
 def check_positive(name: str, value: float, *, unit: str = "") -> None:
     """Raise ValueError unless the value is finite and positive."""
-    is_real = isinstance(value, (float, int)) and not isinstance(value, bool)
-    if not (is_real and 0 < value < math.inf):
+    if not (is_number(value) and value > 0):
         raise ValueError(f"{name} must be finite and > 0{unit}, got {value!r}")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a setting is a finite real number."""
+    # not `float | int`: Dynamo of torch 2.5 cannot trace a union
+    is_real = isinstance(value, (float, int)) and not isinstance(value, bool)
+    return is_real and -math.inf < value < math.inf
 
 
 def can_look_at(tensor: Tensor) -> bool:

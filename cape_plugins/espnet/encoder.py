@@ -12,10 +12,9 @@ import torch
 from espnet2.asr.encoder.abs_encoder import AbsEncoder
 from torch import Tensor, nn
 
-from cape_plugins.augment import is_number
 from cape_plugins.embedding import VARIANTS, PositionalEmbedding1d, check_variant
 from cape_plugins.espnet.layers import STRIDE, ConvolutionalFront, TransformerLayer, subsampled
-from cape_plugins.positions import can_look_at, check_positions, frame_times
+from cape_plugins.positions import can_look_at, check_positions, frame_times, is_number
 from cape_plugins.relative import RelativeAttention
 
 try:

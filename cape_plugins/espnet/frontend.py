@@ -12,8 +12,8 @@ from espnet2.asr.frontend.abs_frontend import AbsFrontend
 from espnet2.layers.log_mel import LogMel
 from torch import Tensor
 
-from cape_plugins.augment import is_number
 from cape_plugins.espnet.encoder import TooShortUttError
+from cape_plugins.positions import is_number
 
 WINDOW_SECONDS = 0.025
 HOP_SECONDS = 0.010

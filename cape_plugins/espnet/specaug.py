@@ -9,7 +9,7 @@ import torch
 from espnet2.asr.specaug.abs_specaug import AbsSpecAug
 from torch import Tensor
 
-from cape_plugins.augment import is_number
+from cape_plugins.positions import is_number
 
 
 class CapeSpecAug(AbsSpecAug):

@@ -5,10 +5,11 @@ from typing import Any
 
 from fairseq.dataclass import FairseqDataclass
 
-from cape_plugins.augment import Augmentation, is_number
+from cape_plugins.augment import Augmentation
 from cape_plugins.embedding import check_variant
 from cape_plugins.fairseq.admin import parse_scales
 from cape_plugins.fairseq.config import POSITIONS, RELPOS_LAYERS, SOURCE_BOS
+from cape_plugins.positions import is_number
 from cape_plugins.sinusoid import check_dim
 
 # fairseq's own switches of positions, which would contradict --pos

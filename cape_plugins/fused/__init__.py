@@ -41,9 +41,7 @@ def add_sinusoid(
     """
     positions = _check(content, positions)
     check_frequencies(base, scale)
-    if not takes_op(content, positions):
-        return _plain(content, positions, base, scale)
-    return ops.add_sinusoid(content, positions, base, scale)
+    return _add_sinusoid(content, positions, base, scale)
 
 
 def add_augmented_sinusoid(
@@ -99,7 +97,7 @@ def add_augmented_sinusoid(
     if draw is None:
         draw = augmentation.draw(batch, axes, device=content.device, generator=generator)
     positions = augmentation.apply(positions.expand(batch, -1, -1), draw, generator=generator)
-    return add_sinusoid(content, positions, base=base, scale=scale)
+    return _add_sinusoid(content, positions, base, scale)
 
 
 def _op_draws(content: Tensor) -> bool:
@@ -126,14 +124,27 @@ def takes_op(content: Tensor, positions: Tensor) -> bool:
     return content.device.type == "cpu"
 
 
+def add_embedding(content: Tensor, embedding: Tensor) -> Tensor:
+    """Their sum in content's dtype; TorchScript compiles it.
+
+    Half-precision content is promoted to the embedding's float32: one rounding, at the end.
+    """
+    return (content + embedding).to(content.dtype)
+
+
+def _add_sinusoid(content: Tensor, positions: Tensor, base: float, scale: float) -> Tensor:
+    if not takes_op(content, positions):
+        return _plain(content, positions, base, scale)
+    return ops.add_sinusoid(content, positions, base, scale)
+
+
 def _plain(content: Tensor, positions: Tensor, base: float, scale: float) -> Tensor:
     dim = content.shape[2]
     if positions.shape[2] == 1:
         embedding = embed_line(positions[..., 0], dim, base, scale)
     else:
         embedding = embed_plane(positions, dim)
-    # half-precision content is promoted to the embedding's float32: one rounding, at the end
-    return (content + embedding).to(content.dtype)
+    return add_embedding(content, embedding)
 
 
 def _check(content: Tensor, positions: Tensor) -> Tensor:

@@ -19,7 +19,18 @@ from torch import Tensor, nn
 from cape_plugins.augment import Augmentation
 from cape_plugins.embedding import PositionalEmbedding2d
 from cape_plugins.fused import add_sinusoid
-from cape_plugins.timm.vision_transformer import check_options, check_size, take_position_table
+from cape_plugins.timm.vision_transformer import (
+    BASE,
+    CAPE,
+    NOPOS,
+    SINPOS,
+    SMALL,
+    TINY,
+    UNIVIT,
+    check_options,
+    check_size,
+    take_position_table,
+)
 
 __all__ = ["NaFlexVitCape"]
 
@@ -224,15 +235,6 @@ default_cfgs = generate_default_cfgs(
     }
 )
 
-_TINY = dict(embed_dim=192, depth=12, num_heads=3)
-_SMALL = dict(embed_dim=384, depth=12, num_heads=6)
-_BASE = dict(embed_dim=768, depth=12, num_heads=12)
-
-_NOPOS = dict(pos="nopos")
-_SINPOS = dict(pos="sinpos")
-_CAPE = dict(pos="cape")
-_UNIVIT = dict(pos="cape", max_global_scale=1.0)
-
 
 def _create_naflexvit(
     variant: str, pretrained: bool, model_args: dict[str, Any], kwargs: dict[str, Any]
@@ -256,82 +258,82 @@ def _create_naflexvit(
 @register_model
 def naflexvit_tiny_patch16_nopos_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
     """NaFlex ViT-Ti/16 without positions."""
-    model_args = dict(**_TINY, **_NOPOS)
+    model_args = dict(**TINY, **NOPOS)
     return _create_naflexvit("naflexvit_tiny_patch16_nopos_gap", pretrained, model_args, kwargs)
 
 
 @register_model
 def naflexvit_tiny_patch16_sinpos_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
     """NaFlex ViT-Ti/16 with 2-D sinusoidal positions."""
-    model_args = dict(**_TINY, **_SINPOS)
+    model_args = dict(**TINY, **SINPOS)
     return _create_naflexvit("naflexvit_tiny_patch16_sinpos_gap", pretrained, model_args, kwargs)
 
 
 @register_model
 def naflexvit_tiny_patch16_cape_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
     """NaFlex ViT-Ti/16 with CAPE."""
-    model_args = dict(**_TINY, **_CAPE)
+    model_args = dict(**TINY, **CAPE)
     return _create_naflexvit("naflexvit_tiny_patch16_cape_gap", pretrained, model_args, kwargs)
 
 
 @register_model
 def naflexvit_tiny_patch16_univit_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
     """NaFlex ViT-Ti/16 with CAPE without its scale (λ = 1)."""
-    model_args = dict(**_TINY, **_UNIVIT)
+    model_args = dict(**TINY, **UNIVIT)
     return _create_naflexvit("naflexvit_tiny_patch16_univit_gap", pretrained, model_args, kwargs)
 
 
 @register_model
 def naflexvit_small_patch16_nopos_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
     """NaFlex ViT-S/16 without positions."""
-    model_args = dict(**_SMALL, **_NOPOS)
+    model_args = dict(**SMALL, **NOPOS)
     return _create_naflexvit("naflexvit_small_patch16_nopos_gap", pretrained, model_args, kwargs)
 
 
 @register_model
 def naflexvit_small_patch16_sinpos_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
     """NaFlex ViT-S/16 with 2-D sinusoidal positions."""
-    model_args = dict(**_SMALL, **_SINPOS)
+    model_args = dict(**SMALL, **SINPOS)
     return _create_naflexvit("naflexvit_small_patch16_sinpos_gap", pretrained, model_args, kwargs)
 
 
 @register_model
 def naflexvit_small_patch16_cape_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
     """NaFlex ViT-S/16 with CAPE."""
-    model_args = dict(**_SMALL, **_CAPE)
+    model_args = dict(**SMALL, **CAPE)
     return _create_naflexvit("naflexvit_small_patch16_cape_gap", pretrained, model_args, kwargs)
 
 
 @register_model
 def naflexvit_small_patch16_univit_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
     """NaFlex ViT-S/16 with CAPE without its scale (λ = 1)."""
-    model_args = dict(**_SMALL, **_UNIVIT)
+    model_args = dict(**SMALL, **UNIVIT)
     return _create_naflexvit("naflexvit_small_patch16_univit_gap", pretrained, model_args, kwargs)
 
 
 @register_model
 def naflexvit_base_patch16_nopos_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
     """NaFlex ViT-B/16 without positions."""
-    model_args = dict(**_BASE, **_NOPOS)
+    model_args = dict(**BASE, **NOPOS)
     return _create_naflexvit("naflexvit_base_patch16_nopos_gap", pretrained, model_args, kwargs)
 
 
 @register_model
 def naflexvit_base_patch16_sinpos_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
     """NaFlex ViT-B/16 with 2-D sinusoidal positions."""
-    model_args = dict(**_BASE, **_SINPOS)
+    model_args = dict(**BASE, **SINPOS)
     return _create_naflexvit("naflexvit_base_patch16_sinpos_gap", pretrained, model_args, kwargs)
 
 
 @register_model
 def naflexvit_base_patch16_cape_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
     """NaFlex ViT-B/16 with CAPE."""
-    model_args = dict(**_BASE, **_CAPE)
+    model_args = dict(**BASE, **CAPE)
     return _create_naflexvit("naflexvit_base_patch16_cape_gap", pretrained, model_args, kwargs)
 
 
 @register_model
 def naflexvit_base_patch16_univit_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
     """NaFlex ViT-B/16 with CAPE without its scale (λ = 1)."""
-    model_args = dict(**_BASE, **_UNIVIT)
+    model_args = dict(**BASE, **UNIVIT)
     return _create_naflexvit("naflexvit_base_patch16_univit_gap", pretrained, model_args, kwargs)

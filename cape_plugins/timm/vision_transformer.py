@@ -204,14 +204,14 @@ default_cfgs = generate_default_cfgs(
     }
 )
 
-_TINY = dict(embed_dim=192, depth=12, num_heads=3)
-_SMALL = dict(embed_dim=384, depth=12, num_heads=6)
-_BASE = dict(embed_dim=768, depth=12, num_heads=12)
+TINY = dict(embed_dim=192, depth=12, num_heads=3)
+SMALL = dict(embed_dim=384, depth=12, num_heads=6)
+BASE = dict(embed_dim=768, depth=12, num_heads=12)
 
-_NOPOS = dict(pos="nopos")
-_SINPOS = dict(pos="sinpos")
-_CAPE = dict(pos="cape")
-_UNIVIT = dict(pos="cape", max_global_scale=1.0)
+NOPOS = dict(pos="nopos")
+SINPOS = dict(pos="sinpos")
+CAPE = dict(pos="cape")
+UNIVIT = dict(pos="cape", max_global_scale=1.0)
 
 
 def _create_vision_transformer(
@@ -232,42 +232,42 @@ def _create_vision_transformer(
 @register_model
 def vit_tiny_patch16_nopos_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-Ti/16 without positions."""
-    model_args = dict(patch_size=16, **_TINY, **_NOPOS)
+    model_args = dict(patch_size=16, **TINY, **NOPOS)
     return _create_vision_transformer("vit_tiny_patch16_nopos_224", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_tiny_patch16_sinpos_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-Ti/16 with 2-D sinusoidal positions."""
-    model_args = dict(patch_size=16, **_TINY, **_SINPOS)
+    model_args = dict(patch_size=16, **TINY, **SINPOS)
     return _create_vision_transformer("vit_tiny_patch16_sinpos_224", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_tiny_patch16_cape_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-Ti/16 with CAPE."""
-    model_args = dict(patch_size=16, **_TINY, **_CAPE)
+    model_args = dict(patch_size=16, **TINY, **CAPE)
     return _create_vision_transformer("vit_tiny_patch16_cape_224", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_tiny_patch16_univit_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """UniViT-Ti/16: CAPE with λ = 1, to be trained on several sizes."""
-    model_args = dict(patch_size=16, **_TINY, **_UNIVIT)
+    model_args = dict(patch_size=16, **TINY, **UNIVIT)
     return _create_vision_transformer("vit_tiny_patch16_univit_224", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_small_patch16_nopos_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-S/16 without positions."""
-    model_args = dict(patch_size=16, **_SMALL, **_NOPOS)
+    model_args = dict(patch_size=16, **SMALL, **NOPOS)
     return _create_vision_transformer("vit_small_patch16_nopos_224", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_small_patch16_sinpos_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-S/16 with 2-D sinusoidal positions."""
-    model_args = dict(patch_size=16, **_SMALL, **_SINPOS)
+    model_args = dict(patch_size=16, **SMALL, **SINPOS)
     return _create_vision_transformer(
         "vit_small_patch16_sinpos_224", pretrained, model_args, kwargs
     )
@@ -276,14 +276,14 @@ def vit_small_patch16_sinpos_224(pretrained: bool = False, **kwargs: Any) -> Vis
 @register_model
 def vit_small_patch16_cape_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-S/16 with CAPE."""
-    model_args = dict(patch_size=16, **_SMALL, **_CAPE)
+    model_args = dict(patch_size=16, **SMALL, **CAPE)
     return _create_vision_transformer("vit_small_patch16_cape_224", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_small_patch16_univit_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """UniViT-S/16: CAPE with λ = 1, to be trained on several sizes."""
-    model_args = dict(patch_size=16, **_SMALL, **_UNIVIT)
+    model_args = dict(patch_size=16, **SMALL, **UNIVIT)
     return _create_vision_transformer(
         "vit_small_patch16_univit_224", pretrained, model_args, kwargs
     )
@@ -292,82 +292,82 @@ def vit_small_patch16_univit_224(pretrained: bool = False, **kwargs: Any) -> Vis
 @register_model
 def vit_base_patch16_nopos_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-B/16 without positions."""
-    model_args = dict(patch_size=16, **_BASE, **_NOPOS)
+    model_args = dict(patch_size=16, **BASE, **NOPOS)
     return _create_vision_transformer("vit_base_patch16_nopos_224", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_base_patch16_sinpos_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-B/16 with 2-D sinusoidal positions."""
-    model_args = dict(patch_size=16, **_BASE, **_SINPOS)
+    model_args = dict(patch_size=16, **BASE, **SINPOS)
     return _create_vision_transformer("vit_base_patch16_sinpos_224", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_base_patch16_cape_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-B/16 with CAPE."""
-    model_args = dict(patch_size=16, **_BASE, **_CAPE)
+    model_args = dict(patch_size=16, **BASE, **CAPE)
     return _create_vision_transformer("vit_base_patch16_cape_224", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_base_patch16_univit_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """UniViT-B/16: CAPE with λ = 1, to be trained on several sizes."""
-    model_args = dict(patch_size=16, **_BASE, **_UNIVIT)
+    model_args = dict(patch_size=16, **BASE, **UNIVIT)
     return _create_vision_transformer("vit_base_patch16_univit_224", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_tiny_patch8_nopos_64(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-Ti/8 for 64 × 64 without positions."""
-    model_args = dict(patch_size=8, img_size=64, **_TINY, **_NOPOS)
+    model_args = dict(patch_size=8, img_size=64, **TINY, **NOPOS)
     return _create_vision_transformer("vit_tiny_patch8_nopos_64", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_tiny_patch8_sinpos_64(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-Ti/8 for 64 × 64 with 2-D sinusoidal positions."""
-    model_args = dict(patch_size=8, img_size=64, **_TINY, **_SINPOS)
+    model_args = dict(patch_size=8, img_size=64, **TINY, **SINPOS)
     return _create_vision_transformer("vit_tiny_patch8_sinpos_64", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_tiny_patch8_cape_64(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-Ti/8 for 64 × 64 with CAPE."""
-    model_args = dict(patch_size=8, img_size=64, **_TINY, **_CAPE)
+    model_args = dict(patch_size=8, img_size=64, **TINY, **CAPE)
     return _create_vision_transformer("vit_tiny_patch8_cape_64", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_tiny_patch8_univit_64(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """UniViT-Ti/8 for 64 × 64: CAPE with λ = 1, to be trained on several sizes."""
-    model_args = dict(patch_size=8, img_size=64, **_TINY, **_UNIVIT)
+    model_args = dict(patch_size=8, img_size=64, **TINY, **UNIVIT)
     return _create_vision_transformer("vit_tiny_patch8_univit_64", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_tiny_patch4_nopos_32(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-Ti/4 for 32 × 32 without positions."""
-    model_args = dict(patch_size=4, img_size=32, **_TINY, **_NOPOS)
+    model_args = dict(patch_size=4, img_size=32, **TINY, **NOPOS)
     return _create_vision_transformer("vit_tiny_patch4_nopos_32", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_tiny_patch4_sinpos_32(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-Ti/4 for 32 × 32 with 2-D sinusoidal positions."""
-    model_args = dict(patch_size=4, img_size=32, **_TINY, **_SINPOS)
+    model_args = dict(patch_size=4, img_size=32, **TINY, **SINPOS)
     return _create_vision_transformer("vit_tiny_patch4_sinpos_32", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_tiny_patch4_cape_32(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """ViT-Ti/4 for 32 × 32 with CAPE."""
-    model_args = dict(patch_size=4, img_size=32, **_TINY, **_CAPE)
+    model_args = dict(patch_size=4, img_size=32, **TINY, **CAPE)
     return _create_vision_transformer("vit_tiny_patch4_cape_32", pretrained, model_args, kwargs)
 
 
 @register_model
 def vit_tiny_patch4_univit_32(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
     """UniViT-Ti/4 for 32 × 32: CAPE with λ = 1, to be trained on several sizes."""
-    model_args = dict(patch_size=4, img_size=32, **_TINY, **_UNIVIT)
+    model_args = dict(patch_size=4, img_size=32, **TINY, **UNIVIT)
     return _create_vision_transformer("vit_tiny_patch4_univit_32", pretrained, model_args, kwargs)
