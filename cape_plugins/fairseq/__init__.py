@@ -1,4 +1,4 @@
-"""CAPE in fairseq: models and architectures, and the optimizer of ADMIN, chosen by name.
+"""CAPE in fairseq: models, architectures, a task, and the optimizer of ADMIN, chosen by name.
 
 Importing this package registers them. With PyTorch's autoload (see ``cape_plugins.autoload``)
 nothing needs to be imported; ``--user-dir integrations/fairseq/user_dir`` is the explicit way.
@@ -10,10 +10,10 @@ from importlib import import_module
 # Before any import of fairseq: the autoload hook calls this in the middle of that import, when
 # this module has run no further than here.
 def register() -> None:
-    """Add the models, their architectures and ``radam`` to fairseq's registries.
+    """Add the models, their architectures, the task and ``radam`` to fairseq's registries.
 
     Idempotent; safe early (it imports fairseq), late, twice, and while fairseq is still being
-    imported, once its sub-packages ``models`` and ``optim`` are there.
+    imported, once its sub-packages ``models``, ``optim`` and ``tasks`` are there.
 
     Raises:
         ImportError: fairseq is missing or does not import.
@@ -26,6 +26,7 @@ def register() -> None:
         ) from error
     import_module(f"{__name__}.architectures").register_architectures()
     import_module(f"{__name__}.radam").register_radam()
+    import_module(f"{__name__}.task").register_cape_translation()
 
 
 register()

@@ -157,6 +157,27 @@ def test_a_task_that_prepends_bos_itself_gives_the_same(data, pairs, run, traine
     assert hypotheses(output) == {i: de for i, (_, de) in enumerate(pairs)}
 
 
+def test_two_checkpoints_translate_together_under_our_name_of_the_task(data, pairs, run, trained):
+    paths = f"{trained / 'checkpoint_best.pt'}:{trained / 'checkpoint_last.pt'}"
+    output = run(
+        "fairseq-generate", data, "--task", "cape_translation", "--path", paths, *READ
+    ).stdout
+    assert hypotheses(output) == {i: de for i, (_, de) in enumerate(pairs)}
+
+
+def test_training_is_the_same_whatever_the_task(data, run, tmp_path):
+    def train(task):
+        run(
+            *("fairseq-train", data, "--arch", "cape_transformer_tiny", *TRAIN, "--task", task),
+            *("--save-dir", tmp_path / task, "--max-update", 2, "--disable-validation"),
+        )
+        return torch.load(tmp_path / task / "checkpoint_last.pt", weights_only=True)["model"]
+
+    ours = train("cape_translation")
+    for name, weights in train("translation").items():
+        torch.testing.assert_close(ours[name], weights, rtol=0, atol=0)
+
+
 def test_a_wrong_value_fails_on_the_command_line_before_data_is_read(run):
     failed = run(
         *("fairseq-train", "/nowhere", "--arch", "cape_transformer_tiny"),
