@@ -80,6 +80,27 @@ def build_parser() -> argparse.ArgumentParser:
     add("--trained-at", type=int, nargs="+", default=[], metavar="R", help="sizes to mark")
     add("--title", default="")
     _add_common(command)
+
+    command = commands.add_parser(
+        "positions",
+        help="loss against position in the target, from evaluation CSVs",
+        description="Curves from what cape-fairseq-eval loss --csv wrote; models of one name "
+        "(seeds) are averaged, with their range shaded.",
+    )
+    command.set_defaults(draw=_draw_positions)
+    add = command.add_argument
+    add("csv", nargs="+", type=Path, metavar="CSV")
+    add("--window", type=int, default=9, metavar="N", help="moving average (default: 9; 1: none)")
+    add(
+        "--min-sentences",
+        type=int,
+        default=10,
+        metavar="N",
+        help="leave out positions that fewer sentences reach (default: 10)",
+    )
+    add("--trained-to", type=int, metavar="N", help="longest target in training, to be marked")
+    add("--title", default="")
+    _add_common(command)
     return parser
 
 
@@ -137,6 +158,19 @@ def _draw_curves(args: argparse.Namespace) -> None:
         metric=args.metric,
         group=args.group,
         trained_at=args.trained_at,
+        title=args.title,
+    )
+
+
+def _draw_positions(args: argparse.Namespace) -> None:
+    from cape_plugins.plot import positions_curve
+
+    positions_curve.draw(
+        args.csv,
+        args.out,
+        window=args.window,
+        min_sentences=args.min_sentences,
+        trained_to=args.trained_to,
         title=args.title,
     )
 
