@@ -57,6 +57,7 @@ from cape_plugins.fairseq.evaluation.testset import (
     open_subset,
 )
 from cape_plugins.plot import canvas, positions_curve
+from cape_plugins.results import CsvFile, check_absent
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -87,8 +88,8 @@ def run_bleu(args: argparse.Namespace) -> list[BleuRow]:
     """
     csv_path, markdown_path = _outputs(args)
     hint = ", or --resume to continue it"
-    results.check_absent([csv_path], args.overwrite or args.resume, hint)
-    results.check_absent([markdown_path], args.overwrite or args.resume)
+    check_absent([csv_path], args.overwrite or args.resume, hint)
+    check_absent([markdown_path], args.overwrite or args.resume)
     found = checkpoints.sources(args.model, pattern=args.checkpoints, from_epoch=args.from_epoch)
     subsets = [args.gen_subset]
     if any(len(source.candidates) > 1 for source in found):
@@ -101,7 +102,7 @@ def run_bleu(args: argparse.Namespace) -> list[BleuRow]:
         files = [_hypotheses(args, source.name) for source in found]
         if len(set(files)) < len(files):
             raise ValueError("--hypotheses needs another NAME for each model")
-        results.check_absent(files, args.overwrite or args.resume)
+        check_absent(files, args.overwrite or args.resume)
     for source in found:
         _check_bleu(source, data, subsets, references, run, args)
 
@@ -109,7 +110,7 @@ def run_bleu(args: argparse.Namespace) -> list[BleuRow]:
     if args.resume and csv_path is not None and csv_path.exists():
         known = results.read_bleu(csv_path)
     mode = "resume" if args.resume else "overwrite" if args.overwrite else "new"
-    csv_file = results.CsvFile(csv_path, BleuRow, mode)
+    csv_file = CsvFile(csv_path, BleuRow, mode)
     tested: list[tuple[BleuRow | None, BleuRow]] = []
     with contextlib.closing(csv_file):
 
@@ -145,7 +146,7 @@ def run_loss(args: argparse.Namespace) -> list[LossRow]:
     """
     csv_path, markdown_path = _outputs(args)
     figure = args.figure or (f"{args.out}.png" if args.out else None)
-    results.check_absent([csv_path, markdown_path], args.overwrite)
+    check_absent([csv_path, markdown_path], args.overwrite)
     if figure:
         canvas.check(Path(figure), args.overwrite)
     found = checkpoints.sources(args.model, only_best=True)
@@ -163,7 +164,7 @@ def run_loss(args: argparse.Namespace) -> list[LossRow]:
 
     rows: list[LossRow] = []
     table = []
-    csv_file = results.CsvFile(csv_path, LossRow, "overwrite" if args.overwrite else "new")
+    csv_file = CsvFile(csv_path, LossRow, "overwrite" if args.overwrite else "new")
     with contextlib.closing(csv_file):
         for source in found:
             path = source.candidates[0]

@@ -20,6 +20,7 @@ from timm.data import resolve_data_config
 from timm.utils.distributed import init_distributed_device_so, world_info_from_env
 
 from cape_plugins.plot import canvas, curves
+from cape_plugins.results import CsvFile, check_absent
 from cape_plugins.timm import abspos_table, loading, results, size_bins, testset
 from cape_plugins.timm.evaluate_options import build_parser, check, sources
 from cape_plugins.timm.loading import Loaded, Source
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         check(args)
         run(args)
-    except (ValueError, ImportError, FileExistsError) as error:
+    except (ValueError, ImportError) as error:
         # an error in a process that loads images brings its traceback along
         message = str(error).strip().splitlines()[-1]
         parser.exit(2, f"{parser.prog}: error: {message}\n" if is_first else None)
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> list[Row]:
     """
     is_first = world_info_from_env()[1] == 0
     csv_path, markdown_path, figure_path = outputs(args)
-    results.check_absent([csv_path, markdown_path], args.overwrite)
+    check_absent([csv_path, markdown_path], args.overwrite)
     if figure_path is not None:
         canvas.check(figure_path, args.overwrite)
     folders = [testset.open_folder(root, args.split) for root in args.data]
@@ -84,7 +85,9 @@ def run(args: argparse.Namespace) -> list[Row]:
 
     runtime = start(args)
     rows: list[Row] = []
-    csv_file = results.CsvFile(csv_path if is_first else None, args.overwrite)
+    csv_file = CsvFile(
+        csv_path if is_first else None, Row, "overwrite" if args.overwrite else "new"
+    )
     with contextlib.closing(csv_file):
         for source in given:
             for row in evaluate(loading.load(source), folders, runtime, args):

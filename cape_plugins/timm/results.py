@@ -1,12 +1,10 @@
-"""What an evaluation found: rows, written as CSV while they come and as a Markdown table."""
+"""What an evaluation found: the rows of its CSV and of its Markdown table."""
 
-import csv
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from tabulate import tabulate
-
+from cape_plugins.results import shown, table
 from cape_plugins.timm.scoring import Score
 
 
@@ -76,66 +74,10 @@ def line(row: Row) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def check_absent(paths: Sequence[Path | None], overwrite: bool) -> None:
-    """Raise ValueError if a file is there (without ``overwrite``) or its folder is not."""
-    for path in paths:
-        if path is None:
-            continue
-        if path.exists() and not overwrite:
-            raise ValueError(f"{path} exists: choose another name or give --overwrite")
-        if not path.parent.is_dir():
-            raise ValueError(f"no such folder: {path.parent} (for {path.name})")
-
-
-class CsvFile:
-    """A CSV that holds every row from the moment it is known.
-
-    Args:
-        path: None writes nothing.
-        overwrite: replace a file that is there.
-
-    Raises:
-        FileExistsError: it is there and may not be replaced.
-    """
-
-    def __init__(self, path: Path | None, overwrite: bool) -> None:
-        self.file = None
-        if path is not None:
-            self.file = path.open("w" if overwrite else "x", newline="", encoding="utf-8")
-            self.writer = csv.DictWriter(self.file, COLUMNS, lineterminator="\n")
-            self.writer.writeheader()
-            self.file.flush()
-
-    def add(self, row: Row) -> None:
-        """Write a row."""
-        if self.file is None:
-            return
-        self.writer.writerow({key: _rounded(value) for key, value in asdict(row).items()})
-        self.file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        if self.file is not None:
-            self.file.close()
-
-
 def markdown(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table, without the columns that are empty throughout."""
     if not rows:
         return ""
-    table = [{key: _shown(value) for key, value in asdict(row).items()} for row in rows]
-    used = [c for c in COLUMNS if any(line[c] != "" for line in table)]
-    if not any(row.tta for row in rows):
-        used.remove("tta")
-    body = [[line[c] for c in used] for line in table]
-    return tabulate(body, used, tablefmt="github", disable_numparse=True) + "\n"
-
-
-def _rounded(value: object) -> object:
-    if value is None:
-        return ""
-    return round(value, 4) if isinstance(value, float) else value
-
-
-def _shown(value: object) -> object:
-    return f"{value:.2f}" if isinstance(value, float) else _rounded(value)
+    hidden = set() if any(row.tta for row in rows) else {"tta"}
+    columns = [column for column in COLUMNS if column not in hidden]
+    return table(columns, [[shown(getattr(row, c)) for c in columns] for row in rows])

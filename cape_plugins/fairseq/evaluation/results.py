@@ -1,13 +1,12 @@
-"""Rows of results: CSVs that are written as the rows come, and Markdown tables."""
+"""What an evaluation found: the rows of its CSVs."""
 
 import csv
-import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from tabulate import tabulate
+from cape_plugins.results import written
 
 
 @dataclass
@@ -79,60 +78,11 @@ class LossRow:
     sentences: int
 
 
-Row = TypeVar("Row", BleuRow, LossRow)
-
 # what a translation depends on; with all of it alike a row is taken from an interrupted run
 _SAME = (
     *("checkpoint", "data", "subset", "beam", "lenpen", "max_len_a", "max_len_b"),
     *("precision", "post_process", "detokenizer", "reference", "modified"),
 )
-
-
-class CsvFile:
-    """A CSV that holds every row from the moment it is known.
-
-    Args:
-        path: None writes nothing.
-        kind: class of the rows.
-        mode: ``new``, ``overwrite``, or ``resume``, which keeps and continues a file that is there.
-
-    Raises:
-        ValueError: the file is there and may not be replaced, or cannot be continued.
-    """
-
-    def __init__(self, path: Path | None, kind: type[Row], mode: str = "new") -> None:
-        self.file = None
-        self.columns = [field.name for field in fields(kind)]
-        if path is None:
-            return
-        resumed = mode == "resume" and path.exists()
-        try:
-            if resumed:  # without a last line that was cut off
-                os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-            self.file = path.open(
-                "a" if resumed else "w" if mode == "overwrite" else "x",
-                newline="",
-                encoding="utf-8",
-            )
-        except OSError as error:
-            raise ValueError(f"{path} cannot be written: {error}") from error
-        self.writer = csv.DictWriter(self.file, self.columns, lineterminator="\n")
-        if not resumed:
-            self.writer.writeheader()
-        self.file.flush()
-
-    def add(self, *rows: Row) -> None:
-        """Write rows."""
-        if self.file is None:
-            return
-        for row in rows:
-            self.writer.writerow({key: _written(value) for key, value in asdict(row).items()})
-        self.file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        if self.file is not None:
-            self.file.close()
 
 
 def read_bleu(path: Path) -> list[BleuRow]:
@@ -154,28 +104,9 @@ def read_bleu(path: Path) -> list[BleuRow]:
 def find(rows: Sequence[BleuRow], wanted: dict[str, Any]) -> BleuRow | None:
     """The row with the same checkpoint, data and search, if there is one."""
     for row in rows:
-        if all(_written(getattr(row, key)) == _written(wanted[key]) for key in _SAME):
+        if all(written(getattr(row, key)) == written(wanted[key]) for key in _SAME):
             return row
     return None
-
-
-def check_absent(paths: Sequence[Path | None], overwrite: bool, hint: str = "") -> None:
-    """Raise ValueError if a file is there (without ``overwrite``) or its folder is not."""
-    for path in paths:
-        if path is None:
-            continue
-        if path.exists() and not overwrite:
-            raise ValueError(f"{path} exists: choose another name or give --overwrite{hint}")
-        if not path.parent.is_dir():
-            raise ValueError(f"no such folder: {path.parent} (for {path.name})")
-
-
-def markdown(header: Sequence[str], table: Sequence[Sequence[object]]) -> str:
-    """A Markdown table; numbers as given, without empty columns."""
-    used = [i for i in range(len(header)) if any(row[i] not in ("", None) for row in table)]
-    body = [["" if row[i] is None else row[i] for i in used] for row in table]
-    head = [header[i] for i in used]
-    return tabulate(body, head, tablefmt="github", disable_numparse=True) + "\n"
 
 
 def _read_row(row: dict[str, str]) -> BleuRow:
@@ -189,8 +120,3 @@ def _read_row(row: dict[str, str]) -> BleuRow:
             values[field.name] = float(row[field.name])
     return BleuRow(**values)
 
-
-def _written(value: object) -> object:
-    if value is None:
-        return ""
-    return f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else value

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from cape_plugins.fairseq.evaluation.checkpoints import Source
 from cape_plugins.fairseq.evaluation.losses import PositionLosses, ranges
-from cape_plugins.fairseq.evaluation.results import BleuRow, markdown
+from cape_plugins.fairseq.evaluation.results import BleuRow
+from cape_plugins.results import table
 
 
 def bleu_line(row: BleuRow) -> str:
@@ -27,9 +28,9 @@ def bleu_table(tested: Sequence[tuple[BleuRow | None, BleuRow]], valid: str) -> 
     first = tested[0][1]
     header = ["model", "checkpoint", "epoch", "updates"]
     header += [f"BLEU {valid}", f"BLEU {first.subset}", "sacreBLEU", "sentences"]
-    table = []
+    body = []
     for validated, row in tested:
-        table.append(
+        body.append(
             [
                 *(row.model, Path(row.checkpoint).name, row.epoch, row.updates),
                 f"{validated.bleu:.2f}" if validated else "",
@@ -46,7 +47,7 @@ def bleu_table(tested: Sequence[tuple[BleuRow | None, BleuRow]], valid: str) -> 
             "**sacreBLEU is against detokenised references** (no --reference was given): do not "
             "compare it with published numbers."
         )
-    return markdown(header, table) + "\n" + "\n".join(notes) + "\n"
+    return table(header, body) + "\n" + "\n".join(notes) + "\n"
 
 
 def loss_table(
@@ -77,4 +78,4 @@ def loss_table(
         f"Mean negative log loss of {subset} in nats per token, EOS included, and by position in "
         "the target; perplexity is its exponential.\n"
     )
-    return markdown(header, body) + "\n" + note
+    return table(header, body) + "\n" + note
