@@ -1,0 +1,242 @@
+"""configs/espnet: ESPnet's own parser accepts every recipe, and builds what it says."""
+
+import importlib
+import json
+import shlex
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("espnet2")
+yaml = pytest.importorskip("yaml")
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "espnet"
+CORPORA = ("wsj", "tedlium3")
+VARIANTS = (
+    *("nopos", "sinpos", "abspos", "relpos", "relpos_first", "cape"),
+    *("sinpos_padding_free", "cape_padding_free"),
+)
+RECIPES = [CONFIGS / "digits.yaml", *sorted(CONFIGS.glob("*/train_asr_*.yaml"))]
+SMALLER = ["output_size=32", "attention_heads=2", "linear_units=64", "num_blocks=2"]
+# what may differ between the variants of a corpus: positions, and what training without padding is
+POSITIONS = {
+    *("pos", "abspos_context", "relpos_context"),
+    *("max_global_shift", "max_local_shift", "max_global_scale"),
+}
+PADDING_FREE = {"frontend": "cape_fbank", "iterator_type": "task"}
+HOPS = {"hop_unit", "hop_rounding"}
+
+
+@pytest.fixture(scope="module")
+def task():
+    return importlib.import_module("espnet2.tasks.asr").ASRTask
+
+
+def read(corpus: str, variant: str) -> dict:
+    return yaml.safe_load((CONFIGS / corpus / f"train_asr_{variant}.yaml").read_text())
+
+
+def parse(task, path: Path, *more: str):
+    arguments = ["--config", str(path), "--token_list", "unused", "--output_dir", "unused", *more]
+    parsed = task.get_parser().parse_args(arguments)
+    parsed.token_list = ["<blank>", "<unk>", "<space>", "A", "B", "'", "<sos/eos>"]
+    return parsed
+
+
+def build(task, path: Path, *more: str):
+    for option in SMALLER:
+        more = (*more, "--encoder_conf", option)
+    return task.build_model(parse(task, path, *more))
+
+
+def id_of(path: Path) -> str:
+    return f"{path.parent.name}/{path.stem}"
+
+
+def test_both_corpora_have_every_variant():
+    for corpus in CORPORA:
+        there = {path.stem for path in (CONFIGS / corpus).glob("train_asr_*.yaml")}
+        assert {f"train_asr_{variant}" for variant in VARIANTS} <= there
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=id_of)
+def test_asr_train_builds_and_trains_the_recipe(task, path):
+    parsed = parse(task, path)
+    assert parsed.use_tensorboard is False  # not installed with ESPnet
+    torch.manual_seed(0)
+    model = build(task, path).train()
+    optimizer = task.build_optimizers(parsed, model)[0]
+    from espnet2.tasks.abs_task import scheduler_classes
+
+    schedule = scheduler_classes[parsed.scheduler](optimizer, **parsed.scheduler_conf)
+    rate = 8000 if path.stem == "digits" else 16000
+    lengths = torch.tensor([rate, rate * 9 // 10])
+    speech = torch.randn(2, rate)
+    text, text_lengths = torch.tensor([[3, 2, 4], [4, 3, -1]]), torch.tensor([3, 2])
+    loss, _, _ = model(speech, lengths, text, text_lengths)
+    loss.backward()
+    before = [parameter.detach().clone() for parameter in model.encoder.parameters()]
+    optimizer.step()
+    schedule.step()
+    assert loss.isfinite()
+    moved = [not torch.equal(a, b) for a, b in zip(before, model.encoder.parameters(), strict=True)]
+    assert any(moved)
+
+
+@pytest.mark.parametrize("corpus", CORPORA)
+def test_variants_differ_in_positions_and_in_padding_alone(corpus):
+    def shared(variant: str) -> dict:
+        recipe = read(corpus, variant)
+        if variant.endswith("padding_free"):
+            for name, value in PADDING_FREE.items():
+                assert recipe.pop(name) == value
+            recipe["frontend"] = "default"
+            for name in HOPS:
+                del recipe["frontend_conf"][name]
+        for name in POSITIONS:
+            recipe["encoder_conf"].pop(name, None)
+        return recipe
+
+    for variant in VARIANTS:
+        assert read(corpus, variant)["encoder_conf"]["pos"] == variant.replace("_padding_free", "")
+        assert shared(variant) == shared("nopos"), variant
+
+
+@pytest.mark.parametrize(
+    ("corpus", "dropout", "scale"), [("wsj", 0.4, 1.1), ("tedlium3", 0.1, 2.0)]
+)
+def test_the_recipes_are_of_the_papers_size_and_regularisation(corpus, dropout, scale):
+    recipe = read(corpus, "cape")
+    encoder = recipe["encoder_conf"]
+    sizes = [encoder[n] for n in ("num_blocks", "output_size", "attention_heads", "linear_units")]
+    assert sizes == [36, 768, 4, 3072]
+    for name in ("dropout_rate", "attention_dropout_rate", "layer_drop_rate"):
+        assert encoder[name] == dropout
+    assert encoder["max_global_scale"] == scale
+    assert read(corpus, "cape_padding_free")["encoder_conf"]["max_global_scale"] == 1.0
+    assert recipe["batch_bins"] == 240 * 16000
+    assert recipe["optim"] == "adagrad"
+
+
+@pytest.mark.parametrize("corpus", CORPORA)
+def test_the_learning_rate_warms_up_stays_and_is_halved_at_last(task, corpus):
+    parsed = parse(task, CONFIGS / corpus / "train_asr_nopos.yaml")
+    from espnet2.tasks.abs_task import scheduler_classes
+
+    optimizer = torch.optim.Adagrad([torch.nn.Parameter(torch.zeros(1))], **parsed.optim_conf)
+    schedule = scheduler_classes[parsed.scheduler](optimizer, **parsed.scheduler_conf)
+    _, warm, half, _, end = parsed.scheduler_conf["warmup_steps_list"]
+    rates = []
+    for step in (warm // 2, warm, half, half + 2, end, end + 10):
+        schedule.last_epoch = step - 1  # get_lr counts from there
+        rates.append(schedule.get_lr()[0])
+    assert rates == pytest.approx([0.005, 0.01, 0.01, 0.005, 0.005, 0.005], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "ablation",
+    yaml.safe_load((CONFIGS / "ablations.yaml").read_text()),
+    ids=lambda ablation: ablation["name"].replace(" ", "_"),
+)
+def test_an_ablation_changes_what_it_names(task, ablation):
+    options = shlex.split(ablation["options"])
+    for variant in ablation["recipes"]:
+        path = CONFIGS / "wsj" / f"train_asr_{variant}.yaml"
+        before, after = vars(parse(task, path)), vars(parse(task, path, *options))
+        changed = {name for name in before if before[name] != after[name]}
+        if options[0] == "--specaug":
+            assert changed == {"specaug"}
+            assert after["specaug"] is None
+        else:
+            for setting in options[1::2]:
+                name, value = setting.split("=")
+                assert name in before["encoder_conf"]  # else it would be a new, mistyped one
+                assert after["encoder_conf"][name] == float(value)
+            assert changed <= {"encoder_conf"}
+    build(task, path, *options)
+
+
+def test_the_seq2seq_recipes_differ_in_positions_alone(task):
+    recipes = [read("tedlium3", f"seq2seq_{pos}") for pos in ("nopos", "relpos")]
+    assert [recipe["encoder_conf"].pop("pos") for recipe in recipes] == ["nopos", "relpos"]
+    assert recipes[1]["encoder_conf"].pop("relpos_context") == 26.8
+    assert recipes[0] == recipes[1]
+    assert recipes[0]["decoder_conf"]["num_blocks"] == 6
+
+
+@pytest.mark.parametrize("name", ["ctc", "seq2seq"])
+def test_asr_inference_accepts_the_decoding_configs(name):
+    from espnet2.bin.asr_inference import get_parser
+
+    path = CONFIGS / f"decode_asr_{name}.yaml"
+    arguments = ["--config", str(path), "--output_dir", "unused"]
+    arguments += ["--data_path_and_name_and_type", "wav.scp,speech,sound"]
+    parsed = get_parser().parse_args(arguments)
+    assert (parsed.beam_size, parsed.lm_weight) == (1, 0.0)
+    assert parsed.ctc_weight == (1.0 if name == "ctc" else 0.0)
+
+
+def test_the_digits_study_trains_with_options_that_asr_train_knows(task):
+    study = yaml.safe_load((CONFIGS / "digits_study.yaml").read_text())
+    recipe = CONFIGS / study["recipe"]
+    plain = parse(task, recipe)
+    assert plain.scheduler_conf["total_steps"] == plain.max_epoch * plain.num_iters_per_epoch
+    longest_test = 25.0  # seconds, some 40 digits; positions are centred
+    assert plain.encoder_conf["max_global_shift"] >= longest_test / 2
+    for name, options in study["variants"].items():
+        model = build(task, recipe, *options)
+        assert model.encoder.pos == name.split("_")[0]
+        assert (type(model.frontend).__name__ == "CapeFbank") == name.endswith("padding_free")
+
+
+# --- integrations/espnet/study_digits.py
+
+
+@pytest.fixture
+def study_digits(monkeypatch):
+    """The script as a module."""
+    pytest.importorskip("matplotlib")
+    script = CONFIGS.parents[1] / "integrations" / "espnet" / "study_digits.py"
+    monkeypatch.syspath_prepend(str(script.parent))
+    spec = spec_from_file_location("study_digits", script)
+    module = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_studys_training_commands_are_ones_that_asr_train_takes(task, study_digits, tmp_path):
+    study = study_digits.load_study(CONFIGS / "digits_study.yaml")
+    run = study_digits.Run("cape_padding_free", 3, tmp_path / "run")
+    command = study_digits.train_command(run, study, tmp_path, epochs=2)
+    assert command[1:3] == ["-m", "espnet2.bin.asr_train"]
+    parsed = task.get_parser().parse_args(command[3:])
+    assert (parsed.seed, parsed.iterator_type, parsed.resume) == (3, "task", True)
+    updates = parsed.max_epoch * parsed.num_iters_per_epoch
+    assert parsed.scheduler_conf["total_steps"] == updates == 2 * 300
+    assert parsed.train_shape_file[0] == f"{tmp_path}/stats/train/speech_shape"
+
+
+def test_the_study_does_nothing_twice_and_refuses_unknown_variants(
+    study_digits, tmp_path, monkeypatch, capsys
+):
+    def call(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["study_digits.py", *arguments, "--out", str(tmp_path)])
+        study_digits.main()
+        return capsys.readouterr().out
+
+    folder = tmp_path / "runs" / "cape-seed0"
+    folder.mkdir(parents=True)
+    assert call("evaluate", "--variants", "cape") == "0 to do\n"  # not trained
+    (folder / "trained.json").write_text(json.dumps({"seconds": 1.0}))
+    (folder / "tested.csv").write_text("test_set,bin,wer\ntest_3-6,all,7.25\n")
+    assert call("evaluate", "--variants", "cape") == "0 to do\n"  # tested
+    assert "| cape      | 1       | 7.2" in call("report")
+    with pytest.raises(SystemExit, match=r"--variants takes cape, sinpos, .*, got cappe"):
+        call("evaluate", "--variants", "cappe")
+    (folder / "tested.csv").unlink()
+    with pytest.raises(SystemExit, match="nothing has been tested"):
+        call("report")
