@@ -106,4 +106,3 @@ def percent(rate: float | None) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:g}"
-

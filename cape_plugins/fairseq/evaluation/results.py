@@ -119,4 +119,3 @@ def _read_row(row: dict[str, str]) -> BleuRow:
         if field.type in (float, "float"):
             values[field.name] = float(row[field.name])
     return BleuRow(**values)
-
