@@ -1,0 +1,291 @@
+"""The recipes of configs/fairseq and the command lines of integrations/fairseq/README.md."""
+
+import math
+import re
+import shlex
+import subprocess
+import sys
+from copy import deepcopy
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+pytest.importorskip("fairseq")
+
+from fairseq import options
+from fairseq.dataclass.initialize import add_defaults, hydra_init
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = ROOT / "configs" / "fairseq"
+README = ROOT / "integrations" / "fairseq" / "README.md"
+WMT = sorted(CONFIGS.glob("wmt14*.yaml"))
+RECIPES = [*WMT, CONFIGS / "multi30k.yaml"]
+PAPERS_BATCH = {"de": 8192 * 4, "fr": 8000 * 8 * 10}
+MACHINE = ("update_freq", "max_tokens", "max_tokens_valid")
+
+TINY = {
+    **{f"{side}_embed_dim": 16 for side in ("encoder", "decoder")},
+    **{f"{side}_ffn_embed_dim": 32 for side in ("encoder", "decoder")},
+    **{f"{side}_attention_heads": 2 for side in ("encoder", "decoder")},
+    **{f"{side}_layers": 2 for side in ("encoder", "decoder")},
+}
+
+
+def recipe_name(path):
+    return path.stem
+
+
+def read(path):
+    return yaml.safe_load(path.read_text())
+
+
+def readme_commands(program):
+    """The README's command lines that start this program, as lists of words."""
+    blocks = re.findall(r"```sh\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").replace(f"$(which {program})", program)
+    found = [shlex.split(line) for line in lines.splitlines()]
+    return [words for words in found if program in words]
+
+
+def split_command(words, program="fairseq-train"):
+    """(processes that torchrun starts or None, the program's arguments)."""
+    at = words.index(program)
+    sizes = [int(words[i + 1]) for i, w in enumerate(words[:at]) if w.startswith("--n")]
+    return math.prod(sizes) if "torchrun" in words[:at] else None, words[at + 1 :]
+
+
+def resolved(cfg):
+    return OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+
+
+def from_yaml(name, *overrides):
+    """What fairseq-hydra-train makes of a recipe."""
+    return deepcopy(composed(name, *overrides))
+
+
+@cache
+def composed(name, *overrides):
+    hydra = import_module("hydra")
+    if not hasattr(hydra, "compose"):  # hydra 1.0
+        hydra = import_module("hydra.experimental")
+    hydra_init(name)
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(config_dir=str(CONFIGS)):
+        cfg = hydra.compose(config_name=name, overrides=list(overrides))
+    add_defaults(cfg)
+    return resolved(cfg)
+
+
+def from_hydra_command(words):
+    _, arguments = split_command(words, "fairseq-hydra-train")
+    name = arguments[arguments.index("--config-name") + 1]
+    return name, from_yaml(name, *(word for word in arguments if "=" in word))
+
+
+def from_command_line(words):
+    """What fairseq-train makes of its arguments."""
+    return deepcopy(parsed(*words))
+
+
+@cache
+def parsed(*words):
+    parser = options.get_training_parser()
+    args = options.parse_args_and_arch(parser, [str(word) for word in words])
+    return resolved(convert_namespace_to_omegaconf(args))
+
+
+def compared(cfg):
+    """What decides about the training, without names of architectures and of folders."""
+    sections = ("model", "criterion", "optimizer", "lr_scheduler", "dataset", "optimization")
+    found = {name: dict(cfg[name]) for name in sections}
+    found["common"] = {
+        name: cfg["common"][name]
+        for name in ("seed", "fp16", "bf16", "fp16_scale_window", "threshold_loss_scale", "cpu")
+    }
+    found["task"] = {
+        name: cfg["task"][name] for name in ("_name", "source_lang", "target_lang", "eval_bleu")
+    }
+    found["model"].pop("_name")
+    found["model"].pop("arch", None)
+    return found
+
+
+def recipe_of(words):
+    """The YAML that a command line of fairseq-train is to equal, None for other commands."""
+    arch = words[words.index("--arch") + 1].removeprefix("cape_transformer_")
+    names = {
+        "wmt_en_de": "wmt14_en_de_6l",
+        "wmt_en_de_18l": "wmt14_en_de_18l",
+        "wmt_en_fr": "wmt14_en_fr_6l",
+    }
+    return names.get(arch)
+
+
+WMT_COMMANDS = [words for words in readme_commands("fairseq-train") if recipe_of(words)]
+
+
+def test_the_readme_has_the_command_lines_of_every_recipe():
+    assert {recipe_of(words) for words in WMT_COMMANDS} == {path.stem for path in WMT}
+
+
+@pytest.mark.parametrize("words", WMT_COMMANDS, ids=lambda words: recipe_of(words))
+def test_yaml_and_command_line_give_the_same_settings(words):
+    line = compared(from_command_line(split_command(words)[1]))
+    recipe = compared(from_yaml(recipe_of(words), "task.data=data-bin"))
+    for section in ("dataset", "optimization"):
+        for name in MACHINE:
+            line[section].pop(name, None)
+            recipe[section].pop(name, None)
+    assert line == recipe
+
+
+@pytest.mark.parametrize("words", WMT_COMMANDS, ids=lambda words: recipe_of(words))
+def test_every_command_line_trains_on_the_papers_tokens_per_update(words):
+    processes, arguments = split_command(words)
+    cfg = from_command_line(arguments)
+    gpus = processes or cfg["distributed_training"]["distributed_world_size"]
+    batch = gpus * cfg["dataset"]["max_tokens"] * cfg["optimization"]["update_freq"][0]
+    assert batch == PAPERS_BATCH[cfg["task"]["target_lang"]]
+
+
+def test_the_hydra_command_lines_of_the_readme_compose():
+    seen = set()
+    for words in readme_commands("fairseq-hydra-train"):
+        name, cfg = from_hydra_command(words)
+        seen.add((name, cfg["model"]["pos"]))
+        assert cfg["model"]["_name"] == "cape_transformer"
+    assert {name for name, _ in seen} >= {path.stem for path in WMT}
+
+
+def test_variants_differ_from_cape_in_one_option():
+    cape = from_yaml("wmt14_en_de_6l", "task.data=data-bin")
+    assert cape["model"].pop("pos") == "cape"
+    for pos in ("nopos", "sinpos", "abspos", "relpos"):
+        other = from_yaml("wmt14_en_de_6l", "task.data=data-bin", f"model.pos={pos}")
+        assert other["model"].pop("pos") == pos
+        assert other == cape
+
+
+def test_the_overrides_of_the_readme_are_options_of_the_recipes():
+    rows = [line.strip("|").split("|") for line in README.read_text().splitlines()]
+    rows = [row for row in rows if len(row) == 3 and "=" in row[1] and "`" in row[1]]
+    assert len(rows) == 8
+    for what, overrides, line in rows:
+        french = "French" in what
+        name = f"wmt14_en_{'fr' if french else 'de'}_6l"
+        words = re.findall(r"`([^`]*)`", overrides)[0].split()
+        cfg = from_yaml(name, "task.data=data-bin", *words)
+        if what.strip().startswith("one GPU") or "GB" in what:
+            batch = cfg["dataset"]["max_tokens"] * cfg["optimization"]["update_freq"][0]
+            assert batch == PAPERS_BATCH[cfg["task"]["target_lang"]], what
+            assert re.findall(r"[\d]+", line) == re.findall(r"[\d]+", overrides)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=recipe_name)
+def test_every_value_of_a_recipe_arrives(path):
+    recipe = read(path)
+    recipe["task"]["data"] = "data-bin"
+    cfg = from_yaml(path.stem, "task.data=data-bin")
+    for section, values in recipe.items():
+        assert {name: cfg[section][name] for name in values} == values
+
+
+def test_the_18_layer_recipe_differs_from_that_of_6_in_layers_alone():
+    six, deep = (read(CONFIGS / f"wmt14_en_de_{n}l.yaml") for n in (6, 18))
+    assert [six["model"].pop(f"{s}_layers") for s in ("encoder", "decoder")] == [6, 6]
+    assert [deep["model"].pop(f"{s}_layers") for s in ("encoder", "decoder")] == [18, 18]
+    assert six == deep
+
+
+def test_fairseq_hydra_train_trains_a_recipe_on_a_small_corpus(data, pairs, run, tmp_path):
+    # its dictionaries are not joined
+    output = run(
+        *("fairseq-hydra-train", "--config-dir", CONFIGS, "--config-name", "wmt14_en_de_18l"),
+        *(f"task.data={data}", "model.pos=cape", "model.max_global_shift=10"),
+        *(f"model.{name}={value}" for name, value in TINY.items()),
+        *("model.share_all_embeddings=false", "common.cpu=true", "common.fp16=false"),
+        *(f"checkpoint.save_dir={tmp_path}", f"hydra.run.dir={tmp_path}"),
+        *("dataset.num_workers=0", "dataset.max_tokens=40", "optimization.max_update=2"),
+    ).stdout
+    assert "num_updates 2" in output
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    model = state["cfg"]["model"]
+    assert (model["pos"], model["max_global_shift"]) == ("cape", 10)
+    tokens = [sum(len(pair[side].split()) + 1 for pair in pairs) for side in (0, 1)]
+    assert model["source_scale"] == pytest.approx(tokens[1] / tokens[0])
+    assert len(model["admin_scales"].split(",")) == 2 * 2 + 3 * 2  # residuals of ADMIN
+    assert state["optimizer_history"][-1]["optimizer_name"] == "FairseqRAdam"
+
+
+STUDY = ROOT / "integrations" / "fairseq" / "study_multi30k.py"
+
+
+def study(*arguments):
+    return subprocess.run(
+        [sys.executable, str(STUDY), *map(str, arguments)], capture_output=True, text=True
+    )
+
+
+@pytest.fixture
+def tested(tmp_path):
+    """What two seeds of cape and one of relpos leave for the report: (data, out)."""
+    data, out = tmp_path / "data", tmp_path / "out"
+    (data / "data-bin").mkdir(parents=True)
+    (data / "data-bin" / "dict.de.txt").touch()
+    (data / "bpe").mkdir()
+    (data / "bpe" / "train.de").write_text("ein hund\nein hund rennt\n")
+    for name, bleu, loss in (("cape-seed1", 20, 1), ("cape-seed2", 22, 2), ("relpos-seed1", 30, 4)):
+        folder = out / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "trained.json").write_text('{"seconds": 1.5}')
+        for kind in ("bleu", "bleu-stacked"):
+            text = f"model,bleu,sacrebleu\n{name},{bleu},{bleu + 1}\n"
+            (folder / f"{kind}.csv").write_text(text)
+        for kind, positions in (("loss", 3), ("loss-stacked", 40)):
+            # twice as many sentences reach position 1 as the others, and there the loss is 0
+            rows = [
+                f"{name[:-6]},{name},{kind},test,{i},{loss * (i > 1)},{20 if i == 1 else 10}\n"
+                for i in range(1, positions + 1)
+            ]
+            head = "model,checkpoint,data,subset,position,loss,sentences\n"
+            (folder / f"{kind}.csv").write_text(head + "".join(rows))
+    return data, out
+
+
+def test_the_studys_report_averages_over_seeds_and_weighs_positions_by_sentences(tested):
+    pytest.importorskip("matplotlib")
+    data, out = tested
+    done = study("report", "--data", data, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert "Longest target in training: 4 tokens with EOS" in done.stdout
+    tables = re.findall(r"(?:^\|.*\n?)+", done.stdout, flags=re.MULTILINE)
+    rows = [[line.strip("|").split("|") for line in table.splitlines()] for table in tables]
+    bleu, loss = ({row[0].strip(): [c.strip() for c in row[1:]] for row in found} for found in rows)
+    assert bleu["cape"] == ["2", "21.0 ± 1.0", "22.0 ± 1.0", "21.0 ± 1.0"]
+    assert bleu["relpos"] == ["1", "30.0", "31.0", "30.0"]
+    # single: (2 × 0 + 1 + 1) / 4 of the loss; 1–20: 19 / 21; 21–40: all
+    assert loss["relpos"] == ["1", "2.000", "3.619", "4.000"]
+    assert loss["cape"] == ["2", "0.750 ± 0.250", "1.357 ± 0.452", "1.500 ± 0.500"]
+    assert {path.name for path in out.iterdir()} == {
+        "runs",
+        "results.csv",
+        "results.md",
+        "results.png",
+    }
+
+
+def test_the_study_says_what_is_missing(tmp_path, tested):
+    data, out = tested
+    no_data = study("report", "--data", tmp_path, "--out", out)
+    assert "holds no data-bin: make it with prepare_multi30k.py" in no_data.stderr
+    unknown = study("report", "--data", data, "--out", out, "--variants", "rope")
+    assert "--variants takes cape, sinpos, abspos, relpos, nopos, got rope" in unknown.stderr
+    nothing = study("report", "--data", data, "--out", tmp_path / "empty")
+    assert "run train and evaluate first" in nothing.stderr

@@ -1,0 +1,200 @@
+"""integrations/fairseq/prepare_*: the real tools, on small corpora in the layout of the real."""
+
+import gzip
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fairseq")
+pytest.importorskip("sacremoses")
+pytest.importorskip("subword_nmt")
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "integrations" / "fairseq"
+BIN = Path(sys.executable).parent
+ENGLISH = "A dog, a well-known one, runs & doesn't stop."
+GERMAN = "Ein Hund, ein bekannter, läuft & hält nicht an."
+
+
+def start(*command, **env):
+    paths = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        [str(word) for word in command],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": paths, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def lines(path):
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def sizes(folder, split, source, target):
+    """Tokens of each binarised sentence, EOS included: (source, target)."""
+    from fairseq.data import data_utils
+
+    found = []
+    for language in (source, target):
+        prefix = str(folder / f"{split}.{source}-{target}.{language}")
+        dataset = data_utils.load_indexed_dataset(prefix, None, None)  # owns the sizes' memory
+        found.append(dataset.sizes.tolist())
+    return found
+
+
+def segmented(path):
+    return [len(line.split()) + 1 for line in lines(path)]
+
+
+@pytest.fixture(scope="module")
+def multi30k(tmp_path_factory, pairs):
+    """Raw text as Multi30k has it, with one empty line, and what the script makes of it."""
+    raw = tmp_path_factory.mktemp("multi30k")
+    sentences = [(ENGLISH, GERMAN), *pairs, ("", "leer")]
+    for name in ("train", "val", "test_2016_flickr"):
+        for side, language in enumerate(("en", "de")):
+            with gzip.open(raw / f"{name}.{language}.gz", "wt", encoding="utf-8") as file:
+                file.writelines(f"{pair[side]}\n" for pair in sentences)
+    out = raw / "prepared"
+    done = start(
+        sys.executable, SCRIPTS / "prepare_multi30k.py", raw, out, "--merges", 40
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return out
+
+
+def test_multi30k_keeps_raw_and_tokenised_text_without_empty_pairs(multi30k, pairs):
+    for split in ("train", "valid", "test"):
+        assert lines(multi30k / "raw" / f"{split}.en") == [ENGLISH, *(en for en, _ in pairs)]
+        tokenised = lines(multi30k / "tokenised" / f"{split}.en")
+        assert tokenised[0] == "A dog , a well-known one , runs & doesn 't stop ."
+        assert tokenised[1:] == [en for en, _ in pairs]
+
+
+def test_multi30k_is_binarised_after_bpe_with_one_dictionary(multi30k):
+    dictionaries = [multi30k / "data-bin" / f"dict.{language}.txt" for language in ("en", "de")]
+    assert dictionaries[0].read_text() == dictionaries[1].read_text()
+    found = sizes(multi30k / "data-bin", "train", "en", "de")
+    assert found == [segmented(multi30k / "bpe" / f"train.{language}") for language in ("en", "de")]
+    bpe = multi30k / "bpe" / "train.de"
+    assert "@@ " in bpe.read_text()
+    joined = [line.replace("@@ ", "") for line in lines(bpe)]
+    assert joined == lines(multi30k / "tokenised" / "train.de")
+
+
+def test_multi30k_refuses_missing_files_and_a_folder_that_is_there(tmp_path):
+    script = SCRIPTS / "prepare_multi30k.py"
+    (tmp_path / "raw").mkdir()
+    missing = start(sys.executable, script, tmp_path / "raw", tmp_path / "out")
+    assert missing.returncode
+    assert "train.en.gz does not exist" in missing.stdout
+    there = start(sys.executable, script, tmp_path / "raw", tmp_path / "raw")
+    assert there.returncode
+    assert "exists: name a new folder" in there.stdout
+
+
+def archive(folder, name, files):
+    """A tar archive of texts, as WMT's."""
+    with tarfile.open(folder / name, "w:gz" if name.endswith("tgz") else "w") as tar:
+        for path, data in files.items():
+            plain = folder / "file"
+            plain.write_bytes(data)
+            tar.add(plain, path)
+            plain.unlink()
+
+
+def sgm(sentences):
+    body = "".join(f'<seg id="{i}"> {line} </seg>\n' for i, line in enumerate(sentences, 1))
+    return f'<refset>\n<doc docid="x">\n<p>\n{body}</p>\n</doc>\n</refset>\n'.encode()
+
+
+def wmt(folder, target, corpora, giga=None):
+    """The archives of WMT'14 with the given sentence pairs: {archive: {path: pairs}}."""
+    for name, members in corpora.items():
+        files = {}
+        for path, pairs in members.items():
+            for side, language in enumerate(("en", target)):
+                files[f"{path}.{language}"] = "".join(p[side] + "\n" for p in pairs).encode()
+        if name.endswith(".tar"):
+            files = {f"{path}.gz": gzip.compress(data) for path, data in files.items()}
+        archive(folder, name, files)
+    test = [("“Dogs” &amp; cats’ food", "Futter für Hunde &amp; Katzen"), (ENGLISH, GERMAN)]
+    name = f"test-full/newstest2014-{target}en"
+    files = {
+        f"{name}-src.en.sgm": sgm([en for en, _ in test]),
+        f"{name}-ref.{target}.sgm": sgm([other for _, other in test]),
+    }
+    archive(folder, "test-full.tgz", files)
+
+
+def prepare_wmt(folder, target, out):
+    return start(
+        *("bash", SCRIPTS / "prepare_wmt14.sh", target, out),
+        **{"ORIG": str(folder), "JOBS": "2", "MERGES": "60"},
+    )
+
+
+def test_wmt14_german_is_cleaned_before_bpe_and_validated_on_newstest2013(tmp_path, pairs):
+    long = (" ".join(["word"] * 81), " ".join(["Wort"] * 70))
+    uneven = (" ".join(["word"] * 10), "Wort")
+    at_most = (" ".join(["word"] * 80), " ".join(["Wort"] * 9))
+    stray = ("the cat\r sleeps", "die Katze schläft")
+    corpora = {
+        "training-parallel-europarl-v7.tgz": {"training/europarl-v7.de-en": [*pairs, long]},
+        "training-parallel-commoncrawl.tgz": {"commoncrawl.de-en": [uneven, at_most, stray]},
+        "training-parallel-nc-v12.tgz": {"training/news-commentary-v12.de-en": [(ENGLISH, GERMAN)]},
+        "dev.tgz": {"dev/newstest2013": pairs[:4]},
+    }
+    wmt(tmp_path, "de", corpora)
+    out = tmp_path / "a folder"
+    done = prepare_wmt(tmp_path, "de", out)
+    assert done.returncode == 0, done.stdout
+    english = lines(out / "tokenised" / "train.en")
+    assert english[:-2] == [*(en for en, _ in pairs), at_most[0]]
+    assert english[-2:] == [
+        "the cat sleeps",
+        "A dog , a well @-@ known one , runs &amp; doesn &apos;t stop .",
+    ]
+    assert lines(out / "raw" / "valid.de") == [de for _, de in pairs[:4]]
+    assert lines(out / "raw" / "test.en") == ["“Dogs” & cats’ food", ENGLISH]
+    tokenised = lines(out / "tokenised" / "test.en")
+    assert tokenised[0] == "“ Dogs ” &amp; cats &apos; food"  # its quotes are not normalised
+    for split, count in (("train", 13), ("valid", 4), ("test", 2)):
+        found = sizes(out / "data-bin", split, "en", "de")
+        assert list(map(len, found)) == [count, count]
+        assert found == [segmented(out / "bpe" / f"{split}.{lang}") for lang in ("en", "de")]
+
+
+def test_wmt14_french_is_cleaned_after_bpe_and_validated_on_every_1333rd_pair(tmp_path):
+    pairs = [(f"the dog {i}", f"le chien {i}") for i in range(2700)]
+    pairs[0] = ("the dog runs and runs", "chien")
+    corpora = {
+        "training-parallel-europarl-v7.tgz": {"training/europarl-v7.fr-en": pairs[:1000]},
+        "training-parallel-commoncrawl.tgz": {"commoncrawl.fr-en": pairs[1000:2000]},
+        "training-parallel-un.tgz": {"un/undoc.2000.fr-en": pairs[2000:2500]},
+        "training-parallel-nc-v9.tgz": {"training/news-commentary-v9.fr-en": pairs[2500:2600]},
+        "training-giga-fren.tar": {"giga-fren.release2.fixed": pairs[2600:]},
+    }
+    wmt(tmp_path, "fr", corpora)
+    out = tmp_path / "out"
+    done = prepare_wmt(tmp_path, "fr", out)
+    assert done.returncode == 0, done.stdout
+    assert lines(out / "tokenised" / "valid.fr") == ["le chien 1332", "le chien 2665"]
+    assert len(lines(out / "tokenised" / "train.en")) == 2698
+    assert len(sizes(out / "data-bin", "valid", "en", "fr")[0]) == 2
+    kept = sizes(out / "data-bin", "train", "en", "fr")
+    assert list(map(len, kept)) == [2697, 2697]  # without the pair of uneven lengths
+    source, target = (segmented(out / "bpe" / f"train.{lang}") for lang in ("en", "fr"))
+    assert kept == [source, target]
+
+
+def test_wmt14_says_what_is_wrong(tmp_path):
+    script = SCRIPTS / "prepare_wmt14.sh"
+    assert "the target is de or fr, got 'cs'" in start("bash", script, "cs", tmp_path).stdout
+    bad = start("bash", script, "de", tmp_path / "out", MERGES="many")
+    assert bad.returncode
+    assert "MERGES must be a whole number ≥ 1, got 'many'" in bad.stdout

@@ -1,0 +1,112 @@
+"""integrations/fairseq/run_fairseq_tests.py, the comparison with fairseq's own tests."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+SCRIPT = Path(__file__).parents[2] / "integrations" / "fairseq" / "run_fairseq_tests.py"
+
+# the functions that the tests of a checkout call, and tests as those are written
+UTILS = """
+def train_translation_model(data_dir, arch, extra_flags=None, task="translation"):
+    flags = dict(zip(extra_flags[::2], extra_flags[1::2]))
+    assert flags["--encoder-layers"] == "2" and flags["--encoder-embed-dim"] == "16"
+    if arch.startswith("cape") and flags["--pos"] == "relpos" and task == "translation":
+        raise RuntimeError(f"{arch} is broken")
+    if task == "translation_multi_simple_epoch":
+        assert flags.get("--source-scale") == "1" or arch == "transformer_iwslt_de_en"
+
+
+def train_language_model(data_dir, arch, extra_flags=None):
+    assert "--encoder-layers" not in extra_flags
+    assert arch == "transformer_lm", "ours fails as well"
+"""
+BINARIES = """
+import unittest
+from tests.utils import train_language_model, train_translation_model
+
+SIZE = ["--encoder-embed-dim", "16"]
+
+
+class TestTranslation(unittest.TestCase):
+    def test_transformer(self):
+        train_translation_model("x", "transformer_iwslt_de_en", SIZE)
+
+    def test_translation_multi_simple_epoch_no_vepoch(self):
+        task = "translation_multi_simple_epoch"
+        train_translation_model("x", arch="transformer", task=task, extra_flags=SIZE)
+
+    def test_raw(self):
+        self.fail("whatever the model")
+
+
+class TestLanguageModeling(unittest.TestCase):
+    def test_transformer_lm(self):
+        train_language_model("x", "transformer_lm", ["--nval", "1"])
+"""
+
+
+def run(*arguments, **env):
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+    )
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A folder laid out as fairseq's, with tests that say what they were called with."""
+    folder = tmp_path_factory.mktemp("fairseq")
+    (folder / "tests").mkdir()
+    (folder / "examples" / "translation_moe").mkdir(parents=True)
+    (folder / "tests" / "__init__.py").touch()
+    (folder / "tests" / "utils.py").write_text(UTILS)
+    (folder / "tests" / "test_binaries.py").write_text(BINARIES)
+    return folder
+
+
+def cells(output, test):
+    (line,) = [line for line in output.splitlines() if line.startswith(f"| {test} ")]
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+def test_what_only_ours_fails_is_worse_and_ends_with_status_1(checkout):
+    tests = ["test_transformer", "test_translation_multi_simple_epoch_no_vepoch", "test_raw"]
+    done = run(checkout, "--pos", "cape", "relpos", "--tests", *tests, "test_transformer_lm")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert cells(done.stdout, "test_transformer") == ["passed", "passed", "error"]
+    assert cells(done.stdout, tests[1]) == ["passed", "passed", "passed"]
+    assert cells(done.stdout, "test_raw") == ["failed", "failed", "failed"]
+    assert cells(done.stdout, "test_transformer_lm") == ["passed", "failed", "failed"]
+    worse = [line for line in done.stdout.splitlines() if line.startswith("WORSE")]
+    assert worse == [
+        "WORSE test_transformer: --pos relpos error",
+        "WORSE test_transformer_lm: --pos cape failed",
+        "WORSE test_transformer_lm: --pos relpos failed",
+    ]
+    assert "cape_transformer_iwslt_de_en is broken" in done.stdout
+
+
+def test_a_folder_that_is_no_checkout_is_named(tmp_path):
+    done = run(tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        f"{tmp_path / 'tests' / 'test_binaries.py'} does not exist: give a checkout of fairseq"
+    )
+
+
+def test_fairseqs_own_tests_pass_where_they_pass_for_fairseqs_transformer():
+    real = os.environ.get("FAIRSEQ_CHECKOUT")
+    if not real:
+        pytest.skip("FAIRSEQ_CHECKOUT names no checkout of fairseq")
+    done = run(real, "--pos", "cape", "--tests", "test_transformer", "test_transformer_layerdrop")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    for test in ("test_transformer", "test_transformer_layerdrop"):
+        assert cells(done.stdout, test)[1:] == ["passed"]
