@@ -12,13 +12,7 @@ command anew after an interruption, or with more seeds.
 """
 
 import argparse
-import json
-import os
-import subprocess
 import sys
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +20,9 @@ from typing import Any
 import digits_report
 import make_digits
 import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from jobs import call, side_by_side, train_missing
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "espnet"
 CHECKPOINT = "valid.cer_ctc.best.pth"
@@ -72,7 +69,12 @@ def main() -> None:
         except ValueError as error:
             raise SystemExit(f"error: {error}") from None
         collect_stats(study, out)
-        train(runs, study, out, arguments.jobs, arguments.epochs)
+        train_missing(
+            runs,
+            lambda run: train_command(run, study, out, arguments.epochs),
+            out / "logs",
+            arguments.jobs,
+        )
     elif arguments.command == "evaluate":
         evaluate(runs, study, out, arguments.jobs)
     else:
@@ -160,21 +162,6 @@ def collect_stats(study: dict[str, Any], out: Path) -> None:
     done.touch()
 
 
-def train(runs: list[Run], study: dict[str, Any], out: Path, jobs: int, epochs: int | None) -> None:
-    """Train what has no record yet."""
-
-    def train_one(run: Run) -> str | None:
-        command = train_command(run, study, out, epochs)
-        seconds = call(command, out / "logs" / f"{run.folder.name}.log")
-        if seconds is None:
-            return run.folder.name
-        record = {"seconds": round(seconds, 1), "command": command}
-        run.record.write_text(json.dumps(record, indent=2) + "\n")
-        return None
-
-    side_by_side(train_one, [run for run in runs if not run.record.exists()], jobs)
-
-
 def train_command(run: Run, study: dict[str, Any], out: Path, epochs: int | None) -> list[str]:
     """asr_train with the recipe, and what differs between runs."""
     shapes = []
@@ -213,31 +200,6 @@ def evaluate(runs: list[Run], study: dict[str, Any], out: Path, jobs: int) -> No
         return None
 
     side_by_side(test_one, missing, jobs)
-
-
-def side_by_side(work: Callable[[Run], str | None], runs: list[Run], jobs: int) -> None:
-    """Do the work on every run, ``jobs`` at a time; SystemExit names what failed, at the end."""
-    print(f"{len(runs)} to do", flush=True)
-    with ThreadPoolExecutor(jobs) as pool:
-        failed = [name for name in pool.map(work, runs) if name]
-    if failed:
-        raise SystemExit("failed: " + ", ".join(failed))
-
-
-def call(command: list[str], log: Path) -> float | None:
-    """Run a command on one core into a log; its wall time in seconds, None if it fails."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    print(f"{time.strftime('%H:%M:%S')} {log.stem} starts", flush=True)
-    start = time.monotonic()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    with log.open("w") as file:
-        code = subprocess.run(
-            command, env=environment, stdout=file, stderr=subprocess.STDOUT
-        ).returncode
-    seconds = time.monotonic() - start
-    outcome = f"FAILED, see {log}" if code else f"{seconds:.0f} s"
-    print(f"{time.strftime('%H:%M:%S')} {log.stem}: {outcome}", flush=True)
-    return None if code else seconds
 
 
 if __name__ == "__main__":

@@ -10,18 +10,15 @@ interruption, or with more seeds.
 """
 
 import argparse
-import json
-import os
-import subprocess
 import sys
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from jobs import call, side_by_side, train_missing
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "fairseq"
 
@@ -88,7 +85,12 @@ def main() -> None:
     if not (data / "data-bin" / "dict.de.txt").is_file():
         raise SystemExit(f"{data} holds no data-bin: make it with prepare_multi30k.py")
     if arguments.command == "train":
-        train(runs, study, arguments, data, out)
+        train_missing(
+            runs,
+            lambda run: train_command(run, study, arguments, data),
+            out / "logs",
+            arguments.jobs,
+        )
     elif arguments.command == "evaluate":
         evaluate(runs, study, data, out, arguments.jobs)
     else:
@@ -123,23 +125,6 @@ def parse() -> argparse.Namespace:
     if not arguments.config.is_file():
         parser.error(f"--config: no such file: {arguments.config}")
     return arguments
-
-
-def train(
-    runs: list[Run], study: dict[str, Any], arguments: argparse.Namespace, data: Path, out: Path
-) -> None:
-    """Train what has no record yet; a training that was cut off goes on from its last epoch."""
-
-    def train_one(run: Run) -> str | None:
-        command = train_command(run, study, arguments, data)
-        seconds = call(command, out / "logs" / f"{run.folder.name}.log")
-        if seconds is None:
-            return run.folder.name
-        record = {"seconds": round(seconds, 1), "command": command}
-        run.record.write_text(json.dumps(record, indent=2) + "\n")
-        return None
-
-    side_by_side(train_one, [run for run in runs if not run.record.exists()], arguments.jobs)
 
 
 def train_command(
@@ -217,31 +202,6 @@ def evaluate(runs: list[Run], study: dict[str, Any], data: Path, out: Path, jobs
         return None
 
     side_by_side(test_one, missing, jobs)
-
-
-def side_by_side(work: Callable[[Any], str | None], items: list[Any], jobs: int) -> None:
-    """Do the work on every item, ``jobs`` at a time; SystemExit names what failed, at the end."""
-    print(f"{len(items)} to do", flush=True)
-    with ThreadPoolExecutor(jobs) as pool:
-        failed = [name for name in pool.map(work, items) if name]
-    if failed:
-        raise SystemExit("failed: " + ", ".join(failed))
-
-
-def call(command: list[str], log: Path) -> float | None:
-    """Run a command on one core into a log; its wall time in seconds, None if it fails."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    print(f"{time.strftime('%H:%M:%S')} {log.stem} starts", flush=True)
-    start = time.monotonic()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    with log.open("w") as file:
-        code = subprocess.run(
-            command, env=environment, stdout=file, stderr=subprocess.STDOUT
-        ).returncode
-    seconds = time.monotonic() - start
-    outcome = f"FAILED, see {log}" if code else f"{seconds:.0f} s"
-    print(f"{time.strftime('%H:%M:%S')} {log.stem}: {outcome}", flush=True)
-    return None if code else seconds
 
 
 if __name__ == "__main__":

@@ -10,19 +10,17 @@ done is not done again: start a command anew after an interruption, or with more
 """
 
 import argparse
-import json
 import os
-import subprocess
 import sys
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import study_report
 import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from jobs import call, side_by_side, train_missing
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "timm"
 
@@ -75,7 +73,12 @@ def main() -> None:
             link_images(arguments.data / split, arguments.out / "data" / split, per_class)
         if arguments.epochs is not None:
             study["epochs"] = arguments.epochs
-        train(runs, study, scripts, arguments.out, arguments.jobs)
+        train_missing(
+            runs,
+            lambda run: train_command(run, study, scripts, arguments.out),
+            arguments.out / "logs",
+            arguments.jobs,
+        )
     elif arguments.command == "evaluate":
         evaluate(runs, study, arguments.out, arguments.jobs)
     else:
@@ -158,21 +161,6 @@ def link_images(source: Path, out: Path, per_class: int) -> None:
                 link.symlink_to(image.resolve())
 
 
-def train(runs: list[Run], study: dict[str, Any], scripts: Path, out: Path, jobs: int) -> None:
-    """Train what has no record yet."""
-
-    def train_one(run: Run) -> str | None:
-        command = train_command(run, study, scripts, out)
-        seconds = call(command, out / "logs" / f"{run.folder.name}.log")
-        if seconds is None:
-            return run.folder.name
-        record = {"seconds": round(seconds, 1), "command": command}
-        run.record.write_text(json.dumps(record, indent=2) + "\n")
-        return None
-
-    side_by_side(train_one, [run for run in runs if not run.record.exists()], jobs)
-
-
 def train_command(run: Run, study: dict[str, Any], scripts: Path, out: Path) -> list[str]:
     """timm's train.py with the recipe, and what differs between configurations."""
     variant = study["variants"][run.variant]
@@ -227,31 +215,6 @@ def evaluate(runs: list[Run], study: dict[str, Any], out: Path, jobs: int) -> No
         return None
 
     side_by_side(test_one, missing, jobs)
-
-
-def side_by_side(work: Callable[[Any], str | None], items: list[Any], jobs: int) -> None:
-    """Do the work on every item, ``jobs`` at a time; SystemExit names what failed, at the end."""
-    print(f"{len(items)} to do", flush=True)
-    with ThreadPoolExecutor(jobs) as pool:
-        failed = [name for name in pool.map(work, items) if name]
-    if failed:
-        raise SystemExit("failed: " + ", ".join(failed))
-
-
-def call(command: list[str], log: Path) -> float | None:
-    """Run a command on one core into a log; its wall time in seconds, None if it fails."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    print(f"{time.strftime('%H:%M:%S')} {log.stem} starts", flush=True)
-    start = time.monotonic()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    with log.open("w") as file:
-        code = subprocess.run(
-            command, env=environment, stdout=file, stderr=subprocess.STDOUT
-        ).returncode
-    seconds = time.monotonic() - start
-    outcome = f"FAILED, see {log}" if code else f"{seconds:.0f} s"
-    print(f"{time.strftime('%H:%M:%S')} {log.stem}: {outcome}", flush=True)
-    return None if code else seconds
 
 
 if __name__ == "__main__":
