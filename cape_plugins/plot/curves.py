@@ -1,12 +1,12 @@
 """Accuracy against resolution, or against images per second, from the CSVs of an evaluation."""
 
-import csv
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cape_plugins.plot.canvas import pyplot, save
+from cape_plugins.plot.rows import read as read_rows
 
 _NEEDED = ("model", "checkpoint", "dataset", "resolution", "extent", "tta", "strategy")
 _LABELS = {
@@ -38,16 +38,7 @@ def read(paths: Sequence[Path]) -> list[dict[str, str]]:
     """
     rows = []
     for path in paths:
-        try:
-            with path.open(newline="", encoding="utf-8") as file:
-                found = list(csv.DictReader(file))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise ValueError(f"{path} cannot be read: {error}") from error
-        missing = [column for column in _NEEDED if found and column not in found[0]]
-        if missing:
-            raise ValueError(
-                f"{path} has no column {missing[0]!r}: give what cape-timm-eval --csv wrote"
-            )
+        found = read_rows(path, _NEEDED, "cape-timm-eval --csv")
         rows += [row for row in found if row["resolution"] and not row["strategy"]]
     if not rows:
         raise ValueError(f"no rows with a resolution in {', '.join(map(str, paths))}")

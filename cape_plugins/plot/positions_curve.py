@@ -1,11 +1,11 @@
 """Loss against the position in the target, from the CSVs of ``cape-fairseq-eval loss``."""
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cape_plugins.plot.canvas import pyplot, save
+from cape_plugins.plot.rows import read as read_rows
 
 _NEEDED = ("model", "checkpoint", "data", "subset", "position", "loss", "sentences")
 
@@ -33,17 +33,7 @@ def read(paths: Sequence[Path]) -> list[Series]:
     """
     found: dict[tuple[str, ...], dict[int, tuple[float, int]]] = {}
     for path in paths:
-        try:
-            with path.open(newline="", encoding="utf-8") as file:
-                rows = list(csv.DictReader(file))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise ValueError(f"{path} cannot be read: {error}") from error
-        missing = [column for column in _NEEDED if rows and column not in rows[0]]
-        if missing:
-            raise ValueError(
-                f"{path} has no column {missing[0]!r}: give what cape-fairseq-eval loss wrote"
-            )
-        for row in rows:
+        for row in read_rows(path, _NEEDED, "cape-fairseq-eval loss"):
             key = tuple(row[column] for column in ("model", "checkpoint", "data", "subset"))
             found.setdefault(key, {})[int(row["position"])] = (
                 float(row["loss"]),
