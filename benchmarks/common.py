@@ -15,6 +15,8 @@ def take_turns(
 ) -> tuple[float, dict[str, float]]:
     """Time candidates in turn; a machine that slows down slows all of them.
 
+    Every other turn goes backwards: what runs after another finds its memory and caches.
+
     Args:
         candidates: name → what to run; its result is dropped.
         unit: the candidate that the others are compared with.
@@ -25,8 +27,9 @@ def take_turns(
     """
     taken: dict[str, list[float]] = {name: [] for name in candidates}
     cuda = torch.cuda.is_available()
+    order = list(candidates.items())
     for turn in range(-3, rounds):
-        for name, run in candidates.items():
+        for name, run in order if turn % 2 else reversed(order):
             if cuda:
                 torch.cuda.synchronize()
             start = time.perf_counter()

@@ -128,6 +128,27 @@ def test_unknown_tokens_are_found():
     assert made().unknown("ab B") == (4, ["B"])
 
 
+def test_pieces_of_sentencepiece_become_words_again(tmp_path):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    (tmp_path / "text").write_text("seven eight nine\neight seven\nnine nine seven\n")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "bpe"), model_type="bpe",
+        vocab_size=20, minloglevel=2,
+    )  # fmt: skip
+    model = sentencepiece.SentencePieceProcessor(str(tmp_path / "bpe.model"))
+    pieces = [model.id_to_piece(i) for i in range(3, model.vocab_size())]
+    tokens = ["<blank>", "<unk>", *pieces, "<sos/eos>"]
+    transcripts = made(
+        token_type="bpe", token_list=tokens, bpemodel=str(tmp_path / "bpe.model"),
+        non_linguistic_symbols=None,
+    )  # fmt: skip
+    spoken = [tokens.index(piece) for piece in model.encode("eight nine", out_type=str)]
+    assert len(spoken) > 2  # pieces, not words
+    assert transcripts.hypothesis(spoken) == "eight nine"
+    assert transcripts.reference(" eight  nine") == "eight nine"
+    assert transcripts.unknown("seven x")[1] == ["x"]
+
+
 def test_a_tokenizer_that_cannot_be_built_is_an_error():
     with pytest.raises(ValueError, match="tokenizer \\(bpe\\) cannot be built"):
         made(token_type="bpe", bpemodel=None)
