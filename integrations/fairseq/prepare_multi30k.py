@@ -1,6 +1,7 @@
 """Multi30k English → German for fairseq: tokenised, split by one BPE for both languages, binarised.
 
     python integrations/fairseq/prepare_multi30k.py multi30k prepared
+    python integrations/fairseq/prepare_multi30k.py multi30k prepared_joined --join 4
 
 The first folder holds {train,val,test_2016_flickr}.{en,de}.gz, the raw captions of task 1
 (github.com/multi30k/dataset, data/task1/raw). The second gets, for train, valid and test:
@@ -11,12 +12,17 @@ The first folder holds {train,val,test_2016_flickr}.{en,de}.gz, the raw captions
     codes       the merges, learned on both languages of train together
     data-bin/   for fairseq-train, with one dictionary for both languages
 
+With --join N, lines of train and valid are 1 to N consecutive captions, joined as stacked test
+sets are (cape-fairseq-eval stack), so that a model has seen several sentences in a line; test and
+raw/ stay as they are.
+
 Letters keep their case. Dashes are not split and nothing is escaped for XML, which Moses' scripts
 would do: captions have little of either, and sacremoses joins the tokens again without them.
 """
 
 import argparse
 import gzip
+import random
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -26,9 +32,12 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
+from cape_plugins.fairseq.evaluation.stacking import join
+
 LANGUAGES = ("en", "de")
 SPLITS = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
 MERGES = 8000
+SEED = 1  # of how many captions a line has
 
 
 def main() -> None:
@@ -39,15 +48,19 @@ def main() -> None:
     parser.add_argument("raw", type=Path, help="folder with train.en.gz and so on")
     parser.add_argument("out", type=Path, help="a new folder")
     parser.add_argument("--merges", type=int, default=MERGES, help="of BPE (default: %(default)s)")
+    parser.add_argument(
+        "--join", type=int, default=1, metavar="N", help="captions in a training line, at most"
+    )
     arguments = parser.parse_args()
-    if arguments.merges < 1:
-        parser.error(f"--merges must be ≥ 1, got {arguments.merges}")
+    for name in ("merges", "join"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name} must be ≥ 1, got {getattr(arguments, name)}")
     if arguments.out.exists():
         raise SystemExit(f"{arguments.out} exists: name a new folder")
     corpus = {split: read_pairs(arguments.raw, name) for split, name in SPLITS.items()}
     for folder in ("raw", "tokenised", "bpe"):
         (arguments.out / folder).mkdir(parents=True)
-    prepare(corpus, arguments.out, arguments.merges)
+    prepare(corpus, arguments.out, arguments.merges, arguments.join)
     binarise(arguments.out)
 
 
@@ -65,18 +78,22 @@ def read_pairs(folder: Path, name: str) -> list[tuple[str, str]]:
     return [pair for pair in zip(*sides, strict=True) if all(pair)]
 
 
-def prepare(corpus: dict[str, list[tuple[str, str]]], out: Path, merges: int) -> None:
-    """Write raw/, tokenised/, codes and bpe/."""
+def prepare(
+    corpus: dict[str, list[tuple[str, str]]], out: Path, merges: int, most: int = 1
+) -> None:
+    """Write raw/, tokenised/, codes and bpe/; ``most``: captions in a line of train and valid."""
     tokenised: dict[tuple[str, str], list[str]] = {}
     for side, language in enumerate(LANGUAGES):
         normalise = MosesPunctNormalizer(lang=language).normalize
         tokenise = MosesTokenizer(lang=language).tokenize
         for split, pairs in corpus.items():
             raw = [pair[side] for pair in pairs]
-            tokens = [tokenise(normalise(line), return_str=True, escape=False) for line in raw]
+            lines = [tokenise(normalise(line), return_str=True, escape=False) for line in raw]
+            if split != "test" and most > 1:
+                lines = join_some(lines, most)
             write(out / "raw" / f"{split}.{language}", raw)
-            write(out / "tokenised" / f"{split}.{language}", tokens)
-            tokenised[split, language] = tokens
+            write(out / "tokenised" / f"{split}.{language}", lines)
+            tokenised[split, language] = lines
     both = (line for language in LANGUAGES for line in tokenised["train", language])
     with (out / "codes").open("w", encoding="utf-8") as file:
         learn_bpe(both, file, merges)
@@ -84,8 +101,20 @@ def prepare(corpus: dict[str, list[tuple[str, str]]], out: Path, merges: int) ->
         bpe = BPE(file)
     for (split, language), lines in tokenised.items():
         write(out / "bpe" / f"{split}.{language}", map(bpe.process_line, lines))
-    for split, pairs in corpus.items():
-        print(f"{split}: {len(pairs)} pairs", flush=True)
+    for split in corpus:
+        print(f"{split}: {len(tokenised[split, 'en'])} pairs", flush=True)
+
+
+def join_some(lines: list[str], most: int) -> list[str]:
+    """1 to ``most`` consecutive lines in one, at random, the same for both languages."""
+    draw = random.Random(SEED)
+    joined = []
+    begin = 0
+    while begin < len(lines):
+        end = begin + draw.randint(1, most)
+        joined.append(join(lines[begin:end]))
+        begin = end
+    return joined
 
 
 def write(path: Path, lines: Iterable[str]) -> None:

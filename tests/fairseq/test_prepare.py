@@ -86,6 +86,22 @@ def test_multi30k_is_binarised_after_bpe_with_one_dictionary(multi30k):
     assert joined == lines(multi30k / "tokenised" / "train.de")
 
 
+def test_training_lines_may_be_several_captions_the_same_in_both_languages(multi30k, tmp_path):
+    out = tmp_path / "joined"
+    raw = multi30k.parent
+    script = SCRIPTS / "prepare_multi30k.py"
+    done = start(sys.executable, script, raw, out, "--merges", 40, "--join", 3)
+    assert done.returncode == 0, done.stdout
+    single, joined = (lines(folder / "tokenised" / "train.en") for folder in (multi30k, out))
+    assert len(single) / 3 <= len(joined) < len(single)
+    words = [" ".join(text).lower().replace(".", ",") for text in (single, joined)]
+    assert words[0] == words[1]  # no caption is lost, and none comes twice
+    assert len(lines(out / "bpe" / "train.de")) == len(joined)
+    assert sizes(out / "data-bin", "train", "en", "de")[1] == segmented(out / "bpe" / "train.de")
+    for folder in ("raw", "tokenised"):
+        assert lines(out / folder / "test.en") == lines(multi30k / folder / "test.en")
+
+
 def test_multi30k_refuses_missing_files_and_a_folder_that_is_there(tmp_path):
     script = SCRIPTS / "prepare_multi30k.py"
     (tmp_path / "raw").mkdir()
