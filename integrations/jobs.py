@@ -31,6 +31,7 @@ def train_missing(
         if seconds is None:
             return run.folder.name
         record = {"seconds": round(seconds, 1), "command": arguments}
+        run.folder.mkdir(parents=True, exist_ok=True)  # a training need not save anything
         run.record.write_text(json.dumps(record, indent=2) + "\n")
         return None
 

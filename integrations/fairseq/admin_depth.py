@@ -50,16 +50,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         Run(name, options, out / "runs" / ("admin" if options else "plain"))
         for name, options in NAMES.items()
     ]
-    for run in runs:
-        run.folder.mkdir(parents=True, exist_ok=True)
     train_missing(runs, lambda run: command(run, data, arguments), out / "logs", arguments.jobs)
-    losses = {run.name: read(out / "logs" / f"{run.folder.name}.log") for run in runs}
-    rows = [
-        [updates, *(found[updates] for found in losses.values())]
-        for updates in losses[run.name]
-        if updates % arguments.every == 0
-    ]
-    text = tabulate(rows, ["updates", *losses], tablefmt="github", floatfmt=".2f")
+    plain, admin = (read(out / "logs" / f"{run.folder.name}.log") for run in runs)
+    rows = [[n, plain[n], admin[n]] for n in plain if n % arguments.every == 0]
+    text = tabulate(rows, ["updates", *NAMES], tablefmt="github", floatfmt=".2f")
     (out / "results.md").write_text(text + "\n", encoding="utf-8")
     print(text)
 
