@@ -42,7 +42,8 @@ test: install
 	$(call PYTEST,$(BIN)) tests
 
 test-fairseq-0.12: install-fairseq-0.12
-	$(call PYTEST,$(BIN_0_12)) tests --ignore tests/timm --ignore tests/espnet
+	$(call PYTEST,$(BIN_0_12)) tests --ignore tests/timm --ignore tests/espnet \
+		--ignore tests/evaluation/timm --ignore tests/evaluation/espnet
 
 lint: install
 	$(BIN)/ruff check .

@@ -9,7 +9,8 @@ import torch
 pytest.importorskip("matplotlib")
 
 from cape_plugins import Augmentation, patch_grid, sinusoid_2d
-from cape_plugins.plot import augmentation, curves, embeddings
+from cape_plugins.evaluation.timm import curves
+from cape_plugins.plot import augmentation, embeddings
 from cape_plugins.plot.__main__ import main
 
 SETTINGS = Augmentation(0.5, (1 / 8, 1 / 8), 1.4, mean_normalize=False)
@@ -70,7 +71,9 @@ def test_a_learned_table_is_drawn_without_its_class_token(tmp_path):
     name, kwargs = "vit_tiny_patch16_224", dict(depth=1, num_classes=10)
     model = timm.create_model(name, **kwargs, img_size=64)
     timm.models.save_for_hf(model, str(tmp_path))
-    table = embeddings.learned_table(f"local-dir:{tmp_path}")
+    from cape_plugins.evaluation.timm import abspos_table
+
+    table = abspos_table.learned(f"local-dir:{tmp_path}")
     assert (table.grid, table.patch) == ((4, 4), 16)
     assert torch.equal(table.rows, model.pos_embed[0, 1:])
     assert name in table.label
@@ -111,10 +114,10 @@ def rows() -> list[dict[str, str]]:
 def test_seeds_of_one_name_are_averaged(tmp_path):
     write(tmp_path / "a.csv", rows())
     found = curves.curves(curves.read([tmp_path / "a.csv"]), group=r"runs/(\w+)-")
-    assert [curve.name for curve in found] == ["cape", "sinpos"]
-    assert found[0].points == {32: [(32, 70), (32, 72)], 48: [(48, 70), (48, 72)]}
+    assert list(found) == ["cape", "sinpos"]
+    assert found["cape"] == {32: [(32, 70), (32, 72)], 48: [(48, 70), (48, 72)]}
     against_speed = curves.curves(rows_of(tmp_path), against="throughput", group=r"runs/(\w+)-")
-    assert against_speed[1].points[32] == [(312.5, 60), (312.5, 62)]
+    assert against_speed["sinpos"][32] == [(312.5, 60), (312.5, 62)]
 
 
 def rows_of(folder) -> list[dict[str, str]]:
@@ -127,7 +130,7 @@ def test_without_a_group_every_checkpoint_has_its_curve_and_extents_are_told_apa
         [{**row, "extent": extent} for row in rows() for extent in ("1", "sqrt")]
         + [{**rows()[0], "resolution": "", "strategy": "min"}],  # size bins have no curve
     )
-    names = [curve.name for curve in curves.curves(rows_of(tmp_path))]
+    names = list(curves.curves(rows_of(tmp_path)))
     assert len(names) == 8
     assert names[:2] == ["vit (cape-0/last), γ 1", "vit (cape-0/last), γ sqrt"]
 

@@ -1,19 +1,39 @@
 """The command line of the pictures; the drawing is in its neighbours, one picture a file."""
 
 import argparse
+import importlib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from cape_plugins.plot import canvas
+
+_NOT_DRAWN = ("picture", "draw", "overwrite")
+_OF_RESULTS = {  # drawn by the evaluation, which is imported for them alone
+    "curves": (
+        "cape_plugins.evaluation.timm.curves",
+        "top-1 against resolution or images per second, from evaluation CSVs",
+    ),
+    "positions": (
+        "cape_plugins.evaluation.fairseq.positions_curve",
+        "loss against position in the target, from evaluation CSVs",
+    ),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Draw one picture; ends with status 2 and one line on stderr if something is wrong."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in _OF_RESULTS:
+        importlib.import_module(_OF_RESULTS[argv[0]][0]).main(argv[1:])
+        return
     parser = build_parser()
     args = parser.parse_args(argv)
     try:
         canvas.check(args.out, args.overwrite)
-        args.draw(args)
+        options = {key: value for key, value in vars(args).items() if key not in _NOT_DRAWN}
+        args.draw(**options)
     except (ValueError, ImportError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     print(args.out)
@@ -61,52 +81,13 @@ def build_parser() -> argparse.ArgumentParser:
     add("--max-global-scale", type=float, default=1.4, help="λ (default: 1.4)")
     _add_common(command, seed=5)
 
-    command = commands.add_parser(
-        "curves",
-        help="top-1 against resolution or images per second, from evaluation CSVs",
-        description="Curves from what cape-timm-eval --csv wrote.",
-    )
-    command.set_defaults(draw=_draw_curves)
-    add = command.add_argument
-    add("csv", nargs="+", type=Path, metavar="CSV")
-    add("--against", choices=["resolution", "throughput"], default="resolution")
-    add("--metric", choices=["top1", "top5"], default="top1")
-    add(
-        "--group",
-        metavar="REGEX",
-        help="what a search in the checkpoint's path finds (its first group, if any) is the name "
-        "of its curve; checkpoints of one name (seeds) are averaged, with their range shaded",
-    )
-    add("--trained-at", type=int, nargs="+", default=[], metavar="R", help="sizes to mark")
-    add("--title", default="")
-    _add_common(command)
-
-    command = commands.add_parser(
-        "positions",
-        help="loss against position in the target, from evaluation CSVs",
-        description="Curves from what cape-fairseq-eval loss --csv wrote; models of one name "
-        "(seeds) are averaged, with their range shaded.",
-    )
-    command.set_defaults(draw=_draw_positions)
-    add = command.add_argument
-    add("csv", nargs="+", type=Path, metavar="CSV")
-    add("--window", type=int, default=9, metavar="N", help="moving average (default: 9; 1: none)")
-    add(
-        "--min-sentences",
-        type=int,
-        default=10,
-        metavar="N",
-        help="leave out positions that fewer sentences reach (default: 10)",
-    )
-    add("--trained-to", type=int, metavar="N", help="longest target in training, to be marked")
-    add("--title", default="")
-    _add_common(command)
+    for name, (_, help) in _OF_RESULTS.items():
+        commands.add_parser(name, help=help, add_help=False)
     return parser
 
 
-def _add_common(command: argparse.ArgumentParser, seed: int | None = None) -> None:
-    if seed is not None:
-        command.add_argument("--seed", type=int, default=seed, help=f"default: {seed}")
+def _add_common(command: argparse.ArgumentParser, seed: int) -> None:
+    command.add_argument("--seed", type=int, default=seed, help=f"default: {seed}")
     out = Path(f"{command.prog.split()[-1]}.png")
     command.add_argument(
         "--out", type=Path, default=out, metavar="FILE", help=f".png, .pdf, .svg (default: {out})"
@@ -114,65 +95,44 @@ def _add_common(command: argparse.ArgumentParser, seed: int | None = None) -> No
     command.add_argument("--overwrite", action="store_true", help="replace a file that is there")
 
 
-def _draw_embeddings(args: argparse.Namespace) -> None:
+def _draw_embeddings(
+    *,
+    checkpoint: str | None,
+    model: str | None,
+    dim: int,
+    patch: int,
+    train_size: int,
+    abspos_antialias: bool,
+    **options: Any,
+) -> None:
     from cape_plugins.plot import embeddings
 
-    if args.checkpoint is None:
-        table = embeddings.untrained_table(args.dim, args.patch, args.train_size, args.seed)
+    if checkpoint is None:
+        table = embeddings.untrained_table(dim, patch, train_size, options["seed"])
     else:
-        table = embeddings.learned_table(args.checkpoint, args.model)
-    embeddings.draw(
-        args.out,
-        table,
-        resolutions=args.resolutions,
-        every=args.every,
-        antialias=args.abspos_antialias,
-        seed=args.seed,
-    )
+        from cape_plugins.evaluation.timm import abspos_table
+
+        table = abspos_table.learned(checkpoint, model)
+    embeddings.draw(table=table, antialias=abspos_antialias, **options)
 
 
-def _draw_augmentation(args: argparse.Namespace) -> None:
+def _draw_augmentation(
+    *,
+    grid: Sequence[int],
+    max_global_shift: float,
+    max_local_shift: float | None,
+    max_global_scale: float,
+    **options: Any,
+) -> None:
     from cape_plugins import Augmentation
     from cape_plugins.plot import augmentation
 
-    if len(args.grid) > 2 or min(args.grid) < 1:
-        raise ValueError(f"--grid takes N or H W, each ≥ 1, got {args.grid}")
-    height, width = args.grid[0], args.grid[-1]
-    local = args.max_local_shift
-    settings = Augmentation(
-        args.max_global_shift,
-        (1 / height, 1 / width) if local is None else local,
-        args.max_global_scale,
-        mean_normalize=False,
-    )
-    augmentation.draw(args.out, settings, (height, width), seed=args.seed)
-
-
-def _draw_curves(args: argparse.Namespace) -> None:
-    from cape_plugins.plot import curves
-
-    curves.draw(
-        args.csv,
-        args.out,
-        against=args.against,
-        metric=args.metric,
-        group=args.group,
-        trained_at=args.trained_at,
-        title=args.title,
-    )
-
-
-def _draw_positions(args: argparse.Namespace) -> None:
-    from cape_plugins.plot import positions_curve
-
-    positions_curve.draw(
-        args.csv,
-        args.out,
-        window=args.window,
-        min_sentences=args.min_sentences,
-        trained_to=args.trained_to,
-        title=args.title,
-    )
+    if len(grid) > 2 or min(grid) < 1:
+        raise ValueError(f"--grid takes N or H W, each ≥ 1, got {grid}")
+    height, width = grid[0], grid[-1]
+    local = (1 / height, 1 / width) if max_local_shift is None else max_local_shift
+    settings = Augmentation(max_global_shift, local, max_global_scale, mean_normalize=False)
+    augmentation.draw(settings=settings, grid=(height, width), **options)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def steps(settings: Augmentation, grid: tuple[int, int], *, seed: int = SEED) ->
 
 
 def draw(
-    path: Path,
+    out: Path,
     settings: Augmentation,
     grid: tuple[int, int],
     *,
@@ -76,4 +76,4 @@ def draw(
     axes[4].set_box_aspect(1)
     axes[4].set_title("→ cos | sin,\nadded to the content", fontsize=9)
     axes[4].set(xlabel="channel", ylabel="patch", xticks=[], yticks=[])
-    save(figure, path)
+    save(figure, out)

@@ -44,27 +44,6 @@ def untrained_table(dim: int, patch: int, train_size: int, seed: int) -> Table:
     return Table(rows, (side, side), patch, "abspos\n(untrained table)")
 
 
-def learned_table(checkpoint: str, model: str | None = None) -> Table:
-    """The table of a trained timm ViT.
-
-    Raises:
-        ImportError: timm is missing.
-        ValueError: the checkpoint cannot be loaded, or has no table.
-    """
-    from cape_plugins.timm import loading
-
-    loaded = loading.load(loading.Source(checkpoint, model))
-    rows = getattr(loaded.model, "pos_embed", None)
-    if not isinstance(rows, Tensor):
-        raise ValueError(
-            f"{checkpoint} ({loaded.name}) has no position table: give an abspos ViT, such as "
-            "vit_base_patch16_224"
-        )
-    grid = tuple(loaded.model.patch_embed.grid_size)
-    rows = rows.detach().float()[0, rows.shape[1] - math.prod(grid) :]
-    return Table(rows, grid, loaded.model.patch_embed.patch_size[0], f"abspos\n({loaded.name})")
-
-
 def maps(
     table: Table, resolution: int, components: Sequence[int], *, antialias: bool, seed: int
 ) -> dict[str, Tensor]:
@@ -101,7 +80,7 @@ def maps(
 
 
 def draw(
-    path: Path,
+    out: Path,
     table: Table,
     *,
     resolutions: Sequence[int] = (160, 224, 384),
@@ -125,9 +104,9 @@ def draw(
     labels = list(next(iter(cells.values())))
     across = math.ceil(math.sqrt(len(components) * 1.6))
     down = math.ceil(len(components) / across)
-    size = (4.6 * len(resolutions) + 0.6, 4.25 * down / across * len(labels) + 0.8)
+    inches = (4.6 * len(resolutions) + 0.6, 4.25 * down / across * len(labels) + 0.8)
     figure, axes = plt.subplots(
-        len(labels), len(resolutions), figsize=size, layout="constrained", squeeze=False
+        len(labels), len(resolutions), figsize=inches, layout="constrained", squeeze=False
     )
     for row, label in enumerate(labels):
         bound = max(float(cells[size][label].abs().max()) for size in resolutions)
@@ -145,7 +124,7 @@ def draw(
         "row by row",
         fontsize=10,
     )
-    save(figure, path)
+    save(figure, out)
 
 
 def _mosaic(axis: Any, images: Tensor, across: int, down: int, bound: float) -> Any:

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
 from tabulate import tabulate
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+from cape_plugins.evaluation import figure
 
 COLUMNS = (
     *("variant", "seed", "test_set", "bin", "utterances", "words"),
@@ -26,7 +24,7 @@ class Scores:
     Attributes:
         variant: its name in the report.
         seed: of its training.
-        path: the CSV of cape_plugins.espnet.evaluate.
+        path: the CSV of cape_plugins.evaluation.espnet.
         record: what the training left, with its time.
     """
 
@@ -107,24 +105,15 @@ def cell(values: Sequence[float]) -> str:
 
 def draw(rows: Sequence[dict[str, object]], tests: dict[str, tuple[int, int]], path: Path) -> None:
     """WER against length, a line per variant; the range over seeds is shaded."""
-    figure, axes = plt.subplots(figsize=(6.8, 4.2), layout="constrained")
     names = list(tests)
-    if TRAINED_ON in tests:
-        place = names.index(TRAINED_ON)
-        axes.axvspan(place - 0.3, place + 0.3, color="0.9", zorder=0)
-    for index, variant in enumerate(dict.fromkeys(row["variant"] for row in rows)):
-        found = by_test(rows, variant)
-        at = [place for place, test in enumerate(names) if test in found]
-        values = [found[names[place]] for place in at]
-        means = [sum(value) / len(value) for value in values]
-        low, high = ([f(value) for value in values] for f in (min, max))
-        axes.plot(at, means, "o-", color=f"C{index}", markersize=4, label=variant)
-        axes.fill_between(at, low, high, color=f"C{index}", alpha=0.2, linewidth=0)
-    axes.set_xticks(range(len(names)), [f"{low}–{high}" for low, high in tests.values()])
-    axes.set_xlabel("digits of an utterance in testing; grey: as in training")
-    axes.set_ylabel("WER (%)")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    x_label = "digits of an utterance in testing; grey: as in training"
+    with figure.axes(path, x_label, "WER (%)") as (axes,):
+        if TRAINED_ON in tests:
+            place = names.index(TRAINED_ON)
+            axes.axvspan(place - 0.3, place + 0.3, color="0.9", zorder=0)
+        for variant in dict.fromkeys(row["variant"] for row in rows):
+            found = by_test(rows, variant)
+            at = [place for place, test in enumerate(names) if test in found]
+            figure.line(axes, at, [found[names[place]] for place in at], variant, marker="o", ms=4)
+        axes.set_xticks(range(len(names)), [f"{low}–{high}" for low, high in tests.values()])
+        axes.set_ylim(bottom=0)

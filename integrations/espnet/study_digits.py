@@ -6,7 +6,7 @@
     python integrations/espnet/study_digits.py report --out results/digits
 
 ``--recordings`` holds the WAV files of the Free Spoken Digit Dataset; make_digits.py joins them.
-Training is done by espnet2.bin.asr_train, testing by cape_plugins.espnet.evaluate. What has been
+Training is done by espnet2.bin.asr_train, testing by cape_plugins.evaluation.espnet. What has been
 done is not done again, and a training that was interrupted goes on after its last epoch: start a
 command anew after an interruption, or with more seeds.
 """
@@ -188,7 +188,7 @@ def evaluate(runs: list[Run], study: dict[str, Any], out: Path, jobs: int) -> No
     def test_one(run: Run) -> str | None:
         part = run.folder / "part"  # a half written file does not count
         command = [
-            *(sys.executable, "-m", "cape_plugins.espnet.evaluate"),
+            *(sys.executable, "-m", "cape_plugins.evaluation.espnet"),
             *("--model", f"{run.folder.name}={run.folder / CHECKPOINT}"),
             *("--data", *(f"{name}={out / 'data' / name}" for name in test_sets(study))),
             *("--bins", "2", "4", "8", "16"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from cape_plugins.plot import positions_curve
+from cape_plugins.evaluation.fairseq import positions_curve
 
 COLUMNS = ("variant", "seed", "metric", "value", "train_seconds")
 
@@ -59,11 +59,13 @@ def report(
     if curves:
         stacks = max(series.sentences[0] for series in positions_curve.read(curves))
         positions_curve.draw(
-            curves,
-            out / "results.png",
-            min_sentences=min(10, stacks),
-            trained_to=longest,
-            title="Multi30k en-de, stacked captions",
+            positions_curve.PositionOptions(
+                csv=curves,
+                out=out / "results.png",
+                min_sentences=min(10, stacks),
+                trained_to=longest,
+                title="Multi30k en-de, stacked captions",
+            )
         )
 
 

@@ -32,7 +32,7 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
-from cape_plugins.fairseq.evaluation.stacking import join
+from cape_plugins.evaluation.fairseq.stacking import join
 
 LANGUAGES = ("en", "de")
 SPLITS = {"train": "train", "valid": "val", "test": "test_2016_flickr"}

@@ -5,7 +5,7 @@
     python integrations/fairseq/study_multi30k.py report --data prepared --out results/m30k
 
 ``--data`` is what prepare_multi30k.py made. Training is done by fairseq-hydra-train, testing by
-cape_plugins.fairseq.evaluate. What has been done is not done again: start a command anew after an
+cape_plugins.evaluation.fairseq. What has been done is not done again: start a command anew after an
 interruption, or with more seeds.
 """
 
@@ -54,7 +54,7 @@ class Test:
 
     Attributes:
         name: of the files.
-        command: of cape_plugins.fairseq.evaluate.
+        command: of cape_plugins.evaluation.fairseq.
         stacked: on stacked captions.
         options: more arguments.
     """
@@ -168,7 +168,7 @@ def tests(study: dict[str, Any], data: Path) -> list[Test]:
 
 def evaluate(runs: list[Run], study: dict[str, Any], data: Path, out: Path, jobs: int) -> None:
     """Stack the test set, then test what has been trained and not been tested."""
-    evaluation = [sys.executable, "-m", "cape_plugins.fairseq.evaluate"]
+    evaluation = [sys.executable, "-m", "cape_plugins.evaluation.fairseq"]
     if not stacked_folder(out).exists():
         texts = [data / "tokenised" / f"test.{language}" for language in ("en", "de")]
         command = [

@@ -5,7 +5,7 @@
     python integrations/timm/study_cifar10.py report --out results/cifar10
 
 ``--data`` holds train/<class>/*.jpg and test/<class>/*.jpg. Training is done by timm's train.py,
-found in the folder that TIMM_SCRIPTS names, testing by cape_plugins.timm.evaluate. What has been
+found in the folder that TIMM_SCRIPTS names, testing by cape_plugins.evaluation.timm. What has been
 done is not done again: start a command anew after an interruption, or with more seeds.
 """
 
@@ -202,7 +202,7 @@ def evaluate(runs: list[Run], study: dict[str, Any], out: Path, jobs: int) -> No
         run, variant, options = job
         part = run.scores(variant).with_suffix(".part.csv")  # a half written file does not count
         command = [
-            *(sys.executable, "-m", "cape_plugins.timm.evaluate"),
+            *(sys.executable, "-m", "cape_plugins.evaluation.timm"),
             *("--checkpoint", str(run.checkpoint), *options),
             *("--data", str(out / "data"), "--split", "test"),
             *("--resolutions", *map(str, study["test_img_sizes"])),

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
 from tabulate import tabulate
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+from cape_plugins.evaluation import figure
 
 COLUMNS = ("train_sizes", "variant", "seed", "test_size", "top1", "images", "train_seconds")
 
@@ -23,7 +21,7 @@ class Scores:
         variant: its name in the report.
         sizes: the name of the sizes that it was trained at.
         seed: of its training.
-        path: the CSV of cape_plugins.timm.evaluate.
+        path: the CSV of cape_plugins.evaluation.timm.
     """
 
     variant: str
@@ -107,32 +105,19 @@ def draw(
 ) -> None:
     """Accuracy against test size: a panel for each set of training sizes, a line per variant."""
     names = [name for name in train_img_sizes if any(row["train_sizes"] == name for row in rows)]
-    figure, panels = plt.subplots(
-        1, len(names), figsize=(5.2 * len(names), 4.2), sharey=True, squeeze=False,
-        layout="constrained",
-    )  # fmt: skip
+    titles = [f"trained at {', '.join(map(str, train_img_sizes[name]))}" for name in names]
+    labels = "image side in testing (pixels)", "top-1 accuracy (%)"
     variants = list(dict.fromkeys(row["variant"] for row in rows))
-    for axes, name in zip(panels[0], names, strict=True):
-        panel = [row for row in rows if row["train_sizes"] == name]
-        trained_at = train_img_sizes[name]
-        axes.axvspan(min(trained_at) - 1, max(trained_at) + 1, color="0.9", zorder=0)
-        for index, variant in enumerate(variants):
-            found = by_size(panel, variant)
-            if not found:
-                continue
-            sizes = sorted(found)
-            means = [sum(found[size]) / len(found[size]) for size in sizes]
-            low, high = ([f(found[size]) for size in sizes] for f in (min, max))
-            axes.plot(sizes, means, "o-", color=f"C{index}", markersize=3.5, label=variant)
-            axes.fill_between(sizes, low, high, color=f"C{index}", alpha=0.2, linewidth=0)
-        axes.set_xscale("log", base=2)
-        ticks = sorted({row["test_size"] for row in panel})
-        axes.set_xticks(ticks, [str(size) for size in ticks])
-        axes.minorticks_off()
-        axes.set_xlabel("image side in testing (pixels)")
-        axes.set_title(f"trained at {', '.join(map(str, trained_at))}", fontsize="medium")
-        axes.grid(alpha=0.3)
-    panels[0][0].set_ylabel("top-1 accuracy (%)")
-    panels[0][0].legend(fontsize="small")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    with figure.axes(path, *labels, titles, size=(1.4, 4.8)) as panels:
+        for axes, name in zip(panels, names, strict=True):
+            panel = [row for row in rows if row["train_sizes"] == name]
+            trained_at = train_img_sizes[name]
+            axes.axvspan(min(trained_at) - 1, max(trained_at) + 1, color="0.9", zorder=0)
+            for index, variant in enumerate(variants):
+                found = dict(sorted(by_size(panel, variant).items()))
+                style = dict(color=f"C{index}", marker="o", ms=3.5)
+                figure.line(axes, list(found), list(found.values()), variant, **style)
+            axes.set_xscale("log", base=2)
+            ticks = sorted({row["test_size"] for row in panel})
+            axes.set_xticks(ticks, [str(size) for size in ticks])
+            axes.minorticks_off()

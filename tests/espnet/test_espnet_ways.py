@@ -275,7 +275,7 @@ def test_run_sh_says_what_it_cannot_do(tmp_path):
 
 
 def test_score_sh_evaluates_what_asr_sh_has_decoded(trained, tmp_path):
-    pytest.importorskip("cape_plugins.espnet.evaluate")
+    pytest.importorskip("cape_plugins.evaluation.espnet.evaluate")
     # asr.sh leaves exp/<inference>/<set>/text; its data are in dump/raw
     decoded = trained / "decode_asr_ctc_asr_model_valid.cer_ctc.best" / "valid"
     decoded.mkdir(parents=True)

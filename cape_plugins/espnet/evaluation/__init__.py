@@ -1,1 +1,0 @@
-"""The parts of ``cape-espnet-eval``; the command is :mod:`cape_plugins.espnet.evaluate`."""

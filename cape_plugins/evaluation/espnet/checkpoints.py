@@ -1,0 +1,135 @@
+"""Checkpoints of ``espnet2.bin.asr_train``: finding them, building and checking the models."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import yaml
+from espnet2.asr.espnet_model import ESPnetASRModel
+from espnet2.tasks.asr import ASRTask
+
+import cape_plugins.espnet  # noqa: F401 - registers, also where autoload is switched off
+from cape_plugins.evaluation.command import said
+from cape_plugins.evaluation.espnet import frontends
+from cape_plugins.evaluation.espnet.decoding import Prepare
+from cape_plugins.evaluation.espnet.testset import split_name
+from cape_plugins.evaluation.espnet.transcripts import Transcripts
+from cape_plugins.evaluation.options import once
+
+BEST = "valid.*.best.pth"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model is.
+
+    Attributes:
+        name: in the tables.
+        config: config.yaml of its training.
+        file: the .pth.
+    """
+
+    name: str
+    config: Path
+    file: Path
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in eval mode on the CPU.
+
+    Attributes:
+        source: where it came from.
+        model: ESPnet's model.
+        transcripts: its tokens.
+        rate: sampling rate in Hz, None if nothing tells.
+        prepare: ESPnet's preprocessing of audio in inference (speech_volume_normalize), as a
+            function of an utterance's name and its data; None without.
+    """
+
+    source: Source
+    model: ESPnetASRModel
+    transcripts: Transcripts
+    rate: int | None
+    prepare: Prepare | None = None
+
+
+def sources(given: Sequence[str], checkpoint_name: str | None) -> list[Source]:
+    """Find the files of ``--model``.
+
+    Args:
+        given: NAME=PATH, or PATH, whose folder (or file) then gives the name. The path is a
+            folder of ``asr_train --output_dir``, or a .pth with config.yaml beside.
+        checkpoint_name: a file of the folders. Default: the one ``valid.*.best.pth``.
+
+    Raises:
+        ValueError: a name is given twice, a file is missing, or there are several best.
+    """
+    found = [_source(one, checkpoint_name) for one in given]
+    names = [repr(source.name) for source in found]
+    once(names, "--model", ": give names with --model NAME=PATH")
+    return found
+
+
+def _source(given: str, checkpoint_name: str | None) -> Source:
+    name, path = split_name(given, "--model")
+    if not path.exists():
+        raise ValueError(f"--model {given}: no such file or folder: {path}")
+    file = _best(path, checkpoint_name) if path.is_dir() else path
+    config = file.parent / "config.yaml"
+    if not config.is_file():
+        raise ValueError(f"--model {given}: no config.yaml beside {file}, of asr_train's output")
+    return Source(name, config, file)
+
+
+def _best(folder: Path, checkpoint_name: str | None) -> Path:
+    if checkpoint_name is not None and (folder / checkpoint_name).is_file():
+        return folder / checkpoint_name
+    found = {path.resolve(): path for path in sorted(folder.glob(BEST))}
+    if checkpoint_name is not None or not found:
+        have = ", ".join(sorted(p.name for p in folder.glob("*.pth"))) or "no .pth at all"
+        wanted = checkpoint_name or BEST
+        raise ValueError(f"{folder} has no {wanted}, it has {have}: choose with --checkpoint-name")
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found.values())
+        raise ValueError(f"{folder} has several {BEST}: choose with --checkpoint-name ({names})")
+    return next(iter(found.values()))
+
+
+def load(source: Source) -> Loaded:
+    """Build a model and load its weights.
+
+    Raises:
+        ValueError: it cannot be built, lacks weights or has others, has no CTC, or takes no
+            audio.
+    """
+    try:
+        model, train_args = ASRTask.build_model_from_file(source.config, source.file, "cpu")
+    except (RuntimeError, ValueError, TypeError, AttributeError, KeyError, OSError) as error:
+        raise ValueError(f"{source.file} cannot be loaded: {said(error, 3)}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"{source.config} is no YAML: {said(error, 3)}") from error
+    try:
+        _check_keys(model, source)  # ESPnet loads with strict=False
+        if getattr(model, "ctc", None) is None:
+            raise ValueError("it has no CTC (ctc_weight: 0), and this command decodes CTC alone")
+        return Loaded(
+            source,
+            model.eval(),
+            Transcripts(train_args),
+            frontends.rate_of(model, train_args),
+            ASRTask.build_preprocess_fn(train_args, train=False),
+        )
+    except ValueError as error:
+        raise ValueError(f"{source.file}: {error}") from error
+
+
+def _check_keys(model: ESPnetASRModel, source: Source) -> None:
+    state = torch.load(source.file, map_location="cpu", weights_only=False)
+    have, want = set(state.get("module", state)), set(model.state_dict())
+    for keys, what in ((want - have, "lacks"), (have - want, "has, unlike config.yaml's model,")):
+        if keys:
+            raise ValueError(
+                f"it {what} {len(keys)} weights, such as {min(keys)}: is it of another training?"
+            )

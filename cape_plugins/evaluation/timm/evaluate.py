@@ -1,0 +1,268 @@
+"""Accuracy (and speed) of image models over resolutions: ``cape-timm-eval``.
+
+Paper: section 4.1, Tables 2 and 6, figure 4, appendix B.2. Any timm classifier is taken: ours, the
+abspos ``vit_*``/``deit_*`` and rotary ViTs, all treated alike.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from timm.data import resolve_data_config
+from timm.utils.distributed import init_distributed_device_so, world_info_from_env
+
+from cape_plugins.evaluation import command
+from cape_plugins.evaluation.device import default_device
+from cape_plugins.evaluation.output import CsvFile, check_absent
+from cape_plugins.evaluation.table import publish
+from cape_plugins.evaluation.timm import (
+    abspos_table,
+    curves,
+    loading,
+    results,
+    size_bins,
+    testset,
+    throughput,
+)
+from cape_plugins.evaluation.timm.curves import CurveOptions
+from cape_plugins.evaluation.timm.loading import Loaded, Source
+from cape_plugins.evaluation.timm.options import EXAMPLES, TimmOptions
+from cape_plugins.evaluation.timm.results import Row
+from cape_plugins.evaluation.timm.scoring import Runtime, Score, score
+from cape_plugins.evaluation.timm.testset import Folder, View, ViewDataset
+from cape_plugins.plot import canvas
+
+_logger = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line; ends with status 2 and one line on stderr if something is wrong."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    is_first = world_info_from_env()[1] == 0
+    try:
+        command.main("cape-timm-eval", TimmOptions, run, argv, examples=EXAMPLES, shown=is_first)
+    finally:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def run(options: TimmOptions) -> list[Row]:
+    """Evaluate.
+
+    Returns:
+        the rows, the same on every rank. The first rank prints and writes them.
+
+    Raises:
+        ValueError: something does not fit, found before any work and before a file is made.
+    """
+    is_first = world_info_from_env()[1] == 0
+    csv_path, figure_path = options.csv_path, options.figure_path
+    check_absent([csv_path, options.markdown_path], options.overwrite)
+    if figure_path is not None:
+        canvas.check(figure_path, options.overwrite)
+    folders = [testset.open_folder(root, options.split) for root in options.data]
+    for source in options.sources:
+        check_source(source, folders, options)
+
+    runtime = start(options)
+    rows: list[Row] = []
+    with CsvFile(csv_path if is_first else None, Row, options.overwrite) as csv_file:
+        for source in options.sources:
+            for row in evaluate(loading.load(source), folders, runtime, options):
+                rows.append(row)
+                csv_file.add(row)
+                if is_first:
+                    print(results.line(row), flush=True)
+    if is_first:
+        publish(results.markdown(rows), options.markdown_path)
+        if figure_path is not None and csv_path is not None:
+            curves.draw(CurveOptions(csv=[csv_path], out=figure_path, against="throughput"))
+    return rows
+
+
+def check_source(source: Source, folders: Sequence[Folder], options: TimmOptions) -> None:
+    """Load a model once, to find out before any work whether everything fits.
+
+    Raises:
+        ValueError: it cannot be loaded, does not take a resolution, or has other classes.
+    """
+    loaded = loading.load(source)
+    for row in conditions(loaded, options):
+        for size in view_sizes(row, options):
+            loading.check_size(loaded, size)
+    for folder in folders:
+        try:
+            _class_index(loaded, folder, options)
+        except ValueError as error:
+            raise ValueError(f"{folder.root} with {source.checkpoint}: {error}") from error
+    if options.strategies and not loading.takes_rectangles(loaded):
+        raise ValueError(f"{loaded.name} takes one image size only: --size-bins needs all sizes")
+    if (loaded.train_args.get("in_chans") or 3) != 3:
+        raise ValueError(f"{source.checkpoint} takes images of other than 3 channels")
+
+
+def start(options: TimmOptions) -> Runtime:
+    """Join torchrun's other processes, if there are any."""
+    device = options.device or default_device()
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {device}: PyTorch finds no CUDA device here")
+    try:
+        place = init_distributed_device_so(device)
+    except RuntimeError as error:
+        raise ValueError(f"--device {device}: {error}") from error
+    return Runtime(
+        torch.device(place["device"]),
+        getattr(torch, options.amp_dtype) if options.amp else None,
+        place["global_rank"],
+        place["world_size"],
+        options.batch_size,
+        options.workers,
+    )
+
+
+def conditions(loaded: Loaded, options: TimmOptions) -> list[Row]:
+    """A row for every combination that is asked for, to be filled; γ where the model has it."""
+    row = Row(loaded.name, loaded.checkpoint, tta=int(options.tta))
+    extents = options.extent if options.extent and extent_modules(loaded) else [""]
+    resolutions: Sequence[int | None] = options.resolutions or [loaded.train_size]
+    return [
+        replace(row, resolution=resolution, extent=extent, strategy=strategy)
+        for strategy in options.strategies or [""]
+        for resolution in (resolutions if strategy in ("", "fixed") else [None])
+        for extent in extents
+    ]
+
+
+def view_sizes(row: Row, options: TimmOptions) -> list[int]:
+    """Sizes in pixels that a condition feeds, where they do not depend on the image."""
+    if row.resolution is None:
+        return []
+    steps = (-options.tta_step, 0, options.tta_step) if options.tta else (0,)
+    return [row.resolution + step for step in steps]
+
+
+def extent_modules(loaded: Loaded) -> list[Any]:
+    """The parts of a model that have the paper's γ; none in abspos, rotary and nopos models."""
+    return [
+        module
+        for module in loaded.model.modules()
+        if hasattr(module, "extent")
+        and not getattr(module, "adds_nothing", getattr(module, "variant", "") == "nopos")
+    ]
+
+
+def gamma(rule: str, size: int, train_size: int) -> float:
+    """γ by Table 6's rules: ``ratio`` is size / train_size, ``sqrt`` its root; or a number."""
+    ratio = size / train_size
+    return {"ratio": ratio, "sqrt": math.sqrt(ratio)}.get(rule) or float(rule)
+
+
+def evaluate(
+    loaded: Loaded, folders: Sequence[Folder], runtime: Runtime, options: TimmOptions
+) -> Iterator[Row]:
+    """Test one model under all conditions."""
+    if options.extent and not extent_modules(loaded) and runtime.rank == 0:
+        _logger.warning("--extent has no effect on %s (%s)", loaded.checkpoint, loaded.name)
+    loaded.model.to(runtime.device)
+    if not options.abspos_antialias and abspos_table.has_table(loaded.model):
+        abspos_table.without_antialias(loaded.model)
+    speed: dict[int | None, tuple[int, float]] = {}
+    if options.throughput:
+        for size in options.resolutions or [loaded.train_size]:
+            speed[size] = throughput.throughput(
+                *(loaded.model, size, runtime, options.max_batch),
+                warm_up=options.runs,
+                runs=options.runs,
+            )
+            if not folders:
+                row = Row(loaded.name, loaded.checkpoint, resolution=size)
+                row.batch_size, row.images_per_second = speed[size]
+                yield row
+    for folder in folders:
+        index = _class_index(loaded, folder, options)
+        for row in conditions(loaded, options):
+            row.dataset = folder.root
+            row.batch_size, row.images_per_second = speed.get(row.resolution, (None, None))
+            yield from _score(row, loaded, folder, index, runtime, options)
+
+
+def _score(
+    row: Row,
+    loaded: Loaded,
+    folder: Folder,
+    index: dict[str, int],
+    runtime: Runtime,
+    options: TimmOptions,
+) -> list[Row]:
+    """The row with what was found, or with size bins a row for each."""
+    config = _data_config(loaded, options)
+    patch = loading.patch_size(loaded.model) or (1, 1)
+    sizes = view_sizes(row, options)
+    if row.strategy:
+        bins = [size_bins.bin_of(*size) for size in folder.sizes]
+        view = dict(patch=patch, crop_pct=config["crop_pct"], resolution=row.resolution)
+        views = [size_bins.view_of(row.strategy, *size, **view) for size in folder.sizes]
+    else:
+        bins = [0] * len(folder.paths)
+        views = [tuple(View(size, size, config["crop_pct"], patch) for size in sizes)] * len(bins)
+    modules, gammas = extent_modules(loaded), []
+    if row.extent:
+        train_size = options.train_size or loaded.train_size
+        gammas = [gamma(row.extent, size, train_size) for size in sizes or [train_size]]
+        row.gamma = gammas[0] if len(gammas) == 1 else None
+    elif modules:
+        row.gamma = modules[0].extent
+        row.extent = f"{row.gamma:g}"
+
+    def set_extent(view: int) -> None:
+        if gammas:
+            for module in modules:
+                module.extent = gammas[view]
+
+    began = time.monotonic()
+    scores = score(
+        loaded.model,
+        ViewDataset(folder, index, views, config["interpolation"]),
+        runtime,
+        mean=config["mean"],
+        std=config["std"],
+        bins=bins,
+        before_view=set_extent,
+        title=f"{loaded.checkpoint} {row.strategy} {row.resolution or ''}",
+    )
+    row.seconds = time.monotonic() - began
+    named = [("", scores[0])]
+    if row.strategy:
+        total = Score(*map(sum, zip(*scores, strict=True)))
+        named = [*zip(size_bins.LABELS, scores, strict=False), ("all", total)]
+    return [
+        replace(
+            row,
+            bin=name,
+            top1=100 * found.top1 / found.images,
+            top5=100 * found.top5 / found.images,
+            images=found.images,
+        )
+        for name, found in named
+        if found.images
+    ]
+
+
+def _class_index(loaded: Loaded, folder: Folder, options: TimmOptions) -> dict[str, int]:
+    return testset.class_index(
+        folder.classes,
+        loaded.num_classes,
+        class_map=testset.read_class_map(options.class_map, folder.root),
+        allow_missing=options.allow_missing_classes,
+    )
+
+
+def _data_config(loaded: Loaded, options: TimmOptions) -> dict[str, Any]:
+    """timm's data config: the command line, else the training's arguments, else the model's."""
+    names = ("crop_pct", "interpolation", "mean", "std")
+    wanted = {name: getattr(options, name) or loaded.train_args.get(name) for name in names}
+    return resolve_data_config(wanted, model=loaded.model)

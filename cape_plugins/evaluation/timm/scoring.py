@@ -1,0 +1,95 @@
+"""Running a model over a test set and counting what it gets right, on one or several devices."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from cape_plugins.evaluation import device
+from cape_plugins.evaluation.timm.testset import ViewDataset, normalise
+
+
+@dataclass(frozen=True)
+class Runtime(device.Runtime):
+    """Where and how models run.
+
+    Attributes:
+        rank, world_size: of torchrun; each rank takes its share of the batches.
+        batch_size: images at once, at most.
+        workers: processes that load images, per rank.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    batch_size: int = 256
+    workers: int = 0
+
+
+class Score(NamedTuple):
+    """How many images there are, each counted once, and have their class first, among five."""
+
+    images: int
+    top1: int
+    top5: int
+
+
+def score(
+    model: nn.Module,
+    dataset: ViewDataset,
+    runtime: Runtime,
+    *,
+    mean: Sequence[float],
+    std: Sequence[float],
+    bins: Sequence[int],
+    before_view: Callable[[int], None],
+    title: str = "",
+) -> list[Score]:
+    """Count the right answers; the same on every rank, and for any number of ranks.
+
+    Args:
+        model: in eval mode, on the runtime's device.
+        dataset: the images, the same on every rank.
+        runtime: where to run.
+        mean, std: per channel, of pixels in [0, 1].
+        bins: a number of each image; scores are counted apart for each.
+        before_view: called with the view's number before the model sees it.
+        title: of the progress bar.
+
+    Returns:
+        a Score for each bin from 0 to the largest.
+    """
+    numbers_of = torch.as_tensor(bins, dtype=torch.long)
+    count = torch.zeros(max(bins) + 1, 3, dtype=torch.long, device=runtime.device)
+    loader = dataset.loader(
+        runtime.batch_size,
+        rank=runtime.rank,
+        world_size=runtime.world_size,
+        workers=runtime.workers,
+        pin_memory=runtime.device.type == "cuda",
+    )
+
+    def logits_of(i: int, pixels: Tensor) -> Tensor:
+        before_view(i)
+        images = normalise(pixels.to(runtime.device, non_blocking=True), mean, std)
+        with runtime.autocast():
+            out = model(images)
+        return (out[0] if isinstance(out, tuple) else out).float()
+
+    hidden = True if runtime.rank else None  # None: shown on a terminal only
+    with torch.inference_mode():
+        for views, targets, numbers in tqdm(loader, desc=title, disable=hidden, leave=False):
+            # The authors' code sums log-probabilities instead. That ranks the classes alike,
+            # because the two differ by a constant per image.
+            logits = torch.stack([logits_of(*view) for view in enumerate(views)]).mean(dim=0)
+            targets = targets.to(runtime.device)
+            hits = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
+            ones = torch.ones_like(targets)
+            right = torch.stack([ones, hits[:, 0].long(), hits.any(dim=1).long()], dim=1)
+            count.index_add_(0, numbers_of[numbers].to(runtime.device), right)
+    if runtime.world_size > 1:
+        dist.all_reduce(count)
+    return [Score(*row) for row in count.tolist()]
