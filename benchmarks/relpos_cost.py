@@ -27,6 +27,7 @@ from omegaconf import OmegaConf
 from tabulate import tabulate
 from torch import nn
 
+from cape_plugins.attention import CurrentPositions
 from cape_plugins.fairseq.config import CapeTransformerConfig
 from cape_plugins.fairseq.layers import CapeEncoderLayer
 from cape_plugins.fairseq.transformer import CapeTransformerDecoder, CapeTransformerEncoder
@@ -73,7 +74,7 @@ def build(
     tokens = torch.randint(words.nspecial, WORDS, (batch, length), device=arguments.device)
     embed = nn.Embedding(WORDS, DIM, words.pad())
     if part == "layer":
-        layer = CapeEncoderLayer(cfg, relative=pos == "relpos").to(**where)
+        layer = CapeEncoderLayer(cfg, index=0, current=CurrentPositions()).to(**where)
         content = torch.randn(length, batch, DIM, requires_grad=True, **where)
         return _step(layer, lambda: layer(content, encoder_padding_mask=None))
     if part == "encoder":

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cape_plugins.positions import check_positions, is_number
 
@@ -84,37 +84,10 @@ class Augmentation:
             ValueError: the generator lives on another kind of device.
         """
         device = torch.device("cpu" if device is None else device)
-        _check_generator(generator, device)
+        check_generator(generator, device)
         return draw_global(
             batch_size, ndim, self.max_global_shift, self.max_global_scale, device, generator
         )
-
-    def draw_local_shift(
-        self, positions: Tensor, *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """Draw ε for each token and axis: positions' shape, floating dtype and device.
-
-        Raises:
-            ValueError: one shift per axis was set for another number of axes.
-        """
-        _check_generator(generator, positions.device)
-        shifts = self.local_shifts(positions.shape[-1] if positions.ndim == 3 else 1)
-        return draw_local(positions, list(shifts), generator)
-
-    def local_shifts(self, axes: int) -> tuple[float, ...]:
-        """The largest ε of each axis.
-
-        Raises:
-            ValueError: one shift per axis was set for another number of axes.
-        """
-        if not isinstance(self.max_local_shift, tuple):
-            return (self.max_local_shift,) * axes
-        if len(self.max_local_shift) != axes:
-            raise ValueError(
-                f"max_local_shift {self.max_local_shift} holds {len(self.max_local_shift)} "
-                f"values, but the positions have {axes} axes"
-            )
-        return self.max_local_shift
 
     def apply(
         self,
@@ -134,35 +107,119 @@ class Augmentation:
             positions in their dtype, float32 at least.
 
         Raises:
-            ValueError: positions are infinite (looked for on the CPU only) or have another shape,
-                or the draw does not fit them.
+            ValueError: positions are infinite (on CUDA see
+                :func:`cape_plugins.positions.check_values`) or have another shape, or the draw
+                or one shift per axis does not fit them.
         """
         if positions.ndim not in (2, 3):
             raise ValueError(
                 f"positions must be (B, N) or (B, N, ndim), got shape {tuple(positions.shape)}"
             )
         check_positions(positions)
-        positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
+        check_generator(generator, positions.device)
+        moved = positions if positions.ndim == 3 else positions[..., None]
+        moved = moved.to(torch.promote_types(moved.dtype, torch.float32))
+        if self.mean_normalize:
+            moved = centre(moved)
+        if draw is not None:
+            batch, _, axes = moved.shape
+            check_draw(draw, batch, axes)
+            local = per_axis(list(self._local_shifts(axes)), moved.device)
+            moved = augment(moved, local, draw, generator)
+        return moved.reshape(positions.shape)
+
+    def _local_shifts(self, axes: int) -> tuple[float, ...]:
+        if not isinstance(self.max_local_shift, tuple):
+            return (self.max_local_shift,) * axes
+        if len(self.max_local_shift) != axes:
+            raise ValueError(
+                f"max_local_shift {self.max_local_shift} holds {len(self.max_local_shift)} "
+                f"values, but the positions have {axes} axes"
+            )
+        return self.max_local_shift
+
+
+class AsGiven(nn.Module):
+    """Leaves positions as they are (sinpos): what a variant's ``augment`` module looks like.
+
+    Args:
+        settings: of CAPE; all variants are built alike.
+    """
+
+    def __init__(self, settings: Augmentation) -> None:
+        super().__init__()
+
+    def draw(self, batch_size: int, axes: int, device: torch.device) -> Draw | None:
+        """Δ and λ that several sequences may share, or None where nothing is drawn."""
+        return None
+
+    def forward(
+        self,
+        positions: Tensor,
+        batch: int,
+        max_local_shift: Tensor | None = None,
+        draw: Draw | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Positions → positions.
+
+        Args:
+            positions: (B, N, axes), or (1, N, axes) to share them; float32 or float64.
+            batch: B.
+            max_local_shift: the largest ε, broadcastable to (B, N, axes); in training.
+            draw: Δ and λ. Default: drawn here, in training.
+            generator: source of randomness.
+
+        Returns:
+            (1 or B, N, axes) in the positions' dtype.
+        """
+        return positions
+
+
+class Cape(AsGiven):
+    """Centres positions, and in training shifts and scales them; TorchScript compiles it."""
+
+    def __init__(self, settings: Augmentation) -> None:
+        super().__init__(settings)
+        # plain numbers: TorchScript knows no dataclass
+        self.max_global_shift = float(settings.max_global_shift)
+        self.max_global_scale = float(settings.max_global_scale)
+        self.mean_normalize = settings.mean_normalize
+
+    def draw(self, batch_size: int, axes: int, device: torch.device) -> Draw | None:
+        """Δ and λ of each sample in training."""
+        if not self.training:
+            return None
+        return draw_global(
+            batch_size, axes, self.max_global_shift, self.max_global_scale, device, None
+        )
+
+    def forward(
+        self,
+        positions: Tensor,
+        batch: int,
+        max_local_shift: Tensor | None = None,
+        draw: Draw | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Centre and, in training, augment; see :class:`AsGiven`."""
         if self.mean_normalize:
             positions = centre(positions)
-        if draw is None:
+        if not self.training:
             return positions
-        axes = positions.shape[2] if positions.ndim == 3 else 1
-        self.check_draw(draw, positions.shape[0], axes)
-        local = None
-        if self.max_local_shift:
-            local = self.draw_local_shift(positions, generator=generator)
-        return augment(positions, draw, local)
-
-    @staticmethod
-    def check_draw(draw: Draw, batch_size: int, axes: int) -> None:
-        """Raise ValueError unless the draw is one of as many samples and axes."""
-        if draw.shift.shape != (batch_size, axes) or draw.scale.shape != (batch_size,):
-            raise ValueError(
-                f"{batch_size} samples of {axes} axes need a draw of shift ({batch_size}, {axes}) "
-                f"and scale ({batch_size},), got {tuple(draw.shift.shape)} and "
-                f"{tuple(draw.scale.shape)}"
+        assert max_local_shift is not None
+        axes = positions.shape[2]
+        if draw is None:
+            draw = draw_global(
+                batch,
+                axes,
+                self.max_global_shift,
+                self.max_global_scale,
+                positions.device,
+                generator,
             )
+        positions = positions.expand(batch, positions.shape[1], axes)
+        return augment(positions, max_local_shift, draw, generator)
 
 
 def centre(positions: Tensor) -> Tensor:
@@ -172,10 +229,8 @@ def centre(positions: Tensor) -> Tensor:
     depends on the amount of padding, and at 100 000 tokens a large one.
     """
     wide = positions if positions.device.type == "mps" else positions.double()
-    return (wide - wide.nanmean(dim=1, keepdim=True)).to(positions.dtype)
-
-
-# The three below are what TorchScript compiles of this file: no dataclass, no checks.
+    mean = wide.nanmean(dim=1, keepdim=True)
+    return (wide - mean).to(positions.dtype)
 
 
 def draw_global(
@@ -192,25 +247,26 @@ def draw_global(
     return Draw(shift * max_shift, torch.exp(log_scale * math.log(max_scale)))
 
 
-def draw_local(
-    positions: Tensor, max_shifts: list[float], generator: torch.Generator | None
+def augment(
+    positions: Tensor, max_local_shift: Tensor, draw: Draw, generator: torch.Generator | None
 ) -> Tensor:
-    """ε in positions' shape; see :meth:`Augmentation.draw_local_shift`."""
+    """(positions + Δ + ε) · λ, ε drawn here for each token and axis.
+
+    Args:
+        positions: (B, N, axes), float32 or float64.
+        max_local_shift: the largest ε, broadcastable to the positions.
+        draw: Δ and λ.
+        generator: source of randomness.
+    """
     noise = _uniform(list(positions.shape), positions.device, positions.dtype, generator)
-    if len(max_shifts) == 1 or min(max_shifts) == max(max_shifts):
-        return noise * max_shifts[0]
-    return torch.stack([noise[..., axis] * m for axis, m in enumerate(max_shifts)], dim=-1)
+    noise = noise * max_local_shift.to(noise.dtype)
+    return (positions + draw.shift[:, None, :] + noise) * draw.scale[:, None, None]
 
 
-def augment(positions: Tensor, draw: Draw, local: Tensor | None) -> Tensor:
-    """(positions + Δ + ε) · λ; positions (B, N) or (B, N, axes), ε in their shape."""
-    shift, scale = draw.shift, draw.scale[:, None]
-    if positions.ndim == 3:
-        shift, scale = shift[:, None, :], scale[:, :, None]
-    positions = positions + shift
-    if local is not None:
-        positions = positions + local
-    return positions * scale
+def per_axis(numbers: list[float], device: torch.device) -> Tensor:
+    """(axes,) float64, made on the device: copied there it would be waited for."""
+    wide = torch.float32 if device.type == "mps" else torch.float64
+    return torch.cat([torch.full([1], n, device=device, dtype=wide) for n in numbers])
 
 
 def _uniform(
@@ -225,7 +281,18 @@ def _uniform(
     return torch.rand(shape, device=device, dtype=dtype, generator=generator) * 2 - 1
 
 
-def _check_generator(generator: torch.Generator | None, device: torch.device) -> None:
+def check_draw(draw: Draw, batch_size: int, axes: int) -> None:
+    """Raise ValueError unless the draw is one of as many samples and axes."""
+    if draw.shift.shape != (batch_size, axes) or draw.scale.shape != (batch_size,):
+        raise ValueError(
+            f"{batch_size} samples of {axes} axes need a draw of shift ({batch_size}, {axes}) "
+            f"and scale ({batch_size},), got {tuple(draw.shift.shape)} and "
+            f"{tuple(draw.scale.shape)}"
+        )
+
+
+def check_generator(generator: torch.Generator | None, device: torch.device) -> None:
+    """Raise ValueError unless the generator lives on the device's kind."""
     if generator is not None and generator.device.type != device.type:
         raise ValueError(
             f"the generator lives on {generator.device.type}, the positions on {device.type}: "

@@ -1,32 +1,103 @@
-"""The modules that hosts plug in: content + positional embedding, one forward for all variants.
+"""Content + positional embedding: the modules that hosts put before their first layer.
 
-Neither keeps a buffer: frequencies are recomputed, so ``.half()`` and ``.to_empty()`` leave them
-alone. The only state is the table of ``abspos``. TorchScript compiles both, on the plain path.
+One forward serves all variants of the table. Neither keeps a buffer: frequencies are recomputed,
+so ``.half()`` and ``.to_empty()`` leave them alone. The only state is the table of ``abspos``.
+TorchScript compiles both.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cape_plugins.augment import (
-    Augmentation,
-    Draw,
-    augment,
-    centre,
-    draw_global,
-    draw_local,
+from cape_plugins import variants
+from cape_plugins.augment import Augmentation, Draw, check_draw, check_generator, per_axis
+from cape_plugins.fused import add_embedding, add_unchecked
+from cape_plugins.positions import (
+    can_look_at,
+    check_positions,
+    check_positive,
+    check_values,
+    grid_positions,
+    kept_grid,
 )
-from cape_plugins.fused import add_augmented_sinusoid, add_embedding, add_sinusoid
-from cape_plugins.positions import can_look_at, check_positive, grid_positions
-from cape_plugins.sinusoid import check_dim, check_frequencies, embed_line, embed_plane
-
-VARIANTS = ("nopos", "abspos", "sinpos", "cape")
+from cape_plugins.sinusoid import check_dim, check_frequencies
 
 
-class PositionalEmbedding1d(nn.Module):
+class PositionalEmbedding(nn.Module):
+    """What both modules below share.
+
+    Args:
+        dim: channels, even.
+        pos: the variant, a name of the table.
+        axes: 1 in sequences, 2 in images.
+        augmentation: CAPE's settings.
+        rows: shape of the learnable table, where the variant has one.
+        base, frequency_scale: frequencies in 1-D; not used in 2-D.
+
+    Raises:
+        ValueError: any value is out of range, whatever the variant.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        pos: str,
+        axes: int,
+        augmentation: Augmentation,
+        rows: tuple[int, ...],
+        base: float,
+        frequency_scale: float,
+    ) -> None:
+        super().__init__()
+        variant = variants.get(pos, variants.names(axes))
+        check_dim(dim)
+        check_frequencies(base, frequency_scale)
+        self.dim = dim
+        self.pos = pos
+        self.axes = axes
+        self.adds_nothing = variant.adds == "nothing"
+        self.base = float(base)
+        self.frequency_scale = float(frequency_scale)
+        self.augmentation = augmentation
+        self.augment = variant.augment(augmentation)
+        self.register_parameter("table", None)
+        if variant.adds == "table":
+            self.table = nn.Parameter(torch.empty(*rows, dim))
+            nn.init.trunc_normal_(self.table, std=0.02)
+
+    def draw(self, batch_size: int, device: torch.device) -> Draw | None:
+        """Δ and λ that several sequences may share; None where the variant draws none now."""
+        return self.augment.draw(batch_size, self.axes, device)
+
+    def _add(
+        self,
+        content: Tensor,
+        positions: Tensor,
+        max_local_shift: Tensor | None,
+        draw: Draw | None,
+        generator: torch.Generator | None,
+    ) -> Tensor:
+        """The whole way: positions (1 or B, N, axes) → augmented → sinusoids → sum."""
+        if not torch.jit.is_scripting():
+            check_generator(generator, content.device)
+            if draw is not None:
+                check_draw(draw, content.shape[0], self.axes)
+        positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
+        positions = self.augment(positions, content.shape[0], max_local_shift, draw, generator)
+        return add_unchecked(content, positions, self.base, self.frequency_scale)
+
+    def extra_repr(self) -> str:
+        """The settings, for ``print(model)``."""
+        return (
+            f"dim={self.dim}, pos={self.pos!r}, frequency_scale={self.frequency_scale}, "
+            f"{self.augmentation}"
+        )
+
+
+class PositionalEmbedding1d(PositionalEmbedding):
     """Adds positions to a sequence.
 
-    - ``nopos`` adds nothing.
+    - ``nopos`` adds nothing, and so do the variants that sit in self-attention.
     - ``abspos`` adds learnable vectors, looked up by the position rounded to the nearest integer:
       give it indices (tokens, frames), not seconds.
     - ``sinpos`` adds sinusoids of the positions as given.
@@ -34,11 +105,11 @@ class PositionalEmbedding1d(nn.Module):
 
     Args:
         dim: channels, even.
-        variant: one of the above.
+        pos: one of the above.
         max_global_shift, max_local_shift, max_global_scale, mean_normalize: CAPE's settings, see
             :class:`cape_plugins.Augmentation`; the defaults only centre, because the right
             shifts depend on the unit of the positions.
-        base, scale: frequencies, see :func:`cape_plugins.sinusoid_1d`.
+        base, frequency_scale: frequencies, see :func:`cape_plugins.sinusoid_1d`.
         max_length: vectors in the table of ``abspos``, which needs it.
         overflow: what ``abspos`` does beyond its table: ``"wrap"`` takes the index modulo
             ``max_length`` (as the paper in speech), ``"error"`` raises (as fairseq).
@@ -50,46 +121,35 @@ class PositionalEmbedding1d(nn.Module):
     def __init__(
         self,
         dim: int,
-        variant: str = "cape",
+        pos: str = "cape",
         *,
         max_global_shift: float = 0.0,
         max_local_shift: float = 0.0,
         max_global_scale: float = 1.0,
         mean_normalize: bool = True,
         base: float = 10_000.0,
-        scale: float = 1.0,
+        frequency_scale: float = 1.0,
         max_length: int | None = None,
         overflow: str = "wrap",
     ) -> None:
-        super().__init__()
-        check_variant(variant)
-        check_dim(dim)
-        check_frequencies(base, scale)
         if overflow not in ("wrap", "error"):
             raise ValueError(f"overflow must be 'wrap' or 'error', got {overflow!r}")
-        if max_length is None and variant == "abspos":
-            raise ValueError("abspos needs max_length, the number of vectors in its table")
         if max_length is not None and max_length < 1:
             raise ValueError(f"max_length must be ≥ 1, got {max_length}")
-        self.dim = dim
-        self.variant = variant
-        self.base = base
-        self.scale = scale
+        if max_length is None and variants.get(pos, variants.names(1)).adds == "table":
+            raise ValueError(f"{pos} needs max_length, the number of vectors in its table")
+        super().__init__(
+            dim,
+            pos,
+            1,
+            Augmentation(max_global_shift, max_local_shift, max_global_scale, mean_normalize),
+            (max_length or 1,),
+            base,
+            frequency_scale,
+        )
         self.max_length = max_length
         self.overflow = overflow
-        self.augmentation = Augmentation(
-            max_global_shift, max_local_shift, max_global_scale, mean_normalize
-        )
-        # the same settings as plain numbers, for TorchScript
-        self.max_global_shift = float(max_global_shift)
         self.max_local_shift = float(max_local_shift)
-        self.max_global_scale = float(max_global_scale)
-        self.mean_normalize = mean_normalize
-        self.register_parameter("table", None)
-        if variant == "abspos":
-            assert max_length is not None
-            self.table = nn.Parameter(torch.empty(max_length, dim))
-            nn.init.trunc_normal_(self.table, std=0.02)
 
     def forward(
         self,
@@ -113,7 +173,8 @@ class PositionalEmbedding1d(nn.Module):
 
         Raises:
             ValueError: shapes that do not fit; infinite positions, or with ``overflow="error"``
-                positions beyond the table (both looked for on the CPU only).
+                positions beyond the table (on CUDA see
+                :func:`cape_plugins.positions.check_values`).
         """
         batch, length = _check_content(content, self.dim)
         if positions.ndim != 2 or positions.shape[1] != length:
@@ -125,49 +186,14 @@ class PositionalEmbedding1d(nn.Module):
             raise ValueError(
                 f"positions for {positions.shape[0]} samples do not fit a batch of {batch}"
             )
-        if self.variant == "nopos":
+        if self.adds_nothing:
             return content
+        if not torch.jit.is_scripting():
+            check_positions(positions)
         if self.table is not None:
             return add_embedding(content, self._look_up(positions, self.table))
-        if torch.jit.is_scripting():
-            if self.variant == "cape":
-                positions = self._augment(positions.expand(batch, length), draw, generator)
-            return add_embedding(content, embed_line(positions, self.dim, self.base, self.scale))
-        else:
-            base, scale = self.base, self.scale
-            if self.variant == "cape" and self.training:
-                return add_augmented_sinusoid(
-                    content,
-                    positions[..., None],
-                    self.augmentation,
-                    draw,
-                    generator=generator,
-                    base=base,
-                    scale=scale,
-                )
-            if self.variant == "cape":
-                positions = self.augmentation.apply(positions)
-            return add_sinusoid(content, positions[..., None], base=base, scale=scale)
-
-    def _augment(
-        self, positions: Tensor, draw: Draw | None, generator: torch.Generator | None
-    ) -> Tensor:
-        """:class:`Augmentation` for TorchScript, which knows no dataclass."""
-        positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
-        if self.mean_normalize:
-            positions = centre(positions)
-        if not self.training:
-            return positions
-        if draw is None:
-            draw = draw_global(
-                positions.shape[0],
-                1,
-                self.max_global_shift,
-                self.max_global_scale,
-                positions.device,
-                generator,
-            )
-        return augment(positions, draw, draw_local(positions, [self.max_local_shift], generator))
+        local = per_axis([self.max_local_shift], content.device) if self.training else None
+        return self._add(content, positions[..., None], local, draw, generator)
 
     def _look_up(self, positions: Tensor, table: Tensor) -> Tensor:
         padding = positions.isnan()
@@ -179,23 +205,20 @@ class PositionalEmbedding1d(nn.Module):
             _check_index(index, rows)
         return F.embedding(index, table).masked_fill(padding[..., None], 0.0)
 
-    def extra_repr(self) -> str:
-        """The settings, for ``print(model)``."""
-        return f"dim={self.dim}, variant={self.variant!r}, scale={self.scale}, {self.augmentation}"
 
-
-class PositionalEmbedding2d(nn.Module):
+class PositionalEmbedding2d(PositionalEmbedding):
     """Adds positions to the patches of an image of any size.
 
-    The variants are those of :class:`PositionalEmbedding1d`; positions are those of
-    :func:`cape_plugins.patch_grid`. Centring is left out because a grid is centred.
+    The variants are those of :class:`PositionalEmbedding1d` that have two axes; positions are
+    those of :func:`cape_plugins.patch_grid`. Centring is left out because a grid is centred.
 
     Args:
         dim: channels, even.
-        variant: ``nopos``, ``abspos``, ``sinpos`` or ``cape``.
+        pos: ``nopos``, ``abspos``, ``sinpos`` or ``cape``.
         max_global_shift: Δ of each axis is uniform in ± this; 0.5 (section 4.1).
-        max_local_shift: ε is uniform in ± this, one number or (height, width). Default: 1 / N per
-            axis, N patches along it (section 4.1), so that neighbours keep their order.
+        max_local_shift: ε is uniform in ± this, one number or (height, width). Default: extent / N
+            per axis, N patches along it (1 / N in section 4.1), so that neighbours keep their
+            order.
         max_global_scale: λ is log-uniform in [1 / this, this]; 1.4 (section 4.1).
         extent: the paper's γ (Table 6): the grid runs from -extent to extent. The paper changes
             it at evaluation only.
@@ -209,7 +232,7 @@ class PositionalEmbedding2d(nn.Module):
     def __init__(
         self,
         dim: int,
-        variant: str = "cape",
+        pos: str = "cape",
         *,
         max_global_shift: float = 0.5,
         max_local_shift: float | tuple[float, float] | None = None,
@@ -217,22 +240,24 @@ class PositionalEmbedding2d(nn.Module):
         extent: float = 1.0,
         grid: tuple[int, int] | None = None,
     ) -> None:
-        super().__init__()
-        check_variant(variant)
-        check_dim(dim)
         check_positive("extent", extent)
-        if grid is None and variant == "abspos":
-            raise ValueError("abspos needs grid, the (height, width) of its table in patches")
         if grid is not None and (len(grid) != 2 or min(grid) < 1):
             raise ValueError(f"grid must be (height, width), both ≥ 1, got {grid}")
-        # check the settings now; the local shift may depend on the grid of each forward
-        Augmentation(max_global_shift, max_local_shift or 0.0, max_global_scale)
+        if grid is None and variants.get(pos, variants.names(2)).adds == "table":
+            raise ValueError(f"{pos} needs grid, the (height, width) of its table in patches")
         if isinstance(max_local_shift, tuple | list) and len(max_local_shift) != 2:
             raise ValueError(
                 f"max_local_shift must be a number or (height, width), got {max_local_shift}"
             )
-        self.dim = dim
-        self.variant = variant
+        rows, columns = grid or (1, 1)
+        # the default local shift depends on the grid of each forward
+        settings = Augmentation(
+            max_global_shift,
+            0.0 if max_local_shift is None else max_local_shift,
+            max_global_scale,
+            mean_normalize=False,
+        )
+        super().__init__(dim, pos, 2, settings, (1, rows * columns), 10_000.0, 1.0)
         self.max_global_shift = float(max_global_shift)
         self.max_local_shift: tuple[float, float] | None = None
         if isinstance(max_local_shift, (tuple, list)):
@@ -242,11 +267,6 @@ class PositionalEmbedding2d(nn.Module):
         self.max_global_scale = float(max_global_scale)
         self.extent = float(extent)
         self.grid = grid and (int(grid[0]), int(grid[1]))
-        self.register_parameter("table", None)
-        if variant == "abspos":
-            assert grid is not None
-            self.table = nn.Parameter(torch.empty(1, grid[0] * grid[1], dim))
-            nn.init.trunc_normal_(self.table, std=0.02)
 
     def forward(
         self,
@@ -268,55 +288,74 @@ class PositionalEmbedding2d(nn.Module):
             ValueError: shapes that do not fit.
         """
         height, width = grid
-        batch, patches = _check_content(content, self.dim)
+        _, patches = _check_content(content, self.dim)
         if patches != height * width:
             raise ValueError(
                 f"a grid of {height} × {width} has {height * width} patches, "
                 f"content of shape {list(content.shape)} has {patches}"
             )
-        if self.variant == "nopos":
+        if self.adds_nothing:
             return content
         if self.table is not None:
             return add_embedding(content, self._resize_table(self.table, height, width))
-        positions = grid_positions(height, width, self.extent, content.device)[None]
         if torch.jit.is_scripting():
-            if self.variant == "cape" and self.training:
-                positions = self._augment(positions.expand(batch, -1, -1), height, width, generator)
-            return add_embedding(content, embed_plane(positions, self.dim))
+            positions = grid_positions(height, width, self.extent, content.device)
+        elif can_look_at(content):
+            positions = kept_grid(height, width, self.extent, content.device)
         else:
-            if self.variant == "cape" and self.training:
-                augmentation = self._augmentation(height, width)
-                return add_augmented_sinusoid(content, positions, augmentation, generator=generator)
-            return add_sinusoid(content, positions)
+            positions = grid_positions(height, width, self.extent, content.device)
+        local = self._local_shift(height, width, content.device)
+        return self._add(content, positions[None], local, None, generator)
 
-    def _augment(
-        self, positions: Tensor, height: int, width: int, generator: torch.Generator | None
+    def _local_shift(self, height: int, width: int, device: torch.device) -> Tensor | None:
+        """The largest ε along both axes, (2,); None in evaluation."""
+        if not self.training:
+            return None
+        given = self.max_local_shift
+        if given is None:
+            return per_axis([self.extent / height, self.extent / width], device)
+        return per_axis([given[0], given[1]], device)
+
+    @torch.jit.unused
+    def forward_at(
+        self,
+        content: Tensor,
+        positions: Tensor,
+        grids: Tensor,
+        generator: torch.Generator | None = None,
     ) -> Tensor:
-        """:class:`Augmentation` for TorchScript, which knows no dataclass."""
-        draw = draw_global(
-            positions.shape[0],
-            2,
-            self.max_global_shift,
-            self.max_global_scale,
-            positions.device,
-            generator,
-        )
-        local = draw_local(positions, self._local_shifts(height, width), generator)
-        return augment(positions, draw, local)
+        """Add the embedding of positions, where each image has its own grid.
 
-    @torch.jit.ignore
-    def _augmentation(self, height: int, width: int) -> Augmentation:
-        return Augmentation(
-            self.max_global_shift,
-            tuple(self._local_shifts(height, width)),
-            self.max_global_scale,
-            mean_normalize=False,
-        )
+        Args:
+            content: (B, N, dim) patches, any float dtype.
+            positions: (B, N, 2), or (1, N, 2) to share them, each axis from -extent to extent;
+                NaN marks padding.
+            grids: (B, 1, 2) or (1, 1, 2), each image's numbers of patches (height, width).
+            generator: source of randomness in training.
 
-    def _local_shifts(self, height: int, width: int) -> list[float]:
+        Returns:
+            (B, N, dim) in content's dtype.
+
+        Raises:
+            ValueError: shapes that do not fit, a variant with a table, or infinite positions (on
+                CUDA see :func:`cape_plugins.positions.check_values`).
+        """
+        batch, patches = _check_content(content, self.dim)
+        if positions.shape not in ((batch, patches, 2), (1, patches, 2)):
+            raise ValueError(
+                f"content of shape {list(content.shape)} needs positions [{batch}, {patches}, 2], "
+                f"got {list(positions.shape)}"
+            )
+        if self.table is not None:
+            raise ValueError(f"{self.pos} has a table of one grid and no positions of patches")
+        check_positions(positions)
+        if self.adds_nothing:
+            return content
         if self.max_local_shift is None:
-            return [1.0 / height, 1.0 / width]
-        return [self.max_local_shift[0], self.max_local_shift[1]]
+            local = self.extent / grids
+        else:
+            local = per_axis(list(self.max_local_shift), content.device)
+        return self._add(content, positions, local, None, generator)
 
     def _resize_table(self, table: Tensor, height: int, width: int) -> Tensor:
         assert self.grid is not None
@@ -330,24 +369,19 @@ class PositionalEmbedding2d(nn.Module):
     def extra_repr(self) -> str:
         """The settings, for ``print(model)``."""
         return (
-            f"dim={self.dim}, variant={self.variant!r}, max_global_shift={self.max_global_shift}, "
+            f"dim={self.dim}, pos={self.pos!r}, max_global_shift={self.max_global_shift}, "
             f"max_local_shift={self.max_local_shift}, max_global_scale={self.max_global_scale}, "
             f"extent={self.extent}"
         )
 
 
-def check_variant(variant: str, allowed: tuple[str, ...] = VARIANTS) -> None:
-    """Raise ValueError unless the variant is one of the allowed."""
-    if variant not in allowed:
-        raise ValueError(f"unknown variant {variant!r}: choose one of {', '.join(allowed)}")
-
-
 def _check_index(index: Tensor, rows: int) -> None:
-    if can_look_at(index) and index.numel() and (index.min() < 0 or index.max() >= rows):
-        raise ValueError(
-            f"abspos has positions 0 … {rows - 1}, got {index.min()} … {index.max()}: "
-            "build it with a larger max_length, shorten the input, or use overflow='wrap'"
-        )
+    check_values(
+        index,
+        lambda: (index >= 0) & (index < rows),
+        f"abspos has positions 0 … {rows - 1} (build it with a larger max_length, shorten the "
+        "input, or use overflow='wrap')",
+    )
 
 
 def _check_content(content: Tensor, dim: int) -> tuple[int, int]:

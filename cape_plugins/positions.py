@@ -1,11 +1,12 @@
-"""Where things are: real-valued positions of tokens, audio frames and image patches.
+"""Positions of tokens, audio frames and image patches.
 
 A position is a float32 (or float64) number. NaN marks padding; it survives augmentation and its
 embedding is zero.
 """
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,17 +17,17 @@ def token_positions(
     lengths: Tensor | Sequence[int],
     max_length: int | None = None,
     *,
-    scale: float = 1.0,
+    spacing: float = 1.0,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Positions of tokens: token i of each sequence sits at ``i * scale``.
+    """Positions of tokens: token i of each sequence sits at ``i * spacing``.
 
     Args:
         lengths: (B,) integers, tokens per sequence, padding excluded.
         max_length: padded length N in tokens. Default: the longest sequence, which reads
             ``lengths.max()`` and so synchronises with the device; models should pass it.
-        scale: distance between neighbouring tokens. The paper scales the source of a translation
-            by the ratio of target to source tokens (section 3.3).
+        spacing: distance between neighbouring tokens. The paper scales the source of a
+            translation by the ratio of target to source tokens (section 3.3).
         device: where the positions are made. Default: the device of ``lengths``.
 
     Returns:
@@ -34,10 +35,10 @@ def token_positions(
 
     Raises:
         ValueError: ``lengths`` is not one-dimensional and integer, is negative or exceeds
-            ``max_length`` (the last two are looked for on the CPU only, where it costs no sync),
-            or ``scale`` is not finite and positive.
+            ``max_length`` (on CUDA see :func:`check_values`), or ``spacing`` is not finite and
+            positive.
     """
-    check_positive("scale", scale)
+    check_positive("spacing", spacing)
     lengths = torch.as_tensor(lengths, device=device)
     if lengths.numel() == 0:
         lengths = lengths.long()  # as_tensor([]) is a float
@@ -48,14 +49,13 @@ def token_positions(
         )
     if max_length is None:
         max_length = int(lengths.max()) if lengths.numel() else 0
-    if can_look_at(lengths) and lengths.numel():
-        shortest, longest = int(lengths.min()), int(lengths.max())
-        if shortest < 0 or longest > max_length:
-            raise ValueError(
-                f"lengths must lie in [0, max_length={max_length}], got {shortest} … {longest}"
-            )
+    check_values(
+        lengths,
+        lambda: (lengths >= 0) & (lengths <= max_length),
+        f"lengths must lie in [0, max_length={max_length}]",
+    )
     index = torch.arange(max_length, device=lengths.device)
-    positions = (index * float(scale)).to(torch.float32)
+    positions = (index * float(spacing)).to(torch.float32)
     return torch.where(index < lengths[:, None], positions, math.nan)  # (B, N)
 
 
@@ -81,7 +81,7 @@ def frame_times(
         ValueError: as :func:`token_positions`, or ``frame_shift`` is not finite and positive.
     """
     check_positive("frame_shift", frame_shift, unit=" seconds")
-    return token_positions(lengths, max_length, scale=frame_shift, device=device)
+    return token_positions(lengths, max_length, spacing=frame_shift, device=device)
 
 
 def patch_grid(
@@ -118,6 +118,14 @@ def grid_positions(height: int, width: int, extent: float, device: torch.device)
     return torch.stack([rows, columns], dim=-1).reshape(height * width, 2)
 
 
+# at most eight: an image model sees one size or few after another
+@functools.lru_cache(maxsize=8)
+def kept_grid(height: int, width: int, extent: float, device: torch.device) -> Tensor:
+    """:func:`grid_positions`, kept for the next forward of eager code on the CPU."""
+    with torch.inference_mode(False):
+        return grid_positions(height, width, extent, device)
+
+
 def _axis(patches: int, extent: float, device: torch.device) -> Tensor:
     # arange, not linspace: linspace freezes the number of patches under torch.export
     steps = torch.arange(1 - patches, patches, 2, device=device)
@@ -137,13 +145,36 @@ def is_number(value: Any) -> bool:
     return is_real and -math.inf < value < math.inf
 
 
+def check_values(values: Tensor, ok: Callable[[], Tensor], rule: str) -> None:
+    """Raise ValueError unless all values keep a rule.
+
+    On CUDA nothing waits for the device: a broken rule ends the process there with "device-side
+    assert triggered", at a later call as every error on a GPU; ``CUDA_LAUNCH_BLOCKING=1`` shows
+    the call. Code that is compiled, traced or transformed by torch.func is not checked.
+
+    Args:
+        values: what is looked at.
+        ok: makes a bool tensor in the values' shape, true where they keep the rule.
+        rule: what is allowed, in words.
+    """
+    if not _is_eager(values):
+        return
+    if values.device.type == "cuda":
+        torch._assert_async(ok().all(), rule)
+    elif values.device.type == "cpu" and not bool((kept := ok()).all()):
+        where = (~kept).nonzero()[0].tolist()
+        raise ValueError(f"{rule}, got {values[tuple(where)].item():g} at index {where}")
+
+
 def can_look_at(tensor: Tensor) -> bool:
     """Whether a check may read values: eager on the CPU, where no device must be waited for."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    return _is_eager(tensor) and tensor.device.type == "cpu"
+
+
+def _is_eager(tensor: Tensor) -> bool:
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or in_transform(tensor):
         return False
-    if in_transform(tensor):
-        return False
-    return tensor.device.type == "cpu" and type(tensor) is Tensor  # no FakeTensor, no proxy
+    return type(tensor) is Tensor  # no FakeTensor, no proxy
 
 
 def in_transform(tensor: Tensor) -> bool:
@@ -152,9 +183,9 @@ def in_transform(tensor: Tensor) -> bool:
 
 
 def check_positions(positions: Tensor) -> None:
-    """Raise ValueError for infinite positions, where :func:`can_look_at` allows a look."""
-    if can_look_at(positions) and bool(positions.isinf().any()):
-        where = positions.isinf().nonzero()[0].tolist()
-        raise ValueError(
-            f"positions must be finite, or NaN for padding; got an infinite one at index {where}"
-        )
+    """Raise ValueError for infinite positions; see :func:`check_values`."""
+    check_values(
+        positions,
+        lambda: ~positions.isinf(),
+        "positions must be finite, or NaN for padding",
+    )

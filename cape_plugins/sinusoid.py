@@ -1,4 +1,4 @@
-"""Position → embedding: cosines and sines of position × frequency, in one and two dimensions.
+"""Sinusoidal embeddings of positions: cosines and sines of position × frequency, in 1-D and 2-D.
 
 Both lay the channels out as [cos | sin] halves, as the paper's listing does.
 """
@@ -12,34 +12,35 @@ from cape_plugins.positions import check_positions, check_positive
 
 
 def sinusoid_1d(
-    positions: Tensor, dim: int, *, base: float = 10_000.0, scale: float = 1.0
+    positions: Tensor, dim: int, *, base: float = 10_000.0, frequency_scale: float = 1.0
 ) -> Tensor:
-    """Embed positions on a line (section 3.1): phase k is position · scale · base^(-2k/dim).
+    """Embed positions on a line (section 3.1): phase k is
+    position · frequency_scale · base^(-2k/dim).
 
     Args:
         positions: (...) real numbers; NaN marks padding.
         dim: channels, even.
         base: of the geometric series of frequencies, > 1; the paper's (and Transformer's) 10 000.
-        scale: multiplies all frequencies; 1 for tokens, 30 for seconds (section 4.2).
+        frequency_scale: multiplies all frequencies; 1 for tokens, 30 for seconds (section 4.2).
 
     Returns:
         (..., dim) in the positions' dtype, float32 at least: [cos | sin], zeros at padding.
 
     Raises:
-        ValueError: ``dim`` is odd or < 2, ``base`` or ``scale`` is out of range, or positions are
-            infinite (looked for on the CPU only).
+        ValueError: ``dim`` is odd or < 2, ``base`` or ``frequency_scale`` is out of range, or
+            positions are infinite (on CUDA see :func:`cape_plugins.positions.check_values`).
     """
     check_dim(dim)
-    check_frequencies(base, scale)
+    check_frequencies(base, frequency_scale)
     check_positions(positions)
-    return embed_line(positions, dim, base, scale)
+    return embed_line(positions, dim, base, frequency_scale)
 
 
-def embed_line(positions: Tensor, dim: int, base: float, scale: float) -> Tensor:
+def embed_line(positions: Tensor, dim: int, base: float, frequency_scale: float) -> Tensor:
     """:func:`sinusoid_1d` without its checks; TorchScript compiles it."""
-    positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
-    frequencies = frequencies_1d(dim, base, scale, positions.device).to(positions.dtype)
-    return _cos_sin(positions[..., None] * frequencies, positions.isnan())
+    positions, padding = _without_padding(positions)
+    frequencies = frequencies_1d(dim, base, frequency_scale, positions.device)
+    return _cos_sin(positions[..., None] * frequencies.to(positions.dtype), padding)
 
 
 def sinusoid_2d(positions: Tensor, dim: int) -> Tensor:
@@ -57,8 +58,8 @@ def sinusoid_2d(positions: Tensor, dim: int) -> Tensor:
         (..., dim) in the positions' dtype, float32 at least: [cos | sin], zeros at padding.
 
     Raises:
-        ValueError: ``dim`` is odd or < 2, positions do not end in 2, or are infinite (looked for
-            on the CPU only).
+        ValueError: ``dim`` is odd or < 2, positions do not end in 2, or are infinite (on CUDA see
+            :func:`cape_plugins.positions.check_values`).
     """
     check_dim(dim)
     if positions.shape[-1] != 2:
@@ -69,16 +70,16 @@ def sinusoid_2d(positions: Tensor, dim: int) -> Tensor:
 
 def embed_plane(positions: Tensor, dim: int) -> Tensor:
     """:func:`sinusoid_2d` without its checks; TorchScript compiles it."""
-    positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
+    positions, padding = _without_padding(positions)
     along_height, along_width = frequencies_2d(dim, positions.device).to(positions.dtype).unbind()
     # elementwise rather than a matrix product, which autocast would run in half precision
     phase = positions[..., 0, None] * along_height + positions[..., 1, None] * along_width
-    return _cos_sin(phase, positions.isnan().any(dim=-1))
+    return _cos_sin(phase, padding.any(dim=-1))
 
 
-def frequencies_1d(dim: int, base: float, scale: float, device: torch.device) -> Tensor:
+def frequencies_1d(dim: int, base: float, frequency_scale: float, device: torch.device) -> Tensor:
     """Radians per unit of position of each phase, (dim / 2,); see :func:`sinusoid_1d`."""
-    return scale * torch.pow(base, _arange(dim // 2, device) * (-2.0 / dim))
+    return frequency_scale * torch.pow(base, _arange(dim // 2, device) * (-2.0 / dim))
 
 
 def frequencies_2d(dim: int, device: torch.device) -> Tensor:
@@ -97,13 +98,13 @@ def check_dim(dim: int) -> None:
         )
 
 
-def check_frequencies(base: float, scale: float) -> None:
+def check_frequencies(base: float, frequency_scale: float) -> None:
     """Raise ValueError unless :func:`sinusoid_1d` can make frequencies of them."""
     if torch.compiler.is_compiling():
         return  # they may be symbolic; eager code and the modules' constructors have checked
     if not (math.isfinite(base) and base > 1):
         raise ValueError(f"base must be finite and > 1, got {base}")
-    check_positive("scale", scale)
+    check_positive("frequency_scale", frequency_scale)
 
 
 def _arange(n: int, device: torch.device) -> Tensor:
@@ -113,6 +114,13 @@ def _arange(n: int, device: torch.device) -> Tensor:
     """
     wide = torch.float32 if device.type == "mps" else torch.float64
     return torch.arange(n, device=device, dtype=wide)
+
+
+def _without_padding(positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions in float32 at least with 0 for padding, whose gradient is then 0, and a mask."""
+    positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
+    padding = positions.isnan()
+    return positions.masked_fill(padding, 0.0), padding
 
 
 def _cos_sin(phase: Tensor, padding: Tensor) -> Tensor:

@@ -85,10 +85,9 @@ ENCODER = {
     "conv_dropout_rate": 0.1,
     "layer_drop_rate": 0.0,
     "frame_shift": HOP / RATE,
-    # centred positions reach ±1.5 s in training and ±18 s in the longest test
-    "max_global_shift": 18.0,
-    "max_global_scale": 1.1,
 }
+# centred positions reach ±1.5 s in training and ±18 s in the longest test
+CAPE = {"max_global_shift": 18.0, "max_global_scale": 1.1}
 
 
 def main() -> None:
@@ -206,7 +205,7 @@ def make_data(work: Path, sizes: Sizes) -> None:
 
 
 def config(sizes: Sizes, variant: str) -> dict[str, object]:
-    """The YAML of ``asr_train``; the variants differ in ``pos`` alone."""
+    """The YAML of ``asr_train``; the variants differ in ``pos`` and its options alone."""
     updates = sizes.epochs * sizes.iterations
     return {
         "frontend": "default",
@@ -222,6 +221,7 @@ def config(sizes: Sizes, variant: str) -> dict[str, object]:
             "output_size": sizes.channels,
             "linear_units": 4 * sizes.channels,
             **ENCODER,
+            **(CAPE if variant == "cape" else {}),
         },
         "model_conf": {"ctc_weight": 1.0, "extract_feats_in_collect_stats": False},
         "optim": "adamw",

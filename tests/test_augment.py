@@ -124,6 +124,12 @@ def test_centring_a_long_utterance_does_not_depend_on_its_padding():
     assert torch.equal(centre(frames[None])[0], centre(padded[None])[0, :100_000])
 
 
+def test_the_mean_of_many_tokens_is_taken_in_float64():
+    positions = torch.arange(100_001)[None] * torch.tensor(0.1)
+    exact = positions.double() - positions.double().mean()
+    assert (Augmentation().apply(positions).double() - exact).abs().max() < 5e-4
+
+
 def test_integer_and_half_positions_are_computed_in_float32():
     assert Augmentation().apply(torch.tensor([[0, 1]])).dtype == torch.float32
     assert Augmentation().apply(torch.tensor([[0.0, 1]]).half()).dtype == torch.float32
@@ -161,5 +167,5 @@ def test_positions_and_draws_that_do_not_fit_say_which_shape_is_needed():
 
 
 def test_infinite_positions_are_refused():
-    with pytest.raises(ValueError, match=r"infinite one at index \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"must be finite.* got inf at index \[0, 1\]"):
         Augmentation().apply(torch.tensor([[0.0, math.inf]]))

@@ -98,6 +98,18 @@ def test_a_host_knows_our_models_whatever_is_imported_first(host, first):
     assert "cape_plugins" not in process.stderr
 
 
+@pytest.mark.skipif(importlib.util.find_spec("espnet3") is None, reason="ESPnet without espnet3")
+@pytest.mark.parametrize("first", ["espnet3.systems.esp2_asr.task", "espnet2.tasks.asr"])
+def test_espnet3s_task_and_espnet2s_both_know_our_encoder(first):
+    code = f"""
+    import {first}
+    from espnet2.tasks.asr import encoder_choices as one
+    from espnet3.systems.esp2_asr.task import encoder_choices as other
+    print("cape_transformer" in one.classes, "cape_transformer" in other.classes)
+    """
+    assert last_line(python(code)) == "True True"
+
+
 @needs("espnet")
 def test_asr_train_as_a_module_knows_the_encoder():
     process = python("", "-m", "espnet2.bin.asr_train", "--help")
@@ -198,6 +210,127 @@ def test_the_trigger_module_keeps_its_own_loader():
     print(timm.is_model("vit_tiny_patch16_cape_224"))
     """
     assert last_line(python(code)) == "True"
+
+
+AGAIN = {
+    "reloaded": "importlib.reload(cape_plugins.autoload)",
+    "imported again": "del sys.modules['cape_plugins.autoload']; import cape_plugins.autoload",
+}
+
+
+@needs("timm")
+@pytest.mark.parametrize("again", AGAIN.values(), ids=AGAIN)
+def test_one_hook_serves_however_often_autoload_is_imported(again):
+    code = f"""
+    import importlib, sys
+    import torch, cape_plugins.autoload
+    {again}
+    cape_plugins.autoload.install()
+    hooks = [f for f in sys.meta_path if type(f).__name__ == "_HostFinder"]
+    import timm
+    print(len(hooks), timm.is_model("vit_tiny_patch16_cape_224"))
+    """
+    assert last_line(python(code)) == "1 True"
+
+
+@needs("timm")
+def test_another_finder_that_asks_the_finders_in_its_turn_is_no_endless_loop():
+    code = """
+    import sys
+    import torch
+    class Asking:
+        def find_spec(self, name, path=None, target=None):
+            if name != "timm.models":
+                return None
+            others = (f for f in sys.meta_path if f is not self)
+            return next(s for f in others if (s := f.find_spec(name, path, target)))
+    sys.meta_path.insert(0, Asking())
+    import timm
+    print(timm.is_model("vit_tiny_patch16_cape_224"))
+    """
+    assert last_line(python(code)) == "True"
+
+
+@needs("espnet")
+def test_a_trigger_module_runs_as_a_script_as_it_does_without_us():
+    code = """
+    import runpy
+    import torch
+    print("AbsTask" in runpy.run_module("espnet2.tasks.abs_task", alter_sys=True))
+    """
+    assert last_line(python(code)) == "True"
+
+
+@needs("timm")
+def test_a_trigger_modules_loader_gives_its_source_before_it_is_imported():
+    code = """
+    import importlib.util
+    import torch, timm.layers  # timm itself imports timm.models
+    import sys; del sys.modules["timm.models"]
+    spec = importlib.util.find_spec("timm.models")
+    print("vision_transformer" in spec.loader.get_source("timm.models"))
+    """
+    assert last_line(python(code)) == "True"
+
+
+UNKNOWN_ESPNET = {  # (abs_task.py, asr.py)
+    "no AbsTask": ("class Task: pass", "from espnet2.tasks.abs_task import Task"),
+    "no ASRTask": ("class AbsTask: pass", "import espnet2.tasks.abs_task"),
+    "ASRTask of another name": (
+        "class AbsTask: pass",
+        "from espnet2.tasks.abs_task import AbsTask\nclass Recognition(AbsTask): pass",
+    ),
+    "no choices": (
+        "class AbsTask: pass",
+        "from espnet2.tasks.abs_task import AbsTask\nclass ASRTask(AbsTask): pass",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("first", "form"),
+    [
+        *(("import torch", form) for form in UNKNOWN_ESPNET),
+        # the task finds torch, as in python -m espnet2.bin.asr_train; no class, no notice
+        *(("pass", form) for form in UNKNOWN_ESPNET if form != "no ASRTask"),
+    ],
+)
+def test_an_espnet_of_unknown_form_is_told_and_works(first, form, tmp_path):
+    tasks = tmp_path / "espnet2" / "tasks"
+    tasks.mkdir(parents=True)
+    (tasks.parent / "__init__.py").touch()
+    (tasks / "__init__.py").touch()
+    abs_task, asr = UNKNOWN_ESPNET[form]
+    (tasks / "abs_task.py").write_text(f"{abs_task}\n")
+    (tasks / "asr.py").write_text(f"import torch\n{asr}\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    process = python(f"{first}\nimport espnet2.tasks.asr\nprint('imported')", PYTHONPATH=path)
+    assert last_line(process) == "imported"
+    assert "could not register with espnet" in process.stderr
+    assert "python -m cape_plugins.run" in process.stderr  # the fix
+
+
+def test_an_exported_program_loads_where_only_torch_was_imported(tmp_path):
+    code = """
+    import sys
+    import torch
+    from cape_plugins import PositionalEmbedding1d
+    embedding = PositionalEmbedding1d(8, "sinpos").eval()
+    content, positions = torch.zeros(1, 4, 8), torch.arange(4.0).unsqueeze(0)
+    program = torch.export.export(embedding, (content, positions))
+    assert "cape_plugins.add_sinusoid" in str(program.graph)
+    torch.export.save(program, sys.argv[1])
+    print(embedding(content, positions).sum().item())
+    """
+    saved = last_line(python(code, str(tmp_path / "model.pt2")))
+    code = """
+    import sys
+    import torch
+    assert "cape_plugins.fused" not in sys.modules  # import torch does not pay for it
+    program = torch.export.load(sys.argv[1])
+    print(program.module()(torch.zeros(1, 4, 8), torch.arange(4.0).unsqueeze(0)).sum().item())
+    """
+    assert last_line(python(code, str(tmp_path / "model.pt2"))) == saved
 
 
 @needs("timm")

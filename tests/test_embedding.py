@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cape_plugins import (
+    Augmentation,
     Draw,
     PositionalEmbedding1d,
     PositionalEmbedding2d,
@@ -25,13 +26,13 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def embedding_1d(dim: int, variant: str, **settings) -> PositionalEmbedding1d:
+def embedding_1d(dim: int, pos: str, **settings) -> PositionalEmbedding1d:
     defaults = dict(max_global_shift=5.0, max_local_shift=0.5, max_global_scale=1.4, max_length=50)
-    return PositionalEmbedding1d(dim, variant, **{**defaults, **settings})
+    return PositionalEmbedding1d(dim, pos, **{**defaults, **settings})
 
 
-def embedding_2d(dim: int, variant: str, **settings) -> PositionalEmbedding2d:
-    return PositionalEmbedding2d(dim, variant, **{"grid": (4, 4), **settings})
+def embedding_2d(dim: int, pos: str, **settings) -> PositionalEmbedding2d:
+    return PositionalEmbedding2d(dim, pos, **{"grid": (4, 4), **settings})
 
 
 # What each variant adds
@@ -64,7 +65,7 @@ def test_cape_in_evaluation_centres_and_nothing_else():
 
 def test_cape_in_evaluation_does_not_see_where_a_recording_starts():
     content, times = torch.randn(1, 5, 8), frame_times([5], 0.03)
-    cape = embedding_1d(8, "cape", scale=30.0).eval()
+    cape = embedding_1d(8, "cape", frequency_scale=30.0).eval()
     torch.testing.assert_close(cape(content, times), cape(content, times + 2.0), atol=1e-4, rtol=0)
 
 
@@ -82,8 +83,10 @@ def test_abspos_looks_up_its_table_and_wraps_beyond_it():
 
 def test_abspos_can_raise_beyond_its_table():
     abspos = embedding_1d(8, "abspos", max_length=4, overflow="error")
-    with pytest.raises(ValueError, match="positions 0 … 3, got 0 … 5"):
+    with pytest.raises(ValueError, match=r"positions 0 … 3 .*, got 4 at index \[0, 4\]"):
         abspos(torch.zeros(1, 6, 8), token_positions([6]))
+    with pytest.raises(ValueError, match=r"positions 0 … 3 .*, got -1 at index \[0, 0\]"):
+        abspos(torch.zeros(1, 2, 8), torch.tensor([[-1.0, 0.0]]))
 
 
 def test_abspos_2d_interpolates_its_table_as_timm_does():
@@ -94,6 +97,26 @@ def test_abspos_2d_interpolates_its_table_as_timm_does():
         abspos.table, new_size=(3, 7), old_size=(4, 4), num_prefix_tokens=0
     )
     torch.testing.assert_close(abspos(torch.zeros(1, 21, 8), (3, 7)), resized)
+
+
+@pytest.mark.parametrize("size", [(4, 6), (4, 3), (2, 6), (3, 5)])
+def test_abspos_2d_knows_which_side_of_its_table_is_which(size):
+    abspos = PositionalEmbedding2d(8, "abspos", grid=(4, 6))
+    rows = torch.arange(4.0)[:, None].expand(4, 6)
+    abspos.table.data.copy_(rows.reshape(1, 24, 1).expand(1, 24, 8))
+    out = abspos(torch.zeros(1, size[0] * size[1], 8), size).reshape(*size, 8)
+    # what is constant along the width stays so
+    torch.testing.assert_close(out, out[:, :1].expand_as(out), atol=1e-5, rtol=0)
+    assert (out.diff(dim=0) > 0).all()
+
+
+def test_tables_begin_small_and_may_hold_a_single_vector():
+    one = PositionalEmbedding1d(64, "abspos", max_length=100)
+    two = PositionalEmbedding2d(64, "abspos", grid=(10, 10))
+    for table in (one.table, two.table):
+        assert table.std().item() == pytest.approx(0.02, rel=0.1)
+    assert PositionalEmbedding1d(8, "abspos", max_length=1).table.shape == (1, 8)
+    assert PositionalEmbedding2d(8, "abspos", grid=(1, 1)).table.shape == (1, 1, 8)
 
 
 def test_extent_stretches_the_grid():
@@ -144,9 +167,14 @@ def test_two_sequences_with_one_draw_share_shift_and_scale():
     torch.testing.assert_close(out, sinusoid_1d((positions + 3) * 1.25, 8))
 
 
-def test_the_default_local_shift_of_an_image_is_one_over_n_per_axis():
-    cape = PositionalEmbedding2d(8, "cape")
-    assert cape._augmentation(4, 10).max_local_shift == (1 / 4, 1 / 10)
+def test_the_defaults_of_an_image_are_the_settings_of_section_4_1():
+    content, grid = torch.zeros(3, 40, 8), (4, 10)
+    papers = Augmentation(0.5, (1 / 4, 1 / 10), 1.4, mean_normalize=False)
+    generator = seeded()
+    draw = papers.draw(3, 2, generator=generator)
+    moved = papers.apply(patch_grid(*grid).expand(3, -1, -1), draw, generator=generator)
+    out = PositionalEmbedding2d(8)(content, grid, seeded())
+    torch.testing.assert_close(out, sinusoid_2d(moved, 8), atol=2e-5, rtol=0)
 
 
 # Numerics
@@ -170,7 +198,7 @@ LONG = [
 @pytest.mark.parametrize("variant", ["sinpos", "cape"])
 @pytest.mark.parametrize(("positions", "scale", "tolerance"), LONG)
 def test_half_precision_costs_one_rounding(positions, scale, tolerance, variant, dtype, how):
-    module = PositionalEmbedding1d(16, variant, scale=scale).eval()
+    module = PositionalEmbedding1d(16, variant, frequency_scale=scale).eval()
     reference = copy.deepcopy(module).double()
     content = torch.randn(1, positions.shape[1], 16, generator=seeded()).to(dtype)
     expected = reference(content.double(), positions.double())
@@ -286,17 +314,17 @@ def test_compiles_in_one_graph(variant, training):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(variant="rope"), "unknown variant 'rope': choose one of nopos, abspos, sinpos, cape"),
+        (dict(pos="rope"), "unknown variant 'rope': choose one of nopos, abspos, sinpos, cape"),
         (dict(dim=7), "dim must be even"),
-        (dict(variant="nopos", dim=7), "dim must be even"),
-        (dict(variant="nopos", max_global_scale=0.5), "max_global_scale"),
-        (dict(variant="sinpos", max_global_shift=-1.0), "max_global_shift"),
-        (dict(variant="nopos", max_local_shift=float("nan")), "max_local_shift"),
-        (dict(variant="nopos", base=0.0), "base"),
-        (dict(variant="nopos", scale=0.0), "scale"),
-        (dict(variant="nopos", overflow="clamp"), "overflow must be 'wrap' or 'error'"),
-        (dict(variant="abspos"), "abspos needs max_length"),
-        (dict(variant="nopos", max_length=0), "max_length must be ≥ 1, got 0"),
+        (dict(pos="nopos", dim=7), "dim must be even"),
+        (dict(pos="nopos", max_global_scale=0.5), "max_global_scale"),
+        (dict(pos="sinpos", max_global_shift=-1.0), "max_global_shift"),
+        (dict(pos="nopos", max_local_shift=float("nan")), "max_local_shift"),
+        (dict(pos="nopos", base=0.0), "base"),
+        (dict(pos="nopos", frequency_scale=0.0), "frequency_scale"),
+        (dict(pos="nopos", overflow="clamp"), "overflow must be 'wrap' or 'error'"),
+        (dict(pos="abspos"), "abspos needs max_length"),
+        (dict(pos="nopos", max_length=0), "max_length must be ≥ 1, got 0"),
     ],
 )
 def test_1d_settings_are_checked_whatever_the_variant(arguments, message):
@@ -307,14 +335,14 @@ def test_1d_settings_are_checked_whatever_the_variant(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(variant="rope"), "unknown variant 'rope'"),
-        (dict(variant="nopos", dim=7), "dim must be even"),
-        (dict(variant="nopos", max_global_scale=0.5), "max_global_scale"),
-        (dict(variant="nopos", max_local_shift=-1.0), "max_local_shift"),
-        (dict(variant="nopos", max_local_shift=(1.0, 1.0, 1.0)), "a number or"),
-        (dict(variant="nopos", extent=0.0), "extent"),
-        (dict(variant="abspos"), "abspos needs grid"),
-        (dict(variant="nopos", grid=(0, 3)), "grid must be"),
+        (dict(pos="rope"), "unknown variant 'rope'"),
+        (dict(pos="nopos", dim=7), "dim must be even"),
+        (dict(pos="nopos", max_global_scale=0.5), "max_global_scale"),
+        (dict(pos="nopos", max_local_shift=-1.0), "max_local_shift"),
+        (dict(pos="nopos", max_local_shift=(1.0, 1.0, 1.0)), "a number or"),
+        (dict(pos="nopos", extent=0.0), "extent"),
+        (dict(pos="abspos"), "abspos needs grid"),
+        (dict(pos="nopos", grid=(0, 3)), "grid must be"),
     ],
 )
 def test_2d_settings_are_checked_whatever_the_variant(arguments, message):
@@ -335,10 +363,22 @@ def test_shapes_that_do_not_fit_are_refused_by_every_variant(variant):
         two(torch.zeros(2, 6, 8), (2, 2))
 
 
+@pytest.mark.parametrize("variant", ["abspos", "sinpos", "cape"])
+def test_infinite_positions_are_refused(variant):
+    with pytest.raises(ValueError, match=r"positions must be finite.* got inf at index \[0, 1\]"):
+        embedding_1d(8, variant)(torch.zeros(1, 2, 8), torch.tensor([[0.0, float("inf")]]))
+
+
 def test_a_draw_for_another_batch_is_refused():
     with pytest.raises(ValueError, match=r"shift \(2, 1\) and scale \(2,\)"):
         embedding_1d(8, "cape")(
             torch.zeros(2, 6, 8),
             token_positions([6, 6]),
             draw=Draw(torch.zeros(3, 1), torch.ones(3)),
+        )
+    with pytest.raises(ValueError, match=r"got \(2, 1\) and \(3,\)"):
+        embedding_1d(8, "cape")(
+            torch.zeros(2, 6, 8),
+            token_positions([6, 6]),
+            draw=Draw(torch.zeros(2, 1), torch.ones(3)),
         )

@@ -13,22 +13,21 @@ from torch._dynamo.testing import CompileCounter
 
 from cape_plugins import PositionalEmbedding1d, PositionalEmbedding2d, patch_grid, sinusoid_1d
 from cape_plugins import fused as fused_module
-from cape_plugins.augment import Augmentation
-from cape_plugins.fused import add_augmented_sinusoid, add_sinusoid, cpu, native
+from cape_plugins.fused import add_sinusoid, cpu
 from cape_plugins.sinusoid import embed_line, embed_plane
 
 OP = torch.ops.cape_plugins.add_sinusoid.default
-AUGMENTED_OP = torch.ops.cape_plugins.add_augmented_sinusoid.default
 HALF_ULP = {torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
 @pytest.fixture(params=["compiled", "torch"])
 def path(request, monkeypatch) -> str:
-    """Both CPU paths: the compiled kernel, and what serves without a C compiler."""
+    """Both CPU paths: the compiled module, and what serves without a C compiler."""
     if request.param == "torch":
-        monkeypatch.setattr(native, "library", lambda: None)
-    elif native.library() is None:
-        pytest.skip("no C compiler")
+        monkeypatch.setattr(cpu, "compiled", lambda: None)
+    elif cpu.compiled() is None:
+        pytest.skip("no C compiler at installation")
+    cpu._embedding.cache_clear()
     return request.param
 
 
@@ -48,7 +47,7 @@ def wide(content: torch.Tensor, positions: torch.Tensor, scale: float = 1.0) -> 
 def test_far_positions_are_as_accurate_as_near_ones(path, dtype, largest, scale, shared):
     positions = torch.rand(1 if shared else 3, 40, 1) * largest
     content = torch.zeros(3, 40, 512, dtype=dtype)
-    out = add_sinusoid(content, positions, scale=scale)
+    out = add_sinusoid(content, positions, frequency_scale=scale)
     assert out.dtype == dtype
     error = (out.double() - wide(content, positions, scale)).abs().max()
     assert error <= 2e-6 + HALF_ULP[dtype]
@@ -165,61 +164,7 @@ def test_opcheck_passes(dtype, positions):
     torch.library.opcheck(OP, (content, positions, 10_000.0, 30.0))
 
 
-@pytest.mark.parametrize("given", [True, False], ids=["shared draw", "own draw"])
-def test_opcheck_passes_for_the_augmented_operator(given):
-    content = torch.randn(2, 5, 8, requires_grad=True)
-    draw = Augmentation(5.0, 0.5, 1.4).draw(2)
-    rest = (draw.shift, draw.scale) if given else (None, None)
-    noise = (5.0, torch.tensor([0.5]), 1.4)
-    arguments = (content, torch.rand(2, 5, 1), torch.tensor([3]), *rest, *noise, 1e4, 1.0)
-    torch.library.opcheck(AUGMENTED_OP, arguments)
-
-
-def test_the_augmented_operator_repeats_itself_for_a_seed():
-    def run(seed: int) -> torch.Tensor:
-        content, positions = torch.zeros(2, 5, 8), torch.zeros(1, 5, 1)
-        noise = (5.0, torch.tensor([0.5]), 1.4)
-        return AUGMENTED_OP(content, positions, torch.tensor([seed]), None, None, *noise, 1e4, 1.0)
-
-    assert torch.equal(run(3), run(3))
-    assert not torch.equal(run(3), run(4))
-
-
-def test_an_augmented_sum_is_the_sum_at_augmented_positions():
-    augmentation = Augmentation(5.0, 0.5, 1.4)
-    content, positions = torch.randn(2, 5, 8), torch.rand(2, 5, 1)
-    out = add_augmented_sinusoid(
-        content, positions, augmentation, generator=torch.Generator().manual_seed(1)
-    )
-    generator = torch.Generator().manual_seed(1)
-    draw = augmentation.draw(2, generator=generator)
-    moved = augmentation.apply(positions, draw, generator=generator)
-    assert torch.equal(out, add_sinusoid(content, moved))
-
-
-@pytest.fixture
-def as_on_cuda(monkeypatch):
-    """Random numbers are drawn inside the operator, which each device does in its own way."""
-    monkeypatch.setattr(fused_module, "_op_draws", lambda content: True)
-
-
-def test_as_on_cuda_a_generator_repeats_the_run(as_on_cuda):
-    module, content = PositionalEmbedding2d(8), torch.zeros(2, 6, 8)
-    one, same = (module(content, (2, 3), torch.Generator().manual_seed(3)) for _ in range(2))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, module(content, (2, 3), torch.Generator().manual_seed(4)))
-
-
-def test_as_on_cuda_a_draw_is_shared_and_positions_are_centred(as_on_cuda):
-    module = PositionalEmbedding1d(8, max_global_shift=5.0, max_global_scale=2.0)
-    draw = module.augmentation.draw(2)
-    content, positions = torch.randn(2, 5, 8), torch.rand(2, 5) * 100
-    moved = module.augmentation.apply(positions, draw)
-    expected = add_sinusoid(content, moved[..., None])
-    torch.testing.assert_close(module(content, positions, draw), expected, atol=1e-5, rtol=0)
-
-
-def test_as_on_cuda_two_graphs_serve_all_image_sizes(as_on_cuda):
+def test_two_graphs_serve_all_image_sizes():
     module, counter = PositionalEmbedding2d(8), CompileCounter()
 
     def patches_of(image: torch.Tensor) -> torch.Tensor:  # (B, H, W, C)
@@ -307,32 +252,107 @@ def test_an_environment_variable_switches_it_off():
         assert ran.stdout == f"{expected} torch.Size([1, 3, 4])\n"
 
 
-def test_the_compiled_library_is_kept_where_it_is_told(tmp_path, monkeypatch):
-    if native.library() is None:
-        pytest.skip("no C compiler")
-    monkeypatch.setenv("CAPE_PLUGINS_CACHE", str(tmp_path / "cache"))
-    native.library.cache_clear()
-    try:
-        assert native.library() is not None
-        (kept,) = (tmp_path / "cache").iterdir()
-        assert kept.suffix == ".so"
-    finally:
-        native.library.cache_clear()
+@pytest.fixture
+def fresh_compiled():
+    cpu.compiled.cache_clear()
+    yield
+    cpu.compiled.cache_clear()
 
 
-@pytest.mark.parametrize("broken", ["no compiler", "a compiler that fails"])
-def test_without_a_compiler_torch_serves(tmp_path, monkeypatch, broken):
-    monkeypatch.setenv("CAPE_PLUGINS_CACHE", str(tmp_path))
-    monkeypatch.setenv("CC", "false")
-    if broken == "no compiler":
-        monkeypatch.setenv("PATH", str(tmp_path))
-    native.library.cache_clear()
-    try:
-        assert native.library() is None
+def test_without_the_compiled_module_torch_serves_and_a_log_line_says_so(
+    monkeypatch, caplog, fresh_compiled
+):
+    monkeypatch.setitem(sys.modules, "cape_plugins.fused._rows", None)  # import finds nothing
+    with caplog.at_level("INFO"):
         out = add_sinusoid(torch.zeros(1, 3, 4), torch.rand(1, 3))
-        assert out.isfinite().all()
-    finally:
-        native.library.cache_clear()
+    assert out.isfinite().all()
+    assert "install a C compiler, then cape-plugins again" in caplog.text
+
+
+def test_a_compiled_module_that_adds_wrongly_is_not_used(monkeypatch, caplog, fresh_compiled):
+    class Wrong:
+        __file__ = "_rows.abi3.so"
+
+        @staticmethod
+        def add_rows(*_):
+            pass
+
+    monkeypatch.setitem(sys.modules, "cape_plugins.fused._rows", Wrong)
+    assert cpu.compiled() is None
+    assert "_rows.abi3.so adds wrongly" in caplog.text
+
+
+def test_shared_positions_are_embedded_once_for_many_forwards(path, monkeypatch):
+    content, positions = torch.randn(4, 6, 8), torch.rand(1, 6, 2)
+    embedded = []
+    add = cpu._add
+    monkeypatch.setattr(cpu, "_add", lambda *a: embedded.append(a) or add(*a))
+    first = add_sinusoid(content, positions)
+    assert torch.equal(add_sinusoid(content, positions.clone()), first)
+    assert len(embedded) == 1
+    torch.testing.assert_close(first, wide(content, positions).float(), atol=2e-6, rtol=0)
+
+
+def test_what_is_kept_for_the_next_forward_is_bounded():
+    content = torch.randn(2, 6, 8)
+    for seed in range(20):
+        add_sinusoid(content, torch.full((1, 6), float(seed)))
+    assert cpu._embedding.cache_info().currsize <= 4
+    long = torch.arange(cpu._KEPT // 8 + 1)[None].float()
+    before = cpu._embedding.cache_info()
+    add_sinusoid(torch.zeros(()).expand(2, long.shape[1], 8), long)
+    assert cpu._embedding.cache_info() == before
+
+
+def test_an_embedding_kept_from_inference_mode_serves_training():
+    content, positions = torch.randn(2, 6, 8), torch.rand(1, 6, 2)
+    with torch.inference_mode():
+        expected = add_sinusoid(content, positions)
+    content.requires_grad_()
+    out = add_sinusoid(content, positions)
+    out.sum().backward()
+    assert torch.equal(out.detach(), expected)
+
+
+def test_the_grid_kept_for_the_next_forward_is_never_changed():
+    module, content = PositionalEmbedding2d(8), torch.zeros(2, 6, 8)
+    with torch.inference_mode():
+        before = module.eval()(content, (2, 3))
+    module.train()(content.requires_grad_(), (2, 3)).sum().backward()
+    assert torch.equal(module.eval()(content, (2, 3)), before)
+    half = PositionalEmbedding2d(8, extent=0.5).eval()
+    assert not torch.equal(half(content, (2, 3)), before)
+
+
+def test_padding_that_wants_gradients_gets_zeros_not_nan():
+    positions = torch.tensor([[0.0, 1.0, math.nan]], requires_grad=True)
+    add_sinusoid(torch.randn(1, 3, 8), positions).square().sum().backward()
+    assert positions.grad.isfinite().all()
+    assert positions.grad[0, 2] == 0
+    assert (positions.grad[0, :2] != 0).all()
+
+
+def test_forward_mode_derivatives_are_those_of_the_sum():
+    content, positions = torch.randn(2, 5, 8), torch.rand(2, 5, 1)
+    tangent, direction = torch.randn(2, 5, 8), torch.rand(2, 5, 1)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual
+        out = add_sinusoid(dual(content, tangent), positions)
+        assert torch.equal(torch.autograd.forward_ad.unpack_dual(out).tangent, tangent)
+        out = add_sinusoid(dual(content, tangent), dual(positions, direction))
+        found = torch.autograd.forward_ad.unpack_dual(out).tangent
+    step = 1e-6
+    far, near = (wide(content, positions.double() + s * direction) for s in (step, -step))
+    torch.testing.assert_close(
+        found.double(), tangent + (far - near) / (2 * step), atol=1e-4, rtol=1e-4
+    )
+
+
+def test_float64_content_has_phases_in_float64():
+    positions = torch.tensor([[100_000.0, 99_999.0]])  # exact in float32
+    out = add_sinusoid(torch.zeros(1, 2, 512, dtype=torch.float64), positions)
+    exact = sinusoid_1d(positions.double(), 512)
+    torch.testing.assert_close(out, exact, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -364,6 +384,6 @@ def test_a_grid_of_patches_needs_no_batch():
 
 def test_the_listing_of_frequencies_is_one(path):
     positions = torch.rand(1, 20)
-    out = add_sinusoid(torch.zeros(1, 20, 16), positions, base=100.0, scale=3.0)
-    expected = sinusoid_1d(positions, 16, base=100.0, scale=3.0)
+    out = add_sinusoid(torch.zeros(1, 20, 16), positions, base=100.0, frequency_scale=3.0)
+    expected = sinusoid_1d(positions, 16, base=100.0, frequency_scale=3.0)
     torch.testing.assert_close(out, expected, atol=2e-6, rtol=0)

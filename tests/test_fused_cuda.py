@@ -16,8 +16,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from cape_plugins.augment import Augmentation
-from cape_plugins.fused import add_augmented_sinusoid, add_sinusoid, cpu
+from cape_plugins import PositionalEmbedding1d
+from cape_plugins.fused import add_sinusoid, cpu
 
 ON_GPU = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -25,8 +25,6 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 # on a GPU the kernel is autotuned; interpreted, large blocks are fast and small ones test edges
 LARGE = None if ON_GPU else dict(TOKENS=64, PHASES=32, SAMPLES=64)
 SMALL = None if ON_GPU else dict(TOKENS=4, PHASES=8, SAMPLES=2)
-
-_FLOAT_POINTERS = ("positions", "shift_pointer", "lambda_pointer", "max_local_pointer")
 
 runs = pytest.mark.skipif(
     not (ON_GPU or INTERPRETED), reason="run by test_the_kernel_passes_in_tritons_interpreter"
@@ -61,13 +59,10 @@ def fused_multiply_add():
         yield
 
 
-def launch(content: torch.Tensor, positions: torch.Tensor, *, scale=1.0, blocks=LARGE, **kwargs):
+def launch(content: torch.Tensor, positions: torch.Tensor, *, scale=1.0, blocks=LARGE):
     from cape_plugins.fused import cuda
 
-    kwargs = {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in kwargs.items()}
-    out = cuda._launch(
-        content.to(DEVICE), positions.to(DEVICE), 10_000.0, scale, blocks=blocks, **kwargs
-    )
+    out = cuda.add_sinusoid(content.to(DEVICE), positions.to(DEVICE), 10_000.0, scale, blocks)
     return out.cpu()
 
 
@@ -109,89 +104,55 @@ def test_content_may_be_laid_out_in_any_way(order):
     torch.testing.assert_close(launch(content, positions), expected, atol=2e-6, rtol=0)
 
 
-def moved(seed: int, *, position=0.0, shift=0.0, local=(0.0, 0.0), scale=1.0, axes=1):
-    """Augmented positions of 64 samples × 50 tokens, read back from a slow phase."""
-    noise = (shift, torch.tensor(local, device=DEVICE), math.log(scale))
-    content, positions = torch.zeros(64, 50, 2), torch.full((1, 50, axes), position)
-    out = launch(content, positions, scale=0.1, seed=torch.tensor([seed]), noise=noise)
-    return torch.atan2(out[..., 1], out[..., 0]) / 0.1
+@runs
+@pytest.mark.parametrize("shared", [False, True])
+def test_many_blocks_along_every_axis_leave_nothing_out(shared):
+    content = torch.randn(5, 11, 20)
+    positions = torch.randn(1 if shared else 5, 11, 2)
+    expected = cpu.add_sinusoid(content, positions, 10_000.0, 1.0)
+    for blocks in (SMALL, None if ON_GPU else dict(TOKENS=1, PHASES=2, SAMPLES=1)):
+        out = launch(content, positions, blocks=blocks)
+        torch.testing.assert_close(out, expected, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 100_000), (200_000, 1), (200_000, 3)])
+def test_the_grid_is_flat_however_long_the_sequence_and_large_the_batch(batch, length):
+    from cape_plugins.fused import cuda
+
+    for config in cuda._CONFIGS:
+        (programs,) = cuda.grid(batch, length, 384, config.kwargs)
+        sizes = (batch, length, 384)
+        blocks = [config.kwargs[name] for name in ("SAMPLES", "TOKENS", "PHASES")]
+        assert programs == math.prod(-(-n // b) for n, b in zip(sizes, blocks, strict=True))
+        assert programs < 2**31
 
 
 @runs
-def test_the_global_shift_is_uniform_and_one_per_sample():
-    drawn = moved(1, shift=5.0)
-    assert (drawn == drawn[:, :1]).all()
-    assert -5 <= drawn.min() < -4
-    assert 4 < drawn.max() <= 5
-    assert drawn[:, 0].std().item() == pytest.approx(5 / math.sqrt(3), rel=0.15)
-
-
-@runs
-def test_the_local_shift_is_uniform_and_one_per_token():
-    drawn = moved(1, local=(0.5, 0.5))
-    assert drawn.unique().numel() > 3000
-    assert drawn.abs().max() <= 0.501  # read back with a rounding error
-    assert drawn.std().item() == pytest.approx(0.5 / math.sqrt(3), rel=0.03)
-    assert drawn.mean().abs() < 0.02
-
-
-@runs
-def test_the_global_scale_is_log_uniform_and_one_per_sample():
-    drawn = moved(1, position=1.0, scale=2.0)
-    torch.testing.assert_close(drawn, drawn[:, :1].expand_as(drawn))
-    assert 0.499 <= drawn.min() < 0.6
-    assert 1.7 < drawn.max() <= 2.001
-    assert drawn[:, 0].log().std().item() == pytest.approx(math.log(2) / math.sqrt(3), rel=0.15)
-
-
-@runs
-def test_a_seed_repeats_its_numbers_and_another_gives_others():
-    assert torch.equal(moved(1, local=(0.5, 0.5)), moved(1, local=(0.5, 0.5)))
-    pair = torch.stack([moved(1, local=(0.5, 0.5)).flatten(), moved(2, local=(0.5, 0.5)).flatten()])
-    assert torch.corrcoef(pair)[0, 1].abs() < 0.1
-
-
-@runs
-@pytest.mark.parametrize("axes", [1, 2])
-def test_a_given_draw_is_used(axes):
-    augmentation = Augmentation(0.5, 0.0, 1.4, mean_normalize=False)
-    draw = augmentation.draw(3, axes)
-    content, positions = torch.randn(3, 7, 10), torch.rand(3, 7, axes)
-    out = launch(
-        content,
-        positions,
-        seed=torch.tensor([5]),
-        shift=draw.shift,
-        global_scale=draw.scale,
-        noise=(0.5, torch.zeros(2, device=DEVICE), math.log(1.4)),
-    )
-    expected = cpu.add_sinusoid(content, augmentation.apply(positions, draw), 10_000.0, 1.0)
-    torch.testing.assert_close(out, expected, atol=3e-6, rtol=0)
+def test_tokens_may_lie_2_to_the_30_elements_apart():
+    memory = torch.empty(3 * 2**30 + 8, dtype=torch.float16)  # never touched but for four rows
+    content = memory.as_strided((1, 4, 8), (0, 2**30, 1))
+    rows, positions = torch.randn(1, 4, 8).half(), torch.rand(1, 4, 1)
+    content.copy_(rows)
+    expected = cpu.add_sinusoid(rows, positions, 10_000.0, 1.0)
+    assert torch.equal(launch(content, positions, blocks=SMALL), expected)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 @pytest.mark.parametrize("axes", [1, 2])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("augment", [False, True])
-def test_it_compiles_for_hopper_without_one(axes, dtype, augment):
+def test_it_compiles_for_hopper_without_one(axes, dtype):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
     from cape_plugins.fused import cuda
 
     kernel = cuda._kernel.fn
-    pointers = {
-        **dict.fromkeys(("out", "content"), f"*{dtype}"),
-        **dict.fromkeys(_FLOAT_POINTERS, "*fp32"),
-        "seed_pointer": "*i64",
-    }
-    floats = dict.fromkeys(("max_shift", "log_max_scale"), "fp32")
-    types = {**pointers, **floats}
+    types = {**dict.fromkeys(("out", "content"), f"*{dtype}"), "positions": "*fp32"}
     signature = {
         name: types.get(name, "constexpr" if name.isupper() else "i32") for name in kernel.arg_names
     }
     constants = dict(
-        AXES=axes, WIDE=False, SHARED=True, CHANNELS_LAST=True, AUGMENT=augment, GIVEN=False,
+        AXES=axes, WIDE=False, SHARED=True, CHANNELS_LAST=True,
         LOG_BASE=9.25, LOG_BASE_LOW=-0.04, TURNS=0.15625, TURNS_LOW=0.003,
         TOKENS=4, PHASES=128, SAMPLES=8,
     )  # fmt: skip
@@ -219,14 +180,16 @@ def test_on_a_gpu_the_operator_serves(dtype):
 
 @needs_gpu
 def test_on_a_gpu_a_generator_repeats_a_run_without_waiting_for_the_device():
+    module = PositionalEmbedding1d(
+        768, max_global_shift=5.0, max_local_shift=0.5, max_global_scale=1.4
+    )
     content = torch.randn(4, 196, 768, device="cuda")
-    positions = torch.rand(4, 196, 1, device="cuda")
-    augmentation = Augmentation(5.0, 0.5, 1.4)
-    add_augmented_sinusoid(content, positions, augmentation)  # compiles and tunes
+    positions = torch.rand(4, 196, device="cuda")
+    module(content, positions)  # compiles and tunes
 
     def run() -> torch.Tensor:
         generator = torch.Generator("cuda").manual_seed(7)
-        return add_augmented_sinusoid(content, positions, augmentation, generator=generator)
+        return module(content, positions, generator=generator)
 
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -234,3 +197,16 @@ def test_on_a_gpu_a_generator_repeats_a_run_without_waiting_for_the_device():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(first, second)
+
+
+@needs_gpu
+def test_on_a_gpu_infinite_positions_end_the_process():
+    code = (
+        "import torch; from cape_plugins.fused import add_sinusoid\n"
+        "positions = torch.tensor([[0.0, float('inf')]], device='cuda')\n"
+        "add_sinusoid(torch.zeros(1, 2, 4, device='cuda'), positions)\n"
+        "torch.cuda.synchronize()"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode != 0
+    assert "device-side assert" in ran.stderr

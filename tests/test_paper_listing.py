@@ -33,6 +33,13 @@ def listing_sinusoid_2d(x, y, d_model):
     return np.concatenate([np.cos(phase), np.sin(phase)], axis=-1)
 
 
+def local_shift(positions, bounds):
+    """The ε that ``Augmentation.apply`` draws from a generator seeded with 1."""
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.rand(positions.shape, dtype=positions.dtype, generator=generator) * 2 - 1
+    return noise * torch.tensor(bounds, dtype=torch.float64).to(positions.dtype)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", [1.0, 30.0], ids=["text", "audio"])
 def test_1d_equals_the_listing(dtype, scale):
@@ -43,11 +50,11 @@ def test_1d_equals_the_listing(dtype, scale):
     shift = rng.uniform(-5 / scale, 5 / scale, (3, 1))
     lam = np.exp(rng.uniform(-np.log(1.4), np.log(1.4), 3))
     draw = Draw(torch.tensor(shift, dtype=dtype), torch.tensor(lam, dtype=dtype))
-    local = augmentation.draw_local_shift(positions, generator=torch.Generator().manual_seed(1))
+    local = local_shift(positions, 0.5 / scale)
     assert local.abs().max() > 0.4 / scale
 
     augmented = augmentation.apply(positions, draw, generator=torch.Generator().manual_seed(1))
-    ours = sinusoid_1d(augmented, 64, scale=scale)
+    ours = sinusoid_1d(augmented, 64, frequency_scale=scale)
     theirs = listing_sinusoid_1d(
         listing_augment(positions.double().numpy(), shift, local.double().numpy(), lam[:, None]),
         64,
@@ -68,7 +75,7 @@ def test_2d_equals_the_listing(dtype, grid):
     shift = rng.uniform(-0.5, 0.5, (4, 2))
     lam = np.exp(rng.uniform(-np.log(1.4), np.log(1.4), 4))
     draw = Draw(torch.tensor(shift, dtype=dtype), torch.tensor(lam, dtype=dtype))
-    local = augmentation.draw_local_shift(positions, generator=torch.Generator().manual_seed(1))
+    local = local_shift(positions, (1 / height, 1 / width))
 
     augmented = augmentation.apply(positions, draw, generator=torch.Generator().manual_seed(1))
     ours = sinusoid_2d(augmented, 64)

@@ -1,4 +1,4 @@
-"""Where things are: tokens, frames, patches; NaN marks padding."""
+"""Positions of tokens, frames and patches; NaN marks padding."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def test_tokens_sit_at_their_index_and_padding_is_nan():
 
 
 def test_tokens_can_be_padded_further_and_scaled():
-    positions = token_positions([2], 4, scale=1.5)
+    positions = token_positions([2], 4, spacing=1.5)
     expected = torch.tensor([[0.0, 1.5, float("nan"), float("nan")]])
     torch.testing.assert_close(positions, expected, equal_nan=True)
 
@@ -58,11 +58,11 @@ def test_a_single_patch_sits_at_zero():
     ("call", "message"),
     [
         (lambda: token_positions(torch.tensor([4]), 3), "max_length=3"),
-        (lambda: token_positions(torch.tensor([-1]), 3), r"-1 … -1"),
+        (lambda: token_positions(torch.tensor([-1]), 3), r"got -1 at index \[0\]"),
         (lambda: token_positions(torch.tensor([1.5])), "integers"),
         (lambda: token_positions(torch.tensor([[1]])), r"\(B,\)"),
-        (lambda: token_positions([1], scale=0.0), "scale must be finite and > 0"),
-        (lambda: token_positions([1], scale=float("nan")), "scale must be finite"),
+        (lambda: token_positions([1], spacing=0.0), "spacing must be finite and > 0"),
+        (lambda: token_positions([1], spacing=float("nan")), "spacing must be finite"),
         (lambda: frame_times([1], -0.01), "frame_shift must be finite and > 0 seconds, got -0.01"),
         (lambda: patch_grid(0, 3), "at least 1 × 1"),
         (lambda: patch_grid(2, 2, extent=float("inf")), "extent must be finite"),

@@ -49,7 +49,9 @@ def test_position_zero_is_cos_one_sin_zero():
 
 def test_scale_multiplies_the_positions():
     seconds = torch.linspace(0, 10, 50, dtype=torch.float64)
-    torch.testing.assert_close(sinusoid_1d(seconds, 16, scale=30.0), sinusoid_1d(30 * seconds, 16))
+    torch.testing.assert_close(
+        sinusoid_1d(seconds, 16, frequency_scale=30.0), sinusoid_1d(30 * seconds, 16)
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,8 +95,20 @@ def test_other_bad_input_says_what_is_allowed():
     with pytest.raises(ValueError, match="base must be finite and > 1, got 1"):
         sinusoid_1d(torch.zeros(2), 4, base=1.0)
     with pytest.raises(ValueError, match="scale must be finite and > 0, got -30"):
-        sinusoid_1d(torch.zeros(2), 4, scale=-30.0)
+        sinusoid_1d(torch.zeros(2), 4, frequency_scale=-30.0)
     with pytest.raises(ValueError, match=r"2-D positions must be \(..., 2\)"):
         sinusoid_2d(torch.zeros(2, 3), 4)
     with pytest.raises(ValueError, match="positions must be finite"):
         sinusoid_1d(torch.tensor([math.inf]), 4)
+
+
+@pytest.mark.parametrize(("dim", "nearest"), [(7, 8), (1, 2), (0, 2)])
+def test_an_odd_number_of_channels_is_refused_with_the_nearest_that_works(dim, nearest):
+    with pytest.raises(ValueError, match=f"got {dim}; the nearest that works is {nearest}$"):
+        sinusoid_1d(torch.ones(1), dim)
+
+
+def test_any_base_above_one_will_do():
+    assert sinusoid_1d(torch.ones(1), 4, base=1.5).isfinite().all()
+    with pytest.raises(ValueError, match="base must be finite and > 1, got 1"):
+        sinusoid_1d(torch.ones(1), 4, base=1.0)

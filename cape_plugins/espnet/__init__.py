@@ -1,4 +1,4 @@
-"""CAPE inside ESPnet2, registered on import (and by autoload) with ESPnet's ASR task.
+"""CAPE inside ESPnet, registered on import (and by autoload) with espnet2's and espnet3's ASR task.
 
 ``encoder: cape_transformer``, ``frontend: cape_fbank``, ``specaug: cape_specaug``,
 ``model: cape_asr`` and, for training without padding, ``iterator_type: task``.
@@ -7,39 +7,50 @@
 import importlib
 import sys
 from types import ModuleType
+from typing import Any
 
 from cape_plugins import autoload
 
+# ESPnet's ASR tasks: each has its own choices. espnet3's is a copy of espnet2's, in the same wheel.
+_TASKS = ("espnet2.tasks.asr", "espnet3.systems.esp2_asr.task")
+
 
 def register() -> None:
-    """Add our classes to the choices of ESPnet's ASR task; idempotent.
+    """Add our classes to the choices of ESPnet's ASR tasks; idempotent.
 
-    Autoload calls this while ``espnet2.tasks.asr`` is still being executed, as soon as the class
-    ASRTask exists: that is before the parser reads the choices, and after they were made.
+    It serves the tasks that are imported, and imports espnet2's if there is none. Autoload calls
+    this while a task's module is still being executed, as soon as the class ASRTask exists: that
+    is before the parser reads the choices, and after they were made.
 
     Raises:
         ImportError: ESPnet is missing, or has no ASR task of the known form.
     """
-    task = sys.modules.get("espnet2.tasks.asr")
-    if task is None:
+    tasks = [task for name in _TASKS if (task := sys.modules.get(name)) is not None]
+    if not tasks:
         try:
-            task = importlib.import_module("espnet2.tasks.asr")
+            tasks = [importlib.import_module(_TASKS[0])]
         except ImportError as error:
             raise ImportError(
                 f"cape_plugins.espnet needs ESPnet ≥ 202511 ({error}): "
                 "pip install 'cape-plugins[espnet]'"
             ) from error
+    for task in tasks:
+        _register_with(task)
+
+
+def _register_with(task: ModuleType) -> None:
     names = ("frontend", "specaug", "model", "encoder")
-    choices = {name: getattr(task, f"{name}_choices", None) for name in names}
+    choices: dict[str, Any] = {name: getattr(task, f"{name}_choices", None) for name in names}
     asr_task = _asr_task(task)
     if asr_task is None or None in choices.values():
-        if getattr(task.__spec__, "_initializing", False):
+        initializing = getattr(task.__spec__, "_initializing", False)
+        if asr_task is None and initializing and task.__name__ not in autoload.ready:
             # it is too early; autoload's hook comes back when the choices exist
             autoload.install(force=True)
             return
         raise ImportError(
-            "espnet2.tasks.asr has no ASRTask with choices of encoders: cape_plugins.espnet knows "
-            "ESPnet 202511"
+            f"{task.__name__} has no ASRTask with choices of encoders: cape_plugins.espnet knows "
+            "ESPnet 202511 and 202611"
         )
 
     from cape_plugins.espnet.batches import build_task_iter_factory
@@ -66,7 +77,7 @@ def register() -> None:
         asr_task.build_task_iter_factory = classmethod(build_task_iter_factory)
 
 
-def _asr_task(module: ModuleType) -> type | None:
+def _asr_task(module: ModuleType) -> Any:
     """ASRTask, which its module does not name yet while the class is being created."""
     if hasattr(module, "ASRTask"):
         return module.ASRTask

@@ -4,18 +4,21 @@ Paper: CAPE: Encoding Relative Positions with Continuous Augmented Positional Em
 https://arxiv.org/abs/2106.03143, section 4.2.
 """
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from espnet2.asr.ctc import CTC
 from espnet2.asr.encoder.abs_encoder import AbsEncoder
 from torch import Tensor, nn
 
-from cape_plugins.embedding import VARIANTS, PositionalEmbedding1d, check_variant
+from cape_plugins import variants
+from cape_plugins.attention import PositionalAttention
+from cape_plugins.embedding import PositionalEmbedding1d
 from cape_plugins.espnet.layers import STRIDE, ConvolutionalFront, TransformerLayer, subsampled
-from cape_plugins.positions import can_look_at, check_positions, frame_times, is_number
-from cape_plugins.relative import RelativeAttention
+from cape_plugins.positions import can_look_at, check_values, frame_times, is_number
 
 try:
     from espnet.nets.pytorch_backend.transformer.subsampling import TooShortUttError
@@ -25,8 +28,9 @@ except ImportError:  # ESPnet after 202511
 # The paper speeds up the frequencies 30 times, because positions are seconds (section 4.2).
 FREQUENCY_SCALE = 30.0
 
-# Seconds to each side: relpos in section 4.2, relpos in the first layer alone in the appendix.
-RELPOS_CONTEXT = {"relpos": 26.8, "relpos_first": 27.6}
+# Seconds to each side: of relative positions in every layer (section 4.2), and in the first layer
+# only (appendix).
+RELPOS_CONTEXT, RELPOS_CONTEXT_FIRST = 26.8, 27.6
 
 
 class CapeTransformerEncoder(AbsEncoder):
@@ -56,8 +60,10 @@ class CapeTransformerEncoder(AbsEncoder):
         layer_drop_rate: in training a layer is dropped with this probability, one draw per layer
             and batch; nothing is rescaled in evaluation (authors). The paper takes the same
             value as for ``dropout_rate``. It saves no time: dropped layers are multiplied by 0.
-        pos: ``nopos``, ``sinpos``, ``abspos`` (learnable), ``relpos`` (learnable, in each layer),
-            ``relpos_first`` (in the first layer only) or ``cape``.
+        pos: a variant of :mod:`cape_plugins.variants`: ``nopos``, ``sinpos``, ``abspos``
+            (learnable), ``relpos`` (learnable, in each layer), ``relpos_first`` (in the first layer
+            only), ``cape``, … Of the options below it takes those that the table lists for it;
+            the others must have their defaults.
         max_global_shift: Δ in seconds, uniform in ± this; 30 in the authors' code, so that the
             interval covers the paper's 60 s.
         max_local_shift: ε in seconds, uniform in ± this; None is the most that keeps the order,
@@ -74,7 +80,8 @@ class CapeTransformerEncoder(AbsEncoder):
             ``cape_asr`` does.
 
     Raises:
-        ValueError: a value is out of range, whatever ``pos`` is.
+        ValueError: a value is out of range, whatever ``pos`` is; in :meth:`train`, an option is
+            given that ``pos`` does not take.
     """
 
     def __init__(
@@ -133,18 +140,19 @@ class CapeTransformerEncoder(AbsEncoder):
             if not isinstance(flag, bool):
                 raise ValueError(f"{name} must be true or false, got {flag!r}")
         _check_interctc(interctc_layer_idx, interctc_use_conditioning, num_blocks)
-        _check_pos(pos)
+        try:
+            variant = variants.get(pos, variants.names(axes=1))
+        except ValueError as error:
+            raise ValueError(f"encoder_conf pos: {error}") from None
         if not (is_number(frame_shift) and frame_shift > 0):
             raise ValueError(f"frame_shift must be seconds > 0, got {frame_shift!r}")
         if not (max_local_shift is None or is_number(max_local_shift)):  # else one per axis
             raise ValueError(f"max_local_shift must be seconds or null, got {max_local_shift!r}")
         spacing = STRIDE * frame_shift
-        if relpos_context is None:
-            relpos_context = RELPOS_CONTEXT.get(pos, RELPOS_CONTEXT["relpos"])
-        for name, seconds in (
-            ("abspos_context", abspos_context),
-            ("relpos_context", relpos_context),
-        ):
+        reach = relpos_context
+        if reach is None:
+            reach = RELPOS_CONTEXT_FIRST if variant.first_layer_only else RELPOS_CONTEXT
+        for name, seconds in (("abspos_context", abspos_context), ("relpos_context", reach)):
             if not (is_number(seconds) and seconds >= spacing):
                 raise ValueError(
                     f"{name} must be seconds ≥ {spacing:g}, one frame after the convolution, "
@@ -157,36 +165,52 @@ class CapeTransformerEncoder(AbsEncoder):
         self.front = ConvolutionalFront(input_size, output_size, conv_dropout_rate)
         self.position = PositionalEmbedding1d(
             output_size,
-            pos if pos in VARIANTS else "nopos",
+            pos,
             max_global_shift=max_global_shift,
             max_local_shift=spacing / 2 if max_local_shift is None else max_local_shift,
             max_global_scale=max_global_scale,
-            scale=FREQUENCY_SCALE,
+            frequency_scale=FREQUENCY_SCALE,
             max_length=round(abspos_context / spacing),
             overflow="wrap",
         )
+        given = {
+            "max_global_shift": max_global_shift,
+            "max_local_shift": max_local_shift,
+            "max_global_scale": max_global_scale,
+            "abspos_context": abspos_context,
+            "relpos_context": relpos_context,
+            "relpos_values": relpos_values,
+        }
+        parameters = inspect.signature(CapeTransformerEncoder).parameters
+        defaults = {name: parameter.default for name, parameter in parameters.items()}
+        self.refusal = ""
+        try:
+            variants.refuse_options(pos, given, defaults, spell="encoder_conf {}".format)
+        except ValueError as error:
+            self.refusal = str(error)
+        # seconds of a position as the embedding counts them: a learnable table holds frames
+        self.position_unit = spacing if variant.adds == "table" else 1.0
         self.dropout = nn.Dropout(positional_dropout_rate)
         self.layer_drop_rate = layer_drop_rate
-        self.layers = nn.ModuleList()
-        for index in range(num_blocks):
-            relative = None
-            if pos == "relpos" or (pos == "relpos_first" and index == 0):
-                relative = RelativeAttention(
-                    output_size // attention_heads,
-                    round(relpos_context / spacing),
+        self.layers = nn.ModuleList(
+            TransformerLayer(
+                output_size,
+                attention_heads,
+                linear_units,
+                dropout_rate,
+                attention_dropout_rate,
+                normalize_before,
+                variants.attention_for(
+                    pos,
+                    index,
+                    head_dim=output_size // attention_heads,
+                    heads=attention_heads,
+                    context=round(reach / spacing),
                     values=relpos_values,
-                )
-            self.layers.append(
-                TransformerLayer(
-                    output_size,
-                    attention_heads,
-                    linear_units,
-                    dropout_rate,
-                    attention_dropout_rate,
-                    normalize_before,
-                    relative,
-                )
+                ),
             )
+            for index in range(num_blocks)
+        )
         self.after_norm = nn.LayerNorm(output_size) if normalize_before else nn.Identity()
         # ESPnet's model reads the next two, and sets the third to a Linear if the second is true
         self.interctc_layer_idx = list(interctc_layer_idx)
@@ -201,9 +225,21 @@ class CapeTransformerEncoder(AbsEncoder):
         """
         if self.position.table is not None:
             nn.init.uniform_(self.position.table, -0.1, 0.1)
-        for layer in self.layers:
-            if layer.attention.relative is not None:
-                layer.attention.relative.reset_parameters()
+        for module in self.modules():
+            if isinstance(module, PositionalAttention):
+                module.reset_parameters()
+
+    def train(self, mode: bool = True) -> "CapeTransformerEncoder":
+        """As nn.Module's, but refuses options that ``pos`` does not take.
+
+        Not the constructor: models trained when such options were ignored still load.
+
+        Raises:
+            ValueError: training with an option that ``pos`` does not take.
+        """
+        if mode and self.refusal:
+            raise ValueError(self.refusal)
+        return super().train(mode)
 
     def output_size(self) -> int:
         """Channels of the output."""
@@ -214,7 +250,7 @@ class CapeTransformerEncoder(AbsEncoder):
         xs_pad: Tensor,
         ilens: Tensor,
         prev_states: Tensor | None = None,
-        ctc: nn.Module | None = None,
+        ctc: CTC | None = None,
         *,
         times: Tensor | None = None,
     ) -> tuple[Tensor | tuple[Tensor, list[tuple[int, Tensor]]], Tensor, None]:
@@ -238,8 +274,8 @@ class CapeTransformerEncoder(AbsEncoder):
             TooShortUttError: there is no frame at all (on a GPU: T is 0); ``asr_inference`` then
                 writes an empty result.
             ValueError: shapes that do not fit; conditioning without ``ctc`` or outside ESPnet's
-                model; and, looked for on the CPU only, lengths beyond T, infinite times, or NaN
-                times in real frames.
+                model; lengths beyond T, or times of real frames that are NaN or infinite (on CUDA
+                see :func:`cape_plugins.positions.check_values`).
         """
         features = self.front.conv.in_channels
         if xs_pad.ndim != 3 or xs_pad.shape[2] != features:
@@ -257,7 +293,8 @@ class CapeTransformerEncoder(AbsEncoder):
         olens = subsampled(ilens)
 
         x = self.front(xs_pad, padding)
-        x = self.dropout(self.position(x, self._positions(times, padding)))
+        positions = self._positions(times, padding)
+        x = self.dropout(self.position(x, positions / self.position_unit))
         index = torch.arange(x.shape[1], device=x.device)
         # an empty utterance sees its first (empty) frame: attention to nothing could be NaN
         visible = index < olens.clamp(min=1)[:, None]
@@ -265,7 +302,7 @@ class CapeTransformerEncoder(AbsEncoder):
         kept = self._draw_kept(x.device)
         intermediate = []
         for number, layer in enumerate(self.layers, start=1):
-            x = layer(x, visible, kept[number - 1])
+            x = layer(x, visible, kept[number - 1], positions)
             if number in self.interctc_layer_idx:
                 normed = self.after_norm(x)
                 intermediate.append((number, normed))
@@ -280,7 +317,7 @@ class CapeTransformerEncoder(AbsEncoder):
             return [None] * len(self.layers)
         return (torch.rand(len(self.layers), device=device) >= self.layer_drop_rate).unbind()
 
-    def _condition(self, x: Tensor, ctc: nn.Module | None) -> Tensor:
+    def _condition(self, x: Tensor, ctc: CTC | None) -> Tensor:
         """What the CTC makes of a layer's output, as channels."""
         if ctc is None or self.conditioning_layer is None:
             missing = "ctc" if ctc is None else "conditioning_layer, a Linear(vocabulary, channels)"
@@ -291,22 +328,22 @@ class CapeTransformerEncoder(AbsEncoder):
         return self.conditioning_layer(ctc.softmax(x))
 
     def _positions(self, times: Tensor, padding: Tensor) -> Tensor:
-        """Positions after the convolution: seconds, or frame indices for ``abspos``."""
-        if can_look_at(times) and bool((times.isnan() & ~padding).any()):
-            raise ValueError("times must be numbers in real frames; NaN is for padding only")
-        times = times.masked_fill(padding, math.nan)[:, ::STRIDE]
-        check_positions(times)
-        if self.pos == "abspos":
-            return times / (STRIDE * self.frame_shift)
-        return times
+        """Seconds of the frames after the convolution: (B, T) → (B, ⌈T / 3⌉), NaN in padding."""
+        check_values(
+            times,
+            lambda: times.isfinite() | padding,
+            "times of real frames must be numbers, not infinite; NaN is for padding only",
+        )
+        return times.masked_fill(padding, math.nan)[:, ::STRIDE]
 
 
 def _check_lengths(ilens: Tensor, frames: int) -> None:
     looks = can_look_at(ilens) and ilens.numel() > 0
     if frames == 0 or (looks and not bool(ilens.any())):
         raise TooShortUttError("has no frame and needs at least 1, return empty results", 0, 1)
-    if looks and (ilens.min() < 0 or ilens.max() > frames):
-        raise ValueError(f"ilens must lie in [0, T={frames}], got {ilens.min()} … {ilens.max()}")
+    check_values(
+        ilens, lambda: (ilens >= 0) & (ilens <= frames), f"ilens must lie in [0, T={frames}]"
+    )
 
 
 def _check_interctc(layers: Any, conditioning: bool, num_blocks: int) -> None:
@@ -321,10 +358,3 @@ def _check_interctc(layers: Any, conditioning: bool, num_blocks: int) -> None:
             "interctc_use_conditioning needs layers in interctc_layer_idx, got "
             f"interctc_use_conditioning=True and interctc_layer_idx={layers!r}"
         )
-
-
-def _check_pos(pos: Any) -> None:
-    try:
-        check_variant(pos, (*VARIANTS, *RELPOS_CONTEXT))
-    except ValueError as error:
-        raise ValueError(f"encoder_conf pos: {error}") from None

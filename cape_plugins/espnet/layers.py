@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cape_plugins.relative import RelativeAttention
+from cape_plugins.attention import PositionalAttention
 
 KERNEL = 7
 STRIDE = 3
@@ -51,13 +51,13 @@ def subsampled(lengths: Tensor) -> Tensor:
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention, without positions or with relative ones.
+    """Multi-head self-attention, PyTorch's own or one that knows positions.
 
     Args:
         size: channels.
         heads: divides ``size``.
         dropout_rate: on the attention weights.
-        relative: attends instead of PyTorch's own; its tables serve all heads.
+        relative: attends instead of PyTorch's own; named so in checkpoints.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class SelfAttention(nn.Module):
         size: int,
         heads: int,
         dropout_rate: float,
-        relative: RelativeAttention | None = None,
+        relative: PositionalAttention | None = None,
     ) -> None:
         super().__init__()
         self.heads = heads
@@ -74,12 +74,13 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(size, 3 * size)
         self.out = nn.Linear(size, size)
 
-    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
+    def forward(self, x: Tensor, visible: Tensor, positions: Tensor | None = None) -> Tensor:
         """Attend.
 
         Args:
             x: (B, N, size).
             visible: bool, broadcastable to (B, heads, N, N); True where a query sees a key.
+            positions: (B, N) in seconds, NaN in padding; for ``relative``.
 
         Returns:
             (B, N, size).
@@ -89,7 +90,7 @@ class SelfAttention(nn.Module):
         query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, N, size / heads)
         dropout = self.dropout_rate if self.training else 0.0
         if self.relative is not None:
-            mixed = self.relative(query, key, value, visible, dropout)
+            mixed = self.relative(query, key, value, positions, visible, dropout)
         else:
             mixed = F.scaled_dot_product_attention(
                 query, key, value, attn_mask=visible, dropout_p=dropout
@@ -110,7 +111,7 @@ class TransformerLayer(nn.Module):
         dropout_rate: after the ReLU.
         attention_dropout_rate: on the attention weights.
         normalize_before: LayerNorm on the input of each part (pre-norm), not on the sum.
-        relative: relative positions of the self-attention.
+        relative: as in :class:`SelfAttention`.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class TransformerLayer(nn.Module):
         dropout_rate: float,
         attention_dropout_rate: float,
         normalize_before: bool,
-        relative: RelativeAttention | None = None,
+        relative: PositionalAttention | None = None,
     ) -> None:
         super().__init__()
         self.attention = SelfAttention(size, heads, attention_dropout_rate, relative)
@@ -132,7 +133,13 @@ class TransformerLayer(nn.Module):
         self.norm_feed_forward = nn.LayerNorm(size)
         self.normalize_before = normalize_before
 
-    def forward(self, x: Tensor, visible: Tensor, kept: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        visible: Tensor,
+        kept: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
         """Transform.
 
         Args:
@@ -140,14 +147,15 @@ class TransformerLayer(nn.Module):
             visible: as in :class:`SelfAttention`.
             kept: bool scalar, False to drop the layer: the outputs of both parts are zeroed, the
                 norms still run (authors). Default: the layer is kept.
+            positions: as in :class:`SelfAttention`.
 
         Returns:
             (B, N, size).
         """
         if self.normalize_before:
-            x = x + _keep(self.attention(self.norm_attention(x), visible), kept)
+            x = x + _keep(self.attention(self.norm_attention(x), visible, positions), kept)
             return x + _keep(self.feed_forward(self.norm_feed_forward(x)), kept)
-        x = self.norm_attention(x + _keep(self.attention(x, visible), kept))
+        x = self.norm_attention(x + _keep(self.attention(x, visible, positions), kept))
         return self.norm_feed_forward(x + _keep(self.feed_forward(x), kept))
 
 

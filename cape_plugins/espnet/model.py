@@ -40,7 +40,8 @@ class CapeASRModel(ESPnetASRModel):
             preencoder changes the frames, or SpecAugment's masks are wider than the features.
     """
 
-    @functools.wraps(ESPnetASRModel.__init__)  # --print_config reads the signature
+    # --print_config reads the signature
+    @functools.wraps(ESPnetASRModel.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         takes = () if self.encoder is None else inspect.signature(self.encoder.forward).parameters

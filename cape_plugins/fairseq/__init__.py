@@ -24,9 +24,10 @@ def register() -> None:
         raise ImportError(
             f"cape_plugins.fairseq needs fairseq ({error}): pip install 'cape-plugins[fairseq]'"
         ) from error
-    import_module(f"{__name__}.architectures").register_architectures()
-    import_module(f"{__name__}.radam").register_radam()
-    import_module(f"{__name__}.task").register_cape_translation()
+    import_module(f"{__name__}.admin").register_radam()
+    names = import_module(f"{__name__}.architectures")
+    names.register_architectures()
+    names.register_cape_translation()
 
 
 register()

@@ -3,21 +3,29 @@
 A sub-layer's output is LayerNorm(x · ω + f(x)), where ω is a vector that begins at the standard
 deviation that all sub-layers before it have added up to. Their code (Transformer-Clinic) measures
 it in a run of its own, writes a file and starts again; here it is measured while the model is
-built, before there is an optimizer to copy weights, and kept in the model's options.
+built, before there is an optimizer to copy weights, and kept in the model's options. Its recipes
+train with RAdam, as the paper's translation models; fairseq has none.
 """
 
+import ast
 import logging
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, List  # noqa: UP035 - OmegaConf 2.0 knows no `list[float]`
 
 import torch
 from fairseq import checkpoint_utils
 from fairseq.data import data_utils
+from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.modules import LayerDropModuleList
+from fairseq.optim import FairseqOptimizer, register_optimizer
+from fairseq.registry import REGISTRIES
+from omegaconf import II
 from torch import Tensor, nn
 
-from cape_plugins.fairseq.config import store_option
+from cape_plugins.fairseq.config import parse_scales, store_option
 
 logger = logging.getLogger(__name__)
 
@@ -149,23 +157,6 @@ def set_scales(model: nn.Module, scales: list[float]) -> None:
             vector.fill_(scale)
 
 
-def parse_scales(scales: str) -> list[float]:
-    """Read ``--admin-scales``.
-
-    Raises:
-        ValueError: not positive numbers with commas between them.
-    """
-    try:
-        numbers = [float(number) for number in scales.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or not all(0 < number < float("inf") for number in numbers):
-        raise ValueError(
-            f"--admin-scales must be positive numbers with commas between them, got {scales!r}"
-        )
-    return numbers
-
-
 def _format(scales: list[float]) -> str:
     return ",".join(f"{scale:.6g}" for scale in scales)
 
@@ -231,3 +222,69 @@ def _training_batch(cfg: Any, task: Any) -> dict[str, Any]:
     if not loaded:
         del datasets[split]  # the trainer loads it with its own settings
     return batch
+
+
+RADAM = "radam"
+
+
+@dataclass
+class RAdamConfig(FairseqDataclass):
+    """The options of fairseq's ``adam`` that apply, by the same names (as in ADMIN's recipes)."""
+
+    adam_betas: Any = field(default="(0.9, 0.999)", metadata={"help": "betas for RAdam optimizer"})
+    adam_eps: float = field(default=1e-8, metadata={"help": "epsilon for RAdam optimizer"})
+    weight_decay: float = field(default=0.0, metadata={"help": "decoupled weight decay"})
+    lr: List[float] = II("optimization.lr")  # noqa: UP006, RUF009
+
+
+class FairseqRAdam(FairseqOptimizer):
+    """Rectified Adam (Liu et al. 2020, https://arxiv.org/abs/1908.03265), as in torch.
+
+    Args:
+        cfg: :class:`RAdamConfig`.
+        params: what to optimise.
+
+    Raises:
+        ValueError: ``adam_betas`` are not two numbers in [0, 1).
+    """
+
+    def __init__(self, cfg: RAdamConfig, params: Any) -> None:
+        super().__init__(cfg)
+        self._optimizer = torch.optim.RAdam(
+            params, decoupled_weight_decay=True, **self.optimizer_config
+        )
+
+    @property
+    def optimizer_config(self) -> dict[str, Any]:
+        """What overrides the settings in a checkpoint when training resumes from it."""
+        lr = self.cfg.lr
+        return {
+            "lr": lr[0] if isinstance(lr, Sequence) else lr,
+            "betas": _betas(self.cfg.adam_betas),
+            "eps": self.cfg.adam_eps,
+            "weight_decay": self.cfg.weight_decay,
+        }
+
+    @property
+    def supports_flat_params(self) -> bool:
+        """Each weight is updated on its own."""
+        return True
+
+
+def _betas(given: Any) -> tuple[float, float]:
+    try:
+        first, second = ast.literal_eval(given) if isinstance(given, str) else given
+        betas = float(first), float(second)
+    except (SyntaxError, TypeError, ValueError):
+        betas = (-1.0, -1.0)
+    if not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(
+            f"--adam-betas must be two numbers in [0, 1), as '(0.9, 0.98)', got {given!r}"
+        )
+    return betas
+
+
+def register_radam() -> None:
+    """Add the optimizer to fairseq's registry, where it is missing."""
+    if RADAM not in REGISTRIES["optimizer"]["registry"]:
+        register_optimizer(RADAM, dataclass=RAdamConfig)(FairseqRAdam)

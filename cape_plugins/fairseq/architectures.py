@@ -1,9 +1,10 @@
-"""The names for ``--arch``: sizes, as in fairseq's architectures of the same ending.
+"""The names for ``--arch`` and ``--task``; sizes are those of fairseq's own names.
 
 ``wmt_en_fr`` is what the paper trains there, the sizes of ``wmt_en_de``; ``wmt_en_de_18l`` has 18
 layers on each side. Dropout is fairseq's; the paper's recipes add to it.
 """
 
+from argparse import Namespace
 from typing import Any
 
 from fairseq.dataclass import FairseqDataclass
@@ -14,12 +15,17 @@ from fairseq.models import (
     register_model,
     register_model_architecture,
 )
+from fairseq.tasks import TASK_REGISTRY, register_task
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from cape_plugins.fairseq.checks import check_options
-from cape_plugins.fairseq.config import CapeTransformerConfig, CapeTransformerLanguageModelConfig
-from cape_plugins.fairseq.language_model import CapeTransformerLanguageModel
-from cape_plugins.fairseq.transformer import CapeTransformerModel
+from cape_plugins.fairseq.config import (
+    CapeTransformerConfig,
+    CapeTransformerLanguageModelConfig,
+    check_options,
+)
+from cape_plugins.fairseq.transformer import CapeTransformerLanguageModel, CapeTransformerModel
 
+TASK = "cape_translation"
 MODEL = "cape_transformer"
 LANGUAGE_MODEL = "cape_transformer_lm"
 
@@ -78,11 +84,21 @@ def _configure(model: str, options: dict[str, Any]) -> Any:
         for option, value in options.items():
             if getattr(args, option, None) is None:
                 setattr(args, option, value)
-        # on the command line fairseq comes here before it reads anything
-        check_options(dict(_items(args)), defaults)
+        if isinstance(args, Namespace):  # of the command line, before fairseq reads any data
+            check_options(vars(args), defaults)
 
     return configure
 
 
-def _items(args: Any) -> Any:
-    return args.items() if hasattr(args, "items") else vars(args).items()
+class CapeTranslationTask(TranslationTask):
+    """fairseq's ``translation`` under a name of ours, to which it adds nothing.
+
+    BOS, positions and the source scale are the model's, so that both tasks (and any other for
+    translation) give the same in training and in generation.
+    """
+
+
+def register_cape_translation() -> None:
+    """Add ``cape_translation`` to fairseq's tasks, unless it is there."""
+    if TASK not in TASK_REGISTRY:
+        register_task(TASK, dataclass=TranslationConfig)(CapeTranslationTask)

@@ -1,4 +1,4 @@
-"""The options of the models: all of fairseq's Transformer, and those of positions and ADMIN.
+"""The models' options: all of fairseq's Transformer, positions, ADMIN; and their checks.
 
 Flat dataclasses, so that one definition serves the command line, Hydra and checkpoints. fairseq's
 own nested ``TransformerConfig`` cannot be registered: its command line ignores the sizes, and its
@@ -6,8 +6,11 @@ checkpoints need pickled classes. That of its language model is flat already.
 """
 
 import dataclasses
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from enum import Enum
+from typing import Any, Optional, cast
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
@@ -19,11 +22,30 @@ from fairseq.models.transformer.transformer_config import (
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import II, OmegaConf
 
-from cape_plugins.embedding import VARIANTS
+from cape_plugins import variants
+from cape_plugins.augment import Augmentation
+from cape_plugins.positions import is_number
+from cape_plugins.sinusoid import check_dim
 
-POSITIONS = (*VARIANTS, "relpos")
+logger = logging.getLogger(__name__)
+
+VARIANTS = variants.names(1)
 RELPOS_LAYERS = ("all", "first")
 SOURCE_BOS = ("auto", "true", "false")
+
+# fairseq's own switches of positions, which would contradict --pos
+_REPLACED = {
+    "no_token_positional_embeddings": "--pos nopos",
+    "encoder_learned_pos": "--pos abspos",
+    "decoder_learned_pos": "--pos abspos",
+}
+
+# these attend in ways of their own, without room for positions
+_OTHER_ATTENTION = (
+    "cross_self_attention",
+    "encoder_xformers_att_config",
+    "decoder_xformers_att_config",
+)
 
 _NESTED = {
     "encoder": EncDecBaseConfig,
@@ -63,9 +85,9 @@ class PositionConfig(FairseqDataclass):
     ε = 0.5 tokens, no λ. So is the context of ``relpos``.
     """
 
-    pos: ChoiceEnum(list(POSITIONS)) = field(  # type: ignore[valid-type]
+    pos: ChoiceEnum(list(VARIANTS)) = field(  # type: ignore[valid-type]
         default="cape",
-        metadata={"help": "positional embedding; relpos: relative attention (Shaw et al.)"},
+        metadata={"help": "variant of positions; relpos: relative attention (Shaw et al.)"},
     )
     max_global_shift: float = field(
         default=5.0,
@@ -131,16 +153,43 @@ class CapeTransformerLanguageModelConfig(PositionConfig, TransformerLanguageMode
 
 def plain_options(cfg: Any) -> dict[str, Any]:
     """Name → value, of plain types; options that came after a checkpoint have their defaults."""
-    defaults = OmegaConf.structured(PositionConfig())
-    return {
-        **OmegaConf.to_container(defaults, enum_to_str=True),
-        **OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
-    }
+    return {**_plain(OmegaConf.structured(PositionConfig())), **_plain(cfg)}
+
+
+def _plain(cfg: Any) -> dict[str, Any]:
+    return cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
+
+
+def forgive_old_options(options: dict[str, Any], defaults: FairseqDataclass) -> dict[str, Any]:
+    """Options without those of other variants, if they are of a checkpoint from before refusal.
+
+    Until then a source scale was counted and stored whatever the variant, which tells such a
+    checkpoint. (One that is given to Hydra looks the same: there it is ignored with a warning.)
+
+    Args:
+        options: all of a translation model's.
+        defaults: a config of the model.
+    """
+    pos = options["pos"]
+    if takes(pos, "source_scale") or not options["source_scale"] > 0:
+        return options
+    logger.warning(f"source_scale {options['source_scale']} has no effect with --pos {pos}")
+    every = {name for variant in variants.VARIANTS.values() for name in variant.options}
+    others = {name for name in every & options.keys() if not takes(pos, name)}
+    return {**options, **{name: getattr(defaults, name) for name in others}}
+
+
+def takes(pos: str, option: str) -> bool:
+    """Whether a variant takes an option."""
+    return option in variants.get(pos, VARIANTS).options
 
 
 def needs_source_bos(pos: str, source_bos: str) -> bool:
-    """Whether the source begins with BOS; ``auto`` means for cape only, as in the paper."""
-    return source_bos == "true" or (source_bos == "auto" and pos == "cape")
+    """Whether the source begins with BOS, as the target begins with EOS.
+
+    ``auto`` means where both are placed on one scale: for cape, as in the paper.
+    """
+    return source_bos == "true" or (source_bos == "auto" and takes(pos, "source_scale"))
 
 
 def store_option(cfg: Any, name: str, value: Any) -> None:
@@ -153,3 +202,104 @@ def store_option(cfg: Any, name: str, value: Any) -> None:
     whole = cfg._get_parent()
     if whole is not None and name in (whole.get("model") or {}):
         whole["model"][name] = value
+
+
+def check_options(options: Mapping[str, Any], defaults: FairseqDataclass) -> None:
+    """Check the options that our models add or restrict.
+
+    Args:
+        options: name → value; what is absent has its default, a default counts as not given.
+        defaults: a config of the model; only the options that it has are looked at.
+
+    Raises:
+        ValueError: a value is out of range, whatever ``pos`` is; or it is for another ``pos``; or
+            two contradict each other.
+    """
+    default = {name: getattr(defaults, name) for name in defaults.__dataclass_fields__}
+    given = {k: v for k, v in options.items() if k in default and v is not None}
+    given = {k: str(v) if isinstance(v, Enum) else v for k, v in given.items()}
+    values = {**default, **given}
+    pos = values["pos"]
+    variants.get(pos, VARIANTS)
+    Augmentation(values["max_global_shift"], values["max_local_shift"], values["max_global_scale"])
+    _check_attention(values)
+    _check_admin(values)
+    if "source_scale" in values:
+        _check_source(values)
+    for name in ("encoder_embed_dim", "decoder_embed_dim"):
+        if name in values:
+            try:
+                check_dim(values[name])
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+    for name, instead in _REPLACED.items():
+        if values.get(name):
+            raise ValueError(
+                f"{_flag(name)} is replaced by {instead} in the cape_transformer models"
+            )
+    variants.refuse_options(pos, given, default, _flag)
+
+
+def _check_attention(values: Mapping[str, Any]) -> None:
+    context = values["relpos_context"]
+    if isinstance(context, bool) or not isinstance(context, int) or context < 1:
+        raise ValueError(f"relpos_context must be an integer ≥ 1, in tokens, got {context!r}")
+    _check_choice("relpos_layers", values["relpos_layers"], RELPOS_LAYERS)
+    if variants.get(values["pos"]).attention is not None:
+        for name in _OTHER_ATTENTION:
+            if values.get(name):
+                raise ValueError(
+                    f"{_flag(name)} does not go with --pos {values['pos']}, which has a "
+                    "self-attention of its own: leave it out, or choose another --pos"
+                )
+
+
+def _check_admin(values: Mapping[str, Any]) -> None:
+    if values["admin_scales"] and not values["admin_init"]:
+        raise ValueError("--admin-scales are for --admin-init: give both, or neither")
+    if not values["admin_init"]:
+        return
+    for name in ("encoder_normalize_before", "decoder_normalize_before"):
+        if values.get(name):
+            raise ValueError(
+                f"--admin-init is for post-norm models, {_flag(name)} makes this one pre-norm: "
+                "leave out one of the two"
+            )
+    if values["admin_scales"]:
+        parse_scales(values["admin_scales"])
+
+
+def _check_source(values: Mapping[str, Any]) -> None:
+    scale = values["source_scale"]
+    if not (is_number(scale) and scale >= 0):
+        raise ValueError(
+            f"source_scale must be a finite number > 0, or 0 to count it from the training set, "
+            f"got {scale!r}"
+        )
+    _check_choice("source_bos", values["source_bos"], SOURCE_BOS)
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def parse_scales(scales: str) -> list[float]:
+    """Read ``--admin-scales``.
+
+    Raises:
+        ValueError: not positive numbers with commas between them.
+    """
+    try:
+        numbers = [float(number) for number in scales.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(0 < number < float("inf") for number in numbers):
+        raise ValueError(
+            f"--admin-scales must be positive numbers with commas between them, got {scales!r}"
+        )
+    return numbers

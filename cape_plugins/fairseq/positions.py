@@ -1,31 +1,56 @@
-"""Where tokens are, and the module that fairseq calls for their embeddings."""
+"""Positions of source and target tokens, and the module that fairseq calls for their embeddings.
 
+Source and target start with one token each (BOS, EOS) at 0, and section 3.3 of the paper multiplies
+source positions by α, so that equal positions are about equal places in both sentences.
+"""
+
+import itertools
 import math
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from fairseq.data import data_utils, indexed_dataset
+from fairseq.utils import split_paths
 from torch import Tensor, nn
 
+from cape_plugins import variants
+from cape_plugins.attention import CurrentPositions
 from cape_plugins.augment import Draw
 from cape_plugins.embedding import PositionalEmbedding1d
 
 
-def positions_in_batch(tokens: Tensor, padding_idx: int, scale: float = 1.0) -> Tensor:
+class CurrentBatch(CurrentPositions):
+    """Positions and CAPE's draw of the batch that is going through an encoder or a decoder.
+
+    fairseq calls ``embed_positions`` with tokens alone and layers without any, hence the detour.
+    Nothing is cleared when the layers have run: activation checkpointing runs them again in the
+    backward, which must therefore come before the next forward.
+
+    Attributes:
+        positions: (B, N) of the tokens, or (1, N) to share them; NaN at padding.
+        draw: CAPE's Δ and λ of each sample, where source and target share them.
+    """
+
+    draw: Draw | None = None
+
+
+def positions_in_batch(tokens: Tensor, padding_idx: int, spacing: float = 1.0) -> Tensor:
     """Positions of tokens padded on either side: the first real token of each row sits at 0.
 
     Args:
         tokens: (B, N) token numbers.
         padding_idx: the number of the padding token.
-        scale: distance between neighbouring tokens.
+        spacing: distance between neighbouring tokens.
 
     Returns:
         (B, N) float32, NaN at padding.
     """
     real = tokens.ne(padding_idx)
     index = real.cumsum(dim=1) - 1
-    return torch.where(real, index.to(torch.float32) * scale, math.nan)
+    return torch.where(real, index.to(torch.float32) * spacing, math.nan)
 
 
 class TokenEmbedding(nn.Module):
@@ -35,11 +60,10 @@ class TokenEmbedding(nn.Module):
 
     Args:
         dim: channels, even.
-        variant: ``abspos``, ``sinpos`` or ``cape`` (``nopos`` and ``relpos`` need no module).
-        padding_idx: the number of the padding token.
+        pos: the variant; those that add nothing need no module.
+        current: positions of the batch, and the draw that it shares.
         max_positions: the longest sequence, in tokens; also what ``abspos`` has vectors for.
         added_tokens: tokens that the model adds to the sequence (BOS), on top of that.
-        token_scale: distance between neighbouring tokens.
         max_global_shift, max_local_shift, max_global_scale: CAPE's, in tokens; see
             :class:`cape_plugins.Augmentation`. There is no centring in fairseq: sentences of a
             pair stay aligned at their first tokens, and decoding does not know the length.
@@ -48,26 +72,26 @@ class TokenEmbedding(nn.Module):
         ValueError: any value is out of range.
     """
 
+    zero: Tensor
+
     def __init__(
         self,
         dim: int,
-        variant: str,
+        pos: str,
+        current: CurrentBatch,
         *,
-        padding_idx: int,
         max_positions: int,
         added_tokens: int = 0,
-        token_scale: float = 1.0,
         max_global_shift: float = 5.0,
         max_local_shift: float = 0.5,
         max_global_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.padding_idx = padding_idx
         self.max_positions = max_positions  # fairseq reads it to filter what is too long
-        self.token_scale = token_scale
+        self.current = current
         self.embedding = PositionalEmbedding1d(
             dim,
-            variant,
+            pos,
             max_global_shift=max_global_shift,
             max_local_shift=max_local_shift,
             max_global_scale=max_global_scale,
@@ -75,42 +99,147 @@ class TokenEmbedding(nn.Module):
             max_length=max_positions + added_tokens,
             overflow="error",
         )
-        self.shared_draw: Draw | None = None
         # carries the model's dtype and device; not in checkpoints
         self.register_buffer("zero", torch.zeros(1), persistent=False)
 
-    def draw(self, batch_size: int) -> Draw | None:
-        """Δ and λ of each sentence pair: for cape in training, else None."""
-        if not self.training or self.embedding.variant != "cape":
-            return None
-        return self.embedding.augmentation.draw(batch_size, device=self.zero.device)
-
     def forward(self, tokens: Tensor, incremental_state: Any = None) -> Tensor:
-        """Embeddings of tokens (B, N): (B, N, dim) in the model's dtype.
+        """Embeddings of the current batch, whose tokens (B, N) are: (B|1, N, dim), model's dtype.
 
-        In incremental decoding only that of the last token, (1, 1, dim): ``tokens`` is then the
-        whole prefix, and all rows are equally long (finished ones hold padding, which counts).
+        In incremental decoding only that of the last token, (1, 1, dim).
         """
+        positions = self.current.positions
+        assert positions is not None, "the model sets them first"
         if incremental_state is not None:
-            last = (tokens.shape[1] - 1) * self.token_scale
-            positions = torch.full((1, 1), last, device=tokens.device)
-        else:
-            positions = positions_in_batch(tokens, self.padding_idx, self.token_scale)
+            positions = positions[:, -1:]
         content = self.zero.expand(*positions.shape, self.embedding.dim)
-        return self.embedding(content, positions, draw=self.shared_draw)
+        return self.embedding(content, positions, draw=self.current.draw)
 
 
-@contextmanager
-def sharing(embed_positions: TokenEmbedding | None, draw: Draw | None) -> Iterator[None]:
-    """Within this context the embedding uses the given draw of Δ and λ.
+class VariantMark(nn.Module):
+    """Keeps the variant's number among the weights, which alone do not tell sinpos from cape.
 
-    fairseq's forward calls ``embed_positions`` with tokens alone, hence the detour.
+    Args:
+        pos: the variant.
     """
-    if embed_positions is None:
-        yield
-        return
-    embed_positions.shared_draw = draw
-    try:
-        yield
-    finally:
-        embed_positions.shared_draw = None
+
+    number: Tensor
+
+    def __init__(self, pos: str) -> None:
+        super().__init__()
+        self.pos = pos
+        self.register_buffer("number", torch.tensor([variants.get(pos).number]))
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """fairseq calls this before it loads weights, to resume, fine-tune or generate.
+
+        Raises:
+            ValueError: the weights are of another variant.
+        """
+        key = f"{name}.number"
+        found = int(state_dict.setdefault(key, self.number)[0])  # absent: before there was a mark
+        if found != variants.get(self.pos).number:
+            known = {variant.number: pos for pos, variant in variants.VARIANTS.items()}
+            pos = known.get(found, "unknown")
+            raise ValueError(
+                f"the checkpoint was trained with --pos {pos}, this model has --pos {self.pos}: "
+                f"train with --pos {pos}, or give another --save-dir, --restore-file or "
+                "--finetune-from-model"
+            )
+
+
+def prepend_bos(tokens: Tensor, *, bos: int, padding_idx: int) -> tuple[Tensor, Tensor]:
+    """Insert BOS before the first real token of each row, unless it is BOS already.
+
+    fairseq gives the decoder a first token (EOS) but the encoder none. The model inserts it, rather
+    than a task, because fairseq-generate and its like take the task from their command line, not
+    from the checkpoint.
+
+    One column is added on the left in any case (a shape must not depend on the data), so token j
+    is found at j + 1 afterwards; a row that begins with BOS gets padding there.
+
+    Args:
+        tokens: (B, N) token numbers, N ≥ 1, padded on either side.
+        bos: the number of BOS.
+        padding_idx: the number of the padding token.
+
+    Returns:
+        (B, N + 1) tokens, and a (B, N + 1) mask of the inserted ones.
+    """
+    first = tokens.ne(padding_idx).int().argmax(dim=1, keepdim=True)
+    missing = tokens.gather(1, first).ne(bos)
+    # after the shift by one, index `first` is the last one before the first real token
+    inserted = torch.zeros_like(F.pad(tokens, (1, 0)), dtype=torch.bool)
+    inserted = inserted.scatter(1, first, missing)
+    tokens = F.pad(tokens, (1, 0), value=padding_idx).masked_fill(inserted, bos)
+    return tokens, inserted
+
+
+_INSTEAD = "give the number with --source-scale (the WMT'14 values are 1.0337 en-de, 1.1632 en-fr)"
+
+
+def count_source_scale(task: Any) -> float:
+    """Count α, target / source tokens of a task's training set, with one EOS per sentence.
+
+    All shards (``data-bin1:data-bin2``) and all parts (train, train1, …) count once, whatever
+    their upsampling. Only the lengths are read, from the index files.
+
+    Args:
+        task: a set up translation task.
+
+    Returns:
+        α > 0.
+
+    Raises:
+        ValueError: the task has no translation data, or the training set is missing or empty.
+    """
+    config = task.cfg
+    wanted = ("data", "source_lang", "target_lang", "train_subset")
+    missing = [name for name in wanted if getattr(config, name, None) is None]
+    if missing:
+        raise ValueError(
+            f"the task {type(task).__name__} says nothing about its {', '.join(missing)}, so the "
+            f"source scale cannot be counted: {_INSTEAD}"
+        )
+    source_tokens = target_tokens = 0
+    for path in split_paths(config.data):
+        for prefix in _parts(path, config):
+            source_tokens += _tokens(prefix + config.source_lang, task.source_dictionary, config)
+            target_tokens += _tokens(prefix + config.target_lang, task.target_dictionary, config)
+    if not source_tokens or not target_tokens:
+        raise ValueError(
+            f"the training set {config.data} has {source_tokens} source and {target_tokens} "
+            f"target tokens, so the source scale cannot be counted: {_INSTEAD}"
+        )
+    return target_tokens / source_tokens
+
+
+def _parts(path: str, config: Any) -> Iterator[str]:
+    """The beginnings of the names of train, train1, … in a folder, as fairseq looks for them."""
+    source, target = config.source_lang, config.target_lang
+    for k in itertools.count():
+        subset = f"{config.train_subset}{k or ''}"
+        prefixes = [
+            os.path.join(path, f"{subset}.{a}-{b}.")
+            for a, b in ((source, target), (target, source))
+        ]
+        there = [p for p in prefixes if indexed_dataset.dataset_exists(p + source, _impl(config))]
+        if there:
+            yield there[0]
+        elif k:
+            return
+        else:
+            raise ValueError(
+                f"no training set {prefixes[0]}*, so the source scale cannot be counted: {_INSTEAD}"
+            )
+
+
+def _tokens(path: str, dictionary: Any, config: Any) -> int:
+    tokens = indexed_dataset.data_file_path(path)
+    if os.path.exists(tokens) and os.path.getsize(tokens) == 0:
+        return 0  # which fairseq cannot map into memory
+    dataset = data_utils.load_indexed_dataset(path, dictionary, _impl(config))
+    return 0 if dataset is None else int(dataset.sizes.sum())
+
+
+def _impl(config: Any) -> Any:
+    return getattr(config, "dataset_impl", None)

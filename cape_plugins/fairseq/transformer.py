@@ -1,7 +1,8 @@
-"""The model ``cape_transformer``: fairseq's Transformer with another source of positions.
+"""The models ``cape_transformer`` and ``cape_transformer_lm``: fairseq's, with other positions.
 
 The encoder draws Δ and λ of each sentence pair and hands them to the decoder inside its output,
-which reaches the decoder however the two are wrapped or called.
+which reaches the decoder however the two are wrapped or called. In a language model there is no
+source: the decoder draws for each sample itself.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -10,29 +11,39 @@ from typing import Any
 import torch
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import FairseqLanguageModel
 from fairseq.models.transformer import (
     TransformerConfig,
     TransformerDecoderBase,
     TransformerEncoderBase,
     TransformerModelBase,
 )
+from fairseq.models.transformer_lm import TransformerLanguageModel
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from cape_plugins.augment import Draw
 from cape_plugins.fairseq import admin
-from cape_plugins.fairseq.checks import check_options
 from cape_plugins.fairseq.config import (
     CapeTransformerConfig,
+    CapeTransformerLanguageModelConfig,
+    check_options,
+    forgive_old_options,
     needs_source_bos,
     plain_options,
     store_option,
+    takes,
 )
-from cape_plugins.fairseq.layers import CapeDecoderLayer, CapeEncoderLayer, is_relative, wrap
-from cape_plugins.fairseq.positions import TokenEmbedding, sharing
-from cape_plugins.fairseq.source_bos import prepend_bos
-from cape_plugins.fairseq.source_scale import count_source_scale
-from cape_plugins.fairseq.variant import Variant
+from cape_plugins.fairseq.layers import CapeDecoderLayer, CapeEncoderLayer, wrap
+from cape_plugins.fairseq.positions import (
+    CurrentBatch,
+    TokenEmbedding,
+    VariantMark,
+    count_source_scale,
+    positions_in_batch,
+    prepend_bos,
+)
+from cape_plugins.variants import get
 
 # key of the encoder's output: [shift (B, 1), scale (B,)] in training with cape, else absent
 DRAW = "cape_draw"
@@ -48,23 +59,23 @@ class CapeTransformerEncoder(TransformerEncoderBase):
         embed_tokens: nn.Embedding,
         return_fc: bool = False,
     ) -> None:
-        self.built_layers = 0
+        self.built_layers, self.current = 0, CurrentBatch()  # the line below builds the layers
         super().__init__(cfg, dictionary, embed_tokens, return_fc=return_fc)
         self.source_bos = needs_source_bos(cfg.pos, cfg.source_bos)
+        self.spacing = cfg.source_scale if takes(cfg.pos, "source_scale") else 1.0
         self.embed_positions = _embed_positions(
             cfg,
             embed_tokens.embedding_dim,
-            padding_idx=self.padding_idx,
+            self.current,
             max_positions=cfg.max_source_positions,
             added_tokens=int(self.source_bos),
-            token_scale=cfg.source_scale if cfg.pos == "cape" else 1.0,
         )
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
         """A layer of ours, wrapped as fairseq wraps its own; called once for each, in order."""
-        relative = is_relative(cfg, self.built_layers)
+        layer = CapeEncoderLayer(cfg, self.return_fc, index=self.built_layers, current=self.current)
         self.built_layers += 1
-        return wrap(CapeEncoderLayer(cfg, self.return_fc, relative=relative), cfg)
+        return wrap(layer, cfg)
 
     def forward(
         self,
@@ -84,11 +95,13 @@ class CapeTransformerEncoder(TransformerEncoderBase):
                     self.embed_tokens.weight[self.dictionary.bos()],
                     nn.functional.pad(token_embeddings, (0, 0, 1, 0)),
                 )
-        draw = self.embed_positions.draw(src_tokens.shape[0]) if self.embed_positions else None
-        with sharing(self.embed_positions, draw):
-            out = super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
-        if draw is not None:
-            out[DRAW] = [draw.shift, draw.scale]
+        self.current.positions = positions_in_batch(src_tokens, self.padding_idx, self.spacing)
+        if self.embed_positions is not None:
+            embedding = self.embed_positions.embedding
+            self.current.draw = embedding.draw(src_tokens.shape[0], src_tokens.device)
+        out = super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
+        if self.current.draw is not None:
+            out[DRAW] = list(self.current.draw)
         return out
 
 
@@ -103,25 +116,27 @@ class CapeTransformerDecoder(TransformerDecoderBase):
         no_encoder_attn: bool = False,
         output_projection: nn.Module | None = None,
     ) -> None:
-        self.built_layers = 0
+        self.built_layers, self.current = 0, CurrentBatch()  # the line below builds the layers
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
         # a language model has no source
         self.source_bos = needs_source_bos(cfg.pos, getattr(cfg, "source_bos", "false"))
         self.embed_positions = _embed_positions(
             cfg,
             self.embed_dim,
-            padding_idx=self.padding_idx,
+            self.current,
             max_positions=cfg.max_target_positions,
         )
-        self.variant = Variant(cfg.pos)
+        self.variant = VariantMark(cfg.pos)
 
     def build_decoder_layer(
         self, cfg: TransformerConfig, no_encoder_attn: bool = False
     ) -> nn.Module:
         """A layer of ours, wrapped as fairseq wraps its own; called once for each, in order."""
-        relative = is_relative(cfg, self.built_layers)
+        layer = CapeDecoderLayer(
+            cfg, no_encoder_attn, index=self.built_layers, current=self.current
+        )
         self.built_layers += 1
-        return wrap(CapeDecoderLayer(cfg, no_encoder_attn, relative=relative), cfg)
+        return wrap(layer, cfg)
 
     def extract_features(
         self,
@@ -133,25 +148,29 @@ class CapeTransformerDecoder(TransformerDecoderBase):
         alignment_heads: int | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
         """As fairseq's; ``attn`` leaves out the column of BOS, so that it fits the source."""
-        draw = None
-        if encoder_out is not None and encoder_out.get(DRAW):
-            draw = Draw(*encoder_out[DRAW])
-        with sharing(self.embed_positions, draw):
-            features, extra = super().extract_features(
-                prev_output_tokens,
-                encoder_out,
-                incremental_state,
-                full_context_alignment,
-                alignment_layer,
-                alignment_heads,
-            )
+        if incremental_state is None:
+            positions = positions_in_batch(prev_output_tokens, self.padding_idx)
+        else:  # all rows are equally long: finished ones hold padding, which counts
+            steps, device = prev_output_tokens.shape[1], prev_output_tokens.device
+            positions = torch.arange(steps, dtype=torch.float32, device=device)[None]
+        self.current.positions = positions
+        shared = encoder_out.get(DRAW) if encoder_out is not None else None
+        self.current.draw = Draw(*shared) if shared else None
+        features, extra = super().extract_features(
+            prev_output_tokens,
+            encoder_out,
+            incremental_state,
+            full_context_alignment,
+            alignment_layer,
+            alignment_heads,
+        )
         if self.source_bos and encoder_out is not None:
             extra["attn"] = [None if a is None else a[..., 1:] for a in extra["attn"]]
         return features, extra
 
 
 class CapeTransformerModel(TransformerModelBase):
-    """fairseq's Transformer with ``--pos nopos|abspos|sinpos|cape|relpos``; all else is shared."""
+    """fairseq's Transformer with ``--pos``; all else is shared."""
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
@@ -160,7 +179,7 @@ class CapeTransformerModel(TransformerModelBase):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "CapeTransformerModel":
-        """Build a model; counts the source scale if it is 0, and stores it in ``cfg``.
+        """Build a model; counts a source scale of 0 if the variant takes one, and stores it.
 
         Args:
             cfg: the options, as OmegaConf's DictConfig or :class:`CapeTransformerConfig`.
@@ -169,11 +188,14 @@ class CapeTransformerModel(TransformerModelBase):
         Raises:
             ValueError: an option is out of range, or α or ADMIN's scales cannot be had.
         """
-        if not OmegaConf.is_config(cfg):
+        defaults = CapeTransformerConfig()
+        if OmegaConf.is_config(cfg):
+            options = forgive_old_options(plain_options(cfg), defaults)
+        else:
             cfg = OmegaConf.create({"model": OmegaConf.structured(cfg)}).model
-        options = plain_options(cfg)
-        check_options(options, CapeTransformerConfig())
-        if options["source_scale"] == 0:
+            options = plain_options(cfg)
+        check_options(options, defaults)
+        if options["source_scale"] == 0 and takes(options["pos"], "source_scale"):
             options["source_scale"] = count_source_scale(task)
             store_option(cfg, "source_scale", options["source_scale"])
         # so that fairseq builds no positions of its own
@@ -199,15 +221,72 @@ class CapeTransformerModel(TransformerModelBase):
         )
 
 
-def _embed_positions(cfg: TransformerConfig, dim: int, **tokens: Any) -> TokenEmbedding | None:
-    """What both sides share of their positions; None adds nothing in fairseq."""
-    if cfg.pos in ("nopos", "relpos"):
+def _embed_positions(
+    cfg: TransformerConfig,
+    dim: int,
+    current: CurrentBatch,
+    *,
+    max_positions: int,
+    added_tokens: int = 0,
+) -> TokenEmbedding | None:
+    """What is added to the tokens of either side; None adds nothing in fairseq."""
+    if get(cfg.pos).adds == "nothing":
         return None
     return TokenEmbedding(
         dim,
         cfg.pos,
+        current,
+        max_positions=max_positions,
+        added_tokens=added_tokens,
         max_global_shift=cfg.max_global_shift,
         max_local_shift=cfg.max_local_shift,
         max_global_scale=cfg.max_global_scale,
-        **tokens,
     )
+
+
+class CapeTransformerLanguageModel(FairseqLanguageModel):
+    """fairseq's ``transformer_lm`` with ``--pos``; all else is shared."""
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        """Add the options, without defaults: those of the architecture come first."""
+        defaults = CapeTransformerLanguageModelConfig()
+        gen_parser_from_dataclass(parser, defaults, delete_default=True)
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: Any) -> "CapeTransformerLanguageModel":
+        """Build a model.
+
+        Args:
+            cfg: the options, as OmegaConf's DictConfig, part of fairseq's whole config (some of
+                its defaults are those of the task).
+            task: gives the dictionaries, and with ``admin_init`` the training set.
+
+        Raises:
+            ValueError: an option is out of range, or ADMIN's scales cannot be had.
+        """
+        options = plain_options(cfg)
+        check_options(options, CapeTransformerLanguageModelConfig())
+        if options["max_target_positions"] is None:  # as fairseq: what follows from the task
+            options["max_target_positions"] = options["tokens_per_sample"]
+            store_option(cfg, "max_target_positions", options["max_target_positions"])
+        if options["decoder_layers_to_keep"]:
+            options["decoder_layers"] = len(options["decoder_layers_to_keep"].split(","))
+        if options["offload_activations"]:
+            options["checkpoint_activations"] = True
+        # so that fairseq builds no positions of its own
+        options["no_token_positional_embeddings"] = True
+        # fairseq makes its tokens' embeddings, of several kinds, in the midst of making a decoder
+        embeddings_only = {**options, "decoder_layers": 0, "decoder_layers_to_keep": None}
+        embed_tokens = TransformerLanguageModel.build_model(
+            Namespace(**embeddings_only), task
+        ).decoder.embed_tokens
+        decoder = CapeTransformerDecoder(
+            TransformerConfig.from_namespace(Namespace(**options)),
+            task.target_dictionary,
+            embed_tokens,
+            no_encoder_attn=True,
+        )
+        model = cls(decoder)
+        admin.initialise(model, cfg, task)
+        return model

@@ -1,18 +1,19 @@
-"""content + embedding(positions) in one pass, without ever holding the (B, N, D) embedding.
+"""content + sinusoids of positions in one pass, without ever holding the (B, N, D) embedding.
 
 The content is read once and the sum written once; backward is the identity and saves nothing. On
-the CPU a small compiled kernel (or torch in cache-sized chunks), on CUDA a Triton kernel. The plain
-path, :func:`cape_plugins.sinusoid_1d` and an addition, is the reference; it serves TorchScript,
-tracing, ONNX, torch.func (vmap, grad, …), other devices, float64 content, positions that want
-gradients, and everything with ``CAPE_PLUGINS_FUSED=0`` (read when this module is imported).
+the CPU a compiled function (torch in cache-sized chunks where there was no compiler), on CUDA a
+Triton kernel. The plain path, :func:`cape_plugins.sinusoid_1d` and an addition, is the reference;
+it serves TorchScript, tracing, ONNX, torch.func (vmap, grad, …), forward-mode derivatives, other
+devices, float64 content, positions that want gradients, and everything with
+``CAPE_PLUGINS_FUSED=0`` (read when this module is imported).
 """
 
 import os
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from cape_plugins.augment import Augmentation, Draw, centre
 from cape_plugins.fused import ops
 from cape_plugins.positions import check_positions, in_transform
 from cape_plugins.sinusoid import check_dim, check_frequencies, embed_line, embed_plane
@@ -21,7 +22,7 @@ ENABLED = os.environ.get("CAPE_PLUGINS_FUSED", "1") != "0"
 
 
 def add_sinusoid(
-    content: Tensor, positions: Tensor, *, base: float = 10_000.0, scale: float = 1.0
+    content: Tensor, positions: Tensor, *, base: float = 10_000.0, frequency_scale: float = 1.0
 ) -> Tensor:
     """Add the sinusoidal embedding of positions to content.
 
@@ -30,85 +31,36 @@ def add_sinusoid(
         positions: (B, N) on a line, or (1, N) to share them; (B, N, 2), (1, N, 2) or (N, 2) on a
             plane. Float32, or float64 whose precision is used; NaN marks padding, to which
             nothing is added.
-        base, scale: frequencies on a line, see :func:`cape_plugins.sinusoid_1d`.
+        base, frequency_scale: frequencies on a line, see :func:`cape_plugins.sinusoid_1d`.
 
     Returns:
         (B, N, D) in content's dtype, rounded once.
 
     Raises:
-        ValueError: shapes that do not fit, D is odd, or positions are infinite (looked for on the
-            CPU only).
+        ValueError: shapes that do not fit, D is odd, or positions are infinite (on CUDA see
+            :func:`cape_plugins.positions.check_values`).
     """
     positions = _check(content, positions)
-    check_frequencies(base, scale)
-    return _add_sinusoid(content, positions, base, scale)
+    check_frequencies(base, frequency_scale)
+    return add_unchecked(content, positions, base, frequency_scale)
 
 
-def add_augmented_sinusoid(
-    content: Tensor,
-    positions: Tensor,
-    augmentation: Augmentation,
-    draw: Draw | None = None,
-    *,
-    generator: torch.Generator | None = None,
-    base: float = 10_000.0,
-    scale: float = 1.0,
+def add_unchecked(
+    content: Tensor, positions: Tensor, base: float, frequency_scale: float
 ) -> Tensor:
-    """CAPE in training: augment the positions, then :func:`add_sinusoid`.
-
-    On CUDA the random numbers are drawn inside the kernel (Philox), from a seed that torch's
-    generator gives; elsewhere they are torch's own.
+    """:func:`add_sinusoid` without its checks; TorchScript compiles it.
 
     Args:
-        content, positions, base, scale: as :func:`add_sinusoid`; (B, N, 1) is (B, N) too.
-        augmentation: the settings.
-        draw: Δ and λ of each sample. Default: drawn here.
-        generator: source of randomness on content's device.
-
-    Returns:
-        (B, N, D) in content's dtype.
-
-    Raises:
-        ValueError: as :func:`add_sinusoid` and :meth:`cape_plugins.Augmentation.apply`.
+        content: (B, N, D).
+        positions: (B, N, axes) or (1, N, axes), float32 or float64.
+        base, frequency_scale: of the frequencies where axes is 1.
     """
-    positions = _check(content, positions)
-    check_frequencies(base, scale)
-    batch, axes = content.shape[0], positions.shape[2]
-    if _op_draws(content) and takes_op(content, positions):
-        if augmentation.mean_normalize:
-            positions = centre(positions)
-        if draw is not None:
-            augmentation.check_draw(draw, batch, axes)
-        seed = torch.randint(
-            1 << 31, (1,), dtype=torch.int64, device=content.device, generator=generator
-        )
-        return ops.add_augmented_sinusoid(
-            content,
-            positions,
-            seed,
-            None if draw is None else draw.shift,
-            None if draw is None else draw.scale,
-            augmentation.max_global_shift,
-            _local_shifts(augmentation, axes, content.device),
-            augmentation.max_global_scale,
-            base,
-            scale,
-        )
-    if draw is None:
-        draw = augmentation.draw(batch, axes, device=content.device, generator=generator)
-    positions = augmentation.apply(positions.expand(batch, -1, -1), draw, generator=generator)
-    return _add_sinusoid(content, positions, base, scale)
-
-
-def _op_draws(content: Tensor) -> bool:
-    """Whether the operator draws the random numbers itself, or torch's operations before it."""
-    return content.device.type == "cuda"
-
-
-def _local_shifts(augmentation: Augmentation, axes: int, device: torch.device) -> Tensor:
-    """(axes,) float32, made on the device: copied there it would be waited for."""
-    shifts = [torch.full((1,), s, device=device) for s in augmentation.local_shifts(axes)]
-    return torch.cat(shifts)
+    if torch.jit.is_scripting():
+        return _plain(content, positions, base, frequency_scale)
+    elif takes_op(content, positions):
+        return ops.add_sinusoid(content, positions, base, frequency_scale)
+    else:
+        return _plain(content, positions, base, frequency_scale)
 
 
 def takes_op(content: Tensor, positions: Tensor) -> bool:
@@ -117,8 +69,12 @@ def takes_op(content: Tensor, positions: Tensor) -> bool:
         return False
     if content.dtype == torch.float64 or positions.requires_grad:
         return False
-    if not torch.compiler.is_compiling() and (in_transform(content) or in_transform(positions)):
-        return False  # torch.func cannot differentiate custom operators
+    if not torch.compiler.is_compiling():
+        # PyTorch's custom operators know neither torch.func nor forward-mode derivatives
+        if in_transform(content) or in_transform(positions):
+            return False
+        if forward_ad._current_level >= 0:
+            return False
     if content.device.type == "cuda":
         return ops.HAS_TRITON
     return content.device.type == "cpu"
@@ -132,16 +88,12 @@ def add_embedding(content: Tensor, embedding: Tensor) -> Tensor:
     return (content + embedding).to(content.dtype)
 
 
-def _add_sinusoid(content: Tensor, positions: Tensor, base: float, scale: float) -> Tensor:
-    if not takes_op(content, positions):
-        return _plain(content, positions, base, scale)
-    return ops.add_sinusoid(content, positions, base, scale)
-
-
-def _plain(content: Tensor, positions: Tensor, base: float, scale: float) -> Tensor:
+def _plain(content: Tensor, positions: Tensor, base: float, frequency_scale: float) -> Tensor:
     dim = content.shape[2]
+    # float64 content deserves phases in float64
+    positions = positions.to(torch.promote_types(positions.dtype, content.dtype))
     if positions.shape[2] == 1:
-        embedding = embed_line(positions[..., 0], dim, base, scale)
+        embedding = embed_line(positions[..., 0], dim, base, frequency_scale)
     else:
         embedding = embed_plane(positions, dim)
     return add_embedding(content, embedding)

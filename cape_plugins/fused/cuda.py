@@ -1,4 +1,4 @@
-"""content + embedding on CUDA: one Triton kernel for evaluation and for training.
+"""content + embedding on CUDA: one Triton kernel.
 
 Each program takes a block of tokens × a block of phases and walks over samples: the content's two
 halves are read, the cosines and sines of their phases added, the sums written, channels last even
@@ -85,28 +85,6 @@ def _position(pointer, mask, WIDE: tl.constexpr):
     return high, high * 0.0
 
 
-@triton.jit
-def _noise(
-    sample, token, length, seed, shift_pointer, shift_stride, lambda_pointer,
-    max_shift, max_local_pointer, log_max_scale,
-    AXES: tl.constexpr, GIVEN: tl.constexpr,
-):  # fmt: skip
-    """Δ + ε along both axes, (tokens,), and λ: Philox gives four uniform numbers at a time."""
-    local_0, local_1, _, _ = tl.rand4x(seed, (sample * length + token).to(tl.int32))
-    if GIVEN:
-        shift_0 = tl.load(shift_pointer + sample * shift_stride)
-        shift_1 = tl.load(shift_pointer + sample * shift_stride + AXES - 1)
-        scale = tl.load(lambda_pointer + sample)
-    else:  # under another key than ε
-        shift_0, shift_1, log_scale, _ = tl.rand4x(seed + 1, sample.to(tl.int32))
-        shift_0 = (2.0 * shift_0 - 1.0) * max_shift
-        shift_1 = (2.0 * shift_1 - 1.0) * max_shift
-        scale = tl.exp((2.0 * log_scale - 1.0) * log_max_scale)
-    noise_0 = shift_0 + (2.0 * local_0 - 1.0) * tl.load(max_local_pointer)
-    noise_1 = shift_1 + (2.0 * local_1 - 1.0) * tl.load(max_local_pointer + AXES - 1)
-    return noise_0, noise_1, scale
-
-
 _CONFIGS = [
     triton.Config(
         {"TOKENS": tokens, "PHASES": phases, "SAMPLES": samples},
@@ -128,56 +106,49 @@ _CONFIGS = [
 
 
 # not by length, batch or strides: they change from batch to batch
-_KEY = ["half", "dtype_bytes", "CHANNELS_LAST", "AXES", "WIDE", "SHARED", "AUGMENT"]
+_KEY = ["half", "dtype_bytes", "CHANNELS_LAST", "AXES", "WIDE", "SHARED"]
 
 
 # LOG_BASE and TURNS are constants because an argument would be rounded to float32
 @triton.autotune(configs=_CONFIGS, key=_KEY)
 @triton.jit(do_not_specialize=["batch", "length"])
 def _kernel(
-    out, content, positions, seed_pointer, shift_pointer, lambda_pointer,
-    batch, length, half, dtype_bytes,
+    out, content, positions, batch, length, half, dtype_bytes,
     content_stride_b, content_stride_n, content_stride_k,
-    position_stride_b, position_stride_n, shift_stride,
-    max_shift, max_local_pointer, log_max_scale,
+    position_stride_b, position_stride_n,
     AXES: tl.constexpr, WIDE: tl.constexpr, SHARED: tl.constexpr, CHANNELS_LAST: tl.constexpr,
-    AUGMENT: tl.constexpr, GIVEN: tl.constexpr, LOG_BASE: tl.constexpr,
-    LOG_BASE_LOW: tl.constexpr, TURNS: tl.constexpr, TURNS_LOW: tl.constexpr,
+    LOG_BASE: tl.constexpr, LOG_BASE_LOW: tl.constexpr, TURNS: tl.constexpr,
+    TURNS_LOW: tl.constexpr,
     TOKENS: tl.constexpr, PHASES: tl.constexpr, SAMPLES: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)  # (TOKENS,)
-    k = tl.program_id(0) * PHASES + tl.arange(0, PHASES)  # (PHASES,)
+    # one flat grid, phases running fastest: the y and z axes of a grid end at 65 535
+    phase_blocks = tl.cdiv(half, PHASES)
+    token_blocks = tl.cdiv(length, TOKENS)
+    block = tl.program_id(0)
+    k = (block % phase_blocks) * PHASES + tl.arange(0, PHASES)  # (PHASES,)
+    block = block // phase_blocks
+    # offsets in int64: a sequence may be long, and its tokens far apart
+    token = ((block % token_blocks) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)  # (TOKENS,)
+    first = (block // token_blocks) * SAMPLES
     in_length = token < length
     mask = in_length[:, None] & (k < half)[None, :]
     high_0, low_0 = _turns_per_unit(k, half, 0, AXES, LOG_BASE, LOG_BASE_LOW, TURNS, TURNS_LOW)
     high_1, low_1 = _turns_per_unit(
         k, half, AXES - 1, AXES, LOG_BASE, LOG_BASE_LOW, TURNS, TURNS_LOW
     )
-    seed = tl.load(seed_pointer) if AUGMENT else 0
-    channel = 1 if CHANNELS_LAST else content_stride_k
+    channel = 1 if CHANNELS_LAST else tl.cast(content_stride_k, tl.int64)
     cosine = tl.zeros([TOKENS, PHASES], tl.float32)
     sine = tl.zeros([TOKENS, PHASES], tl.float32)
-    first = tl.program_id(2) * SAMPLES
     for step in range(SAMPLES):
         sample = (first + step).to(tl.int64)
         present = sample < batch
         # samples that share their positions share the embedding too
-        if (not SHARED or AUGMENT) or step == 0:
+        if (not SHARED) or step == 0:
             where = positions + sample * position_stride_b + token * position_stride_n
             p, p_low = _position(where, in_length & present, WIDE)
-            if AUGMENT:
-                noise_0, noise_1, scale = _noise(
-                    sample, token, length, seed, shift_pointer, shift_stride, lambda_pointer,
-                    max_shift, max_local_pointer, log_max_scale, AXES, GIVEN,
-                )  # fmt: skip
-                p = (p + p_low + noise_0) * scale
-                p_low = p * 0.0
             turns = _reduced(high_0[None, :], low_0[None, :], p[:, None], p_low[:, None])
             if AXES == 2:
                 p, p_low = _position(where + 1, in_length & present, WIDE)
-                if AUGMENT:
-                    p = (p + p_low + noise_1) * scale
-                    p_low = p * 0.0
                 turns += _reduced(high_1[None, :], low_1[None, :], p[:, None], p_low[:, None])
                 turns -= tl.floor(turns + 0.5)
             cosine, sine = _cos_sin(turns)
@@ -194,40 +165,28 @@ def _kernel(
         tl.store(target + half, right.to(out.dtype.element_ty), mask=here)
 
 
-def add_sinusoid(content: Tensor, positions: Tensor, base: float, scale: float) -> Tensor:
-    """See :func:`cape_plugins.fused.add_sinusoid`; positions are (1 or B, N, axes)."""
-    return _launch(content, positions, base, scale)
+def grid(batch: int, length: int, half: int, block: dict[str, int]) -> tuple[int]:
+    """How many programs: one flat axis, which ends at 2³¹ - 1."""
+    blocks = triton.cdiv(half, block["PHASES"]) * triton.cdiv(length, block["TOKENS"])
+    return (blocks * triton.cdiv(batch, block["SAMPLES"]),)
 
 
-def add_augmented_sinusoid(
-    content: Tensor,
-    positions: Tensor,
-    seed: Tensor,
-    shift: Tensor | None,
-    global_scale: Tensor | None,
-    max_global_shift: float,
-    max_local_shift: Tensor,
-    max_global_scale: float,
-    base: float,
-    scale: float,
-) -> Tensor:
-    """See :func:`cape_plugins.fused.ops.add_augmented_sinusoid`."""
-    noise = (max_global_shift, max_local_shift, math.log(max_global_scale))
-    return _launch(content, positions, base, scale, seed, shift, global_scale, noise)
-
-
-def _launch(
+def add_sinusoid(
     content: Tensor,
     positions: Tensor,
     base: float,
-    scale: float,
-    seed: Tensor | None = None,
-    shift: Tensor | None = None,
-    global_scale: Tensor | None = None,
-    noise: tuple[float, Tensor | None, float] = (0.0, None, 0.0),
+    frequency_scale: float,
     blocks: dict[str, int] | None = None,
 ) -> Tensor:
-    """Launch the kernel, autotuned or (tests, without a GPU to tune on) with the given blocks."""
+    """Add the embedding; see :func:`cape_plugins.fused.add_sinusoid`.
+
+    Args:
+        content: (B, N, D).
+        positions: (1 or B, N, axes).
+        base, frequency_scale: of the frequencies where axes is 1.
+        blocks: TOKENS, PHASES and SAMPLES of a program. Default: autotuned, for which tests
+            without a GPU have none.
+    """
     batch, length, dim = content.shape
     axes = positions.shape[2]
     out = torch.empty(content.shape, dtype=content.dtype, device=content.device)
@@ -236,28 +195,13 @@ def _launch(
     content = cpu.narrow(content)
     if positions.stride(2) != 1 and axes > 1:
         positions = positions.contiguous()
-    given = shift is not None and global_scale is not None
-    shift = shift.contiguous() if given else content
-    global_scale = global_scale.contiguous() if given else content
-
-    log_base, turns = _split(math.log(base)), _split(scale / (2 * math.pi))
-
-    def grid(block: dict[str, int]) -> tuple[int, int, int]:
-        return (
-            triton.cdiv(dim // 2, block["PHASES"]),
-            triton.cdiv(length, block["TOKENS"]),
-            triton.cdiv(batch, block["SAMPLES"]),
-        )
-
+    log_base, turns = _split(math.log(base)), _split(frequency_scale / math.tau)
     kernel = _kernel if blocks is None else _kernel.fn
     with torch.cuda.device_of(content):
-        kernel[grid](
+        kernel[functools.partial(grid, batch, length, dim // 2)](
             out,
             content,
             positions,
-            content if seed is None else seed,
-            shift,
-            global_scale,
             batch,
             length,
             dim // 2,
@@ -267,16 +211,10 @@ def _launch(
             content.stride(2),
             0 if positions.shape[0] == 1 else positions.stride(0),
             positions.stride(1),
-            axes,
-            noise[0],
-            content if noise[1] is None else noise[1],  # not read then, as others above
-            noise[2],
             AXES=axes,
             WIDE=positions.dtype == torch.float64,
             SHARED=positions.shape[0] == 1,
             CHANNELS_LAST=content.stride(2) == 1,
-            AUGMENT=seed is not None,
-            GIVEN=given,
             LOG_BASE=log_base[0],
             LOG_BASE_LOW=log_base[1],
             TURNS=turns[0],

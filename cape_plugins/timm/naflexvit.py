@@ -13,24 +13,25 @@ from typing import Any
 import torch
 from timm.data import IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD
 from timm.layers import register_notrace_module, trunc_normal_
-from timm.models import build_model_with_cfg, generate_default_cfgs, naflexvit, register_model
+from timm.models import generate_default_cfgs, naflexvit
 from torch import Tensor, nn
 
-from cape_plugins.augment import Augmentation
+from cape_plugins.attention import CurrentPositions
 from cape_plugins.embedding import PositionalEmbedding2d
-from cape_plugins.fused import add_sinusoid
+from cape_plugins.timm.attention import (
+    PositionedAttention,
+    place_image,
+    place_in_attention,
+    with_prefix,
+)
+from cape_plugins.timm.registry import SIZES, register_models, untrained_cfg, variants_by_name
 from cape_plugins.timm.vision_transformer import (
-    BASE,
-    CAPE,
-    NOPOS,
-    SINPOS,
-    SMALL,
-    TINY,
-    UNIVIT,
-    check_options,
+    check_pos,
     check_size,
+    make_position,
     take_position_table,
 )
+from cape_plugins.variants import get
 
 __all__ = ["NaFlexVitCape"]
 
@@ -58,26 +59,6 @@ def naflex_positions(
     return positions.masked_fill(padding[..., None], float("nan")), grids
 
 
-def augment_naflex(positions: Tensor, grids: Tensor, settings: PositionalEmbedding2d) -> Tensor:
-    """Augment what :func:`naflex_positions` returns, as in training; the same shape and dtype.
-
-    Unlike :class:`cape_plugins.Augmentation` alone it knows each image's own 1 / N.
-    """
-    local = settings.max_local_shift
-    noise = Augmentation(max_local_shift=1.0 if local is None else local)
-    local_shift = noise.draw_local_shift(positions)
-    if local is None:
-        local_shift = local_shift / grids  # 1 / N per axis of each image's own grid
-    rest = Augmentation(
-        settings.max_global_shift,
-        max_global_scale=settings.max_global_scale,
-        mean_normalize=False,
-    )
-    draw = rest.draw(positions.shape[0], 2, device=positions.device)
-    # Δ and ε are both added before λ multiplies, so ε may come first
-    return rest.apply(positions + local_shift, draw)
-
-
 @register_notrace_module
 class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
     """timm's NaFlexEmbeds, computed positions added to the patches.
@@ -85,19 +66,26 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
     Args:
         stock: what it is made from and whose parameters it takes over, without positions.
         position: variant and settings.
+        current: where to say which positions the tokens have, for variants that ask.
 
     Raises:
         ValueError: on an image that the patch size does not divide, without ``dynamic_img_pad``.
     """
 
-    def __init__(self, stock: naflexvit.NaFlexEmbeds, position: PositionalEmbedding2d) -> None:
+    def __init__(
+        self,
+        stock: naflexvit.NaFlexEmbeds,
+        position: PositionalEmbedding2d,
+        current: CurrentPositions | None = None,
+    ) -> None:
         nn.Module.__init__(self)
         # NaFlexVit makes its NaFlexEmbeds itself and takes no other class for them
         self.__dict__.update(vars(stock))
         self.position = position
+        self.current = current
         self.pos_drop_after = self.pos_drop  # dropout comes after the positions
-        self.pos_drop = nn.Identity()
-        if self.cls_token is None or position.variant == "nopos":
+        self.pos_drop = nn.Dropout(0.0)
+        if self.cls_token is None or position.adds_nothing:
             self.cls_pos_embed = None
         else:
             self.cls_pos_embed = nn.Parameter(torch.empty_like(self.cls_token))
@@ -120,21 +108,20 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
         if self.cls_pos_embed is not None:
             prefix = torch.cat([prefix[:, :1] + self.cls_pos_embed, prefix[:, 1:]], dim=1)
         if patch_coord is None:
+            assert grid is not None
             patches = self.position(patches, grid)
-        else:
-            patches = self._add_positions(patches, patch_coord, patch_valid)
+            if self.current is not None:
+                place_image(
+                    self.current, grid, self.position.extent, self.num_prefix_tokens, patches
+                )
+        elif self.current is not None or not self.position.adds_nothing:
+            positions, grids = naflex_positions(
+                patch_coord, patch_valid, extent=self.position.extent
+            )
+            patches = self.position.forward_at(patches, positions, grids)
+            if self.current is not None:
+                self.current.positions = with_prefix(positions, self.num_prefix_tokens)
         return self.pos_drop_after(torch.cat([prefix, patches], dim=1)), grid
-
-    def _add_positions(
-        self, patches: Tensor, patch_coord: Tensor, patch_valid: Tensor | None
-    ) -> Tensor:
-        settings = self.position
-        if settings.variant == "nopos":
-            return patches
-        positions, grids = naflex_positions(patch_coord, patch_valid, extent=settings.extent)
-        if settings.variant == "cape" and self.training:
-            positions = augment_naflex(positions, grids, settings)
-        return add_sinusoid(patches, positions)
 
     def _check_image(self, x: Tensor) -> None:
         height, width = x.shape[-2:]
@@ -154,17 +141,20 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
 
     Args:
         cfg: timm's configuration; its ``pos_embed`` is not used.
-        pos: ``nopos``, ``sinpos`` or ``cape``.
+        pos: a variant for images, see :mod:`cape_plugins.variants`: ``nopos``, ``sinpos``,
+            ``cape``, …, but none with a table, which is timm's own.
         max_global_shift: Δ of each axis is uniform in ± this; each image spans [-1, 1].
-        max_local_shift: ε is uniform in ± this, one number or (height, width); None is 1 / N per
-            axis, N patches along it in that image.
+        max_local_shift: ε is uniform in ± this, one number or (height, width); None is extent / N
+            per axis, N patches along it in that image.
         max_global_scale: λ is log-uniform in [1 / this, this].
         extent: the paper's γ (Table 6), 1 in training.
         kwargs: the other arguments of timm's NaFlexVit and fields of its configuration; it
             rejects unknown ones.
 
     Raises:
-        ValueError: an option is out of range, whatever ``pos`` is.
+        ValueError: an option is out of range, whatever ``pos`` is, or ``pos`` does not take it; a
+            variant that sits in self-attention, with blocks or ``patch_drop_rate`` that leave it
+            no place there.
     """
 
     def __init__(
@@ -178,10 +168,12 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
         extent: float = 1.0,
         **kwargs: Any,
     ) -> None:
-        check_options(pos, kwargs)
+        check_pos(pos, kwargs)
         cfg = replace(cfg or naflexvit.NaFlexVitCfg(), pos_embed="none")
+        if get(pos).attention is not None and cfg.attn_layer is None:
+            kwargs.setdefault("attn_layer", PositionedAttention)
         super().__init__(cfg, **kwargs)
-        position = PositionalEmbedding2d(
+        position = make_position(
             self.embed_dim,
             pos,
             max_global_shift=max_global_shift,
@@ -189,7 +181,8 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
             max_global_scale=max_global_scale,
             extent=extent,
         )
-        self.embeds = NaFlexEmbedsCape(self.embeds, position)
+        current = place_in_attention(self, pos, max(cfg.pos_embed_grid_size or (16, 16)))
+        self.embeds = NaFlexEmbedsCape(self.embeds, position, current)
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
@@ -209,131 +202,32 @@ def checkpoint_filter_fn(state_dict: dict[str, Any], model: NaFlexVitCape) -> di
     return state_dict
 
 
-def _cfg(url: str = "", **kwargs: Any) -> dict[str, Any]:
-    return {
-        "url": url,
-        "num_classes": 1000,
-        "input_size": (3, 384, 384),
-        "pool_size": None,
-        "crop_pct": 1.0,
-        "interpolation": "bicubic",
-        "fixed_input_size": False,
-        "mean": IMAGENET_INCEPTION_MEAN,
-        "std": IMAGENET_INCEPTION_STD,
-        "first_conv": "embeds.proj",
-        "classifier": "head",
-        "license": "mit",
-        **kwargs,
-    }
-
+_MODELS = {
+    # beside sizes and positions as timm's naflexvit_base_patch16_gap, to compare with it
+    f"naflexvit_{size}_patch16_{named}_gap": dict(
+        patch_size=16,
+        init_values=1e-5,
+        global_pool="avg",
+        reg_tokens=4,
+        fc_norm=True,
+        **SIZES[size],
+        **variant,
+    )
+    for size in SIZES
+    for named, variant in variants_by_name().items()
+}
 
 default_cfgs = generate_default_cfgs(
     {
-        f"naflexvit_{size}_patch16_{pos}_gap.untrained": _cfg()
-        for size in ("tiny", "small", "base")
-        for pos in ("nopos", "sinpos", "cape", "univit")
+        f"{name}.untrained": untrained_cfg(
+            input_size=(3, 384, 384),
+            crop_pct=1.0,
+            mean=IMAGENET_INCEPTION_MEAN,
+            std=IMAGENET_INCEPTION_STD,
+            first_conv="embeds.proj",
+        )
+        for name in _MODELS
     }
 )
 
-
-def _create_naflexvit(
-    variant: str, pretrained: bool, model_args: dict[str, Any], kwargs: dict[str, Any]
-) -> NaFlexVitCape:
-    # beside sizes and positions as timm's naflexvit_base_patch16_gap, to compare with it
-    model_args = dict(
-        patch_size=16, init_values=1e-5, global_pool="avg", reg_tokens=4, fc_norm=True, **model_args
-    )
-    kwargs = {**model_args, **kwargs}
-    out_indices = kwargs.pop("out_indices", 3)
-    return build_model_with_cfg(
-        NaFlexVitCape,
-        variant,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg=dict(out_indices=out_indices, feature_cls="getter"),
-        **kwargs,
-    )
-
-
-@register_model
-def naflexvit_tiny_patch16_nopos_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
-    """NaFlex ViT-Ti/16 without positions."""
-    model_args = dict(**TINY, **NOPOS)
-    return _create_naflexvit("naflexvit_tiny_patch16_nopos_gap", pretrained, model_args, kwargs)
-
-
-@register_model
-def naflexvit_tiny_patch16_sinpos_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
-    """NaFlex ViT-Ti/16 with 2-D sinusoidal positions."""
-    model_args = dict(**TINY, **SINPOS)
-    return _create_naflexvit("naflexvit_tiny_patch16_sinpos_gap", pretrained, model_args, kwargs)
-
-
-@register_model
-def naflexvit_tiny_patch16_cape_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
-    """NaFlex ViT-Ti/16 with CAPE."""
-    model_args = dict(**TINY, **CAPE)
-    return _create_naflexvit("naflexvit_tiny_patch16_cape_gap", pretrained, model_args, kwargs)
-
-
-@register_model
-def naflexvit_tiny_patch16_univit_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
-    """NaFlex ViT-Ti/16 with CAPE without its scale (λ = 1)."""
-    model_args = dict(**TINY, **UNIVIT)
-    return _create_naflexvit("naflexvit_tiny_patch16_univit_gap", pretrained, model_args, kwargs)
-
-
-@register_model
-def naflexvit_small_patch16_nopos_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
-    """NaFlex ViT-S/16 without positions."""
-    model_args = dict(**SMALL, **NOPOS)
-    return _create_naflexvit("naflexvit_small_patch16_nopos_gap", pretrained, model_args, kwargs)
-
-
-@register_model
-def naflexvit_small_patch16_sinpos_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
-    """NaFlex ViT-S/16 with 2-D sinusoidal positions."""
-    model_args = dict(**SMALL, **SINPOS)
-    return _create_naflexvit("naflexvit_small_patch16_sinpos_gap", pretrained, model_args, kwargs)
-
-
-@register_model
-def naflexvit_small_patch16_cape_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
-    """NaFlex ViT-S/16 with CAPE."""
-    model_args = dict(**SMALL, **CAPE)
-    return _create_naflexvit("naflexvit_small_patch16_cape_gap", pretrained, model_args, kwargs)
-
-
-@register_model
-def naflexvit_small_patch16_univit_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
-    """NaFlex ViT-S/16 with CAPE without its scale (λ = 1)."""
-    model_args = dict(**SMALL, **UNIVIT)
-    return _create_naflexvit("naflexvit_small_patch16_univit_gap", pretrained, model_args, kwargs)
-
-
-@register_model
-def naflexvit_base_patch16_nopos_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
-    """NaFlex ViT-B/16 without positions."""
-    model_args = dict(**BASE, **NOPOS)
-    return _create_naflexvit("naflexvit_base_patch16_nopos_gap", pretrained, model_args, kwargs)
-
-
-@register_model
-def naflexvit_base_patch16_sinpos_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
-    """NaFlex ViT-B/16 with 2-D sinusoidal positions."""
-    model_args = dict(**BASE, **SINPOS)
-    return _create_naflexvit("naflexvit_base_patch16_sinpos_gap", pretrained, model_args, kwargs)
-
-
-@register_model
-def naflexvit_base_patch16_cape_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
-    """NaFlex ViT-B/16 with CAPE."""
-    model_args = dict(**BASE, **CAPE)
-    return _create_naflexvit("naflexvit_base_patch16_cape_gap", pretrained, model_args, kwargs)
-
-
-@register_model
-def naflexvit_base_patch16_univit_gap(pretrained: bool = False, **kwargs: Any) -> NaFlexVitCape:
-    """NaFlex ViT-B/16 with CAPE without its scale (λ = 1)."""
-    model_args = dict(**BASE, **UNIVIT)
-    return _create_naflexvit("naflexvit_base_patch16_univit_gap", pretrained, model_args, kwargs)
+register_models(__name__, NaFlexVitCape, checkpoint_filter_fn, _MODELS)

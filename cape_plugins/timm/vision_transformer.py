@@ -8,18 +8,28 @@ timm's own ``vit_*``/``deit_*``, and its ablations are options: ``max_global_sca
 The file has timm's name for it on purpose: timm's registry and tests group models by it.
 """
 
+import inspect
 import logging
 import math
 from typing import Any
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import register_notrace_module, trunc_normal_
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
+from timm.models import naflexvit as timm_naflexvit
 from timm.models import vision_transformer as timm_vit
 from torch import Tensor, nn
 
-from cape_plugins.embedding import PositionalEmbedding2d, check_variant
+from cape_plugins.embedding import PositionalEmbedding2d
+from cape_plugins.timm.attention import PositionedAttention, place_image, place_in_attention
+from cape_plugins.timm.registry import (
+    SIZES,
+    names_without_table,
+    register_models,
+    untrained_cfg,
+    variants_by_name,
+)
+from cape_plugins.variants import get, names, refuse_options
 
 __all__ = ["VisionTransformerCape"]
 
@@ -37,17 +47,20 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
     ``no_embed_class``; register tokens have none.
 
     Args:
-        pos: ``nopos``, ``sinpos`` or ``cape``.
+        pos: a variant for images, see :mod:`cape_plugins.variants`: ``nopos``, ``sinpos``,
+            ``cape``, …, but none with a table, which is timm's own.
         max_global_shift: Δ of each axis is uniform in ± this; the image spans [-1, 1].
-        max_local_shift: ε is uniform in ± this, one number or (height, width); None is 1 / N per
-            axis, N patches along it.
+        max_local_shift: ε is uniform in ± this, one number or (height, width); None is extent / N
+            per axis, N patches along it.
         max_global_scale: λ is log-uniform in [1 / this, this].
         extent: the paper's γ (Table 6), 1 in training.
         dynamic_img_size: as in timm, but on by default.
         kwargs: the other arguments of timm's VisionTransformer, which rejects unknown ones.
 
     Raises:
-        ValueError: an option is out of range, whatever ``pos`` is.
+        ValueError: an option is out of range, whatever ``pos`` is, or ``pos`` does not take it; a
+            variant that sits in self-attention, with blocks or ``patch_drop_rate`` that leave it
+            no place there.
     """
 
     def __init__(
@@ -61,9 +74,13 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
         dynamic_img_size: bool = True,
         **kwargs: Any,
     ) -> None:
-        check_options(pos, kwargs)
-        super().__init__(*args, pos_embed="none", dynamic_img_size=dynamic_img_size, **kwargs)
-        self.position = PositionalEmbedding2d(
+        check_pos(pos, kwargs)
+        if get(pos).attention is not None:
+            kwargs.setdefault("attn_layer", PositionedAttention)
+        kwargs.update(pos_embed="none", dynamic_img_size=dynamic_img_size)
+        super().__init__(*args, **kwargs)
+        self.current = place_in_attention(self, pos, max(self.patch_embed.grid_size))
+        self.position = make_position(
             self.embed_dim,
             pos,
             max_global_shift=max_global_shift,
@@ -71,7 +88,7 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
             max_global_scale=max_global_scale,
             extent=extent,
         )
-        if self.cls_token is None or self.no_embed_class or pos == "nopos":
+        if self.cls_token is None or self.no_embed_class or self.position.adds_nothing:
             self.cls_pos_embed = None
         else:
             self.cls_pos_embed = nn.Parameter(torch.empty_like(self.cls_token))
@@ -103,9 +120,12 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
         else:
             height, width = self.patch_embed.grid_size
         x = self.position(x, (height, width))
+        if self.current is not None:
+            extent = self.position.extent
+            place_image(self.current, (height, width), extent, self.num_prefix_tokens, x)
         tokens = []
         if self.cls_token is not None:
-            cls_token = self.cls_token
+            cls_token: Tensor = self.cls_token
             if self.cls_pos_embed is not None:
                 cls_token = cls_token + self.cls_pos_embed
             tokens.append(cls_token.expand(x.shape[0], -1, -1))
@@ -115,14 +135,27 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
         return self.pos_drop(torch.cat(tokens, dim=1))
 
 
-def check_options(pos: str, kwargs: dict[str, Any]) -> None:
+def check_pos(pos: str, kwargs: dict[str, Any]) -> None:
     """Raise ValueError for an unknown variant or a table, which are timm's own models."""
-    if pos == "abspos" or "pos_embed" in kwargs:
+    ours = names_without_table()
+    if "pos_embed" in kwargs or pos in {*names(2)} - {*ours}:
         raise ValueError(
             "learnable absolute positions (abspos, pos_embed) are timm's own models: create "
-            "vit_tiny_patch16_224 and its like; here pos is nopos, sinpos or cape"
+            f"vit_tiny_patch16_224 and its like; here pos is one of {', '.join(ours)}"
         )
-    check_variant(pos, ("nopos", "sinpos", "cape"))
+    get(pos, ours)
+
+
+def make_position(dim: int, pos: str, **options: Any) -> PositionalEmbedding2d:
+    """What adds positions to patches.
+
+    Raises:
+        ValueError: an option is out of range, or given although the variant does not take it.
+    """
+    position = PositionalEmbedding2d(dim, pos, **options)
+    parameters = inspect.signature(PositionalEmbedding2d).parameters
+    refuse_options(pos, options, {name: parameters[name].default for name in options})
+    return position
 
 
 def take_position_table(state_dict: dict[str, Tensor]) -> Tensor | None:
@@ -142,9 +175,12 @@ def take_position_table(state_dict: dict[str, Tensor]) -> Tensor | None:
     return class_row
 
 
-def check_size(state_dict: dict[str, Tensor], model: nn.Module) -> None:
+def check_size(
+    state_dict: dict[str, Tensor], model: timm_vit.VisionTransformer | timm_naflexvit.NaFlexVit
+) -> None:
     """Raise ValueError if the checkpoint is of another width or depth than the model."""
-    width = state_dict.get("blocks.0.norm1.weight", model.blocks[0].norm1.weight).shape[0]
+    norm = state_dict.get("blocks.0.norm1.weight")
+    width = model.embed_dim if norm is None else norm.shape[0]
     blocks = {name.split(".")[1] for name in state_dict if name.startswith("blocks.")}
     if (width, len(blocks)) != (model.embed_dim, len(model.blocks)):
         raise ValueError(
@@ -169,205 +205,26 @@ def checkpoint_filter_fn(
     return state_dict
 
 
-def _cfg(url: str = "", **kwargs: Any) -> dict[str, Any]:
-    return {
-        "url": url,
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": None,
-        "crop_pct": 0.875,
-        "interpolation": "bicubic",
-        "fixed_input_size": False,
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "first_conv": "patch_embed.proj",
-        "classifier": "head",
-        "license": "mit",
-        **kwargs,
-    }
-
+_MODELS = {
+    f"vit_{size}_patch{patch}_{named}_{img_size}": dict(
+        patch_size=patch, img_size=img_size, **SIZES[size], **variant
+    )
+    for size, patch, img_size in (
+        *((size, 16, 224) for size in SIZES),
+        ("tiny", 8, 64),
+        ("tiny", 4, 32),
+    )
+    for named, variant in variants_by_name().items()
+}
 
 default_cfgs = generate_default_cfgs(
     {
-        **{
-            f"vit_{size}_patch16_{pos}_224.untrained": _cfg()
-            for size in ("tiny", "small", "base")
-            for pos in ("nopos", "sinpos", "cape", "univit")
-        },
-        **{
-            f"vit_tiny_patch{patch}_{pos}_{img_size}.untrained": _cfg(
-                input_size=(3, img_size, img_size), crop_pct=1.0
-            )
-            for patch, img_size in ((4, 32), (8, 64))
-            for pos in ("nopos", "sinpos", "cape", "univit")
-        },
+        f"{name}.untrained": untrained_cfg(
+            input_size=(3, args["img_size"], args["img_size"]),
+            crop_pct=0.875 if args["img_size"] == 224 else 1.0,  # no border to lose at 32 and 64
+        )
+        for name, args in _MODELS.items()
     }
 )
 
-TINY = dict(embed_dim=192, depth=12, num_heads=3)
-SMALL = dict(embed_dim=384, depth=12, num_heads=6)
-BASE = dict(embed_dim=768, depth=12, num_heads=12)
-
-NOPOS = dict(pos="nopos")
-SINPOS = dict(pos="sinpos")
-CAPE = dict(pos="cape")
-UNIVIT = dict(pos="cape", max_global_scale=1.0)
-
-
-def _create_vision_transformer(
-    variant: str, pretrained: bool, model_args: dict[str, Any], kwargs: dict[str, Any]
-) -> VisionTransformerCape:
-    kwargs = {**model_args, **kwargs}
-    out_indices = kwargs.pop("out_indices", 3)
-    return build_model_with_cfg(
-        VisionTransformerCape,
-        variant,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg=dict(out_indices=out_indices, feature_cls="getter"),
-        **kwargs,
-    )
-
-
-@register_model
-def vit_tiny_patch16_nopos_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
-    """ViT-Ti/16 without positions."""
-    model_args = dict(patch_size=16, **TINY, **NOPOS)
-    return _create_vision_transformer("vit_tiny_patch16_nopos_224", pretrained, model_args, kwargs)
-
-
-@register_model
-def vit_tiny_patch16_sinpos_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
-    """ViT-Ti/16 with 2-D sinusoidal positions."""
-    model_args = dict(patch_size=16, **TINY, **SINPOS)
-    return _create_vision_transformer("vit_tiny_patch16_sinpos_224", pretrained, model_args, kwargs)
-
-
-@register_model
-def vit_tiny_patch16_cape_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
-    """ViT-Ti/16 with CAPE."""
-    model_args = dict(patch_size=16, **TINY, **CAPE)
-    return _create_vision_transformer("vit_tiny_patch16_cape_224", pretrained, model_args, kwargs)
-
-
-@register_model
-def vit_tiny_patch16_univit_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
-    """UniViT-Ti/16: CAPE with λ = 1, to be trained on several sizes."""
-    model_args = dict(patch_size=16, **TINY, **UNIVIT)
-    return _create_vision_transformer("vit_tiny_patch16_univit_224", pretrained, model_args, kwargs)
-
-
-@register_model
-def vit_small_patch16_nopos_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
-    """ViT-S/16 without positions."""
-    model_args = dict(patch_size=16, **SMALL, **NOPOS)
-    return _create_vision_transformer("vit_small_patch16_nopos_224", pretrained, model_args, kwargs)
-
-
-@register_model
-def vit_small_patch16_sinpos_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
-    """ViT-S/16 with 2-D sinusoidal positions."""
-    model_args = dict(patch_size=16, **SMALL, **SINPOS)
-    return _create_vision_transformer(
-        "vit_small_patch16_sinpos_224", pretrained, model_args, kwargs
-    )
-
-
-@register_model
-def vit_small_patch16_cape_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
-    """ViT-S/16 with CAPE."""
-    model_args = dict(patch_size=16, **SMALL, **CAPE)
-    return _create_vision_transformer("vit_small_patch16_cape_224", pretrained, model_args, kwargs)
-
-
-@register_model
-def vit_small_patch16_univit_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
-    """UniViT-S/16: CAPE with λ = 1, to be trained on several sizes."""
-    model_args = dict(patch_size=16, **SMALL, **UNIVIT)
-    return _create_vision_transformer(
-        "vit_small_patch16_univit_224", pretrained, model_args, kwargs
-    )
-
-
-@register_model
-def vit_base_patch16_nopos_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
-    """ViT-B/16 without positions."""
-    model_args = dict(patch_size=16, **BASE, **NOPOS)
-    return _create_vision_transformer("vit_base_patch16_nopos_224", pretrained, model_args, kwargs)
-
-
-@register_model
-def vit_base_patch16_sinpos_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
-    """ViT-B/16 with 2-D sinusoidal positions."""
-    model_args = dict(patch_size=16, **BASE, **SINPOS)
-    return _create_vision_transformer("vit_base_patch16_sinpos_224", pretrained, model_args, kwargs)
-
-
-@register_model
-def vit_base_patch16_cape_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
-    """ViT-B/16 with CAPE."""
-    model_args = dict(patch_size=16, **BASE, **CAPE)
-    return _create_vision_transformer("vit_base_patch16_cape_224", pretrained, model_args, kwargs)
-
-
-@register_model
-def vit_base_patch16_univit_224(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
-    """UniViT-B/16: CAPE with λ = 1, to be trained on several sizes."""
-    model_args = dict(patch_size=16, **BASE, **UNIVIT)
-    return _create_vision_transformer("vit_base_patch16_univit_224", pretrained, model_args, kwargs)
-
-
-@register_model
-def vit_tiny_patch8_nopos_64(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
-    """ViT-Ti/8 for 64 × 64 without positions."""
-    model_args = dict(patch_size=8, img_size=64, **TINY, **NOPOS)
-    return _create_vision_transformer("vit_tiny_patch8_nopos_64", pretrained, model_args, kwargs)
-
-
-@register_model
-def vit_tiny_patch8_sinpos_64(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
-    """ViT-Ti/8 for 64 × 64 with 2-D sinusoidal positions."""
-    model_args = dict(patch_size=8, img_size=64, **TINY, **SINPOS)
-    return _create_vision_transformer("vit_tiny_patch8_sinpos_64", pretrained, model_args, kwargs)
-
-
-@register_model
-def vit_tiny_patch8_cape_64(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
-    """ViT-Ti/8 for 64 × 64 with CAPE."""
-    model_args = dict(patch_size=8, img_size=64, **TINY, **CAPE)
-    return _create_vision_transformer("vit_tiny_patch8_cape_64", pretrained, model_args, kwargs)
-
-
-@register_model
-def vit_tiny_patch8_univit_64(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
-    """UniViT-Ti/8 for 64 × 64: CAPE with λ = 1, to be trained on several sizes."""
-    model_args = dict(patch_size=8, img_size=64, **TINY, **UNIVIT)
-    return _create_vision_transformer("vit_tiny_patch8_univit_64", pretrained, model_args, kwargs)
-
-
-@register_model
-def vit_tiny_patch4_nopos_32(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
-    """ViT-Ti/4 for 32 × 32 without positions."""
-    model_args = dict(patch_size=4, img_size=32, **TINY, **NOPOS)
-    return _create_vision_transformer("vit_tiny_patch4_nopos_32", pretrained, model_args, kwargs)
-
-
-@register_model
-def vit_tiny_patch4_sinpos_32(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
-    """ViT-Ti/4 for 32 × 32 with 2-D sinusoidal positions."""
-    model_args = dict(patch_size=4, img_size=32, **TINY, **SINPOS)
-    return _create_vision_transformer("vit_tiny_patch4_sinpos_32", pretrained, model_args, kwargs)
-
-
-@register_model
-def vit_tiny_patch4_cape_32(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
-    """ViT-Ti/4 for 32 × 32 with CAPE."""
-    model_args = dict(patch_size=4, img_size=32, **TINY, **CAPE)
-    return _create_vision_transformer("vit_tiny_patch4_cape_32", pretrained, model_args, kwargs)
-
-
-@register_model
-def vit_tiny_patch4_univit_32(pretrained: bool = False, **kwargs: Any) -> VisionTransformerCape:
-    """UniViT-Ti/4 for 32 × 32: CAPE with λ = 1, to be trained on several sizes."""
-    model_args = dict(patch_size=4, img_size=32, **TINY, **UNIVIT)
-    return _create_vision_transformer("vit_tiny_patch4_univit_32", pretrained, model_args, kwargs)
+register_models(__name__, VisionTransformerCape, checkpoint_filter_fn, _MODELS)

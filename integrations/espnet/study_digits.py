@@ -12,6 +12,7 @@ command anew after an interruption, or with more seeds.
 """
 
 import argparse
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,7 +176,7 @@ def train_command(run: Run, study: dict[str, Any], out: Path, epochs: int | None
         shorter = ["--max_epoch", str(epochs), "--scheduler_conf", f"total_steps={updates}"]
     return [
         *(sys.executable, "-m", "espnet2.bin.asr_train", *data_flags(study, out), *shapes),
-        *map(str, study["variants"][run.variant]),
+        *shlex.split(study["variants"][run.variant]),
         *("--seed", str(run.seed), *shorter),
         *("--resume", "true", "--output_dir", str(run.folder)),
     ]

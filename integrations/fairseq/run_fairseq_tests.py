@@ -31,12 +31,14 @@ from unittest import mock
 
 from tabulate import tabulate
 
+from cape_plugins.variants import get, names
+
 ENVIRONMENT = "FAIRSEQ_CHECKOUT"
-POSITIONS = ("nopos", "sinpos", "abspos", "relpos", "cape")
+VARIANTS = names(1)
 STOCK = "fairseq's"
 LEARNED = "learned"  # fairseq's with learned positions: abspos has a table, too
-# what --pos relpos refuses, saying so
-REFUSED = "does not go with --pos relpos"
+# what positions in self-attention refuse, saying so
+REFUSED = "does not go with --pos"
 
 # function of tests/utils.py that trains → fairseq's architecture, ours
 TRAINERS = {
@@ -84,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     without_fast_path()
     # fairseq's Transformer saves one with its options, which torch ≥ 2.6 refuses to load
     torch.serialization.add_safe_globals([argparse.Namespace])
-    names = [STOCK, *([LEARNED] if "abspos" in options.pos else []), *options.pos]
+    learned = [LEARNED] if any(map(is_learned, options.pos)) else []
+    models = [STOCK, *learned, *options.pos]
     before = os.getcwd()
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -94,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.chdir(folder)  # a test names a user directory relative to the checkout
         try:
             module = import_module("tests.test_binaries")
-            outcomes = run_all(module, options.tests, names)
+            outcomes = run_all(module, options.tests, models)
         finally:
             os.chdir(before)
             sys.path.remove(folder)
@@ -102,17 +105,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\nfairseq {version} at {Path(fairseq.__file__).parent}, torch {torch.__version__}")
     print(f"cape-plugins at {Path(cape_plugins.fairseq.__file__).parents[1]}")
     print(f"{time.monotonic() - start:.0f} s\n")
-    rows = [[test, *(found[name][0] for name in names)] for test, found in outcomes.items()]
-    print(tabulate(rows, ["", *names], tablefmt="github"))
+    rows = [[test, *(found[name][0] for name in models)] for test, found in outcomes.items()]
+    print(tabulate(rows, ["", *models], tablefmt="github"))
     worse = [
         f"WORSE {test}: --pos {name} {outcome}\n{reason[-2000:]}"
         for test, found in outcomes.items()
         for name, (outcome, reason) in found.items()
-        if name in POSITIONS and outcome not in ("passed", "refused")
-        if found[LEARNED if name == "abspos" else STOCK][0] == "passed"
+        if name in VARIANTS and outcome not in ("passed", "refused")
+        if found[LEARNED if is_learned(name) else STOCK][0] == "passed"
     ]
     print("\n".join(["", *worse]) if worse else "\nours pass wherever fairseq's passes")
     return 1 if worse else 0
+
+
+def is_learned(pos: str) -> bool:
+    """Whether a variant has a table of positions, as fairseq's learned ones."""
+    return get(pos).adds == "table"
 
 
 def without_fast_path() -> None:
@@ -197,7 +205,8 @@ def replace(train: Callable[..., None], name: str) -> Callable[..., None]:
         elif name != STOCK:
             call.arguments["arch"] = ours
             given += ["--pos", name]
-            if call.arguments.get("task", "translation") == "translation_multi_simple_epoch":
+            several = call.arguments.get("task") == "translation_multi_simple_epoch"
+            if several and "source_scale" in get(name).options:
                 given += ["--source-scale", "1"]  # several pairs of languages have no one ratio
         call.arguments["extra_flags"] = given
         train(*call.args, **call.kwargs)
@@ -225,7 +234,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=os.environ.get(ENVIRONMENT),
         help=f"of fairseq (default: ${ENVIRONMENT})",
     )
-    parser.add_argument("--pos", nargs="+", choices=POSITIONS, default=list(POSITIONS))
+    parser.add_argument("--pos", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     tests = [test for known in TESTS.values() for test in known]
     parser.add_argument("--tests", nargs="+", choices=tests, default=tests, metavar="TEST")
     options = parser.parse_args(arguments)

@@ -15,11 +15,17 @@ yaml = pytest.importorskip("yaml")
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "espnet"
 CORPORA = ("wsj", "tedlium3")
+TABLE = yaml.safe_load((CONFIGS / "variants.yaml").read_text())
 VARIANTS = (
     *("nopos", "sinpos", "abspos", "relpos", "relpos_first", "cape"),
     *("sinpos_padding_free", "cape_padding_free"),
 )
-RECIPES = [CONFIGS / "digits.yaml", *sorted(CONFIGS.glob("*/train_asr_*.yaml"))]
+RECIPES = [(recipe, name) for recipe, names in TABLE["recipes"].items() for name in names]
+ABLATIONS = [
+    pytest.param(variant, ablation, id=f"{variant}-{ablation['name'].replace(' ', '_')}")
+    for ablation in TABLE["ablations"]
+    for variant in ablation["variants"]
+]
 SMALLER = ["output_size=32", "attention_heads=2", "linear_units=64", "num_blocks=2"]
 # what may differ between the variants of a corpus: positions, and what training without padding is
 POSITIONS = {
@@ -35,44 +41,42 @@ def task():
     return importlib.import_module("espnet2.tasks.asr").ASRTask
 
 
-def read(corpus: str, variant: str) -> dict:
-    return yaml.safe_load((CONFIGS / corpus / f"train_asr_{variant}.yaml").read_text())
+def row(recipe: str, variant: str) -> list[str]:
+    """A variant's row of the table: options of asr_train."""
+    options = TABLE["variants"][variant]
+    return shlex.split(options if isinstance(options, str) else options[recipe.split("/")[0]])
 
 
-def parse(task, path: Path, *more: str):
-    arguments = ["--config", str(path), "--token_list", "unused", "--output_dir", "unused", *more]
+def parse(task, recipe: str, *more: str):
+    """What asr_train makes of a recipe of configs/espnet and options."""
+    arguments = ["--config", str(CONFIGS / f"{recipe}.yaml"), *more]
+    arguments += ["--token_list", "unused", "--output_dir", "unused"]
     parsed = task.get_parser().parse_args(arguments)
     parsed.token_list = ["<blank>", "<unk>", "<space>", "A", "B", "'", "<sos/eos>"]
     return parsed
 
 
-def build(task, path: Path, *more: str):
+def settings(task, recipe: str, variant: str) -> dict:
+    return vars(parse(task, recipe, *row(recipe, variant)))
+
+
+def build(task, recipe: str, *more: str):
     for option in SMALLER:
         more = (*more, "--encoder_conf", option)
-    return task.build_model(parse(task, path, *more))
+    return task.build_model(parse(task, recipe, *more))
 
 
-def id_of(path: Path) -> str:
-    return f"{path.parent.name}/{path.stem}"
-
-
-def test_both_corpora_have_every_variant():
-    for corpus in CORPORA:
-        there = {path.stem for path in (CONFIGS / corpus).glob("train_asr_*.yaml")}
-        assert {f"train_asr_{variant}" for variant in VARIANTS} <= there
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=id_of)
-def test_asr_train_builds_and_trains_the_recipe(task, path):
-    parsed = parse(task, path)
+def step(task, recipe: str, *more: str):
+    """The model at reduced size, after one update that moved its encoder."""
+    parsed = parse(task, recipe, *more)
     assert parsed.use_tensorboard is False  # not installed with ESPnet
     torch.manual_seed(0)
-    model = build(task, path).train()
+    model = build(task, recipe, *more).train()
     optimizer = task.build_optimizers(parsed, model)[0]
     from espnet2.tasks.abs_task import scheduler_classes
 
     schedule = scheduler_classes[parsed.scheduler](optimizer, **parsed.scheduler_conf)
-    rate = 8000 if path.stem == "digits" else 16000
+    rate = 8000 if recipe == "digits" else 16000
     lengths = torch.tensor([rate, rate * 9 // 10])
     speech = torch.randn(2, rate)
     text, text_lengths = torch.tensor([[3, 2, 4], [4, 3, -1]]), torch.tensor([3, 2])
@@ -84,83 +88,100 @@ def test_asr_train_builds_and_trains_the_recipe(task, path):
     assert loss.isfinite()
     moved = [not torch.equal(a, b) for a, b in zip(before, model.encoder.parameters(), strict=True)]
     assert any(moved)
+    return model
+
+
+def test_the_table_names_every_recipe_and_both_corpora_have_every_variant():
+    files = {f"{path.parent.name}/{path.stem}" for path in CONFIGS.glob("*/*.yaml")}
+    assert set(TABLE["recipes"]) == files
+    for corpus in CORPORA:
+        assert set(TABLE["recipes"][f"{corpus}/train_asr"]) == set(VARIANTS)
+    assert set(TABLE["variants"]) == {variant for _, variant in RECIPES}
+
+
+@pytest.mark.parametrize(("recipe", "variant"), RECIPES)
+def test_asr_train_builds_and_trains_the_variant_of_the_recipe(task, recipe, variant):
+    model = step(task, recipe, *row(recipe, variant))
+    assert model.encoder.pos == variant.replace("_padding_free", "")
 
 
 @pytest.mark.parametrize("corpus", CORPORA)
-def test_variants_differ_in_positions_and_in_padding_alone(corpus):
+def test_variants_differ_in_positions_and_in_padding_alone(task, corpus):
+    recipe = f"{corpus}/train_asr"
+
     def shared(variant: str) -> dict:
-        recipe = read(corpus, variant)
+        found = settings(task, recipe, variant)
         if variant.endswith("padding_free"):
             for name, value in PADDING_FREE.items():
-                assert recipe.pop(name) == value
-            recipe["frontend"] = "default"
+                assert found.pop(name) == value
             for name in HOPS:
-                del recipe["frontend_conf"][name]
+                del found["frontend_conf"][name]
+        else:
+            assert (found.pop("frontend"), found.pop("iterator_type")) == ("default", "sequence")
         for name in POSITIONS:
-            recipe["encoder_conf"].pop(name, None)
-        return recipe
+            found["encoder_conf"].pop(name, None)
+        return found
 
     for variant in VARIANTS:
-        assert read(corpus, variant)["encoder_conf"]["pos"] == variant.replace("_padding_free", "")
+        pos = settings(task, recipe, variant)["encoder_conf"]["pos"]
+        assert pos == variant.replace("_padding_free", "")
         assert shared(variant) == shared("nopos"), variant
 
 
 @pytest.mark.parametrize(
     ("corpus", "dropout", "scale"), [("wsj", 0.4, 1.1), ("tedlium3", 0.1, 2.0)]
 )
-def test_the_recipes_are_of_the_papers_size_and_regularisation(corpus, dropout, scale):
-    recipe = read(corpus, "cape")
+def test_the_recipes_are_of_the_papers_size_and_regularisation(task, corpus, dropout, scale):
+    recipe = settings(task, f"{corpus}/train_asr", "cape")
     encoder = recipe["encoder_conf"]
     sizes = [encoder[n] for n in ("num_blocks", "output_size", "attention_heads", "linear_units")]
     assert sizes == [36, 768, 4, 3072]
     for name in ("dropout_rate", "attention_dropout_rate", "layer_drop_rate"):
         assert encoder[name] == dropout
     assert encoder["max_global_scale"] == scale
-    assert read(corpus, "cape_padding_free")["encoder_conf"]["max_global_scale"] == 1.0
+    padding_free = settings(task, f"{corpus}/train_asr", "cape_padding_free")
+    assert padding_free["encoder_conf"]["max_global_scale"] == 1.0
     assert recipe["batch_bins"] == 240 * 16000
     assert recipe["optim"] == "adagrad"
 
 
 @pytest.mark.parametrize("corpus", CORPORA)
 def test_the_learning_rate_warms_up_stays_and_is_halved_at_last(task, corpus):
-    parsed = parse(task, CONFIGS / corpus / "train_asr_nopos.yaml")
+    parsed = parse(task, f"{corpus}/train_asr")
     from espnet2.tasks.abs_task import scheduler_classes
 
     optimizer = torch.optim.Adagrad([torch.nn.Parameter(torch.zeros(1))], **parsed.optim_conf)
     schedule = scheduler_classes[parsed.scheduler](optimizer, **parsed.scheduler_conf)
     _, warm, half, _, end = parsed.scheduler_conf["warmup_steps_list"]
     rates = []
-    for step in (warm // 2, warm, half, half + 2, end, end + 10):
-        schedule.last_epoch = step - 1  # get_lr counts from there
+    for update in (warm // 2, warm, half, half + 2, end, end + 10):
+        schedule.last_epoch = update - 1  # get_lr counts from there
         rates.append(schedule.get_lr()[0])
     assert rates == pytest.approx([0.005, 0.01, 0.01, 0.005, 0.005, 0.005], rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    "ablation",
-    yaml.safe_load((CONFIGS / "ablations.yaml").read_text()),
-    ids=lambda ablation: ablation["name"].replace(" ", "_"),
-)
-def test_an_ablation_changes_what_it_names(task, ablation):
+@pytest.mark.parametrize("recipe", [f"{corpus}/train_asr" for corpus in CORPORA])
+@pytest.mark.parametrize(("variant", "ablation"), ABLATIONS)
+def test_an_ablation_changes_what_it_names(task, recipe, variant, ablation):
     options = shlex.split(ablation["options"])
-    for variant in ablation["recipes"]:
-        path = CONFIGS / "wsj" / f"train_asr_{variant}.yaml"
-        before, after = vars(parse(task, path)), vars(parse(task, path, *options))
-        changed = {name for name in before if before[name] != after[name]}
-        if options[0] == "--specaug":
-            assert changed == {"specaug"}
-            assert after["specaug"] is None
-        else:
-            for setting in options[1::2]:
-                name, value = setting.split("=")
-                assert name in before["encoder_conf"]  # else it would be a new, mistyped one
-                assert after["encoder_conf"][name] == float(value)
-            assert changed <= {"encoder_conf"}
-    build(task, path, *options)
+    before = settings(task, recipe, variant)
+    after = vars(parse(task, recipe, *row(recipe, variant), *options))
+    changed = {name for name in before if before[name] != after[name]}
+    if options[0] == "--specaug":
+        assert changed == {"specaug"}
+        assert after["specaug"] is None
+    else:
+        for setting in options[1::2]:
+            name, value = setting.split("=")
+            assert name in before["encoder_conf"]  # else it would be a new, mistyped one
+            assert after["encoder_conf"][name] == float(value)
+        assert changed <= {"encoder_conf"}
+    step(task, recipe, *row(recipe, variant), *options)
 
 
-def test_the_seq2seq_recipes_differ_in_positions_alone(task):
-    recipes = [read("tedlium3", f"seq2seq_{pos}") for pos in ("nopos", "relpos")]
+def test_the_seq2seq_variants_differ_in_positions_alone(task):
+    recipe = "tedlium3/train_asr_seq2seq"
+    recipes = [settings(task, recipe, pos) for pos in ("nopos", "relpos")]
     assert [recipe["encoder_conf"].pop("pos") for recipe in recipes] == ["nopos", "relpos"]
     assert recipes[1]["encoder_conf"].pop("relpos_context") == 26.8
     assert recipes[0] == recipes[1]
@@ -181,14 +202,16 @@ def test_asr_inference_accepts_the_decoding_configs(name):
 
 def test_the_digits_study_trains_with_options_that_asr_train_knows(task):
     study = yaml.safe_load((CONFIGS / "digits_study.yaml").read_text())
-    recipe = CONFIGS / study["recipe"]
-    plain = parse(task, recipe)
+    assert study["recipe"] == "digits.yaml"
+    plain = parse(task, "digits")
     assert plain.scheduler_conf["total_steps"] == plain.max_epoch * plain.num_iters_per_epoch
     longest_test = 25.0  # seconds, some 40 digits; positions are centred
-    assert plain.encoder_conf["max_global_shift"] >= longest_test / 2
     for name, options in study["variants"].items():
-        model = build(task, recipe, *options)
+        model = step(task, "digits", *shlex.split(options))
         assert model.encoder.pos == name.split("_")[0]
+        if model.encoder.pos == "cape":
+            reached = model.encoder.position.augmentation.max_global_shift
+            assert reached >= longest_test / 2
         assert (type(model.frontend).__name__ == "CapeFbank") == name.endswith("padding_free")
 
 

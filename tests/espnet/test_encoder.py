@@ -204,7 +204,8 @@ def test_abspos_counts_frames_and_begins_again_beyond_its_table():
     assert encoder.position.table.abs().max() <= 0.1
     content = torch.zeros(1, 25, 32)
     times = frame_times([75], 0.01)
-    added = encoder.position(content, encoder._positions(times, times.isnan()))[0]
+    positions = encoder._positions(times, times.isnan()) / encoder.position_unit
+    added = encoder.position(content, positions)[0]
     assert added[:10].equal(encoder.position.table)
     assert added[20:].equal(encoder.position.table[:5])
 
@@ -228,7 +229,7 @@ def test_the_defaults_are_the_papers():
     assert encoder.position.augmentation.max_global_shift == 30.0
     assert encoder.position.augmentation.max_local_shift == pytest.approx(0.015)
     assert encoder.position.augmentation.max_global_scale == 1.1
-    assert encoder.position.scale == 30.0
+    assert encoder.position.frequency_scale == 30.0
     assert CapeTransformerEncoder(80, num_blocks=1, pos="abspos").position.max_length == 460
 
 
@@ -350,6 +351,35 @@ def test_an_unknown_pos_is_refused_with_the_list_of_known(value):
     assert repr(value) in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("pos", "option", "value", "takers"),
+    [
+        ("nopos", "max_global_shift", 5.0, "cape"),
+        ("sinpos", "max_global_scale", 2.0, "cape"),
+        ("relpos", "max_local_shift", 0.01, "cape"),
+        ("cape", "abspos_context", 20.0, "abspos"),
+        ("abspos", "relpos_context", 6.0, "relpos, relpos_first"),
+        ("cape", "relpos_values", True, "relpos, relpos_first"),
+    ],
+)
+def test_an_option_that_pos_does_not_take_is_refused_in_training(pos, option, value, takers):
+    model = make(pos=pos, **{option: value}).eval()  # as models from before this check load
+    with pytest.raises(ValueError, match=takers) as error:
+        model.train()
+    assert f"encoder_conf {option}" in str(error.value)
+    assert repr(value) in str(error.value)
+    assert pos in str(error.value)
+
+
+@pytest.mark.parametrize("pos", VARIANTS)
+def test_every_pos_takes_the_defaults_that_espnet_writes_into_configs(pos):
+    from espnet2.utils.get_default_kwargs import get_default_kwargs
+
+    written = get_default_kwargs(CapeTransformerEncoder)
+    assert {"max_global_shift", "abspos_context", "relpos_context"} < set(written)
+    make(**{**written, "pos": pos, "num_blocks": 1})
+
+
 def test_a_misspelled_option_is_refused():
     with pytest.raises(TypeError, match="max_global_shfit"):
         make(max_global_shfit=1.0)
@@ -369,7 +399,7 @@ def test_inputs_that_do_not_fit_are_refused():
         encoder(features, lengths[:1])
     with pytest.raises(ValueError, match=r"times must be \(2, 50\)"):
         encoder(features, lengths, times=torch.zeros(2, 17))
-    with pytest.raises(ValueError, match=r"ilens must lie in \[0, T=50\], got 31 … 51"):
+    with pytest.raises(ValueError, match=r"ilens must lie in \[0, T=50\], got 51 at index \[0\]"):
         encoder(features, lengths + torch.tensor([1, 0]), times=torch.zeros(2, 50))
     with pytest.raises(ValueError, match="infinite"):
         encoder(features, lengths, times=torch.full((2, 50), math.inf))

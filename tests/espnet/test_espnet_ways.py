@@ -226,22 +226,24 @@ def test_the_templates_scripts_are_bash(script):
 
 
 @pytest.mark.parametrize(
-    ("corpus", "variant", "ngpu", "batch_bins", "accum_grad"),
+    ("corpus", "variant", "ngpu", "batch_bins", "accum_grad", "positions"),
     [
-        ("wsj", "cape", 1, 3_840_000, 16),
-        ("tedlium3", "cape_padding_free", 4, 15_360_000, 4),
-        ("tedlium3", "seq2seq_relpos", 16, 12_800_000, 1),
+        ("wsj", "cape", 1, 3_840_000, 16, {"pos": "cape", "max_global_scale": 1.1}),
+        ("tedlium3", "cape", 2, 7_680_000, 8, {"pos": "cape", "max_global_scale": 2.0}),
+        ("tedlium3", "cape_padding_free", 4, 15_360_000, 4, {"max_global_scale": 1.0}),
+        ("tedlium3", "seq2seq_relpos", 16, 12_800_000, 1, {"pos": "relpos"}),
     ],
 )
-def test_run_sh_gives_asr_sh_the_papers_batch_on_any_number_of_gpus(
-    tmp_path, corpus, variant, ngpu, batch_bins, accum_grad
+def test_run_sh_gives_asr_sh_the_variant_and_the_papers_batch_on_any_number_of_gpus(
+    tmp_path, corpus, variant, ngpu, batch_bins, accum_grad, positions
 ):
     from espnet2.tasks.asr import ASRTask
 
     recipe = recipe_folder(tmp_path, corpus)
     subprocess.run(
         ["./run_cape.sh", variant, "--stage", "10"],
-        cwd=recipe, check=True, env={**os.environ, "ngpu": str(ngpu), "asr_args": "--seed 3"},
+        cwd=recipe, check=True,
+        env={**os.environ, "ngpu": str(ngpu), "asr_args": "--seed 3", "python": sys.executable},
     )  # fmt: skip
     given = (recipe / "arguments").read_text().splitlines()
     assert given[-2:] == ["--stage", "10"]
@@ -254,6 +256,10 @@ def test_run_sh_gives_asr_sh_the_papers_batch_on_any_number_of_gpus(
     config += ["--output_dir", "unused", "--token_list", "unused"]
     parsed = ASRTask.get_parser().parse_args([*config, *shlex.split(given["--asr_args"])])
     assert (parsed.batch_bins, parsed.accum_grad, parsed.seed) == (batch_bins, accum_grad, 3)
+    assert positions.items() <= parsed.encoder_conf.items()
+    assert (parsed.iterator_type == "task") == variant.endswith("padding_free")
+    assert (parsed.decoder is not None) == variant.startswith("seq2seq")
+    assert given["--asr_tag"] == f"train_asr_{variant}_raw_en_char_seed3"
     criterion = ".".join(parsed.best_model_criterion[0][:2])
     assert given["--inference_asr_model"] == f"{criterion}.best.pth"
 
@@ -261,12 +267,14 @@ def test_run_sh_gives_asr_sh_the_papers_batch_on_any_number_of_gpus(
 def test_run_sh_says_what_it_cannot_do(tmp_path):
     recipe = recipe_folder(tmp_path, "wsj")
     for variant, more, says in (
-        ("cappe", {}, "no such file: conf/cape/train_asr_cappe.yaml"),
+        ("cappe", {}, "cappe is no variant of wsj/train_asr, these are: nopos, sinpos, abspos,"),
+        ("seq2seq_relpos", {}, "relpos is no variant of wsj/train_asr_seq2seq, these are: none"),
         ("cape", {"ngpu": "3"}, "ngpu must divide 16, the paper's GPUs, got 3"),
         ("cape", {"corpus": "aishell"}, "knows egs2/wsj and egs2/tedlium3, not aishell"),
     ):
         done = subprocess.run(
-            ["./run_cape.sh", variant], cwd=recipe, env={**os.environ, **more},
+            ["./run_cape.sh", variant], cwd=recipe,
+            env={**os.environ, "python": sys.executable, **more},
             capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 2

@@ -1,6 +1,6 @@
 """``pos: relpos`` and ``relpos_first``: which layers know distances, how far, and in which tables.
 
-Attention itself is compared with its formula in tests/test_relative.py.
+Attention itself is compared with its formula in tests/test_attention.py.
 """
 
 import pytest
@@ -8,7 +8,10 @@ import torch
 
 pytest.importorskip("espnet2")
 
+from cape_plugins import variants
+from cape_plugins.attention import PositionalAttention
 from cape_plugins.espnet.encoder import CapeTransformerEncoder
+from cape_plugins.positions import frame_times
 
 FEATURES = 20
 
@@ -115,12 +118,13 @@ def test_a_short_utterance_trains_the_distances_it_has():
     assert used.tolist() == [abs(distance) <= 3 for distance in range(-10, 11)]
 
 
-@pytest.mark.parametrize("init", ["xavier_uniform", "chainer"])
+@pytest.mark.parametrize("init", ["xavier_uniform", "kaiming_normal"])
 @pytest.mark.parametrize("pos", ["abspos", "relpos", "relpos_first"])
 def test_espnets_init_leaves_learnable_positions_as_the_authors_draw_them(pos, init):
     from espnet2.torch_utils.initialize import initialize
 
-    encoder = make(pos, relpos_values=True)
+    takes_values = "relpos_values" in variants.get(pos).options
+    encoder = make(pos, **({"relpos_values": True} if takes_values else {}))
     before = encoder.layers[0].attention.qkv.weight.clone()
     initialize(encoder, init)
     assert not encoder.layers[0].attention.qkv.weight.equal(before)
@@ -129,3 +133,52 @@ def test_espnets_init_leaves_learnable_positions_as_the_authors_draw_them(pos, i
     for table in drawn:
         assert 0.095 < table.abs().max() <= 0.1
         assert table.mean().abs() < 0.01
+
+
+# --- any attention of the table of variants
+
+
+def test_self_attention_gets_seconds_after_the_convolution_not_augmented_and_nan_in_padding():
+    encoder = make("relpos", frame_shift=0.02).train()
+    seen = []
+    for layer in encoder.layers:
+        layer.attention.relative.register_forward_pre_hook(lambda _, given: seen.append(given[3]))
+    features, lengths = batch(50, 31)
+    encoder(features, lengths, times=2 * frame_times(lengths, 0.01, 50) + 7)
+    expected = 7 + frame_times(torch.tensor([17, 11]), 0.06, 17)
+    assert len(seen) == 3
+    for positions in seen:
+        torch.testing.assert_close(positions, expected, equal_nan=True)
+
+
+class ScoresBySeconds(PositionalAttention):
+    """Each head prefers keys that are near in time."""
+
+    def __init__(self, settings):
+        super().__init__()
+        self.slopes = torch.arange(1.0, settings.heads + 1)
+
+    def logits(self, query, keys, positions=None):
+        distances = (positions[:, None, :] - positions[:, :, None]).abs().nan_to_num()
+        return -self.slopes[:, None, None] * distances[:, None]
+
+
+@pytest.fixture
+def new_variant(monkeypatch):
+    row = variants.Variant(number=99, adds="nothing", attention=ScoresBySeconds, axes=(1,))
+    monkeypatch.setitem(variants.VARIANTS, "by_seconds", row)
+    return "by_seconds"
+
+
+def test_a_row_of_the_table_is_a_pos_of_the_encoder(new_variant):
+    encoder, nopos = make(new_variant, frame_shift=0.1), make("nopos", frame_shift=0.1)
+    features, lengths = batch(163, 120, 2)
+    out, olens, _ = encoder(features, lengths)
+    assert not torch.allclose(out, nopos(features, lengths)[0], atol=1e-3)
+    for index, length in enumerate(lengths.tolist()):
+        alone, _, _ = encoder(features[index, None, :length], lengths[index, None])
+        torch.testing.assert_close(out[index, : olens[index]], alone[0], rtol=1e-5, atol=1e-5)
+    later = encoder(features, lengths, times=frame_times(lengths, 0.1, 163) + 60)[0]
+    torch.testing.assert_close(later, out, rtol=1e-4, atol=1e-4)
+    slower = encoder(features, lengths, times=frame_times(lengths, 0.2, 163))[0]
+    assert not torch.allclose(slower, out, atol=1e-3)

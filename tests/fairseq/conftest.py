@@ -78,13 +78,15 @@ def build(dictionary):
     from fairseq.models import MODEL_REGISTRY
 
     from cape_plugins.fairseq.config import CapeTransformerConfig
+    from cape_plugins.variants import get
 
     def build_model(pos="cape", *, train=False, seed=0, **options):
         import torch
 
         sizes = {"embed_dim": 16, "ffn_embed_dim": 32, "attention_heads": 2, "layers": 2}
         sizes = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in sizes.items()}
-        options = {"source_scale": 1.25, "dropout": 0.0, **sizes, **options}
+        scale = {"source_scale": 1.25} if "source_scale" in get(pos).options else {}
+        options = {**scale, "dropout": 0.0, **sizes, **options}
         torch.manual_seed(seed)
         task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
         model = MODEL_REGISTRY["cape_transformer"].build_model(
@@ -103,9 +105,9 @@ def seen_positions(monkeypatch):
     seen = []
     real = ops.add_sinusoid
 
-    def spy(content, positions, base, scale):
+    def spy(content, positions, base, frequency_scale):
         seen.append(positions[..., 0])
-        return real(content, positions, base, scale)
+        return real(content, positions, base, frequency_scale)
 
     monkeypatch.setattr(ops, "add_sinusoid", spy)
     return seen

@@ -10,7 +10,9 @@ from fairseq.sequence_generator import SequenceGenerator
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq.token_generation_constraints import pack_constraints
 
-VARIANTS = ("nopos", "sinpos", "abspos", "relpos", "cape")
+from cape_plugins.variants import names
+
+VARIANTS = names(1)
 PAD, EOS = 1, 2
 # padded on the left, as fairseq pads a source
 SOURCES = torch.tensor([[4, 9, 6, 7, 8, 11, EOS], [PAD, PAD, PAD, 5, 12, 6, EOS]])

@@ -13,9 +13,10 @@ from fairseq.models import MODEL_REGISTRY
 from omegaconf import OmegaConf
 
 from cape_plugins.fairseq.config import CapeTransformerLanguageModelConfig
+from cape_plugins.variants import get, names
 
 EOS = 2
-VARIANTS = ["nopos", "abspos", "sinpos", "cape", "relpos"]
+VARIANTS = names(1)
 TOKENS = torch.tensor([[EOS, 10, 11, 12, 13], [EOS, 14, 15, 16, 17], [EOS, 9, 8, 7, 6]])
 
 
@@ -56,7 +57,7 @@ def test_evaluation_places_tokens_at_integers(build_lm, seen_positions):
 
 @pytest.mark.parametrize("pos", VARIANTS)
 def test_step_by_step_equals_full_and_the_future_is_not_seen(build_lm, pos):
-    model = build_lm(pos, relpos_context=2)
+    model = build_lm(pos, **({"relpos_context": 2} if "relpos_context" in get(pos).options else {}))
     full = model(TOKENS)[0]
     state = {}
     for step in range(1, TOKENS.shape[1] + 1):

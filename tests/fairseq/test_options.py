@@ -14,6 +14,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 
 import cape_plugins.fairseq
 from cape_plugins.fairseq.architectures import ARCHITECTURES
+from cape_plugins.variants import get, names
 
 WRONG = [
     (["--max-global-shift", "-1"], "max_global_shift must be a finite number ≥ 0"),
@@ -27,7 +28,8 @@ WRONG = [
     (["--encoder-learned-pos"], "replaced by --pos abspos"),
     (["--no-token-positional-embeddings"], "replaced by --pos nopos"),
     (["--relpos-context", "0"], "relpos_context must be an integer ≥ 1"),
-    (["--pos", "relpos", "--cross-self-attention"], "does not go with --pos relpos"),
+    (["--pos", "relpos", "--cross-self-attention"], "does not go with --pos relpos,"),
+    (["--pos", "relpos_first", "--cross-self-attention"], "does not go with --pos relpos_first,"),
     (["--admin-init", "--encoder-normalize-before"], "is for post-norm models"),
     (["--admin-init", "--admin-scales", "1,x"], "must be positive numbers with commas"),
     (["--admin-scales", "1,1.5"], "are for --admin-init"),
@@ -123,16 +125,53 @@ def test_wrong_values_fail_whatever_the_architecture(arch, wrong, message):
         parse(*wrong, arch=arch)
 
 
-@pytest.mark.parametrize("pos", ["nopos", "abspos", "sinpos", "cape", "relpos"])
+@pytest.mark.parametrize("pos", names(1))
 def test_wrong_values_fail_whatever_the_variant(pos):
     with pytest.raises(ValueError, match="max_global_scale must be a finite number ≥ 1"):
         parse("--pos", pos, "--max-global-scale", "0.5")
 
 
+# option → flags that give it another value than the default
+OPTIONS = {
+    "max_global_shift": ["--max-global-shift", "10"],
+    "max_local_shift": ["--max-local-shift", "0.25"],
+    "max_global_scale": ["--max-global-scale", "1.1"],
+    "source_scale": ["--source-scale", "1.1"],
+    "relpos_context": ["--relpos-context", "10"],
+    "relpos_values": ["--relpos-values"],
+    "relpos_layers": ["--relpos-layers", "first"],
+}
+
+
+@pytest.mark.parametrize("pos", names(1))
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("arch", ["cape_transformer", "cape_transformer_tiny"])
+def test_an_option_that_the_variant_does_not_take_is_refused(arch, pos, option):
+    given = ["--pos", pos, *OPTIONS[option]]
+    if option in get(pos).options:
+        assert getattr(parse(*given, arch=arch), option) not in (None, 0, "all")
+        return
+    flag = OPTIONS[option][0]
+    with pytest.raises(ValueError, match=rf"{flag} = .* is for .*; {pos} takes"):
+        parse(*given, arch=arch)
+
+
+def test_a_default_that_is_given_is_not_refused():
+    given = ["--max-global-shift", "5", "--source-scale", "0", "--relpos-layers", "all"]
+    assert parse("--pos", "nopos", *given).max_global_shift == 5
+
+
+def test_an_option_of_another_variant_is_refused_without_a_command_line_too(build):
+    with pytest.raises(ValueError, match=r"--max-global-shift = 10\.0 is for cape; sinpos takes"):
+        build("sinpos", max_global_shift=10.0)
+    with pytest.raises(ValueError, match=r"--max-global-shift = 10\.0 is for cape; sinpos takes"):
+        build_from_strings(pos="sinpos", max_global_shift=10.0, source_scale=0.0)
+
+
 @pytest.mark.parametrize(
     ("flag", "allowed"),
     [
-        ("--pos", ["nopos", "abspos", "sinpos", "cape", "relpos"]),
+        ("--pos", ["nopos", "abspos", "sinpos", "cape", "relpos", "relpos_first"]),
         ("--source-bos", ["auto", "true", "false"]),
         ("--relpos-layers", ["all", "first"]),
     ],
@@ -211,3 +250,8 @@ DECODER_ALONE = [
 def test_wrong_values_fail_in_a_language_model_too(wrong, message):
     with pytest.raises(ValueError, match=message):
         parse(*wrong, arch="cape_transformer_lm")
+
+
+def test_an_option_of_another_variant_is_refused_in_a_language_model_too():
+    with pytest.raises(ValueError, match=r"--max-global-shift = 10\.0 is for cape; relpos takes"):
+        parse("--pos", "relpos", "--max-global-shift", "10", arch="cape_transformer_lm")

@@ -5,8 +5,10 @@ import torch
 
 pytest.importorskip("fairseq")
 
+from cape_plugins.variants import names
+
 BOS, PAD, EOS = 0, 1, 2
-VARIANTS = ["nopos", "abspos", "sinpos", "cape", "relpos"]
+VARIANTS = names(1)
 SOURCE = torch.tensor([[5, 6, 7, EOS], [8, 9, 5, EOS], [4, 4, 7, EOS]])
 TARGET = torch.tensor([[EOS, 10, 11, 12, 13], [EOS, 14, 15, 16, 17], [EOS, 9, 8, 7, 6]])
 
@@ -25,7 +27,9 @@ def test_evaluation_places_source_at_multiples_of_its_scale_and_target_at_intege
 
 
 def test_source_scale_is_for_cape_only(build, seen_positions):
-    forward(build("sinpos", source_scale=1.25))
+    with pytest.raises(ValueError, match=r"--source-scale = 1\.25 is for cape"):
+        build("sinpos", source_scale=1.25)
+    forward(build("sinpos"))
     torch.testing.assert_close(seen_positions[0], torch.arange(4.0).expand(3, 4))
 
 
@@ -108,19 +112,22 @@ def test_a_padded_sentence_gives_what_it_gives_alone(build, pos, side):
 
 
 def test_variants_differ_in_weights_by_the_tables_of_positions_alone(build):
-    names = {pos: {n: p.shape for n, p in build(pos).named_parameters()} for pos in VARIANTS}
-    assert names["nopos"] == names["sinpos"] == names["cape"]
-    assert set(names["abspos"]) - set(names["cape"]) == {
+    weights = {pos: {n: p.shape for n, p in build(pos).named_parameters()} for pos in VARIANTS}
+    assert weights["nopos"] == weights["sinpos"] == weights["cape"]
+    assert set(weights["abspos"]) - set(weights["cape"]) == {
         "encoder.embed_positions.embedding.table",
         "decoder.embed_positions.embedding.table",
     }
-    assert set(names["relpos"]) - set(names["cape"]) == {
+    assert set(weights["relpos"]) - set(weights["cape"]) == {
         f"{side}.layers.{layer}.self_attn.relative.keys"
         for side in ("encoder", "decoder")
         for layer in (0, 1)
     }
-    for pos in ("abspos", "relpos"):
-        assert names[pos].items() >= names["cape"].items()
+    assert set(weights["relpos_first"]) - set(weights["cape"]) == {
+        f"{side}.layers.0.self_attn.relative.keys" for side in ("encoder", "decoder")
+    }
+    for pos in ("abspos", "relpos", "relpos_first"):
+        assert weights[pos].items() >= weights["cape"].items()
 
 
 def test_abspos_holds_bos_on_top_of_the_longest_source(build):
@@ -137,6 +144,7 @@ def test_frequencies_are_neither_saved_nor_rounded_by_half(build, pos):
     before = set(model.state_dict())
     assert not any("embed_positions" in name for name in before)
     tokens = torch.full((1, 3000), 5)
+    model.decoder.current.positions = torch.arange(3000.0)[None]
     wide = model.decoder.embed_positions(tokens)
     model.bfloat16()
     narrow = model.decoder.embed_positions(tokens)

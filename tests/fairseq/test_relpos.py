@@ -9,7 +9,8 @@ pytest.importorskip("fairseq")
 
 from fairseq.modules import MultiheadAttention
 
-from cape_plugins.fairseq.relative_attention import RelativeMultiheadAttention
+from cape_plugins.attention import CurrentPositions, RelativeAttention
+from cape_plugins.fairseq.layers import PositionalMultiheadAttention
 
 BOS, PAD, EOS = 0, 1, 2
 DIM, HEADS, T, B, CONTEXT = 16, 2, 7, 3, 2
@@ -22,9 +23,11 @@ CAUSAL = torch.full((T, T), -torch.inf).triu(1)
 
 @pytest.fixture
 def attend():
-    def build(**options):
+    def build(*, values=False, **options):
         torch.manual_seed(0)
-        return RelativeMultiheadAttention(DIM, HEADS, context=CONTEXT, **options).eval()
+        relative = RelativeAttention(DIM // HEADS, CONTEXT, values=values)
+        positions = CurrentPositions()
+        return PositionalMultiheadAttention(DIM, HEADS, relative, positions, **options).eval()
 
     return build
 

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("fairseq")
 
-from cape_plugins.fairseq.source_bos import prepend_bos
+from cape_plugins.fairseq.positions import prepend_bos
 
 BOS, PAD, EOS = 0, 1, 2
 

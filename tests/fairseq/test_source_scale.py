@@ -12,7 +12,7 @@ pytest.importorskip("fairseq")
 from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-from cape_plugins.fairseq.source_scale import count_source_scale
+from cape_plugins.fairseq.positions import count_source_scale
 
 
 def expected(pairs):
@@ -68,12 +68,21 @@ def test_all_shards_and_all_parts_count(data, pairs, tmp_path, run):
     assert count_source_scale(task) == pytest.approx(expected(pairs + pairs[3:5]))
 
 
-@pytest.mark.parametrize("pos", ["cape", "nopos", "abspos", "sinpos"])
 @pytest.mark.parametrize("arch", ["cape_transformer_tiny", "cape_transformer"])
-def test_building_stores_it_in_the_config_whatever_the_variant(data, pairs, pos, arch):
-    config, task = configure(data, "--pos", pos, "--encoder-layers", "1", arch=arch)
+def test_building_stores_it_in_the_config(data, pairs, arch):
+    config, task = configure(data, "--pos", "cape", "--encoder-layers", "1", arch=arch)
     task.build_model(config.model)
     assert config.model.source_scale == pytest.approx(expected(pairs))
+
+
+@pytest.mark.parametrize("pos", ["nopos", "abspos", "sinpos", "relpos", "relpos_first"])
+def test_variants_that_take_none_need_no_training_set(data, tmp_path, pos):
+    empty = copy_of_shard(data, tmp_path / "dictionaries", parts=())
+    config, task = configure(
+        empty, "--pos", pos, "--source-lang", "en", "--target-lang", "de", "--encoder-layers", "1"
+    )
+    model = task.build_model(config.model)
+    assert (config.model.source_scale, model.encoder.spacing) == (0, 1)
 
 
 def test_a_given_value_is_kept_and_needs_no_training_set(data, tmp_path):
@@ -83,7 +92,7 @@ def test_a_given_value_is_kept_and_needs_no_training_set(data, tmp_path):
     )
     model = task.build_model(config.model)
     assert config.model.source_scale == 1.0337
-    assert model.encoder.embed_positions.token_scale == 1.0337
+    assert model.encoder.spacing == 1.0337
 
 
 def test_a_missing_training_set_is_named(data, tmp_path):

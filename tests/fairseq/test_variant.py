@@ -12,8 +12,9 @@ from fairseq.models import MODEL_REGISTRY
 from omegaconf import OmegaConf
 
 from cape_plugins.fairseq.config import CapeTransformerConfig
+from cape_plugins.variants import get, names
 
-VARIANTS = ["nopos", "abspos", "sinpos", "cape", "relpos"]
+VARIANTS = names(1)
 
 
 @pytest.mark.parametrize("found", VARIANTS)
@@ -36,17 +37,38 @@ def test_weights_from_before_the_mark_load(build):
     torch.testing.assert_close(model.state_dict()["decoder.version"], state["decoder.version"])
 
 
-def test_options_from_before_relpos_and_admin_build(dictionary):
-    values = dataclasses.asdict(CapeTransformerConfig(pos="sinpos", source_scale=1.0))
-    sizes = {"embed_dim": 16, "ffn_embed_dim": 16, "layers": 1}
-    values |= {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in sizes.items()}
-    for name in list(values):
-        if name.startswith(("relpos", "admin")):
-            del values[name]
-    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    cfg = OmegaConf.create({"model": {**values, "pos": "sinpos", "source_bos": "auto"}}).model
-    model = MODEL_REGISTRY["cape_transformer"].build_model(cfg, task)
-    assert model.encoder.embed_positions.embedding.variant == "sinpos"
+@pytest.fixture
+def build_from_checkpoint(dictionary):
+    """Build a model from the plain options of a checkpoint."""
+
+    def build_model(without=(), **options):
+        values = {**dataclasses.asdict(CapeTransformerConfig()), "source_bos": "auto", **options}
+        sizes = {"embed_dim": 16, "ffn_embed_dim": 16, "layers": 1}
+        values |= {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in sizes.items()}
+        values = {name: v for name, v in values.items() if not name.startswith(without)}
+        task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+        cfg = OmegaConf.create({"model": values}).model
+        return MODEL_REGISTRY["cape_transformer"].build_model(cfg, task)
+
+    return build_model
+
+
+def test_options_from_before_relpos_and_admin_build(build_from_checkpoint):
+    model = build_from_checkpoint(("relpos", "admin"), pos="sinpos", source_scale=1.0)
+    assert model.encoder.embed_positions.embedding.pos == "sinpos"
+
+
+def test_options_from_before_they_were_refused_build(build_from_checkpoint, seen_positions, caplog):
+    # a source scale was counted then whatever the variant, and any option could be given
+    model = build_from_checkpoint(pos="sinpos", source_scale=1.25, max_global_shift=10.0)
+    assert "source_scale 1.25 has no effect with --pos sinpos" in caplog.text
+    model(torch.tensor([[5, 6, 7]]), None, torch.tensor([[2, 10, 11]]))
+    torch.testing.assert_close(seen_positions[0], torch.arange(3.0)[None])
+
+
+@pytest.mark.parametrize("pos", names(1))
+def test_every_variant_is_marked_by_its_number_in_the_table(build, pos):
+    assert build(pos).state_dict()["decoder.variant.number"].tolist() == [get(pos).number]
 
 
 def test_the_mark_survives_half_precision(build):

@@ -32,14 +32,22 @@ def images(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("variant", ["nopos", "sinpos", "cape", "univit"])
-def test_a_saved_model_comes_back_by_local_dir_with_its_options(variant, tmp_path):
-    options = dict(max_global_scale=1.1, max_local_shift=(0.1, 0.2))
+@pytest.mark.parametrize(
+    ("variant", "options"),
+    [
+        ("nopos", dict()),
+        ("sinpos", dict(extent=0.7)),
+        ("cape", dict(max_global_scale=1.1, max_local_shift=(0.1, 0.2))),
+        ("univit", dict(max_global_scale=1.1, max_local_shift=(0.1, 0.2))),
+    ],
+)
+def test_a_saved_model_comes_back_by_local_dir_with_its_options(variant, options, tmp_path):
     model = create(f"vit_tiny_patch16_{variant}_224", **options).eval()
     timm.models.save_for_hf(model, str(tmp_path))
     again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
-    assert again.position.max_global_scale == 1.1
-    assert tuple(again.position.max_local_shift) == (0.1, 0.2)
+    for name, value in options.items():
+        found = getattr(again.position, name)
+        assert (tuple(found) if isinstance(found, list) else found) == value
     x = images(1, 3, 96, 64)
     assert torch.equal(again(x), model(x))
     assert again.train()(x).isfinite().all()

@@ -1,6 +1,8 @@
 """ViTs by name inside timm: everything goes through timm.create_model."""
 
 import argparse
+import inspect
+import pickle
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ timm = pytest.importorskip("timm")
 
 from timm.utils import ParseKwargs  # noqa: E402
 
-import cape_plugins.timm  # noqa: E402, F401 - registers, also where autoload is switched off
+import cape_plugins.timm  # noqa: E402 - registers, also where autoload is switched off
 from cape_plugins import patch_grid, sinusoid_2d  # noqa: E402
 
 VARIANTS = ["nopos", "sinpos", "cape"]
@@ -51,7 +53,7 @@ def test_the_sizes_are_timms(size, width, heads):
 def test_univit_is_cape_without_its_scale():
     name = "vit_tiny_patch16_univit_224"
     univit, cape = (timm.create_model(n, **SMALL) for n in (name, "vit_tiny_patch16_cape_224"))
-    assert (univit.position.variant, univit.position.max_global_scale) == ("cape", 1.0)
+    assert (univit.position.pos, univit.position.max_global_scale) == ("cape", 1.0)
     assert cape.position.max_global_scale == 1.4
     assert univit.position.max_global_shift == cape.position.max_global_shift == 0.5
     assert timm.create_model(name, max_global_scale=1.1).position.max_global_scale == 1.1
@@ -148,6 +150,38 @@ def test_options_reach_the_positions():
 def test_wrong_option_values_are_refused_whatever_the_variant(variant, options, message):
     with pytest.raises(ValueError, match=message):
         create(variant, **options)
+
+
+@pytest.mark.parametrize(
+    ("variant", "options", "message"),
+    [
+        ("nopos", dict(max_global_shift=0.1), "max_global_shift = 0.1 is for cape; nopos takes"),
+        ("nopos", dict(extent=0.7), "extent = 0.7 is for sinpos, cape; nopos takes none of these"),
+        ("sinpos", dict(max_local_shift=(0.1, 0.1)), "is for cape; sinpos takes extent: leave it"),
+        ("sinpos", dict(max_global_scale=1.0), "max_global_scale = 1.0 is for cape"),
+    ],
+)
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_{}_224", "naflexvit_tiny_patch16_{}_gap"])
+def test_an_option_that_the_variant_does_not_take_is_refused(name, variant, options, message):
+    with pytest.raises(ValueError, match=message):
+        timm.create_model(name.format(variant), **SMALL, **options)
+
+
+def test_an_option_at_its_default_counts_as_not_given():
+    create("nopos", max_global_shift=0.5, max_local_shift=None, max_global_scale=1.4, extent=1.0)
+
+
+def test_entrypoints_are_functions_of_their_modules_as_timms_are():
+    for module in (cape_plugins.timm.vision_transformer, cape_plugins.timm.naflexvit):
+        for name in module.default_cfgs:
+            entrypoint = timm.model_entrypoint(name)
+            assert entrypoint is getattr(module, name)
+            assert pickle.loads(pickle.dumps(entrypoint)) is entrypoint
+            assert name in module.__all__
+            assert f"pos={name.split('_')[3]!r}".replace("univit", "cape") in entrypoint.__doc__
+            (pretrained, others) = inspect.signature(entrypoint).parameters.values()
+            assert (pretrained.name, pretrained.default) == ("pretrained", False)
+            assert others.kind is inspect.Parameter.VAR_KEYWORD
 
 
 def test_what_train_py_makes_of_model_kwargs_works():

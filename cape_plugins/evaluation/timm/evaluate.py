@@ -150,8 +150,7 @@ def extent_modules(loaded: Loaded) -> list[Any]:
     return [
         module
         for module in loaded.model.modules()
-        if hasattr(module, "extent")
-        and not getattr(module, "adds_nothing", getattr(module, "variant", "") == "nopos")
+        if hasattr(module, "extent") and not getattr(module, "adds_nothing", False)
     ]
 
 

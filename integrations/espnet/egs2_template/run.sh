@@ -10,33 +10,32 @@ set -u
 set -o pipefail
 
 if [ $# -lt 1 ]; then
-    echo "Usage: $0 <variant> [options of asr.sh]; variants: conf/cape/train_asr_<variant>.yaml" >&2
+    echo "Usage: $0 <variant> [options of asr.sh]; variants: conf/cape/variants.yaml" >&2
     exit 2
 fi
 variant=$1
 shift
 
 ngpu=${ngpu:-1}
-asr_args=${asr_args:-}   # more options of asr_train, such as those of conf/cape/ablations.yaml
+asr_args=${asr_args:-}   # more options of asr_train, such as those of an ablation of variants.yaml
 corpus=${corpus:-$(basename "$(dirname "${PWD}")")}
+python=${python:-python3}
 
-asr_config=conf/cape/train_asr_${variant}.yaml
-inference_config=conf/cape/decode_asr_ctc.yaml
-inference_asr_model=valid.cer_ctc.best.pth
-if [ ! -f "${asr_config}" ]; then
-    echo "$0: no such file: ${asr_config}" >&2
-    exit 2
-fi
-
-gpu_seconds=240
-accum=16
 case ${variant} in
     seq2seq_*)
+        recipe=train_asr_seq2seq
         gpu_seconds=50
         inference_config=conf/cape/decode_asr_seq2seq.yaml
         inference_asr_model=valid.acc.best.pth
         ;;
+    *)
+        recipe=train_asr
+        gpu_seconds=240
+        inference_config=conf/cape/decode_asr_ctc.yaml
+        inference_asr_model=valid.cer_ctc.best.pth
+        ;;
 esac
+accum=16
 if [ "${ngpu}" -lt 1 ] || [ $((accum % ngpu)) -ne 0 ]; then
     echo "$0: ngpu must divide ${accum}, the paper's GPUs, got ${ngpu}" >&2
     exit 2
@@ -63,6 +62,24 @@ case ${corpus} in
         ;;
 esac
 
+variant_args=$(${python} - "${corpus}" "${recipe}" "${variant#seq2seq_}" << 'END'
+import sys
+
+import yaml
+
+corpus, recipe, variant = sys.argv[1:]
+with open("conf/cape/variants.yaml", encoding="utf-8") as file:
+    table = yaml.safe_load(file)
+known = table["recipes"].get(f"{corpus}/{recipe}", [])
+if variant not in known:
+    sys.exit(f"{variant} is no variant of {corpus}/{recipe}, these are: {', '.join(known) or 'none'}")
+options = table["variants"][variant]
+print(options if isinstance(options, str) else options[corpus])
+END
+) || exit 2
+# as asr.sh would make it of the names of the config and of asr_args, which are long here
+asr_tag=train_asr_${variant}_raw_en_char$(echo "${asr_args}" | sed -e "s/--/_/g" -e "s/[ |=\/]//g")
+
 # --max_wav_duration: asr.sh leaves out training utterances of 20 s and more, unless told otherwise
 # shellcheck disable=SC2086
 ./asr.sh \
@@ -73,8 +90,9 @@ esac
     --max_wav_duration 60 \
     --token_type char \
     --use_lm false \
-    --asr_config "${asr_config}" \
-    --asr_args "${batch_args} ${asr_args}" \
+    --asr_config "conf/cape/${recipe}.yaml" \
+    --asr_args "${variant_args} ${batch_args} ${asr_args}" \
+    --asr_tag "${asr_tag}" \
     --inference_config "${inference_config}" \
     --inference_asr_model "${inference_asr_model}" \
     --train_set "${train_set}" \

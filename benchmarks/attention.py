@@ -1,0 +1,58 @@
+"""What relative attention costs, as multiples of attention without positions, in one run.
+
+python benchmarks/attention.py [--device cuda] [--dtype bfloat16] [--rounds 10]
+"""
+
+import argparse
+
+import torch
+import torch.nn.functional as F
+from common import machine, take_turns
+from tabulate import tabulate
+
+from cape_plugins.attention import RelativeAttention
+
+# batch, heads, length, head_dim, context
+CASES = {
+    "speech 10 s, context 26.8 s": (4, 4, 333, 192, 893),
+    "speech 45 s, context 26.8 s": (1, 4, 1500, 192, 893),
+    "speech 45 s, context 6 s": (1, 4, 1500, 192, 200),
+    "text 100 tokens, context 150": (16, 8, 100, 64, 150),
+    "text 512 tokens, context 150": (4, 8, 512, 64, 150),
+}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--rounds", type=int, default=10)
+    arguments = parser.parse_args()
+    options = dict(device=arguments.device, dtype=getattr(torch, arguments.dtype))
+    rows = []
+    for name, (batch, heads, length, dim, context) in CASES.items():
+        shape = (3, batch, heads, length, dim)
+        query, key, value = torch.randn(shape, **options).requires_grad_().unbind()
+        keys = RelativeAttention(dim, context).to(**options)
+        both = RelativeAttention(dim, context, values=True).to(**options)
+
+        def step(run, tensors=(query, key, value)):
+            run(*tensors).sum().backward(retain_graph=True)
+
+        candidates = {
+            "none": lambda step=step: step(F.scaled_dot_product_attention),
+            "keys": lambda step=step, keys=keys: step(keys),
+            "values": lambda step=step, both=both: step(both),
+        }
+        unit, ratios = take_turns(candidates, "none", arguments.rounds)
+        rows.append([name, f"{1e3 * unit:.1f} ms", ratios["keys"], ratios["values"]])
+    print(
+        f"{machine(arguments.device)}, {arguments.dtype}, forward + backward of attention alone\n"
+    )
+    head = ["", "no positions", "relpos, keys", "relpos, keys and values"]
+    print(tabulate(rows, head, tablefmt="github", floatfmt=".2f"))
+
+
+if __name__ == "__main__":
+    main()

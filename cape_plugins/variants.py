@@ -1,0 +1,128 @@
+"""The table of variants: what each adds at the input, what it puts into self-attention.
+
+Hosts ask this table and compare no names: a new variant is a file of the core and a row here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cape_plugins.attention import AttentionSettings, PositionalAttention, RelativeAttention
+from cape_plugins.augment import AsGiven, Augmentation, Cape
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to tell a Transformer where its tokens are.
+
+    Attributes:
+        number: stands in fairseq checkpoints for the name; only ever append.
+        adds: to the content at the input: nothing, rows of a learnable table, or sinusoids.
+        augment: what becomes of positions before their sinusoids.
+        attention: what sits in self-attention; None is the host's own attention.
+        first_layer_only: whether ``attention`` sits in the first layer only.
+        axes: numbers of axes of its positions: 1 in sequences, 2 in images.
+        options: the hosts' options that it takes.
+    """
+
+    number: int
+    adds: Literal["nothing", "table", "sinusoid"]
+    augment: Callable[[Augmentation], AsGiven] = AsGiven
+    attention: Callable[[AttentionSettings], PositionalAttention] | None = None
+    first_layer_only: bool = False
+    axes: tuple[int, ...] = (1, 2)
+    options: frozenset[str] = frozenset()
+
+
+_AUGMENTATION = {"max_global_shift", "max_local_shift", "max_global_scale"}
+_RELPOS = {"relpos_context", "relpos_values"}
+
+VARIANTS = {
+    "nopos": Variant(0, "nothing"),
+    "abspos": Variant(1, "table", options=frozenset({"abspos_context"})),
+    "sinpos": Variant(2, "sinusoid", options=frozenset({"extent"})),
+    "cape": Variant(
+        3, "sinusoid", Cape, options=frozenset({*_AUGMENTATION, "extent", "source_scale"})
+    ),
+    "relpos": Variant(
+        4,
+        "nothing",
+        attention=RelativeAttention.build,
+        axes=(1,),
+        options=frozenset({*_RELPOS, "relpos_layers"}),
+    ),
+    "relpos_first": Variant(
+        5,
+        "nothing",
+        attention=RelativeAttention.build,
+        first_layer_only=True,
+        axes=(1,),
+        options=frozenset(_RELPOS),
+    ),
+}
+
+
+def names(axes: int) -> tuple[str, ...]:
+    """Names of the variants for sequences (1 axis) or images (2 axes)."""
+    return tuple(name for name, variant in VARIANTS.items() if axes in variant.axes)
+
+
+def get(pos: str, allowed: Sequence[str] | None = None) -> Variant:
+    """The row of a variant.
+
+    Args:
+        pos: its name.
+        allowed: names to choose from. Default: the whole table.
+
+    Raises:
+        ValueError: ``pos`` is none of them.
+    """
+    allowed = tuple(VARIANTS) if allowed is None else allowed
+    if pos not in allowed:
+        raise ValueError(f"unknown variant {pos!r}: choose one of {', '.join(allowed)}")
+    return VARIANTS[pos]
+
+
+def refuse_options(
+    pos: str,
+    given: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    spell: Callable[[str], str] = str,
+) -> None:
+    """Raise ValueError for an option that the variant does not take.
+
+    Args:
+        pos: the variant.
+        given: option → value. Those that no variant takes are not this function's business.
+        defaults: option → value that counts as not given.
+        spell: writes an option's name as the host's users type it.
+    """
+    every = frozenset[str]().union(*(variant.options for variant in VARIANTS.values()))
+    taken = get(pos).options
+    for name in sorted((every - taken) & given.keys()):
+        if given[name] != defaults.get(name):
+            takers = ", ".join(n for n, variant in VARIANTS.items() if name in variant.options)
+            allowed = ", ".join(spell(n) for n in sorted(taken & given.keys())) or "none of these"
+            raise ValueError(
+                f"{spell(name)} = {given[name]!r} is for {takers}; {pos} takes {allowed}: leave it "
+                "out, or choose another variant"
+            )
+
+
+def attention_for(
+    pos: str, layer: int, *, head_dim: int, heads: int, context: int = 1, values: bool = False
+) -> PositionalAttention | None:
+    """What sits in the self-attention of a layer; None is the host's own attention.
+
+    Args:
+        pos: the variant.
+        layer: 0 for the first.
+        head_dim, heads, context, values: see :class:`cape_plugins.attention.AttentionSettings`.
+
+    Raises:
+        ValueError: unknown variant, or settings that it refuses.
+    """
+    variant = get(pos)
+    if variant.attention is None or (variant.first_layer_only and layer > 0):
+        return None
+    return variant.attention(AttentionSettings(head_dim, heads, context, values))

@@ -1,0 +1,126 @@
+"""``encoder: cape_transformer`` in espnet3, which has an ASR task with choices of its own.
+
+A recipe of espnet3 is a folder with run.py, a dataset and a config; nothing in it names us but the
+config. ESPnet takes some 10 s of CPU to import, hence one process.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("espnet3")
+pytest.importorskip("lightning")
+torch = pytest.importorskip("torch")
+yaml = pytest.importorskip("yaml")
+
+RUN = """
+from espnet3.systems.esp2_asr.system import ASRSystem
+from espnet3.systems.launch import launch
+
+if __name__ == "__main__":
+    launch(ASRSystem)
+"""
+
+DATASET = """
+import numpy as np
+from espnet3.components.data.base_dataset import BaseDataset
+from espnet3.contract import Field
+
+class Dataset(BaseDataset):
+    fields = (Field("speech", "audio"), Field("text", "text"))
+
+    def __init__(self, seed: int):
+        noise = np.random.default_rng(seed)
+        self.items = [
+            {"speech": noise.normal(0, 0.1, length).astype(np.float32), "text": "ab"}
+            for length in (4000, 6000, 5000, 4400)
+        ]
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+"""
+
+CONFIG = """
+task: espnet3.systems.esp2_asr.task.ASRTask
+recipe_dir: {recipe}
+dataset:
+  train: [{{data_src_args: {{seed: 1}}}}]
+  valid: [{{data_src_args: {{seed: 2}}}}]
+  preprocessor:
+    _target_: espnet2.train.preprocessor.CommonPreprocessor
+    token_type: char
+    token_list: [<blank>, <unk>, a, b, <sos/eos>]
+tokenizer: {{save_path: {recipe}/tokens, model_type: char}}
+model:
+  token_list: [<blank>, <unk>, a, b, <sos/eos>]
+  frontend: cape_fbank
+  frontend_conf: {{fs: 8000, n_fft: 256, win_length: 200, hop_length: 80, n_mels: 16}}
+  specaug: cape_specaug
+  specaug_conf: {{max_freq_mask_width: 4}}
+  encoder: cape_transformer
+  encoder_conf:
+    pos: cape
+    frame_shift: 0.01
+    output_size: 32
+    attention_heads: 4
+    linear_units: 64
+    num_blocks: 2
+  normalize: utterance_mvn
+  normalize_conf: {{}}
+  decoder: null
+  model: cape_asr
+  model_conf: {{ctc_weight: 1.0}}
+optimizer: {{lr: 0.001}}
+scheduler: {{warmup_steps: 10}}
+dataloader: {{train: {{iter_factory: {{batches: {{batch_size: 2}}}}}}}}
+parallel: null  # its own process: dask is not a dependency of ESPnet
+trainer:
+  accelerator: cpu
+  max_epochs: 2
+  logger: [{{_target_: lightning.pytorch.loggers.CSVLogger, save_dir: "{recipe}"}}]
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("recipe")
+    (folder / "run.py").write_text(RUN)
+    (folder / "dataset").mkdir()
+    (folder / "dataset" / "__init__.py").write_text(DATASET)
+    (folder / "training.yaml").write_text(CONFIG.format(recipe=folder))
+    (folder / "tokens").mkdir()  # characters need no tokenizer; espnet3 looks for its files
+    for kind in ("model", "vocab"):
+        (folder / "tokens" / f"char.{kind}").touch()
+    return folder
+
+
+def test_espnet3_trains_a_recipe_that_names_our_encoder(recipe):
+    environment = {k: v for k, v in os.environ.items() if "AUTOLOAD" not in k}
+    process = subprocess.run(
+        [
+            sys.executable,
+            "run.py",
+            "--stages",
+            "collect_stats",
+            "train",
+            "--training_config",
+            "training.yaml",
+        ],
+        cwd=recipe,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert process.returncode == 0, process.stderr[-4000:]
+    (checkpoint,) = (recipe / "exp" / "training").glob("step4.ckpt")  # 2 epochs of 2 batches
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=False)["state_dict"]
+    assert all(value.isfinite().all() for value in saved.values())
+    (config,) = (recipe / "exp" / "training").glob("config.yaml")
+    assert yaml.safe_load(config.read_text())["encoder"] == "cape_transformer"
