@@ -210,6 +210,31 @@ def test_validation_and_attention_plots_get_espnets_own_batches(data):
     assert names(factory(args, "plot_att").build_iter(1)) == in_order[: args.num_att_plot]
 
 
+@pytest.mark.parametrize("processes", [1, 2, 5])
+def test_the_readmes_yaml_validates_on_any_number_of_processes(data, tmp_path, processes):
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    readme = Path(__file__).parents[2] / "integrations" / "espnet" / "README.md"
+    (written,) = [
+        block.split("```")[0]
+        for block in readme.read_text(encoding="utf-8").split("```yaml\n")[1:]
+        if "iterator_type: task" in block.split("```")[0]
+    ]
+    (tmp_path / "conf.yaml").write_text(written)
+    # the numbers of this data; those given after the file count
+    args = arguments(data, "--config", str(tmp_path / "conf.yaml"))
+    seen = []
+    for rank in range(processes):
+        store = FakeStore()
+        torch.distributed.init_process_group("fake", store=store, rank=rank, world_size=processes)
+        try:
+            batches = factory(args, "valid", distributed=processes > 1)
+            seen += itertools.chain(*names(batches.build_iter(1)))
+        finally:
+            torch.distributed.destroy_process_group()
+    assert sorted(seen) == sorted(f"utt{index}" for index in range(12))
+
+
 def test_ranks_share_the_same_batches(data):
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
