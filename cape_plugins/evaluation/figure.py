@@ -77,6 +77,9 @@ def axes(
         axis.set_ylabel(y)
     handles, labels = found[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize="small")
+    figure.draw_without_rendering()  # the layout decides which notes overlap
+    for axis in found:
+        _part(axis.texts)
     save(figure, out)
 
 
@@ -104,6 +107,19 @@ def line(
 
 
 def notes(axis: Any, x: Sequence[float], y: Sequence[float], texts: Sequence[str]) -> None:
-    """Write a text above each point."""
+    """Write a text over or under each point of the line drawn last, in its colour."""
+    style = dict(ha="center", size=7, color=axis.lines[-1].get_color())
     for text, *place in zip(texts, x, y, strict=True):
-        axis.annotate(text, place, (0, 6), textcoords="offset points", ha="center", size=7)
+        axis.annotate(text, place, (0, 6), textcoords="offset points", **style)
+
+
+def _part(notes: Sequence[Any]) -> None:
+    """Raise or lower each note, by as little as it takes, until it is clear of those before."""
+    taken: list[Any] = []
+    for note in notes:
+        for height in (6, -13, 15, -22, 24, -31, 33, -40, 42):  # points from the place
+            note.xyann = (0, height)
+            box = note.get_window_extent().padded(1)
+            if not any(box.overlaps(other) for other in taken):
+                break
+        taken.append(box)

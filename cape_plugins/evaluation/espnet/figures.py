@@ -57,6 +57,8 @@ def _panel(kind: str, rows: Sequence[Row], names: Sequence[str], axis: Any) -> N
     for number, name in enumerate(names):
         mine = [row for row in rows if _name(kind, row) == name]
         hops = kind == "hops"
+        if hops:  # as given, or as measured, the line would fold back
+            mine.sort(key=lambda row: row.throughput or 0)
         x = [row.throughput or 0 if hops else places.index(_place(kind, row)) for row in mine]
         marker = figure.MARKERS[number % len(figure.MARKERS)]
         style = dict(color=f"C{number}", marker=marker, ms=5, lw=1.5, clip_on=False)

@@ -10,6 +10,7 @@ pytest.importorskip("espnet2")
 pytest.importorskip("jiwer")
 soundfile = pytest.importorskip("soundfile")
 
+from cape_plugins.evaluation import figure  # noqa: E402
 from cape_plugins.evaluation.espnet import (  # noqa: E402
     checkpoints,
     evaluate,
@@ -336,3 +337,28 @@ def test_every_kind_of_picture_is_drawn(tmp_path):
     for kind in ("bins", "sets", "segments", "hops"):
         figures.draw(kind, rows, tmp_path / f"{kind}.png")
         assert (tmp_path / f"{kind}.png").stat().st_size > 5000
+
+
+def test_the_line_over_hops_does_not_fold_back_and_no_note_hides_another(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    throughput = {16: 140.0, 5: 80.0, 6: 82.0, 8: 81.0, 10: 83.0, 12: 141.0}  # noisy, any order
+    rows = [
+        results.Row(model, "x.pth", "dev", hop_ms=hop, wer=wer, throughput=fast)
+        for model, wer in (("cape", 5.0), ("sinpos", 5.02))
+        for hop, fast in throughput.items()
+    ]
+    drawn = []
+    monkeypatch.setattr(figure, "save", lambda picture, out: drawn.append(picture))
+    figures.draw("hops", rows, tmp_path / "hops.png")
+    drawn[0].draw_without_rendering()
+    axis = drawn[0].axes[0]
+    for line in axis.lines:
+        assert list(line.get_xdata()) == sorted(throughput.values())
+    # each hop stands at the place that was measured with it
+    assert {(float(note.get_text()), note.xy[0]) for note in axis.texts} == set(throughput.items())
+    boxes = [note.get_window_extent() for note in axis.texts]
+    assert len(boxes) == 12
+    colours = [line.get_color() for line in axis.lines for _ in throughput]
+    assert [note.get_color() for note in axis.texts] == colours
+    hidden = [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
+    assert hidden == []
