@@ -1,1 +1,1 @@
-"""The pictures: ``python -m cape_plugins.plot {embeddings,augmentation,curves,positions}``."""
+"""The pictures: ``python -m cape_plugins.plot {embeddings,augmentation,curves,positions,hops}``."""

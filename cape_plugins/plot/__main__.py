@@ -19,6 +19,10 @@ _OF_RESULTS = {  # drawn by the evaluation, which is imported for them alone
         "cape_plugins.evaluation.fairseq.positions_curve",
         "loss against position in the target, from evaluation CSVs",
     ),
+    "hops": (
+        "cape_plugins.evaluation.espnet.hops_figure",
+        "hops of ESPnet trainings without padding, from their config.yaml",
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 import importlib
 import json
 import shlex
+import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -167,16 +168,79 @@ def test_an_ablation_changes_what_it_names(task, recipe, variant, ablation):
     before = settings(task, recipe, variant)
     after = vars(parse(task, recipe, *row(recipe, variant), *options))
     changed = {name for name in before if before[name] != after[name]}
-    if options[0] == "--specaug":
-        assert changed == {"specaug"}
-        assert after["specaug"] is None
-    else:
-        for setting in options[1::2]:
+    assert changed <= {"encoder_conf", "specaug"}
+    assert ("specaug" in changed) is ("--specaug" in options)
+    assert after["specaug"] == (None if "--specaug" in options else "cape_specaug")
+    for flag, setting in zip(options[::2], options[1::2], strict=True):
+        if flag == "--encoder_conf":
             name, value = setting.split("=")
             assert name in before["encoder_conf"]  # else it would be a new, mistyped one
             assert after["encoder_conf"][name] == float(value)
-        assert changed <= {"encoder_conf"}
     step(task, recipe, *row(recipe, variant), *options)
+
+
+def ablated(task, recipe: str, variant: str, *names: str) -> dict:
+    """The settings of an entry of a set: a variant, and one of its ablations or none."""
+    options = []
+    for name in names:
+        (ablation,) = [one for one in TABLE["ablations"] if one["name"] == name]
+        assert variant in ablation["variants"]
+        options += shlex.split(ablation["options"])
+    return vars(parse(task, recipe, *row(recipe, variant), *options))
+
+
+@pytest.mark.parametrize("recipe", [f"{corpus}/train_asr" for corpus in CORPORA])
+def test_the_sets_are_the_papers_figures(task, recipe):
+    sets = {
+        name: [ablated(task, recipe, *entry) for entry in entries]
+        for name, entries in TABLE["sets"].items()
+    }
+
+    def values(name: str, *options: str) -> list[tuple]:
+        return [tuple(one["encoder_conf"][key] for key in options) for one in sets[name]]
+
+    # neither, SpecAugment alone, the shifts alone, both
+    augmented = [
+        (one["specaug"], one["encoder_conf"]["pos"]) for one in sets.pop("SpecAugment and CAPE")
+    ]
+    assert augmented == [(s, pos) for pos in ("sinpos", "cape") for s in (None, "cape_specaug")]
+    shifts = ("max_global_scale", "max_global_shift", "max_local_shift")
+    assert values("global shift", *shifts) == [(1.0, s, None) for s in (7.5, 15.0, 30.0)]
+    assert values("local shift", *shifts) == [(1.0, 30.0, 0.0), (1.0, 30.0, None)]
+    own = 1.1 if recipe.startswith("wsj") else 2.0
+    assert values("global scale", *shifts) == [(1.0, 30.0, None), (own, 30.0, None)]
+    relative = [one["encoder_conf"].get("relpos_context") for one in sets["relative positions"]]
+    assert relative == [26.8, 6.0, 27.6, None]
+
+
+def test_capes_part_in_the_augmentations_figure_is_the_shifts_alone(task):
+    for entry in TABLE["sets"]["SpecAugment and CAPE"][2:]:
+        found = ablated(task, "tedlium3/train_asr", *entry)["encoder_conf"]
+        assert (found["max_global_scale"], found["max_global_shift"]) == (1.0, 30.0)
+
+
+def test_the_readmes_librispeech_sets_are_what_the_evaluation_reads(tmp_path):
+    pytest.importorskip("jiwer")
+    import soundfile
+
+    from cape_plugins.evaluation.espnet import testset
+
+    readme = (CONFIGS.parents[1] / "integrations" / "espnet" / "README.md").read_text("utf-8")
+    blocks = [block.split("```")[0] for block in readme.split("```sh\n")[1:]]
+    (script,) = [block for block in blocks if "LibriSpeech/" in block]
+    for name, chapter in (("test-clean", "1089/134686"), ("test-other", "116/288045")):
+        folder = tmp_path / "LibriSpeech" / name / chapter
+        folder.mkdir(parents=True)
+        prefix = chapter.replace("/", "-")
+        for index in range(2):
+            soundfile.write(folder / f"{prefix}-000{index}.flac", torch.zeros(800).numpy(), 16000)
+        lines = [f"{prefix}-000{index} HE SAID\n" for index in range(2)]
+        (folder / f"{prefix}.trans.txt").write_text("".join(lines))
+    subprocess.run(["bash", "-euc", script], cwd=tmp_path, check=True)
+    names = ("test-clean", "test-other")
+    clean, other = testset.open_sets([str(tmp_path / "data" / name) for name in names])
+    assert [u.name for u in clean.utterances] == ["1089-134686-0000", "1089-134686-0001"]
+    assert {u.text for u in (*clean.utterances, *other.utterances)} == {"he said"}
 
 
 def test_the_seq2seq_variants_differ_in_positions_alone(task):

@@ -9,12 +9,14 @@ import pytest
 pytest.importorskip("espnet2")
 pytest.importorskip("jiwer")
 soundfile = pytest.importorskip("soundfile")
+yaml = pytest.importorskip("yaml")
 
 from cape_plugins.evaluation import figure  # noqa: E402
 from cape_plugins.evaluation.espnet import (  # noqa: E402
     checkpoints,
     evaluate,
     figures,
+    hops_figure,
     results,
     scoring,
     segments,
@@ -24,6 +26,7 @@ from cape_plugins.evaluation.espnet.decoding import batches  # noqa: E402
 from cape_plugins.evaluation.espnet.options import EspnetOptions  # noqa: E402
 from cape_plugins.evaluation.espnet.segments import Piece  # noqa: E402
 from cape_plugins.evaluation.espnet.transcripts import Transcripts  # noqa: E402
+from cape_plugins.plot.__main__ import main as plot  # noqa: E402
 
 RATE = 8000
 
@@ -362,3 +365,66 @@ def test_the_line_over_hops_does_not_fold_back_and_no_note_hides_another(tmp_pat
     assert [note.get_color() for note in axis.texts] == colours
     hidden = [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
     assert hidden == []
+
+
+# --- the hops of training without padding
+
+
+def write_training(folder, seconds, **changes):
+    """config.yaml as asr_train writes it, as far as it counts, and the shape file that it names."""
+    folder.mkdir()
+    lines = [f"utt{i} {round(s * RATE)}" for i, s in enumerate(seconds)]
+    (folder / "speech_shape").write_text("\n".join(lines) + "\n")
+    config = dict(iterator_type="task", frontend="cape_fbank", frontend_conf=dict(fs=RATE))
+    config |= dict(train_shape_file=[str(folder / "speech_shape")], batch_bins=60 * RATE, seed=0)
+    config |= dict(min_batch_size=1, dist_world_size=None)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | changes))
+    return folder / "config.yaml"
+
+
+def test_the_histogram_of_hops_shows_every_utterance_of_a_pass(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    same = write_training(tmp_path / "same", [4.0] * 30)
+    mixed = write_training(tmp_path / "mixed", np.random.default_rng(0).uniform(2, 20, 500))
+    drawn = []
+    monkeypatch.setattr(figure, "save", lambda picture, out: drawn.append(picture))
+    plot(["hops", str(same), str(mixed), "--out", str(tmp_path / "hops.png")])
+    (axis,) = drawn[0].axes
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["same", "mixed"]
+    areas = [patch.get_xy() for patch in axis.patches]  # outlines
+    assert areas[0][:, 1].max() == pytest.approx(100)
+    assert areas[0][areas[0][:, 1] > 0, 0].tolist() == [9.75, 10.25]
+    hops = hops_figure.hops(mixed)
+    assert len(hops) == 500
+    assert np.mean(hops) == pytest.approx(10, abs=0.1)
+    assert 1 < max(hops) - min(hops) < 6  # durations are perturbed by ± 15 %
+
+
+def test_hops_follow_each_process_share_of_a_batch(tmp_path):
+    seconds = np.random.default_rng(0).uniform(2, 20, 500)
+    alone = hops_figure.hops(write_training(tmp_path / "1", seconds))
+    together = hops_figure.hops(write_training(tmp_path / "8", seconds, dist_world_size=8))
+    assert len(alone) == len(together) == 500
+    assert sum(hop == 10 for hop in together) > 3 * sum(hop == 10 for hop in alone)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"iterator_type": "sequence"}, "no iterator_type: task with frontend: cape_fbank"),
+        ({"train_shape_file": ["gone"]}, "gone"),
+        ({"frontend_conf": {"fs": "fast"}}, "fs must be a sampling rate"),
+    ],
+)
+def test_a_training_that_has_no_hops_to_show_is_an_error_of_one_line(
+    tmp_path, capsys, changes, message
+):
+    pytest.importorskip("matplotlib")
+    config = write_training(tmp_path / "exp", [4.0] * 3, **changes)
+    with pytest.raises(SystemExit) as ended:
+        plot(["hops", str(config), "--out", str(tmp_path / "hops.png")])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert message in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "hops.png").exists()
