@@ -1,7 +1,8 @@
 """CAPE inside ESPnet, registered on import (and by autoload) with espnet2's and espnet3's ASR task.
 
-``encoder: cape_transformer``, ``frontend: cape_fbank``, ``specaug: cape_specaug``,
-``model: cape_asr`` and, for training without padding, ``iterator_type: task``.
+``encoder: cape_transformer``, ``decoder: cape_transformer``, ``frontend: cape_fbank``,
+``specaug: cape_specaug``, ``model: cape_asr`` and, for training without padding,
+``iterator_type: task``.
 """
 
 import importlib
@@ -39,7 +40,7 @@ def register() -> None:
 
 
 def _register_with(task: ModuleType) -> None:
-    names = ("frontend", "specaug", "model", "encoder")
+    names = ("frontend", "specaug", "model", "encoder", "decoder")
     choices: dict[str, Any] = {name: getattr(task, f"{name}_choices", None) for name in names}
     asr_task = _asr_task(task)
     if asr_task is None or None in choices.values():
@@ -54,6 +55,7 @@ def _register_with(task: ModuleType) -> None:
         )
 
     from cape_plugins.espnet.batches import build_task_iter_factory
+    from cape_plugins.espnet.decoder import CapeTransformerDecoder
     from cape_plugins.espnet.encoder import CapeTransformerEncoder
     from cape_plugins.espnet.frontend import CapeFbank
     from cape_plugins.espnet.model import CapeASRModel
@@ -64,6 +66,7 @@ def _register_with(task: ModuleType) -> None:
         ("specaug", "cape_specaug", CapeSpecAug),
         ("model", "cape_asr", CapeASRModel),
         ("encoder", "cape_transformer", CapeTransformerEncoder),
+        ("decoder", "cape_transformer", CapeTransformerDecoder),
     ):
         base = choices[kind].base_type
         # ESPnet checks this in ClassChoices.__init__ only

@@ -153,13 +153,14 @@ class TransformerLayer(nn.Module):
             (B, N, size).
         """
         if self.normalize_before:
-            x = x + _keep(self.attention(self.norm_attention(x), visible, positions), kept)
-            return x + _keep(self.feed_forward(self.norm_feed_forward(x)), kept)
-        x = self.norm_attention(x + _keep(self.attention(x, visible, positions), kept))
-        return self.norm_feed_forward(x + _keep(self.feed_forward(x), kept))
+            x = x + keep(self.attention(self.norm_attention(x), visible, positions), kept)
+            return x + keep(self.feed_forward(self.norm_feed_forward(x)), kept)
+        x = self.norm_attention(x + keep(self.attention(x, visible, positions), kept))
+        return self.norm_feed_forward(x + keep(self.feed_forward(x), kept))
 
 
-def _keep(output: Tensor, kept: Tensor | None) -> Tensor:
+def keep(output: Tensor, kept: Tensor | None) -> Tensor:
+    """A part's output, zeroed where the bool scalar ``kept`` is False."""
     # a product, not a branch: no wait for the device, and gradients of zero rather than none,
     # so that DDP finds every parameter used although each process draws for itself
     return output if kept is None else output * kept

@@ -252,6 +252,26 @@ def test_the_seq2seq_variants_differ_in_positions_alone(task):
     assert recipes[0]["decoder_conf"]["num_blocks"] == 6
 
 
+def test_the_seq2seq_recipes_decoder_drops_layers(task):
+    recipe = "tedlium3/train_asr_seq2seq"
+    rates = [parse(task, recipe).decoder_conf["layer_drop_rate"], 0.999999]
+    assert rates[0] == 0.2
+    quiet = [f"{name}dropout_rate=0.0" for name in ("", "self_attention_")]
+    for rate in rates:
+        options = [f"layer_drop_rate={rate}", *quiet]
+        more = [part for option in options for part in ("--decoder_conf", option)]
+        torch.manual_seed(0)
+        decoder = build(task, recipe, *more).decoder
+        tokens, lengths = torch.tensor([[6, 3, 2]]), torch.tensor([3])
+        inputs = torch.randn(1, 9, 32), torch.tensor([9]), tokens, lengths
+        outs = [decoder.train()(*inputs)[0] for _ in range(8)]
+        if rate == rates[0]:  # 6 layers: all kept in one batch of four
+            assert not all(torch.equal(out, outs[0]) for out in outs)
+        else:
+            assert all(torch.equal(out, outs[0]) for out in outs)
+            assert not torch.equal(decoder.eval()(*inputs)[0], outs[0])
+
+
 @pytest.mark.parametrize("name", ["ctc", "seq2seq"])
 def test_asr_inference_accepts_the_decoding_configs(name):
     from espnet2.bin.asr_inference import get_parser
