@@ -5,6 +5,7 @@ https://arxiv.org/abs/2106.03143, section 4.2.
 """
 
 import inspect
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -65,9 +66,11 @@ class CapeTransformerEncoder(AbsEncoder):
             only), ``cape``, … Of the options below it takes those that the table lists for it;
             the others must have their defaults.
         max_global_shift: Δ in seconds, uniform in ± this; 30 in the authors' code, so that the
-            interval covers the paper's 60 s.
-        max_local_shift: ε in seconds, uniform in ± this; None is the most that keeps the order,
-            half the spacing after the convolution: 15 ms at a frame shift of 10 ms.
+            interval covers the paper's 60 s. A recording of more than twice the interval is
+            warned of, once, unless Δ is 0.
+        max_local_shift: ε in seconds, uniform in ± this; None is half the spacing after the
+            convolution, 15 ms at a frame shift of 10 ms: the most that keeps the order at the
+            nominal hop (``cape_fbank`` shortens some in training). More is warned of.
         max_global_scale: λ is log-uniform in [1 / this, this]; 1.1 for WSJ, 2 for TED-LIUM.
         abspos_context: seconds covered by the table of ``abspos``, 13.8 in the paper; later
             frames take their index modulo its size.
@@ -183,6 +186,15 @@ class CapeTransformerEncoder(AbsEncoder):
         }
         parameters = inspect.signature(CapeTransformerEncoder).parameters
         defaults = {name: parameter.default for name, parameter in parameters.items()}
+        self._long = math.inf  # seconds of a recording that is far beyond Δ
+        if "max_global_shift" in variant.options and max_global_shift > 0:
+            self._long = 4 * max_global_shift
+        if "max_local_shift" in variant.options and (max_local_shift or 0) > 0.501 * spacing:
+            logging.warning(
+                f"encoder_conf max_local_shift: {max_local_shift:g} s is more than half of the "
+                f"{spacing:g} s between frames after the convolution: frames change places. null "
+                f"is {spacing / 2:g} s"
+            )
         self.refusal = ""
         try:
             variants.refuse_options(pos, given, defaults, spell="encoder_conf {}".format)
@@ -289,6 +301,7 @@ class CapeTransformerEncoder(AbsEncoder):
             times = frame_times(ilens, self.frame_shift, frames)
         elif times.shape != (batch, frames):
             raise ValueError(f"times must be ({batch}, {frames}), got {tuple(times.shape)}")
+        self._warn_of_length(frames)
         padding = torch.arange(frames, device=xs_pad.device) >= ilens[:, None]  # (B, T)
         olens = subsampled(ilens)
 
@@ -310,6 +323,19 @@ class CapeTransformerEncoder(AbsEncoder):
                     x = x + self._condition(normed, ctc)
         x = self.after_norm(x)
         return ((x, intermediate) if intermediate else x), olens, None
+
+    def _warn_of_length(self, frames: int) -> None:
+        """Say once that recordings are far longer than what Δ covers."""
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return
+        seconds = frames * self.frame_shift
+        if seconds > self._long:
+            logging.warning(
+                f"a recording of {seconds:.0f} s reaches ± {seconds / 2:.0f} s around its centre, "
+                f"far beyond encoder_conf max_global_shift: {self._long / 4:g}: train with "
+                f"max_global_shift ≥ {seconds / 2:.0f}"
+            )
+            self._long = math.inf
 
     def _draw_kept(self, device: torch.device) -> Sequence[Tensor | None]:
         """For each layer whether it is kept, drawn on the device; None where all are."""

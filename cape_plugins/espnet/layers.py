@@ -2,6 +2,9 @@
 
 import torch
 import torch.nn.functional as F
+
+# the class that ESPnet's pictures of attention look for, wherever this version has it
+from espnet2.main_funcs.calculate_all_attentions import MultiHeadedAttention
 from torch import Tensor, nn
 
 from cape_plugins.attention import PositionalAttention
@@ -50,8 +53,11 @@ def subsampled(lengths: Tensor) -> Tensor:
     return torch.div(lengths + (STRIDE - 1), STRIDE, rounding_mode="floor")
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(MultiHeadedAttention):
     """Multi-head self-attention, PyTorch's own or one that knows positions.
+
+    ESPnet's in name only, so that its ``num_att_plot`` draws ``attn``: the (B, heads, N, N)
+    weights, computed in evaluation where a forward hook asks, as that does.
 
     Args:
         size: channels.
@@ -67,7 +73,8 @@ class SelfAttention(nn.Module):
         dropout_rate: float,
         relative: PositionalAttention | None = None,
     ) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
+        self.attn: Tensor | None = None
         self.heads = heads
         self.dropout_rate = dropout_rate
         self.relative = relative
@@ -88,6 +95,8 @@ class SelfAttention(nn.Module):
         batch, length, size = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, size // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, N, size / heads)
+        if self._forward_hooks and not (self.training or torch.compiler.is_compiling()):
+            self.attn = self._weights(query, key, visible, positions)
         dropout = self.dropout_rate if self.training else 0.0
         if self.relative is not None:
             mixed = self.relative(query, key, value, positions, visible, dropout)
@@ -96,6 +105,16 @@ class SelfAttention(nn.Module):
                 query, key, value, attn_mask=visible, dropout_p=dropout
             )
         return self.out(mixed.transpose(1, 2).reshape(batch, length, size))
+
+    def _weights(
+        self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor | None
+    ) -> Tensor:
+        relative = PositionalAttention() if self.relative is None else self.relative
+        query = relative.place(query, positions) * query.shape[3] ** -0.5
+        scores = query @ relative.place(key, positions).transpose(-2, -1)
+        bias = relative.logits(query, key.shape[2], positions)
+        scores = scores if bias is None else scores + bias
+        return scores.masked_fill(~visible, -torch.inf).softmax(dim=-1).detach()
 
 
 class TransformerLayer(nn.Module):

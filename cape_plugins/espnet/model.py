@@ -17,7 +17,7 @@ from espnet2.asr.preencoder.linear import LinearProjection
 from espnet2.layers.utterance_mvn import UtteranceMVN
 from torch import Tensor
 
-from cape_plugins.espnet.frontend import CapeFbank
+from cape_plugins.espnet.frontend import AudioTooShortError, CapeFbank
 from cape_plugins.espnet.specaug import CapeSpecAug
 from cape_plugins.positions import frame_times
 
@@ -125,11 +125,21 @@ class CapeASRModel(ESPnetASRModel):
         """Features (B, T, channels), their (B,) lengths and times (B, T) in seconds.
 
         The times are None where the hop is unknown; the encoder then takes its ``frame_shift``.
+
+        Raises:
+            AudioTooShortError: no utterance has a frame; asr_inference writes an empty result.
         """
         if isinstance(self.frontend, CapeFbank):
             speech = speech[:, : speech_lengths.max()]  # for DataParallel
             return self.frontend.forward_with_times(
                 speech, speech_lengths, match_frames=self.training
+            )
+        longest, needed = int(speech_lengths.max()), min_samples(self.frontend)
+        if longest < needed:  # torch.stft would say something of its padding
+            raise AudioTooShortError(
+                f"has {longest} samples and features need {needed}, return empty results",
+                longest,
+                needed,
             )
         feats, lengths = self._extract_feats(speech, speech_lengths)
         shift = frame_shift(self.frontend)
@@ -149,6 +159,17 @@ def frame_shift(frontend: AbsFrontend | None) -> float | None:
         # not frontend.hop_length, which nothing reads
         return frontend.stft.hop_length / frontend.logmel.mel_options["sr"]
     return None
+
+
+def min_samples(frontend: AbsFrontend | None) -> int:
+    """Samples of the shortest audio that has features, as far as the frontend tells; ≥ 1."""
+    if isinstance(frontend, CapeFbank):
+        return frontend.min_samples
+    if isinstance(frontend, DefaultFrontend) and frontend.stft is not None:
+        # centred windows mirror half a window at each end, which must be there
+        stft = frontend.stft
+        return stft.n_fft // 2 + 1 if stft.center else stft.n_fft
+    return 1
 
 
 def normalize_utterances(feats: Tensor, lengths: Tensor, settings: UtteranceMVN) -> Tensor:

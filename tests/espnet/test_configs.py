@@ -243,6 +243,30 @@ def test_the_readmes_librispeech_sets_are_what_the_evaluation_reads(tmp_path):
     assert {u.text for u in (*clean.utterances, *other.utterances)} == {"he said"}
 
 
+@pytest.mark.parametrize("samples", [0, 1, 256])
+def test_audio_without_a_frame_is_what_espnets_decoding_calls_too_short(task, samples):
+    from espnet2.bin.asr_inference import TooShortUttError
+
+    model = build(task, "wsj/train_asr").eval()
+    with pytest.raises(TooShortUttError, match=f"has {samples} samples and features need 257"):
+        model.encode(torch.zeros(1, samples), torch.tensor([samples]))
+    assert model.encode(torch.zeros(1, 257), torch.tensor([257]))[1].item() == 1
+
+
+def test_the_readmes_quickstart_is_complete(task, tmp_path):
+    readme = (CONFIGS.parents[1] / "README.md").read_text("utf-8")
+    blocks = [block.split("```")[0] for block in readme.split("```yaml\n")[1:]]
+    (quickstart,) = [block for block in blocks if "encoder: cape_transformer" in block]
+    (tmp_path / "quickstart.yaml").write_text(quickstart)
+    recipe = str(tmp_path / "quickstart")
+    model = step(task, recipe).eval()
+    assert model.encoder.pos == "cape"
+    speech, lengths = torch.randn(2, 16000), torch.tensor([16000, 14000])
+    _, stats, _ = model(speech, lengths, torch.tensor([[3, 2], [4, 3]]), torch.tensor([2, 2]))
+    for _, criterion, _ in parse(task, recipe).best_model_criterion:
+        assert stats[criterion] is not None
+
+
 def test_the_seq2seq_variants_differ_in_positions_alone(task):
     recipe = "tedlium3/train_asr_seq2seq"
     recipes = [settings(task, recipe, pos) for pos in ("nopos", "relpos")]

@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("espnet2")
 
+from cape_plugins.attention import PositionalAttention
 from cape_plugins.espnet.encoder import CapeTransformerEncoder, TooShortUttError
 from cape_plugins.positions import frame_times
 
@@ -106,6 +107,58 @@ def test_nothing_to_hear_is_what_espnets_decoding_calls_too_short(features, leng
     assert TooShortUttError is asr_inference.TooShortUttError
     with pytest.raises(TooShortUttError, match="no frame"):
         make()(features, torch.tensor(lengths))
+
+
+class Recorded(torch.nn.Module):
+    """What ESPnet's pictures of attention take: a model that is called with a batch."""
+
+    def __init__(self, encoder: CapeTransformerEncoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, speech, speech_lengths):
+        self.encoder(speech, speech_lengths)
+
+
+@pytest.mark.parametrize("values", [False, True])
+@pytest.mark.parametrize("pos", VARIANTS)
+def test_espnets_pictures_of_attention_show_the_encoders(pos, values):
+    from espnet2.main_funcs.calculate_all_attentions import calculate_all_attentions
+
+    encoder = make(pos=pos, relpos_values=values and pos.startswith("relpos")).eval()
+    for module in encoder.modules():  # what is learned of positions counts
+        if isinstance(module, PositionalAttention):
+            torch.nn.init.normal_(module.keys)
+    features, lengths = batch(60, 40)
+    found = calculate_all_attentions(
+        Recorded(encoder), {"speech": features, "speech_lengths": lengths}
+    )
+    assert sorted(found) == ["encoder.layers.0.attention", "encoder.layers.1.attention"]
+    for seen in found.values():
+        assert [tuple(one.shape) for one in seen] == [(4, 20, 20), (4, 14, 14)]
+        torch.testing.assert_close(seen[1].sum(dim=2), torch.ones(4, 14))
+    # as they are used: the values they mix are the layer's output
+    layer = encoder.layers[0].attention
+    inside = []
+    handle = layer.register_forward_pre_hook(lambda _, given: inside.append(given[0]))
+    second = features[1:, :40], lengths[1:]
+    encoder(*second)
+    handle.remove()
+    if not (values and pos.startswith("relpos")):
+        value = layer.qkv(inside[0]).view(1, 14, 3, 4, 8)[:, :, 2].transpose(1, 2)
+        mixed = found["encoder.layers.0.attention"][1] @ value
+        used = layer.out(mixed.transpose(1, 2).reshape(1, 14, 32))
+        outputs = []
+        handle = layer.register_forward_hook(lambda _, given, output: outputs.append(output))
+        encoder(*second)
+        handle.remove()
+        torch.testing.assert_close(outputs[0], used)
+
+
+def test_attention_weights_are_not_laid_out_unless_they_are_asked_for():
+    encoder = make().eval()
+    encoder(*batch(60))
+    assert encoder.layers[0].attention.attn is None
 
 
 def test_espnet_may_pass_states_and_ctc():
@@ -231,6 +284,40 @@ def test_the_defaults_are_the_papers():
     assert encoder.position.augmentation.max_global_scale == 1.1
     assert encoder.position.frequency_scale == 30.0
     assert CapeTransformerEncoder(80, num_blocks=1, pos="abspos").position.max_length == 460
+
+
+@pytest.mark.parametrize(
+    ("pos", "shift", "seconds", "warned"),
+    [
+        ("cape", 5.0, 21, True),
+        ("cape", 5.0, 19, False),
+        ("cape", 0.0, 21, False),
+        ("sinpos", 30.0, 200, False),
+    ],
+)
+def test_recordings_far_longer_than_the_global_shift_covers_are_warned_of_once(
+    pos, shift, seconds, warned, caplog
+):
+    encoder = make(pos=pos, max_global_shift=shift, num_blocks=1).eval()
+    for _ in range(2):
+        encoder(*batch(100 * seconds))
+    told = [record.message for record in caplog.records]
+    assert len(told) == warned
+    if warned:
+        assert "a recording of 21 s reaches ± 10 s" in told[0]
+        assert "max_global_shift: 5: train with max_global_shift ≥ 10" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("pos", "shift", "warned"),
+    [("cape", 0.02, True), ("cape", 0.015, False), ("cape", None, False), ("nopos", None, False)],
+)
+def test_a_local_shift_beyond_half_a_frame_is_warned_of(pos, shift, warned, caplog):
+    make(pos=pos, max_local_shift=shift)
+    told = [record.message for record in caplog.records]
+    assert len(told) == warned
+    if warned:
+        assert "max_local_shift: 0.02 s is more than half of the 0.03 s" in told[0]
 
 
 def test_the_local_shift_follows_the_frame_shift_unless_given():

@@ -104,6 +104,7 @@ def load(source: Source) -> Loaded:
         ValueError: it cannot be built, lacks weights or has others, has no CTC, or takes no
             audio.
     """
+    have = _keys(source.file)
     try:
         model, train_args = ASRTask.build_model_from_file(source.config, source.file, "cpu")
     except (RuntimeError, ValueError, TypeError, AttributeError, KeyError, OSError) as error:
@@ -111,7 +112,7 @@ def load(source: Source) -> Loaded:
     except yaml.YAMLError as error:
         raise ValueError(f"{source.config} is no YAML: {said(error, 3)}") from error
     try:
-        _check_keys(model, source)  # ESPnet loads with strict=False
+        _check_keys(have, set(model.state_dict()))  # ESPnet loads with strict=False
         if getattr(model, "ctc", None) is None:
             raise ValueError("it has no CTC (ctc_weight: 0), and this command decodes CTC alone")
         return Loaded(
@@ -125,9 +126,18 @@ def load(source: Source) -> Loaded:
         raise ValueError(f"{source.file}: {error}") from error
 
 
-def _check_keys(model: ESPnetASRModel, source: Source) -> None:
-    state = torch.load(source.file, map_location="cpu", weights_only=False)
-    have, want = set(state.get("module", state)), set(model.state_dict())
+def _keys(file: Path) -> set[str]:
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=False)
+        return set(state.get("module", state))
+    except Exception as error:  # torch.load raises anything for what it cannot read
+        raise ValueError(
+            f"{file} is damaged, or no checkpoint of asr_train ({type(error).__name__}: "
+            f"{said(error)}): copy it again, or choose another with --checkpoint-name"
+        ) from error
+
+
+def _check_keys(have: set[str], want: set[str]) -> None:
     for keys, what in ((want - have, "lacks"), (have - want, "has, unlike config.yaml's model,")):
         if keys:
             raise ValueError(

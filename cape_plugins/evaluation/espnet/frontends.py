@@ -6,6 +6,7 @@ from typing import Any
 from espnet2.asr.espnet_model import ESPnetASRModel
 from espnet2.asr.frontend.default import DefaultFrontend
 
+from cape_plugins.espnet import model as asr_model
 from cape_plugins.espnet.frontend import CapeFbank, sampling_rate
 from cape_plugins.espnet.model import CapeASRModel
 
@@ -31,14 +32,7 @@ def rate_of(model: ESPnetASRModel, train_args: argparse.Namespace) -> int | None
 
 def min_samples(model: ESPnetASRModel) -> int:
     """Samples of the shortest audio that has features, as far as the frontend tells; ≥ 1."""
-    frontend = model.frontend
-    if isinstance(frontend, CapeFbank):
-        return frontend.min_samples
-    if isinstance(frontend, DefaultFrontend) and frontend.stft is not None:
-        # centred windows mirror half a window at each end, which must be there
-        stft = frontend.stft
-        return stft.n_fft // 2 + 1 if stft.center else stft.n_fft
-    return 1
+    return asr_model.min_samples(model.frontend)
 
 
 def padding_changes_nothing(model: ESPnetASRModel) -> bool:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("espnet2")
 pytest.importorskip("jiwer")
@@ -284,6 +285,19 @@ def test_models_that_are_not_there_are_errors(trained, given, missing, message):
         (trained / missing).unlink()
     with pytest.raises(ValueError, match=message):
         checkpoints.sources([one.format(trained) for one in given], None)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint\n", "truncated", "a list"])
+def test_a_file_that_is_no_checkpoint_is_an_error_of_one_sentence(trained, content):
+    file = trained / "valid.loss.best.pth"
+    torch.save([1] if content == "a list" else {"weight": torch.zeros(10_000)}, file)
+    if content == "truncated":
+        content = file.read_bytes()[:20_000]
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    (source,) = checkpoints.sources([str(trained)], None)
+    with pytest.raises(ValueError, match=r"best.pth is damaged, or no checkpoint .*copy it again"):
+        checkpoints.load(source)
 
 
 # --- options and results
