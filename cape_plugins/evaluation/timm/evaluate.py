@@ -65,6 +65,8 @@ def run(options: TimmOptions) -> list[Row]:
     if figure_path is not None:
         canvas.check(figure_path, options.overwrite)
     folders = [testset.open_folder(root, options.split) for root in options.data]
+    if options.strategies:
+        check_sizes(folders)
     for source in options.sources:
         check_source(source, folders, options)
 
@@ -103,6 +105,20 @@ def check_source(source: Source, folders: Sequence[Folder], options: TimmOptions
         raise ValueError(f"{loaded.name} takes one image size only: --size-bins needs all sizes")
     if (loaded.train_args.get("in_chans") or 3) != 3:
         raise ValueError(f"{source.checkpoint} takes images of other than 3 channels")
+
+
+def check_sizes(folders: Sequence[Folder]) -> None:
+    """Say how many images are below the first size bin; raise ValueError if all of a folder are."""
+    for folder in folders:
+        left_out = sum(size_bins.bin_of(*size) is None for size in folder.sizes)
+        text = (
+            f"{folder.root}: {left_out} of {len(folder.paths)} images are smaller than "
+            f"{size_bins.BINS[0][0]} pixels, where the size bins start"
+        )
+        if left_out == len(folder.paths):
+            raise ValueError(f"{text}: leave out --size-bins")
+        if left_out and world_info_from_env()[1] == 0:
+            _logger.warning("%s: left out", text)
 
 
 def start(options: TimmOptions) -> Runtime:
@@ -202,7 +218,7 @@ def _score(
     patch = loading.patch_size(loaded.model) or (1, 1)
     sizes = view_sizes(row, options)
     if row.strategy:
-        bins = [size_bins.bin_of(*size) for size in folder.sizes]
+        bins = [size_bins.bin_of(*size) or 0 for size in folder.sizes]  # left out: no view
         view = dict(patch=patch, crop_pct=config["crop_pct"], resolution=row.resolution)
         views = [size_bins.view_of(row.strategy, *size, **view) for size in folder.sizes]
     else:

@@ -1,41 +1,38 @@
-"""Appendix B.2 of the paper: images binned by their own size, and ways of feeding each size.
+"""Appendix B.2 of the paper: images binned by their own size, and ways of feeding each bin.
 
-The bins go by the shorter side of the image file. The paper asks which input size suits images of
-which size; the strategies answer with a size for each image:
+The bins go by s, the shorter side of the image file. The paper asks which input size suits images
+of which size; the strategies answer:
 
-- ``min``, ``max``: a square of the image's shorter, longer side.
-- ``original``: the image enlarged by 1 / crop_pct, then cropped back to its own height and width.
-- ``original-no-crop``: the image as it is.
-- ``fixed``: a square of one size for all.
+- ``min``, ``max``: all images of a bin as squares of the bin's least, greatest s.
+- ``original``: each image enlarged by 1 / crop_pct, then cropped back to its own height and width.
+- ``original-no-crop``: each image as it is.
+- ``fixed``: all images as squares of one size.
 
 Where a side is no multiple of the patch the remainder is cut off, as the authors' patch
-convolution does: a grid of floor(side / patch) patches.
+convolution does: a grid of floor(side / patch) patches. Images below the first bin are left out.
 """
 
 from cape_plugins.evaluation.timm.testset import View
 
-#: (least, most) of min(height, width) in pixels.
-BINS: tuple[tuple[int, int | None], ...] = (
-    (0, 100),
+#: (least, greatest) s in pixels. The last bin holds all larger images too: its greatest is that
+#: of the strategy ``max`` alone.
+BINS: tuple[tuple[int, int], ...] = (
+    (54, 100),
     (101, 150),
     (151, 200),
     (201, 250),
     (251, 300),
     (301, 350),
     (351, 384),
-    (385, None),
+    (385, 500),
 )
-LABELS = tuple(f"{least}+" if most is None else f"{least}-{most}" for least, most in BINS)
+LABELS = (*(f"{least}-{most}" for least, most in BINS[:-1]), f"{BINS[-1][0]}+")
 STRATEGIES = ("min", "max", "original", "original-no-crop", "fixed")
 
-#: Largest side in pixels that min and max take in the last bin; its originals are left out.
-LARGEST = 500
 
-
-def bin_of(height: int, width: int) -> int:
-    """Number of the bin of an image of this size in pixels."""
-    side = min(height, width)
-    return next(i for i, (_, most) in enumerate(BINS) if most is None or side <= most)
+def bin_of(height: int, width: int) -> int | None:
+    """Number of the bin of an image of this size in pixels; None below the first."""
+    return next((i for i in range(len(BINS) - 1, -1, -1) if min(height, width) >= BINS[i][0]), None)
 
 
 def view_of(
@@ -59,21 +56,16 @@ def view_of(
     Raises:
         ValueError: an unknown strategy, or ``fixed`` without a resolution.
     """
-    if strategy == "fixed":
-        if resolution is None:
-            raise ValueError("the strategy fixed needs a resolution")
-        return (View(resolution, resolution, crop_pct, patch),)
-    is_largest = bin_of(height, width) == len(BINS) - 1
-    if strategy in ("min", "max"):
-        side = min(height, width) if strategy == "min" else max(height, width)
-        if is_largest:
-            side = min(side, LARGEST)
-        side = max(side // max(patch), 1) * max(patch)
-        return (View(side, side, crop_pct, patch),)
     if strategy not in STRATEGIES:
         raise ValueError(f"unknown strategy {strategy!r}: choose among {', '.join(STRATEGIES)}")
-    if is_largest:
+    if strategy != "fixed":
+        resolution = None
+    elif resolution is None:
+        raise ValueError("the strategy fixed needs a resolution")
+    number = bin_of(height, width)
+    if number is None or (strategy.startswith("original") and number == len(BINS) - 1):
         return ()
-    # an image below one patch is enlarged to it
-    size = max(height, patch[0]), max(width, patch[1])
-    return (View(*size, crop_pct if strategy == "original" else 1.0, patch),)
+    if strategy.startswith("original"):
+        return (View(height, width, crop_pct if strategy == "original" else 1.0, patch),)
+    side = resolution or BINS[number][strategy == "max"]
+    return (View(side, side, crop_pct, patch),)
