@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("matplotlib")
 
 from cape_plugins import Augmentation, patch_grid, sinusoid_2d
+from cape_plugins.evaluation import figure
 from cape_plugins.evaluation.timm import curves
 from cape_plugins.plot import augmentation, embeddings
 from cape_plugins.plot.__main__ import main
@@ -22,7 +23,7 @@ def is_png(path) -> bool:
 
 
 def write(path, rows) -> None:
-    columns = (*COLUMNS, "top1", "images_per_second")
+    columns = dict.fromkeys([*COLUMNS, "top1", "images_per_second", *(k for r in rows for k in r)])
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
@@ -113,10 +114,11 @@ def rows() -> list[dict[str, str]]:
 
 def test_seeds_of_one_name_are_averaged(tmp_path):
     write(tmp_path / "a.csv", rows())
-    found = curves.curves(curves.read([tmp_path / "a.csv"]), group=r"runs/(\w+)-")
+    (found,) = curves.curves(rows_of(tmp_path), group=r"runs/(\w+)-").values()
     assert list(found) == ["cape", "sinpos"]
     assert found["cape"] == {32: [(32, 70), (32, 72)], 48: [(48, 70), (48, 72)]}
-    against_speed = curves.curves(rows_of(tmp_path), against="throughput", group=r"runs/(\w+)-")
+    options = dict(against="throughput", group=r"runs/(\w+)-")
+    (against_speed,) = curves.curves(rows_of(tmp_path), **options).values()
     assert against_speed["sinpos"][32] == [(312.5, 60), (312.5, 62)]
 
 
@@ -130,9 +132,76 @@ def test_without_a_group_every_checkpoint_has_its_curve_and_extents_are_told_apa
         [{**row, "extent": extent} for row in rows() for extent in ("1", "sqrt")]
         + [{**rows()[0], "resolution": "", "strategy": "min"}],  # size bins have no curve
     )
-    names = list(curves.curves(rows_of(tmp_path)))
+    (found,) = curves.curves(rows_of(tmp_path)).values()
+    names = list(found)
     assert len(names) == 8
     assert names[:2] == ["vit (cape-0/last), γ 1", "vit (cape-0/last), γ sqrt"]
+
+
+RECORDED = dict(
+    **dict(model="vit_cape", variant="cape", max_global_shift="0.5", max_local_shift="1/N"),
+    **dict(max_global_scale="1.4", model_kwargs="img_size=224", train_size="224", seed="0"),
+    **dict(training="1a2b", dataset="imagenet/validation", resolution="224", extent="1", tta="0"),
+    **dict(ema="0", crop_pct="0.875", interpolation="bicubic", precision="float32", top1="70"),
+    checkpoint="runs/a/last.pth.tar",
+)
+#: what another row has, and how the two curves are told apart
+DIFFERENCES = [
+    (dict(max_global_shift="0"), "Δ 0.5", "Δ 0"),
+    (dict(max_local_shift="0"), "ε 1/N", "ε 0"),
+    (dict(max_global_scale="1"), "λ 1.4", "λ 1"),
+    (dict(model_kwargs="depth=4 img_size=224"), "(a/last.pth.tar)", "(b/last.pth.tar)"),
+    (dict(train_size="128 160"), "trained at 224", "trained at 128 160"),
+    (dict(training="3c4d"), "(a/last.pth.tar)", "(b/last.pth.tar)"),
+    (dict(extent="sqrt"), "γ 1", "γ sqrt"),
+    (dict(tta="1"), "", "TTA"),
+    (dict(ema="1"), "", "EMA"),
+    (dict(crop_pct="1"), "crop 0.875", "crop 1"),
+    (dict(interpolation="bilinear"), "bicubic", "bilinear"),
+    (dict(precision="float16"), "float32", "float16"),
+    (dict(seed="0"), "(a/last.pth.tar)", "(b/last.pth.tar)"),  # the same seed: not a seed's range
+    (dict(seed=""), "(a/last.pth.tar)", "(b/last.pth.tar)"),
+    (dict(checkpoint="runs/b/best.pth.tar"), "(a/last.pth.tar)", "(b/best.pth.tar)"),
+]
+
+
+def test_checkpoints_that_differ_in_seed_alone_share_a_curve(tmp_path):
+    other = {**RECORDED, "checkpoint": "runs/b/last.pth.tar", "seed": "1", "top1": "72"}
+    write(tmp_path / "a.csv", [RECORDED, other])
+    assert curves.curves(rows_of(tmp_path)) == {
+        "imagenet/validation": {"vit_cape": {224: [(224, 70), (224, 72)]}}
+    }
+
+
+@pytest.mark.parametrize(("other", "mine", "its"), DIFFERENCES)
+def test_other_conditions_are_another_curve_whose_name_says_so(other, mine, its, tmp_path):
+    rest = {"checkpoint": "runs/b/last.pth.tar", "seed": "1", "top1": "72"}
+    write(tmp_path / "a.csv", [RECORDED, {**RECORDED, **rest, **other}])
+    (found,) = curves.curves(rows_of(tmp_path)).values()
+    assert [len(points) for curve in found.values() for points in curve.values()] == [1, 1]
+    for name, part in zip(found, (mine, its), strict=True):
+        glue = " " if part.startswith("(") else ", "
+        assert name == (f"vit_cape{glue}{part}" if part else "vit_cape")
+
+
+def test_a_group_averages_no_other_conditions(tmp_path):
+    other = {**RECORDED, "checkpoint": "runs/b/last.pth.tar", "abspos_antialias": "0", "tta": "1"}
+    write(tmp_path / "a.csv", [{**RECORDED, "abspos_antialias": "1"}, other])
+    (found,) = curves.curves(rows_of(tmp_path), group="runs").values()
+    assert list(found) == ["runs, antialiased", "runs, TTA, not antialiased"]
+
+
+def test_each_data_set_is_a_panel_even_if_only_the_path_before_differs(tmp_path, monkeypatch):
+    sets = ["imagenet/validation", "v2-a/validation"]
+    rows = [{**RECORDED, "dataset": path, "resolution": r} for path in sets for r in ("160", "224")]
+    write(tmp_path / "a.csv", rows)
+    assert list(curves.curves(rows_of(tmp_path))) == sets
+    drawn = []
+    monkeypatch.setattr(figure, "save", lambda picture, out: drawn.append(picture))
+    main(["curves", str(tmp_path / "a.csv"), "--out", str(tmp_path / "o.png")])
+    assert [axis.get_title() for axis in drawn[0].axes] == sets
+    (legend,) = drawn[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["vit_cape"]
 
 
 @pytest.mark.parametrize("against", ["resolution", "throughput"])

@@ -2,15 +2,23 @@
 
 # ruff: noqa: RUF009 - option() makes a field
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cape_plugins.evaluation import figure
 from cape_plugins.evaluation.options import option
 from cape_plugins.evaluation.output import read_rows
+from cape_plugins.evaluation.timm.words import spoken
 
 _NEEDED = ("model", "checkpoint", "dataset", "resolution", "extent", "tta", "strategy")
+#: columns in which rows of one curve do not differ
+_CONDITIONS = (
+    *("model", "variant", "max_global_shift", "max_local_shift", "max_global_scale"),
+    *("model_kwargs", "train_size", "extent", "tta", "tta_step", "ema", "abspos_antialias"),
+    *("crop_pct", "interpolation", "mean", "std", "precision"),
+)
 _LABELS = {
     "top1": "top-1 accuracy (%)",
     "top5": "top-5 accuracy (%)",
@@ -28,7 +36,8 @@ class CurveOptions(figure.PictureOptions):
     metric: str = option("", "top1", choices=["top1", "top5"])
     group: str | None = option(
         "what a search in the checkpoint's path finds (its first group, if any) is the name of its "
-        "curve; checkpoints of one name (seeds) are averaged, with their range shaded",
+        "curve; checkpoints of one name are averaged as seeds, unless their options or the test "
+        "differ (default: checkpoints whose records differ in the seed alone)",
         None,
         metavar="REGEX",
     )
@@ -54,18 +63,20 @@ def curves(
     against: str = "resolution",
     metric: str = "top1",
     group: str | None = None,
-) -> dict[str, dict[int, list[tuple[float, float]]]]:
-    """Rows sorted into curves.
+) -> dict[str, dict[str, dict[int, list[tuple[float, float]]]]]:
+    """Rows sorted into curves: those that differ in the seed alone share one.
 
     Args:
         rows: from :func:`read`.
         against: ``resolution`` or ``throughput``.
         metric: ``top1`` or ``top5``.
-        group: a regular expression; what it finds in a checkpoint's path names its curve.
-            Default: the model, with the checkpoint's folder where a model has several.
+        group: a regular expression; what it finds in a checkpoint's path takes the place of the
+            model and the training's record. Default: checkpoints share a curve if the CSV has
+            seeds for all of them, each another.
 
     Returns:
-        name in the legend → resolution → (x, y) of each checkpoint that has the name.
+        path of the data set → name in the legend → resolution → (x, y) of each seed. The name is
+        the model's and what differs between the curves, the same in all data sets.
 
     Raises:
         ValueError: a bad expression, one that a path does not match, or rows without the value.
@@ -74,20 +85,25 @@ def curves(
     rows = [row for row in rows if row.get(column) and row.get(metric)]
     if not rows:
         raise ValueError(f"no rows with {column} and {metric}")
-    names = _names(rows, group)
-    shown = [
-        key
-        for key in ("dataset", "extent", "tta")
-        if len({row[key] for row in rows if row[key]}) > 1
-    ]
-    points: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    names = _names([row["checkpoint"] for row in rows], group)
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in rows:
-        parts = [names[row["model"], row["checkpoint"]]]
-        parts += [_described(key, row[key]) for key in shown if row[key]]
-        curve = points.setdefault(", ".join(part for part in parts if part), {})
-        point = float(row[column]), float(row[metric])
-        curve.setdefault(int(row["resolution"]), []).append(point)
-    return {name: dict(sorted(found.items())) for name, found in points.items()}
+        path = row["checkpoint"]
+        own = (names[path],) if group else (Path(path).name, row.get("training") or "")
+        key = *own, *(row.get(name) or "" for name in _CONDITIONS)
+        groups.setdefault(key, []).append(row)
+    found = [part for mine in groups.values() for part in _by_seed(mine, group)]
+    found.sort(key=lambda mine: rows.index(mine[0]))
+    points: dict[str, dict[str, dict[int, list[tuple[float, float]]]]] = {}
+    for label, mine in zip(_labels(found, names), found, strict=True):
+        for row in mine:
+            curve = points.setdefault(row["dataset"], {}).setdefault(label, {})
+            point = float(row[column]), float(row[metric])
+            curve.setdefault(int(row["resolution"]), []).append(point)
+    return {
+        dataset: {label: dict(sorted(curve.items())) for label, curve in of.items()}
+        for dataset, of in points.items()
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -96,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def draw(options: CurveOptions) -> None:
-    """Draw the curves of CSVs: means over the checkpoints of a name, their range shaded.
+    """Draw the curves of CSVs, a panel per data set: means over seeds, their range shaded.
 
     Raises:
         ImportError: matplotlib is missing.
@@ -104,57 +120,112 @@ def draw(options: CurveOptions) -> None:
     """
     against, metric = options.against, options.metric
     found = curves(read(options.csv), against=against, metric=metric, group=options.group)
+    names = list(dict.fromkeys(name for of in found.values() for name in of))
+    titles = _short(found) if len(found) > 1 else [options.title]
+    size = (4.0, 4.2) if len(found) > 1 else None
     labels = _LABELS[against], _LABELS[metric]
-    with figure.axes(options.out, *labels, [options.title]) as (axis,):
-        for i, (name, curve) in enumerate(found.items()):
-            points = curve.values()
-            x = [sum(x for x, _ in point) / len(point) for point in points]
-            y = figure.line(
-                *(axis, x, [[y for _, y in point] for point in points], name),
-                marker=figure.MARKERS[i % len(figure.MARKERS)],
-                ms=5,
-            )
-            if against == "throughput":
-                figure.notes(axis, x, y, [f"{size}²" for size in curve])
-        if against == "throughput":
-            from matplotlib.ticker import LogFormatter
-
-            axis.set_xscale("log")
-            for set_formatter in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
-                set_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
-            return
-        sizes = sorted(set().union(*found.values()))
-        axis.set_xticks(sizes, [str(size) for size in sizes], rotation=45 if len(sizes) > 9 else 0)
-        for size in options.trained_at:
-            label = "trained at" if size == options.trained_at[0] else None
-            axis.axvline(size, color="0.8", lw=6, zorder=0, label=label)
+    with figure.axes(options.out, *labels, titles, size) as panels:
+        if len(found) > 1 and options.title:
+            panels[0].figure.suptitle(options.title)
+        for axis, of in zip(panels, found.values(), strict=True):
+            for i, name in enumerate(names):
+                _draw(axis, i, name, of.get(name, {}), against)
+            _ticks(axis, of.values(), options)
 
 
-def _names(rows: Sequence[dict[str, str]], group: str | None) -> dict[tuple[str, str], str]:
-    """(model, checkpoint) → name of its curve."""
-    pairs = list(dict.fromkeys((row["model"], row["checkpoint"]) for row in rows))
+def _draw(axis: Any, i: int, name: str, curve: dict[int, Any], against: str) -> None:
+    points = curve.values()
+    x = [sum(x for x, _ in point) / len(point) for point in points]
+    style = dict(color=f"C{i}", marker=figure.MARKERS[i % len(figure.MARKERS)], ms=5)
+    y = figure.line(axis, x, [[y for _, y in point] for point in points], name, **style)
+    if against == "throughput":
+        figure.notes(axis, x, y, [f"{size}²" for size in curve])
+
+
+def _ticks(axis: Any, found: Iterable[Any], options: CurveOptions) -> None:
+    if options.against == "throughput":
+        from matplotlib.ticker import LogFormatter
+
+        axis.set_xscale("log")
+        for set_formatter in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
+            set_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+        return
+    sizes = sorted(set().union(*found))
+    axis.set_xticks(sizes, [str(size) for size in sizes], rotation=45 if len(sizes) > 9 else 0)
+    for size in options.trained_at:
+        label = "trained at" if size == options.trained_at[0] else None
+        axis.axvline(size, color="0.8", lw=6, zorder=0, label=label)
+
+
+def _by_seed(rows: list[dict[str, str]], group: str | None) -> list[list[dict[str, str]]]:
+    """Rows of equal conditions: together if their checkpoints differ in the seed, else apart."""
+    seeds = {row["checkpoint"]: row.get("seed") or "" for row in rows}
+    if group or (all(seeds.values()) and len(set(seeds.values())) == len(seeds)):
+        return [rows]
+    return [[row for row in rows if row["checkpoint"] == path] for path in seeds]
+
+
+def _labels(found: Sequence[list[dict[str, str]]], names: dict[str, str]) -> list[str]:
+    """A name for each curve: the model and the conditions that have several values."""
+    first = [rows[0] for rows in found]
+    conditions = [_described(row) for row in first]
+    every = dict.fromkeys(name for described in conditions for name in described)
+    shown = [name for name in every if len({d[name] for d in conditions if d.get(name)}) > 1]
+
+    def label(i: int, place: str = "") -> str:
+        row, described = first[i], conditions[i]
+        parts = [(names[row["checkpoint"]] or row["model"]) + place]
+        for name in shown:
+            if name != "variant" or described[name] not in row["model"]:
+                parts.append(spoken(name, described.get(name, "")))
+        return ", ".join(part for part in dict.fromkeys(parts) if part)
+
+    labels = [label(i) for i in range(len(found))]
+    for place in (  # as much as tells them apart
+        lambda row: "/".join(Path(row["checkpoint"]).parts[-2:]),
+        lambda row: row["checkpoint"],
+        lambda row: ", ".join(f"{name} {value}" for name, value in row.items() if value),
+    ):
+        for i in [i for i, one in enumerate(labels) if labels.count(one) > 1]:
+            labels[i] = label(i, f" ({place(first[i])})")
+    return labels
+
+
+def _described(row: dict[str, str]) -> dict[str, str]:
+    """Condition → value as the legend has it: each of the model's arguments for itself."""
+    found = {name: row.get(name) or "" for name in _CONDITIONS}
+    del found["model"], found["model_kwargs"]
+    for argument in (row.get("model_kwargs") or "").split():
+        name, _, value = argument.partition("=")
+        # the others have columns of their own
+        if name not in {*found, "pos", "img_size", "dynamic_img_size"}:
+            found[name] = value
+    return found
+
+
+def _names(paths: Iterable[str], group: str | None) -> dict[str, str]:
+    """Checkpoint → the name that the group finds; empty without a group."""
     if group is None:
-        models = [model for model, _ in pairs]
-        return {
-            (model, path): model
-            if models.count(model) == 1
-            else f"{model} ({Path(path).parent.name}/{Path(path).name})"
-            for model, path in pairs
-        }
+        return dict.fromkeys(paths, "")
     try:
         expression = re.compile(group)
     except re.error as error:
         raise ValueError(f"--group {group!r} is no regular expression: {error}") from error
     names = {}
-    for model, path in pairs:
+    for path in paths:
         match = expression.search(path)
         if match is None:
             raise ValueError(f"--group {group!r} finds nothing in {path}")
-        names[model, path] = match[1] if expression.groups else match[0]
+        names[path] = match[1] if expression.groups else match[0]
     return names
 
 
-def _described(key: str, value: str) -> str:
-    if key == "tta":
-        return "TTA" if value == "1" else ""
-    return f"γ {value}" if key == "extent" else Path(value).name
+def _short(paths: Iterable[str]) -> list[str]:
+    """As many of the last parts of paths, two at least, as tell them apart."""
+    paths = list(paths)
+    parts = [Path(path).parts for path in paths]
+    for n in range(2, max(map(len, parts))):
+        names = ["/".join(part[-n:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return paths

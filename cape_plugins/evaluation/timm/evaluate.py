@@ -28,6 +28,7 @@ from cape_plugins.evaluation.timm import (
     testset,
     throughput,
 )
+from cape_plugins.evaluation.timm.conditions import row_of
 from cape_plugins.evaluation.timm.curves import CurveOptions
 from cape_plugins.evaluation.timm.loading import Loaded, Source
 from cape_plugins.evaluation.timm.options import EXAMPLES, TimmOptions
@@ -142,7 +143,7 @@ def start(options: TimmOptions) -> Runtime:
 
 def conditions(loaded: Loaded, options: TimmOptions) -> list[Row]:
     """A row for every combination that is asked for, to be filled; γ where the model has it."""
-    row = Row(loaded.name, loaded.checkpoint, tta=int(options.tta))
+    row = _row(loaded, options)
     extents = options.extent if options.extent and extent_modules(loaded) else [""]
     resolutions: Sequence[int | None] = options.resolutions or [loaded.train_size]
     return [
@@ -194,7 +195,7 @@ def evaluate(
                 runs=options.runs,
             )
             if not folders:
-                row = Row(loaded.name, loaded.checkpoint, resolution=size)
+                row = replace(_row(loaded, options), resolution=size)
                 row.batch_size, row.images_per_second = speed[size]
                 yield row
     for folder in folders:
@@ -274,6 +275,10 @@ def _class_index(loaded: Loaded, folder: Folder, options: TimmOptions) -> dict[s
         class_map=testset.read_class_map(options.class_map, folder.root),
         allow_missing=options.allow_missing_classes,
     )
+
+
+def _row(loaded: Loaded, options: TimmOptions) -> Row:
+    return row_of(loaded, options, _data_config(loaded, options))
 
 
 def _data_config(loaded: Loaded, options: TimmOptions) -> dict[str, Any]:

@@ -2,10 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from cape_plugins.evaluation.output import columns, written
 from cape_plugins.evaluation.table import rows_table, table
-from cape_plugins.evaluation.timm.size_bins import LABELS
+from cape_plugins.evaluation.timm.words import spoken
+
+_LINE = (
+    *("checkpoint", "model", "variant", "max_global_shift", "max_local_shift", "max_global_scale"),
+    *("model_kwargs", "ema", "abspos_antialias", "dataset", "strategy", "bin", "resolution"),
+    *("extent", "tta"),
+)
 
 
 @dataclass
@@ -27,6 +33,19 @@ class Row:
         seconds: that scoring them took; with size bins the whole strategy's.
         batch_size: of the throughput.
         images_per_second: the throughput.
+        variant: of positions; empty for what is neither ours nor abspos.
+        max_global_shift, max_local_shift, max_global_scale: Δ, ε (``1/N``: by the grid) and λ of
+            the variants that have them.
+        model_kwargs: of the training and of the test, ``name=value``.
+        train_size: image sizes in pixels of the training.
+        seed: of the training.
+        training: a digest of train.py's other arguments, without names of places; empty if the
+            checkpoint does not hold them.
+        ema: 1 with averaged weights.
+        tta_step: in pixels, with TTA.
+        abspos_antialias: 1 if the resized table is antialiased; empty for models without one.
+        crop_pct, interpolation, mean, std: how images are prepared.
+        precision: of the forward.
     """
 
     model: str
@@ -44,15 +63,27 @@ class Row:
     seconds: float | None = None
     batch_size: int | None = None
     images_per_second: float | None = None
+    variant: str = ""
+    max_global_shift: float | None = None
+    max_local_shift: str = ""
+    max_global_scale: float | None = None
+    model_kwargs: str = ""
+    train_size: str = ""
+    seed: int | None = None
+    training: str = ""
+    ema: int = 0
+    tta_step: int | None = None
+    abspos_antialias: int | None = None
+    crop_pct: float | None = None
+    interpolation: str = ""
+    mean: str = ""
+    std: str = ""
+    precision: str = ""
 
 
 def line(row: Row) -> str:
-    """The row in words, for the terminal."""
-    parts = [row.checkpoint, Path(row.dataset).name, row.strategy, row.bin]
-    if row.resolution is not None:
-        parts.append(f"{row.resolution} px")
-    if row.extent:
-        parts.append(f"γ {row.extent}")
+    """The row in words, for the terminal: the checkpoint, its options, the test, what it found."""
+    parts = [spoken(name, str(written(getattr(row, name)))) for name in _LINE]
     if row.top1 is not None:
         parts.append(f"top-1 {row.top1:.2f} top-5 {row.top5:.2f} ({row.images} images)")
     if row.images_per_second is not None:
@@ -61,11 +92,13 @@ def line(row: Row) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The rows as a Markdown table, without the columns that are empty throughout.
+    """The rows as a Markdown table, without conditions that are the same in all.
 
     With size bins the paper's table follows, for each model and test set.
     """
-    text = rows_table(rows, [] if any(row.tta for row in rows) else ["tta"])
+    added = columns(Row)[columns(Row).index("variant") :]
+    same = [name for name in added if len({getattr(row, name) for row in rows}) == 1]
+    text = rows_table(rows, same if any(row.tta for row in rows) else [*same, "tta"])
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         if row.bin:
@@ -97,7 +130,7 @@ def bins_table(rows: Sequence[Row]) -> str:
     best["all"] = sum(images[label] * best[label] for label in images) / total
     images["all"] = total
     body = []
-    for label in sorted(found, key=[*LABELS, "all"].index):
+    for label in found:
         drops = {name: (row.top1 or 0.0) - best[label] for name, row in found[label].items()}
         cells = {name: "best" if drop > -1e-9 else f"{drop:.2f}" for name, drop in drops.items()}
         line = [label, images[label], f"{best[label]:.2f}"]

@@ -21,6 +21,7 @@ from timm.utils import CheckpointSaver, ModelEmaV3  # noqa: E402
 import cape_plugins.timm  # noqa: E402, F401 - registers, also where autoload is switched off
 from cape_plugins.evaluation.output import columns  # noqa: E402
 from cape_plugins.evaluation.timm import abspos_table, loading, results  # noqa: E402
+from cape_plugins.evaluation.timm import curves as plot_curves  # noqa: E402
 from cape_plugins.evaluation.timm.evaluate import main  # noqa: E402
 from cape_plugins.evaluation.timm.loading import Source  # noqa: E402
 
@@ -275,6 +276,72 @@ def test_throughput_needs_no_images(checkpoints, tmp_path):
         "-c", checkpoints[CAPE], "--throughput", "--runs", 1, "--max-batch", 2, out=tmp_path / "o"
     )
     assert (row["resolution"], row["batch_size"], row["top1"]) == ("16", "2", "")
+
+
+def test_every_condition_is_a_column(data, checkpoints, tmp_path):
+    options = ["--data", data, "--crop-pct", 0.9, "--tta", "--tta-step", 8, "--use-ema"]
+    options += ["--interpolation", "bilinear", "--no-abspos-antialias", "--amp"]
+    cape, abspos = run(
+        *("-c", checkpoints[CAPE], checkpoints[ABSPOS], *options, "--amp-dtype", "bfloat16"),
+        out=tmp_path / "o.csv",
+    )
+    for row in (cape, abspos):
+        assert row["dataset"] == str(data / "validation")
+        assert (row["ema"], row["tta"], row["tta_step"]) == ("1", "1", "8")
+        assert (row["crop_pct"], row["interpolation"]) == ("0.9", "bilinear")
+        assert (row["mean"], row["std"], row["precision"]) == (*["0.5 0.5 0.5"] * 2, "bfloat16")
+        assert row["train_size"] == "16"
+        assert len(row["training"]) == 8
+    assert (cape["variant"], abspos["variant"]) == ("cape", "abspos")
+    assert (cape["abspos_antialias"], abspos["abspos_antialias"]) == ("", "0")
+    shifts = ("max_global_shift", "max_local_shift", "max_global_scale")
+    assert [cape[name] for name in shifts] == ["0.5", "1/N", "1.4"]
+    assert [abspos[name] for name in shifts] == [""] * 3
+    assert cape["model_kwargs"] == "depth=1 embed_dim=32 img_size=16 num_heads=2"
+
+
+def with_args(path: Path, out: Path, **changed: object) -> Path:
+    """A copy of a checkpoint, other arguments in its record of the training."""
+    content = torch.load(path, weights_only=False)
+    vars(content["args"]).update(changed)
+    torch.save(content, out)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("changed", "curves"),
+    [
+        (dict(seed=1), 1),
+        (dict(seed=1, output="elsewhere", workers=9, data_dir="/data"), 1),
+        (dict(seed=1, epochs=5), 2),
+        (dict(seed=1, initial_checkpoint="a.pth.tar"), 2),
+        (dict(seed=1, train_img_sizes=[16, 24]), 2),
+        (dict(seed=1, model_kwargs={**KWARGS[CAPE], "max_global_scale": 1.0}), 2),
+        (dict(seed=0), 2),
+    ],
+)
+def test_the_record_tells_seeds_from_other_trainings(changed, curves, data, checkpoints, tmp_path):
+    for name, more in (("a", dict(seed=0)), ("b", changed)):
+        (tmp_path / name).mkdir()
+        with_args(checkpoints[CAPE], tmp_path / name / "last.pth.tar", **more)
+    paths = [tmp_path / name / "last.pth.tar" for name in "ab"]
+    run("-c", *paths, "--data", data, out=tmp_path / "o.csv")
+    (found,) = plot_curves.curves(plot_curves.read([tmp_path / "o.csv"])).values()
+    assert len(found) == curves
+
+
+def test_lines_of_the_terminal_name_the_checkpoint_and_its_options(
+    data, checkpoints, tmp_path, capsys
+):
+    options = ["--data", data, "--resolutions", 16, "--tta", "--tta-step", 8, "--extent", "sqrt"]
+    options += ["--use-ema", "--model-kwargs", "max_global_scale=1.0"]
+    run("-c", checkpoints[CAPE], *options, out=tmp_path / "o.csv")
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line.startswith(
+        f"{checkpoints[CAPE]} · {CAPE} · cape · Δ 0.5 · ε 1/N · λ 1 · "
+        "depth=1 embed_dim=32 img_size=16 max_global_scale=1.0 num_heads=2 · EMA · "
+        f"{data / 'validation'} · 16 px · γ sqrt · TTA · top-1 "
+    )
 
 
 def test_a_class_map_tells_which_output_a_folder_is(data, checkpoints, tmp_path):
