@@ -60,6 +60,16 @@ TRIALS = [
     Trial("deit_224", "vit_tiny_patch16_cape_224", ("--model-kwargs", "max_global_scale=1.0")),
     Trial("deit_224", "vit_tiny_patch16_cape_224", ("--model-kwargs", "max_global_shift=0.0")),
     Trial("deit_224", "vit_tiny_patch16_cape_224", ("--model-kwargs", "max_local_shift=0.0")),
+    Trial(
+        "deit_224",
+        "vit_tiny_patch16_cape_224",
+        ("--model-kwargs", "max_global_scale=1.0", "max_global_shift=0.0"),
+    ),
+    Trial(
+        "deit_224",
+        "vit_tiny_patch16_cape_224",
+        ("--model-kwargs", "max_global_scale=1.0", "max_local_shift=0.0"),
+    ),
     Trial("deit_384", "vit_tiny_patch16_cape_224"),
     Trial("deit_384", "deit_tiny_patch16_224"),
     Trial(
@@ -73,6 +83,8 @@ TRIALS = [
         start=("deit_224-deit_tiny_patch16_224", "--pretrained", "--pretrained-path"),
     ),
     Trial("univit", "vit_tiny_patch16_univit_224"),
+    Trial("univit", "vit_tiny_patch16_cape_224"),
+    Trial("univit", "vit_tiny_patch16_sinpos_224"),
     Trial("univit", "deit_tiny_patch16_224"),
 ]
 

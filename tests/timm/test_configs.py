@@ -1,8 +1,10 @@
 """The recipes of configs/timm and the command lines of integrations/timm/README.md."""
 
+import argparse
 import os
 import re
 import shlex
+import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -11,6 +13,9 @@ import pytest
 import timm
 import yaml
 from timm.layers import to_2tuple
+
+from cape_plugins.evaluation.timm.curves import CurveOptions
+from cape_plugins.evaluation.timm.options import TimmOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs" / "timm"
@@ -194,11 +199,47 @@ def test_recipes_from_scratch_differ_in_image_sizes_alone():
 def test_ablations_of_the_readme_are_options_of_the_model():
     commands = [row[1].strip("`").split() for row in readme_table("variant or ablation")]
     ablations = [words for words in commands if "--model-kwargs" in words]
-    assert len(ablations) == 3
+    given = []
     for words in ablations:
-        name, value = flag(words, "--model-kwargs").split("=")
-        model = timm.create_model("vit_tiny_patch16_cape_224", **{name: float(value)})
-        assert to_2tuple(getattr(model.position, name)) == (float(value),) * 2
+        options = dict(word.split("=") for word in words[words.index("--model-kwargs") + 1 :])
+        options = {name: float(value) for name, value in options.items()}
+        model = timm.create_model("vit_tiny_patch16_cape_224", **options)
+        for name, value in options.items():
+            assert to_2tuple(getattr(model.position, name)) == (value,) * 2
+        given.append(options)
+    scale, shift, local = (
+        ("max_global_scale", 1.0),
+        ("max_global_shift", 0.0),
+        ("max_local_shift", 0.0),
+    )
+    expected = [[scale], [shift], [local], [scale, shift], [scale, local]]
+    assert given == [dict(options) for options in expected]
+    univit = [row for row in readme_table("variant or ablation") if "univit.yaml" in row[0]]
+    models = ["vit_base_patch16_cape_224", "vit_base_patch16_sinpos_224"]  # λ = 1.4, sinpos
+    assert [row[1].strip("`").split()[-1] for row in univit] == models
+
+
+def test_the_evaluations_and_figures_of_the_readme_parse_and_fit_together(tmp_path):
+    blocks = re.findall(r"```sh\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    block = "\n".join(b for b in blocks if "cape-timm-eval" in b or "plot curves" in b)
+    said = 'said() { printf "%s\\n" "$@" end; }; cape-timm-eval() { said eval "$@"; }; '
+    said += 'python() { shift 2; said "$@"; }\n'
+    done = subprocess.run(
+        ["bash", "-c", said + block], check=True, capture_output=True, text=True, cwd=tmp_path
+    )
+    written, drawn, extents = set(), [], []
+    for command in done.stdout.split("\nend\n")[:-1]:
+        kind, *words = command.split("\n")
+        options = TimmOptions if kind == "eval" else CurveOptions
+        read = options.read(options.add_to(argparse.ArgumentParser()).parse_args(words))
+        if kind == "eval":
+            written.add(read.csv_path)
+            extents.append((tuple(read.extent), read.tta))
+        else:
+            assert set(read.csv) <= written
+            drawn.append(str(read.out))
+    assert {((), True), (("1", "ratio", "sqrt"), False)} < {*extents}
+    assert drawn == ["vit_main.png", "mix_sizes.png", "shifts.png", "gamma.png", "tta.png"]
 
 
 def test_the_study_gives_every_variant_the_same_width_depth_and_sizes():
