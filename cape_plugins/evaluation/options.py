@@ -2,7 +2,7 @@
 
 # ruff: noqa: RUF009 - option() makes a field
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
@@ -99,7 +99,28 @@ class RunOptions(Options):
     out: str | None = option("of PREFIX.csv, PREFIX.md and the pictures", None, "PREFIX")
     csv: Path | None = option("instead of PREFIX.csv", None)
     markdown: Path | None = option("instead of PREFIX.md", None)
-    overwrite: bool = option("replace files that are there", False)
+    overwrite: bool = option("replace files that are there, when the run is done", False)
+
+    def __post_init__(self) -> None:
+        """Check that no file is written over an input or another output."""
+        super().__post_init__()
+        outputs = [self.csv_path, self.markdown_path, getattr(self, "figure_path", None)]
+        taken = {path.resolve(): name for name, path in self._inputs() if path.is_file()}
+        for path in outputs:
+            if path is not None and path.resolve() in taken:
+                raise ValueError(
+                    f"{path} would be written over {taken[path.resolve()]}: choose another name"
+                )
+            if path is not None:
+                taken[path.resolve()] = "another output"
+
+    def _inputs(self) -> Iterator[tuple[str, Path]]:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name not in ("out", "csv", "markdown", "figure"):
+                for one in value if isinstance(value, list | tuple) else [value]:
+                    if isinstance(one, str | Path):  # NAME=PATH too
+                        yield spelled(each.name), Path(str(one).rpartition("=")[2])
 
     def place(self, given: Path | None, ending: str) -> Path | None:
         """The file of an option such as ``--csv``, else of ``--out``, if there is either."""

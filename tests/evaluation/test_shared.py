@@ -1,6 +1,7 @@
 """What the evaluation commands share: their ways in and out, options, CSVs and line plots."""
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from cape_plugins.evaluation import command, output
-from cape_plugins.evaluation.options import Options, named, option
+from cape_plugins.evaluation.options import Options, RunOptions, named, option
 
 
 @pytest.mark.parametrize(
@@ -131,6 +132,86 @@ def test_a_csv_with_another_column_is_not_continued(tmp_path):
     assert output.read_rows(tmp_path / "a.csv", ["x"], "it") == [{"x": "1", "y": "2"}]
     with pytest.raises(ValueError, match="was not written by it: it has a column 'y'"):
         output.read_rows(tmp_path / "a.csv", ["x"], "it", exact=True)
+
+
+@dataclass
+class Line:
+    """Of a CSV."""
+
+    name: str
+    loss: float | None = None
+
+
+def test_a_csv_is_made_with_its_first_row_so_that_none_has_a_header_alone(tmp_path):
+    path = tmp_path / "a.csv"
+    with pytest.raises(KeyboardInterrupt), output.CsvFile(path, Line):
+        raise KeyboardInterrupt
+    assert not path.exists()
+    with output.CsvFile(path, Line) as file:
+        file.add(Line("x", 0.5))
+        assert path.read_text() == "name,loss\nx,0.5\n"
+
+
+def write_and_die(path, row: Line) -> None:
+    """What is left of a run with --overwrite that does not come to its end."""
+    before = path.read_text()
+    with contextlib.suppress(KeyboardInterrupt), output.CsvFile(path, Line, True) as file:
+        file.add(row)
+        assert path.read_text() == before
+        raise KeyboardInterrupt
+
+
+def test_an_old_csv_stays_as_it_is_until_the_one_that_replaces_it_is_done(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("old")
+    write_and_die(path, Line("x"))
+    assert path.read_text() == "old"
+    with output.CsvFile(path, Line, overwrite=True) as file:
+        assert path.read_text() == "old"
+        file.add(Line("y"))
+    assert path.read_text() == "name,loss\ny,\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_interrupted_overwrite_is_continued_where_its_rows_are(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("old")
+    write_and_die(path, Line("x", 0.25))
+    known = output.read_begun(path, Line, "it")
+    assert known == [Line("x", 0.25)]
+    assert output.matching(known, {"name": "x"}) == known
+    assert output.matching(known, {"name": "x", "loss": None}) == []
+    with output.CsvFile(path, Line, resume=True) as file:
+        file.add(Line("y"))
+    assert path.read_text() == "name,loss\nx,0.25\ny,\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(RunOptions):
+    """Of a command that runs models."""
+
+    model: Sequence[str] = option("NAME=PATH", ())
+
+
+def test_no_output_is_an_input_or_another_output(tmp_path):
+    given, folder = tmp_path / "model.pt", str(tmp_path)
+    given.write_text("weights")
+    with pytest.raises(
+        ValueError, match=r"model\.pt would be written over --model: choose another"
+    ):
+        Run(model=[f"name={given}"], csv=tmp_path / "." / "model.pt", overwrite=True)
+    with pytest.raises(ValueError, match="would be written over another output"):
+        Run(csv=tmp_path / "a", markdown=tmp_path / "a")
+    with pytest.raises(ValueError, match="would be written over another output"):
+        Run(out=f"{folder}/a", markdown=tmp_path / "a.csv")
+    Run(model=[str(given)], out=f"{folder}/model")
+
+
+def test_a_folder_is_no_place_for_a_file(tmp_path):
+    for overwrite in (False, True):
+        with pytest.raises(ValueError, match="is a folder: give the name of a file"):
+            output.check_absent([tmp_path], overwrite)
 
 
 def test_a_line_is_the_mean_over_seeds_with_their_range_shaded(tmp_path):

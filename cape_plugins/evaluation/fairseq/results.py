@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args
+from typing import Any
 
 from cape_plugins.evaluation.fairseq.checkpoints import Source
 from cape_plugins.evaluation.fairseq.losses import PositionLosses, ranges
-from cape_plugins.evaluation.output import columns, read_rows, written
+from cape_plugins.evaluation.output import matching, read_begun
 from cape_plugins.evaluation.table import table
 
 
@@ -88,25 +87,12 @@ def read_bleu(path: Path | None) -> list[BleuRow]:
     Raises:
         ValueError: the file was not written by ``cape-fairseq-eval bleu``.
     """
-    if path is None or not path.exists():
-        return []
-    rows = read_rows(path, columns(BleuRow), "this cape-fairseq-eval bleu", exact=True)
-    return [
-        BleuRow(**{f.name: _value(f.type, row[f.name]) for f in fields(BleuRow)}) for row in rows
-    ]
+    return read_begun(path, BleuRow, "this cape-fairseq-eval bleu")
 
 
 def find(rows: Sequence[BleuRow], wanted: Mapping[str, Any]) -> BleuRow | None:
     """The row with the same checkpoint, data and search, if there is one."""
-    for row in rows:
-        if all(written(getattr(row, key)) == written(value) for key, value in wanted.items()):
-            return row
-    return None
-
-
-def _value(kind: Any, text: str) -> Any:
-    kinds = get_args(kind) or (kind,)
-    return None if NoneType in kinds and not text else kinds[0](text)
+    return next(iter(matching(rows, wanted)), None)
 
 
 def bleu_line(row: BleuRow) -> str:
