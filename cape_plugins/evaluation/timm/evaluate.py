@@ -17,7 +17,7 @@ from timm.utils.distributed import init_distributed_device_so, world_info_from_e
 
 from cape_plugins.evaluation import command
 from cape_plugins.evaluation.device import default_device
-from cape_plugins.evaluation.output import CsvFile, check_absent
+from cape_plugins.evaluation.output import CsvFile, check_absent, matching, read_begun
 from cape_plugins.evaluation.table import publish
 from cape_plugins.evaluation.timm import (
     abspos_table,
@@ -62,9 +62,14 @@ def run(options: TimmOptions) -> list[Row]:
     """
     is_first = world_info_from_env()[1] == 0
     csv_path, figure_path = options.csv_path, options.figure_path
-    check_absent([csv_path, options.markdown_path], options.overwrite)
+    kept = options.overwrite or options.resume
+    check_absent([csv_path], kept, ", or --resume to continue it")
+    check_absent([options.markdown_path], kept)
     if figure_path is not None:
-        canvas.check(figure_path, options.overwrite)
+        canvas.check(figure_path, kept)
+    known: list[Row] = []
+    if options.resume:
+        known = read_begun(csv_path, Row, "this cape-timm-eval", options.checkpoint)
     folders = [testset.open_folder(root, options.split) for root in options.data]
     if options.strategies:
         check_sizes(folders)
@@ -73,11 +78,13 @@ def run(options: TimmOptions) -> list[Row]:
 
     runtime = start(options)
     rows: list[Row] = []
-    with CsvFile(csv_path if is_first else None, Row, options.overwrite) as csv_file:
+    csv_file = CsvFile(csv_path if is_first else None, Row, options.overwrite, options.resume)
+    with csv_file:
         for source in options.sources:
-            for row in evaluate(loading.load(source), folders, runtime, options):
+            for row in evaluate(loading.load(source), folders, runtime, options, known):
                 rows.append(row)
-                csv_file.add(row)
+                if row not in known:
+                    csv_file.add(row)
                 if is_first:
                     print(results.line(row), flush=True)
     if is_first:
@@ -178,9 +185,13 @@ def gamma(rule: str, size: int, train_size: int) -> float:
 
 
 def evaluate(
-    loaded: Loaded, folders: Sequence[Folder], runtime: Runtime, options: TimmOptions
+    loaded: Loaded,
+    folders: Sequence[Folder],
+    runtime: Runtime,
+    options: TimmOptions,
+    known: Sequence[Row] = (),
 ) -> Iterator[Row]:
-    """Test one model under all conditions."""
+    """Test one model under all conditions, but those that have their rows already."""
     if options.extent and not extent_modules(loaded) and runtime.rank == 0:
         _logger.warning("--extent has no effect on %s (%s)", loaded.checkpoint, loaded.name)
     loaded.model.to(runtime.device)
@@ -202,8 +213,21 @@ def evaluate(
         index = _class_index(loaded, folder, options)
         for row in conditions(loaded, options):
             row.dataset = folder.root
+            if done := matching(known, _identity(row, loaded)):
+                yield from done
+                continue
             row.batch_size, row.images_per_second = speed.get(row.resolution, (None, None))
             yield from _score(row, loaded, folder, index, runtime, options)
+
+
+def _identity(row: Row, loaded: Loaded) -> dict[str, Any]:
+    """The columns that tell a condition, without what is measured; as _score fills them in."""
+    modules = extent_modules(loaded)
+    own = f"{modules[0].extent:g}" if modules else ""
+    measured = {"gamma", "bin", "top1", "top5", "images", "seconds"}
+    measured |= {"batch_size", "images_per_second"}
+    told = {key: value for key, value in vars(row).items() if key not in measured}
+    return {**told, "extent": row.extent or own}
 
 
 def _score(

@@ -132,6 +132,7 @@ def _load_name(source: Source) -> Loaded:
         model = _create(name, pretrained=True, **source.model_kwargs)
     except Exception as error:  # the hub's client has many kinds
         raise ValueError(f"{name} cannot be loaded: {said(error)}") from error
+    _check_finite(model.state_dict(), name)
     architecture = model.pretrained_cfg.get("architecture") or name
     return Loaded(model.eval(), architecture, name, _train_size(model, {}), {})
 
@@ -235,6 +236,19 @@ def _table_size(model: Any, weights: dict[str, Tensor]) -> int | None:
     return side * model.patch_embed.patch_size[0]
 
 
+def _check_finite(weights: dict[str, Tensor], checkpoint: str) -> None:
+    bad = [
+        key
+        for key, value in weights.items()
+        if value.is_floating_point() and not value.isfinite().all()
+    ]
+    if bad:
+        raise ValueError(
+            f"{checkpoint} has NaN or infinite numbers in {len(bad)} of {len(weights)} tensors, "
+            f"such as {bad[0]}: its training failed, give an earlier checkpoint"
+        )
+
+
 def _fill(model: Any, weights: dict[str, Tensor], name: str, checkpoint: str) -> None:
     wanted, given = (
         {key: tuple(value.shape) for key, value in state.items()}
@@ -253,6 +267,7 @@ def _fill(model: Any, weights: dict[str, Tensor], name: str, checkpoint: str) ->
             f"{checkpoint} does not fit {name}: {problems[0]}{others}; give the --model and "
             "--model-kwargs that it was trained with"
         )
+    _check_finite(weights, checkpoint)
     model.load_state_dict(weights)
 
 

@@ -14,6 +14,7 @@ from timm.utils.distributed import world_info_from_env
 from cape_plugins.evaluation.options import RunOptions, option
 from cape_plugins.evaluation.timm.loading import Source
 from cape_plugins.evaluation.timm.size_bins import STRATEGIES
+from cape_plugins.evaluation.timm.testset import check_normalisation
 
 EXAMPLES = """
 examples:
@@ -95,6 +96,9 @@ class TimmOptions(RunOptions):
     amp_dtype: str = option("", "float16", choices=["float16", "bfloat16"])
 
     figure: Path | None = option("accuracy against images per second, with --throughput", None)
+    resume: bool = option(
+        "keep the rows of an interrupted run's CSV; give the same options as then", False
+    )
 
     @property
     def sources(self) -> list[Source]:
@@ -123,6 +127,7 @@ class TimmOptions(RunOptions):
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (0, 1, 3):
                 raise ValueError(f"--{name} takes 1 or 3 numbers, got {len(values)}")
+        check_normalisation(self.mean, self.std)
         if self.tta and (small := [r for r in self.resolutions if r <= self.tta_step]):
             raise ValueError(
                 f"--tta at resolution {small[0]} would need images of {small[0] - self.tta_step} "
@@ -133,6 +138,12 @@ class TimmOptions(RunOptions):
                 f"--model has {len(self.model)} names for {len(self.checkpoint)} checkpoints: give "
                 "one for all or one each"
             )
+        if self.resume and self.csv_path is None:
+            raise ValueError("--resume continues a CSV: give --csv FILE or --out PREFIX")
+        if self.resume and self.overwrite:
+            raise ValueError("--resume keeps what --overwrite would replace: give one of them")
+        if self.resume and not self.data:
+            raise ValueError("--resume keeps accuracies, not throughput: give --data DIR")
         if not self.data and not self.throughput:
             raise ValueError("nothing to do: give --data DIR, --throughput or both")
         for rule in self.extent:

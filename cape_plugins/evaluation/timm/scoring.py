@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from cape_plugins.evaluation import device
-from cape_plugins.evaluation.timm.testset import ViewDataset, normalise
+from cape_plugins.evaluation.timm.testset import ViewDataset, check_normalisation, normalise
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,14 @@ def score(
 
     Returns:
         a Score for each bin from 0 to the largest.
+
+    Raises:
+        ValueError: NaN or infinite logits, a mean or std that is none, or too little memory.
     """
+    check_normalisation(mean, std)
     numbers_of = torch.as_tensor(bins, dtype=torch.long)
-    count = torch.zeros(max(bins) + 1, 3, dtype=torch.long, device=runtime.device)
+    # beside a Score's three, the images whose logits are no numbers
+    count = torch.zeros(max(bins) + 1, 4, dtype=torch.long, device=runtime.device)
     loader = dataset.loader(
         runtime.batch_size,
         rank=runtime.rank,
@@ -88,8 +93,15 @@ def score(
             targets = targets.to(runtime.device)
             hits = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
             ones = torch.ones_like(targets)
-            right = torch.stack([ones, hits[:, 0].long(), hits.any(dim=1).long()], dim=1)
+            broken = ~logits.isfinite().all(dim=1)
+            right = torch.stack([ones, hits[:, 0], hits.any(dim=1), broken], dim=1).long()
             count.index_add_(0, numbers_of[numbers].to(runtime.device), right)
     if runtime.world_size > 1:
         dist.all_reduce(count)
-    return [Score(*row) for row in count.tolist()]
+    images, _, _, broken = count.sum(dim=0).tolist()
+    if broken:
+        raise ValueError(
+            f"{title.strip()}: NaN or infinite logits for {broken} of {images} images: "
+            "leave out --amp or give --amp-dtype bfloat16; else the model itself is broken"
+        )
+    return [Score(*row[:3]) for row in count.tolist()]

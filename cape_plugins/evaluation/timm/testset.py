@@ -235,6 +235,17 @@ def _transform(view: View, interpolation: str) -> Any:
     )
 
 
+def check_normalisation(mean: Sequence[float], std: Sequence[float]) -> None:
+    """Raise ValueError unless pixels in [0, 1] can have this mean and divisor per channel."""
+    for name, values, fits in (
+        ("--mean takes numbers from 0 to 1", mean, lambda x: 0 <= x <= 1),
+        ("--std takes numbers above 0, at most 1", std, lambda x: 0 < x <= 1),
+    ):
+        wrong = [value for value in values if not fits(value)]
+        if wrong:
+            raise ValueError(f"{name} (pixels are taken as 0 to 1), got {wrong[0]:g}")
+
+
 def normalise(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """uint8 (B, 3, H, W) → float32, as timm's PrefetchLoader does it."""
     both = [[one * 255 for one in values] for values in (mean, std)]
