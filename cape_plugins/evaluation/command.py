@@ -57,9 +57,8 @@ def main(
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    given = kind.add_to(parser).parse_args(argv)
     with one_line_errors(prog, shown=shown):
-        work(kind.read(given))
+        work(kind.read(kind.add_to(parser).parse_args(argv)))
 
 
 @contextmanager

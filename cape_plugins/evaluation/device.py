@@ -1,6 +1,7 @@
 """The device and the precision that models are evaluated in."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +43,7 @@ def open_device(name: str | None) -> torch.device:
     name = name or default_device()
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).item()  # which device 'meta' cannot do
     except (RuntimeError, AssertionError) as error:  # the latter: torch without CUDA
         raise ValueError(f"--device {name} cannot be used: {said(error)}") from error
     return device
@@ -54,3 +55,15 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type != "cpu":
         getattr(torch, device.type).synchronize()
+
+
+@contextmanager
+def memory_errors(advice: str) -> Iterator[None]:
+    """Raise ValueError with the advice where the memory is too small."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        full = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not full and "allocate memory" not in str(error):  # as the CPU's allocator says it
+            raise
+        raise ValueError(f"out of memory ({said(error)[:200]}): {advice}") from error

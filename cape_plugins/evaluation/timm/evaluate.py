@@ -16,7 +16,7 @@ from timm.data import resolve_data_config
 from timm.utils.distributed import init_distributed_device_so, world_info_from_env
 
 from cape_plugins.evaluation import command
-from cape_plugins.evaluation.device import default_device
+from cape_plugins.evaluation.device import default_device, open_device
 from cape_plugins.evaluation.output import CsvFile, check_absent, matching, read_begun
 from cape_plugins.evaluation.table import publish
 from cape_plugins.evaluation.timm import (
@@ -136,10 +136,10 @@ def start(options: TimmOptions) -> Runtime:
         raise ValueError(f"--device {device}: PyTorch finds no CUDA device here")
     try:
         place = init_distributed_device_so(device)
-    except RuntimeError as error:
+    except (RuntimeError, AttributeError) as error:  # the latter: npu without its plug-in
         raise ValueError(f"--device {device}: {error}") from error
     return Runtime(
-        torch.device(place["device"]),
+        open_device(place["device"]),
         getattr(torch, options.amp_dtype) if options.amp else None,
         place["global_rank"],
         place["world_size"],
@@ -296,6 +296,7 @@ def _class_index(loaded: Loaded, folder: Folder, options: TimmOptions) -> dict[s
     return testset.class_index(
         folder.classes,
         loaded.num_classes,
+        empty=folder.empty,
         class_map=testset.read_class_map(options.class_map, folder.root),
         allow_missing=options.allow_missing_classes,
     )

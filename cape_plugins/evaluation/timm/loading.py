@@ -2,8 +2,6 @@
 
 import argparse
 import math
-import pickle
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,6 +93,11 @@ def patch_size(model: Any) -> tuple[int, int] | None:
 
 def check_size(loaded: Loaded, size: int) -> None:
     """Raise ValueError unless the model takes square images of this size in pixels."""
+    if size < 1:
+        raise ValueError(
+            f"{loaded.name} (trained at {loaded.train_size}) would need images of {size} pixels: "
+            "give larger --resolutions, or a smaller --tta-step"
+        )
     patch = patch_size(loaded.model)
     if patch is not None and any(size % side for side in patch):
         step = math.lcm(*patch)
@@ -163,7 +166,7 @@ def _load_file(source: Source) -> Loaded:
         model = _create(name, **kwargs)
         if "img_size" not in kwargs and (size := _table_size(model, weights)) is not None:
             model = _create(name, **kwargs, img_size=size)
-    except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+    except Exception as error:  # timm's constructors raise what a bad argument leads to
         raise ValueError(
             f"{name} cannot be created with {kwargs} (for {source.checkpoint}): {said(error)}"
         ) from error
@@ -192,7 +195,7 @@ def _read(path: str) -> dict[str, Any]:
         # train.py puts its argparse.Namespace beside the weights
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, zipfile.BadZipFile) as error:
+    except Exception as error:  # both readers have many kinds for what is no checkpoint
         raise ValueError(f"{path} cannot be read as a checkpoint: {said(error)}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, not a checkpoint")

@@ -16,6 +16,12 @@ from cape_plugins.evaluation.timm.loading import Source
 from cape_plugins.evaluation.timm.size_bins import STRATEGIES
 from cape_plugins.evaluation.timm.testset import check_normalisation
 
+#: What timm's evaluation transforms take.
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+
+#: Largest side of an image in pixels; one batch of larger ones fits no memory.
+LARGEST = 2**14
+
 EXAMPLES = """
 examples:
   cape-timm-eval -c last.pth.tar --data imagenet --resolutions 160 224 384 672 --out results
@@ -24,6 +30,18 @@ examples:
   cape-timm-eval -c last.pth.tar --resolutions 96 160 224 384 --throughput --data imagenet --out v
   torchrun --nproc-per-node 8 -m cape_plugins.evaluation.timm -c last.pth.tar --data imagenet --amp
 """
+
+
+class ModelKwargs(ParseKwargs):
+    """timm's NAME=VALUE arguments; what is none is refused."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        """See argparse.Action."""
+        for value in values:
+            name, equals, _ = value.partition("=")
+            if not equals or not name.isidentifier():
+                raise ValueError(f"{option_string} takes NAME=VALUE, got {value!r}")
+        super().__call__(parser, namespace, values, option_string)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +68,7 @@ class TimmOptions(RunOptions):
         "timm's name, one for all or one each (default: the file's own record)", (), "NAME"
     )
     model_kwargs: dict[str, Any] | None = option(
-        "beside the file's own record", None, "K=V", nargs="*", action=ParseKwargs, type=str
+        "beside the file's own record", None, "K=V", nargs="*", action=ModelKwargs, type=str
     )
     use_ema: bool = option("take the checkpoint's averaged weights", False)
 
@@ -128,6 +146,12 @@ class TimmOptions(RunOptions):
             if len(values) not in (0, 1, 3):
                 raise ValueError(f"--{name} takes 1 or 3 numbers, got {len(values)}")
         check_normalisation(self.mean, self.std)
+        if self.interpolation not in (None, *INTERPOLATIONS):
+            raise ValueError(
+                f"--interpolation takes {', '.join(INTERPOLATIONS)}, got {self.interpolation!r}"
+            )
+        if large := [size for size in self.resolutions if size > LARGEST]:
+            raise ValueError(f"--resolutions must be ≤ {LARGEST}, got {large[0]}")
         if self.tta and (small := [r for r in self.resolutions if r <= self.tta_step]):
             raise ValueError(
                 f"--tta at resolution {small[0]} would need images of {small[0] - self.tta_step} "

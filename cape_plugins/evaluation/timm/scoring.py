@@ -85,7 +85,8 @@ def score(
         return (out[0] if isinstance(out, tuple) else out).float()
 
     hidden = True if runtime.rank else None  # None: shown on a terminal only
-    with torch.inference_mode():
+    advice = "give a smaller --batch-size or smaller images"
+    with torch.inference_mode(), device.memory_errors(advice):
         for views, targets, numbers in tqdm(loader, desc=title, disable=hidden, leave=False):
             # The authors' code sums log-probabilities instead. That ranks the classes alike,
             # because the two differ by a constant per image.

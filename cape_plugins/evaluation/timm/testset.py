@@ -50,6 +50,17 @@ class Folder:
         """Names of the class folders that hold images."""
         return {Path(path).parent.name for path in self.paths}
 
+    @property
+    def empty(self) -> set[str]:
+        """Names of the class folders that hold no images."""
+        root = Path(self.root)
+        full = {Path(path).relative_to(root).parts[0] for path in self.paths}
+        return {
+            folder.name
+            for folder in root.iterdir()
+            if folder.is_dir() and folder.name not in full and not folder.name.startswith(".")
+        }
+
     @cached_property
     def sizes(self) -> list[tuple[int, int]]:
         """(height, width) in pixels of each image, from the files' headers.
@@ -91,6 +102,7 @@ def class_index(
     folders: Collection[str],
     num_classes: int,
     *,
+    empty: Collection[str] = (),
     class_map: dict[str, int] | None = None,
     allow_missing: bool = False,
 ) -> dict[str, int]:
@@ -103,6 +115,7 @@ def class_index(
     Args:
         folders: names of the class folders that hold images.
         num_classes: outputs of the model.
+        empty: names of class folders that hold none; they count in the order.
         class_map: names → outputs, instead of the above.
         allow_missing: some classes may have no folder.
 
@@ -123,6 +136,9 @@ def class_index(
         missing = [name for name in class_map if name not in set(names)]
     elif len(names) == num_classes:
         return {name: i for i, name in enumerate(names)}
+    elif len(names) + len(empty) == num_classes:
+        index = {name: i for i, name in enumerate(sorted([*names, *empty], key=natural_key))}
+        missing = sorted(empty, key=natural_key)
     elif len(names) > num_classes:
         raise ValueError(
             f"{len(names)} class folders ({_some(names)}), but the model has {num_classes} classes"
@@ -131,13 +147,15 @@ def class_index(
         index = {name: int(name) for name in names}
         missing = [str(i) for i in range(num_classes) if i not in set(index.values())]
     else:
+        without = f" ({_some(sorted(empty))} without)" if empty else ""
         raise ValueError(
-            f"{len(names)} class folders with images, but the model has {num_classes} classes: "
-            "give the others their folders, or name the classes with --class-map FILE"
+            f"{len(names)} class folders with images{without}, but the model has {num_classes} "
+            "classes: give the others their folders, or name the classes with --class-map FILE"
         )
     if missing and not allow_missing:
+        what = "empty" if set(missing) <= set(empty) else "missing or empty"
         raise ValueError(
-            f"{len(missing)} of {num_classes} class folders are missing or empty: "
+            f"{len(missing)} of {num_classes} class folders are {what}: "
             f"{_some(missing)}; --allow-missing-classes tests the others"
         )
     return {name: index[name] for name in names}

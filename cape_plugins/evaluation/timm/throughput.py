@@ -5,7 +5,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from cape_plugins.evaluation.device import Runtime, synchronise
+from cape_plugins.evaluation.device import Runtime, memory_errors, synchronise
 
 #: Largest batch tried where none is given; on the CPU memory is no limit to rely on.
 MAX_BATCH = {"cuda": 8192, "cpu": 8}
@@ -37,7 +37,8 @@ def throughput(
     """
     kind = runtime.device.type
     most = max_batch or MAX_BATCH.get(kind, MAX_BATCH["cuda"])
-    with torch.inference_mode(), runtime.autocast():
+    advice = "give a smaller --max-batch or smaller images"
+    with torch.inference_mode(), runtime.autocast(), memory_errors(advice):
         batch = _largest_batch(model, size, runtime.device, most) if kind != "cpu" else most
         images = torch.randn(batch, 3, size, size, device=runtime.device)
         for _ in range(warm_up):

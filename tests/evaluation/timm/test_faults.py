@@ -11,7 +11,7 @@ from PIL import Image
 timm = pytest.importorskip("timm")
 
 import cape_plugins.timm  # noqa: E402, F401 - registers, also where autoload is switched off
-from cape_plugins.evaluation.timm import evaluate  # noqa: E402
+from cape_plugins.evaluation.timm import evaluate, testset  # noqa: E402
 from cape_plugins.evaluation.timm.evaluate import main  # noqa: E402
 
 NAME = "vit_tiny_patch4_cape_32"
@@ -165,3 +165,70 @@ def test_rows_of_older_weights_are_not_continued(data, checkpoint, tmp_path, cap
     error = error_of(capsys, *options, "--csv", tmp_path / "o.csv", "--resume")
     assert "last.pth.tar is newer than" in error
     assert (tmp_path / "o.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--interpolation", "bicubicc"], "--interpolation takes nearest, bilinear, bicubic"),
+        (["--device", "gpu"], "--device gpu cannot be used"),
+        (["--device", "meta"], "--device meta cannot be used"),
+        (["--device", "cuda:99"], "--device cuda:99"),
+        (["--model-kwargs", "depth"], "--model-kwargs takes NAME=VALUE, got 'depth'"),
+        (["--model-kwargs", "=3"], "--model-kwargs takes NAME=VALUE, got '=3'"),
+        (["--model-kwargs", "num_heads=0"], "cannot be created with"),
+        (["--model-kwargs", "depth='deep'"], "cannot be created with"),
+        (["--resolutions", "1000000000"], "--resolutions must be ≤ 16384, got 1000000000"),
+        (["--tta"], "(trained at 16) would need images of -16 pixels"),
+    ],
+)
+def test_a_wrong_option_is_one_line(options, message, data, checkpoint, tmp_path, capsys):
+    given = ["-c", checkpoint, "--data", data, "--csv", tmp_path / "o.csv"]
+    with pytest.raises(SystemExit) as exit_:
+        main([*map(str, given), "--workers", "0", *options])
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert exit_.value.code == 2
+    assert message in line
+    assert not (tmp_path / "o.csv").exists()
+
+
+@pytest.mark.parametrize("text", ["cat,dog\n", "\x80", "", "{}", "hello world " * 99])
+@pytest.mark.parametrize("name", ["text.pth", "text.safetensors"])
+def test_a_text_file_as_checkpoint_is_one_line(text, name, data, tmp_path, capsys):
+    (tmp_path / name).write_text(text)
+    error = error_of(capsys, "-c", tmp_path / name, "--data", data)
+    assert "cannot be read as a checkpoint" in error
+
+
+def test_a_folder_as_output_is_one_line(data, checkpoint, tmp_path, capsys):
+    for option in ("--csv", "--markdown"):
+        error = error_of(capsys, "-c", checkpoint, "--data", data, option, tmp_path, "--overwrite")
+        assert "is a folder: give the name of a file" in error
+
+
+@pytest.mark.parametrize(
+    "failure", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_too_little_memory_is_one_line(failure, data, checkpoint, capsys, monkeypatch):
+    def full(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(testset.ViewDataset, "__getitem__", full)
+    error = error_of(capsys, "-c", checkpoint, "--data", data)
+    assert "out of memory" in error
+    assert "give a smaller --batch-size or smaller images" in error
+
+
+def test_an_empty_class_folder_is_called_empty(data, tmp_path, capsys):
+    words = dict(zip("0123456789", "abcdefghij", strict=True))
+    for digit, word in words.items():
+        (data / "validation" / digit).rename(data / "validation" / word)
+    for image in (data / "validation" / "d").iterdir():
+        image.unlink()
+    checkpoint = save(tmp_path / "last.pth.tar")
+    error = error_of(capsys, "-c", checkpoint, "--data", data)
+    assert "1 of 10 class folders are empty: d; --allow-missing-classes tests the others" in error
+    (row,) = run(
+        "-c", checkpoint, "--data", data, "--allow-missing-classes", out=tmp_path / "o.csv"
+    )
+    assert row["images"] == "18"

@@ -46,3 +46,14 @@ def test_class_folders_in_numeric_order_reach_the_model_as_its_outputs(tmp_path)
 def test_missing_and_surplus_classes_are_named(folders, classes, options, message):
     with pytest.raises(ValueError, match=message):
         testset.class_index(folders, classes, **options)
+
+
+def test_an_empty_class_folder_keeps_its_place_in_the_order():
+    index = testset.class_index(["a", "c"], 3, empty=["b"], allow_missing=True)
+    assert index == {"a": 0, "c": 2}
+    with pytest.raises(ValueError, match="1 of 3 class folders are empty: b"):
+        testset.class_index(["a", "c"], 3, empty=["b"])
+    with pytest.raises(ValueError, match=r"2 class folders with images \(b without\), but the mod"):
+        testset.class_index(["a", "c"], 7, empty=["b"])
+    with pytest.raises(ValueError, match="1 of 2 class folders are empty: b"):
+        testset.class_index(["a"], 2, empty=["b"], class_map={"a": 0, "b": 1})
