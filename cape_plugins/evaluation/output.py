@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import NoneType
-from typing import Any, TextIO, TypeVar, get_args
+from typing import IO, Any, TypeVar, get_args
 
 Row = TypeVar("Row")
 
@@ -42,7 +42,7 @@ class CsvFile:
     def __init__(
         self, path: Path | None, kind: type, overwrite: bool = False, resume: bool = False
     ) -> None:
-        self.file: TextIO | None = None
+        self.file: IO[str] | None = None
         self.path, self.kind = path, kind
         self.target, self.how = path, "a" if resume else "x"
         if path is not None and resume:
@@ -78,7 +78,7 @@ class CsvFile:
             writer.writerow({key: written(value) for key, value in asdict(row).items()})
         self.file.flush()
 
-    def _open(self, path: Path) -> TextIO:
+    def _open(self, path: Path) -> IO[str]:
         try:
             if self.how == "a" and path.exists():  # without a last line that was cut off
                 os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
@@ -120,7 +120,8 @@ def read_begun(
                 f"{name} is newer than {path}, whose rows may be of older weights: give "
                 "--overwrite instead of --resume"
             )
-    return [kind(**{f.name: _value(f.type, row[f.name]) for f in fields(kind)}) for row in rows]
+    kinds = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
+    return [kind(**{name: _value(kinds[name], row[name]) for name in kinds}) for row in rows]
 
 
 def matching(rows: Sequence[Row], wanted: Mapping[str, Any]) -> list[Row]:

@@ -2,18 +2,20 @@
 
 timm's NaFlexVit takes batches of images of different sizes as padded sequences of patches, each
 with its coordinates. Here the positions come from those coordinates: each axis of each image runs
-on its own from -1 to 1, as in the paper (section 4.1), and padding has none.
+on its own from -1 to 1, as in the paper (section 4.1), and padding has none. So the aspect ratio
+does not show in them; with ``pos_embed_ar_preserving`` it does, the longer axis running from -1 to
+1 and the shorter one at the same distance between patches, around 0.
 
 The file has timm's name for it on purpose: timm's registry and tests group models by it.
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from timm.data import IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD
 from timm.layers import register_notrace_module, trunc_normal_
-from timm.models import generate_default_cfgs, naflexvit
+from timm.models import build_model_with_cfg, generate_default_cfgs, naflexvit
 from torch import Tensor, nn
 
 from cape_plugins.attention import CurrentPositions
@@ -37,7 +39,11 @@ __all__ = ["NaFlexVitCape"]
 
 
 def naflex_positions(
-    patch_coord: Tensor, patch_valid: Tensor | None = None, *, extent: float = 1.0
+    patch_coord: Tensor,
+    patch_valid: Tensor | None = None,
+    *,
+    extent: float = 1.0,
+    keep_aspect: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Positions of a padded batch's patches, as :func:`cape_plugins.patch_grid` has them.
 
@@ -45,18 +51,21 @@ def naflex_positions(
         patch_coord: (B, N, 2) integers, row and column of each patch in its image's grid.
         patch_valid: (B, N), false for padding. Default: no padding.
         extent: each axis of each image runs from ``-extent`` to ``extent`` (the paper's γ).
+        keep_aspect: only its longer axis does; patches are as far apart on the other.
 
     Returns:
-        (B, N, 2) float32 positions, NaN at padding, and (B, 1, 2) integers, each image's grid
-        (height, width). An axis of one patch sits at 0.
+        (B, N, 2) float32 positions, NaN at padding, and (B, 1, 2) integers, the patches from
+        ``-extent`` to ``extent`` on each axis: each image's grid (height, width), or with
+        ``keep_aspect`` its longer side twice. An axis of one patch sits at 0.
     """
     padding = torch.zeros_like(patch_coord[..., 0], dtype=torch.bool)
     if patch_valid is not None:
         padding = ~patch_valid.bool()
     coord = patch_coord.masked_fill(padding[..., None], 0)
     grids = coord.amax(dim=1, keepdim=True) + 1
-    positions = (coord * 2 - (grids - 1)).to(torch.float32) / (grids - 1).clamp(min=1) * extent
-    return positions.masked_fill(padding[..., None], float("nan")), grids
+    spans = grids.amax(dim=2, keepdim=True).expand_as(grids) if keep_aspect else grids
+    positions = (coord * 2 - (grids - 1)).to(torch.float32) / (spans - 1).clamp(min=1) * extent
+    return positions.masked_fill(padding[..., None], float("nan")), spans
 
 
 @register_notrace_module
@@ -107,6 +116,11 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
         prefix, patches = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
         if self.cls_pos_embed is not None:
             prefix = torch.cat([prefix[:, :1] + self.cls_pos_embed, prefix[:, 1:]], dim=1)
+        if patch_coord is None and self.pos_embed_ar_preserving:
+            assert grid is not None
+            height, width = (torch.arange(side, device=x.device) for side in grid)
+            patch_coord = torch.stack(torch.meshgrid(height, width, indexing="ij"), dim=-1)
+            patch_coord = patch_coord.reshape(1, -1, 2)
         if patch_coord is None:
             assert grid is not None
             patches = self.position(patches, grid)
@@ -116,7 +130,10 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
                 )
         elif self.current is not None or not self.position.adds_nothing:
             positions, grids = naflex_positions(
-                patch_coord, patch_valid, extent=self.position.extent
+                patch_coord,
+                patch_valid,
+                extent=self.position.extent,
+                keep_aspect=self.pos_embed_ar_preserving,
             )
             patches = self.position.forward_at(patches, positions, grids)
             if self.current is not None:
@@ -140,7 +157,9 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
     tokens have none.
 
     Args:
-        cfg: timm's configuration; its ``pos_embed`` is not used.
+        cfg: timm's configuration; its ``pos_embed`` is not used. Of the other options of timm's
+            table ``pos_embed_ar_preserving`` is taken: False lets each axis run on its own from -1
+            to 1, True keeps the aspect ratio.
         pos: a variant for images, see :mod:`cape_plugins.variants`: ``nopos``, ``sinpos``,
             ``cape``, …, but none with a table, which is timm's own.
         max_global_shift: Δ of each axis is uniform in ± this; each image spans [-1, 1].
@@ -152,7 +171,8 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
             rejects unknown ones.
 
     Raises:
-        ValueError: an option is out of range, whatever ``pos`` is, or ``pos`` does not take it; a
+        ValueError: an option is out of range, whatever ``pos`` is, or ``pos`` does not take it; an
+            option of timm's table, which is not here; a
             variant that sits in self-attention, with blocks or ``patch_drop_rate`` that leave it
             no place there.
     """
@@ -170,6 +190,8 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
     ) -> None:
         check_pos(pos, kwargs)
         cfg = replace(cfg or naflexvit.NaFlexVitCfg(), pos_embed="none")
+        known = {field.name for field in fields(cfg)}
+        _check_table_options(replace(cfg, **{k: v for k, v in kwargs.items() if k in known}), pos)
         if get(pos).attention is not None and cfg.attn_layer is None:
             kwargs.setdefault("attn_layer", PositionedAttention)
         super().__init__(cfg, **kwargs)
@@ -190,16 +212,69 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
         return {*super().no_weight_decay(), "embeds.cls_pos_embed"}
 
 
+def _check_table_options(cfg: naflexvit.NaFlexVitCfg, pos: str) -> None:
+    stock, variant = naflexvit.NaFlexVitCfg(), get(pos)
+    taken = {"pos_embed"}
+    if variant.adds != "nothing" or variant.attention is not None:
+        taken.add("pos_embed_ar_preserving")
+    if variant.attention is not None:
+        taken.add("pos_embed_grid_size")
+    if cfg.enable_patch_interpolator:
+        taken.add("pos_embed_interp_mode")
+    names = {field.name for field in fields(cfg) if field.name.startswith("pos_embed")}
+    for name in sorted(names - taken):
+        given = getattr(cfg, name)
+        if given not in (None, getattr(stock, name)):
+            raise ValueError(
+                f"{name} = {given!r} is for a table of positions, which {pos} does not have: "
+                "leave it out"
+            )
+
+
 def checkpoint_filter_fn(state_dict: dict[str, Any], model: NaFlexVitCape) -> dict[str, Tensor]:
-    """timm's filter; a table of positions is dropped, its row of the class token kept."""
+    """timm's filter; a table of positions is dropped, its row of the class token kept.
+
+    Checkpoints of our ViTs are taken too. Where the model has layer scale and the checkpoint has
+    none, it becomes 1.
+    """
     state_dict = state_dict.get("model", state_dict)
     state_dict = dict(state_dict.get("state_dict", state_dict))
-    class_row = take_position_table(state_dict)
+    class_row = state_dict.pop("cls_pos_embed", None)
+    if class_row is None:
+        class_row = take_position_table(state_dict)
     state_dict = naflexvit.checkpoint_filter_fn(state_dict, model)
     check_size(state_dict, model)
     if class_row is not None and model.embeds.cls_pos_embed is not None:
         state_dict["embeds.cls_pos_embed"] = class_row
+    for name, value in model.state_dict().items():
+        if name.endswith((".ls1.gamma", ".ls2.gamma")):
+            state_dict.setdefault(name, torch.ones(value.shape))
     return state_dict
+
+
+def create_from_vit(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """A NaFlexVitCape of a ViT's name and arguments: timm's ``use_naflex=True``.
+
+    Raises:
+        ValueError: ``no_embed_class``, which NaFlexVit does not have.
+    """
+    if kwargs.pop("no_embed_class", False):
+        raise ValueError("use_naflex=True and no_embed_class=True do not go together: drop one")
+    kwargs.pop("dynamic_img_size", None)  # it takes images of all sizes
+    pool = kwargs.setdefault("global_pool", "token")
+    kwargs = {"class_token": True, "pos_embed_grid_size": None, **kwargs}
+    if "scale_attn_norm" in kwargs:
+        kwargs["scale_attn_inner_norm"] = kwargs.pop("scale_attn_norm")
+    if kwargs.get("fc_norm") is None:
+        kwargs["fc_norm"] = pool in ("avg", "avgmax", "max")
+    return build_model_with_cfg(
+        NaFlexVitCape,
+        name,
+        pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg=dict(out_indices=kwargs.pop("out_indices", 3), feature_cls="getter"),
+        **kwargs,
+    )
 
 
 _MODELS = {

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg, register_model
+from timm.models import build_model_with_cfg, register_model, vision_transformer
 from torch import Tensor, nn
 
 from cape_plugins.variants import get, names
@@ -59,6 +59,13 @@ def _entrypoint(
 ) -> Callable[..., nn.Module]:
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         kwargs = {**model_args, **kwargs}
+        use_naflex = kwargs.pop("use_naflex", None)
+        if use_naflex is None:
+            use_naflex = getattr(vision_transformer, "_USE_NAFLEX_DEFAULT", False)
+        if use_naflex and issubclass(model, vision_transformer.VisionTransformer):
+            from cape_plugins.timm.naflexvit import create_from_vit  # which imports this module
+
+            return create_from_vit(name, pretrained, **kwargs)
         out_indices = kwargs.pop("out_indices", 3)
         return build_model_with_cfg(
             model,

@@ -112,6 +112,17 @@ def test_the_local_shift_is_one_over_n_of_each_images_own_grid():
     assert shifts[..., 1].max() < 1e-4
 
 
+def test_the_local_shift_of_ar_preserving_is_one_over_the_longer_side():
+    given, settings = batch(), dict(max_global_shift=0.0, max_global_scale=1.0)
+    positions, spans = naflex_positions(
+        given["patch_coord"], given["patch_valid"], keep_aspect=True
+    )
+    shifts = augmented(50, pos_embed_ar_preserving=True, **settings) - positions
+    largest = shifts.abs().nan_to_num().amax(dim=(0, 2))
+    assert (largest <= 1 / spans[:, 0] + 1e-4).all()
+    assert (largest > 0.9 / spans[:, 0]).all()
+
+
 def test_shift_and_scale_are_drawn_once_per_image():
     given = batch()
     positions, grids = naflex_positions(given["patch_coord"], given["patch_valid"])
