@@ -109,8 +109,11 @@ def check_source(source: Source, folders: Sequence[Folder], options: TimmOptions
             _class_index(loaded, folder, options)
         except ValueError as error:
             raise ValueError(f"{folder.root} with {source.checkpoint}: {error}") from error
-    if options.strategies and not loading.takes_rectangles(loaded):
-        raise ValueError(f"{loaded.name} takes one image size only: --size-bins needs all sizes")
+    if (options.strategies or options.seq_lens) and not loading.takes_rectangles(loaded):
+        wanted = "--seq-lens" if options.seq_lens else "--size-bins"
+        raise ValueError(f"{loaded.name} takes one image size only: {wanted} needs all sizes")
+    if options.seq_lens and loading.patch_size(loaded.model) is None:
+        raise ValueError(f"{loaded.name} has no patches of one size, which --seq-lens counts")
     if (loaded.train_args.get("in_chans") or 3) != 3:
         raise ValueError(f"{source.checkpoint} takes images of other than 3 channels")
 
@@ -153,7 +156,13 @@ def conditions(loaded: Loaded, options: TimmOptions) -> list[Row]:
     row = _row(loaded, options)
     extents = options.extent if options.extent and extent_modules(loaded) else [""]
     resolutions: Sequence[int | None] = options.resolutions or [loaded.train_size]
+    if options.seq_lens:
+        resolutions = options.resolutions
     return [
+        replace(row, seq_len=length, extent=extent)
+        for length in options.seq_lens
+        for extent in extents
+    ] + [
         replace(row, resolution=resolution, extent=extent, strategy=strategy)
         for strategy in options.strategies or [""]
         for resolution in (resolutions if strategy in ("", "fixed") else [None])
@@ -246,6 +255,9 @@ def _score(
         bins = [size_bins.bin_of(*size) or 0 for size in folder.sizes]  # left out: no view
         view = dict(patch=patch, crop_pct=config["crop_pct"], resolution=row.resolution)
         views = [size_bins.view_of(row.strategy, *size, **view) for size in folder.sizes]
+    elif row.seq_len:
+        bins = [0] * len(folder.paths)
+        views = [(testset.view_of_length(size, row.seq_len, patch),) for size in folder.sizes]
     else:
         bins = [0] * len(folder.paths)
         views = [tuple(View(size, size, config["crop_pct"], patch) for size in sizes)] * len(bins)

@@ -8,11 +8,12 @@ from typing import Any
 
 import timm
 import torch
-from timm.models import clean_state_dict
+from timm.models import clean_state_dict, naflexvit
 from torch import Tensor
 
 import cape_plugins.timm  # noqa: F401 - registers, also where autoload is switched off
 from cape_plugins.evaluation.command import said
+from cape_plugins.timm import naflexvit as cape_naflexvit
 
 _SOURCES = ("local-dir:", "hf-hub:", "hf_hub:")
 
@@ -170,6 +171,9 @@ def _load_file(source: Source) -> Loaded:
         raise ValueError(
             f"{name} cannot be created with {kwargs} (for {source.checkpoint}): {said(error)}"
         ) from error
+    if hasattr(model, "embeds") and "patch_embed.proj.weight" in weights:  # use_naflex=True
+        stock = "pos_embed" in weights
+        weights = (naflexvit if stock else cape_naflexvit).checkpoint_filter_fn(weights, model)
     _fill(model, weights, name, source.checkpoint)
     size = _train_size(model, train_args)
     return Loaded(model.eval(), name, source.checkpoint, size, train_args)
@@ -276,6 +280,7 @@ def _fill(model: Any, weights: dict[str, Tensor], name: str, checkpoint: str) ->
 
 def _train_size(model: Any, train_args: dict[str, Any]) -> int:
     own = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    own = own or getattr(getattr(model, "embeds", None), "default_img_size", None)
     size = train_args.get("input_size") or train_args.get("img_size") or own
     size = size or model.pretrained_cfg["input_size"]
     return int(size if isinstance(size, int) else size[-1])

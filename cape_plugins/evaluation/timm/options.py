@@ -84,6 +84,12 @@ class TimmOptions(RunOptions):
     resolutions: Sequence[int] = option(
         "square image sizes in pixels (default: the one trained at)", (), "R", least=1
     )
+    seq_lens: Sequence[int] = option(
+        "each image at its own aspect ratio with at most N patches, as in timm's NaFlex loader",
+        (),
+        "N",
+        least=1,
+    )
     extent: Sequence[str] = option(
         "the paper's γ (Table 6): ratio = R / train size, sqrt = its root, or a number (default: "
         "the model's own). No effect on models without it: abspos, rotary, nopos",
@@ -172,6 +178,12 @@ class TimmOptions(RunOptions):
             raise ValueError("nothing to do: give --data DIR, --throughput or both")
         for rule in self.extent:
             self._check_extent(rule)
+        if self.seq_lens and (self.tta or self.throughput or self.strategies):
+            raise ValueError(
+                "--seq-lens goes with none of --tta, --throughput and --size-bins: run them apart"
+            )
+        if large := [length for length in self.seq_lens if length > LARGEST]:
+            raise ValueError(f"--seq-lens must be ≤ {LARGEST}, got {large[0]}")
         if self.strategies and (self.tta or self.throughput):
             raise ValueError("--size-bins goes with neither --tta nor --throughput: run them apart")
         if self.throughput and self.tta:
@@ -185,9 +197,10 @@ class TimmOptions(RunOptions):
 
     def _check_extent(self, rule: str) -> None:
         if rule in ("ratio", "sqrt"):
-            if self.strategies:
+            if self.strategies or self.seq_lens:
+                with_ = "--size-bins" if self.strategies else "--seq-lens"
                 raise ValueError(
-                    f"--extent {rule} needs one resolution for all images: with --size-bins give "
+                    f"--extent {rule} needs one resolution for all images: with {with_} give "
                     "numbers"
                 )
             return

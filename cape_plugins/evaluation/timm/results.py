@@ -10,7 +10,7 @@ from cape_plugins.evaluation.timm.words import spoken
 _LINE = (
     *("checkpoint", "model", "variant", "max_global_shift", "max_local_shift", "max_global_scale"),
     *("model_kwargs", "ema", "abspos_antialias", "dataset", "strategy", "bin", "resolution"),
-    *("extent", "tta"),
+    *("seq_len", "extent", "tta"),
 )
 
 
@@ -46,6 +46,7 @@ class Row:
         abspos_antialias: 1 if the resized table is antialiased; empty for models without one.
         crop_pct, interpolation, mean, std: how images are prepared.
         precision: of the forward.
+        seq_len: most patches of each image at its own aspect ratio; else empty.
     """
 
     model: str
@@ -79,6 +80,7 @@ class Row:
     mean: str = ""
     std: str = ""
     precision: str = ""
+    seq_len: int | None = None
 
 
 def line(row: Row) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from PIL import Image
 from timm.data import create_dataset, create_transform
+from timm.data.naflex_transforms import get_image_size_for_seq
 from timm.data.readers.class_map import load_class_map
 from timm.utils.misc import natural_key
 from torch import Tensor
@@ -25,12 +26,14 @@ class View:
             leaves it as it is.
         patch: (height, width) of a patch: rows and columns beyond the last whole patch are cut
             off, as a convolution with stride does.
+        squash: resize to (height, width) without regard to the aspect ratio, no crop.
     """
 
     height: int
     width: int
     crop_pct: float
     patch: tuple[int, int] = (1, 1)
+    squash: bool = False
 
 
 @dataclass(frozen=True)
@@ -249,8 +252,27 @@ def _transform(view: View, interpolation: str) -> Any:
     size = (3, view.height, view.width)
     # use_prefetcher leaves out the normalisation, which is done on the device
     return create_transform(
-        size, interpolation=interpolation, crop_pct=view.crop_pct, use_prefetcher=True
+        size,
+        interpolation=interpolation,
+        crop_pct=view.crop_pct,
+        crop_mode="squash" if view.squash else None,
+        use_prefetcher=True,
     )
+
+
+def view_of_length(size: tuple[int, int], length: int, patch: tuple[int, int]) -> View:
+    """An image of (height, width) pixels with at most ``length`` patches, as timm's NaFlex has it.
+
+    Raises:
+        ValueError: an image so long that no size of it has so few patches.
+    """
+    try:
+        _, (height, width) = get_image_size_for_seq(size, patch, length)
+    except ValueError as error:
+        raise ValueError(
+            f"an image of {size[0]} × {size[1]} cannot have {length} patches: {error}"
+        ) from error
+    return View(height, width, 1.0, patch, squash=True)
 
 
 def check_normalisation(mean: Sequence[float], std: Sequence[float]) -> None:

@@ -9,6 +9,7 @@ _SPOKEN = {
     "max_global_scale": "λ {}",
     "train_size": "trained at {}",
     "resolution": "{} px",
+    "seq_len": "≤ {} patches",
     "extent": "γ {}",
     "tta_step": "± {} px",
     "crop_pct": "crop {}",
