@@ -22,7 +22,8 @@ def check_absent(paths: Sequence[Path | None], overwrite: bool, hint: str = "") 
             raise ValueError(f"{path} exists: choose another name or give --overwrite{hint}")
         if not path.parent.is_dir():
             raise ValueError(f"no such folder: {path.parent} (for {path.name})")
-        if not os.access(path.parent, os.W_OK):
+        is_file = path.is_file() or not path.exists()  # else /dev/stdout and its like
+        if is_file and not os.access(path.parent, os.W_OK):
             raise ValueError(f"{path} cannot be written: its folder is read-only")
 
 

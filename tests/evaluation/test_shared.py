@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -206,6 +207,14 @@ def test_no_output_is_an_input_or_another_output(tmp_path):
     with pytest.raises(ValueError, match="would be written over another output"):
         Run(out=f"{folder}/a", markdown=tmp_path / "a.csv")
     Run(model=[str(given)], out=f"{folder}/model")
+
+
+def test_a_device_is_written_in_place(monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as /dev is for users
+    output.check_absent([Path(os.devnull)], overwrite=True)
+    with output.CsvFile(Path(os.devnull), Line, overwrite=True) as file:
+        file.add(Line("x"))
+        assert file.target == Path(os.devnull)
 
 
 def test_a_folder_is_no_place_for_a_file(tmp_path):
