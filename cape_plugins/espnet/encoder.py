@@ -19,6 +19,7 @@ from cape_plugins import variants
 from cape_plugins.attention import PositionalAttention
 from cape_plugins.embedding import PositionalEmbedding1d
 from cape_plugins.espnet.layers import STRIDE, ConvolutionalFront, TransformerLayer, subsampled
+from cape_plugins.espnet.mark import VariantMark
 from cape_plugins.positions import can_look_at, check_values, frame_times, is_number
 
 try:
@@ -175,6 +176,12 @@ class CapeTransformerEncoder(AbsEncoder):
             frequency_scale=FREQUENCY_SCALE,
             max_length=round(abspos_context / spacing),
             overflow="wrap",
+        )
+        self.mark = VariantMark(
+            pos,
+            max_global_shift=max_global_shift,
+            max_local_shift=self.position.max_local_shift,
+            max_global_scale=max_global_scale,
         )
         given = {
             "max_global_shift": max_global_shift,

@@ -379,7 +379,7 @@ def test_a_checkpoint_restores_every_parameter(pos):
 
 
 def test_sinpos_and_cape_can_exchange_checkpoints():
-    """Nothing of theirs is learned, so a sinpos model can go on training as cape."""
+    """Nothing of theirs is learned: all but the mark of a sinpos model can train on as cape."""
     assert set(make(pos="sinpos").state_dict()) == set(make(pos="cape").state_dict())
 
 

@@ -69,7 +69,8 @@ def test_values_have_a_table_on_request():
 def test_distances_are_all_that_it_knows_beyond_nopos(pos, values):
     """No absolute embedding: with empty tables it is nopos."""
     relpos, nopos = make(pos, relpos_values=values), make("nopos")
-    nopos.load_state_dict({k: relpos.state_dict()[k] for k in nopos.state_dict()})
+    state = relpos.state_dict()
+    nopos.load_state_dict({k: state[k] for k in nopos.state_dict() if "mark" not in k})
     inputs = batch(90, 70)
     assert not torch.allclose(relpos(*inputs)[0], nopos(*inputs)[0], atol=1e-3)
     with torch.no_grad():
