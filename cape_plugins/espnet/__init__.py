@@ -54,6 +54,7 @@ def _register_with(task: ModuleType) -> None:
             "ESPnet 202511 and 202611"
         )
 
+    from cape_plugins.espnet.audio import check_audio_in
     from cape_plugins.espnet.batches import build_task_iter_factory
     from cape_plugins.espnet.decoder import CapeTransformerDecoder
     from cape_plugins.espnet.encoder import CapeTransformerEncoder
@@ -78,6 +79,7 @@ def _register_with(task: ModuleType) -> None:
         choices[kind].classes[name] = ours
     if "build_task_iter_factory" not in vars(asr_task):  # AbsTask's raises NotImplementedError
         asr_task.build_task_iter_factory = classmethod(build_task_iter_factory)
+    check_audio_in(asr_task)
 
 
 def _asr_task(module: ModuleType) -> Any:

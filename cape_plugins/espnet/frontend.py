@@ -5,6 +5,7 @@ Paper: CAPE, https://arxiv.org/abs/2106.03143, section 4.2 (features; padding-fr
 
 import math
 import warnings
+from collections.abc import Sequence
 
 import humanfriendly
 import torch
@@ -169,7 +170,12 @@ class CapeFbank(AbsFrontend):
         return features, lengths
 
     def forward_with_times(
-        self, speech: Tensor, speech_lengths: Tensor, *, match_frames: bool = False
+        self,
+        speech: Tensor,
+        speech_lengths: Tensor,
+        *,
+        match_frames: bool = False,
+        names: Sequence[str] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Features and when they are.
 
@@ -178,6 +184,7 @@ class CapeFbank(AbsFrontend):
             speech_lengths: (B,) samples of each utterance.
             match_frames: choose the hops so that all utterances have equally many frames, for
                 training without padding. Otherwise the nominal hop, for evaluation.
+            names: of the utterances, for messages.
 
         Returns:
             log-mel features (B, T, n_mels), zero in padding; the (B,) frames of each utterance,
@@ -189,8 +196,10 @@ class CapeFbank(AbsFrontend):
                 finite, or (AudioTooShortError) empty or shorter than :attr:`min_samples`; a
                 matched hop out of range.
         """
-        samples = self._check(speech, speech_lengths)
-        hops = self.matched_hops(samples) if match_frames else [self.hop_length] * len(samples)
+        samples = self._check(speech, speech_lengths, names)
+        hops = [self.hop_length] * len(samples)
+        if match_frames:
+            hops = self.matched_hops(samples, names)
         counts = [length // hop + 1 for length, hop in zip(samples, hops, strict=True)]
 
         device = speech.device
@@ -208,8 +217,10 @@ class CapeFbank(AbsFrontend):
         features = self._features(speech, speech_lengths, centres)
         return features.masked_fill(padding[..., None], 0.0), lengths, times
 
-    def matched_hops(self, samples: list[int]) -> list[int]:
+    def matched_hops(self, samples: list[int], names: Sequence[str] | None = None) -> list[int]:
         """The hop in samples of each utterance of a batch, by its duration in samples.
+
+        ``names`` are those of the utterances, for messages.
 
         Raises:
             ValueError: a hop lies outside ``min_hop_ms`` … ``max_hop_ms``.
@@ -228,7 +239,7 @@ class CapeFbank(AbsFrontend):
             hop = 1000 * whole * unit / self.fs
             if not self.min_hop_ms <= hop <= self.max_hop_ms:
                 raise ValueError(
-                    f"utterance {index} of the batch lasts {length / self.fs:.2f} s, the mean is "
+                    f"{which(index, names)} lasts {length / self.fs:.2f} s, the mean is "
                     f"{sum(samples) / len(samples) / self.fs:.2f} s: its hop would be {hop:g} ms, "
                     f"allowed are {self.min_hop_ms:g} … {self.max_hop_ms:g} ms (min_hop_ms, "
                     "max_hop_ms). Batch utterances of similar duration: iterator_type: task"
@@ -236,7 +247,7 @@ class CapeFbank(AbsFrontend):
             hops.append(whole * unit)
         return hops
 
-    def _check(self, speech: Tensor, lengths: Tensor) -> list[int]:
+    def _check(self, speech: Tensor, lengths: Tensor, names: Sequence[str] | None) -> list[int]:
         """The lengths, if the audio is right."""
         if speech.ndim != 2:
             raise ValueError(
@@ -247,24 +258,21 @@ class CapeFbank(AbsFrontend):
         batch, longest = speech.shape
         if lengths.shape != (batch,):
             raise ValueError(f"speech_lengths must be ({batch},), got {tuple(lengths.shape)}")
-        # a wait for the device, as in ESPnet's own models, which slice by the longest length
-        beyond = torch.arange(longest, device=speech.device) >= lengths.to(speech.device)[:, None]
-        finite = (speech.isfinite() | beyond).all(dim=1).tolist()
         samples = [int(length) for length in lengths.tolist()]
         for index, length in enumerate(samples):
-            which = f"utterance {index} of the batch"
+            name = which(index, names)
             if not 0 <= length <= longest:
-                raise ValueError(f"{which} has length {length}, but speech is {(batch, longest)}")
+                raise ValueError(f"{name} has length {length}, but speech is {(batch, longest)}")
             if length < self.min_samples:
                 what = "too short" if length else "empty audio"
                 raise AudioTooShortError(
-                    f"{which} is {what}: {length} samples, and features need {self.min_samples} "
-                    f"({1000 * self.min_samples / self.fs:g} ms): remove it from the data",
+                    f"{name} is {what}: {length} samples, and features need {self.min_samples} "
+                    f"({1000 * self.min_samples / self.fs:g} ms at fs: {self.fs}): remove it from "
+                    "the data",
                     length,
                     self.min_samples,
                 )
-            if not finite[index]:
-                raise ValueError(f"{which} has samples that are NaN or infinite: look at its file")
+        check_finite(speech, lengths, names)
         return samples
 
     def _features(self, speech: Tensor, speech_lengths: Tensor, centres: Tensor) -> Tensor:
@@ -288,6 +296,26 @@ class CapeFbank(AbsFrontend):
         # without lengths: ESPnet's mask of the padding takes time and memory of order T²
         features, _ = self.logmel(torch.cat(power, dim=1).to(self.logmel.melmat.dtype))
         return features
+
+
+def check_finite(speech: Tensor, lengths: Tensor, names: Sequence[str] | None = None) -> None:
+    """Raise ValueError if an utterance has samples (B, N), or features, that are not finite."""
+    beyond = (
+        torch.arange(speech.shape[1], device=speech.device) >= lengths.to(speech.device)[:, None]
+    )
+    finite = speech.isfinite().flatten(2).all(dim=2) if speech.ndim > 2 else speech.isfinite()
+    # a wait for the device, as in ESPnet's own models, which slice by the longest length
+    for index, good in enumerate((finite | beyond).all(dim=1).tolist()):
+        if not good:
+            raise ValueError(
+                f"{which(index, names)} has samples that are NaN or infinite: repair its audio, or "
+                "remove it from the data"
+            )
+
+
+def which(index: int, names: Sequence[str] | None) -> str:
+    """An utterance of a batch, for messages: by its name if there is one."""
+    return f"utterance {index} of the batch" if names is None else f"utterance {names[index]}"
 
 
 def sampling_rate(fs: int | str) -> int:

@@ -7,6 +7,7 @@ import functools
 import inspect
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from espnet2.asr.preencoder.linear import LinearProjection
 from espnet2.layers.utterance_mvn import UtteranceMVN
 from torch import Tensor
 
-from cape_plugins.espnet.frontend import AudioTooShortError, CapeFbank
+from cape_plugins.espnet.frontend import AudioTooShortError, CapeFbank, check_finite
 from cape_plugins.espnet.specaug import CapeSpecAug
 from cape_plugins.positions import frame_times
 
@@ -44,6 +45,7 @@ class CapeASRModel(ESPnetASRModel):
     @functools.wraps(ESPnetASRModel.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.names: Sequence[str] | None = None  # of the utterances in the batch, for messages
         takes = () if self.encoder is None else inspect.signature(self.encoder.forward).parameters
         if "times" not in takes:
             name = type(self.encoder).__name__
@@ -74,11 +76,29 @@ class CapeASRModel(ESPnetASRModel):
                 f"{self.encoder.frame_shift:g} s apart, encoder_conf frame_shift"
             )
         elif not math.isclose(shift, self.encoder.frame_shift, rel_tol=1e-3):
+            fs = sampling_rate_of(self.frontend)
             raise ValueError(
                 f"the frontend's frames are {shift:.6g} s apart (hop_length / fs), and "
-                f"encoder_conf frame_shift is {self.encoder.frame_shift:g} s: set frame_shift: "
-                f"{shift:.6g}, or another hop_length"
+                f"encoder_conf frame_shift is {self.encoder.frame_shift:g} s: if the audio has "
+                f"{fs} Hz, set frame_shift: {shift:.6g}, or another hop_length; if not, set fs"
             )
+
+    def forward(
+        self,
+        speech: Tensor,
+        speech_lengths: Tensor,
+        text: Tensor,
+        text_lengths: Tensor,
+        **kwargs: Any,
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """As ESPnet's, which hands over the utterances' names as ``utt_id``."""
+        names = kwargs.get("utt_id")
+        # DataParallel splits a batch, but not its names
+        self.names = names if names is not None and len(names) == len(speech) else None
+        try:
+            return super().forward(speech, speech_lengths, text, text_lengths, **kwargs)
+        finally:
+            self.names = None
 
     def encode(self, speech: Tensor, speech_lengths: Tensor) -> tuple[Any, Tensor]:
         """Frontend, normalisation, SpecAugment in training, encoder; used by asr_inference.
@@ -132,7 +152,7 @@ class CapeASRModel(ESPnetASRModel):
         if isinstance(self.frontend, CapeFbank):
             speech = speech[:, : speech_lengths.max()]  # for DataParallel
             return self.frontend.forward_with_times(
-                speech, speech_lengths, match_frames=self.training
+                speech, speech_lengths, match_frames=self.training, names=self.names
             )
         longest, needed = int(speech_lengths.max()), min_samples(self.frontend)
         if longest < needed:  # torch.stft would say something of its padding
@@ -141,6 +161,7 @@ class CapeASRModel(ESPnetASRModel):
                 longest,
                 needed,
             )
+        check_finite(speech, speech_lengths, self.names)
         feats, lengths = self._extract_feats(speech, speech_lengths)
         shift = frame_shift(self.frontend)
         if shift is None:
@@ -149,6 +170,13 @@ class CapeASRModel(ESPnetASRModel):
         if not self.frontend.stft.center:
             times = times + self.frontend.stft.n_fft / 2 / self.frontend.logmel.mel_options["sr"]
         return feats, lengths, times
+
+
+def sampling_rate_of(frontend: AbsFrontend | None) -> int | None:
+    """Hz that the frontend expects, if it is one of those that tell their hop."""
+    if isinstance(frontend, CapeFbank):
+        return frontend.fs
+    return int(frontend.logmel.mel_options["sr"]) if isinstance(frontend, DefaultFrontend) else None
 
 
 def frame_shift(frontend: AbsFrontend | None) -> float | None:

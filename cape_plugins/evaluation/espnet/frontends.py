@@ -8,7 +8,7 @@ from espnet2.asr.frontend.default import DefaultFrontend
 
 from cape_plugins.espnet import model as asr_model
 from cape_plugins.espnet.frontend import CapeFbank, sampling_rate
-from cape_plugins.espnet.model import CapeASRModel
+from cape_plugins.espnet.model import CapeASRModel, sampling_rate_of
 
 HOP_LIMITS_MS = (5.0, 20.0)  # cape_fbank's defaults, for ESPnet's frontend, which has none
 
@@ -22,10 +22,9 @@ def rate_of(model: ESPnetASRModel, train_args: argparse.Namespace) -> int | None
     frontend = model.frontend
     if frontend is None:
         raise ValueError("it has no frontend: it takes features, and this command has audio")
-    if isinstance(frontend, CapeFbank):
-        return frontend.fs
-    if isinstance(frontend, DefaultFrontend):
-        return int(frontend.logmel.mel_options["sr"])
+    rate = sampling_rate_of(frontend)
+    if rate is not None:
+        return rate
     fs = (train_args.frontend_conf or {}).get("fs")
     return None if fs is None else sampling_rate(fs)
 
