@@ -19,6 +19,7 @@ def token_positions(
     *,
     spacing: float = 1.0,
     device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Positions of tokens: token i of each sequence sits at ``i * spacing``.
 
@@ -29,9 +30,10 @@ def token_positions(
         spacing: distance between neighbouring tokens. The paper scales the source of a
             translation by the ratio of target to source tokens (section 3.3).
         device: where the positions are made. Default: the device of ``lengths``.
+        dtype: float64 is worth it for fractions that run far, such as an hour in seconds.
 
     Returns:
-        (B, N) float32, NaN beyond each length.
+        (B, N) of the dtype, rounded once, NaN beyond each length.
 
     Raises:
         ValueError: ``lengths`` is not one-dimensional and integer, is negative or exceeds
@@ -55,7 +57,7 @@ def token_positions(
         f"lengths must lie in [0, max_length={max_length}]",
     )
     index = torch.arange(max_length, device=lengths.device)
-    positions = (index * float(spacing)).to(torch.float32)
+    positions = (index.to(widest(index.device)) * float(spacing)).to(dtype)
     return torch.where(index < lengths[:, None], positions, math.nan)  # (B, N)
 
 
@@ -65,6 +67,7 @@ def frame_times(
     max_length: int | None = None,
     *,
     device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Times of audio frames: frame i of each utterance sits at ``i * frame_shift`` seconds.
 
@@ -73,15 +76,16 @@ def frame_times(
         frame_shift: seconds between neighbouring frames.
         max_length: padded length N in frames; see :func:`token_positions`.
         device: where the times are made. Default: the device of ``lengths``.
+        dtype: see :func:`token_positions`; float32 is off by up to 0.12 ms after an hour.
 
     Returns:
-        (B, N) float32 seconds, NaN beyond each length.
+        (B, N) seconds of the dtype, NaN beyond each length.
 
     Raises:
         ValueError: as :func:`token_positions`, or ``frame_shift`` is not finite and positive.
     """
     check_positive("frame_shift", frame_shift, unit=" seconds")
-    return token_positions(lengths, max_length, spacing=frame_shift, device=device)
+    return token_positions(lengths, max_length, spacing=frame_shift, device=device, dtype=dtype)
 
 
 def patch_grid(
@@ -130,6 +134,11 @@ def _axis(patches: int, extent: float, device: torch.device) -> Tensor:
     # arange, not linspace: linspace freezes the number of patches under torch.export
     steps = torch.arange(1 - patches, patches, 2, device=device)
     return steps.to(torch.float32) / max(patches - 1, 1) * extent
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """Float64 where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def check_positive(name: str, value: float, *, unit: str = "") -> None:

@@ -28,6 +28,13 @@ def test_frame_i_sits_at_i_times_the_frame_shift_in_seconds():
     assert times[0, -1] == pytest.approx(3599.97)
 
 
+def test_in_float64_an_hour_of_frames_is_exact_and_float32_is_rounded_once():
+    exact = torch.arange(120_000, dtype=torch.float64) * 3 / 100
+    times = frame_times([120_000], 0.03, dtype=torch.float64)[0]
+    torch.testing.assert_close(times, exact, rtol=1e-15, atol=0)
+    assert frame_times([120_000], 0.03)[0].equal(exact.float())
+
+
 def test_an_empty_batch_has_no_positions():
     assert token_positions([]).shape == (0, 0)
     assert token_positions([], 5).shape == (0, 5)

@@ -20,7 +20,7 @@ from cape_plugins.attention import PositionalAttention
 from cape_plugins.embedding import PositionalEmbedding1d
 from cape_plugins.espnet.layers import STRIDE, ConvolutionalFront, TransformerLayer, subsampled
 from cape_plugins.espnet.mark import VariantMark
-from cape_plugins.positions import can_look_at, check_values, frame_times, is_number
+from cape_plugins.positions import can_look_at, check_values, frame_times, is_number, widest
 
 try:
     from espnet.nets.pytorch_backend.transformer.subsampling import TooShortUttError
@@ -282,6 +282,7 @@ class CapeTransformerEncoder(AbsEncoder):
             ctc: the model's CTC, needed for ``interctc_use_conditioning``; ESPnet's model
                 passes it then.
             times: (B, T) in seconds, when each feature frame is; NaN is allowed in padding.
+                Give them in float64, whose precision is used: an hour needs it.
                 Default: frame i at i · ``frame_shift``.
 
         Returns:
@@ -305,7 +306,8 @@ class CapeTransformerEncoder(AbsEncoder):
         _check_lengths(ilens, frames)
         ilens = ilens.to(xs_pad.device)
         if times is None:
-            times = frame_times(ilens, self.frame_shift, frames)
+            dtype = widest(xs_pad.device)
+            times = frame_times(ilens, self.frame_shift, frames, dtype=dtype)
         elif times.shape != (batch, frames):
             raise ValueError(f"times must be ({batch}, {frames}), got {tuple(times.shape)}")
         self._warn_of_length(frames)
@@ -315,6 +317,7 @@ class CapeTransformerEncoder(AbsEncoder):
         x = self.front(xs_pad, padding)
         positions = self._positions(times, padding)
         x = self.dropout(self.position(x, positions / self.position_unit))
+        positions = positions.to(torch.float32)
         index = torch.arange(x.shape[1], device=x.device)
         # an empty utterance sees its first (empty) frame: attention to nothing could be NaN
         visible = index < olens.clamp(min=1)[:, None]

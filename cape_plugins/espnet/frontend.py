@@ -14,7 +14,7 @@ from espnet2.layers.log_mel import LogMel
 from torch import Tensor
 
 from cape_plugins.espnet.encoder import TooShortUttError
-from cape_plugins.positions import is_number
+from cape_plugins.positions import is_number, widest
 
 WINDOW_SECONDS = 0.025
 HOP_SECONDS = 0.010
@@ -189,7 +189,7 @@ class CapeFbank(AbsFrontend):
         Returns:
             log-mel features (B, T, n_mels), zero in padding; the (B,) frames of each utterance,
             all T with ``match_frames``; and the times (B, T) of the frames' centres in seconds,
-            float32, NaN in padding.
+            float64 (on MPS float32), NaN in padding.
 
         Raises:
             ValueError: shapes that do not fit; several channels; an utterance that is not
@@ -213,7 +213,7 @@ class CapeFbank(AbsFrontend):
             lengths = available
         centres = index * torch.tensor(hops, device=device)[:, None]  # (B, T), in samples
         padding = torch.arange(frames, device=device) >= lengths[:, None]
-        times = (centres / self.fs).masked_fill(padding, math.nan)
+        times = (centres.to(widest(device)) / self.fs).masked_fill(padding, math.nan)
         features = self._features(speech, speech_lengths, centres)
         return features.masked_fill(padding[..., None], 0.0), lengths, times
 

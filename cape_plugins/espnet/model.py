@@ -20,7 +20,7 @@ from torch import Tensor
 
 from cape_plugins.espnet.frontend import AudioTooShortError, CapeFbank, check_finite
 from cape_plugins.espnet.specaug import CapeSpecAug
-from cape_plugins.positions import frame_times
+from cape_plugins.positions import frame_times, widest
 
 
 class CapeASRModel(ESPnetASRModel):
@@ -166,7 +166,8 @@ class CapeASRModel(ESPnetASRModel):
         shift = frame_shift(self.frontend)
         if shift is None:
             return feats, lengths, None
-        times = frame_times(lengths, shift, feats.shape[1], device=feats.device)
+        device = feats.device
+        times = frame_times(lengths, shift, feats.shape[1], device=device, dtype=widest(device))
         if not self.frontend.stft.center:
             times = times + self.frontend.stft.n_fft / 2 / self.frontend.logmel.mel_options["sr"]
         return feats, lengths, times

@@ -214,7 +214,7 @@ def test_each_dropout_acts_in_training_only(rates):
 def test_default_times_are_multiples_of_the_frame_shift(pos):
     encoder = make(pos=pos, frame_shift=0.016).eval()
     features, lengths = batch(50, 31)
-    times = frame_times(lengths, 0.016, 50)
+    times = frame_times(lengths, 0.016, 50, dtype=torch.float64)
     assert encoder(features, lengths, times=times)[0].equal(encoder(features, lengths)[0])
 
 
@@ -327,6 +327,26 @@ def test_the_local_shift_follows_the_frame_shift_unless_given():
 
 
 # --- precision
+
+
+@pytest.mark.parametrize("pos", ["sinpos", "cape"])
+@pytest.mark.parametrize("given", [False, True], ids=["default times", "times"])
+def test_an_hour_of_frames_is_embedded_within_2e_6_end_to_end(pos, given):
+    encoder = make(pos=pos).eval()
+    encoder.layers = torch.nn.ModuleList()  # attention over 120 000 frames is not the question
+    seen = []
+    encoder.position.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[1]))
+    features, lengths = torch.zeros(1, 360_000, FEATURES), torch.tensor([360_000])
+    times = frame_times(lengths, 0.01, dtype=torch.float64) if given else None
+    encoder(features, lengths, times=times)
+    embedded = encoder.position(torch.zeros(1, 120_000, 32), seen[0])[0]
+    exact = torch.arange(120_000, dtype=torch.float64) * 3 / 100
+    if pos == "cape":
+        exact = exact - 119_999 * 3 / 200
+    frequencies = 30 * 10_000 ** (-2 * torch.arange(16, dtype=torch.float64) / 32)
+    phases = exact[:, None] * frequencies
+    expected = torch.cat([phases.cos(), phases.sin()], dim=1)
+    assert (embedded.double() - expected).abs().max() < 2e-6
 
 
 @pytest.mark.parametrize("pos", VARIANTS)
@@ -495,7 +515,7 @@ def test_inputs_that_do_not_fit_are_refused():
 def test_times_may_be_nan_in_padding_only():
     encoder = make().eval()
     features, lengths = batch(50, 31)
-    times = frame_times(lengths, 0.01, 50)
+    times = frame_times(lengths, 0.01, 50, dtype=torch.float64)
     assert torch.equal(encoder(features, lengths, times=times)[0], encoder(features, lengths)[0])
     times[1, 30] = math.nan
     with pytest.raises(ValueError, match="NaN is for padding only"):

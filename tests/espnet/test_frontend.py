@@ -120,11 +120,18 @@ def test_the_state_is_the_mel_matrix_alone():
 
 def test_times_are_the_centres_of_the_frames_and_nan_in_padding():
     _, lengths, times = make().forward_with_times(*batch(1.0, 0.5))
-    assert times.dtype == torch.float32
-    torch.testing.assert_close(times[0], torch.arange(101) * 0.01)
-    torch.testing.assert_close(times[1, :51], torch.arange(51) * 0.01)
+    assert times.dtype == torch.float64
+    torch.testing.assert_close(times[0], torch.arange(101).double() * 0.01)
+    torch.testing.assert_close(times[1, :51], torch.arange(51).double() * 0.01)
     assert times[1, 51:].isnan().all()
     assert lengths.tolist() == [101, 51]
+
+
+def test_an_hour_later_times_are_exact():
+    frontend = make(fs=400, n_mels=2, hop_length=4)
+    _, _, times = frontend.forward_with_times(torch.randn(1, 3600 * 400), torch.tensor([1440000]))
+    exact = torch.arange(360_001, dtype=torch.float64) / 100
+    torch.testing.assert_close(times[0], exact, rtol=1e-15, atol=0)
 
 
 def test_the_hop_set_later_is_the_hop_used():
@@ -178,7 +185,7 @@ def test_each_matched_frame_is_the_frame_at_its_time(unit):
         whole, _ = espnets(frontend, hop)(alone, lengths[index : index + 1])
         kept = (times[index].double() * RATE / hop).round().long()
         assert (kept.diff() > 0).all()
-        torch.testing.assert_close(times[index], kept * hop / RATE)
+        torch.testing.assert_close(times[index], kept.double() * hop / RATE)
         torch.testing.assert_close(features[index], whole[0, kept], rtol=1e-3, atol=1e-3)
         dropped += whole.shape[1] - len(kept)
     assert dropped > 0
