@@ -50,6 +50,7 @@ def readme_commands(program):
     """The README's command lines that start this program, as lists of words."""
     blocks = re.findall(r"```sh\n(.*?)```", README.read_text(), flags=re.DOTALL)
     lines = "\n".join(blocks).replace("\\\n", " ").replace(f"$(which {program})", program)
+    lines = lines.replace("$seed", "1112")
     found = [shlex.split(line) for line in lines.splitlines()]
     return [words for words in found if program in words]
 
@@ -186,6 +187,23 @@ def test_the_overrides_of_the_readme_are_options_of_the_recipes():
             batch = cfg["dataset"]["max_tokens"] * cfg["optimization"]["update_freq"][0]
             assert batch == PAPERS_BATCH[cfg["task"]["target_lang"]], what
             assert re.findall(r"[\d]+", line) == re.findall(r"[\d]+", overrides)
+
+
+@pytest.mark.parametrize("path", WMT, ids=recipe_name)
+def test_recipes_and_readme_name_the_papers_sweep_of_the_global_shift(path):
+    assert "[paper]; sweep: 5, 10, 50 [paper]" in path.read_text()
+    (row,) = (line for line in README.read_text().splitlines() if line.startswith("| sweep of Δ"))
+    assert re.findall(r"\d+", row) == ["5", "10", "50"]
+
+
+def test_the_readme_trains_three_seeds_into_folders_that_the_evaluation_reads():
+    (loop,) = re.findall(r"for seed in ([\d ]+); do(.*?)done", README.read_text(), flags=re.DOTALL)
+    assert len(set(loop[0].split())) == 3
+    assert "common.seed=$seed" in loop[1]
+    (folder,) = re.findall(r"checkpoint\.save_dir=\$PWD/(\S+)", loop[1])
+    (words,) = (w for w in readme_commands("cape-fairseq-eval") if "cape50=" in " ".join(w))
+    models = [word.removeprefix("cape50=") for word in words if word.startswith("cape50=")]
+    assert models == [folder.replace("$seed", seed) for seed in loop[0].split()]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=recipe_name)

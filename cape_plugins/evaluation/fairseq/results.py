@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from cape_plugins.evaluation.fairseq.checkpoints import Source
@@ -104,7 +105,7 @@ def bleu_line(row: BleuRow) -> str:
 
 
 def bleu_table(tested: Sequence[tuple[BleuRow | None, BleuRow]], valid: str) -> str:
-    """One line a model.
+    """One line a model, and one of mean ± standard deviation for models of the same name.
 
     Args:
         tested: rows of the validation set, None where there was no choice, and of the test set.
@@ -121,6 +122,13 @@ def bleu_table(tested: Sequence[tuple[BleuRow | None, BleuRow]], valid: str) -> 
         ]
         for validated, row in tested
     ]
+    for name in dict.fromkeys(row.model for _, row in tested):
+        seeds = [(validated, row) for validated, row in tested if row.model == name]
+        if len(seeds) > 1:
+            chosen = [validated.bleu for validated, _ in seeds if validated]
+            scores = [row.bleu for _, row in seeds], [row.sacrebleu for _, row in seeds]
+            spreads = [_mean_std(values) for values in (chosen, *scores)]
+            body.append([name, f"mean ± std of {len(seeds)}", None, None, *spreads, None])
     notes = [
         f"BLEU: tokenised, multi-bleu's formula. Beam {first.beam}, length penalty "
         f"{first.lenpen:g}, {first.precision}.",
@@ -132,6 +140,11 @@ def bleu_table(tested: Sequence[tuple[BleuRow | None, BleuRow]], valid: str) -> 
             "compare it with published numbers."
         )
     return table(header, body) + "\n" + "\n".join(notes) + "\n"
+
+
+def _mean_std(values: Sequence[float]) -> str:
+    """Over seeds, the standard deviation that of a sample."""
+    return f"{mean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else ""
 
 
 def loss_table(

@@ -355,3 +355,21 @@ def test_wrong_arguments_are_refused_before_any_work(corpus, cape, capsys, tmp_p
     }.items():
         assert re.search(said, refused(capsys, *arguments)), arguments
     assert (tmp_path / "there.csv").read_text() == "kept"
+
+
+def test_models_of_one_name_are_seeds_with_mean_and_standard_deviation():
+    results = evaluate.results
+
+    def row(name, bleu):
+        text = {"bleu": bleu, "sacrebleu": bleu - 1, "model": name, "checkpoint": f"{bleu}.pt"}
+        values = [text.get(f.name, 0) for f in results.fields(results.BleuRow)]
+        return results.BleuRow(*values)
+
+    seeds = [(row("cape", b - 1), row("cape", b)) for b in (27.0, 28.0, 29.5)]
+    table = results.bleu_table([*seeds, (None, row("sinpos", 26.0))], "valid")
+    spread = [line for line in table.splitlines() if "±" in line]
+    assert [cell.strip() for cell in spread[0].strip("|").split("|")] == [
+        *("cape", "mean ± std of 3", "", ""),
+        *("27.17 ± 1.26", "28.17 ± 1.26", "27.17 ± 1.26", ""),
+    ]
+    assert len(spread) == 1
