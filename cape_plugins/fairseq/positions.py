@@ -89,6 +89,7 @@ class TokenEmbedding(nn.Module):
         super().__init__()
         self.max_positions = max_positions  # fairseq reads it to filter what is too long
         self.current = current
+        self.draws = "max_global_shift" in variants.get(pos).options
         self.embedding = PositionalEmbedding1d(
             dim,
             pos,
@@ -102,6 +103,13 @@ class TokenEmbedding(nn.Module):
         # carries the model's dtype and device; not in checkpoints
         self.register_buffer("zero", torch.zeros(1), persistent=False)
 
+    def draw(self, batch_size: int, device: torch.device) -> Draw | None:
+        """Δ and λ of each sample in training; None where the variant draws none now."""
+        if not (self.draws and self.training):
+            return None
+        generator = generator_of_rank(device)
+        return self.embedding.augmentation.draw(batch_size, device=device, generator=generator)
+
     def forward(self, tokens: Tensor, incremental_state: Any = None) -> Tensor:
         """Embeddings of the current batch, whose tokens (B, N) are: (B|1, N, dim), model's dtype.
 
@@ -112,7 +120,23 @@ class TokenEmbedding(nn.Module):
         if incremental_state is not None:
             positions = positions[:, -1:]
         content = self.zero.expand(*positions.shape, self.embedding.dim)
-        return self.embedding(content, positions, draw=self.current.draw)
+        generator = generator_of_rank(content.device) if self.draws and self.training else None
+        return self.embedding(content, positions, draw=self.current.draw, generator=generator)
+
+
+def generator_of_rank(device: torch.device) -> torch.Generator | None:
+    """Random numbers of this process alone; None, the device's own, where there is but one.
+
+    fairseq seeds all ranks alike before each update, from its number: they would all shift alike.
+    Here each adds its rank to a seed drawn on the CPU, so that resuming draws the same, no device
+    is waited for, and of fairseq's other random numbers (dropout, LayerDrop) one is taken.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    if torch.distributed.get_world_size() == 1:
+        return None
+    seed = int(torch.randint(2**31, ())) + torch.distributed.get_rank()
+    return torch.Generator(device).manual_seed(seed)
 
 
 class VariantMark(nn.Module):

@@ -97,8 +97,7 @@ class CapeTransformerEncoder(TransformerEncoderBase):
                 )
         self.current.positions = positions_in_batch(src_tokens, self.padding_idx, self.spacing)
         if self.embed_positions is not None:
-            embedding = self.embed_positions.embedding
-            self.current.draw = embedding.draw(src_tokens.shape[0], src_tokens.device)
+            self.current.draw = self.embed_positions.draw(src_tokens.shape[0], src_tokens.device)
         out = super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
         if self.current.draw is not None:
             out[DRAW] = list(self.current.draw)

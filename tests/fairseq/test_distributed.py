@@ -1,5 +1,6 @@
 """Several processes, accumulated updates and half precision, through fairseq-train."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import torch
 
 pytest.importorskip("fairseq")
 
+BIN = Path(sys.executable).parent
+SPY = Path(__file__).with_name("spy_train.py")
 TRAIN = (
     *("--arch", "cape_transformer_tiny", "--dropout", 0, "--optimizer", "adam", "--lr", 0.005),
     *("--encoder-normalize-before", "--decoder-normalize-before"),
@@ -31,34 +34,60 @@ def free_port() -> int:
         return listening.getsockname()[1]
 
 
-def test_two_processes_train_like_one_with_twice_the_batches(data, run, tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+def start_two(data, folder, *flags, programs=(["fairseq-train"], ["fairseq-train"])):
+    """Two processes that train together, on CPUs."""
     port = free_port()
-    ranks = [
+    return [
         subprocess.Popen(
-            [str(Path(sys.executable).parent / "fairseq-train"), str(data), "--cpu"]
-            + [str(flag) for flag in (*TRAIN, *NO_AUGMENTATION)]
-            + ["--save-dir", str(tmp_path / "two"), "--distributed-world-size", "2"]
+            [str(BIN / program[0]), *map(str, program[1:]), str(data), "--cpu"]
+            + [str(flag) for flag in (*TRAIN, *flags)]
+            + ["--save-dir", str(folder), "--distributed-world-size", "2"]
             + ["--distributed-init-method", f"tcp://localhost:{port}"]
             + ["--distributed-rank", str(rank), "--distributed-no-spawn"]
             + ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in range(2)
+        for rank, program in enumerate(programs)
     ]
+
+
+def wait_for(ranks):
+    for rank in ranks:
+        output, _ = rank.communicate()
+        assert rank.returncode == 0, output[-3000:]
+
+
+def test_two_processes_train_like_one_with_twice_the_batches(data, run, tmp_path):
+    ranks = start_two(data, tmp_path / "two", *NO_AUGMENTATION)
     run(
         *("fairseq-train", data, "--cpu", *TRAIN, *NO_AUGMENTATION),
         *("--update-freq", 2, "--save-dir", tmp_path / "one"),
     )
-    for rank in ranks:
-        output, _ = rank.communicate()
-        assert rank.returncode == 0, output[-3000:]
+    wait_for(ranks)
     one = weights(tmp_path / "one")
     for name, found in weights(tmp_path / "two").items():
         torch.testing.assert_close(found, one[name], rtol=0, atol=1e-6)
+
+
+def test_each_process_shifts_by_draws_of_its_own_the_same_after_resuming(data, tmp_path):
+    def train(folder, updates):
+        """What each of two processes wrote: lines of numbers, two for an update."""
+        files = [tmp_path / f"{folder}{rank}.txt" for rank in range(2)]
+        programs = [(Path(sys.executable).name, SPY, file) for file in files]
+        flags = ("--batch-size", 1, "--max-update", updates, "--load-checkpoint-on-all-dp-ranks")
+        wait_for(start_two(data, tmp_path / folder, *flags, programs=programs))
+        return [file.read_text().splitlines() for file in files]
+
+    once = train("once", 4)
+    assert [len(lines) for lines in once] == [8, 8]
+    first, second = (" ".join(lines).split() for lines in once)
+    assert set(first) & set(second) == set()
+    assert len(set(first)) == len(first)  # Δ + ε and ε are new in each update and on each side
+    train("twice", 2)
+    assert train("twice", 4) == once
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="fairseq has no half precision on a CPU")
