@@ -14,18 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any, List  # noqa: UP035 - OmegaConf 2.0 knows no `list[float]`
 
 import torch
-from fairseq import checkpoint_utils
 from fairseq.data import data_utils
 from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
-from fairseq.file_io import PathManager
 from fairseq.modules import LayerDropModuleList
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.registry import REGISTRIES
 from omegaconf import II
 from torch import Tensor, nn
 
-from cape_plugins.fairseq.config import parse_scales, store_option
+from cape_plugins.fairseq.config import checkpoint_options, parse_scales, store_option
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +79,7 @@ class _Profile:
 def initialise(model: nn.Module, cfg: Any, task: Any) -> None:
     """Set ω, if ``cfg.admin_init``; what was measured is stored in ``cfg.admin_scales``.
 
-    Scales that are given, or in the checkpoint that fairseq is about to resume from, are taken
+    Scales that are given, or in the checkpoint that fairseq is about to start from, are taken
     instead, so that nothing is measured twice.
 
     Args:
@@ -95,7 +93,9 @@ def initialise(model: nn.Module, cfg: Any, task: Any) -> None:
     if "admin_init" not in cfg or not cfg.admin_init:  # absent in checkpoints from before it
         return
     if not cfg.admin_scales:
-        scales = _resumed_scales(cfg) or _format(profile(model, _training_batch(cfg, task)))
+        scales = checkpoint_options(cfg).get("admin_scales") or _format(
+            profile(model, _training_batch(cfg, task))
+        )
         if distributed_utils.get_global_world_size() > 1:  # machines may round differently
             group = distributed_utils.get_global_group()
             scales = distributed_utils.broadcast_object(scales, src_rank=0, group=group)
@@ -169,20 +169,6 @@ def _stacks(model: nn.Module) -> list[list[Any]]:
         for side in sides
         if side is not None
     ]
-
-
-def _resumed_scales(cfg: Any) -> str | None:
-    """The scales in the checkpoint that fairseq-train will resume from, if there is one."""
-    checkpoint = (cfg._get_parent() or {}).get("checkpoint")
-    if checkpoint is None:
-        return None
-    path = checkpoint.restore_file
-    if path == "checkpoint_last.pt":  # fairseq's default, the only name that it looks for there
-        path = f"{checkpoint.save_dir}/{path}"
-    if not PathManager.exists(path):
-        return None
-    state = checkpoint_utils.load_checkpoint_to_cpu(path)
-    return (state.get("cfg") or {}).get("model", {}).get("admin_scales")
 
 
 def _training_batch(cfg: Any, task: Any) -> dict[str, Any]:

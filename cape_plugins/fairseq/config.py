@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Optional, cast
 
+from fairseq import checkpoint_utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.file_io import PathManager
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer.transformer_config import (
     DecoderConfig,
@@ -202,6 +204,25 @@ def store_option(cfg: Any, name: str, value: Any) -> None:
     whole = cfg._get_parent()
     if whole is not None and name in (whole.get("model") or {}):
         whole["model"][name] = value
+
+
+def checkpoint_options(cfg: Any) -> dict[str, Any]:
+    """The model's options in the checkpoint that fairseq-train will start from; none without one.
+
+    Args:
+        cfg: the model's options, part of fairseq's whole config.
+    """
+    checkpoint = (cfg._get_parent() or {}).get("checkpoint")
+    if checkpoint is None:
+        return {}
+    path = checkpoint.restore_file
+    if path == "checkpoint_last.pt":  # fairseq's default, the only name that it looks for there
+        path = f"{checkpoint.save_dir}/{path}"
+        if not PathManager.exists(path):
+            path = checkpoint.get("continue_once") or checkpoint.finetune_from_model
+    if path is None or not PathManager.exists(path):
+        return {}
+    return (checkpoint_utils.load_checkpoint_to_cpu(path).get("cfg") or {}).get("model") or {}
 
 
 def check_options(options: Mapping[str, Any], defaults: FairseqDataclass) -> None:

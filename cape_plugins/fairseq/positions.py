@@ -5,6 +5,7 @@ source positions by α, so that equal positions are about equal places in both s
 """
 
 import itertools
+import logging
 import math
 import os
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from cape_plugins import variants
 from cape_plugins.attention import CurrentPositions
 from cape_plugins.augment import Draw
 from cape_plugins.embedding import PositionalEmbedding1d
+
+logger = logging.getLogger(__name__)
 
 
 class CurrentBatch(CurrentPositions):
@@ -140,21 +143,27 @@ def generator_of_rank(device: torch.device) -> torch.Generator | None:
 
 
 class VariantMark(nn.Module):
-    """Keeps the variant's number among the weights, which alone do not tell sinpos from cape.
+    """Keeps the variant's number and α among the weights, which do not tell what they are for.
 
     Args:
         pos: the variant.
+        source_scale: α of cape in translation; 0 for the others, which keep none.
     """
 
     number: Tensor
+    source_scale: Tensor | None  # in millionths, since an integer stays as it is in half precision
 
-    def __init__(self, pos: str) -> None:
+    def __init__(self, pos: str, source_scale: float = 0.0) -> None:
         super().__init__()
         self.pos = pos
         self.register_buffer("number", torch.tensor([variants.get(pos).number]))
+        scale = torch.tensor([round(1e6 * source_scale)]) if source_scale else None
+        self.register_buffer("source_scale", scale)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """fairseq calls this before it loads weights, to resume, fine-tune or generate.
+
+        A checkpoint's α gives way to the model's, with a warning.
 
         Raises:
             ValueError: the weights are of another variant.
@@ -169,6 +178,15 @@ class VariantMark(nn.Module):
                 f"train with --pos {pos}, or give another --save-dir, --restore-file or "
                 "--finetune-from-model"
             )
+        if self.source_scale is None:
+            return
+        before, now = state_dict.get(f"{name}.source_scale", self.source_scale), self.source_scale
+        if int(before) != int(now):
+            logger.warning(
+                f"--source-scale {int(now) / 1e6:g} replaces {int(before) / 1e6:g}, with which the "
+                "checkpoint was trained: leave it out to keep the checkpoint's"
+            )
+        state_dict[f"{name}.source_scale"] = now
 
 
 def prepend_bos(tokens: Tensor, *, bos: int, padding_idx: int) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ which reaches the decoder however the two are wrapped or called. In a language m
 source: the decoder draws for each sample itself.
 """
 
+import logging
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
@@ -28,6 +29,7 @@ from cape_plugins.fairseq.config import (
     CapeTransformerConfig,
     CapeTransformerLanguageModelConfig,
     check_options,
+    checkpoint_options,
     forgive_old_options,
     needs_source_bos,
     plain_options,
@@ -44,6 +46,8 @@ from cape_plugins.fairseq.positions import (
     prepend_bos,
 )
 from cape_plugins.variants import get
+
+logger = logging.getLogger(__name__)
 
 # key of the encoder's output: [shift (B, 1), scale (B,)] in training with cape, else absent
 DRAW = "cape_draw"
@@ -125,7 +129,7 @@ class CapeTransformerDecoder(TransformerDecoderBase):
             self.current,
             max_positions=cfg.max_target_positions,
         )
-        self.variant = VariantMark(cfg.pos)
+        self.variant = VariantMark(cfg.pos, getattr(cfg, "source_scale", 0.0))
 
     def build_decoder_layer(
         self, cfg: TransformerConfig, no_encoder_attn: bool = False
@@ -178,7 +182,9 @@ class CapeTransformerModel(TransformerModelBase):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "CapeTransformerModel":
-        """Build a model; counts a source scale of 0 if the variant takes one, and stores it.
+        """Build a model; stores a source scale in place of 0, if the variant takes one.
+
+        It is that of the checkpoint that training starts from, else counted.
 
         Args:
             cfg: the options, as OmegaConf's DictConfig or :class:`CapeTransformerConfig`.
@@ -195,8 +201,11 @@ class CapeTransformerModel(TransformerModelBase):
             options = plain_options(cfg)
         check_options(options, defaults)
         if options["source_scale"] == 0 and takes(options["pos"], "source_scale"):
-            options["source_scale"] = count_source_scale(task)
-            store_option(cfg, "source_scale", options["source_scale"])
+            # what a checkpoint's weights were trained with, else the training set's
+            scale = checkpoint_options(cfg).get("source_scale") or count_source_scale(task)
+            options["source_scale"] = scale
+            store_option(cfg, "source_scale", scale)
+            logger.info(f"source scale {scale:.6g}")
         # so that fairseq builds no positions of its own
         options["no_token_positional_embeddings"] = True
         model = super().build_model(TransformerConfig.from_namespace(Namespace(**options)), task)

@@ -6,6 +6,7 @@ from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 pytest.importorskip("fairseq")
 
@@ -119,3 +120,41 @@ def test_a_task_without_translation_data_is_asked_for_the_number():
     task = SimpleNamespace(cfg=Namespace(data="somewhere"))
     with pytest.raises(ValueError, match=r"source_lang, target_lang.*--source-scale"):
         count_source_scale(task)
+
+
+def train(run, data, *flags):
+    return run(
+        *("fairseq-train", data, "--arch", "cape_transformer_tiny", "--cpu", "--optimizer", "adam"),
+        *("--lr", 0.001, "--batch-size", 5, "--num-workers", 0, "--disable-validation"),
+        *("--required-batch-size-multiple", 1, *flags),
+    ).stdout
+
+
+def trained_scale(folder):
+    state = torch.load(folder / "checkpoint_last.pt", weights_only=True)
+    return state["cfg"]["model"]["source_scale"]
+
+
+def test_fine_tuning_keeps_the_checkpoints_and_says_what_replaces_it(data, pairs, run, tmp_path):
+    other = tmp_path / "other"
+    for side, language in enumerate(("en", "de")):
+        text = "".join(pair[side] + "\n" for pair in pairs[3:5])
+        (tmp_path / f"text.{language}").write_text(text)
+    run(
+        *("fairseq-preprocess", "-s", "en", "-t", "de", "--trainpref", tmp_path / "text"),
+        *("--srcdict", data / "dict.en.txt", "--tgtdict", data / "dict.de.txt"),
+        *("--destdir", other),
+    )
+    assert expected(pairs[3:5]) != pytest.approx(expected(pairs), rel=0.01)
+    first, tuned, replaced = (tmp_path / name for name in ("first", "tuned", "replaced"))
+    train(run, data, "--save-dir", first, "--max-update", 1)
+    checkpoint = first / "checkpoint_last.pt"
+    flags = ("--finetune-from-model", checkpoint, "--save-dir", tuned, "--max-update", 1)
+    assert "replaces" not in train(run, other, *flags)
+    assert trained_scale(tuned) == pytest.approx(expected(pairs))
+    output = train(
+        *(run, data, "--restore-file", checkpoint, "--save-dir", replaced, "--max-update", 2),
+        *("--source-scale", "2.0"),
+    )
+    assert f"--source-scale 2 replaces {expected(pairs):g}, with which" in output
+    assert trained_scale(replaced) == 2
