@@ -35,6 +35,9 @@ VARIANTS = variants.names(1)
 RELPOS_LAYERS = ("all", "first")
 SOURCE_BOS = ("auto", "true", "false")
 
+# positions in float32 are 2 ** -7 of a token apart here
+FURTHEST = 1e5
+
 # fairseq's own switches of positions, which would contradict --pos
 _REPLACED = {
     "no_token_positional_embeddings": "--pos nopos",
@@ -247,6 +250,12 @@ def check_options(options: Mapping[str, Any], defaults: FairseqDataclass) -> Non
     _check_admin(values)
     if "source_scale" in values:
         _check_source(values)
+    for name in ("max_global_shift", "max_local_shift", "max_global_scale", "source_scale"):
+        if FURTHEST < values.get(name, 0.0) < float("inf"):
+            raise ValueError(
+                f"{name} must be at most {FURTHEST:g}, got {values[name]:g}: beyond, float32 does "
+                "not tell neighbouring tokens apart; the paper's Δ is 5 to 50 tokens"
+            )
     for name in ("encoder_embed_dim", "decoder_embed_dim"):
         if name in values:
             try:

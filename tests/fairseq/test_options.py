@@ -19,6 +19,13 @@ from cape_plugins.variants import get, names
 WRONG = [
     (["--max-global-shift", "-1"], "max_global_shift must be a finite number ≥ 0"),
     (["--max-global-shift", "nan"], "max_global_shift must be a finite number ≥ 0"),
+    (
+        ["--max-global-shift", "1e30"],
+        r"max_global_shift must be at most 100000, got 1e\+30: beyond",
+    ),
+    (["--max-local-shift", "1e30"], "max_local_shift must be at most 100000"),
+    (["--max-global-scale", "1e30"], "max_global_scale must be at most 100000"),
+    (["--source-scale", "1e30"], "source_scale must be at most 100000"),
     (["--max-local-shift", "-0.5"], "max_local_shift must be a finite number ≥ 0"),
     (["--max-global-scale", "0.9"], "max_global_scale must be a finite number ≥ 1"),
     (["--source-scale", "-1"], "source_scale must be a finite number > 0, or 0"),
