@@ -72,7 +72,7 @@ class _Profile:
     def measure(self, scale: Tensor, x: Tensor, residual: Tensor) -> None:
         scale.fill_(self.next)
         self.scales.append(self.next)
-        variance = (residual.float() * self.next).var() + x.float().var()
+        variance = (residual.float() * self.next).var(correction=0) + x.float().var(correction=0)
         self.next = float(variance.sqrt())
 
 

@@ -47,7 +47,8 @@ def test_each_scale_is_the_deviation_of_all_that_comes_before(build):
         for layer in stack.layers:
             layer.residual_connection = (
                 lambda x, residual, layer=layer, side=side, real=layer.residual_connection: (
-                    seen[side].append((residual.var(), x.var())) or real(x, residual)
+                    seen[side].append((residual.var(correction=0), x.var(correction=0)))
+                    or real(x, residual)
                 )
             )
     with torch.no_grad():
