@@ -234,6 +234,27 @@ def count_source_scale(task: Any) -> float:
     Raises:
         ValueError: the task has no translation data, or the training set is missing or empty.
     """
+    totals = [0, 0]
+    for side, (total, _) in _training_set(task):
+        totals[side] += total
+    if not all(totals):
+        raise ValueError(
+            f"the training set {task.cfg.data} has {totals[0]} source and {totals[1]} target "
+            f"tokens, so the source scale cannot be counted: {_INSTEAD}"
+        )
+    return totals[1] / totals[0]
+
+
+def longest_training_sentence(task: Any) -> int | None:
+    """Tokens of the longest source or target, with EOS; None where no training set is found."""
+    try:
+        return max(longest for _, (_, longest) in _training_set(task))
+    except (AttributeError, ValueError):  # of a task without sentences, or generation without them
+        return None
+
+
+def _training_set(task: Any) -> Iterator[tuple[int, tuple[int, int]]]:
+    """(0 source | 1 target, (tokens, longest sentence)) of each part of the training set."""
     config = task.cfg
     wanted = ("data", "source_lang", "target_lang", "train_subset")
     missing = [name for name in wanted if getattr(config, name, None) is None]
@@ -242,17 +263,10 @@ def count_source_scale(task: Any) -> float:
             f"the task {type(task).__name__} says nothing about its {', '.join(missing)}, so the "
             f"source scale cannot be counted: {_INSTEAD}"
         )
-    source_tokens = target_tokens = 0
     for path in split_paths(config.data):
         for prefix in _parts(path, config):
-            source_tokens += _tokens(prefix + config.source_lang, task.source_dictionary, config)
-            target_tokens += _tokens(prefix + config.target_lang, task.target_dictionary, config)
-    if not source_tokens or not target_tokens:
-        raise ValueError(
-            f"the training set {config.data} has {source_tokens} source and {target_tokens} "
-            f"target tokens, so the source scale cannot be counted: {_INSTEAD}"
-        )
-    return target_tokens / source_tokens
+            yield 0, _tokens(prefix + config.source_lang, task.source_dictionary, config)
+            yield 1, _tokens(prefix + config.target_lang, task.target_dictionary, config)
 
 
 def _parts(path: str, config: Any) -> Iterator[str]:
@@ -275,12 +289,15 @@ def _parts(path: str, config: Any) -> Iterator[str]:
             )
 
 
-def _tokens(path: str, dictionary: Any, config: Any) -> int:
+def _tokens(path: str, dictionary: Any, config: Any) -> tuple[int, int]:
+    """Tokens of all sentences, and of the longest."""
     tokens = indexed_dataset.data_file_path(path)
     if os.path.exists(tokens) and os.path.getsize(tokens) == 0:
-        return 0  # which fairseq cannot map into memory
+        return 0, 0  # which fairseq cannot map into memory
     dataset = data_utils.load_indexed_dataset(path, dictionary, _impl(config))
-    return 0 if dataset is None else int(dataset.sizes.sum())
+    return (
+        (0, 0) if dataset is None else (int(dataset.sizes.sum()), int(dataset.sizes.max(initial=0)))
+    )
 
 
 def _impl(config: Any) -> Any:

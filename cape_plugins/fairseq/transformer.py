@@ -42,6 +42,7 @@ from cape_plugins.fairseq.positions import (
     TokenEmbedding,
     VariantMark,
     count_source_scale,
+    longest_training_sentence,
     positions_in_batch,
     prepend_bos,
 )
@@ -206,6 +207,8 @@ class CapeTransformerModel(TransformerModelBase):
             options["source_scale"] = scale
             store_option(cfg, "source_scale", scale)
             logger.info(f"source scale {scale:.6g}")
+        if takes(options["pos"], "relpos_context"):
+            _tell_untrained_distances(options["relpos_context"], longest_training_sentence(task))
         # so that fairseq builds no positions of its own
         options["no_token_positional_embeddings"] = True
         model = super().build_model(TransformerConfig.from_namespace(Namespace(**options)), task)
@@ -226,6 +229,15 @@ class CapeTransformerModel(TransformerModelBase):
         """Our decoder."""
         return CapeTransformerDecoder(
             cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention
+        )
+
+
+def _tell_untrained_distances(context: int, longest: int | None) -> None:
+    if longest and context >= longest:
+        logger.info(
+            f"--relpos-context {context}: the longest training sentence has {longest} tokens, so "
+            f"that the vectors of distances {longest} to {context} stay untrained; for longer "
+            f"sentences than in training give at most {max(1, longest - 1)}"
         )
 
 

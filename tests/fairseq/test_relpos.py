@@ -7,6 +7,8 @@ import torch
 
 pytest.importorskip("fairseq")
 
+from fairseq import options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.modules import MultiheadAttention
 
 from cape_plugins.attention import CurrentPositions, RelativeAttention
@@ -165,6 +167,19 @@ def test_quantisation_noise_goes_with_it(build):
     model = build("relpos", train=True, quant_noise_pq=0.5)
     model(SOURCE, None, TARGET)[0].sum().backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize(("context", "told"), [(150, True), (9, True), (8, False)])
+def test_a_context_beyond_the_longest_training_sentence_is_told(data, caplog, context, told):
+    args = [str(data), "--arch", "cape_transformer_tiny", "--pos", "relpos"]
+    parser = options.get_training_parser()
+    args = options.parse_args_and_arch(parser, [*args, "--relpos-context", str(context)])
+    config = convert_namespace_to_omegaconf(args)
+    with caplog.at_level("INFO"):
+        tasks.setup_task(config.task).build_model(config.model)
+    message = f"has 9 tokens, so that the vectors of distances 9 to {context} stay untrained"
+    assert (message in caplog.text) == told
+    assert ("give at most 8" in caplog.text) == told
 
 
 def test_it_trains_and_translates_by_name(data, pairs, run, tmp_path):
