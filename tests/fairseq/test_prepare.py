@@ -102,6 +102,40 @@ def test_training_lines_may_be_several_captions_the_same_in_both_languages(multi
         assert lines(out / folder / "test.en") == lines(multi30k / folder / "test.en")
 
 
+def test_multi30k_takes_another_pair_of_languages(multi30k, pairs, tmp_path):
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for path in multi30k.parent.glob("*.gz"):
+        swapped = path.name.replace(".de.", ".fr.").replace(".en.", ".cs.")
+        (raw / swapped).write_bytes(path.read_bytes())
+    script, out = SCRIPTS / "prepare_multi30k.py", tmp_path / "out"
+    command = (sys.executable, script, raw, out, "--merges", 40)
+    done = start(*command, "--source-lang", "fr", "--target-lang", "cs")
+    assert done.returncode == 0, done.stdout
+    assert lines(out / "raw" / "test.fr") == lines(multi30k / "raw" / "test.de")
+    found = sizes(out / "data-bin", "train", "fr", "cs")
+    assert found == [segmented(out / "bpe" / f"train.{language}") for language in ("fr", "cs")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("-t", "fr"), "train.fr.gz does not exist"),
+        (("-t", "en"), "--source-lang and --target-lang are both en: give two languages"),
+        (("-t", "xx"), "train: 12 lines of en and 1 lines of xx, which are not pairs"),
+    ],
+)
+def test_multi30k_refuses_languages_in_one_line(multi30k, tmp_path, flags, message):
+    raw = multi30k.parent
+    with gzip.open(raw / "train.xx.gz", "wt", encoding="utf-8") as file:
+        file.write("one\n")
+    script = SCRIPTS / "prepare_multi30k.py"
+    done = start(sys.executable, script, raw, tmp_path / "out", *flags)
+    assert done.returncode == 2
+    assert message in done.stdout.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+
+
 def test_multi30k_refuses_missing_files_and_a_folder_that_is_there(tmp_path):
     script = SCRIPTS / "prepare_multi30k.py"
     (tmp_path / "raw").mkdir()
