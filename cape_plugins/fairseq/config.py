@@ -7,6 +7,7 @@ checkpoints need pickled classes. That of its language model is flat already.
 
 import dataclasses
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -226,6 +227,21 @@ def checkpoint_options(cfg: Any) -> dict[str, Any]:
     if path is None or not PathManager.exists(path):
         return {}
     return (checkpoint_utils.load_checkpoint_to_cpu(path).get("cfg") or {}).get("model") or {}
+
+
+def refuse_torchrun_alone(world_size: int) -> None:
+    """Raise ValueError where torchrun has started processes that fairseq will not join.
+
+    Args:
+        world_size: fairseq's option, which is 1 by default with no GPU or a single one.
+    """
+    started = os.environ.get("WORLD_SIZE", "1")
+    if "RANK" in os.environ and started != "1" and world_size == 1:
+        raise ValueError(
+            f"torchrun started {started} processes, but --distributed-world-size is 1, so that "
+            "each would train on its own into the same folder: give --distributed-world-size "
+            f"{started} on GPUs; on CPUs start processes as in integrations/fairseq/README.md"
+        )
 
 
 def check_options(options: Mapping[str, Any], defaults: FairseqDataclass) -> None:

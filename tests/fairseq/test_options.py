@@ -262,3 +262,12 @@ def test_wrong_values_fail_in_a_language_model_too(wrong, message):
 def test_an_option_of_another_variant_is_refused_in_a_language_model_too():
     with pytest.raises(ValueError, match=r"--max-global-shift = 10\.0 is for cape; relpos takes"):
         parse("--pos", "relpos", "--max-global-shift", "10", arch="cape_transformer_lm")
+
+
+@pytest.mark.parametrize("arch", ["cape_transformer_tiny", "cape_transformer_lm"])
+def test_torchrun_without_a_world_size_is_refused(arch, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"torchrun started 2 processes, but .* is 1, so that"):
+        parse("--distributed-world-size", "1", arch=arch)
+    assert parse("--distributed-world-size", "2", arch=arch).distributed_world_size == 2
