@@ -226,13 +226,16 @@ def centre(positions: Tensor) -> Tensor:
     """Subtract each sample's mean position, padding (NaN) left out: (B, N[, ndim]) → same.
 
     The mean is taken in float64 where the device has it: in float32 it would carry an error that
-    depends on the amount of padding, and at 100 000 tokens a large one. It is summed one by one (on
-    the CPU), because the order of another sum would depend on the padding too.
+    depends on the amount of padding, and at 100 000 tokens a large one. On the CPU it is summed one
+    by one, because the order of another sum would depend on the padding too.
     """
     wide = positions if positions.device.type == "mps" else positions.double()
-    real = ~wide.isnan()
-    total = wide.masked_fill(~real, 0.0).cumsum(dim=1)[:, -1:]
-    mean = total / real.sum(dim=1, keepdim=True)
+    if positions.device.type == "cpu":  # elsewhere cumsum is slow, or not deterministic
+        real = ~wide.isnan()
+        total = wide.masked_fill(~real, 0.0).cumsum(dim=1)[:, -1:]
+        mean = total / real.sum(dim=1, keepdim=True)
+    else:
+        mean = wide.nanmean(dim=1, keepdim=True)
     return (wide - mean).to(positions.dtype)
 
 
