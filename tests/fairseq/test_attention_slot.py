@@ -146,7 +146,10 @@ def test_a_half_precision_model_attends_by_float32_positions(build, slot):
 def test_it_attends_as_the_core_does(monkeypatch, learns_values, need_weights, causal):
     monkeypatch.setattr(Everything, "learns_values", learns_values)
     torch.manual_seed(0)
-    attention, current = Everything(AttentionSettings(DIM // HEADS, HEADS)), CurrentPositions()
+    attention, current = (
+        Everything(AttentionSettings(DIM // HEADS, HEADS, 1, False)),
+        CurrentPositions(),
+    )
     ours = PositionalMultiheadAttention(DIM, HEADS, attention, current).eval()
     x = torch.randn(T, B, DIM)
     padding = torch.zeros(B, T, dtype=torch.bool)

@@ -73,6 +73,6 @@ def test_two_processes_train_together_as_the_readme_says(text):
         listening.bind(("localhost", 0))
         port = listening.getsockname()[1]
     two = two.replace("29500", str(port)).replace("--max-epoch 10", "--max-update 3")
-    output = shell(text, two.replace("wait", "wait -n; wait -n"))
+    output = shell(text, two.replace("wait", "for job in $(jobs -p); do wait $job; done"))
     assert "training on 2 devices" in output
     assert (text / "checkpoints2" / "checkpoint_last.pt").is_file()

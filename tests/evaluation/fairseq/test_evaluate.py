@@ -5,6 +5,7 @@ import csv
 import math
 import re
 import shutil
+from dataclasses import fields
 from io import StringIO
 from itertools import zip_longest
 
@@ -362,7 +363,7 @@ def test_models_of_one_name_are_seeds_with_mean_and_standard_deviation():
 
     def row(name, bleu):
         text = {"bleu": bleu, "sacrebleu": bleu - 1, "model": name, "checkpoint": f"{bleu}.pt"}
-        values = [text.get(f.name, 0) for f in results.fields(results.BleuRow)]
+        values = [text.get(f.name, 0) for f in fields(results.BleuRow)]
         return results.BleuRow(*values)
 
     seeds = [(row("cape", b - 1), row("cape", b)) for b in (27.0, 28.0, 29.5)]
