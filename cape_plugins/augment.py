@@ -230,9 +230,10 @@ def centre(positions: Tensor) -> Tensor:
     by one, because the order of another sum would depend on the padding too.
     """
     wide = positions if positions.device.type == "mps" else positions.double()
-    if positions.device.type == "cpu":  # elsewhere cumsum is slow, or not deterministic
+    if positions.device.type == "cpu" and positions.shape[1] > 0:
+        # elsewhere cumsum is slow, or not deterministic
         real = ~wide.isnan()
-        total = wide.masked_fill(~real, 0.0).cumsum(dim=1)[:, -1:]
+        total = wide.masked_fill(~real, 0.0).cumsum(dim=1).narrow(1, positions.shape[1] - 1, 1)
         mean = total / real.sum(dim=1, keepdim=True)
     else:
         mean = wide.nanmean(dim=1, keepdim=True)
