@@ -141,7 +141,8 @@ def test_fine_tuning_keeps_the_checkpoints_and_says_what_replaces_it(data, pairs
         text = "".join(pair[side] + "\n" for pair in pairs[3:5])
         (tmp_path / f"text.{language}").write_text(text)
     run(
-        *("fairseq-preprocess", "-s", "en", "-t", "de", "--trainpref", tmp_path / "text"),
+        *("fairseq-preprocess", "-s", "en", "-t", "de"),
+        *("--trainpref", tmp_path / "text", "--validpref", tmp_path / "text"),
         *("--srcdict", data / "dict.en.txt", "--tgtdict", data / "dict.de.txt"),
         *("--destdir", other),
     )
