@@ -6,8 +6,8 @@
 VENV ?= .venv
 VENV_PY311 ?= .venv-py311
 VENV_0_12 ?= .venv-fairseq-0.12
-OUT ?= out/demo
-HOST ?= timm fairseq espnet
+OUT ?= out
+STUDY = $(if $(HOST),demo_$(HOST),demo)
 DEVICE ?= cpu
 DTYPE ?= float32
 
@@ -42,7 +42,8 @@ $(VENV_0_12)/.installed: $(PACKAGE) constraints-fairseq-0.12.txt tools/install-f
 	@touch $@
 
 demo: install
-	$(BIN)/python demo/run.py --out $(OUT) $(HOST)
+	$(BIN)/cape-run $(STUDY) --jobs 2 --out $(OUT)
+	$(BIN)/cape-report $(OUT)/$(STUDY)
 
 test: install
 	$(call PYTEST,$(BIN)) tests
@@ -55,7 +56,7 @@ test-py311:
 
 test-fairseq-0.12: install-fairseq-0.12
 	$(call PYTEST,$(BIN_0_12)) tests --ignore tests/timm --ignore tests/espnet \
-		--ignore tests/evaluation/timm --ignore tests/evaluation/espnet
+		--ignore tests/evaluation/timm --ignore tests/evaluation/espnet --ignore tests/experiments
 
 lint: install
 	$(BIN)/ruff check .
@@ -70,7 +71,7 @@ bench: install
 	$(BIN)/python benchmarks/autoload.py
 	$(BIN)/python benchmarks/fused.py --device $(DEVICE) --dtype $(DTYPE)
 	$(BIN)/python benchmarks/attention.py --device $(DEVICE) --dtype $(DTYPE)
-	$(BIN)/python benchmarks/timm_step.py --device $(DEVICE) --dtype $(DTYPE)
+	$(BIN)/python benchmarks/variants.py --device $(DEVICE) --dtype $(DTYPE)
 
 clean:
 	rm -rf out build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -3,11 +3,9 @@
 python benchmarks/attention.py [--device cuda] [--dtype bfloat16] [--rounds 10]
 """
 
-import argparse
-
 import torch
 import torch.nn.functional as F
-from common import machine, take_turns
+from common import command, machine, take_turns
 from tabulate import tabulate
 
 from cape_plugins.attention import RelativeAttention
@@ -24,11 +22,7 @@ CASES = {
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
-    parser.add_argument("--rounds", type=int, default=10)
-    arguments = parser.parse_args()
+    arguments = command(__doc__, rounds=10).parse_args()
     options = dict(device=arguments.device, dtype=getattr(torch, arguments.dtype))
     rows = []
     for name, (batch, heads, length, dim, context) in CASES.items():

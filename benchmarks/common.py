@@ -1,7 +1,11 @@
 """Timing shared by the benchmarks: candidates take turns, and ratios are taken within each turn."""
 
+import argparse
+import csv
+import ctypes
 import gc
 import platform
+import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -10,8 +14,41 @@ from pathlib import Path
 import torch
 
 
+def command(doc: str | None, rounds: int, dtypes: str | None = None) -> argparse.ArgumentParser:
+    """The options that the benchmarks share.
+
+    Args:
+        doc: the script's docstring; its first line becomes the help.
+        rounds: their default number.
+        dtypes: ``nargs`` of --dtype. Default: one.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
+    parser.add_argument("--device", default="cpu", type=on_device, choices=("cpu", "cuda"))
+    names = ("float32", "bfloat16", "float16")
+    default = ["float32"] if dtypes else "float32"
+    parser.add_argument("--dtype", nargs=dtypes, default=default, choices=names)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    return parser
+
+
+def on_device(name: str) -> str:
+    """Check a ``--device``."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise argparse.ArgumentTypeError("torch sees no GPU here: leave it out, or choose cpu")
+    return name
+
+
+def autocast(arguments: argparse.Namespace) -> torch.autocast:
+    """Mixed precision where ``--dtype`` is not float32."""
+    dtype = getattr(torch, arguments.dtype)
+    return torch.autocast(arguments.device, dtype, enabled=dtype != torch.float32)
+
+
 def take_turns(
-    candidates: dict[str, Callable[[], object]], unit: str, rounds: int
+    candidates: dict[str, Callable[[], object]],
+    unit: str,
+    rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[float, dict[str, float]]:
     """Time candidates in turn; a machine that slows down slows all of them.
 
@@ -21,6 +58,7 @@ def take_turns(
         candidates: name → what to run; its result is dropped.
         unit: the candidate that the others are compared with.
         rounds: turns after three of warm-up.
+        clock: tells the time in seconds.
 
     Returns:
         the unit's median time in seconds, and each candidate's median ratio to it.
@@ -32,12 +70,12 @@ def take_turns(
         for name, run in order if turn % 2 else reversed(order):
             if cuda:
                 torch.cuda.synchronize()
-            start = time.perf_counter()
+            start = clock()
             run()
             if cuda:
                 torch.cuda.synchronize()
             if turn >= 0:
-                taken[name].append(time.perf_counter() - start)
+                taken[name].append(clock() - start)
     ratios = {
         name: statistics.median(a / b for a, b in zip(times, taken[unit], strict=True))
         for name, times in taken.items()
@@ -55,15 +93,26 @@ def peak_bytes(run: Callable[[], object], device: str) -> int:
         before = torch.cuda.memory_allocated()
         run()
         return torch.cuda.max_memory_allocated() - before
+    ctypes.CDLL(None).malloc_trim(0)  # glibc: what it keeps would be taken again without a trace
     Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak so far
     before = _status("VmRSS")
     run()
-    return _status("VmHWM") - before
+    return max(resource.getpagesize(), _status("VmHWM") - before)  # it tells no less than a page
 
 
 def _status(field: str) -> int:
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if field in line)
     return 1024 * int(line.split()[1])
+
+
+def append_csv(path: Path, rows: list[dict[str, object]]) -> None:
+    """Append rows of one kind to a CSV file, which begins with their columns."""
+    begins = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        if begins:
+            writer.writeheader()
+        writer.writerows(rows)
 
 
 def machine(device: str) -> str:

@@ -11,36 +11,31 @@ the same turns, and the difference is the cost of the others: what a layer costs
 the whole encoder would. The more layers, the surer the estimate.
 """
 
-import argparse
 import statistics
 
 import torch
-from common import machine, take_turns
+from common import autocast, command, machine, take_turns
 from tabulate import tabulate
 
 from cape_plugins.espnet.encoder import CapeTransformerEncoder
+from cape_plugins.variants import names
 
 FRAMES_PER_SECOND = 100
 SMALL = dict(output_size=256, attention_heads=4, linear_units=1024, num_blocks=4)
 PAPER: dict[str, int] = {}  # the encoder's defaults
-VARIANTS = ("sinpos", "cape", "relpos", "relpos_first", "nopos", "abspos")
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command(__doc__, rounds=15)
     parser.add_argument("--paper-size", action="store_true", help="36 layers of 768 channels")
     parser.add_argument("--layers", type=int, metavar="N", help="fewer than the whole, ≥ 2")
-    parser.add_argument("--pos", nargs="+", default=VARIANTS[:3], choices=VARIANTS)
+    parser.add_argument("--pos", nargs="+", default=("sinpos", "cape", "relpos"), choices=names(1))
     parser.add_argument("--seconds", nargs="+", type=int, default=(10, 20, 45))
     parser.add_argument("--batch-seconds", type=int, default=45, help="the paper: 240 on a GPU")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--dtype", default="float32", help="of autocast")
-    parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
     if "sinpos" not in arguments.pos:
         parser.error("the others are compared with sinpos: --pos needs it")
-    dtype = getattr(torch, arguments.dtype)
     sizes = PAPER if arguments.paper_size else SMALL
     whole = sizes.get("num_blocks", 36)
     if arguments.layers is not None and not 2 <= arguments.layers < whole:
@@ -62,7 +57,7 @@ def main() -> None:
         lengths = torch.full((batch,), frames, device=arguments.device)
 
         def step(encoder: CapeTransformerEncoder, features=features, lengths=lengths) -> None:
-            with torch.autocast(arguments.device, dtype, enabled=dtype != torch.float32):
+            with autocast(arguments):
                 out, _, _ = encoder(features, lengths)
             encoder.zero_grad()
             out.float().square().mean().backward()

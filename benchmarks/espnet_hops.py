@@ -6,10 +6,8 @@ From samples to the likeliest token of each frame: features, encoder, CTC; rando
 for audio. For WER against throughput of a trained model: cape-espnet-eval --hops.
 """
 
-import argparse
-
 import torch
-from common import machine, take_turns
+from common import autocast, command, machine, take_turns
 from espnet2.asr.ctc import CTC
 from espnet2.layers.utterance_mvn import UtteranceMVN
 from tabulate import tabulate
@@ -17,31 +15,27 @@ from tabulate import tabulate
 from cape_plugins.espnet.encoder import CapeTransformerEncoder
 from cape_plugins.espnet.frontend import CapeFbank
 from cape_plugins.espnet.model import CapeASRModel
+from cape_plugins.variants import names
 
 RATE = 16000
 TOKENS = ["<blank>", "<unk>", "<space>", "'", *"abcdefghijklmnopqrstuvwxyz", "<sos/eos>"]
 SMALL = dict(output_size=256, attention_heads=4, linear_units=1024, num_blocks=4)
 NOMINAL_MS = 10.0
-VARIANTS = ("cape", "sinpos", "relpos", "relpos_first", "nopos", "abspos")
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command(__doc__, rounds=15)
     parser.add_argument("--paper-size", action="store_true", help="36 layers of 768 channels")
     parser.add_argument("--layers", type=int, metavar="N", help="fewer than the whole")
-    parser.add_argument("--pos", default="cape", choices=VARIANTS)
+    parser.add_argument("--pos", default="cape", choices=names(1))
     parser.add_argument("--hops", nargs="+", type=float, metavar="MS",
                         default=(5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20))  # fmt: skip
     parser.add_argument("--seconds", type=int, default=20, help="of each utterance")
     parser.add_argument("--batch-size", type=int, default=1, help="the paper evaluates with 1")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--dtype", default="float32", help="of autocast")
-    parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
     if NOMINAL_MS not in arguments.hops:
         parser.error(f"the others are compared with {NOMINAL_MS:g} ms: --hops needs it")
-    dtype = getattr(torch, arguments.dtype)
     sizes = {} if arguments.paper_size else dict(SMALL)
     if arguments.layers is not None:
         sizes["num_blocks"] = arguments.layers
@@ -53,7 +47,7 @@ def main() -> None:
     @torch.inference_mode()
     def recognise(milliseconds: float) -> None:
         model.frontend.hop_length = round(milliseconds * RATE / 1000)
-        with torch.autocast(arguments.device, dtype, enabled=dtype != torch.float32):
+        with autocast(arguments):
             out, _ = model.encode(speech, lengths)
             model.ctc.argmax(out).cpu()
 

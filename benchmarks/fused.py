@@ -1,17 +1,22 @@
 """What the positional embedding costs, as multiples of adding a stored table, in one run.
 
     python benchmarks/fused.py [--device cuda] [--dtype bfloat16] [--rounds 30]
+        [--cases 'text 64 × 512 × 512' …] [--csv table.csv]
 
-`content + table` is the unit. On CUDA each candidate is also captured into a CUDA graph, so that
-the kernels are timed and not Python's launching of them; the last column is then the share of the
-bandwidth that a copy reaches.
+`content + table` is the unit. On CUDA candidates are also captured into CUDA graphs, so that the
+kernels are timed and not Python's launching of them; the last columns are then the bandwidth of a
+copy, counting bytes read and written, and which share of it the operator reaches: all that the
+module does (in training it draws and augments positions), and the sum alone, from given positions.
 """
 
-import argparse
+import math
+import re
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
-from common import machine, peak_bytes, take_turns
+from common import append_csv, command, machine, peak_bytes, take_turns
 from tabulate import tabulate
 from torch import Tensor, nn
 
@@ -33,12 +38,13 @@ CASES = (
 
 def build(case: str, device: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor, tuple]:
     """A host's settings: module, content, and what else its forward takes."""
-    sizes = [int(size) for size in case.split(" ", 1)[1].split(" × ")]
+    sizes = _sizes(case)
     content = torch.randn(*sizes, device=device, dtype=dtype, requires_grad=True)
     batch, length, dim = sizes
     lengths = torch.full((batch,), length, device=device)
     if case.startswith("ViT"):
-        return PositionalEmbedding2d(dim), content, ((14, 14),)
+        side = math.isqrt(length)
+        return PositionalEmbedding2d(dim), content, ((side, length // side),)
     if case.startswith("speech"):
         module = PositionalEmbedding1d(
             dim,
@@ -53,6 +59,24 @@ def build(case: str, device: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor
     )
     # one row of positions in evaluation, as where no sequence is padded
     return module, content, (token_positions(lengths[:1], length),)
+
+
+def case(text: str) -> str:
+    """Check a case of the command line."""
+    if not re.fullmatch(r"(ViT-\w+|speech|text) \d+ × \d+ × \d+", text) or _sizes(text)[2] % 2:
+        raise ArgumentTypeError(f"{text!r} is not like {CASES[-1]!r}, the last number even")
+    return text
+
+
+def _sizes(case: str) -> list[int]:
+    return [int(size) for size in case.split(" ", 1)[1].split(" × ")]
+
+
+def given_positions(case: str, device: str) -> Tensor:
+    """Positions of each sample, (B, N, axes), as the module's augmentation leaves them."""
+    batch, length, _ = _sizes(case)
+    axes = 2 if case.startswith("ViT") else 1
+    return torch.rand(batch, length, axes, device=device) * (4 if axes == 2 else length)
 
 
 def plainly(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -82,7 +106,7 @@ def captured(run: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
-def measure(case: str, training: bool, arguments: argparse.Namespace) -> list[object]:
+def measure(case: str, training: bool, arguments: Namespace) -> dict[str, object]:
     """One row of the table."""
     dtype = getattr(torch, arguments.dtype)
     module, content, rest = build(case, arguments.device, dtype)
@@ -98,36 +122,45 @@ def measure(case: str, training: bool, arguments: argparse.Namespace) -> list[ob
     }
     unit, ratios = take_turns(candidates, "table", arguments.rounds)
     size = content.numel() * content.element_size()
-    memory = [
-        (peak_bytes(candidates[name], arguments.device) - size) / size
-        for name in ("plain", "fused")
-    ]
-    shown = [ratios[name] for name in ("copy", "plain", "compiled", "fused")]
-    row = [case, "train" if training else "eval", f"{1e3 * unit:.2f} ms", *shown, *memory]
+    row: dict[str, object] = {"case": case, "mode": "train" if training else "eval"}
+    row["content + table, ms"] = 1e3 * unit
+    row["copy"], row["plain"] = ratios["copy"], ratios["plain"]
+    row["plain, torch.compile"], row["fused"] = ratios["compiled"], ratios["fused"]
+    for name in ("plain", "fused"):
+        extra = peak_bytes(candidates[name], arguments.device) - size
+        row[f"extra memory, {name}"] = extra / size
     if arguments.device == "cuda":
-        graphs = {name: captured(candidates[name]) for name in ("table", "copy", "fused")}
-        _, kernels = take_turns(graphs, "table", arguments.rounds)
-        row += [kernels["fused"], 100 * kernels["copy"] / kernels["fused"]]
+        positions, still = given_positions(case, "cuda"), content.detach()
+        candidates["given"] = lambda: fused.add_unchecked(still, positions, 10_000.0, 1.0)
+        graphs = {name: captured(candidates[name]) for name in ("table", "copy", "fused", "given")}
+        unit, kernels = take_turns(graphs, "table", arguments.rounds)
+        row["copy, GB/s"] = 2 * size / (unit * kernels["copy"]) / 1e9
+        row["fused, % of that"] = 100 * kernels["copy"] / kernels["fused"]
+        row["positions given, % of that"] = 100 * kernels["copy"] / kernels["given"]
+        row["stored table, % of that"] = 100 * kernels["copy"]
     return row
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
-    parser.add_argument("--rounds", type=int, default=30)
+    parser = command(__doc__, rounds=30)
+    parser.add_argument("--cases", nargs="+", type=case, default=CASES, metavar="CASE",
+                        help=f"default: {', '.join(CASES)}")  # fmt: skip
+    parser.add_argument("--csv", type=Path, help="also append the numbers there")
     arguments = parser.parse_args()
-    rows = [measure(case, training, arguments) for case in CASES for training in (True, False)]
-    head = ["", "", "content + table", "copy", "plain", "plain, torch.compile", "fused"]
-    head += ["extra memory, plain", "extra memory, fused"]
-    if arguments.device == "cuda":
-        head += ["fused, CUDA graph", "% of a copy's bandwidth"]
-    print(f"{machine(arguments.device)}, {arguments.dtype}\n")
-    print(tabulate(rows, head, tablefmt="github", floatfmt=".2f"))
+    rows = [
+        measure(case, training, arguments) for case in arguments.cases for training in (True, False)
+    ]
+    where = machine(arguments.device)
+    print(f"{where}, {arguments.dtype}\n")
+    print(tabulate(rows, "keys", tablefmt="github", floatfmt=".2f"))
     print(
         "\nratios to content + table; extra memory beyond the sum itself, in multiples of content"
     )
+    if arguments.csv:
+        append_csv(
+            arguments.csv, [dict(machine=where, dtype=arguments.dtype, **row) for row in rows]
+        )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python benchmarks/relpos_cost.py [--device cuda] [--dtype bfloat16] [--lengths 10 100 1000]
         [--contexts 100 1000] [--batch 50] [--layers 6] [--rounds 5] [--csv table.csv]
+    cape-run relpos_cost --gpus 1
 
 Forward and backward of one encoder layer, of an encoder and of a decoder, as cape_transformer has
 them in fairseq: 768 channels, 8 heads, FFN 3072, training mode without dropout. The paper takes
@@ -13,14 +14,15 @@ cost of one layer. Their difference is small, hence measured in turns of their o
 """
 
 import argparse
-import csv
+import itertools
+import shutil
 import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from common import machine, take_turns
+from common import append_csv, command, machine, take_turns
 from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import OmegaConf
@@ -34,6 +36,7 @@ from cape_plugins.fairseq.transformer import CapeTransformerDecoder, CapeTransfo
 
 DIM, HEADS, FFN = 768, 8, 3072
 PARTS = ("layer", "encoder", "decoder")
+POS = ("sinpos", "cape", "relpos")
 WORDS = 1000
 # tokens in a batch on the CPU, so that one turn takes seconds
 CPU_TOKENS = {"layer": 1000, "encoder": 300, "decoder": 300}
@@ -61,12 +64,13 @@ def build(
     part: str,
     pos: str,
     arguments: argparse.Namespace,
+    dtype: str,
     batch: int,
     length: int,
     context: int = 150,
 ) -> Callable[[], object]:
     """One forward and backward of a part, on random tokens."""
-    where = dict(device=arguments.device, dtype=getattr(torch, arguments.dtype))
+    where = dict(device=arguments.device, dtype=getattr(torch, dtype))
     cfg = options(pos, arguments.layers, context)
     words = Dictionary()
     for i in range(WORDS - len(words)):
@@ -93,61 +97,77 @@ def _step(module: nn.Module, forward: Callable[[], torch.Tensor]) -> Callable[[]
     return step
 
 
-def measure(part: str, length: int, arguments: argparse.Namespace) -> dict[str, object]:
+def measure(part: str, length: int, dtype: str, arguments: argparse.Namespace) -> dict[str, object]:
     """One row of the table."""
     batch = arguments.batch
     if batch is None:
         batch = 50
         if arguments.device == "cpu":
             batch = max(1, min(batch, CPU_TOKENS[part] // length))
-    contexts = {f"relpos {context}": context for context in arguments.contexts}
-    candidates = {"nopos": build(part, "nopos", arguments, batch, length)}
-    if part != "layer":
-        for pos in ("sinpos", "cape"):
-            candidates[pos] = build(part, pos, arguments, batch, length)
-    for name, context in contexts.items():
-        candidates[name] = build(part, "relpos", arguments, batch, length, context)
+    shape = arguments, dtype, batch, length
+    absolute = [pos for pos in arguments.pos if pos != "relpos" and part != "layer"]
+    candidates = {pos: build(part, pos, *shape) for pos in ("nopos", *absolute)}
+    for context in arguments.contexts if "relpos" in arguments.pos else ():
+        candidates[f"relpos {context}"] = build(part, "relpos", *shape, context)
+    row: dict[str, object] = {"dtype": dtype, "part": part, "length": length, "batch": batch}
     unit, ratios = take_turns(candidates, "nopos", arguments.rounds)
-    row: dict[str, object] = {"part": part, "length": length, "batch": batch}
     row["nopos, ms"] = 1e3 * unit
+    contexts = [f"relpos {context}" for context in arguments.contexts]
     row |= {name: ratios.get(name) for name in ("sinpos", "cape", *contexts)}
     row["cape / sinpos"] = None
-    if part != "layer":
-        two = {pos: candidates[pos] for pos in ("sinpos", "cape")}
+    if len(absolute) == 2:
+        two = {pos: candidates[pos] for pos in absolute}
         row["cape / sinpos"] = take_turns(two, "sinpos", 2 * arguments.rounds)[1]["cape"]
     return row
 
 
+def scores(rows: Sequence[Mapping[str, object]]) -> Iterator[dict[str, object]]:
+    """As cape-run wants them, of one candidate beside nopos."""
+    for row in rows:
+        condition = f"{row['dtype']} {row['part']} {row['length']}"
+        for name in ("sinpos", "cape", *(name for name in row if name.startswith("relpos"))):
+            if row[name] is not None:
+                about = {"condition": condition, "metric": "ratio", "value": row[name]}
+                yield {**about, "items": row["batch"]}
+
+
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser = command(__doc__, rounds=5, dtypes="+")
+    parser.add_argument("--pos", nargs="+", default=POS, choices=POS, help="beside nopos")
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     parser.add_argument("--lengths", nargs="+", type=int, default=(10, 100, 1000), metavar="TOKENS")
     parser.add_argument("--contexts", nargs="+", type=int, default=(100, 1000), metavar="TOKENS")
     parser.add_argument("--batch", type=int, help="sentences; default: 50, on the CPU fewer")
     parser.add_argument("--layers", type=int, default=6, help="of encoder and decoder")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--csv", type=Path, help="also write the numbers there")
+    parser.add_argument("--csv", type=Path, help="also append the numbers there")
+    study = parser.add_argument_group("as cape-run's trainer and evaluation")
+    study.add_argument("--out", type=Path, help="folder for cost.csv, the scores")
+    study.add_argument("--read", type=Path, help="only copy such a file to --csv")
+    study.add_argument("--seed", type=int, default=0, help="of the random tokens")
     arguments = parser.parse_args()
-    torch.manual_seed(0)
+    if arguments.read:
+        shutil.copyfile(arguments.read, arguments.csv)
+        return
+    torch.manual_seed(arguments.seed)
     rows = []
-    for part in arguments.parts:
-        for length in arguments.lengths:
-            rows.append(measure(part, length, arguments))
-            print(rows[-1], file=sys.stderr)  # it takes a while
+    shapes = list(itertools.product(arguments.dtype, arguments.parts, arguments.lengths))
+    for step, (dtype, part, length) in enumerate(shapes, 1):
+        rows.append(measure(part, length, dtype, arguments))
+        print(f"step {step}/{len(shapes)}", rows[-1], file=sys.stderr)  # it takes a while
     print(
-        f"{machine(arguments.device)}, {arguments.dtype}; forward + backward, {arguments.layers} "
-        f"layers in encoder and decoder, ratios to nopos\n"
+        f"{machine(arguments.device)}; forward + backward, {arguments.layers} layers in encoder "
+        f"and decoder, ratios to nopos\n"
     )
-    formats = ("", "", "", ".1f", *[".3f"] * (len(rows[0]) - 4))
+    formats = ("", "", "", "", ".1f", *[".3f"] * (len(rows[0]) - 5))
     print(tabulate(rows, "keys", tablefmt="github", floatfmt=formats))
     if arguments.csv:
-        with arguments.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+        append_csv(arguments.csv, rows)
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        table = arguments.out / "cost.csv"
+        table.unlink(missing_ok=True)  # of a run that was killed
+        append_csv(table, list(scores(rows)))
 
 
 if __name__ == "__main__":

@@ -144,9 +144,13 @@ class AsGiven(nn.Module):
 
     Args:
         settings: of CAPE; all variants are built alike.
+        span: the ends of the range that random positions come from.
+        spread: whether evaluation spreads those over it.
     """
 
-    def __init__(self, settings: Augmentation) -> None:
+    def __init__(
+        self, settings: Augmentation, span: tuple[float, float] = (0.0, 1.0), spread: bool = True
+    ) -> None:
         super().__init__()
 
     def draw(self, batch_size: int, axes: int, device: torch.device) -> Draw | None:
@@ -179,7 +183,9 @@ class AsGiven(nn.Module):
 class Cape(AsGiven):
     """Centres positions, and in training shifts and scales them; TorchScript compiles it."""
 
-    def __init__(self, settings: Augmentation) -> None:
+    def __init__(
+        self, settings: Augmentation, span: tuple[float, float] = (0.0, 1.0), spread: bool = True
+    ) -> None:
         super().__init__(settings)
         # plain numbers: TorchScript knows no dataclass
         self.max_global_shift = float(settings.max_global_shift)

@@ -6,21 +6,20 @@ TorchScript compiles both.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cape_plugins import variants
-from cape_plugins.augment import Augmentation, Draw, check_draw, check_generator, per_axis
+from cape_plugins.augment import AsGiven, Augmentation, Draw, check_draw, check_generator, per_axis
 from cape_plugins.fused import add_embedding, add_unchecked
 from cape_plugins.positions import (
     can_look_at,
     check_positions,
     check_positive,
-    check_values,
     grid_positions,
     kept_grid,
 )
 from cape_plugins.sinusoid import check_dim, check_frequencies
+from cape_plugins.table import look_up, resize_table
 
 
 class PositionalEmbedding(nn.Module):
@@ -32,7 +31,12 @@ class PositionalEmbedding(nn.Module):
         axes: 1 in sequences, 2 in images.
         augmentation: CAPE's settings.
         rows: shape of the learnable table, where the variant has one.
-        base, frequency_scale: frequencies in 1-D; not used in 2-D.
+        base: of the frequencies in 1-D; not used in 2-D.
+        frequency_scale: multiplies all frequencies.
+        span, spread: see :class:`cape_plugins.random_positions.Random`.
+
+    Attributes:
+        draws: whether training draws positions at random.
 
     Raises:
         ValueError: any value is out of range, whatever the variant.
@@ -47,6 +51,8 @@ class PositionalEmbedding(nn.Module):
         rows: tuple[int, ...],
         base: float,
         frequency_scale: float,
+        span: tuple[float, float],
+        spread: bool,
     ) -> None:
         super().__init__()
         variant = variants.get(pos, variants.names(axes))
@@ -59,7 +65,8 @@ class PositionalEmbedding(nn.Module):
         self.base = float(base)
         self.frequency_scale = float(frequency_scale)
         self.augmentation = augmentation
-        self.augment = variant.augment(augmentation)
+        self.draws = variant.augment is not AsGiven
+        self.augment = variant.augment(augmentation, span, spread)
         self.register_parameter("table", None)
         if variant.adds == "table":
             self.table = nn.Parameter(torch.empty(*rows, dim))
@@ -69,22 +76,21 @@ class PositionalEmbedding(nn.Module):
         """Δ and λ that several sequences may share; None where the variant draws none now."""
         return self.augment.draw(batch_size, self.axes, device)
 
-    def _add(
+    def _augment(
         self,
-        content: Tensor,
         positions: Tensor,
+        batch: int,
         max_local_shift: Tensor | None,
         draw: Draw | None,
         generator: torch.Generator | None,
     ) -> Tensor:
-        """The whole way: positions (1 or B, N, axes) → augmented → sinusoids → sum."""
+        """What the variant makes of positions (1 or B, N, axes), in float32 at least."""
         if not torch.jit.is_scripting():
-            check_generator(generator, content.device)
+            check_generator(generator, positions.device)
             if draw is not None:
-                check_draw(draw, content.shape[0], self.axes)
+                check_draw(draw, batch, self.axes)
         positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
-        positions = self.augment(positions, content.shape[0], max_local_shift, draw, generator)
-        return add_unchecked(content, positions, self.base, self.frequency_scale)
+        return self.augment(positions, batch, max_local_shift, draw, generator)
 
     def extra_repr(self) -> str:
         """The settings, for ``print(model)``."""
@@ -102,6 +108,8 @@ class PositionalEmbedding1d(PositionalEmbedding):
       give it indices (tokens, frames), not seconds.
     - ``sinpos`` adds sinusoids of the positions as given.
     - ``cape`` centres the positions, in training augments them, then adds their sinusoids.
+    - ``random`` adds sinusoids of sorted random positions in training, and in evaluation of the
+      mean of such draws, see :class:`cape_plugins.random_positions.Random`.
 
     Args:
         dim: channels, even.
@@ -113,6 +121,7 @@ class PositionalEmbedding1d(PositionalEmbedding):
         max_length: vectors in the table of ``abspos``, which needs it.
         overflow: what ``abspos`` does beyond its table: ``"wrap"`` takes the index modulo
             ``max_length`` (as the paper in speech), ``"error"`` raises (as fairseq).
+        random_range: the positions of ``random`` are 0 … this.
 
     Raises:
         ValueError: any value is out of range, whatever the variant.
@@ -131,7 +140,9 @@ class PositionalEmbedding1d(PositionalEmbedding):
         frequency_scale: float = 1.0,
         max_length: int | None = None,
         overflow: str = "wrap",
+        random_range: float = 1.0,
     ) -> None:
+        check_positive("random_range", random_range)
         if overflow not in ("wrap", "error"):
             raise ValueError(f"overflow must be 'wrap' or 'error', got {overflow!r}")
         if max_length is not None and max_length < 1:
@@ -146,6 +157,8 @@ class PositionalEmbedding1d(PositionalEmbedding):
             (max_length or 1,),
             base,
             frequency_scale,
+            (0.0, random_range),
+            spread=True,
         )
         self.max_length = max_length
         self.overflow = overflow
@@ -188,22 +201,38 @@ class PositionalEmbedding1d(PositionalEmbedding):
             )
         if self.adds_nothing:
             return content
+        return self.add(content, self.augmented(positions, batch, draw, generator))
+
+    def augmented(
+        self,
+        positions: Tensor,
+        batch: int,
+        draw: Draw | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """The first half of :meth:`forward`, for hosts whose attention reads the same positions.
+
+        Args:
+            positions, draw, generator: as there.
+            batch: B.
+
+        Returns:
+            (B or 1, N), what the variant makes of the positions, in float32 at least.
+        """
         if not torch.jit.is_scripting():
             check_positions(positions)
-        if self.table is not None:
-            return add_embedding(content, self._look_up(positions, self.table))
-        local = per_axis([self.max_local_shift], content.device) if self.training else None
-        return self._add(content, positions[..., None], local, draw, generator)
+        local = per_axis([self.max_local_shift], positions.device) if self.training else None
+        return self._augment(positions[..., None], batch, local, draw, generator)[..., 0]
 
-    def _look_up(self, positions: Tensor, table: Tensor) -> Tensor:
-        padding = positions.isnan()
-        index = positions.masked_fill(padding, 0.0).round().long()
-        rows = table.shape[0]
-        if self.overflow == "wrap":
-            index = index.remainder(rows)
-        elif not torch.jit.is_scripting():  # there the look-up itself fails
-            _check_index(index, rows)
-        return F.embedding(index, table).masked_fill(padding[..., None], 0.0)
+    def add(self, content: Tensor, positions: Tensor) -> Tensor:
+        """The second half of :meth:`forward`: content + embedding of the augmented positions."""
+        if self.adds_nothing:
+            return content
+        if self.table is not None:
+            return add_embedding(
+                content, look_up(positions, self.table, wrap=self.overflow == "wrap")
+            )
+        return add_unchecked(content, positions[..., None], self.base, self.frequency_scale)
 
 
 class PositionalEmbedding2d(PositionalEmbedding):
@@ -222,6 +251,8 @@ class PositionalEmbedding2d(PositionalEmbedding):
         max_global_scale: λ is log-uniform in [1 / this, this]; 1.4 (section 4.1).
         extent: the paper's γ (Table 6): the grid runs from -extent to extent. The paper changes
             it at evaluation only.
+        frequency_scale: multiplies all frequencies, see :func:`cape_plugins.sinusoid_2d`; 1 in
+            the paper.
         grid: (height, width) in patches of the table of ``abspos``, which needs it; other sizes
             interpolate it (bicubic, antialiased, as timm does).
 
@@ -238,6 +269,7 @@ class PositionalEmbedding2d(PositionalEmbedding):
         max_local_shift: float | tuple[float, float] | None = None,
         max_global_scale: float = 1.4,
         extent: float = 1.0,
+        frequency_scale: float = 1.0,
         grid: tuple[int, int] | None = None,
     ) -> None:
         check_positive("extent", extent)
@@ -257,7 +289,17 @@ class PositionalEmbedding2d(PositionalEmbedding):
             max_global_scale,
             mean_normalize=False,
         )
-        super().__init__(dim, pos, 2, settings, (1, rows * columns), 10_000.0, 1.0)
+        super().__init__(
+            dim,
+            pos,
+            2,
+            settings,
+            (1, rows * columns),
+            10_000.0,
+            frequency_scale,
+            (-extent, extent),
+            spread=False,  # a grid is already
+        )
         self.max_global_shift = float(max_global_shift)
         self.max_local_shift: tuple[float, float] | None = None
         if isinstance(max_local_shift, (tuple, list)):
@@ -297,7 +339,26 @@ class PositionalEmbedding2d(PositionalEmbedding):
         if self.adds_nothing:
             return content
         if self.table is not None:
-            return add_embedding(content, self._resize_table(self.table, height, width))
+            rows, columns = self.grid or (height, width)
+            table = resize_table(self.table, (rows, columns), (height, width))
+            return add_embedding(content, table)
+        return self.add(content, self.augmented(content, grid, generator))
+
+    def augmented(
+        self,
+        content: Tensor,
+        grid: tuple[int, int],
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """The first half of :meth:`forward`, for hosts whose attention reads the same positions.
+
+        Args:
+            content, grid, generator: as there; of the content only the batch size is read.
+
+        Returns:
+            (B or 1, H · W, 2) float32, what the variant makes of the patches' positions.
+        """
+        height, width = grid
         if torch.jit.is_scripting():
             positions = grid_positions(height, width, self.extent, content.device)
         elif can_look_at(content):
@@ -305,7 +366,13 @@ class PositionalEmbedding2d(PositionalEmbedding):
         else:
             positions = grid_positions(height, width, self.extent, content.device)
         local = self._local_shift(height, width, content.device)
-        return self._add(content, positions[None], local, None, generator)
+        return self._augment(positions[None], content.shape[0], local, None, generator)
+
+    def add(self, content: Tensor, positions: Tensor) -> Tensor:
+        """The second half of :meth:`forward`: content + embedding of the augmented positions."""
+        if self.adds_nothing:
+            return content
+        return add_unchecked(content, positions, self.base, self.frequency_scale)
 
     def _local_shift(self, height: int, width: int, device: torch.device) -> Tensor | None:
         """The largest ε along both axes, (2,); None in evaluation."""
@@ -340,6 +407,17 @@ class PositionalEmbedding2d(PositionalEmbedding):
             ValueError: shapes that do not fit, a variant with a table, or infinite positions (on
                 CUDA see :func:`cape_plugins.positions.check_values`).
         """
+        return self.add(content, self.augmented_at(content, positions, grids, generator))
+
+    @torch.jit.unused
+    def augmented_at(
+        self,
+        content: Tensor,
+        positions: Tensor,
+        grids: Tensor,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """The first half of :meth:`forward_at`, as :meth:`augmented`."""
         batch, patches = _check_content(content, self.dim)
         if positions.shape not in ((batch, patches, 2), (1, patches, 2)):
             raise ValueError(
@@ -349,39 +427,20 @@ class PositionalEmbedding2d(PositionalEmbedding):
         if self.table is not None:
             raise ValueError(f"{self.pos} has a table of one grid and no positions of patches")
         check_positions(positions)
-        if self.adds_nothing:
-            return content
-        if self.max_local_shift is None:
+        local: Tensor | None = None  # in evaluation
+        if self.training and self.max_local_shift is None:
             local = self.extent / grids
-        else:
+        elif self.training:
             local = per_axis(list(self.max_local_shift), content.device)
-        return self._add(content, positions, local, None, generator)
-
-    def _resize_table(self, table: Tensor, height: int, width: int) -> Tensor:
-        assert self.grid is not None
-        rows, columns = self.grid
-        if rows == height and columns == width:
-            return table
-        table = table.float().reshape(1, rows, columns, self.dim).permute(0, 3, 1, 2)
-        table = F.interpolate(table, size=[height, width], mode="bicubic", antialias=True)
-        return table.permute(0, 2, 3, 1).reshape(1, height * width, self.dim)
+        return self._augment(positions, batch, local, None, generator)
 
     def extra_repr(self) -> str:
         """The settings, for ``print(model)``."""
         return (
             f"dim={self.dim}, pos={self.pos!r}, max_global_shift={self.max_global_shift}, "
             f"max_local_shift={self.max_local_shift}, max_global_scale={self.max_global_scale}, "
-            f"extent={self.extent}"
+            f"extent={self.extent}, frequency_scale={self.frequency_scale}"
         )
-
-
-def _check_index(index: Tensor, rows: int) -> None:
-    check_values(
-        index,
-        lambda: (index >= 0) & (index < rows),
-        f"abspos has positions 0 … {rows - 1} (build it with a larger max_length, shorten the "
-        "input, or use overflow='wrap')",
-    )
 
 
 def _check_content(content: Tensor, dim: int) -> tuple[int, int]:

@@ -43,35 +43,38 @@ def embed_line(positions: Tensor, dim: int, base: float, frequency_scale: float)
     return _cos_sin(positions[..., None] * frequencies.to(positions.dtype), padding)
 
 
-def sinusoid_2d(positions: Tensor, dim: int) -> Tensor:
+def sinusoid_2d(positions: Tensor, dim: int, *, frequency_scale: float = 1.0) -> Tensor:
     """Embed positions on a plane (section 3.1, equations 3–4).
 
-    Phase j is π · w_j · position, with w_j = 10^((j + 1) / (dim / 2)) · (cos j, sin j),
-    j = 0 … dim/2 - 1, as in the paper's listing.
+    Phase j is π · frequency_scale · w_j · position, with
+    w_j = 10^((j + 1) / (dim / 2)) · (cos j, sin j), j = 0 … dim/2 - 1, as in the paper's listing.
 
     Args:
         positions: (..., 2), along the height and along the width, in [-1, 1] for an image; NaN
             marks padding.
         dim: channels, even.
+        frequency_scale: multiplies all frequencies; 1 in the paper, whose |w| run from 1 to 10.
 
     Returns:
         (..., dim) in the positions' dtype, float32 at least: [cos | sin], zeros at padding.
 
     Raises:
-        ValueError: ``dim`` is odd or < 2, positions do not end in 2, or are infinite (on CUDA see
-            :func:`cape_plugins.positions.check_values`).
+        ValueError: ``dim`` is odd or < 2, ``frequency_scale`` is out of range, positions do not
+            end in 2, or are infinite (on CUDA see :func:`cape_plugins.positions.check_values`).
     """
     check_dim(dim)
+    check_frequencies(10.0, frequency_scale)
     if positions.shape[-1] != 2:
         raise ValueError(f"2-D positions must be (..., 2), got shape {tuple(positions.shape)}")
     check_positions(positions)
-    return embed_plane(positions, dim)
+    return embed_plane(positions, dim, frequency_scale)
 
 
-def embed_plane(positions: Tensor, dim: int) -> Tensor:
+def embed_plane(positions: Tensor, dim: int, frequency_scale: float) -> Tensor:
     """:func:`sinusoid_2d` without its checks; TorchScript compiles it."""
     positions, padding = _without_padding(positions)
-    along_height, along_width = frequencies_2d(dim, positions.device).to(positions.dtype).unbind()
+    frequencies = frequencies_2d(dim, frequency_scale, positions.device)
+    along_height, along_width = frequencies.to(positions.dtype).unbind()
     # elementwise rather than a matrix product, which autocast would run in half precision
     phase = positions[..., 0, None] * along_height + positions[..., 1, None] * along_width
     return _cos_sin(phase, padding.any(dim=-1))
@@ -82,10 +85,10 @@ def frequencies_1d(dim: int, base: float, frequency_scale: float, device: torch.
     return frequency_scale * torch.pow(base, _arange(dim // 2, device) * (-2.0 / dim))
 
 
-def frequencies_2d(dim: int, device: torch.device) -> Tensor:
+def frequencies_2d(dim: int, frequency_scale: float, device: torch.device) -> Tensor:
     """Radians per unit along the height and the width, (2, dim / 2); see :func:`sinusoid_2d`."""
     j = _arange(dim // 2, device)
-    radius = math.pi * torch.pow(10.0, (j + 1) / (dim // 2))
+    radius = frequency_scale * math.pi * torch.pow(10.0, (j + 1) / (dim // 2))
     return torch.stack([radius * torch.cos(j), radius * torch.sin(j)])
 
 

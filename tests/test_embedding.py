@@ -314,7 +314,7 @@ def test_compiles_in_one_graph(variant, training):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(pos="rope"), "unknown variant 'rope': choose one of nopos, abspos, sinpos, cape"),
+        (dict(pos="rope9"), "unknown variant 'rope9': choose one of nopos, abspos, sinpos, cape"),
         (dict(dim=7), "dim must be even"),
         (dict(pos="nopos", dim=7), "dim must be even"),
         (dict(pos="nopos", max_global_scale=0.5), "max_global_scale"),
@@ -335,7 +335,7 @@ def test_1d_settings_are_checked_whatever_the_variant(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(pos="rope"), "unknown variant 'rope'"),
+        (dict(pos="rope9"), "unknown variant 'rope9'"),
         (dict(pos="nopos", dim=7), "dim must be even"),
         (dict(pos="nopos", max_global_scale=0.5), "max_global_scale"),
         (dict(pos="nopos", max_local_shift=-1.0), "max_local_shift"),
@@ -382,3 +382,16 @@ def test_a_draw_for_another_batch_is_refused():
             token_positions([6, 6]),
             draw=Draw(torch.zeros(2, 1), torch.ones(3)),
         )
+
+
+def test_adding_at_the_augmented_positions_is_what_forward_does():
+    content, positions = torch.randn(2, 6, 8), token_positions([6, 4])
+    line = PositionalEmbedding1d(8, max_global_shift=5.0, max_local_shift=0.5).train()
+    plane = PositionalEmbedding2d(8).train()
+    torch.manual_seed(0)
+    expected = line(content, positions), plane(content, (2, 3))
+    torch.manual_seed(0)
+    moved = line.augmented(positions, 2)
+    assert torch.equal(line.add(content, moved), expected[0])
+    assert torch.equal(moved.isnan(), positions.isnan())
+    assert torch.equal(plane.add(content, plane.augmented(content, (2, 3))), expected[1])

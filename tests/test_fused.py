@@ -35,7 +35,7 @@ def wide(content: torch.Tensor, positions: torch.Tensor, scale: float = 1.0) -> 
     """The sum in float64, from the same positions."""
     positions = positions.double()
     if positions.shape[-1] == 2:
-        return content.double() + embed_plane(positions, content.shape[2])
+        return content.double() + embed_plane(positions, content.shape[2], 1.0)
     return content.double() + embed_line(positions[..., 0], content.shape[2], 10_000.0, scale)
 
 

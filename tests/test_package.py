@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 SHIPPED = (  # what git holds at the top, but .gitignore
     *("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "Makefile", ".ci"),
     *("constraints.txt", "constraints-py311.txt", "constraints-fairseq-0.12.txt"),
-    *("cape_plugins", "tests", "tools", "configs", "integrations", "demo", "benchmarks", "docs"),
+    *("cape_plugins", "tests", "tools", "configs", "integrations", "benchmarks", "docs"),
 )
 
 pytestmark = pytest.mark.skipif(

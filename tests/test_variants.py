@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from cape_plugins import PositionalEmbedding1d, PositionalEmbedding2d, token_positions, variants
 from cape_plugins.attention import CurrentPositions, PositionalAttention, RelativeAttention
+from cape_plugins.augment import Cape
 
 SETTINGS = dict(head_dim=4, heads=2, context=3)
 
@@ -16,13 +17,15 @@ SETTINGS = dict(head_dim=4, heads=2, context=3)
 def test_the_numbers_in_checkpoints_never_change():
     numbers = {name: variant.number for name, variant in variants.VARIANTS.items()}
     known = dict(nopos=0, abspos=1, sinpos=2, cape=3, relpos=4, relpos_first=5)
+    known |= dict(rope=6, cape_rope=7, rope_mixed=8, cape_rope_mixed=9)
+    known |= dict(alibi=10, cape_alibi=11, random=12, random_rope=13)
     assert known.items() <= numbers.items()
     assert len(set(numbers.values())) == len(numbers)
 
 
 def test_images_have_those_with_two_axes():
-    assert variants.names(2) == ("nopos", "abspos", "sinpos", "cape")
-    assert variants.names(1) == (*variants.names(2), "relpos", "relpos_first")
+    assert {*variants.names(1)} - {*variants.names(2)} == {"relpos", "relpos_first"}
+    assert {*variants.names(2)} - {*variants.names(1)} == {"rope_mixed", "cape_rope_mixed"}
 
 
 @pytest.mark.parametrize("pos", variants.names(1))
@@ -46,7 +49,7 @@ def test_only_cape_draws_what_sequences_share_and_only_in_training():
     for pos in variants.names(1):
         module = PositionalEmbedding1d(8, pos, max_length=10, max_global_shift=5.0)
         draw = module.draw(3, device)
-        assert (draw is not None) == (pos == "cape")
+        assert (draw is not None) == (variants.get(pos).augment is Cape)
         assert module.eval().draw(3, device) is None
     draw = PositionalEmbedding2d(8).draw(3, device)
     assert draw.shift.shape == (3, 2)
@@ -84,14 +87,19 @@ def test_an_unknown_variant_names_those_to_choose_from():
 def test_an_option_that_the_variant_does_not_take_is_refused():
     given = dict(max_global_shift=3.0, relpos_context=150, learning_rate=0.1)
     defaults = dict(max_global_shift=5.0, relpos_context=150)
-    variants.refuse_options("cape", given, defaults)
-    with pytest.raises(ValueError, match=r"--max-global-shift = 3.0 is for cape; relpos takes"):
+    variants.refuse_options("cape", given, defaults, axes=1)
+    with pytest.raises(
+        ValueError, match=r"--max-global-shift = 3.0 is for cape, cape_rope; relpos takes"
+    ):
         variants.refuse_options(
-            "relpos", given, defaults, lambda name: "--" + name.replace("_", "-")
+            "relpos", given, defaults, lambda name: "--" + name.replace("_", "-"), axes=1
         )
     with pytest.raises(ValueError, match="nopos takes none of these: leave it out"):
-        variants.refuse_options("nopos", given, defaults)
-    variants.refuse_options("nopos", {**given, "max_global_shift": 5.0}, defaults)  # not given
+        variants.refuse_options("nopos", given, defaults, axes=1)
+    not_given = {**given, "max_global_shift": 5.0}
+    variants.refuse_options("nopos", not_given, defaults, axes=1)
+    with pytest.raises(ValueError, match="is for cape, cape_rope, cape_rope_mixed; rope takes"):
+        variants.refuse_options("rope", given, defaults, axes=2)
 
 
 class Tilted(PositionalAttention):

@@ -1,8 +1,8 @@
 """CAPE inside ESPnet, registered on import (and by autoload) with espnet2's and espnet3's ASR task.
 
-``encoder: cape_transformer``, ``decoder: cape_transformer``, ``frontend: cape_fbank``,
-``specaug: cape_specaug``, ``model: cape_asr`` and, for training without padding,
-``iterator_type: task``.
+``encoder: cape_transformer``, ``cape_conformer``, ``cape_e_branchformer``, ``cape_branchformer``,
+``decoder: cape_transformer``, ``frontend: cape_fbank``, ``specaug: cape_specaug``,
+``model: cape_asr`` and, for training without padding, ``iterator_type: task``.
 """
 
 import importlib
@@ -56,6 +56,11 @@ def _register_with(task: ModuleType) -> None:
 
     from cape_plugins.espnet.audio import check_audio_in
     from cape_plugins.espnet.batches import build_task_iter_factory
+    from cape_plugins.espnet.conformer import (
+        CapeBranchformerEncoder,
+        CapeConformerEncoder,
+        CapeEBranchformerEncoder,
+    )
     from cape_plugins.espnet.decoder import CapeTransformerDecoder
     from cape_plugins.espnet.encoder import CapeTransformerEncoder
     from cape_plugins.espnet.frontend import CapeFbank
@@ -67,6 +72,9 @@ def _register_with(task: ModuleType) -> None:
         ("specaug", "cape_specaug", CapeSpecAug),
         ("model", "cape_asr", CapeASRModel),
         ("encoder", "cape_transformer", CapeTransformerEncoder),
+        ("encoder", "cape_conformer", CapeConformerEncoder),
+        ("encoder", "cape_e_branchformer", CapeEBranchformerEncoder),
+        ("encoder", "cape_branchformer", CapeBranchformerEncoder),
         ("decoder", "cape_transformer", CapeTransformerDecoder),
     ):
         base = choices[kind].base_type

@@ -23,7 +23,7 @@ class CheckedCollate:
 
     Args:
         collate: ESPnet's.
-        data: (path, name, type) of the training's and validation's data.
+        data: (path, name, type) of the data, the training's and validation's at first.
         rate: Hz that the frontend expects; None if it does not tell.
 
     Raises:
@@ -73,10 +73,11 @@ def check_rate(utterance: str, data: Sequence[Sequence[str]], expected: int) -> 
 
 
 def check_audio_in(asr_task: Any) -> None:
-    """Let an ASRTask's ``build_collate_fn`` check the audio of ``model: cape_asr``; idempotent."""
+    """Let an ASRTask check the audio of ``model: cape_asr``, in asr_inference too; idempotent."""
     build = asr_task.build_collate_fn.__func__
     if hasattr(build, "checks_audio"):
         return
+    stream = asr_task.build_streaming_iterator.__func__
 
     def build_collate_fn(cls: Any, args: argparse.Namespace, train: bool) -> Any:
         collate = build(cls, args, train)
@@ -86,8 +87,22 @@ def check_audio_in(asr_task: Any) -> None:
         data = [one for part in parts for one in getattr(args, part, None) or ()]
         return CheckedCollate(collate, data, _expected_rate(args, asr_task.__module__))
 
+    def build_streaming_iterator(
+        cls: Any,
+        data_path_and_name_and_type: Sequence[Sequence[str]],
+        preprocess_fn: Any,
+        collate_fn: Any,
+        *rest: Any,
+        **options: Any,
+    ) -> Any:
+        data = data_path_and_name_and_type
+        if isinstance(collate_fn, CheckedCollate):
+            collate_fn.data = data  # asr_inference has other files than the training
+        return stream(cls, data, preprocess_fn, collate_fn, *rest, **options)
+
     build_collate_fn.checks_audio = True  # type: ignore[attr-defined]
     asr_task.build_collate_fn = classmethod(build_collate_fn)
+    asr_task.build_streaming_iterator = classmethod(build_streaming_iterator)
 
 
 def _expected_rate(args: argparse.Namespace, task: str) -> int | None:

@@ -4,38 +4,20 @@ Paper: CAPE: Encoding Relative Positions with Continuous Augmented Positional Em
 https://arxiv.org/abs/2106.03143, section 4.2.
 """
 
-import inspect
-import logging
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from espnet2.asr.ctc import CTC
-from espnet2.asr.encoder.abs_encoder import AbsEncoder
 from torch import Tensor, nn
 
-from cape_plugins import variants
 from cape_plugins.attention import PositionalAttention
-from cape_plugins.embedding import PositionalEmbedding1d
 from cape_plugins.espnet.layers import STRIDE, ConvolutionalFront, TransformerLayer, subsampled
-from cape_plugins.espnet.mark import VariantMark
-from cape_plugins.positions import can_look_at, check_values, frame_times, is_number, widest
-
-try:
-    from espnet.nets.pytorch_backend.transformer.subsampling import TooShortUttError
-except ImportError:  # ESPnet after 202511
-    from espnet2.legacy.nets.pytorch_backend.transformer.subsampling import TooShortUttError
-
-# The paper speeds up the frequencies 30 times, because positions are seconds (section 4.2).
-FREQUENCY_SCALE = 30.0
-
-# Seconds to each side: of relative positions in every layer (section 4.2), and in the first layer
-# only (appendix).
-RELPOS_CONTEXT, RELPOS_CONTEXT_FIRST = 26.8, 27.6
+from cape_plugins.espnet.seconds import InSeconds, PositionSettings, augmented
+from cape_plugins.positions import is_number
 
 
-class CapeTransformerEncoder(AbsEncoder):
+class CapeTransformerEncoder(InSeconds):
     """Convolution, positions in seconds, Transformer layers.
 
     Put it into a recipe as ``encoder: cape_transformer``; the arguments are ``encoder_conf``,
@@ -62,26 +44,9 @@ class CapeTransformerEncoder(AbsEncoder):
         layer_drop_rate: in training a layer is dropped with this probability, one draw per layer
             and batch; nothing is rescaled in evaluation (authors). The paper takes the same
             value as for ``dropout_rate``. It saves no time: dropped layers are multiplied by 0.
-        pos: a variant of :mod:`cape_plugins.variants`: ``nopos``, ``sinpos``, ``abspos``
-            (learnable), ``relpos`` (learnable, in each layer), ``relpos_first`` (in the first layer
-            only), ``cape``, … Of the options below it takes those that the table lists for it;
-            the others must have their defaults.
-        max_global_shift: Δ in seconds, uniform in ± this; 30 in the authors' code, so that the
-            interval covers the paper's 60 s. A recording of more than twice the interval is
-            warned of, once, unless Δ is 0.
-        max_local_shift: ε in seconds, uniform in ± this; None is half the spacing after the
-            convolution, 15 ms at a frame shift of 10 ms: the most that keeps the order at the
-            nominal hop (``cape_fbank`` shortens some in training). More is warned of.
-        max_global_scale: λ is log-uniform in [1 / this, this]; 1.1 for WSJ, 2 for TED-LIUM.
-        abspos_context: seconds covered by the table of ``abspos``, 13.8 in the paper; later
-            frames take their index modulo its size.
-        relpos_context: seconds to each side in which ``relpos`` tells distances apart; those
-            beyond count as the last. None is the paper's: 26.8, and 27.6 for ``relpos_first``.
-            Distances are frames after the convolution, whatever ``times`` say.
-        relpos_values: let ``relpos`` add learned vectors to the values too; the paper does not.
-        frame_shift: seconds between feature frames, the frontend's ``hop_length / fs``. Nothing
-            can check it here, because ESPnet's frontend does not tell the encoder; the model
-            ``cape_asr`` does.
+        pos, max_global_shift, max_local_shift, max_global_scale, abspos_context, relpos_context,
+            relpos_values, random_range, attention_logn, frame_shift: see
+            :class:`cape_plugins.espnet.seconds.PositionSettings`.
 
     Raises:
         ValueError: a value is out of range, whatever ``pos`` is; in :meth:`train`, an option is
@@ -110,6 +75,8 @@ class CapeTransformerEncoder(AbsEncoder):
         abspos_context: float = 13.8,
         relpos_context: float | None = None,
         relpos_values: bool = False,
+        random_range: float = 60.0,
+        attention_logn: int | None = None,
         frame_shift: float = 0.01,
     ) -> None:
         super().__init__()
@@ -139,78 +106,45 @@ class CapeTransformerEncoder(AbsEncoder):
         for name, flag in (
             ("normalize_before", normalize_before),
             ("interctc_use_conditioning", interctc_use_conditioning),
-            ("relpos_values", relpos_values),
         ):
             if not isinstance(flag, bool):
                 raise ValueError(f"{name} must be true or false, got {flag!r}")
         _check_interctc(interctc_layer_idx, interctc_use_conditioning, num_blocks)
-        try:
-            variant = variants.get(pos, variants.names(axes=1))
-        except ValueError as error:
-            raise ValueError(f"encoder_conf pos: {error}") from None
-        if not (is_number(frame_shift) and frame_shift > 0):
-            raise ValueError(f"frame_shift must be seconds > 0, got {frame_shift!r}")
-        if not (max_local_shift is None or is_number(max_local_shift)):  # else one per axis
-            raise ValueError(f"max_local_shift must be seconds or null, got {max_local_shift!r}")
+        settings = PositionSettings(
+            pos=pos,
+            max_global_shift=max_global_shift,
+            max_local_shift=max_local_shift,
+            max_global_scale=max_global_scale,
+            abspos_context=abspos_context,
+            relpos_context=relpos_context,
+            relpos_values=relpos_values,
+            random_range=random_range,
+            attention_logn=attention_logn,
+            frame_shift=frame_shift,
+        )
         spacing = STRIDE * frame_shift
-        reach = relpos_context
-        if reach is None:
-            reach = RELPOS_CONTEXT_FIRST if variant.first_layer_only else RELPOS_CONTEXT
-        for name, seconds in (("abspos_context", abspos_context), ("relpos_context", reach)):
-            if not (is_number(seconds) and seconds >= spacing):
-                raise ValueError(
-                    f"{name} must be seconds ≥ {spacing:g}, one frame after the convolution, "
-                    f"got {seconds!r}"
-                )
-
         self._output_size = output_size
         self.pos = pos
         self.frame_shift = frame_shift
         self.front = ConvolutionalFront(input_size, output_size, conv_dropout_rate)
-        self.position = PositionalEmbedding1d(
-            output_size,
-            pos,
-            max_global_shift=max_global_shift,
-            max_local_shift=spacing / 2 if max_local_shift is None else max_local_shift,
-            max_global_scale=max_global_scale,
-            frequency_scale=FREQUENCY_SCALE,
-            max_length=round(abspos_context / spacing),
-            overflow="wrap",
-        )
-        self.mark = VariantMark(
-            pos,
-            max_global_shift=max_global_shift,
-            max_local_shift=self.position.max_local_shift,
-            max_global_scale=max_global_scale,
-        )
-        given = {
-            "max_global_shift": max_global_shift,
-            "max_local_shift": max_local_shift,
-            "max_global_scale": max_global_scale,
-            "abspos_context": abspos_context,
-            "relpos_context": relpos_context,
-            "relpos_values": relpos_values,
-        }
-        parameters = inspect.signature(CapeTransformerEncoder).parameters
-        defaults = {name: parameter.default for name, parameter in parameters.items()}
-        self._long = math.inf  # seconds of a recording that is far beyond Δ
-        if "max_global_shift" in variant.options and max_global_shift > 0:
-            self._long = 4 * max_global_shift
-        if "max_local_shift" in variant.options and (max_local_shift or 0) > 0.501 * spacing:
-            logging.warning(
-                f"encoder_conf max_local_shift: {max_local_shift:g} s is more than half of the "
-                f"{spacing:g} s between frames after the convolution: frames change places. null "
-                f"is {spacing / 2:g} s"
-            )
+        self.position = settings.embedding(output_size, spacing)
+        self.mark = settings.mark(self.position)
+        self.longest = settings.longest()
         self.refusal = ""
         try:
-            variants.refuse_options(pos, given, defaults, spell="encoder_conf {}".format)
+            settings.refuse_options()
         except ValueError as error:
             self.refusal = str(error)
-        # seconds of a position as the embedding counts them: a learnable table holds frames
-        self.position_unit = spacing if variant.adds == "table" else 1.0
+        self.position_unit = settings.unit(spacing)
         self.dropout = nn.Dropout(positional_dropout_rate)
         self.layer_drop_rate = layer_drop_rate
+        relatives = settings.attentions(
+            num_blocks,
+            head_dim=output_size // attention_heads,
+            heads=attention_heads,
+            spacing=spacing,
+        )
+        self.prepare = (relatives[0] or PositionalAttention()).prepare
         self.layers = nn.ModuleList(
             TransformerLayer(
                 output_size,
@@ -219,16 +153,9 @@ class CapeTransformerEncoder(AbsEncoder):
                 dropout_rate,
                 attention_dropout_rate,
                 normalize_before,
-                variants.attention_for(
-                    pos,
-                    index,
-                    head_dim=output_size // attention_heads,
-                    heads=attention_heads,
-                    context=round(reach / spacing),
-                    values=relpos_values,
-                ),
+                relative,
             )
-            for index in range(num_blocks)
+            for relative in relatives
         )
         self.after_norm = nn.LayerNorm(output_size) if normalize_before else nn.Identity()
         # ESPnet's model reads the next two, and sets the third to a Linear if the second is true
@@ -236,17 +163,6 @@ class CapeTransformerEncoder(AbsEncoder):
         self.interctc_use_conditioning = interctc_use_conditioning
         self.conditioning_layer: nn.Module | None = None
         self.espnet_initialization_fn()
-
-    def espnet_initialization_fn(self) -> None:
-        """Draw the learnable positions anew, uniform in ± 0.1 as the authors do.
-
-        ESPnet calls this by its name after the option ``init``, which draws all weights anew.
-        """
-        if self.position.table is not None:
-            nn.init.uniform_(self.position.table, -0.1, 0.1)
-        for module in self.modules():
-            if isinstance(module, PositionalAttention):
-                module.reset_parameters()
 
     def train(self, mode: bool = True) -> "CapeTransformerEncoder":
         """As nn.Module's, but refuses options that ``pos`` does not take.
@@ -300,24 +216,13 @@ class CapeTransformerEncoder(AbsEncoder):
         features = self.front.conv.in_channels
         if xs_pad.ndim != 3 or xs_pad.shape[2] != features:
             raise ValueError(f"features must be (B, T, {features}), got {tuple(xs_pad.shape)}")
-        batch, frames, _ = xs_pad.shape
-        if ilens.shape != (batch,):
-            raise ValueError(f"ilens must be ({batch},), got {tuple(ilens.shape)}")
-        _check_lengths(ilens, frames)
-        ilens = ilens.to(xs_pad.device)
-        if times is None:
-            dtype = widest(xs_pad.device)
-            times = frame_times(ilens, self.frame_shift, frames, dtype=dtype)
-        elif times.shape != (batch, frames):
-            raise ValueError(f"times must be ({batch}, {frames}), got {tuple(times.shape)}")
-        self._warn_of_length(frames)
-        padding = torch.arange(frames, device=xs_pad.device) >= ilens[:, None]  # (B, T)
-        olens = subsampled(ilens)
+        times, padding = self.real_times(xs_pad, ilens, times)
+        olens = subsampled(ilens.to(xs_pad.device))
 
         x = self.front(xs_pad, padding)
-        positions = self._positions(times, padding)
-        x = self.dropout(self.position(x, positions / self.position_unit))
-        positions = positions.to(torch.float32)
+        positions = augmented(self.position, times[:, ::STRIDE])
+        x = self.dropout(self.position.add(x, positions / self.position_unit))
+        positions = self.prepare(positions)
         index = torch.arange(x.shape[1], device=x.device)
         # an empty utterance sees its first (empty) frame: attention to nothing could be NaN
         visible = index < olens.clamp(min=1)[:, None]
@@ -334,19 +239,6 @@ class CapeTransformerEncoder(AbsEncoder):
         x = self.after_norm(x)
         return ((x, intermediate) if intermediate else x), olens, None
 
-    def _warn_of_length(self, frames: int) -> None:
-        """Say once that recordings are far longer than what Δ covers."""
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return
-        seconds = frames * self.frame_shift
-        if seconds > self._long:
-            logging.warning(
-                f"a recording of {seconds:.0f} s reaches ± {seconds / 2:.0f} s around its centre, "
-                f"far beyond encoder_conf max_global_shift: {self._long / 4:g}: train with "
-                f"max_global_shift ≥ {seconds / 2:.0f}"
-            )
-            self._long = math.inf
-
     def _draw_kept(self, device: torch.device) -> Sequence[Tensor | None]:
         """For each layer whether it is kept, drawn on the device; None where all are."""
         if not (self.training and self.layer_drop_rate):
@@ -362,24 +254,6 @@ class CapeTransformerEncoder(AbsEncoder):
                 "outside of it do so yourself"
             )
         return self.conditioning_layer(ctc.softmax(x))
-
-    def _positions(self, times: Tensor, padding: Tensor) -> Tensor:
-        """Seconds of the frames after the convolution: (B, T) → (B, ⌈T / 3⌉), NaN in padding."""
-        check_values(
-            times,
-            lambda: times.isfinite() | padding,
-            "times of real frames must be numbers, not infinite; NaN is for padding only",
-        )
-        return times.masked_fill(padding, math.nan)[:, ::STRIDE]
-
-
-def _check_lengths(ilens: Tensor, frames: int) -> None:
-    looks = can_look_at(ilens) and ilens.numel() > 0
-    if frames == 0 or (looks and not bool(ilens.any())):
-        raise TooShortUttError("has no frame and needs at least 1, return empty results", 0, 1)
-    check_values(
-        ilens, lambda: (ilens >= 0) & (ilens <= frames), f"ilens must lie in [0, T={frames}]"
-    )
 
 
 def _check_interctc(layers: Any, conditioning: bool, num_blocks: int) -> None:

@@ -13,7 +13,7 @@ from espnet2.asr.frontend.abs_frontend import AbsFrontend
 from espnet2.layers.log_mel import LogMel
 from torch import Tensor
 
-from cape_plugins.espnet.encoder import TooShortUttError
+from cape_plugins.espnet.seconds import TooShortUttError
 from cape_plugins.positions import is_number, widest
 
 WINDOW_SECONDS = 0.025

@@ -87,7 +87,7 @@ class SelfAttention(MultiHeadedAttention):
         Args:
             x: (B, N, size).
             visible: bool, broadcastable to (B, heads, N, N); True where a query sees a key.
-            positions: (B, N) in seconds, NaN in padding; for ``relative``.
+            positions: for ``relative``, as it has prepared them: (B, N, …).
 
         Returns:
             (B, N, size).
@@ -96,7 +96,7 @@ class SelfAttention(MultiHeadedAttention):
         qkv = self.qkv(x).view(batch, length, 3, self.heads, size // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, N, size / heads)
         if self._forward_hooks and not (self.training or torch.compiler.is_compiling()):
-            self.attn = self._weights(query, key, visible, positions)
+            self.attn = attention_weights(self.relative, query, key, visible, positions)
         dropout = self.dropout_rate if self.training else 0.0
         if self.relative is not None:
             mixed = self.relative(query, key, value, positions, visible, dropout)
@@ -106,15 +106,43 @@ class SelfAttention(MultiHeadedAttention):
             )
         return self.out(mixed.transpose(1, 2).reshape(batch, length, size))
 
-    def _weights(
-        self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor | None
-    ) -> Tensor:
-        relative = PositionalAttention() if self.relative is None else self.relative
-        query = relative.place(query, positions) * query.shape[3] ** -0.5
-        scores = query @ relative.place(key, positions).transpose(-2, -1)
-        bias = relative.logits(query, key.shape[2], positions)
-        scores = scores if bias is None else scores + bias
-        return scores.masked_fill(~visible, -torch.inf).softmax(dim=-1).detach()
+
+def attention_weights(
+    relative: PositionalAttention | None,
+    query: Tensor,
+    key: Tensor,
+    visible: Tensor,
+    positions: Tensor | None,
+) -> Tensor:
+    """Laid out for pictures, (B, heads, N, N); arguments as in :class:`SelfAttention`."""
+    relative = PositionalAttention() if relative is None else relative
+    query = relative.sharpen(relative.place(query, positions), key.shape[2], visible)
+    query = query * query.shape[3] ** -0.5
+    scores = query @ relative.place(key, positions).transpose(-2, -1)
+    bias = relative.logits(query, key.shape[2], positions)
+    scores = scores if bias is None else scores + bias
+    return scores.masked_fill(~visible, -torch.inf).softmax(dim=-1).detach()
+
+
+def use_logn(encoder: nn.Module, logn: int) -> None:
+    """Multiply the logits of an encoder's self-attention by log N / log N_train.
+
+    Args:
+        encoder: whose self-attention is :class:`SelfAttention`.
+        logn: N_train, in frames after subsampling; 0 for off.
+
+    Raises:
+        ValueError: there is another self-attention, or none.
+    """
+    found = [each for each in encoder.modules() if isinstance(each, MultiHeadedAttention)]
+    if not found or not all(isinstance(each, SelfAttention) for each in found):
+        raise ValueError(
+            f"attention_logn sits in the attention of the encoder cape_transformer, and "
+            f"{type(encoder).__name__} has another: leave it out, or choose another model"
+        )
+    for attention in found:
+        attention.relative = attention.relative or PositionalAttention()
+        attention.relative.logn = logn
 
 
 class TransformerLayer(nn.Module):

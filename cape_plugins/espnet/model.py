@@ -51,7 +51,8 @@ class CapeASRModel(ESPnetASRModel):
             name = type(self.encoder).__name__
             raise ValueError(
                 f"model: cape_asr hands timestamps to the encoder, and {name} takes none: choose "
-                "encoder: cape_transformer, or model: espnet"
+                "encoder: cape_transformer, cape_conformer, cape_e_branchformer or "
+                "cape_branchformer, or model: espnet"
             )
         if not (self.preencoder is None or isinstance(self.preencoder, LinearProjection)):
             raise ValueError(

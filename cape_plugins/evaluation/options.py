@@ -91,20 +91,33 @@ class Options:
 class RunOptions(Options):
     """What the commands share that run models."""
 
-    groups: ClassVar[dict[str, str]] = {"device": "running", "out": "output"}
+    groups: ClassVar[dict[str, str]] = {"attention_logn": "running", "out": "output"}
 
+    attention_logn: Sequence[int] = option(
+        "logits of self-attention × log N / log of this, N_train in tokens, for models that were "
+        "trained without; several: each; 0: off (default: as trained)",
+        (),
+        least=0,
+    )
     device: str | None = option("default: cuda if there is one, else cpu", None)
     workers: int = option("processes that load data", 0, least=0)
     amp: bool = option("mixed precision", False)
     out: str | None = option("of PREFIX.csv, PREFIX.md and the pictures", None, "PREFIX")
     csv: Path | None = option("instead of PREFIX.csv", None)
     markdown: Path | None = option("instead of PREFIX.md", None)
+    items: Path | None = option("CSV of what each test item adds, for a bootstrap", None)
     overwrite: bool = option("replace files that are there, when the run is done", False)
 
     def __post_init__(self) -> None:
         """Check that no file is written over an input or another output."""
         super().__post_init__()
+        if self.items is not None and getattr(self, "resume", False):
+            raise ValueError("--items knows nothing of earlier rows: leave out --resume")
+        if 1 in self.attention_logn:
+            raise ValueError("--attention-logn takes tokens of a training sample, ≥ 2, or 0, got 1")
+        once(self.attention_logn, "--attention-logn")
         outputs = [self.csv_path, self.markdown_path, getattr(self, "figure_path", None)]
+        outputs.append(self.items)
         taken = {path.resolve(): name for name, path in self._inputs() if path.is_file()}
         for path in outputs:
             if path is not None and path.resolve() in taken:
@@ -117,7 +130,7 @@ class RunOptions(Options):
     def _inputs(self) -> Iterator[tuple[str, Path]]:
         for each in fields(self):
             value = getattr(self, each.name)
-            if each.name not in ("out", "csv", "markdown", "figure"):
+            if each.name not in ("out", "csv", "markdown", "figure", "items"):
                 for one in value if isinstance(value, list | tuple) else [value]:
                     if isinstance(one, str | Path):  # NAME=PATH too
                         yield spelled(each.name), Path(str(one).rpartition("=")[2])
@@ -125,6 +138,21 @@ class RunOptions(Options):
     def place(self, given: Path | None, ending: str) -> Path | None:
         """The file of an option such as ``--csv``, else of ``--out``, if there is either."""
         return given or (Path(f"{self.out}{ending}") if self.out else None)
+
+    def check_items(self, models: Sequence[str]) -> None:
+        """Raise ValueError if items are asked for of more than one model, or of one in two ways."""
+        ways = len(models) * len(self.logns)
+        if self.items is not None and ways > 1:
+            raise ValueError(f"--items are those of one model, got {ways}: run them apart")
+
+    @property
+    def logns(self) -> Sequence[int | None]:
+        """Those of ``--attention-logn``; None is as trained."""
+        return self.attention_logn or [None]
+
+    def labels(self, model: str) -> dict[str, int | None]:
+        """What a model is called under each of :attr:`logns`."""
+        return {model if n is None else f"{model}+logn{n}": n for n in self.logns}
 
     @property
     def csv_path(self) -> Path | None:

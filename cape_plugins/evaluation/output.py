@@ -38,18 +38,25 @@ class CsvFile:
         kind: the dataclass of the rows; its fields are the columns.
         overwrite: replace a file that is there.
         resume: keep and continue what :func:`begun` finds.
+        aside: the rows go beside also where no file is yet: it is there when it is whole.
     """
 
     def __init__(
-        self, path: Path | None, kind: type, overwrite: bool = False, resume: bool = False
+        self,
+        path: Path | None,
+        kind: type,
+        overwrite: bool = False,
+        resume: bool = False,
+        aside: bool = False,
     ) -> None:
         self.file: IO[str] | None = None
         self.path, self.kind = path, kind
         self.target, self.how = path, "a" if resume else "x"
         if path is not None and resume:
             self.target = begun(path)
-        elif path is not None and overwrite:
-            self.target = _beside(path) if path.is_file() else path
+        elif path is not None and (overwrite or aside):
+            there = path.is_file() or (aside and not path.exists())
+            self.target = _beside(path) if there else path
             self.how = "w"
 
     def __enter__(self) -> "CsvFile":

@@ -22,6 +22,7 @@ from cape_plugins.fairseq.config import (
     CapeTransformerConfig,
     CapeTransformerLanguageModelConfig,
     check_options,
+    one_line,
     refuse_torchrun_alone,
 )
 from cape_plugins.fairseq.transformer import CapeTransformerLanguageModel, CapeTransformerModel
@@ -86,8 +87,9 @@ def _configure(model: str, options: dict[str, Any]) -> Any:
             if getattr(args, option, None) is None:
                 setattr(args, option, value)
         if isinstance(args, Namespace):  # of the command line, before fairseq reads any data
-            check_options(vars(args), defaults)
-            refuse_torchrun_alone(getattr(args, "distributed_world_size", 0))
+            with one_line():
+                check_options(vars(args), defaults)
+                refuse_torchrun_alone(getattr(args, "distributed_world_size", 0))
 
     return configure
 

@@ -8,7 +8,9 @@ checkpoints need pickled classes. That of its language model is flat already.
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Optional, cast
@@ -23,11 +25,13 @@ from fairseq.models.transformer.transformer_config import (
     QuantNoiseConfig,
 )
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import II, OmegaConf
 
 from cape_plugins import variants
 from cape_plugins.augment import Augmentation
-from cape_plugins.positions import is_number
+from cape_plugins.logn import check_logn
+from cape_plugins.positions import check_positive, is_number
 from cape_plugins.sinusoid import check_dim
 
 logger = logging.getLogger(__name__)
@@ -117,6 +121,17 @@ class PositionConfig(FairseqDataclass):
     relpos_layers: ChoiceEnum(list(RELPOS_LAYERS)) = field(  # type: ignore[valid-type]
         default="all",
         metadata={"help": "relpos: the layers with relative self-attention; first: of each side"},
+    )
+    random_range: float = field(
+        default=256.0,
+        metadata={"help": "random: in training tokens are at sorted draws from 0 to this"},
+    )
+    attention_logn: int = field(
+        default=0,
+        metadata={
+            "help": "with every variant: multiply the logits of self-attention by log N / log of "
+            "this, N the tokens that a query sees; this is N in training; 0: off"
+        },
     )
     admin_init: bool = field(
         default=False,
@@ -244,6 +259,26 @@ def refuse_torchrun_alone(world_size: int) -> None:
         )
 
 
+@contextmanager
+def one_line() -> Iterator[None]:
+    """End the process where a ValueError is raised, as argparse ends it: one line and status 2."""
+    try:
+        yield
+    except ValueError as error:
+        print(f"{os.path.basename(sys.argv[0])}: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def check_built(options: Mapping[str, Any], defaults: FairseqDataclass) -> None:
+    """:func:`check_options` where a model is built; in fairseq-hydra-train, whose command line has
+    no other place for it, as :func:`one_line`.
+    """
+    if HydraConfig.initialized() and HydraConfig.get().job.name == "hydra_train":
+        with one_line():
+            check_options(options, defaults)
+    check_options(options, defaults)
+
+
 def check_options(options: Mapping[str, Any], defaults: FairseqDataclass) -> None:
     """Check the options that our models add or restrict.
 
@@ -266,7 +301,10 @@ def check_options(options: Mapping[str, Any], defaults: FairseqDataclass) -> Non
     _check_admin(values)
     if "source_scale" in values:
         _check_source(values)
-    for name in ("max_global_shift", "max_local_shift", "max_global_scale", "source_scale"):
+    for name in (
+        *("max_global_shift", "max_local_shift", "max_global_scale"),
+        *("random_range", "source_scale"),
+    ):
         if FURTHEST < values.get(name, 0.0) < float("inf"):
             raise ValueError(
                 f"{name} must be at most {FURTHEST:g}, got {values[name]:g}: beyond, float32 does "
@@ -283,7 +321,7 @@ def check_options(options: Mapping[str, Any], defaults: FairseqDataclass) -> Non
             raise ValueError(
                 f"{_flag(name)} is replaced by {instead} in the cape_transformer models"
             )
-    variants.refuse_options(pos, given, default, _flag)
+    variants.refuse_options(pos, given, default, _flag, axes=1)
 
 
 def _check_attention(values: Mapping[str, Any]) -> None:
@@ -291,13 +329,26 @@ def _check_attention(values: Mapping[str, Any]) -> None:
     if isinstance(context, bool) or not isinstance(context, int) or context < 1:
         raise ValueError(f"relpos_context must be an integer ≥ 1, in tokens, got {context!r}")
     _check_choice("relpos_layers", values["relpos_layers"], RELPOS_LAYERS)
-    if variants.get(values["pos"]).attention is not None:
-        for name in _OTHER_ATTENTION:
-            if values.get(name):
+    check_positive("random_range", values["random_range"], unit=", in tokens")
+    own = f"--pos {values['pos']}" if variants.get(values["pos"]).attention is not None else ""
+    if check_logn(values["attention_logn"]):
+        own = own or "--attention-logn"
+    for name in _OTHER_ATTENTION:
+        if own and values.get(name):
+            raise ValueError(
+                f"{_flag(name)} does not go with {own}, which has a self-attention of its own: "
+                f"leave out one of the two{', or choose another --pos' * own.startswith('--pos')}"
+            )
+    for side in ("encoder", "decoder"):
+        dim, heads = (values.get(f"{side}_{size}") for size in ("embed_dim", "attention_heads"))
+        if dim and heads and dim % heads == 0:  # else fairseq says so
+            try:
+                variants.attention_for(values["pos"], 0, head_dim=dim // heads, heads=heads)
+            except ValueError as error:
                 raise ValueError(
-                    f"{_flag(name)} does not go with --pos {values['pos']}, which has a "
-                    "self-attention of its own: leave it out, or choose another --pos"
-                )
+                    f"--pos {values['pos']} with --{side}-embed-dim {dim} and "
+                    f"--{side}-attention-heads {heads}: {error}"
+                ) from None
 
 
 def _check_admin(values: Mapping[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import MultiheadAttention
@@ -14,7 +13,7 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import Tensor, nn
 
-from cape_plugins.attention import CurrentPositions, PositionalAttention
+from cape_plugins.attention import CurrentPositions, PositionalAttention, joined
 from cape_plugins.fairseq.admin import ScaledResiduals
 from cape_plugins.variants import attention_for
 
@@ -25,8 +24,8 @@ class PositionalMultiheadAttention(MultiheadAttention):
     Args:
         embed_dim, num_heads, dropout, q_noise, qn_block_size: as fairseq's.
         relative: what positions do; its name is in checkpoints.
-        current: positions of the batch's tokens. In step-by-step decoding those of all steps so
-            far; without any, ``relative`` is called without.
+        current: positions of the batch's tokens, prepared. In step-by-step decoding those of all
+            steps so far; without any, ``relative`` is called without.
     """
 
     def __init__(
@@ -73,35 +72,40 @@ class PositionalMultiheadAttention(MultiheadAttention):
         if static_kv:
             raise ValueError("static_kv is for cross-attention; this is self-attention")
         positions = self._last_positions(query.shape[0])
-        q = self.relative.place(self._split(self.q_proj(query)), positions) * self.scaling
+        q = self.relative.place(self._split(self.q_proj(query)), positions)
         k = self.relative.place(self._split(self.k_proj(query)), positions)
         v = self._split(self.v_proj(query))
         if incremental_state is not None:
             k, v, key_padding_mask = self._continue(incremental_state, k, v, key_padding_mask)
 
-        bias = self.relative.logits(q, k.shape[2], self._last_positions(k.shape[2]))
-        bias = _masked(bias, attn_mask, key_padding_mask, like=q)
+        keys = k.shape[2]
+        positions = self._last_positions(keys)
+        mask = _mask(attn_mask, key_padding_mask, like=q)
+        q = self.relative.sharpen(q, keys, mask)
+        if not (before_softmax or need_weights or need_head_weights):
+            out = self.relative.attend(q, k, v, positions, mask, self._dropout())
+            return self._merge(out), None
+        q = q * self.scaling
+        bias = joined(self.relative.logits(q, keys, positions), mask, q.dtype)
+        scores = q @ k.transpose(2, 3)
+        scores = scores if bias is None else scores + bias
         if before_softmax:
-            return _scores(q, k, bias).flatten(0, 1), v.flatten(0, 1)
-        weights: Tensor | None = None
-        if need_weights or need_head_weights or self.relative.learns_values:
-            weights = _scores(q, k, bias).float().softmax(dim=-1)
-            dropped = self.dropout_module(weights.to(v.dtype))
-            out = dropped @ v
-            if self.relative.learns_values:
-                out = out + self.relative.mix(dropped)
-        else:
-            out = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=bias, dropout_p=self._dropout(), scale=1.0
-            )
-        out = self.out_proj(out.permute(2, 0, 1, 3).flatten(2))
-        if weights is None or not (need_weights or need_head_weights):
-            return out, None
-        return out, weights.transpose(0, 1) if need_head_weights else weights.mean(dim=1)
+            return scores.flatten(0, 1), v.flatten(0, 1)
+        weights = scores.float().softmax(dim=-1)
+        dropped = self.dropout_module(weights.to(v.dtype))
+        out = dropped @ v
+        if self.relative.learns_values:
+            out = out + self.relative.mix(dropped)
+        weights = weights.transpose(0, 1) if need_head_weights else weights.mean(dim=1)
+        return self._merge(out), weights
 
     def _split(self, x: Tensor) -> Tensor:
         """(T, B, heads · head_dim) → (B, heads, T, head_dim)."""
         return x.unflatten(2, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
+
+    def _merge(self, out: Tensor) -> Tensor:
+        """(B, heads, T, head_dim) → (T, B, embed_dim)."""
+        return self.out_proj(out.permute(2, 0, 1, 3).flatten(2))
 
     def _last_positions(self, tokens: int) -> Tensor | None:
         positions = self.current.positions
@@ -131,26 +135,19 @@ class PositionalMultiheadAttention(MultiheadAttention):
         return k, v, padding
 
 
-def _masked(
-    bias: Tensor | None, attn_mask: Tensor | None, padding: Tensor | None, like: Tensor
-) -> Tensor | None:
+def _mask(attn_mask: Tensor | None, padding: Tensor | None, like: Tensor) -> Tensor | None:
     """What is added to the scores, -inf where a key is not seen; None adds nothing."""
-    if bias is None and attn_mask is None and padding is None:
+    if attn_mask is None and padding is None:
         return None
-    bias = like.new_zeros(1, 1, 1, 1) if bias is None else bias.to(like.dtype)
+    mask = like.new_zeros(1, 1, 1, 1)
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
-            bias = bias.masked_fill(attn_mask, -torch.inf)
+            mask = mask.masked_fill(attn_mask, -torch.inf)
         else:
-            bias = bias + attn_mask.to(bias.dtype)
+            mask = mask + attn_mask.to(mask.dtype)
     if padding is not None and padding.dim() > 0:
-        bias = bias.masked_fill(padding[:, None, None].bool(), -torch.inf)
-    return bias
-
-
-def _scores(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
-    scores = q @ k.transpose(2, 3)
-    return scores if bias is None else scores + bias
+        mask = mask.masked_fill(padding[:, None, None].bool(), -torch.inf)
+    return mask
 
 
 class CapeEncoderLayer(ScaledResiduals, TransformerEncoderLayerBase):
@@ -238,9 +235,12 @@ def _positional(
         heads=heads,
         context=cfg.relpos_context,
         values=cfg.relpos_values,
+        logn=cfg.attention_logn,
     )
     if relative is None:
         return None
+    if layer.index == 0:
+        layer.current.prepare = relative.prepare
     return PositionalMultiheadAttention(
         embed_dim,
         heads,

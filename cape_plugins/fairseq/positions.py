@@ -19,25 +19,31 @@ from torch import Tensor, nn
 
 from cape_plugins import variants
 from cape_plugins.attention import CurrentPositions
-from cape_plugins.augment import Draw
+from cape_plugins.augment import AsGiven, Augmentation, Draw, per_axis
 from cape_plugins.embedding import PositionalEmbedding1d
+from cape_plugins.positions import check_positive
+from cape_plugins.ranks import generator_of_rank
 
 logger = logging.getLogger(__name__)
 
 
 class CurrentBatch(CurrentPositions):
-    """Positions and CAPE's draw of the batch that is going through an encoder or a decoder.
+    """Positions of the batch that is going through an encoder or a decoder.
 
     fairseq calls ``embed_positions`` with tokens alone and layers without any, hence the detour.
     Nothing is cleared when the layers have run: activation checkpointing runs them again in the
     backward, which must therefore come before the next forward.
 
     Attributes:
-        positions: (B, N) of the tokens, or (1, N) to share them; NaN at padding.
-        draw: CAPE's Δ and λ of each sample, where source and target share them.
+        tokens: (B, N) of the tokens, or (1, N) to share them; NaN at padding.
     """
 
-    draw: Draw | None = None
+    tokens: Tensor | None = None
+
+    def show(self, positions: Tensor) -> None:
+        """Say it to the attention and to ``embed_positions``."""
+        self.tokens = positions
+        super().show(positions)
 
 
 def positions_in_batch(tokens: Tensor, padding_idx: int, spacing: float = 1.0) -> Tensor:
@@ -56,6 +62,68 @@ def positions_in_batch(tokens: Tensor, padding_idx: int, spacing: float = 1.0) -
     return torch.where(real, index.to(torch.float32) * spacing, math.nan)
 
 
+class TokenPositions(nn.Module):
+    """Augments the positions of a batch's tokens as the variant does, once for all that read them.
+
+    Args:
+        pos: the variant.
+        current: where embeddings and attention read them.
+        max_global_shift, max_local_shift, max_global_scale: CAPE's, in tokens; see
+            :class:`cape_plugins.Augmentation`. There is no centring in fairseq: sentences of a
+            pair stay aligned at their first tokens, and decoding does not know the length.
+        random_range: the positions of ``random`` are 0 … this, in tokens.
+        spread: see :class:`cape_plugins.random_positions.Random`.
+
+    Raises:
+        ValueError: any value is out of range.
+    """
+
+    def __init__(
+        self,
+        pos: str,
+        current: CurrentBatch,
+        *,
+        max_global_shift: float = 5.0,
+        max_local_shift: float = 0.5,
+        max_global_scale: float = 1.0,
+        random_range: float = 1.0,
+        spread: bool = True,
+    ) -> None:
+        super().__init__()
+        check_positive("random_range", random_range)
+        variant = variants.get(pos)
+        self.current = current
+        self.draws = "max_global_shift" in variant.options
+        self.random = variant.augment is not AsGiven
+        self.max_local_shift = max_local_shift
+        self.augmentation = Augmentation(
+            max_global_shift, max_local_shift, max_global_scale, mean_normalize=False
+        )
+        self.augment = variant.augment(self.augmentation, (0.0, random_range), spread)
+
+    def draw(self, batch_size: int, device: torch.device) -> Draw | None:
+        """Δ and λ of each sample in training; None where the variant draws none now."""
+        if not (self.draws and self.training):
+            return None
+        generator = generator_of_rank(device)
+        return self.augmentation.draw(batch_size, device=device, generator=generator)
+
+    def forward(self, positions: Tensor, batch: int, draw: Draw | None) -> None:
+        """Show the tokens' positions to all that read them.
+
+        Args:
+            positions: (B, N), or (1, N) to share them; NaN at padding.
+            batch: B.
+            draw: Δ and λ that source and target share. Default: drawn here, in training.
+        """
+        local = generator = None
+        if self.random and self.training:
+            generator = generator_of_rank(positions.device)
+            local = per_axis([self.max_local_shift], positions.device)
+        moved = self.augment(positions[..., None], batch, local, draw, generator)
+        self.current.show(moved[..., 0])
+
+
 class TokenEmbedding(nn.Module):
     """Positional embeddings of tokens, with the interface of fairseq's ``embed_positions``.
 
@@ -64,15 +132,9 @@ class TokenEmbedding(nn.Module):
     Args:
         dim: channels, even.
         pos: the variant; those that add nothing need no module.
-        current: positions of the batch, and the draw that it shares.
+        current: positions of the batch, augmented.
         max_positions: the longest sequence, in tokens; also what ``abspos`` has vectors for.
         added_tokens: tokens that the model adds to the sequence (BOS), on top of that.
-        max_global_shift, max_local_shift, max_global_scale: CAPE's, in tokens; see
-            :class:`cape_plugins.Augmentation`. There is no centring in fairseq: sentences of a
-            pair stay aligned at their first tokens, and decoding does not know the length.
-
-    Raises:
-        ValueError: any value is out of range.
     """
 
     zero: Tensor
@@ -85,61 +147,27 @@ class TokenEmbedding(nn.Module):
         *,
         max_positions: int,
         added_tokens: int = 0,
-        max_global_shift: float = 5.0,
-        max_local_shift: float = 0.5,
-        max_global_scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.max_positions = max_positions  # fairseq reads it to filter what is too long
         self.current = current
-        self.draws = "max_global_shift" in variants.get(pos).options
         self.embedding = PositionalEmbedding1d(
-            dim,
-            pos,
-            max_global_shift=max_global_shift,
-            max_local_shift=max_local_shift,
-            max_global_scale=max_global_scale,
-            mean_normalize=False,
-            max_length=max_positions + added_tokens,
-            overflow="error",
+            dim, pos, max_length=max_positions + added_tokens, overflow="error"
         )
         # carries the model's dtype and device; not in checkpoints
         self.register_buffer("zero", torch.zeros(1), persistent=False)
-
-    def draw(self, batch_size: int, device: torch.device) -> Draw | None:
-        """Δ and λ of each sample in training; None where the variant draws none now."""
-        if not (self.draws and self.training):
-            return None
-        generator = generator_of_rank(device)
-        return self.embedding.augmentation.draw(batch_size, device=device, generator=generator)
 
     def forward(self, tokens: Tensor, incremental_state: Any = None) -> Tensor:
         """Embeddings of the current batch, whose tokens (B, N) are: (B|1, N, dim), model's dtype.
 
         In incremental decoding only that of the last token, (1, 1, dim).
         """
-        positions = self.current.positions
-        assert positions is not None, "the model sets them first"
+        positions = self.current.tokens
+        assert positions is not None, "the model shows them first"
         if incremental_state is not None:
             positions = positions[:, -1:]
         content = self.zero.expand(*positions.shape, self.embedding.dim)
-        generator = generator_of_rank(content.device) if self.draws and self.training else None
-        return self.embedding(content, positions, draw=self.current.draw, generator=generator)
-
-
-def generator_of_rank(device: torch.device) -> torch.Generator | None:
-    """Random numbers of this process alone; None, the device's own, where there is but one.
-
-    fairseq seeds all ranks alike before each update, from its number: they would all shift alike.
-    Here each adds its rank to a seed drawn on the CPU, so that resuming draws the same, no device
-    is waited for, and of fairseq's other random numbers (dropout, LayerDrop) one is taken.
-    """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return None
-    if torch.distributed.get_world_size() == 1:
-        return None
-    seed = int(torch.randint(2**31, ())) + torch.distributed.get_rank()
-    return torch.Generator(device).manual_seed(seed)
+        return self.embedding.add(content, positions)
 
 
 class VariantMark(nn.Module):

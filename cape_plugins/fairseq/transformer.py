@@ -28,7 +28,7 @@ from cape_plugins.fairseq import admin
 from cape_plugins.fairseq.config import (
     CapeTransformerConfig,
     CapeTransformerLanguageModelConfig,
-    check_options,
+    check_built,
     checkpoint_options,
     forgive_old_options,
     needs_source_bos,
@@ -40,6 +40,7 @@ from cape_plugins.fairseq.layers import CapeDecoderLayer, CapeEncoderLayer, wrap
 from cape_plugins.fairseq.positions import (
     CurrentBatch,
     TokenEmbedding,
+    TokenPositions,
     VariantMark,
     count_source_scale,
     longest_training_sentence,
@@ -68,6 +69,7 @@ class CapeTransformerEncoder(TransformerEncoderBase):
         super().__init__(cfg, dictionary, embed_tokens, return_fc=return_fc)
         self.source_bos = needs_source_bos(cfg.pos, cfg.source_bos)
         self.spacing = cfg.source_scale if takes(cfg.pos, "source_scale") else 1.0
+        self.token_positions = _token_positions(cfg, self.current, spread=True)
         self.embed_positions = _embed_positions(
             cfg,
             embed_tokens.embedding_dim,
@@ -100,12 +102,13 @@ class CapeTransformerEncoder(TransformerEncoderBase):
                     self.embed_tokens.weight[self.dictionary.bos()],
                     nn.functional.pad(token_embeddings, (0, 0, 1, 0)),
                 )
-        self.current.positions = positions_in_batch(src_tokens, self.padding_idx, self.spacing)
-        if self.embed_positions is not None:
-            self.current.draw = self.embed_positions.draw(src_tokens.shape[0], src_tokens.device)
+        batch = len(src_tokens)
+        draw = self.token_positions.draw(batch, src_tokens.device)
+        positions = positions_in_batch(src_tokens, self.padding_idx, self.spacing)
+        self.token_positions(positions, batch, draw)
         out = super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
-        if self.current.draw is not None:
-            out[DRAW] = list(self.current.draw)
+        if draw is not None:
+            out[DRAW] = list(draw)
         return out
 
 
@@ -124,6 +127,8 @@ class CapeTransformerDecoder(TransformerDecoderBase):
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
         # a language model has no source
         self.source_bos = needs_source_bos(cfg.pos, getattr(cfg, "source_bos", "false"))
+        # decoding does not know how many tokens there will be
+        self.token_positions = _token_positions(cfg, self.current, spread=False)
         self.embed_positions = _embed_positions(
             cfg,
             self.embed_dim,
@@ -157,9 +162,9 @@ class CapeTransformerDecoder(TransformerDecoderBase):
         else:  # all rows are equally long: finished ones hold padding, which counts
             steps, device = prev_output_tokens.shape[1], prev_output_tokens.device
             positions = torch.arange(steps, dtype=torch.float32, device=device)[None]
-        self.current.positions = positions
         shared = encoder_out.get(DRAW) if encoder_out is not None else None
-        self.current.draw = Draw(*shared) if shared else None
+        draw = Draw(*shared) if shared else None
+        self.token_positions(positions, len(prev_output_tokens), draw)
         features, extra = super().extract_features(
             prev_output_tokens,
             encoder_out,
@@ -200,7 +205,7 @@ class CapeTransformerModel(TransformerModelBase):
         else:
             cfg = OmegaConf.create({"model": OmegaConf.structured(cfg)}).model
             options = plain_options(cfg)
-        check_options(options, defaults)
+        check_built(options, defaults)
         if options["source_scale"] == 0 and takes(options["pos"], "source_scale"):
             # what a checkpoint's weights were trained with, else the training set's
             scale = checkpoint_options(cfg).get("source_scale") or count_source_scale(task)
@@ -241,6 +246,20 @@ def _tell_untrained_distances(context: int, longest: int | None) -> None:
         )
 
 
+def _token_positions(
+    cfg: TransformerConfig, current: CurrentBatch, *, spread: bool
+) -> TokenPositions:
+    return TokenPositions(
+        cfg.pos,
+        current,
+        max_global_shift=cfg.max_global_shift,
+        max_local_shift=cfg.max_local_shift,
+        max_global_scale=cfg.max_global_scale,
+        random_range=cfg.random_range,
+        spread=spread,
+    )
+
+
 def _embed_positions(
     cfg: TransformerConfig,
     dim: int,
@@ -253,14 +272,7 @@ def _embed_positions(
     if get(cfg.pos).adds == "nothing":
         return None
     return TokenEmbedding(
-        dim,
-        cfg.pos,
-        current,
-        max_positions=max_positions,
-        added_tokens=added_tokens,
-        max_global_shift=cfg.max_global_shift,
-        max_local_shift=cfg.max_local_shift,
-        max_global_scale=cfg.max_global_scale,
+        dim, cfg.pos, current, max_positions=max_positions, added_tokens=added_tokens
     )
 
 
@@ -286,7 +298,7 @@ class CapeTransformerLanguageModel(FairseqLanguageModel):
             ValueError: an option is out of range, or ADMIN's scales cannot be had.
         """
         options = plain_options(cfg)
-        check_options(options, CapeTransformerLanguageModelConfig())
+        check_built(options, CapeTransformerLanguageModelConfig())
         if options["max_target_positions"] is None:  # as fairseq: what follows from the task
             options["max_target_positions"] = options["tokens_per_sample"]
             store_option(cfg, "max_target_positions", options["max_target_positions"])

@@ -31,7 +31,8 @@ def add_sinusoid(
         positions: (B, N) on a line, or (1, N) to share them; (B, N, 2), (1, N, 2) or (N, 2) on a
             plane. Float32, or float64 whose precision is used; NaN marks padding, to which
             nothing is added.
-        base, frequency_scale: frequencies on a line, see :func:`cape_plugins.sinusoid_1d`.
+        base: of the frequencies on a line, see :func:`cape_plugins.sinusoid_1d`.
+        frequency_scale: multiplies all frequencies.
 
     Returns:
         (B, N, D) in content's dtype, rounded once.
@@ -53,7 +54,8 @@ def add_unchecked(
     Args:
         content: (B, N, D).
         positions: (B, N, axes) or (1, N, axes), float32 or float64.
-        base, frequency_scale: of the frequencies where axes is 1.
+        base: of the frequencies where axes is 1.
+        frequency_scale: multiplies all frequencies.
     """
     if torch.jit.is_scripting():
         return _plain(content, positions, base, frequency_scale)
@@ -95,7 +97,7 @@ def _plain(content: Tensor, positions: Tensor, base: float, frequency_scale: flo
     if positions.shape[2] == 1:
         embedding = embed_line(positions[..., 0], dim, base, frequency_scale)
     else:
-        embedding = embed_plane(positions, dim)
+        embedding = embed_plane(positions, dim, frequency_scale)
     return add_embedding(content, embedding)
 
 

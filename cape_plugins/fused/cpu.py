@@ -35,8 +35,10 @@ def compiled() -> ModuleType | None:
         return None
     content, positions = torch.ones(1, 8), torch.tensor([[0.25, -1.5]], dtype=torch.float64)
     out = torch.empty_like(content)
-    _add_compiled(module, out, content, 8, positions, frequencies_2d(8, content.device) / math.tau)
-    if not torch.allclose(out, content + embed_plane(positions, 8).float(), rtol=0, atol=1e-5):
+    _add_compiled(
+        module, out, content, 8, positions, frequencies_2d(8, 1.0, content.device) / math.tau
+    )
+    if not torch.allclose(out, content + embed_plane(positions, 8, 1.0).float(), rtol=0, atol=1e-5):
         _logger.warning("%s adds wrongly: torch operations serve instead", module.__file__)
         return None
     return module
@@ -48,7 +50,8 @@ def add_sinusoid(content: Tensor, positions: Tensor, base: float, frequency_scal
     Args:
         content: (B, N, D).
         positions: (B, N, axes), or (1, N, axes) to share them.
-        base, frequency_scale: of the frequencies where axes is 1.
+        base: of the frequencies where axes is 1.
+        frequency_scale: multiplies all frequencies.
     """
     batch, length, dim = content.shape
     axes = positions.shape[2]
@@ -82,7 +85,7 @@ def _turns(axes: int, dim: int, base: float, frequency_scale: float) -> Tensor:
     device = torch.device("cpu")
     if axes == 1:
         return frequencies_1d(dim, base, frequency_scale, device)[None] / math.tau
-    return frequencies_2d(dim, device) / math.tau
+    return frequencies_2d(dim, frequency_scale, device) / math.tau
 
 
 # at most four: an image model sees one size or few after another

@@ -41,8 +41,8 @@ def _turns_per_unit(
         wide = series * TURNS + series * TURNS_LOW
     else:
         power = (k + 1) / half
-        # π · w · position is w · position / 2 turns
-        radius = 0.5 * tl.exp(power * _LN_10 + power * _LN_10_LOW)
+        series = tl.exp(power * _LN_10 + power * _LN_10_LOW)
+        radius = series * TURNS + series * TURNS_LOW
         wide = radius * (tl.cos(k) if AXIS == 0 else tl.sin(k))
     high = wide.to(tl.float32)
     return high, (wide - high.to(tl.float64)).to(tl.float32)
@@ -183,7 +183,8 @@ def add_sinusoid(
     Args:
         content: (B, N, D).
         positions: (1 or B, N, axes).
-        base, frequency_scale: of the frequencies where axes is 1.
+        base: of the frequencies where axes is 1.
+        frequency_scale: multiplies all frequencies.
         blocks: TOKENS, PHASES and SAMPLES of a program. Default: autotuned, for which tests
             without a GPU have none.
     """
@@ -195,7 +196,9 @@ def add_sinusoid(
     content = cpu.narrow(content)
     if positions.stride(2) != 1 and axes > 1:
         positions = positions.contiguous()
-    log_base, turns = _split(math.log(base)), _split(frequency_scale / math.tau)
+    # on a plane π · w · position is w · position / 2 turns
+    turns = _split(frequency_scale / (math.tau if axes == 1 else 2))
+    log_base = _split(math.log(base))
     kernel = _kernel if blocks is None else _kernel.fn
     with torch.cuda.device_of(content):
         kernel[functools.partial(grid, batch, length, dim // 2)](

@@ -7,18 +7,19 @@ import torch.nn.functional as F
 from timm.layers import (
     Attention,
     maybe_add_mask,
-    register_notrace_function,
+    register_notrace_module,
     resolve_self_attn_mask,
 )
 from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from cape_plugins.attention import CurrentPositions, PositionalAttention
-from cape_plugins.positions import grid_positions
+from cape_plugins.attention import CurrentPositions, PositionalAttention, joined
+from cape_plugins.embedding import PositionalEmbedding2d
 from cape_plugins.variants import attention_for, get
 
 
+@register_notrace_module  # torch.fx must not take the positions of its own run for constants
 class PositionedAttention(Attention):
     """timm's self-attention, and what a variant does in it; timm's own until it is given that.
 
@@ -26,6 +27,14 @@ class PositionedAttention(Attention):
     Positions come past the blocks, not through them: TorchScript cannot compile that, tracing and
     export can.
     """
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        if self.relative is not None:
+            raise ValueError(
+                f"torch.jit.script cannot compile {type(self.relative).__name__}, whose positions "
+                "come past timm's blocks: use torch.jit.trace, torch.compile, torch.export or ONNX"
+            )
+        return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -46,15 +55,15 @@ class PositionedAttention(Attention):
         query = self.relative.place(self.q_norm(query), positions)
         key = self.relative.place(self.k_norm(key), positions)
         # added to the scores, as timm's masks are: a query that sees no key at all is no NaN
-        bias = resolve_self_attn_mask(tokens, query, attn_mask, is_causal)
-        logits = self.relative.logits(query * self.scale, tokens, positions)
-        if logits is not None:
-            bias = maybe_add_mask(logits, bias).to(query.dtype)
+        mask = resolve_self_attn_mask(tokens, query, attn_mask, is_causal)
+        query = self.relative.sharpen(query, tokens, mask)
         if self.fused_attn and not self.relative.learns_values:
             dropout = self.attn_drop.p if self.training else 0.0
-            x = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
+            x = self.relative.attend(query, key, value, positions, mask, dropout)
         else:
-            scores = maybe_add_mask(query * self.scale @ key.mT, bias)
+            query = query * self.scale
+            logits = self.relative.logits(query, tokens, positions)
+            scores = maybe_add_mask(query @ key.mT, joined(logits, mask, query.dtype))
             weights = self.attn_drop(scores.softmax(dim=-1))
             mixed = self.relative.mix(weights)
             x = weights @ value if mixed is None else weights @ value + mixed
@@ -74,9 +83,8 @@ def place_in_attention(
         context: patches along the longer side of the image.
 
     Returns:
-        Where the model says, in each forward, which positions its tokens have, (B|1, tokens, 2):
-        see :func:`place_image` and :func:`with_prefix`. None where the variant does nothing in
-        self-attention.
+        Where :class:`AttendedEmbedding2d` says, in each forward, which positions the tokens have,
+        (B|1, tokens, 2). None where the variant does nothing in self-attention.
 
     Raises:
         ValueError: the blocks' attention is another than timm's ``Attention``, or patches are
@@ -99,26 +107,90 @@ def place_in_attention(
                 "replaces it at their defaults, or choose a variant that is added at the input"
             )
         head_dim, heads = attention.head_dim, attention.num_heads
-        relative = attention_for(pos, layer, head_dim=head_dim, heads=heads, context=context)
+        relative = attention_for(
+            pos, layer, head_dim=head_dim, heads=heads, context=context, axes=2
+        )
         if relative is not None:
             attention.relative = relative.to(attention.qkv.weight)
+            if layer == 0:
+                current.prepare = relative.prepare
         attention.current = current
     return current
 
 
-def with_prefix(positions: Tensor, prefix: int) -> Tensor:
-    """Patches' positions (B|1, N, 2) → tokens': NaN for the class token and the registers."""
-    return F.pad(positions, (0, 0, prefix, 0), value=float("nan"))
+def use_logn(model: nn.Module, logn: int) -> None:
+    """Multiply the logits of a ViT's self-attention by log N / log N_train, timm's own ViTs too.
+
+    N are the tokens that a query sees, the class token and the registers among them.
+
+    Args:
+        model: whose blocks have timm's ``Attention``, made with this function in mind or not.
+        logn: N_train, 0 for off.
+
+    Raises:
+        ValueError: the model has no blocks, or they have another attention.
+    """
+    blocks = list(getattr(model, "blocks", []))
+    for block in blocks:
+        attention = getattr(block, "attn", None)
+        if type(attention) is Attention:
+            attention.__class__ = PositionedAttention  # all but what stands in the next line
+            vars(attention).update(relative=None, current=CurrentPositions())
+        if not isinstance(attention, PositionedAttention):
+            blocks = []
+            break
+        attention.relative = attention.relative or PositionalAttention()
+        attention.relative.logn = logn
+    if not blocks:
+        raise ValueError(
+            f"attention_logn sits in timm's Attention, which is not what {type(model).__name__} "
+            "has in each of its blocks: leave it out, or choose another model"
+        )
 
 
-def place_image(
-    current: CurrentPositions, grid: tuple[int, int], extent: float, prefix: int, like: Tensor
-) -> None:
-    """Say which positions the tokens of an image have, (1, prefix + height · width, 2)."""
-    current.positions = with_prefix(_grid(grid[0], grid[1], extent, like), prefix)
+def positional_parameters(model: nn.Module) -> set[str]:
+    """Names of what variants learn in self-attention: not decayed, as timm's positions are not."""
+    return {
+        f"{name}.{parameter}"
+        for name, module in model.named_modules()
+        if isinstance(module, PositionalAttention)
+        for parameter, _ in module.named_parameters()
+    }
 
 
-@torch.fx.wrap  # its sizes depend on the input, which torch.fx cannot trace
-@register_notrace_function
-def _grid(height: int, width: int, extent: float, like: Tensor) -> Tensor:
-    return grid_positions(height, width, extent, like.device)[None]
+@register_notrace_module  # torch.fx cannot trace sizes that depend on the input
+class AttendedEmbedding2d(PositionalEmbedding2d):
+    """Shows the attention of the blocks the positions that it adds, augmented once for all.
+
+    Args:
+        dim, pos, options: as for :class:`cape_plugins.PositionalEmbedding2d`.
+        current: where the attention reads them.
+        prefix: tokens before the patches (class token, registers), which have no position: NaN.
+    """
+
+    def __init__(
+        self, dim: int, pos: str, *, current: CurrentPositions, prefix: int, **options: Any
+    ) -> None:
+        super().__init__(dim, pos, **options)
+        self.current = current
+        self.prefix = prefix
+
+    def forward(
+        self, content: Tensor, grid: tuple[int, int], generator: torch.Generator | None = None
+    ) -> Tensor:
+        """As :class:`cape_plugins.PositionalEmbedding2d`."""
+        return self._attend(content, self.augmented(content, grid, generator))
+
+    def forward_at(
+        self,
+        content: Tensor,
+        positions: Tensor,
+        grids: Tensor,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """As :class:`cape_plugins.PositionalEmbedding2d`."""
+        return self._attend(content, self.augmented_at(content, positions, grids, generator))
+
+    def _attend(self, content: Tensor, positions: Tensor) -> Tensor:
+        self.current.show(F.pad(positions, (0, 0, self.prefix, 0), value=float("nan")))
+        return self.add(content, positions)

@@ -18,14 +18,15 @@ from timm.layers import register_notrace_module, trunc_normal_
 from timm.models import build_model_with_cfg, generate_default_cfgs, naflexvit
 from torch import Tensor, nn
 
-from cape_plugins.attention import CurrentPositions
 from cape_plugins.embedding import PositionalEmbedding2d
+from cape_plugins.logn import check_logn
 from cape_plugins.timm.attention import (
     PositionedAttention,
-    place_image,
     place_in_attention,
-    with_prefix,
+    positional_parameters,
+    use_logn,
 )
+from cape_plugins.timm.mark import adapt, add_mark
 from cape_plugins.timm.registry import SIZES, register_models, untrained_cfg, variants_by_name
 from cape_plugins.timm.vision_transformer import (
     check_pos,
@@ -75,23 +76,16 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
     Args:
         stock: what it is made from and whose parameters it takes over, without positions.
         position: variant and settings.
-        current: where to say which positions the tokens have, for variants that ask.
 
     Raises:
         ValueError: on an image that the patch size does not divide, without ``dynamic_img_pad``.
     """
 
-    def __init__(
-        self,
-        stock: naflexvit.NaFlexEmbeds,
-        position: PositionalEmbedding2d,
-        current: CurrentPositions | None = None,
-    ) -> None:
+    def __init__(self, stock: naflexvit.NaFlexEmbeds, position: PositionalEmbedding2d) -> None:
         nn.Module.__init__(self)
         # NaFlexVit makes its NaFlexEmbeds itself and takes no other class for them
         self.__dict__.update(vars(stock))
         self.position = position
-        self.current = current
         self.pos_drop_after = self.pos_drop  # dropout comes after the positions
         self.pos_drop = nn.Dropout(0.0)
         if self.cls_token is None or position.adds_nothing:
@@ -124,11 +118,7 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
         if patch_coord is None:
             assert grid is not None
             patches = self.position(patches, grid)
-            if self.current is not None:
-                place_image(
-                    self.current, grid, self.position.extent, self.num_prefix_tokens, patches
-                )
-        elif self.current is not None or not self.position.adds_nothing:
+        elif get(self.position.pos).attention is not None or not self.position.adds_nothing:
             positions, grids = naflex_positions(
                 patch_coord,
                 patch_valid,
@@ -136,8 +126,6 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
                 keep_aspect=self.pos_embed_ar_preserving,
             )
             patches = self.position.forward_at(patches, positions, grids)
-            if self.current is not None:
-                self.current.positions = with_prefix(positions, self.num_prefix_tokens)
         return self.pos_drop_after(torch.cat([prefix, patches], dim=1)), grid
 
     def _check_image(self, x: Tensor) -> None:
@@ -167,6 +155,10 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
             per axis, N patches along it in that image.
         max_global_scale: λ is log-uniform in [1 / this, this].
         extent: the paper's γ (Table 6), 1 in training.
+        attention_logn: with every variant: multiply the logits of self-attention by log N /
+            log of this, N the tokens that a query sees, see :mod:`cape_plugins.logn`; this is N
+            in training, the class token and registers among them (197 at 224 pixels). Default:
+            off, as in the paper.
         kwargs: the other arguments of timm's NaFlexVit and fields of its configuration; it
             rejects unknown ones.
 
@@ -186,9 +178,11 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
         max_local_shift: float | tuple[float, float] | None = None,
         max_global_scale: float = 1.4,
         extent: float = 1.0,
+        attention_logn: int | None = None,
         **kwargs: Any,
     ) -> None:
         check_pos(pos, kwargs)
+        logn = check_logn(attention_logn)
         cfg = replace(cfg or naflexvit.NaFlexVitCfg(), pos_embed="none")
         known = {field.name for field in fields(cfg)}
         _check_table_options(replace(cfg, **{k: v for k, v in kwargs.items() if k in known}), pos)
@@ -198,18 +192,23 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
         position = make_position(
             self.embed_dim,
             pos,
+            place_in_attention(self, pos, max(self.embeds.pos_embed_grid_size or (16, 16))),
+            self.num_prefix_tokens,
             max_global_shift=max_global_shift,
             max_local_shift=max_local_shift,
             max_global_scale=max_global_scale,
             extent=extent,
         )
-        current = place_in_attention(self, pos, max(cfg.pos_embed_grid_size or (16, 16)))
-        self.embeds = NaFlexEmbedsCape(self.embeds, position, current)
+        self.embeds = NaFlexEmbedsCape(self.embeds, position)
+        if logn:
+            use_logn(self, logn)
+        add_mark(self)
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """timm's set, and the class token's position."""
-        return {*super().no_weight_decay(), "embeds.cls_pos_embed"}
+        """timm's set, the class token's position, and what the attention learns of positions."""
+        ours = {"embeds.cls_pos_embed", *positional_parameters(self)}
+        return {*super().no_weight_decay(), *ours}
 
 
 def _check_table_options(cfg: naflexvit.NaFlexVitCfg, pos: str) -> None:
@@ -235,10 +234,11 @@ def checkpoint_filter_fn(state_dict: dict[str, Any], model: NaFlexVitCape) -> di
     """timm's filter; a table of positions is dropped, its row of the class token kept.
 
     Checkpoints of our ViTs are taken too. Where the model has layer scale and the checkpoint has
-    none, it becomes 1.
+    none, it becomes 1. Weights of another variant are taken, with a line in the log.
     """
     state_dict = state_dict.get("model", state_dict)
     state_dict = dict(state_dict.get("state_dict", state_dict))
+    adapt(state_dict, model)
     class_row = state_dict.pop("cls_pos_embed", None)
     if class_row is None:
         class_row = take_position_table(state_dict)

@@ -22,9 +22,15 @@ def names_without_table() -> tuple[str, ...]:
     return tuple(pos for pos in names(2) if get(pos).adds != "table")
 
 
+# timm has vit_*_patch16_rope_224 and rope_mixed of its own, with published weights
+_TIMMS = {"rope": "ropepos", "rope_mixed": "ropepos_mixed"}
+
+
 def variants_by_name() -> dict[str, dict[str, Any]]:
     """What a model's name says of positions → its arguments; univit is CAPE with λ = 1."""
-    named: dict[str, dict[str, Any]] = {pos: dict(pos=pos) for pos in names_without_table()}
+    named: dict[str, dict[str, Any]] = {
+        _TIMMS.get(pos, pos): dict(pos=pos) for pos in names_without_table()
+    }
     return {**named, "univit": dict(pos="cape", max_global_scale=1.0)}
 
 

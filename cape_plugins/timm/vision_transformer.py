@@ -20,8 +20,17 @@ from timm.models import naflexvit as timm_naflexvit
 from timm.models import vision_transformer as timm_vit
 from torch import Tensor, nn
 
+from cape_plugins.attention import CurrentPositions
 from cape_plugins.embedding import PositionalEmbedding2d
-from cape_plugins.timm.attention import PositionedAttention, place_image, place_in_attention
+from cape_plugins.logn import check_logn
+from cape_plugins.timm.attention import (
+    AttendedEmbedding2d,
+    PositionedAttention,
+    place_in_attention,
+    positional_parameters,
+    use_logn,
+)
+from cape_plugins.timm.mark import adapt, add_mark
 from cape_plugins.timm.registry import (
     SIZES,
     names_without_table,
@@ -54,6 +63,10 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
             per axis, N patches along it.
         max_global_scale: λ is log-uniform in [1 / this, this].
         extent: the paper's γ (Table 6), 1 in training.
+        attention_logn: with every variant: multiply the logits of self-attention by log N /
+            log of this, N the tokens that a query sees, see :mod:`cape_plugins.logn`; this is N
+            in training, the class token and registers among them (197 at 224 pixels). Default:
+            off, as in the paper.
         dynamic_img_size: as in timm, but on by default.
         kwargs: the other arguments of timm's VisionTransformer, which rejects unknown ones.
 
@@ -71,23 +84,29 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
         max_local_shift: float | tuple[float, float] | None = None,
         max_global_scale: float = 1.4,
         extent: float = 1.0,
+        attention_logn: int | None = None,
         dynamic_img_size: bool = True,
         **kwargs: Any,
     ) -> None:
         check_pos(pos, kwargs)
+        logn = check_logn(attention_logn)
         if get(pos).attention is not None:
             kwargs.setdefault("attn_layer", PositionedAttention)
         kwargs.update(pos_embed="none", dynamic_img_size=dynamic_img_size)
         super().__init__(*args, **kwargs)
-        self.current = place_in_attention(self, pos, max(self.patch_embed.grid_size))
         self.position = make_position(
             self.embed_dim,
             pos,
+            place_in_attention(self, pos, max(self.patch_embed.grid_size)),
+            self.num_prefix_tokens,
             max_global_shift=max_global_shift,
             max_local_shift=max_local_shift,
             max_global_scale=max_global_scale,
             extent=extent,
         )
+        if logn:
+            use_logn(self, logn)
+        add_mark(self)
         if self.cls_token is None or self.no_embed_class or self.position.adds_nothing:
             self.cls_pos_embed = None
         else:
@@ -103,8 +122,8 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """timm's set, and the class token's position."""
-        return {*super().no_weight_decay(), "cls_pos_embed"}
+        """timm's set, the class token's position, and what the attention learns of positions."""
+        return {*super().no_weight_decay(), "cls_pos_embed", *positional_parameters(self)}
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
@@ -120,9 +139,6 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
         else:
             height, width = self.patch_embed.grid_size
         x = self.position(x, (height, width))
-        if self.current is not None:
-            extent = self.position.extent
-            place_image(self.current, (height, width), extent, self.num_prefix_tokens, x)
         tokens = []
         if self.cls_token is not None:
             cls_token: Tensor = self.cls_token
@@ -146,15 +162,26 @@ def check_pos(pos: str, kwargs: dict[str, Any]) -> None:
     get(pos, ours)
 
 
-def make_position(dim: int, pos: str, **options: Any) -> PositionalEmbedding2d:
-    """What adds positions to patches.
+def make_position(
+    dim: int, pos: str, current: CurrentPositions | None, prefix: int, **options: Any
+) -> PositionalEmbedding2d:
+    """What adds positions to patches, and shows them to the attention.
+
+    Args:
+        dim, pos, options: as for :class:`cape_plugins.PositionalEmbedding2d`.
+        current: of :func:`cape_plugins.timm.attention.place_in_attention`.
+        prefix: tokens before the patches.
 
     Raises:
         ValueError: an option is out of range, or given although the variant does not take it.
     """
-    position = PositionalEmbedding2d(dim, pos, **options)
+    if current is None:
+        position = PositionalEmbedding2d(dim, pos, **options)
+    else:
+        position = AttendedEmbedding2d(dim, pos, current=current, prefix=prefix, **options)
     parameters = inspect.signature(PositionalEmbedding2d).parameters
-    refuse_options(pos, options, {name: parameters[name].default for name in options})
+    defaults = {name: parameters[name].default for name in options}
+    refuse_options(pos, options, defaults, axes=2)
     return position
 
 
@@ -194,10 +221,13 @@ def checkpoint_filter_fn(
 ) -> dict[str, Tensor]:
     """timm's filter; a standard ViT's position table is dropped, its class token's row kept.
 
+    Weights of another variant are taken, with a line in the log.
+
     Raises:
         ValueError: the checkpoint is of another width or depth.
     """
     state_dict = timm_vit.checkpoint_filter_fn(state_dict, model)
+    adapt(state_dict, model)
     class_row = take_position_table(state_dict)
     check_size(state_dict, model)
     if class_row is not None and model.cls_pos_embed is not None:

@@ -4,7 +4,8 @@
 
 Each utterance is one speaker's digits with short pauses between them, at 8 kHz. Recordings 0–4 of
 each speaker and digit are for testing, 5–9 for validation, the others for training: no recording
-is heard in two of them. Speakers are the same throughout.
+is heard in two of them. Speakers are the same throughout, unless one is left --unheard: then the
+sets unheard_3-6 and so on have that speaker alone, all recordings, and no other set does.
 
 Writes <out>/wav/<set>/*.wav with text.txt, and through prepare_wavs.py <out>/data/<set>/wav.scp
 and text, and <out>/data/tokens.txt. The same seed gives the same samples.
@@ -24,7 +25,7 @@ import soundfile
 
 RATE = 8000  # Hz, of all recordings
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-PARTS = {"test": range(5), "valid": range(5, 10), "train": range(10, 50)}
+PARTS = {"test": range(5), "valid": range(5, 10), "train": range(10, 50), "unheard": range(50)}
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Sizes:
         pause_seconds: before, between and after the digits, uniform.
         noise: its amplitude, where full scale is 1; without it pauses are exact zeros.
         seed: of everything drawn.
+        unheard: a speaker who is left out, and has test sets of their own.
     """
 
     train: int = 8000
@@ -49,6 +51,7 @@ class Sizes:
     pause_seconds: Sequence[float] = (0.0, 0.2)
     noise: float = 1e-3
     seed: int = 0
+    unheard: str | None = None
 
 
 TRAINED_ON = (3, 6)  # digits
@@ -63,9 +66,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--train", type=int, default=Sizes.train, help="training utterances")
     parser.add_argument("--seed", type=int, default=Sizes.seed)
+    parser.add_argument("--unheard", metavar="SPEAKER", help="left out of all other sets")
     arguments = parser.parse_args()
+    sizes = Sizes(train=arguments.train, seed=arguments.seed, unheard=arguments.unheard)
     try:
-        make(arguments.recordings, arguments.out, Sizes(train=arguments.train, seed=arguments.seed))
+        make(arguments.recordings, arguments.out, sizes)
     except ValueError as error:
         parser.exit(1, f"error: {error}\n")
 
@@ -84,8 +89,8 @@ def make(recordings: Path, out: Path, sizes: Sizes) -> None:
         sizes: how much.
 
     Raises:
-        ValueError: recordings are missing or at another rate than 8 kHz, or ``out`` holds sets
-            of other sizes.
+        ValueError: recordings are missing or at another rate than 8 kHz, nobody is called as
+            who shall be unheard, or ``out`` holds sets of other sizes.
     """
     record = out / "digits.json"
     settings = json.loads(json.dumps(asdict(sizes)))
@@ -96,14 +101,21 @@ def make(recordings: Path, out: Path, sizes: Sizes) -> None:
     spoken = load(recordings)
     sets = {"train": (*TRAINED_ON, sizes.train), "valid": (*TRAINED_ON, sizes.valid)}
     sets |= {test_name(fewest, most): (fewest, most, count) for fewest, most, count in sizes.tests}
+    alone = {}
+    if sizes.unheard is not None:
+        if sizes.unheard not in spoken:
+            raise ValueError(f"no speaker {sizes.unheard!r}: there is {', '.join(sorted(spoken))}")
+        alone = {sizes.unheard: spoken.pop(sizes.unheard)}
+        sets |= {f"unheard_{f}-{m}": (f, m, count) for f, m, count in sizes.tests}
     for number, (name, (fewest, most, count)) in enumerate(sets.items()):
         part = PARTS[name.partition("_")[0]]
+        speakers = alone if part is PARTS["unheard"] else spoken
         random = np.random.default_rng((sizes.seed, number))
         folder = out / "wav" / name
         folder.mkdir(parents=True, exist_ok=True)
         lines = []
         for index in range(count):
-            samples, words = join(random, spoken, part, random.integers(fewest, most + 1), sizes)
+            samples, words = join(random, speakers, part, random.integers(fewest, most + 1), sizes)
             key = f"{name}_{index:05d}"
             soundfile.write(folder / f"{key}.wav", samples, RATE, subtype="PCM_16")
             lines.append(f"{key} {' '.join(words)}")

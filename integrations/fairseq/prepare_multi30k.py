@@ -2,6 +2,7 @@
 
     python integrations/fairseq/prepare_multi30k.py multi30k prepared
     python integrations/fairseq/prepare_multi30k.py multi30k prepared_joined --join 4
+    python integrations/fairseq/prepare_multi30k.py multi30k prepared_short --held-out 12 15
     python integrations/fairseq/prepare_multi30k.py multi30k prepared_fr --target-lang fr
 
 The first folder holds {train,val,test_2016_flickr}.{en,de}.gz, the raw captions of task 1
@@ -18,16 +19,21 @@ With --join N, lines of train and valid are 1 to N consecutive captions, joined 
 sets are (cape-fairseq-eval stack), so that a model has seen several sentences in a line; test and
 raw/ stay as they are.
 
+With --held-out N M, train and valid keep the pairs of at most N tokens on both sides, after BPE; of
+test, which stays, test1 has such pairs and test2 those of more than M tokens on both sides. The
+merges are learned on all of train, so that words are cut alike in short and long lines.
+
 Letters keep their case. Dashes are not split and nothing is escaped for XML, which Moses' scripts
 would do: captions have little of either, and sacremoses joins the tokens again without them.
 """
 
 import argparse
 import gzip
+import io
 import random
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
@@ -52,6 +58,13 @@ def main() -> None:
     parser.add_argument(
         "--join", type=int, default=1, metavar="N", help="captions in a training line, at most"
     )
+    parser.add_argument(
+        "--held-out",
+        type=int,
+        nargs=2,
+        metavar=("N", "M"),
+        help="train on at most N tokens, test2 has more than M",
+    )
     parser.add_argument("-s", "--source-lang", default="en", help="default: %(default)s")
     parser.add_argument("-t", "--target-lang", default="de", help="default: %(default)s")
     arguments = parser.parse_args()
@@ -61,15 +74,26 @@ def main() -> None:
     for name in ("merges", "join"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name} must be ≥ 1, got {getattr(arguments, name)}")
+    if arguments.held_out and not 0 < arguments.held_out[0] <= arguments.held_out[1]:
+        parser.error(
+            "--held-out must be two numbers 0 < N ≤ M, got {} {}".format(*arguments.held_out)
+        )
+    if arguments.held_out and arguments.join > 1:
+        parser.error("--held-out and --join: choose one")
     if arguments.out.exists():
         parser.error(f"{arguments.out} exists: name a new folder")
     try:
         corpus = {s: read_pairs(arguments.raw, name, languages) for s, name in SPLITS.items()}
+        texts, codes = cut(corpus, languages, arguments.merges, arguments.join)
+        if arguments.held_out:
+            hold_out(texts, languages, *arguments.held_out)
     except (OSError, EOFError, ValueError) as error:  # gzip's and Unicode's among them
         parser.error(str(error))
-    for folder in ("raw", "tokenised", "bpe"):
-        (arguments.out / folder).mkdir(parents=True)
-    prepare(corpus, arguments.out, languages, arguments.merges, arguments.join)
+    for kind, parts in texts.items():
+        (arguments.out / kind).mkdir(parents=True)
+        for (split, language), lines in parts.items():
+            write(arguments.out / kind / f"{split}.{language}", lines)
+    (arguments.out / "codes").write_text(codes, encoding="utf-8")
     binarise(arguments.out, languages)
 
 
@@ -92,35 +116,66 @@ def read_pairs(folder: Path, name: str, languages: tuple[str, str]) -> list[tupl
     return [pair for pair in zip(*sides, strict=True) if all(pair)]
 
 
-def prepare(
-    corpus: dict[str, list[tuple[str, str]]],
-    out: Path,
-    languages: tuple[str, str],
-    merges: int,
-    most: int = 1,
-) -> None:
-    """Write raw/, tokenised/, codes and bpe/; ``most``: captions in a line of train and valid."""
-    tokenised: dict[tuple[str, str], list[str]] = {}
+Lines = dict[tuple[str, str], list[str]]  # (split, language) → lines
+
+
+def cut(
+    corpus: dict[str, list[tuple[str, str]]], languages: tuple[str, str], merges: int, most: int
+) -> tuple[dict[str, Lines], str]:
+    """Tokenise, learn the merges and apply them.
+
+    Args:
+        corpus: split → pairs.
+        languages: of source and target.
+        merges: of BPE.
+        most: captions in a line of train and valid.
+
+    Returns:
+        the lines of raw/, tokenised/ and bpe/, and the codes.
+    """
+    raw: Lines = {}
+    tokenised: Lines = {}
     for side, language in enumerate(languages):
         normalise = MosesPunctNormalizer(lang=language).normalize
         tokenise = MosesTokenizer(lang=language).tokenize
         for split, pairs in corpus.items():
-            raw = [pair[side] for pair in pairs]
-            lines = [tokenise(normalise(line), return_str=True, escape=False) for line in raw]
+            raw[split, language] = [pair[side] for pair in pairs]
+            lines = [
+                tokenise(normalise(line), return_str=True, escape=False)
+                for line in raw[split, language]
+            ]
             if split != "test" and most > 1:
                 lines = join_some(lines, most)
-            write(out / "raw" / f"{split}.{language}", raw)
-            write(out / "tokenised" / f"{split}.{language}", lines)
             tokenised[split, language] = lines
     both = (line for language in languages for line in tokenised["train", language])
-    with (out / "codes").open("w", encoding="utf-8") as file:
-        learn_bpe(both, file, merges)
-    with (out / "codes").open(encoding="utf-8") as file:
-        bpe = BPE(file)
-    for (split, language), lines in tokenised.items():
-        write(out / "bpe" / f"{split}.{language}", map(bpe.process_line, lines))
-    for split in corpus:
-        print(f"{split}: {len(tokenised[split, languages[0]])} pairs", flush=True)
+    codes = io.StringIO()
+    learn_bpe(both, codes, merges)
+    codes.seek(0)
+    bpe = BPE(codes)
+    pieces = {part: [bpe.process_line(line) for line in lines] for part, lines in tokenised.items()}
+    return {"raw": raw, "tokenised": tokenised, "bpe": pieces}, codes.getvalue()
+
+
+def hold_out(texts: dict[str, Lines], languages: tuple[str, str], most: int, more: int) -> None:
+    """Take long pairs out of train and valid; add test1, as short, and test2, the long ones.
+
+    Raises:
+        ValueError: nothing is left of one of them.
+    """
+
+    def pick(split: str, fits: Callable[[list[int]], bool], name: str, what: str) -> None:
+        sides = [texts["bpe"][split, language] for language in languages]
+        chosen = [fits([len(line.split()) for line in pair]) for pair in zip(*sides, strict=True)]
+        if not any(chosen):
+            raise ValueError(f"--held-out {most} {more}: no pair of {split} has {what} tokens")
+        for lines in texts.values():
+            for language in languages:
+                both = zip(lines[split, language], chosen, strict=True)
+                lines[name, language] = [line for line, kept in both if kept]
+
+    for split, name in (("train", "train"), ("valid", "valid"), ("test", "test1")):
+        pick(split, lambda tokens: max(tokens) <= most, name, f"at most {most}")
+    pick("test", lambda tokens: min(tokens) > more, "test2", f"more than {more}")
 
 
 def join_some(lines: list[str], most: int) -> list[str]:
@@ -142,7 +197,14 @@ def write(path: Path, lines: Iterable[str]) -> None:
 
 def binarise(out: Path, languages: tuple[str, str]) -> None:
     """fairseq-preprocess, into data-bin/."""
-    prefixes = [f"--{split}pref={out / 'bpe' / split}" for split in SPLITS]
+    # fairseq calls the second and third of several test sets test1 and test2
+    found = sorted({path.stem for path in (out / "bpe").iterdir()})
+    prefixes = [f"--{split}pref={out / 'bpe' / split}" for split in ("train", "valid")]
+    tests = ",".join(str(out / "bpe" / name) for name in found if name.startswith("test"))
+    prefixes.append(f"--testpref={tests}")
+    for name in found:
+        count = len((out / "bpe" / f"{name}.{languages[0]}").read_text("utf-8").splitlines())
+        print(f"{name}: {count} pairs", flush=True)
     subprocess.run(
         [
             *(str(Path(sys.executable).parent / "fairseq-preprocess"), *prefixes),

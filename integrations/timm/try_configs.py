@@ -18,8 +18,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from study_cifar10 import CONFIGS, find_scripts, link_images
+from link_images import link
 
+CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "timm"
 BATCH = 8
 CLASSES = 10
 OVERRIDES = [
@@ -100,12 +101,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="recipes (default: all)")
     parser.add_argument("--extra", nargs="+", default=[], help="more arguments for train.py")
     arguments = parser.parse_args()
-    scripts = find_scripts()
+    scripts = Path(os.environ.get("TIMM_SCRIPTS", ""))
+    if not (scripts / "train.py").is_file():
+        raise SystemExit("TIMM_SCRIPTS must name a folder with timm's train.py: see README.md")
     if arguments.out.exists():
         raise SystemExit(f"{arguments.out} exists: name a new folder")
     per_class = math.ceil(arguments.images / CLASSES)
-    link_images(arguments.data / "train", arguments.out / "data" / "train", per_class)
-    link_images(arguments.data / "train", arguments.out / "data" / "validation", 1)
+    link(arguments.data / "train", arguments.out / "data" / "train", per_class)
+    link(arguments.data / "train", arguments.out / "data" / "validation", 1)
     overrides = [*OVERRIDES, *arguments.extra]
     print(f"overridden on the command line: {' '.join(overrides)}\n", flush=True)
     failed = [

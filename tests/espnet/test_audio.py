@@ -84,17 +84,47 @@ def test_nan_audio_stops_the_training_by_name(folder, tmp_path, frontend, more):
         asr_train(folder, tmp_path, "bad.scp", frontend, *more)
 
 
-def test_nan_audio_stops_the_recognition_by_name(folder, tmp_path):
+@pytest.fixture(scope="module")
+def trained(folder, tmp_path_factory) -> Path:
+    """The folder of a training at 8 kHz."""
+    out = tmp_path_factory.mktemp("trained")
+    asr_train(folder, out, "good.scp", ESPNETS)
+    return out
+
+
+def recognise(trained: Path, wavs: Path, out: Path, workers: int = 0) -> None:
     from espnet2.bin.asr_inference import main
 
-    asr_train(folder, tmp_path, "good.scp", ESPNETS)
-    command = ["--asr_train_config", tmp_path / "config.yaml", "--ngpu", 0, "--num_workers", 0]
-    command += ["--asr_model_file", tmp_path / "1epoch.pth", "--beam_size", 1, "--ctc_weight", 1.0]
-    command += ["--data_path_and_name_and_type", f"{folder / 'bad.scp'},speech,sound"]
+    command = ["--asr_train_config", trained / "config.yaml", "--asr_model_file"]
+    command += [trained / "1epoch.pth", "--beam_size", 1, "--ctc_weight", 1.0, "--ngpu", 0]
+    command += ["--data_path_and_name_and_type", f"{wavs},speech,sound", "--num_workers", workers]
     handlers = logging.root.handlers[:]
+    try:
+        main(cmd=[*map(str, command), "--output_dir", str(out)])
+    finally:
+        logging.root.handlers[:] = handlers
+
+
+def test_nan_audio_stops_the_recognition_by_name(folder, trained, tmp_path):
     with pytest.raises(ValueError, match="utterance utterance2 has samples that are NaN"):
-        main(cmd=[*map(str, command), "--output_dir", str(tmp_path / "decoded")])
-    logging.root.handlers[:] = handlers
+        recognise(trained, folder / "bad.scp", tmp_path)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_another_sampling_rate_stops_the_recognition_at_the_first_utterance(
+    trained, tmp_path, workers
+):
+    soundfile.write(tmp_path / "new.wav", np.random.default_rng(0).normal(0, 0.1, 16000), 16000)
+    (tmp_path / "test.scp").write_text(f"new {tmp_path / 'new.wav'}\n")
+    says = "utterance new in .*test.scp has 16000 Hz, the frontend expects 8000 Hz"
+    with pytest.raises(ValueError, match=says):
+        recognise(trained, tmp_path / "test.scp", tmp_path / "out", workers)
+
+
+def test_audio_at_the_rate_of_the_training_is_recognised(folder, trained, tmp_path):
+    recognise(trained, folder / "good.scp", tmp_path)
+    lines = (tmp_path / "1best_recog" / "text").read_text().splitlines()
+    assert [line.split()[0] for line in lines] == [f"utterance{index}" for index in range(4)]
 
 
 def build(config: dict) -> torch.nn.Module:

@@ -17,6 +17,8 @@ pytest.importorskip("espnet2")
 soundfile = pytest.importorskip("soundfile")
 yaml = pytest.importorskip("yaml")
 
+from cape_plugins.variants import names  # noqa: E402
+
 ROOT = Path(__file__).parents[2]
 RATE = 8000
 TINY = ["output_size=32", "attention_heads=4", "linear_units=64", "num_blocks=2"]
@@ -129,6 +131,8 @@ def test_print_config_through_the_runner_shows_the_defaults():
         "abspos_context": 13.8,
         "relpos_context": None,
         "relpos_values": False,
+        "random_range": 60.0,
+        "attention_logn": None,
         "frame_shift": 0.01,
     }
 
@@ -189,16 +193,22 @@ def train_flags(data: Path) -> list[object]:
     return flags
 
 
-def test_collect_stats_then_train_then_recognise(data):
+@pytest.fixture(scope="module")
+def shapes(data) -> list[object]:
+    """What collect-stats finds, as flags of the training."""
     stats = data / "stats"
     succeeded(
         espnet("asr_train", "--collect_stats", "true", "--output_dir", stats, *train_flags(data))
     )
-    shapes = []
-    for name in ("train", "valid"):
-        for kind in ("speech_shape", "text_shape"):
-            shapes += [f"--{name}_shape_file", stats / name / kind]
+    return [
+        part
+        for name in ("train", "valid")
+        for kind in ("speech_shape", "text_shape")
+        for part in (f"--{name}_shape_file", stats / name / kind)
+    ]
 
+
+def test_collect_stats_then_train_then_recognise(data, shapes):
     trained = data / "exp"
     succeeded(espnet("asr_train", "--output_dir", trained, *shapes, *train_flags(data)))
     assert yaml.safe_load((trained / "config.yaml").read_text())["encoder"] == "cape_transformer"
@@ -217,6 +227,27 @@ def test_collect_stats_then_train_then_recognise(data):
     assert [line.split()[0] for line in recognised] == [f"valid{index}" for index in range(4)]
 
 
+# what `python -m espnet2.bin.asr_train` runs: importing takes longer than training
+EACH = """
+import sys
+from espnet2.bin.asr_train import main
+
+variants, folder, *arguments = sys.argv[1:]
+for pos in variants.split():
+    main(cmd=[*arguments, "--encoder_conf", f"pos={pos}", "--output_dir", f"{folder}/{pos}"])
+"""
+
+
+def test_each_variant_trains_and_is_validated(data, shapes, tmp_path):
+    # Δ of the YAML is not for all
+    flags = ["--encoder_conf", "max_global_shift=30.0", "--max_epoch", 1, *shapes]
+    command = [sys.executable, "-c", EACH, " ".join(names(1)), tmp_path, *train_flags(data), *flags]
+    succeeded(subprocess.run([str(part) for part in command], capture_output=True, text=True))
+    for pos in names(1):
+        assert yaml.safe_load((tmp_path / pos / "config.yaml").read_text())["encoder_conf"]["pos"]
+        assert (tmp_path / pos / "valid.loss.best.pth").exists()
+
+
 def test_a_bad_value_fails_before_any_data_is_read_and_says_what_is_allowed(data, tmp_path):
     flags = [
         str(flag).replace(str(data / "train.scp"), "/no/such/file") for flag in train_flags(data)
@@ -229,7 +260,7 @@ def test_a_bad_value_fails_before_any_data_is_read_and_says_what_is_allowed(data
     last = failed.stderr.strip().splitlines()[-1]
     assert last == (
         "ValueError: encoder_conf pos: unknown variant 'bogus': "
-        "choose one of nopos, abspos, sinpos, cape, relpos, relpos_first"
+        f"choose one of {', '.join(names(1))}"
     )
 
 

@@ -1,11 +1,8 @@
 """configs/espnet: ESPnet's own parser accepts every recipe, and builds what it says."""
 
 import importlib
-import json
 import shlex
 import subprocess
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -309,65 +306,16 @@ def test_asr_inference_accepts_the_decoding_configs(name):
 
 
 def test_the_digits_study_trains_with_options_that_asr_train_knows(task):
-    study = yaml.safe_load((CONFIGS / "digits_study.yaml").read_text())
-    assert study["recipe"] == "digits.yaml"
+    words = pytest.importorskip("cape_plugins.experiments.hosts").words
+    study = yaml.safe_load((CONFIGS.parent / "studies" / "digits.yaml").read_text())
+    assert study["recipe"] == "../espnet/digits.yaml"
     plain = parse(task, "digits")
     assert plain.scheduler_conf["total_steps"] == plain.max_epoch * plain.num_iters_per_epoch
     longest_test = 25.0  # seconds, some 40 digits; positions are centred
-    for name, options in study["variants"].items():
-        model = step(task, "digits", *shlex.split(options))
+    for name, variant in study["variants"].items():
+        model = step(task, "digits", *words(variant["options"], espnet=True))
         assert model.encoder.pos == name.split("_")[0]
         if model.encoder.pos == "cape":
             reached = model.encoder.position.augmentation.max_global_shift
             assert reached >= longest_test / 2
         assert (type(model.frontend).__name__ == "CapeFbank") == name.endswith("padding_free")
-
-
-# --- integrations/espnet/study_digits.py
-
-
-@pytest.fixture
-def study_digits(monkeypatch):
-    """The script as a module."""
-    pytest.importorskip("matplotlib")
-    script = CONFIGS.parents[1] / "integrations" / "espnet" / "study_digits.py"
-    monkeypatch.syspath_prepend(str(script.parent))
-    spec = spec_from_file_location("study_digits", script)
-    module = module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_studys_training_commands_are_ones_that_asr_train_takes(task, study_digits, tmp_path):
-    study = study_digits.load_study(CONFIGS / "digits_study.yaml")
-    run = study_digits.Run("cape_padding_free", 3, tmp_path / "run")
-    command = study_digits.train_command(run, study, tmp_path, epochs=2)
-    assert command[1:3] == ["-m", "espnet2.bin.asr_train"]
-    parsed = task.get_parser().parse_args(command[3:])
-    assert (parsed.seed, parsed.iterator_type, parsed.resume) == (3, "task", True)
-    updates = parsed.max_epoch * parsed.num_iters_per_epoch
-    assert parsed.scheduler_conf["total_steps"] == updates == 2 * 300
-    assert parsed.train_shape_file[0] == f"{tmp_path}/stats/train/speech_shape"
-
-
-def test_the_study_does_nothing_twice_and_refuses_unknown_variants(
-    study_digits, tmp_path, monkeypatch, capsys
-):
-    def call(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["study_digits.py", *arguments, "--out", str(tmp_path)])
-        study_digits.main()
-        return capsys.readouterr().out
-
-    folder = tmp_path / "runs" / "cape-seed0"
-    folder.mkdir(parents=True)
-    assert call("evaluate", "--variants", "cape") == "0 to do\n"  # not trained
-    (folder / "trained.json").write_text(json.dumps({"seconds": 1.0}))
-    (folder / "tested.csv").write_text("test_set,bin,wer\ntest_3-6,all,7.25\n")
-    assert call("evaluate", "--variants", "cape") == "0 to do\n"  # tested
-    assert "| cape      | 1       | 7.2" in call("report")
-    with pytest.raises(SystemExit, match=r"--variants takes cape, sinpos, .*, got cappe"):
-        call("evaluate", "--variants", "cappe")
-    (folder / "tested.csv").unlink()
-    with pytest.raises(SystemExit, match="nothing has been tested"):
-        call("report")

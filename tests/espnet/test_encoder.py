@@ -8,10 +8,13 @@ import torch
 pytest.importorskip("espnet2")
 
 from cape_plugins.attention import PositionalAttention
-from cape_plugins.espnet.encoder import CapeTransformerEncoder, TooShortUttError
+from cape_plugins.augment import AsGiven
+from cape_plugins.espnet.encoder import CapeTransformerEncoder
+from cape_plugins.espnet.seconds import TooShortUttError
 from cape_plugins.positions import frame_times
+from cape_plugins.variants import get, names
 
-VARIANTS = ["nopos", "sinpos", "abspos", "relpos", "relpos_first", "cape"]
+VARIANTS = names(1)
 FEATURES = 20
 
 
@@ -128,7 +131,8 @@ def test_espnets_pictures_of_attention_show_the_encoders(pos, values):
     encoder = make(pos=pos, relpos_values=values and pos.startswith("relpos")).eval()
     for module in encoder.modules():  # what is learned of positions counts
         if isinstance(module, PositionalAttention):
-            torch.nn.init.normal_(module.keys)
+            for parameter in module.parameters():
+                torch.nn.init.normal_(parameter)
     features, lengths = batch(60, 40)
     found = calculate_all_attentions(
         Recorded(encoder), {"speech": features, "speech_lengths": lengths}
@@ -179,10 +183,11 @@ def test_evaluation_is_deterministic(pos):
 
 
 @pytest.mark.parametrize("pos", VARIANTS)
-def test_without_dropout_only_cape_is_random_in_training(pos):
+def test_without_dropout_only_those_that_augment_are_random_in_training(pos):
     encoder = make(pos=pos).train()
     inputs = batch(40, 30)
-    assert encoder(*inputs)[0].equal(encoder(*inputs)[0]) is (pos != "cape")
+    same = encoder(*inputs)[0].equal(encoder(*inputs)[0])
+    assert same is (get(pos).augment is AsGiven)
 
 
 def test_without_shifts_and_scale_cape_trains_as_it_evaluates():
@@ -218,28 +223,49 @@ def test_default_times_are_multiples_of_the_frame_shift(pos):
     assert encoder(features, lengths, times=times)[0].equal(encoder(features, lengths)[0])
 
 
-@pytest.mark.parametrize(
-    ("pos", "moves"), [("sinpos", True), ("cape", False), ("nopos", False), ("relpos", False)]
-)
-def test_starting_the_clock_later_changes_nothing_for_cape(pos, moves):
+@pytest.mark.parametrize("pos", VARIANTS)
+def test_starting_the_clock_later_changes_nothing_but_for_absolute_positions(pos):
+    moves = pos in ("sinpos", "abspos")
     encoder = make(pos=pos).eval()
     features, lengths = batch(50, 31)
     times = frame_times(lengths, 0.01, 50)
-    now = encoder(features, lengths, times=times)[0]
+    now, olens, _ = encoder(features, lengths, times=times)
     later = encoder(features, lengths, times=times + 100.0)[0]
-    assert torch.allclose(now, later, atol=1e-3) is not moves
+    real = torch.arange(now.shape[1]) < olens[:, None]
+    assert torch.allclose(now[real], later[real], atol=1e-3) is not moves
 
 
 @pytest.mark.parametrize("pos", ["sinpos", "cape"])
 def test_the_same_seconds_at_another_frame_shift_get_the_same_embedding(pos):
     at_10_ms, at_20_ms = make(pos=pos).eval(), make(pos=pos, frame_shift=0.02).eval()
-    no_padding = torch.zeros(1, 61, dtype=torch.bool)
     # 0.6 s: 61 frames, 21 after the convolution; 31 and 11 at twice the shift
-    fine = at_10_ms._positions(frame_times([61], 0.01), no_padding)
-    coarse = at_20_ms._positions(frame_times([31], 0.02), no_padding[:, :31])
+    fine = frame_times([61], 0.01)[:, ::3]
+    coarse = frame_times([31], 0.02)[:, ::3]
     fine = at_10_ms.position(torch.zeros(1, 21, 32), fine)
     coarse = at_20_ms.position(torch.zeros(1, 11, 32), coarse)
     torch.testing.assert_close(fine[:, ::2], coarse, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("pos", ["rope", "cape_rope"])
+def test_the_same_seconds_at_another_frame_shift_turn_by_the_same_angles(pos):
+    features, _ = batch(61)
+    turned = []
+    for every, shift in ((1, 0.01), (2, 0.02)):
+        encoder = make(pos=pos, frame_shift=shift).eval()
+        encoder.layers[0].register_forward_pre_hook(lambda _, given: turned.append(given[3]))
+        encoder(features[:, ::every], torch.tensor([len(features[0, ::every])]))
+    fine, coarse = turned
+    torch.testing.assert_close(fine[:, ::2], coarse, rtol=0, atol=1e-5)
+    phases = torch.arange(11)[:, None] * 0.06 * 30 * 10_000 ** (-torch.arange(4) / 4)
+    if pos == "cape_rope":
+        phases = phases - phases.mean(dim=0)  # centred, which no score sees
+    torch.testing.assert_close(coarse[0, :, :4], phases.cos(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("pos", ["rope", "cape_rope"])
+def test_heads_of_an_odd_number_of_channels_are_refused(pos):
+    with pytest.raises(ValueError, match="heads of a multiple of 2 channels, got 3: change the"):
+        make(pos=pos, output_size=12)
 
 
 def test_a_frame_in_padding_may_have_no_time():
@@ -257,7 +283,7 @@ def test_abspos_counts_frames_and_begins_again_beyond_its_table():
     assert encoder.position.table.abs().max() <= 0.1
     content = torch.zeros(1, 25, 32)
     times = frame_times([75], 0.01)
-    positions = encoder._positions(times, times.isnan()) / encoder.position_unit
+    positions = times[:, ::3] / encoder.position_unit
     added = encoder.position(content, positions)[0]
     assert added[:10].equal(encoder.position.table)
     assert added[20:].equal(encoder.position.table[:5])
@@ -335,11 +361,12 @@ def test_an_hour_of_frames_is_embedded_within_2e_6_end_to_end(pos, given):
     encoder = make(pos=pos).eval()
     encoder.layers = torch.nn.ModuleList()  # attention over 120 000 frames is not the question
     seen = []
-    encoder.position.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[1]))
+    add = encoder.position.add
+    encoder.position.add = lambda content, positions: seen.append(positions) or content
     features, lengths = torch.zeros(1, 360_000, FEATURES), torch.tensor([360_000])
     times = frame_times(lengths, 0.01, dtype=torch.float64) if given else None
     encoder(features, lengths, times=times)
-    embedded = encoder.position(torch.zeros(1, 120_000, 32), seen[0])[0]
+    embedded = add(torch.zeros(1, 120_000, 32), seen[0])[0]
     exact = torch.arange(120_000, dtype=torch.float64) * 3 / 100
     if pos == "cape":
         exact = exact - 119_999 * 3 / 200
@@ -452,7 +479,7 @@ def test_a_bad_value_is_refused_whatever_pos_is(pos, option, value, allowed):
 @pytest.mark.parametrize("value", ["bogus", "CAPE", None, 3, ["cape"]])
 def test_an_unknown_pos_is_refused_with_the_list_of_known(value):
     with pytest.raises(
-        ValueError, match="nopos, abspos, sinpos, cape, relpos, relpos_first"
+        ValueError, match="nopos, abspos, sinpos, cape, relpos, relpos_first, rope, cape_rope"
     ) as error:
         make(pos=value)
     assert repr(value) in str(error.value)
@@ -467,6 +494,7 @@ def test_an_unknown_pos_is_refused_with_the_list_of_known(value):
         ("cape", "abspos_context", 20.0, "abspos"),
         ("abspos", "relpos_context", 6.0, "relpos, relpos_first"),
         ("cape", "relpos_values", True, "relpos, relpos_first"),
+        ("rope", "max_global_scale", 2.0, "cape, cape_rope"),
     ],
 )
 def test_an_option_that_pos_does_not_take_is_refused_in_training(pos, option, value, takers):

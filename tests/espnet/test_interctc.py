@@ -8,10 +8,11 @@ pytest.importorskip("espnet2")
 from espnet2.asr.ctc import CTC
 
 from cape_plugins.espnet.encoder import CapeTransformerEncoder
+from cape_plugins.variants import names
 
 FEATURES = 20
 TOKENS = ["<blank>", "<unk>", "a", "b", "<sos/eos>"]
-VARIANTS = ["nopos", "sinpos", "abspos", "relpos", "relpos_first", "cape"]
+VARIANTS = names(1)
 
 
 def make(**options) -> CapeTransformerEncoder:

@@ -1,7 +1,5 @@
-"""integrations/espnet: WAV files → wav.scp, text and tokens; spoken digits joined; the report."""
+"""integrations/espnet: WAV files → wav.scp, text and tokens; spoken digits joined."""
 
-import csv
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +9,6 @@ import pytest
 
 soundfile = pytest.importorskip("soundfile")
 pytest.importorskip("espnet2")
-pytest.importorskip("matplotlib")
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "integrations" / "espnet"
 RATE = 8000
@@ -22,14 +19,13 @@ WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 def scripts():
     sys.path.insert(0, str(SCRIPTS))
     try:
-        import digits_report
         import make_digits
         import prepare_wavs
     finally:
         sys.path.remove(str(SCRIPTS))
 
     class Scripts:
-        report, digits, prepare = digits_report, make_digits, prepare_wavs
+        digits, prepare = make_digits, prepare_wavs
 
     return Scripts
 
@@ -211,6 +207,28 @@ def test_digits_are_joined_from_the_recordings_of_each_part(scripts, recordings,
         scripts.digits.make(recordings, tmp_path / "two", scripts.digits.Sizes())
 
 
+def test_an_unheard_speaker_is_in_test_sets_of_their_own_alone(scripts, recordings, tmp_path):
+    loud = tmp_path / "recordings"  # ann's recordings twice as loud as bob's ever are
+    loud.mkdir()
+    for path in recordings.iterdir():
+        samples, rate = soundfile.read(path)
+        soundfile.write(loud / path.name, samples * (0.01 if "_bob_" in path.name else 1), rate)
+    sizes = scripts.digits.Sizes(train=40, valid=5, tests=((3, 6, 20),), noise=0.0, unheard="bob")
+    scripts.digits.make(loud, tmp_path / "out", sizes)
+    loudest = {
+        part.name: {
+            round(soundfile.read(path)[0].max(), 3) > 0.0051
+            for path in part.iterdir()
+            if path.suffix == ".wav"
+        }
+        for part in (tmp_path / "out" / "wav").iterdir()
+    }
+    assert loudest == {"train": {True}, "valid": {True}, "test_3-6": {True}, "unheard_3-6": {False}}
+    assert (tmp_path / "out" / "data" / "unheard_3-6" / "wav.scp").is_file()
+    with pytest.raises(ValueError, match="no speaker 'eve': there is ann, bob"):
+        scripts.digits.make(loud, tmp_path / "x", scripts.digits.Sizes(unheard="eve"))
+
+
 def test_a_missing_recording_is_named(scripts, recordings, tmp_path):
     folder = tmp_path / "recordings"
     folder.mkdir()
@@ -219,32 +237,3 @@ def test_a_missing_recording_is_named(scripts, recordings, tmp_path):
             (folder / path.name).symlink_to(path)
     with pytest.raises(ValueError, match=r"lacks 7_bob_23.wav"):
         scripts.digits.make(folder, tmp_path / "out", scripts.digits.Sizes())
-
-
-# --- the report
-
-
-def test_the_report_gives_means_and_half_ranges_over_seeds(scripts, tmp_path, capsys):
-    tests = {"test_3-6": (3, 6), "test_30-40": (30, 40)}
-    scores = []
-    for variant, seed, rates in (
-        ("cape", 0, (4.0, 5.0)), ("cape", 1, (6.0, 5.5)), ("sinpos", 0, (5.0, 60.0))
-    ):  # fmt: skip
-        path, record = tmp_path / f"{variant}{seed}.csv", tmp_path / f"{variant}{seed}.json"
-        with path.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["model", "test_set", "bin", "utterances", "words", "wer"])
-            for test, rate in zip(tests, rates, strict=True):
-                writer.writerow(["x", test, "all", 10, 100, rate])
-                writer.writerow(["x", test, "<2", 0, 0, ""])
-        record.write_text(json.dumps({"seconds": 60.0}))
-        scores.append(scripts.report.Scores(variant, seed, path, record))
-    scripts.report.report(scores, tests, tmp_path)
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in capsys.readouterr().out.splitlines()
-    ]
-    assert rows[0] == ["WER (%)", "seeds", "**3–6 digits**", "30–40 digits"]
-    assert rows[2:] == [["cape", "2", "5.0 ± 1.0", "5.2 ± 0.2"], ["sinpos", "1", "5.0", "60.0"]]
-    assert len((tmp_path / "results.csv").read_text().splitlines()) == 1 + 12
-    assert (tmp_path / "results.png").stat().st_size > 5000

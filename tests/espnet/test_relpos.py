@@ -10,6 +10,7 @@ pytest.importorskip("espnet2")
 
 from cape_plugins import variants
 from cape_plugins.attention import PositionalAttention
+from cape_plugins.augment import Cape
 from cape_plugins.espnet.encoder import CapeTransformerEncoder
 from cape_plugins.positions import frame_times
 
@@ -183,3 +184,28 @@ def test_a_row_of_the_table_is_a_pos_of_the_encoder(new_variant):
     torch.testing.assert_close(later, out, rtol=1e-4, atol=1e-4)
     slower = encoder(features, lengths, times=frame_times(lengths, 0.2, 163))[0]
     assert not torch.allclose(slower, out, atol=1e-3)
+
+
+def test_all_layers_see_the_same_augmented_seconds_of_each_utterance(monkeypatch):
+    seen = []
+
+    class Sees(PositionalAttention):
+        def logits(self, query, keys, positions=None):
+            seen.append(positions)
+
+    row = variants.Variant(
+        99, "nothing", Cape, lambda _: Sees(), axes=(1,), options=variants.get("cape").options
+    )
+    monkeypatch.setitem(variants.VARIANTS, "augmented", row)
+    encoder = make("augmented", max_local_shift=0.0, max_global_scale=2.0).train()
+    features, lengths = batch(50, 31)
+    encoder(features, lengths)
+    assert len(seen) == 3
+    assert torch.equal(seen[0].isnan(), torch.arange(17) >= torch.tensor([[17], [11]]))
+    for positions in seen:
+        torch.testing.assert_close(positions, seen[0], rtol=0, atol=0, equal_nan=True)
+    spacing = seen[0].diff(dim=1) / 0.03  # λ of each utterance
+    torch.testing.assert_close(spacing[0], spacing[:1, 0].expand(16), rtol=1e-3, atol=0)
+    assert 0.5 < spacing[0, 0] != spacing[1, 0] < 2
+    encoder.eval()(features, lengths)
+    torch.testing.assert_close(seen[-1].diff(dim=1)[1, :10], torch.full((10,), 0.03))

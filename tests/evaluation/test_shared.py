@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cape_plugins.evaluation import command, output
+from cape_plugins.evaluation import command, items, output
 from cape_plugins.evaluation.options import Options, RunOptions, named, option
 
 
@@ -207,6 +207,21 @@ def test_no_output_is_an_input_or_another_output(tmp_path):
     with pytest.raises(ValueError, match="would be written over another output"):
         Run(out=f"{folder}/a", markdown=tmp_path / "a.csv")
     Run(model=[str(given)], out=f"{folder}/model")
+
+
+def test_items_are_there_when_they_are_whole(tmp_path):
+    path, row = tmp_path / "items.csv", Line("x")
+
+    def dying():
+        yield row, [("loss", 7, 0.5, 1)]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        items.write(path, ["name"], items.RATIO, dying())
+    assert not path.exists()
+    items.write(path, ["name"], items.RATIO, [(row, [("loss", 7, 0.5, 1)])])
+    assert path.read_text() == "name,metric,item,value,weight\nx,loss,7,0.5,1\n"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_device_is_written_in_place(monkeypatch):

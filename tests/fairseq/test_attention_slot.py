@@ -12,6 +12,7 @@ from fairseq.modules import MultiheadAttention
 
 from cape_plugins import variants
 from cape_plugins.attention import AttentionSettings, CurrentPositions, PositionalAttention
+from cape_plugins.augment import AsGiven, Cape
 from cape_plugins.fairseq.layers import PositionalMultiheadAttention
 
 PAD, EOS = 1, 2
@@ -52,10 +53,11 @@ class Everything(PositionalAttention):
 def slot(monkeypatch):
     """Put it where relpos is; without relpos' options it takes those that are given."""
 
-    def put(*options, first_layer_only=False):
+    def put(*options, first_layer_only=False, augment=AsGiven):
         row = dataclasses.replace(
             variants.VARIANTS["relpos"],
             attention=Everything,
+            augment=augment,
             first_layer_only=first_layer_only,
             options=frozenset(options),
         )
@@ -64,29 +66,12 @@ def slot(monkeypatch):
     return put
 
 
-def test_step_by_step_decoding_equals_full_decoding(build, slot):
+@pytest.mark.parametrize("reordered", [False, True])
+def test_step_by_step_decoding_equals_full_decoding(
+    build, slot, assert_decodes_step_by_step, reordered
+):
     slot()
-    model = build("relpos")
-    encoder_out = model.encoder(SOURCE)
-    full = model.decoder(TARGET, encoder_out=encoder_out)[0]
-    state = {}
-    for step in range(1, TARGET.shape[1] + 1):
-        last = model.decoder(TARGET[:, :step], encoder_out=encoder_out, incremental_state=state)[0]
-        torch.testing.assert_close(last[:, 0], full[:, step - 1], rtol=0, atol=1e-5)
-
-
-def test_decoding_follows_the_beam_when_it_is_reordered(build, slot):
-    slot()
-    model = build("relpos")
-    encoder_out = model.encoder(SOURCE[:1].expand(2, -1))  # two hypotheses of one sentence
-    state = {}
-    for step in range(1, 4):
-        model.decoder(TARGET[:, :step], encoder_out=encoder_out, incremental_state=state)
-    swap = torch.tensor([1, 0])
-    model.decoder.reorder_incremental_state_scripting(state, swap)
-    last = model.decoder(TARGET[swap, :4], encoder_out=encoder_out, incremental_state=state)[0]
-    full = model.decoder(TARGET, encoder_out=encoder_out)[0]
-    torch.testing.assert_close(last[:, 0], full[swap, 3], rtol=0, atol=1e-5)
+    assert_decodes_step_by_step(build("relpos"), reordered=reordered)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -110,6 +95,27 @@ def test_it_sees_source_tokens_after_bos_at_multiples_of_the_source_scale(build,
         torch.testing.assert_close(found, expected, equal_nan=True)
     for found in model.decoder.layers[1].self_attn.relative.seen:
         torch.testing.assert_close(found, torch.arange(3.0)[None])
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_all_layers_of_both_sides_see_positions_of_one_draw(build, slot, checkpoint):
+    slot("max_global_shift", "max_local_shift", "max_global_scale", augment=Cape)
+    given = dict(max_local_shift=0.0, max_global_scale=2.0, checkpoint_activations=checkpoint)
+    model = build("relpos", train=True, **given)
+    model(SOURCE, None, TARGET)[0].sum().backward()
+    layers = [*model.encoder.layers, *model.decoder.layers]
+    seen = [positions for layer in layers for positions in layer.self_attn.relative.seen]
+    assert len(seen) == 8 * (1 + checkpoint)  # queries and keys of two layers on either side
+    for positions in seen:
+        torch.testing.assert_close(positions, seen[0], rtol=0, atol=0)
+    scale = seen[0].diff(dim=1)  # λ of each sentence pair
+    torch.testing.assert_close(scale, scale[:, :1].expand(-1, 5))
+    assert 0.5 < scale[0, 0] != scale[1, 0] < 2
+    assert not torch.allclose(seen[0][0, 0] / scale[0, 0], seen[0][1, 0] / scale[1, 0])  # Δ
+    model.eval()(SOURCE, None, TARGET)
+    for layer in layers:
+        last = layer.self_attn.relative.seen[-1]
+        assert torch.equal(last, torch.arange(6.0).expand_as(last))
 
 
 @pytest.mark.parametrize(("first_layer_only", "expected"), [(False, [0, 1]), (True, [0])])

@@ -3,8 +3,6 @@
 import math
 import re
 import shlex
-import subprocess
-import sys
 from copy import deepcopy
 from functools import cache
 from importlib import import_module
@@ -242,68 +240,21 @@ def test_fairseq_hydra_train_trains_a_recipe_on_a_small_corpus(data, pairs, run,
     assert state["optimizer_history"][-1]["optimizer_name"] == "FairseqRAdam"
 
 
-STUDY = ROOT / "integrations" / "fairseq" / "study_multi30k.py"
-
-
-def study(*arguments):
-    return subprocess.run(
-        [sys.executable, str(STUDY), *map(str, arguments)], capture_output=True, text=True
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("model.max_global_scale=0.5", "max_global_scale must be a finite number ≥ 1, got 0.5"),
+        ("model.relpos_context=10", "--relpos-context = 10 is for relpos, relpos_first"),
+    ],
+)
+def test_fairseq_hydra_train_ends_a_wrong_option_in_one_line(data, run, tmp_path, wrong, message):
+    failed = run(
+        *("fairseq-hydra-train", "--config-dir", CONFIGS, "--config-name", "wmt14_en_de_18l"),
+        *(f"task.data={data}", "model.pos=cape", wrong, f"hydra.run.dir={tmp_path}"),
+        *("model.share_all_embeddings=false", "common.cpu=true", "common.fp16=false"),
+        check=False,
     )
-
-
-@pytest.fixture
-def tested(tmp_path):
-    """What two seeds of cape and one of relpos leave for the report: (data, out)."""
-    data, out = tmp_path / "data", tmp_path / "out"
-    (data / "data-bin").mkdir(parents=True)
-    (data / "data-bin" / "dict.de.txt").touch()
-    (data / "bpe").mkdir()
-    (data / "bpe" / "train.de").write_text("ein hund\nein hund rennt\n")
-    for name, bleu, loss in (("cape-seed1", 20, 1), ("cape-seed2", 22, 2), ("relpos-seed1", 30, 4)):
-        folder = out / "runs" / name
-        folder.mkdir(parents=True)
-        (folder / "trained.json").write_text('{"seconds": 1.5}')
-        for kind in ("bleu", "bleu-stacked"):
-            text = f"model,bleu,sacrebleu\n{name},{bleu},{bleu + 1}\n"
-            (folder / f"{kind}.csv").write_text(text)
-        for kind, positions in (("loss", 3), ("loss-stacked", 40)):
-            # twice as many sentences reach position 1 as the others, and there the loss is 0
-            rows = [
-                f"{name[:-6]},{name},{kind},test,{i},{loss * (i > 1)},{20 if i == 1 else 10}\n"
-                for i in range(1, positions + 1)
-            ]
-            head = "model,checkpoint,data,subset,position,loss,sentences\n"
-            (folder / f"{kind}.csv").write_text(head + "".join(rows))
-    return data, out
-
-
-def test_the_studys_report_averages_over_seeds_and_weighs_positions_by_sentences(tested):
-    pytest.importorskip("matplotlib")
-    data, out = tested
-    done = study("report", "--data", data, "--out", out)
-    assert done.returncode == 0, done.stderr
-    assert "Longest target in training: 4 tokens with EOS" in done.stdout
-    tables = re.findall(r"(?:^\|.*\n?)+", done.stdout, flags=re.MULTILINE)
-    rows = [[line.strip("|").split("|") for line in table.splitlines()] for table in tables]
-    bleu, loss = ({row[0].strip(): [c.strip() for c in row[1:]] for row in found} for found in rows)
-    assert bleu["cape"] == ["2", "21.0 ± 1.0", "22.0 ± 1.0", "21.0 ± 1.0"]
-    assert bleu["relpos"] == ["1", "30.0", "31.0", "30.0"]
-    # single: (2 × 0 + 1 + 1) / 4 of the loss; 1–20: 19 / 21; 21–40: all
-    assert loss["relpos"] == ["1", "2.000", "3.619", "4.000"]
-    assert loss["cape"] == ["2", "0.750 ± 0.250", "1.357 ± 0.452", "1.500 ± 0.500"]
-    assert {path.name for path in out.iterdir()} == {
-        "runs",
-        "results.csv",
-        "results.md",
-        "results.png",
-    }
-
-
-def test_the_study_says_what_is_missing(tmp_path, tested):
-    data, out = tested
-    no_data = study("report", "--data", tmp_path, "--out", out)
-    assert "holds no data-bin: make it with prepare_multi30k.py" in no_data.stderr
-    unknown = study("report", "--data", data, "--out", out, "--variants", "rope")
-    assert "--variants takes cape, sinpos, abspos, relpos, nopos, got rope" in unknown.stderr
-    nothing = study("report", "--data", data, "--out", tmp_path / "empty")
-    assert "run train and evaluate first" in nothing.stderr
+    assert failed.returncode == 2, failed.stdout
+    assert f"fairseq-hydra-train: error: {message}" in failed.stdout
+    assert "Traceback" not in failed.stdout
+    assert not [*tmp_path.glob("checkpoints/*.pt")]

@@ -1,6 +1,7 @@
 """Names and options: wrong ones fail before any data is read, saying what is allowed."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -36,6 +37,10 @@ WRONG = [
     (["--no-token-positional-embeddings"], "replaced by --pos nopos"),
     (["--relpos-context", "0"], "relpos_context must be an integer ≥ 1"),
     (["--pos", "relpos", "--cross-self-attention"], "does not go with --pos relpos,"),
+    (
+        ["--pos", "rope", "--decoder-embed-dim", "12", "--decoder-attention-heads", "4"],
+        "--pos rope with --decoder-embed-dim 12 and --decoder-attention-heads 4: rotary positions",
+    ),
     (["--pos", "relpos_first", "--cross-self-attention"], "does not go with --pos relpos_first,"),
     (["--admin-init", "--encoder-normalize-before"], "is for post-norm models"),
     (["--admin-init", "--admin-scales", "1,x"], "must be positive numbers with commas"),
@@ -47,6 +52,16 @@ def parse(*arguments, arch="cape_transformer_tiny"):
     """The command line of fairseq-train, on data that does not exist."""
     parser = options.get_training_parser()
     return options.parse_args_and_arch(parser, ["/nowhere", "--arch", arch, *arguments])
+
+
+def assert_refused(capsys, message, *arguments, **options):
+    """As argparse refuses: one line, exit status 2."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as exit_:
+        parse(*arguments, **options)
+    assert exit_.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(rf": error: .*{message}", line)
 
 
 def in_new_python(code, **env):
@@ -127,15 +142,14 @@ def test_registers_when_a_submodule_is_imported_first():
 
 @pytest.mark.parametrize("arch", ["cape_transformer", "cape_transformer_wmt_en_de_18l"])
 @pytest.mark.parametrize(("wrong", "message"), WRONG, ids=lambda v: v[0] if v else None)
-def test_wrong_values_fail_whatever_the_architecture(arch, wrong, message):
-    with pytest.raises(ValueError, match=message):
-        parse(*wrong, arch=arch)
+def test_wrong_values_fail_whatever_the_architecture(arch, wrong, message, capsys):
+    assert_refused(capsys, message, *wrong, arch=arch)
 
 
 @pytest.mark.parametrize("pos", names(1))
-def test_wrong_values_fail_whatever_the_variant(pos):
-    with pytest.raises(ValueError, match="max_global_scale must be a finite number ≥ 1"):
-        parse("--pos", pos, "--max-global-scale", "0.5")
+def test_wrong_values_fail_whatever_the_variant(pos, capsys):
+    message = "max_global_scale must be a finite number ≥ 1"
+    assert_refused(capsys, message, "--pos", pos, "--max-global-scale", "0.5")
 
 
 # option → flags that give it another value than the default
@@ -153,14 +167,13 @@ OPTIONS = {
 @pytest.mark.parametrize("pos", names(1))
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("arch", ["cape_transformer", "cape_transformer_tiny"])
-def test_an_option_that_the_variant_does_not_take_is_refused(arch, pos, option):
+def test_an_option_that_the_variant_does_not_take_is_refused(arch, pos, option, capsys):
     given = ["--pos", pos, *OPTIONS[option]]
     if option in get(pos).options:
         assert getattr(parse(*given, arch=arch), option) not in (None, 0, "all")
         return
     flag = OPTIONS[option][0]
-    with pytest.raises(ValueError, match=rf"{flag} = .* is for .*; {pos} takes"):
-        parse(*given, arch=arch)
+    assert_refused(capsys, rf"{flag} = .* is for .*; {pos} takes", *given, arch=arch)
 
 
 def test_a_default_that_is_given_is_not_refused():
@@ -169,16 +182,16 @@ def test_a_default_that_is_given_is_not_refused():
 
 
 def test_an_option_of_another_variant_is_refused_without_a_command_line_too(build):
-    with pytest.raises(ValueError, match=r"--max-global-shift = 10\.0 is for cape; sinpos takes"):
+    with pytest.raises(ValueError, match=r"--max-global-shift = 10\.0 is for cape.*; sinpos takes"):
         build("sinpos", max_global_shift=10.0)
-    with pytest.raises(ValueError, match=r"--max-global-shift = 10\.0 is for cape; sinpos takes"):
+    with pytest.raises(ValueError, match=r"--max-global-shift = 10\.0 is for cape.*; sinpos takes"):
         build_from_strings(pos="sinpos", max_global_shift=10.0, source_scale=0.0)
 
 
 @pytest.mark.parametrize(
     ("flag", "allowed"),
     [
-        ("--pos", ["nopos", "abspos", "sinpos", "cape", "relpos", "relpos_first"]),
+        ("--pos", list(names(1))),
         ("--source-bos", ["auto", "true", "false"]),
         ("--relpos-layers", ["all", "first"]),
     ],
@@ -254,20 +267,20 @@ DECODER_ALONE = [
 
 
 @pytest.mark.parametrize(("wrong", "message"), DECODER_ALONE, ids=str)
-def test_wrong_values_fail_in_a_language_model_too(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        parse(*wrong, arch="cape_transformer_lm")
+def test_wrong_values_fail_in_a_language_model_too(wrong, message, capsys):
+    assert_refused(capsys, message, *wrong, arch="cape_transformer_lm")
 
 
-def test_an_option_of_another_variant_is_refused_in_a_language_model_too():
-    with pytest.raises(ValueError, match=r"--max-global-shift = 10\.0 is for cape; relpos takes"):
-        parse("--pos", "relpos", "--max-global-shift", "10", arch="cape_transformer_lm")
+def test_an_option_of_another_variant_is_refused_in_a_language_model_too(capsys):
+    given = ["--pos", "relpos", "--max-global-shift", "10"]
+    message = r"--max-global-shift = 10\.0 is for cape.*; relpos takes"
+    assert_refused(capsys, message, *given, arch="cape_transformer_lm")
 
 
 @pytest.mark.parametrize("arch", ["cape_transformer_tiny", "cape_transformer_lm"])
-def test_torchrun_without_a_world_size_is_refused(arch, monkeypatch):
+def test_torchrun_without_a_world_size_is_refused(arch, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match=r"torchrun started 2 processes, but .* is 1, so that"):
-        parse("--distributed-world-size", "1", arch=arch)
+    message = r"torchrun started 2 processes, but .* is 1, so that"
+    assert_refused(capsys, message, "--distributed-world-size", "1", arch=arch)
     assert parse("--distributed-world-size", "2", arch=arch).distributed_world_size == 2

@@ -102,6 +102,45 @@ def test_training_lines_may_be_several_captions_the_same_in_both_languages(multi
         assert lines(out / folder / "test.en") == lines(multi30k / folder / "test.en")
 
 
+def test_long_pairs_are_held_out_of_training_and_tested_apart(multi30k, tmp_path):
+    script, out = SCRIPTS / "prepare_multi30k.py", tmp_path / "held_out"
+    command = (sys.executable, script, multi30k.parent, out, "--merges", 40)
+    done = start(*command, "--held-out", 9, 15)
+    assert done.returncode == 0, done.stdout
+    lengths = {}
+    for split in ("train", "valid", "test", "test1", "test2"):
+        found = sizes(out / "data-bin", split, "en", "de")
+        assert found == [
+            segmented(out / "bpe" / f"{split}.{language}") for language in ("en", "de")
+        ]
+        assert len(found[0]) == len(lines(out / "raw" / f"{split}.de"))
+        lengths[split] = list(zip(*found, strict=True))
+    every = lengths["test"]  # with EOS, and of the same sentences as train and valid
+    assert every == list(zip(*sizes(multi30k / "data-bin", "test", "en", "de"), strict=True))
+    short = [pair for pair in every if max(pair) - 1 <= 9]
+    assert lengths["train"] == lengths["valid"] == lengths["test1"] == short
+    assert lengths["test2"] == [pair for pair in every if min(pair) - 1 > 15]
+    assert 0 < len(lengths["test2"]) < len(every) - len(short)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--held-out", 12, 9), "--held-out must be two numbers 0 < N ≤ M, got 12 9"),
+        (("--held-out", 5, 9, "--join", 2), "--held-out and --join: choose one"),
+        (("--held-out", 5, 900), "--held-out 5 900: no pair of test has more than 900 tokens"),
+    ],
+)
+def test_lengths_that_cannot_be_held_out_are_refused_in_one_line(
+    multi30k, tmp_path, flags, message
+):
+    script, out = SCRIPTS / "prepare_multi30k.py", tmp_path / "out"
+    done = start(sys.executable, script, multi30k.parent, out, "--merges", 40, *flags)
+    assert done.returncode == 2
+    assert message in done.stdout.splitlines()[-1]
+    assert not out.exists()
+
+
 def test_multi30k_takes_another_pair_of_languages(multi30k, pairs, tmp_path):
     raw = tmp_path / "raw"
     raw.mkdir()

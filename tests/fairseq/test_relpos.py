@@ -104,27 +104,15 @@ TARGET = torch.tensor([[EOS, 10, 11, 12, 13, 14], [EOS, 14, 15, 16, 17, 18]])
 
 @pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize("layers", ["all", "first"])
-def test_step_by_step_decoding_equals_full_decoding_beyond_the_context(build, values, layers):
+def test_step_by_step_decoding_equals_full_decoding_beyond_the_context(
+    build, assert_decodes_step_by_step, values, layers
+):
     model = build("relpos", relpos_context=2, relpos_values=values, relpos_layers=layers)
-    encoder_out = model.encoder(SOURCE)
-    full = model.decoder(TARGET, encoder_out=encoder_out)[0]
-    state = {}
-    for step in range(1, TARGET.shape[1] + 1):
-        last = model.decoder(TARGET[:, :step], encoder_out=encoder_out, incremental_state=state)[0]
-        torch.testing.assert_close(last[:, 0], full[:, step - 1], rtol=0, atol=1e-5)
+    assert_decodes_step_by_step(model)
 
 
-def test_decoding_follows_the_beam_when_it_is_reordered(build):
-    model = build("relpos", relpos_context=2)
-    encoder_out = model.encoder(SOURCE[:1].expand(2, -1))  # two hypotheses of one sentence
-    state = {}
-    for step in range(1, 4):
-        model.decoder(TARGET[:, :step], encoder_out=encoder_out, incremental_state=state)
-    swap = torch.tensor([1, 0])
-    model.decoder.reorder_incremental_state_scripting(state, swap)
-    last = model.decoder(TARGET[swap, :4], encoder_out=encoder_out, incremental_state=state)[0]
-    full = model.decoder(TARGET, encoder_out=encoder_out)[0]
-    torch.testing.assert_close(last[:, 0], full[swap, 3], rtol=0, atol=1e-5)
+def test_decoding_follows_the_beam_when_it_is_reordered(build, assert_decodes_step_by_step):
+    assert_decodes_step_by_step(build("relpos", relpos_context=2), reordered=True)
 
 
 @pytest.mark.parametrize(("layers", "expected"), [("all", [0, 1]), ("first", [0])])

@@ -19,7 +19,9 @@ from cape_plugins.attention import (  # noqa: E402
     PositionalAttention,
     RelativeAttention,
 )
+from cape_plugins.augment import Cape  # noqa: E402
 from cape_plugins.timm.attention import PositionedAttention  # noqa: E402
+from cape_plugins.timm.mark import drop_mark  # noqa: E402
 
 SMALL = dict(depth=2, num_classes=10, embed_dim=16, num_heads=2, init_values=1.0)
 HOSTS = ["vit", "naflexvit"]
@@ -74,6 +76,9 @@ def table(monkeypatch):
             94, "sinusoid", attention=Distance, options=frozenset({"extent"})
         ),
     }
+    rows["augmented"] = variants.Variant(
+        97, "nothing", Cape, Distance, options=variants.get("cape").options
+    )
     for name, row in rows.items():
         monkeypatch.setitem(variants.VARIANTS, name, row)
 
@@ -118,7 +123,7 @@ def test_the_logits_are_those_of_the_variant_and_zero_for_the_class_token():
     model = create(reg_tokens=1).eval()
     attention, x = model.blocks[0].attn, images(2, 2 + 6, 16)
     model._pos_embed(torch.zeros(1, 2, 3, 16))
-    bias = attention.relative.logits(x, 8, model.current.positions)
+    bias = attention.relative.logits(x, 8, model.position.current.positions)
     assert bias.shape == (1, 2, 8, 8)
     assert not bias[..., :2, :].any()
     assert not bias[..., :, :2].any()
@@ -138,6 +143,36 @@ def test_each_layer_gets_the_patches_coordinates_of_any_image_size(host):
             assert prefix
             assert positions[:prefix].isnan().all()
             assert torch.equal(positions[prefix:], patch_grid(height, width, extent=0.7))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("host", HOSTS)
+def test_all_layers_see_the_same_augmented_positions_of_each_sample(host, padded, checkpointing):
+    model = create(host, "augmented", max_local_shift=0.0).train()
+    model.set_grad_checkpointing(checkpointing)
+    x = images(2, 3, 32, 48)
+    if padded and host == "naflexvit":
+        patchify = Patchify(16)
+        x = NaFlexCollator(8)([(patchify(image), 0) for image in x])[0]
+    model(x).sum().backward()
+    seen = [positions for block in model.blocks for positions in block.attn.relative.seen]
+    assert len(seen) == 2 + 2 * checkpointing
+    for positions in seen:
+        torch.testing.assert_close(positions, seen[0], rtol=0, atol=0, equal_nan=True)
+    prefix, grid = model.num_prefix_tokens, patch_grid(2, 3)
+    assert seen[0][:, :prefix].isnan().all()
+    assert seen[0][:, prefix + 6 :].isnan().all()
+    patches = seen[0][:, prefix : prefix + 6]
+    scale = (patches[:, 5] - patches[:, 0]) / (grid[5] - grid[0])  # λ, the same on both axes
+    torch.testing.assert_close(scale[:, 0], scale[:, 1])
+    shift = patches[:, :1] / scale[:, None] - grid[:1]
+    torch.testing.assert_close(patches, (grid + shift) * scale[:, None], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(scale[0], scale[1])
+    assert not torch.allclose(shift[0], shift[1])
+    model.eval()(x)
+    last = model.blocks[0].attn.relative.seen[-1]
+    torch.testing.assert_close(last[0, prefix : prefix + 6], grid)
 
 
 @pytest.mark.parametrize("pos", ["distance", "rotate", "count"])
@@ -177,7 +212,9 @@ def test_a_variant_that_does_nothing_is_timms_attention(monkeypatch, options, fu
     row = variants.Variant(95, "nothing", attention=lambda settings: PositionalAttention())
     monkeypatch.setitem(variants.VARIANTS, "idle", row)
     model, stock = (create(pos=pos, **options).eval() for pos in ("idle", "nopos"))
-    stock.load_state_dict(model.state_dict())
+    weights = model.state_dict()
+    drop_mark(weights)
+    stock.load_state_dict(weights)
     x = images(2, 3, 32, 32)
     visible = (images(5, 5) > 0) | torch.eye(5, dtype=torch.bool)
     for attn_mask in (None, visible, images(5, 5)):
@@ -221,7 +258,7 @@ def test_the_bias_joins_the_callers_mask():
     model = create().eval()
     model._pos_embed(torch.zeros(1, 2, 2, 16))
     attention, x, visible = model.blocks[0].attn, images(2, 5, 16), torch.ones(5, 5).tril().bool()
-    bias = attention.relative.logits(x, 5, model.current.positions)
+    bias = attention.relative.logits(x, 5, model.position.current.positions)
     expected = attend(model, x, bias.masked_fill(~visible, -torch.inf))
     torch.testing.assert_close(attention(x, attn_mask=visible), expected)
     torch.testing.assert_close(attention(x, is_causal=True), expected)
@@ -274,8 +311,8 @@ def test_a_copy_has_positions_of_its_own():
     other = copy.deepcopy(model)
     assert torch.equal(other(images(1, 3, 32, 48)), model(images(1, 3, 32, 48)))
     other(images(1, 3, 64, 64))
-    assert model.current.positions.shape == (1, 7, 2)
-    assert other.blocks[1].attn.current is other.current
+    assert model.position.current.positions.shape == (1, 7, 2)
+    assert other.blocks[1].attn.current is other.position.current
 
 
 def test_meta_device_construction_and_init_weights():

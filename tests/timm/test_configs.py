@@ -1,6 +1,7 @@
 """The recipes of configs/timm and the command lines of integrations/timm/README.md."""
 
 import argparse
+import itertools
 import os
 import re
 import shlex
@@ -20,8 +21,8 @@ from cape_plugins.evaluation.timm.options import TimmOptions
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs" / "timm"
 README = ROOT / "integrations" / "timm" / "README.md"
-STUDY = CONFIGS / "cifar10_study.yaml"
-RECIPES = sorted(set(CONFIGS.glob("*.yaml")) - {STUDY})
+STUDIES = CONFIGS.parent / "studies"
+RECIPES = sorted(CONFIGS.glob("*.yaml"))
 IMAGENET = [path for path in RECIPES if not path.name.startswith("cifar10")]
 FROM_SCRATCH = [path for path in IMAGENET if not path.name.startswith("finetune")]
 
@@ -159,9 +160,9 @@ def test_models_of_the_readme_exist():
     names = re.findall(r"\b((?:vit|deit)_\w*patch\w+)\b(?!\*)", README.read_text())
     patterns = re.findall(r"`((?:vit|deit)_\{[^`]+|vit_\w+\*\w+)`", README.read_text())
     for pattern in patterns:
-        sizes = re.search(r"\{(.*)\}", pattern)
-        for size in sizes[1].split(",") if sizes else [""]:
-            assert timm.list_models(re.sub(r"\{.*\}", size, pattern)), pattern
+        parts = [part.split(",") for part in re.split(r"[{}]", pattern)]
+        for name in itertools.product(*parts):
+            assert timm.list_models("".join(name)), pattern
     assert names
     assert not [name for name in names if not timm.is_model(name)]
 
@@ -242,17 +243,17 @@ def test_the_evaluations_and_figures_of_the_readme_parse_and_fit_together(tmp_pa
     assert drawn == ["vit_main.png", "mix_sizes.png", "shifts.png", "gamma.png", "tta.png"]
 
 
-def test_the_study_gives_every_variant_the_same_width_depth_and_sizes():
-    study = read(STUDY)
-    shared = study["model_kwargs"]
+def test_the_studies_give_every_variant_the_same_width_depth_and_sizes():
+    study = read(STUDIES / "cifar10.yaml")
+    mixed = read(STUDIES / "cifar10_mixed.yaml")["options"]["train-img-sizes"]
+    shared = study["options"]["model-kwargs"]
     for variant in study["variants"].values():
-        options = {**shared, **variant.get("model_kwargs", {})}
-        model = timm.create_model(variant["model"], num_classes=10, **options)
+        options = {**shared, **variant["options"].get("model-kwargs", {})}
+        model = timm.create_model(variant["options"]["model"], num_classes=10, **options)
         assert model.embed_dim == shared["embed_dim"]
         assert len(model.blocks) == shared["depth"]
         assert model.blocks[0].attn.num_heads == shared["num_heads"]
         assert model.patch_embed.patch_size == (shared["patch_size"],) * 2
         assert not model.patch_embed.strict_img_size
-    for sizes in (*study["train_img_sizes"].values(), study["test_img_sizes"]):
+    for sizes in (mixed, study["evaluations"]["sizes"]["options"]["resolutions"]):
         assert all(size % shared["patch_size"] == 0 for size in sizes)
-    assert (CONFIGS / study["recipe"]).is_file()

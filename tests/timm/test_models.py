@@ -13,9 +13,12 @@ from timm.utils import ParseKwargs  # noqa: E402
 
 import cape_plugins.timm  # noqa: E402 - registers, also where autoload is switched off
 from cape_plugins import patch_grid, sinusoid_2d  # noqa: E402
+from cape_plugins.augment import AsGiven  # noqa: E402
+from cape_plugins.timm.registry import variants_by_name  # noqa: E402
+from cape_plugins.variants import get  # noqa: E402
 
-VARIANTS = ["nopos", "sinpos", "cape"]
-NAMED = [*VARIANTS, "univit"]
+NAMED = tuple(variants_by_name())
+VARIANTS = tuple(name for name in NAMED if name != "univit")
 SMALL = dict(depth=2, num_classes=10)
 
 
@@ -31,10 +34,11 @@ def images(*shape: int) -> torch.Tensor:
 def test_every_variant_is_listed_in_all_sizes(variant):
     names = {f"vit_{size}_patch16_{variant}_224" for size in ("tiny", "small", "base")}
     names |= {f"vit_tiny_patch8_{variant}_64", f"vit_tiny_patch4_{variant}_32"}
-    assert set(timm.list_models(f"vit_*_{variant}_*", module="vision_transformer")) == names
-    tagged = timm.list_models(f"vit_*_{variant}_*", include_tags=True)
+    pattern = f"vit_*_patch*[0-9]_{variant}_[0-9]*"
+    assert set(timm.list_models(pattern, module="vision_transformer")) == names
+    tagged = timm.list_models(pattern, include_tags=True)
     assert set(tagged) == {f"{name}.untrained" for name in names}
-    assert timm.list_models(f"vit_*_{variant}_*", pretrained=True) == []
+    assert timm.list_models(pattern, pretrained=True) == []
 
 
 @pytest.mark.parametrize(
@@ -92,12 +96,13 @@ def test_dynamic_img_pad_takes_any_size_at_all():
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_evaluation_is_deterministic_and_only_cape_augments_in_training(variant):
+def test_evaluation_is_deterministic_and_only_those_named_so_augment_in_training(variant):
     model, x = create(variant), images(2, 3, 64, 64)
     model.eval()
     assert torch.equal(model(x), model(x))
     model.train()
-    assert torch.equal(model(x), model(x)) == (variant != "cape")
+    as_given = get(variants_by_name()[variant]["pos"]).augment is AsGiven
+    assert torch.equal(model(x), model(x)) == as_given
 
 
 def test_positions_are_added_to_the_patches_and_the_class_token_has_its_own():
@@ -141,7 +146,7 @@ def test_options_reach_the_positions():
         (dict(max_local_shift=-1.0), "max_local_shift"),
         (dict(extent=0.0), "extent must be finite and > 0, got 0.0"),
         (dict(embed_dim=191, num_heads=1), "dim must be even"),
-        (dict(pos="rope"), "unknown variant 'rope': choose one of nopos, sinpos, cape"),
+        (dict(pos="relpos"), "unknown variant 'relpos': choose one of nopos, sinpos, cape"),
         (dict(pos="abspos"), "timm's own models: create vit_tiny_patch16_224"),
         (dict(pos_embed="learn"), "timm's own models: create vit_tiny_patch16_224"),
     ],
@@ -155,9 +160,17 @@ def test_wrong_option_values_are_refused_whatever_the_variant(variant, options, 
 @pytest.mark.parametrize(
     ("variant", "options", "message"),
     [
-        ("nopos", dict(max_global_shift=0.1), "max_global_shift = 0.1 is for cape; nopos takes"),
-        ("nopos", dict(extent=0.7), "extent = 0.7 is for sinpos, cape; nopos takes none of these"),
-        ("sinpos", dict(max_local_shift=(0.1, 0.1)), "is for cape; sinpos takes extent: leave it"),
+        (
+            "nopos",
+            dict(max_global_shift=0.1),
+            "max_global_shift = 0.1 is for cape.*; nopos takes",
+        ),
+        ("nopos", dict(extent=0.7), "extent = 0.7 is for sinpos.*; nopos takes none of these"),
+        (
+            "sinpos",
+            dict(max_local_shift=(0.1, 0.1)),
+            "is for cape.*; sinpos takes extent",
+        ),
         ("sinpos", dict(max_global_scale=1.0), "max_global_scale = 1.0 is for cape"),
     ],
 )
@@ -178,7 +191,8 @@ def test_entrypoints_are_functions_of_their_modules_as_timms_are():
             assert entrypoint is getattr(module, name)
             assert pickle.loads(pickle.dumps(entrypoint)) is entrypoint
             assert name in module.__all__
-            assert f"pos={name.split('_')[3]!r}".replace("univit", "cape") in entrypoint.__doc__
+            named = variants_by_name()[name.split("_", 3)[3].rpartition("_")[0]]
+            assert f"pos={named['pos']!r}" in entrypoint.__doc__
             (pretrained, others) = inspect.signature(entrypoint).parameters.values()
             assert (pretrained.name, pretrained.default) == ("pretrained", False)
             assert others.kind is inspect.Parameter.VAR_KEYWORD

@@ -11,8 +11,9 @@ from timm.data.naflex_transforms import Patchify  # noqa: E402
 import cape_plugins.timm  # noqa: E402, F401 - registers, also where autoload is switched off
 from cape_plugins import patch_grid  # noqa: E402
 from cape_plugins.timm.naflexvit import naflex_positions  # noqa: E402
+from cape_plugins.timm.registry import variants_by_name  # noqa: E402
 
-VARIANTS = ["nopos", "sinpos", "cape", "univit"]
+VARIANTS = tuple(variants_by_name())
 SMALL = dict(depth=2, num_classes=10)
 
 

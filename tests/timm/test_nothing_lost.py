@@ -15,8 +15,13 @@ from torch._dynamo.testing import CompileCounter  # noqa: E402
 
 import cape_plugins.timm  # noqa: E402, F401 - registers, also where autoload is switched off
 from cape_plugins import patch_grid  # noqa: E402
+from cape_plugins.augment import AsGiven  # noqa: E402
+from cape_plugins.timm.registry import variants_by_name  # noqa: E402
+from cape_plugins.variants import get  # noqa: E402
 
-VARIANTS = ["nopos", "sinpos", "cape"]
+NAMED = tuple(variants_by_name())
+VARIANTS = tuple(name for name in NAMED if name != "univit")
+AUGMENTS = tuple(n for n, args in variants_by_name().items() if get(args["pos"]).augment != AsGiven)
 SMALL = dict(depth=2, num_classes=10)
 
 
@@ -177,7 +182,7 @@ def test_torch_compile_needs_no_graph_break_in_training_and_evaluation(variant):
     torch.testing.assert_close(compiled(x), model(x), atol=1e-5, rtol=1e-5)
     model.train()
     first, second = compiled(x), compiled(x)
-    assert torch.equal(first, second) == (variant != "cape")
+    assert torch.equal(first, second) == (variant not in AUGMENTS)
     second.sum().backward()
     assert [n for n, p in model.named_parameters() if p.grad is None] == []
 
@@ -203,9 +208,13 @@ def test_torch_compile_makes_one_dynamic_graph_for_univits_seven_sizes():
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_torchscript_takes_any_size(variant):
+def test_torchscript_takes_any_size_or_says_what_to_use_instead(variant):
     with timm.set_scriptable(True):
         model = create(variant).eval()
+    if get(model.position.pos).attention is not None:
+        with pytest.raises(ValueError, match=r"torch.jit.script cannot compile .*: use torch"):
+            torch.jit.script(model)
+        return
     scripted = torch.jit.script(model)
     for size in ((224, 224), (64, 96)):
         x = images(2, 3, *size)
@@ -223,27 +232,30 @@ def test_torchscript_augments_in_training_and_has_gradients():
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_torch_jit_trace_gives_the_same_output():
-    model, x = create().eval(), images(2, 3, 64, 96)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_torch_jit_trace_gives_the_same_output(variant):
+    model, x = create(variant).eval(), images(2, 3, 64, 96)
     with timm.set_exportable(True):
         traced = torch.jit.trace(model, x, check_trace=False)
     y = images(3, 3, 64, 96)
     torch.testing.assert_close(traced(y), model(y), atol=1e-5, rtol=1e-5)
 
 
-def test_fx_traces_through_the_model_without_freezing_the_noise():
+@pytest.mark.parametrize("variant", AUGMENTS)
+def test_fx_traces_through_the_model_without_freezing_the_noise(variant):
     from timm.models import create_feature_extractor
 
-    traced = create_feature_extractor(create().train(), {"head": "logits"})
+    traced = create_feature_extractor(create(variant).train(), {"head": "logits"})
     x = images(2, 3, 224, 224)
     first, second = (next(iter(traced(x).values())) for _ in range(2))
     assert not torch.equal(first, second)
 
 
-def test_onnx_export_in_evaluation_takes_any_size(tmp_path):
+@pytest.mark.parametrize("variant", ["cape", "cape_rope", "ropepos_mixed", "alibi", "random"])
+def test_onnx_export_in_evaluation_takes_any_size(variant, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    model = create().eval()
+    model = create(variant).eval()
     height, width = torch.export.Dim("h", min=2, max=40), torch.export.Dim("w", min=2, max=40)
     torch.onnx.export(
         model,
@@ -267,10 +279,10 @@ import sys, torch, timm, cape_plugins.timm
 from torch.distributed import all_gather_object, init_process_group
 from torch.nn.parallel import DistributedDataParallel
 
-rank, rendezvous = int(sys.argv[1]), sys.argv[2]
+rank, rendezvous, variant = int(sys.argv[1]), *sys.argv[2:]
 init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
 torch.manual_seed(0)
-model = timm.create_model("vit_tiny_patch16_cape_224", depth=2, num_classes=10)
+model = timm.create_model(f"vit_tiny_patch16_{variant}_224", depth=2, num_classes=10)
 parallel = DistributedDataParallel(model)
 torch.manual_seed(rank)  # as train.py seeds its processes
 x = torch.ones(2, 3, 32, 48)
@@ -287,12 +299,13 @@ print("stepped", rank)
 """
 
 
-def test_ddp_trains_with_noise_of_its_own_in_each_process(tmp_path):
+@pytest.mark.parametrize("variant", ["cape", "cape_rope_mixed"])
+def test_ddp_trains_with_noise_of_its_own_in_each_process(variant, tmp_path):
     command = [sys.executable, "-c", STEP]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
-            [*command, str(rank), f"file://{tmp_path}/rendezvous"],
+            [*command, str(rank), f"file://{tmp_path}/rendezvous", variant],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

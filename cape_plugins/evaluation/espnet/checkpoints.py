@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
 from espnet2.asr.espnet_model import ESPnetASRModel
 from espnet2.tasks.asr import ASRTask
+from typeguard import TypeCheckError
 
 import cape_plugins.espnet  # noqa: F401 - registers, also where autoload is switched off
 from cape_plugins.evaluation.command import said
@@ -46,6 +48,7 @@ class Loaded:
         rate: sampling rate in Hz, None if nothing tells.
         prepare: ESPnet's preprocessing of audio in inference (speech_volume_normalize), as a
             function of an utterance's name and its data; None without.
+        search: asr_inference's, of the same model; None: greedy CTC decoding.
     """
 
     source: Source
@@ -53,6 +56,7 @@ class Loaded:
     transcripts: Transcripts
     rate: int | None
     prepare: Prepare | None = None
+    search: Any = None
 
 
 def sources(given: Sequence[str], checkpoint_name: str | None) -> list[Source]:
@@ -97,12 +101,16 @@ def _best(folder: Path, checkpoint_name: str | None) -> Path:
     return next(iter(found.values()))
 
 
-def load(source: Source) -> Loaded:
+def load(source: Source, search: Sequence[str] = ()) -> Loaded:
     """Build a model and load its weights.
 
+    Args:
+        source: where it is.
+        search: options of asr_inference, NAME=VALUE; none: greedy CTC decoding.
+
     Raises:
-        ValueError: it cannot be built, lacks weights or has others, has no CTC, or takes no
-            audio.
+        ValueError: it cannot be built, lacks weights or has others, has no CTC and gets no
+            search, takes no audio, or the search does not have such options.
     """
     have = _keys(source.file)
     try:
@@ -113,17 +121,30 @@ def load(source: Source) -> Loaded:
         raise ValueError(f"{source.config} is no YAML: {said(error, 3)}") from error
     try:
         _check_keys(have, set(model.state_dict()))  # ESPnet loads with strict=False
-        if getattr(model, "ctc", None) is None:
-            raise ValueError("it has no CTC (ctc_weight: 0), and this command decodes CTC alone")
+        if getattr(model, "ctc", None) is None and not search:
+            raise ValueError("it has no CTC (ctc_weight: 0), so it needs --search")
+        searching = _search(source, search) if search else None
         return Loaded(
             source,
-            model.eval(),
+            searching.asr_model if searching else model.eval(),
             Transcripts(train_args),
             frontends.rate_of(model, train_args),
             ASRTask.build_preprocess_fn(train_args, train=False),
+            searching,
         )
     except ValueError as error:
         raise ValueError(f"{source.file}: {error}") from error
+
+
+def _search(source: Source, given: Sequence[str]) -> Any:
+    from espnet2.bin.asr_inference import Speech2Text
+
+    parts = (one.partition("=") for one in given)
+    options = {name: yaml.safe_load(value) for name, _, value in parts}
+    try:
+        return Speech2Text(source.config, source.file, **options)
+    except (TypeError, TypeCheckError, NotImplementedError) as error:
+        raise ValueError(f"--search {' '.join(given)}: {said(error, 3)}") from error
 
 
 def _keys(file: Path) -> set[str]:

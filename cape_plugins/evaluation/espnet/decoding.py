@@ -1,8 +1,9 @@
-"""Greedy CTC decoding of pieces of audio, in batches."""
+"""Decoding pieces of audio in batches: greedy CTC, or ESPnet's search."""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from cape_plugins.espnet.encoder import TooShortUttError
+from cape_plugins.espnet.seconds import TooShortUttError
 from cape_plugins.evaluation import device
 from cape_plugins.evaluation.espnet import frontends
 from cape_plugins.evaluation.espnet.segments import Piece
@@ -61,17 +62,19 @@ def decode(
     runtime: Runtime,
     *,
     prepare: Prepare | None = None,
+    search: Any = None,
     warm_up: bool = False,
     title: str = "",
 ) -> Decoded:
-    """Take the likeliest token of each frame, merge repeats, leave out blanks.
+    """Recognise: without a search, the likeliest token of each frame, repeats merged, no blanks.
 
     Args:
-        model: in eval mode, on the runtime's device, with a CTC.
+        model: in eval mode, on the runtime's device, with a CTC unless there is a search.
         utterances: of the pieces, all of one sampling rate.
         pieces: what to decode.
         runtime: where and how.
         prepare: what ESPnet does to audio before it meets the model.
+        search: asr_inference's, of the same model; takes single utterances.
         warm_up: decode the longest batch once before the clock runs.
         title: of the progress bar.
 
@@ -82,6 +85,9 @@ def decode(
     padded = runtime.padding == "always" or (
         runtime.padding == "auto" and frontends.padding_changes_nothing(model)
     )
+    recognise = _greedy if search is None else _searched
+    if search is not None:
+        search.device = str(runtime.device)
     found: list[list[int] | None] = [None] * len(pieces)
     groups = batches(
         [0 if piece.samples < shortest else piece.samples for piece in pieces],
@@ -101,11 +107,11 @@ def decode(
         for speech, lengths, indices in tqdm(loader, title, disable=None, leave=False):
             speech, lengths = speech.to(runtime.device), lengths.to(runtime.device)
             if warm_up:
-                _greedy(model, speech, lengths, runtime)
+                recognise(search or model, speech, lengths, runtime)
                 warm_up = False
             device.synchronise(runtime.device)
             began = time.perf_counter()
-            tokens = _greedy(model, speech, lengths, runtime)
+            tokens = recognise(search or model, speech, lengths, runtime)
             device.synchronise(runtime.device)
             seconds += time.perf_counter() - began
             for index, ids in zip(indices, tokens, strict=True):
@@ -193,3 +199,20 @@ def _greedy(
     best = logits.argmax(dim=2).cpu()
     merged = (row[:n].unique_consecutive() for row, n in zip(best, out_lengths, strict=True))
     return [[i for i in ids.tolist() if i not in left_out] for ids in merged]
+
+
+def _searched(
+    search: Any, speech: Tensor, lengths: Tensor, runtime: Runtime
+) -> list[list[int] | None]:
+    """As :func:`_greedy`, by asr_inference's search."""
+    tokens: list[list[int] | None] = []
+    for samples, length in zip(speech, lengths, strict=True):
+        try:
+            with runtime.autocast():
+                found = search(samples[:length])
+        except TooShortUttError:
+            tokens.append(None)
+            continue
+        best = (found[0] if isinstance(found, tuple) else found)[0]  # intermediate CTC
+        tokens.append(best[2])
+    return tokens

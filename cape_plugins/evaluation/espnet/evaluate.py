@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from cape_plugins.evaluation import command
+from cape_plugins.espnet.layers import use_logn
+from cape_plugins.evaluation import command, items
 from cape_plugins.evaluation.device import open_device
 from cape_plugins.evaluation.espnet import (
     checkpoints,
@@ -27,7 +28,7 @@ from cape_plugins.evaluation.espnet import (
 from cape_plugins.evaluation.espnet.checkpoints import Loaded
 from cape_plugins.evaluation.espnet.decoding import Runtime, decode
 from cape_plugins.evaluation.espnet.options import EXAMPLES, EspnetOptions
-from cape_plugins.evaluation.espnet.results import Row
+from cape_plugins.evaluation.espnet.results import Row, Text
 from cape_plugins.evaluation.espnet.segments import Piece
 from cape_plugins.evaluation.espnet.testset import TestSet
 from cape_plugins.evaluation.output import CsvFile, check_absent
@@ -54,7 +55,7 @@ def run(options: EspnetOptions) -> list[Row]:
     Raises:
         ValueError: something does not fit, found before any work and before a file is made.
     """
-    check_absent([options.csv_path, options.markdown_path], options.overwrite)
+    check_absent([options.csv_path, options.markdown_path, options.items], options.overwrite)
     pictures = figures.outputs(options)
     for path in pictures.values():
         canvas.check(path, options.overwrite)
@@ -67,9 +68,9 @@ def run(options: EspnetOptions) -> list[Row]:
         options.workers,
     )
     sources = checkpoints.sources(options.model, options.checkpoint_name)
-    check_hypotheses(options, [source.name for source in sources])
+    check_hypotheses(options, [label for one in sources for label in options.labels(one.name)])
     sets = testset.open_sets(options.data)
-    models = [checkpoints.load(source) for source in sources]
+    models = [checkpoints.load(source, options.search) for source in sources]
     for loaded in models:
         check_fit(loaded, sets, options)
     cuts = {
@@ -81,13 +82,18 @@ def run(options: EspnetOptions) -> list[Row]:
     if options.hypotheses is not None:
         options.hypotheses.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
+    compared: list[Sequence[Text]] = []
     with CsvFile(options.csv_path, Row, options.overwrite) as csv_file:
         for loaded in models:
-            for row in evaluate(loaded, sets, cuts, runtime, options):
+            for row, texts in evaluate(loaded, sets, cuts, runtime, options):
                 rows.append(row)
+                compared.append(texts)
                 csv_file.add(row)
                 print(results.line(row), flush=True)
     publish(results.markdown(rows), options.markdown_path)
+    if options.items is not None:
+        found = zip(rows, map(results.items, compared), strict=True)
+        items.write(options.items, results.TOLD, items.RATIO, found)
     for kind, path in pictures.items():
         figures.draw(kind, rows, path)
     return rows
@@ -104,6 +110,8 @@ def check_fit(loaded: Loaded, sets: Sequence[TestSet], options: EspnetOptions) -
     try:
         for hop in options.hops:
             frontends.hop_samples(loaded.model, hop)
+        for logn in options.attention_logn:
+            use_logn(loaded.model.encoder, logn)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
     for test_set in sets:
@@ -151,7 +159,7 @@ def evaluate(
     cuts: dict[tuple[str, float | None], list[Piece]],
     runtime: Runtime,
     options: EspnetOptions,
-) -> Iterator[Row]:
+) -> Iterator[tuple[Row, list[Text]]]:
     """Test one model under all conditions.
 
     Args:
@@ -160,17 +168,23 @@ def evaluate(
         cuts: (name of a test set, seconds of ``--segment``) → its pieces.
         runtime: where to run.
         options: the conditions, and where hypotheses go.
+
+    Returns:
+        the rows, each with the texts that it counts.
     """
     model = loaded.model.to(runtime.device)
     own_hop = frontends.hop_of(model)
-    for hop in options.frame_hops:
-        if hop is not None:
-            frontends.set_hop(model, frontends.hop_samples(model, hop))
-        for test_set in sets:
-            for length in options.lengths:
-                row = Row(loaded.source.name, str(loaded.source.file), test_set.name, length, hop)
-                pieces = cuts[test_set.name, length]
-                yield from _test(row, loaded, test_set, pieces, runtime, options)
+    for label, logn in options.labels(loaded.source.name).items():
+        if logn is not None:
+            use_logn(model.encoder, logn)
+        for hop in options.frame_hops:
+            if hop is not None:
+                frontends.set_hop(model, frontends.hop_samples(model, hop))
+            for test_set in sets:
+                for length in options.lengths:
+                    row = Row(label, str(loaded.source.file), test_set.name, length, hop)
+                    pieces = cuts[test_set.name, length]
+                    yield from _test(row, loaded, test_set, pieces, runtime, options)
     if own_hop is not None:
         frontends.set_hop(model, own_hop)
     loaded.model.cpu()
@@ -183,14 +197,15 @@ def _test(
     pieces: Sequence[Piece],
     runtime: Runtime,
     options: EspnetOptions,
-) -> Iterator[Row]:
+) -> Iterator[tuple[Row, list[Text]]]:
     """The row with what was found in the whole test set, then one for each bin."""
     utterances = test_set.utterances
     found = decode(
         *(loaded.model, utterances, pieces, runtime),
         prepare=loaded.prepare,
+        search=loaded.search,
         warm_up=options.timed,
-        title=f"{loaded.source.name} {test_set.name}",
+        title=f"{row.model} {test_set.name}",
     )
     if found.too_short:
         _logger.warning(
@@ -214,9 +229,8 @@ def _test(
     for label, inside in chosen.items():
         if not inside:
             continue
-        counted = results.counted(
-            row, label, [references[i] for i in inside], [texts[i] for i in inside]
-        )
+        mine = [Text(utterances[i].name, references[i], texts[i]) for i in inside]
+        counted = results.counted(row, label, mine)
         counted.pieces = sum(piece.utterance in inside for piece in pieces)
         counted.too_short = sum(pieces[i].utterance in inside for i in found.too_short)
         counted.seconds = sum(utterances[i].seconds for i in inside)
@@ -224,7 +238,7 @@ def _test(
             counted.decode_seconds = found.seconds
             if options.timed and found.seconds > 0:
                 counted.throughput = counted.seconds / found.seconds
-        yield counted
+        yield counted, mine
 
 
 def joined(count: int, pieces: Sequence[Piece], texts: Sequence[str]) -> list[str]:

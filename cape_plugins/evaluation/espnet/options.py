@@ -17,13 +17,14 @@ EXAMPLES = """
 examples:
   cape-espnet-eval --model cape=exp/cape sinpos=exp/sinpos --data data/dev data/test --out wer
   cape-espnet-eval --model exp/cape/valid.cer_ctc.ave.pth --data data/talks --segment 10 15 20 30 45
+  cape-espnet-eval --model exp/seq2seq --data data/dev --search beam_size=1 ctc_weight=0
   cape-espnet-eval --model cape=exp/cape --data data/dev --hops 5 6 8 10 12 16 20 --out hops
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class EspnetOptions(RunOptions):
-    """Word and character error rates of ESPnet's ASR models by greedy CTC decoding."""
+    """Error rates of ESPnet's ASR models by greedy CTC decoding, or by ESPnet's own search."""
 
     groups: ClassVar[dict[str, str]] = {
         "model": "models and data",
@@ -39,6 +40,9 @@ class EspnetOptions(RunOptions):
         "[NAME=]PATH",
     )
     checkpoint_name: str | None = option("in folders (default: the one valid.*.best.pth)", None)
+    search: Sequence[str] = option(
+        "options of asr_inference, whose search takes the place of greedy CTC decoding", (), "K=V"
+    )
     data: Sequence[str] = option("folder with Kaldi's wav.scp and text", MISSING, "[NAME=]DIR")
 
     bins: Sequence[float] = option(
@@ -100,7 +104,11 @@ class EspnetOptions(RunOptions):
 
     def check(self) -> None:
         """See :class:`Options`."""
+        self.check_items(self.model)
         scoring.check_edges(self.bins)
+        for given in self.search:
+            if not given.partition("=")[2]:
+                raise ValueError(f"--search takes NAME=VALUE, got {given!r}")
         for name, value in (("seconds", self.batch_seconds), ("size", self.batch_size)):
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"--batch-{name} must be > 0, got {value:g}")

@@ -1,10 +1,14 @@
 """What an evaluation found: the rows of its CSV and of its Markdown tables."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from cape_plugins.evaluation.espnet import scoring
 from cape_plugins.evaluation.table import rows_table, table
+
+#: Columns that tell a score from the others of its model.
+TOLD = ("test_set", "segment", "hop_ms", "bin")
 
 
 @dataclass
@@ -52,8 +56,17 @@ class Row:
     throughput: float | None = None
 
 
-def counted(row: Row, bin: str, references: Sequence[str], hypotheses: Sequence[str]) -> Row:
+class Text(NamedTuple):
+    """What was said in an utterance, and what was recognised."""
+
+    utterance: str
+    reference: str
+    hypothesis: str
+
+
+def counted(row: Row, bin: str, texts: Sequence[Text]) -> Row:
     """The row of a bin, with the errors in these of the utterances."""
+    _, references, hypotheses = zip(*texts, strict=True)
     words = scoring.word_errors(references, hypotheses)
     characters = scoring.character_errors(references, hypotheses)
     return replace(
@@ -68,6 +81,15 @@ def counted(row: Row, bin: str, references: Sequence[str], hypotheses: Sequence[
         characters=characters.units,
         cer=characters.rate,
     )
+
+
+def items(texts: Sequence[Text]) -> Iterator[tuple[str, str, int, int]]:
+    """Errors and length of every utterance, in words and in characters."""
+    kinds = {"wer": scoring.word_errors, "cer": scoring.character_errors}
+    for metric, errors in kinds.items():
+        for utterance, reference, hypothesis in texts:
+            found = errors([reference], [hypothesis])
+            yield metric, utterance, found.edits, found.units
 
 
 def line(row: Row) -> str:

@@ -23,10 +23,14 @@ class Errors:
     insertions: int
 
     @property
+    def edits(self) -> int:
+        """All of them."""
+        return self.substitutions + self.deletions + self.insertions
+
+    @property
     def rate(self) -> float | None:
         """Edits per 100 units of the references, None where there is no unit."""
-        edits = self.substitutions + self.deletions + self.insertions
-        return 100 * edits / self.units if self.units else None
+        return 100 * self.edits / self.units if self.units else None
 
 
 def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> Errors:

@@ -1,6 +1,7 @@
 """Beam search by fairseq's generator, and two kinds of BLEU."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from copy import copy
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -95,24 +96,35 @@ def translate(
     return [found[number] for number in range(len(dataset))]
 
 
-def tokenised_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Any:
-    """BLEU of text as it is split, by the formula of multi-bleu.perl (no smoothing).
+class Compared(NamedTuple):
+    """Hypotheses and references of one kind of BLEU.
 
-    Returns:
-        sacrebleu's score object.
+    Attributes:
+        metric: sacrebleu's, that scores them.
     """
+
+    metric: BLEU
+    hypotheses: Sequence[str]
+    references: Sequence[str]
+
+    def score(self) -> Any:
+        """sacrebleu's score object of all sentences."""
+        return self.metric.corpus_score(list(self.hypotheses), [list(self.references)])
+
+
+def tokenised(hypotheses: Sequence[str], references: Sequence[str]) -> Compared:
+    """Text as it is split, by the formula of multi-bleu.perl (no smoothing)."""
     metric = BLEU(tokenize="none", smooth_method="none", force=True)
-    return metric.corpus_score(list(hypotheses), [list(references)])
+    return Compared(metric, hypotheses, references)
 
 
-def score(
+def compared(
     translations: Sequence[Translation],
-    *,
     language: str,
     raw_references: Sequence[str] | None = None,
     detokenizer: str = "moses",
-) -> dict[str, Any]:
-    """Both kinds of BLEU in percent: columns of ``BleuRow``.
+) -> dict[str, Compared]:
+    """Both kinds of BLEU, by the names of ``BleuRow``'s columns.
 
     Args:
         translations: of the whole test set.
@@ -122,20 +134,35 @@ def score(
         detokenizer: ``moses`` (sacremoses) or ``none``.
     """
     hypotheses, references = zip(*translations, strict=True)
-    tokenised = tokenised_bleu(hypotheses, references)
     if raw_references is None:
         raw_references = detokenise(references, language, detokenizer)
-    metric = BLEU(trg_lang=language)
-    detokenised = metric.corpus_score(
-        detokenise(hypotheses, language, detokenizer), [list(raw_references)]
-    )
+    plain = detokenise(hypotheses, language, detokenizer)
     return {
-        "bleu": tokenised.score,
-        "brevity_penalty": tokenised.bp,
-        "length_ratio": tokenised.sys_len / tokenised.ref_len,
-        "sacrebleu": detokenised.score,
-        "signature": str(metric.get_signature()),
+        "bleu": tokenised(hypotheses, references),
+        "sacrebleu": Compared(BLEU(trg_lang=language), plain, raw_references),
     }
+
+
+def score(compared: dict[str, Compared]) -> dict[str, Any]:
+    """Columns of ``BleuRow``; BLEU in percent."""
+    found = {name: each.score() for name, each in compared.items()}
+    return {
+        "bleu": found["bleu"].score,
+        "brevity_penalty": found["bleu"].bp,
+        "length_ratio": found["bleu"].sys_len / found["bleu"].ref_len,
+        "sacrebleu": found["sacrebleu"].score,
+        "signature": str(compared["sacrebleu"].metric.get_signature()),
+    }
+
+
+def items(compared: dict[str, Compared]) -> Iterator[tuple[object, ...]]:
+    """sacreBLEU's statistics of every sentence."""
+    for name, (metric, hypotheses, references) in compared.items():
+        metric = copy(metric)
+        metric.effective_order = True  # it advises that; the statistics do not depend on it
+        for i, (hypothesis, reference) in enumerate(zip(hypotheses, references, strict=True)):
+            of = metric.sentence_score(hypothesis, [reference])
+            yield name, i, of.sys_len, of.ref_len, *of.counts, *of.totals
 
 
 def detokenise(lines: Sequence[str], language: str, detokenizer: str = "moses") -> list[str]:

@@ -30,10 +30,12 @@ class Source:
     Attributes:
         name: its label.
         candidates: its checkpoints, in the order of training where their names tell it.
+        attention_logn: N_train of the test; None is as trained.
     """
 
     name: str
     candidates: tuple[Path, ...]
+    attention_logn: int | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,9 @@ def epoch_of(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def load(path: Path, data: Path, *, max_positions: int | None = None) -> Loaded:
+def load(
+    path: Path, data: Path, *, max_positions: int | None = None, attention_logn: int | None = None
+) -> Loaded:
     """Load a checkpoint of fairseq on its own task, with other data.
 
     Args:
@@ -106,6 +110,7 @@ def load(path: Path, data: Path, *, max_positions: int | None = None) -> Loaded:
         data: folder of binarised data with the dictionaries of the training.
         max_positions: instead of the longest source and target, in tokens, that the task and the
             model allow; impossible for models with a table of positions.
+        attention_logn: instead of the checkpoint's.
 
     Raises:
         ValueError: it cannot be read, is no translation model, or does not fit the data.
@@ -114,6 +119,10 @@ def load(path: Path, data: Path, *, max_positions: int | None = None) -> Loaded:
     cfg = state["cfg"]
     if "source_lang" not in (cfg.task or {}):
         raise ValueError(f"{path} is of no translation task (source and target language)")
+    if attention_logn is not None:
+        if "pos" not in cfg.model:
+            raise ValueError(f"{path} is no cape_transformer: leave out --attention-logn")
+        _set(cfg.model, attention_logn=attention_logn)
     try:
         trained_on = getattr(cfg.task, "data", None)
         _set(cfg.task, data=str(data))

@@ -14,11 +14,13 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fairseq import utils as fairseq_utils
 
+from cape_plugins.evaluation import items
 from cape_plugins.evaluation.command import one_line_errors
 from cape_plugins.evaluation.fairseq import (
     bleu,
@@ -80,10 +82,11 @@ def run_bleu(options: BleuOptions) -> list[BleuRow]:
     """
     kept = options.overwrite or options.resume
     check_absent([options.csv_path], kept, ", or --resume to continue it")
-    check_absent([options.markdown_path], kept)
+    check_absent([options.markdown_path, options.items], kept)
     found = checkpoints.sources(
         options.model, pattern=options.checkpoints, from_epoch=options.from_epoch
     )
+    found = _each_logn(found, options)
     subsets = [options.gen_subset]
     if any(len(source.candidates) > 1 for source in found):
         subsets.append(options.valid_subset)
@@ -103,23 +106,27 @@ def run_bleu(options: BleuOptions) -> list[BleuRow]:
     tested: list[tuple[BleuRow | None, BleuRow]] = []
     with CsvFile(options.csv_path, BleuRow, options.overwrite, options.resume) as csv_file:
 
-        def evaluate(name: str, path: Path, subset: str) -> BleuRow:
-            wanted = _identity(path, subset, run, options)
+        def evaluate(
+            source: Source, path: Path, subset: str, valid_bleu: float | None = None
+        ) -> BleuRow:
+            wanted = _identity(source, path, subset, run, options)
             row = results.find(known, wanted)
             if row is None:
-                row = _translate(name, wanted, references[subset], run, options)
+                row = _translate(source.name, wanted, references[subset], run, options)
+                row.valid_bleu = valid_bleu
                 csv_file.add(row)
-            row.model = name
+            row.model = source.name
             print(results.bleu_line(row), flush=True)
             return row
 
         for source in found:
             best, validated = source.candidates[0], None
             if len(source.candidates) > 1:
-                rows = [evaluate(source.name, p, options.valid_subset) for p in source.candidates]
+                rows = [evaluate(source, p, options.valid_subset) for p in source.candidates]
                 validated = max(rows, key=lambda row: getattr(row, options.select_by))
                 best = Path(validated.checkpoint)
-            tested.append((validated, evaluate(source.name, best, options.gen_subset)))
+            valid_bleu = validated.bleu if validated else None
+            tested.append((validated, evaluate(source, best, options.gen_subset, valid_bleu)))
     publish(results.bleu_table(tested, options.valid_subset), options.markdown_path)
     return [row for _, row in tested]
 
@@ -131,7 +138,7 @@ def run_loss(options: LossOptions) -> list[LossRow]:
         ValueError: something does not fit, found before any work and before a file is made.
     """
     csv_path, figure_path = options.csv_path, options.figure_path
-    check_absent([csv_path, options.markdown_path], options.overwrite)
+    check_absent([csv_path, options.markdown_path, options.items], options.overwrite)
     if figure_path is not None:
         canvas.check(figure_path, options.overwrite)
     found = checkpoints.sources(options.model, only_best=True)
@@ -142,16 +149,18 @@ def run_loss(options: LossOptions) -> list[LossRow]:
                 "(seeds may share a NAME)"
             )
     run = _start(options, [options.gen_subset])
+    found = _each_logn(found, options)
 
     for source in found:
-        check_lengths(*_open(source.candidates[0], options.gen_subset, options), run)
+        path, logn = source.candidates[0], source.attention_logn
+        check_lengths(*_open(path, logn, options.gen_subset, options), run)
 
     rows: list[LossRow] = []
     table = []
     with CsvFile(csv_path, LossRow, options.overwrite) as csv_file:
         for source in found:
             (path,), title = source.candidates, f"{source.name} {options.gen_subset}"
-            loaded, dataset = _open(path, options.gen_subset, options)
+            loaded, dataset = _open(path, source.attention_logn, options.gen_subset, options)
             scored = losses.position_losses(loaded, dataset, run, title)
             table.append((source, scored))
             counted = zip(scored.sums.tolist(), scored.sentences.tolist(), strict=True)
@@ -161,6 +170,9 @@ def run_loss(options: LossOptions) -> list[LossRow]:
             rows += new
             print(f"{title} · {path} · {scored.mean():.4f} nats, {len(dataset)} sentences")
     publish(results.loss_table(table, options.gen_subset, options.edges), options.markdown_path)
+    if options.items is not None:
+        of = zip(rows, table[0][1].items(), strict=True)
+        items.write(options.items, ("subset", "position"), items.RATIO, of)
     if figure_path is not None and csv_path is not None:
         least = min(options.min_sentences, max(row.sentences for row in rows))
         drawn = PositionOptions(
@@ -216,12 +228,22 @@ def _start(options: ModelOptions, subsets: list[str]) -> Runtime:
     return runtime(options)
 
 
-def _load(path: Path, options: ModelOptions) -> Loaded:
-    return checkpoints.load(path, options.data, max_positions=options.max_positions)
+def _each_logn(found: Sequence[Source], options: ModelOptions) -> list[Source]:
+    """The sources under each of ``--attention-logn``, with a name of its own."""
+    return [
+        replace(source, name=label, attention_logn=logn)
+        for source in found
+        for label, logn in options.labels(source.name).items()
+    ]
 
 
-def _open(path: Path, subset: str, options: ModelOptions) -> tuple[Loaded, Any]:
-    loaded = _load(path, options)
+def _load(path: Path, logn: int | None, options: ModelOptions) -> Loaded:
+    limit = options.max_positions
+    return checkpoints.load(path, options.data, max_positions=limit, attention_logn=logn)
+
+
+def _open(path: Path, logn: int | None, subset: str, options: ModelOptions) -> tuple[Loaded, Any]:
+    loaded = _load(path, logn, options)
     return loaded, open_subset(loaded.task, subset, options.data)
 
 
@@ -233,7 +255,7 @@ def _check_bleu(
     source: Source, references: dict[str, list[str] | None], run: Runtime, options: BleuOptions
 ) -> None:
     """Find out before any work whether a model's first checkpoint and the subsets fit."""
-    loaded = _load(source.candidates[0], options)
+    loaded = _load(source.candidates[0], source.attention_logn, options)
     for subset, lines in references.items():
         if subset != options.gen_subset and len(source.candidates) == 1:
             continue
@@ -247,12 +269,15 @@ def _check_bleu(
             )
 
 
-def _identity(path: Path, subset: str, run: Runtime, options: BleuOptions) -> dict[str, Any]:
+def _identity(
+    source: Source, path: Path, subset: str, run: Runtime, options: BleuOptions
+) -> dict[str, Any]:
     """The columns that a translation depends on: all alike, an interrupted run's row is taken."""
     reference = options.reference_of(subset)
     plain = "none" if options.post_process == "sentencepiece" else "moses"
     return {
         "checkpoint": str(path),
+        "attention_logn": source.attention_logn,
         "data": str(options.data),
         "subset": subset,
         "beam": options.beam,
@@ -275,26 +300,26 @@ def _translate(
     options: BleuOptions,
 ) -> BleuRow:
     path, subset = Path(wanted["checkpoint"]), wanted["subset"]
-    loaded, dataset = _open(path, subset, options)
+    loaded, dataset = _open(path, wanted["attention_logn"], subset, options)
     began = time.monotonic()
     title = f"{name} {path.name} {subset}"
     translations = bleu.translate(loaded, dataset, options, run, title)
     seconds = time.monotonic() - began
-    scores = bleu.score(
-        translations,
-        language=loaded.task.cfg.target_lang,
-        raw_references=references,
-        detokenizer=wanted["detokenizer"],
+    compared = bleu.compared(
+        translations, loaded.task.cfg.target_lang, references, wanted["detokenizer"]
     )
     file = options.hypotheses_of(name)
     if file is not None and subset == options.gen_subset:
         file.write_text("".join(f"{t.hypothesis}\n" for t in translations), encoding="utf-8")
-    return BleuRow(
+    row = BleuRow(
         model=name,
         epoch=loaded.epoch,
         updates=loaded.updates,
         sentences=len(translations),
         seconds=seconds,
         **wanted,
-        **scores,
+        **bleu.score(compared),
     )
+    if options.items is not None and subset == options.gen_subset:
+        items.write(options.items, ("subset",), items.BLEU, [(row, bleu.items(compared))])
+    return row

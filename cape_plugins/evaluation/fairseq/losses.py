@@ -1,7 +1,8 @@
 """Negative log loss at each position of the target, by teacher forcing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,15 +14,27 @@ from cape_plugins.evaluation.fairseq.testset import Runtime, batches
 
 @dataclass(frozen=True)
 class PositionLosses:
-    """Losses of a test set; entry i belongs to position i + 1.
+    """Losses of a test set, of T tokens in all.
 
     Attributes:
-        sums: (N,) float64, of negative log probabilities, in nats.
-        sentences: (N,) int64, how many reach the position. The last of a sentence is its EOS.
+        sentence: (T,) int64, number of the token's sentence.
+        position: (T,) int64, in the target, from 0. The last of a sentence is its EOS.
+        nats: (T,) float64, negative log probability.
     """
 
-    sums: Tensor
-    sentences: Tensor
+    sentence: Tensor
+    position: Tensor
+    nats: Tensor
+
+    @cached_property
+    def sums(self) -> Tensor:
+        """(N,) float64, of the nats; entry i belongs to position i + 1."""
+        return torch.bincount(self.position, self.nats)
+
+    @cached_property
+    def sentences(self) -> Tensor:
+        """(N,) int64, how many reach the position; entry i belongs to position i + 1."""
+        return torch.bincount(self.position)
 
     def mean(self, first: int = 1, last: int | None = None) -> float | None:
         """The mean over the tokens at positions first … last, in nats; None without any."""
@@ -31,6 +44,14 @@ class PositionLosses:
     def tokens(self, first: int = 1, last: int | None = None) -> int:
         """How many there are at positions first … last, EOS included."""
         return int(self.sentences[first - 1 : last].sum())
+
+    def items(self) -> Iterator[list[tuple[str, int, float, int]]]:
+        """For each position the sentences that reach it."""
+        order = self.position.argsort(stable=True)
+        here = [each[order].split(self.sentences.tolist()) for each in (self.sentence, self.nats)]
+        for sentences, nats in zip(*here, strict=True):
+            pairs = zip(sentences.tolist(), nats.tolist(), strict=True)
+            yield [("loss", sentence, nat, 1) for sentence, nat in pairs]
 
 
 @torch.no_grad()
@@ -53,9 +74,7 @@ def position_losses(
     """
     model = runtime.place(loaded.model)
     padding = loaded.task.target_dictionary.pad()
-    longest = int(dataset.tgt_sizes.max())
-    sums = torch.zeros(longest, dtype=torch.float64)
-    sentences = torch.zeros(longest, dtype=torch.int64)
+    found: list[PositionLosses] = []
     for sample in batches(loaded, dataset, runtime, title):
         with runtime.autocast():
             output = model(**sample["net_input"])
@@ -68,9 +87,10 @@ def position_losses(
                 f"a loss in the batch of sentence {int(sample['id'][0])} is not finite"
             )
         position = (real.cumsum(1) - 1)[real].cpu()  # whatever side is padded
-        sums.index_add_(0, position, loss)
-        sentences.index_add_(0, position, torch.ones_like(position))
-    return PositionLosses(sums, sentences)
+        sentence = sample["id"][:, None].expand_as(real)[real].cpu()
+        found.append(PositionLosses(sentence, position, loss))
+    each = ([getattr(one, name) for one in found] for name in ("sentence", "position", "nats"))
+    return PositionLosses(*map(torch.cat, each))
 
 
 def ranges(edges: Sequence[int], longest: int) -> list[tuple[int, int]]:

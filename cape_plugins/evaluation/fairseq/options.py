@@ -39,6 +39,7 @@ class ModelOptions(RunOptions):
 
     def check(self) -> None:
         """See :class:`Options`."""
+        self.check_items(self.model)
         if self.fp16 and (self.bf16 or self.amp):
             raise ValueError(
                 "--fp16 goes with neither --bf16 nor --amp (which is float16 by itself)"

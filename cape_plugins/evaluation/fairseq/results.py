@@ -33,6 +33,8 @@ class BleuRow:
         sentences: all of the subset.
         seconds: that translating took.
         modified: time of the checkpoint file, in seconds since 1970.
+        valid_bleu: on the validation set, of a checkpoint that was chosen by it; else empty.
+        attention_logn: N_train of the test, 0 for off; empty: as trained.
     """
 
     model: str
@@ -57,6 +59,8 @@ class BleuRow:
     sentences: int
     seconds: float
     modified: float
+    valid_bleu: float | None = None
+    attention_logn: int | None = None
 
 
 @dataclass

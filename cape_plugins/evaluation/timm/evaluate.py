@@ -15,7 +15,7 @@ import torch
 from timm.data import resolve_data_config
 from timm.utils.distributed import init_distributed_device_so, world_info_from_env
 
-from cape_plugins.evaluation import command
+from cape_plugins.evaluation import command, items
 from cape_plugins.evaluation.device import default_device, open_device
 from cape_plugins.evaluation.output import CsvFile, check_absent, matching, read_begun
 from cape_plugins.evaluation.table import publish
@@ -32,10 +32,12 @@ from cape_plugins.evaluation.timm.conditions import row_of
 from cape_plugins.evaluation.timm.curves import CurveOptions
 from cape_plugins.evaluation.timm.loading import Loaded, Source
 from cape_plugins.evaluation.timm.options import EXAMPLES, TimmOptions
-from cape_plugins.evaluation.timm.results import Row
-from cape_plugins.evaluation.timm.scoring import Runtime, Score, score
+from cape_plugins.evaluation.timm.results import Row, Scored
+from cape_plugins.evaluation.timm.scoring import Runtime, score
 from cape_plugins.evaluation.timm.testset import Folder, View, ViewDataset
 from cape_plugins.plot import canvas
+from cape_plugins.timm.attention import use_logn
+from cape_plugins.variants import VARIANTS
 
 _logger = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ def run(options: TimmOptions) -> list[Row]:
     csv_path, figure_path = options.csv_path, options.figure_path
     kept = options.overwrite or options.resume
     check_absent([csv_path], kept, ", or --resume to continue it")
-    check_absent([options.markdown_path], kept)
+    check_absent([options.markdown_path, options.items], kept)
     if figure_path is not None:
         canvas.check(figure_path, kept)
     known: list[Row] = []
@@ -78,17 +80,22 @@ def run(options: TimmOptions) -> list[Row]:
 
     runtime = start(options)
     rows: list[Row] = []
+    scored: list[Scored] = []
     csv_file = CsvFile(csv_path if is_first else None, Row, options.overwrite, options.resume)
     with csv_file:
         for source in options.sources:
-            for row in evaluate(loading.load(source), folders, runtime, options, known):
+            for row, of in evaluate(loading.load(source), folders, runtime, options, known):
                 rows.append(row)
+                scored += [] if of is None else [of]
                 if row not in known:
                     csv_file.add(row)
                 if is_first:
                     print(results.line(row), flush=True)
     if is_first:
         publish(results.markdown(rows), options.markdown_path)
+        if options.items is not None:
+            found = ((one.row, one.items()) for one in scored)
+            items.write(options.items, results.TOLD, items.RATIO, found)
         if figure_path is not None and csv_path is not None:
             curves.draw(CurveOptions(csv=[csv_path], out=figure_path, against="throughput"))
     return rows
@@ -101,6 +108,11 @@ def check_source(source: Source, folders: Sequence[Folder], options: TimmOptions
         ValueError: it cannot be loaded, does not take a resolution, or has other classes.
     """
     loaded = loading.load(source)
+    try:
+        for logn in options.attention_logn:
+            use_logn(loaded.model, logn)
+    except ValueError as error:
+        raise ValueError(f"--attention-logn with {source.checkpoint}: {error}") from error
     for row in conditions(loaded, options):
         for size in view_sizes(row, options):
             loading.check_size(loaded, size)
@@ -159,14 +171,16 @@ def conditions(loaded: Loaded, options: TimmOptions) -> list[Row]:
     if options.seq_lens:
         resolutions = options.resolutions
     return [
-        replace(row, seq_len=length, extent=extent)
+        replace(row, seq_len=length, extent=extent, attention_logn=logn)
         for length in options.seq_lens
         for extent in extents
+        for logn in options.logns
     ] + [
-        replace(row, resolution=resolution, extent=extent, strategy=strategy)
+        replace(row, resolution=resolution, extent=extent, strategy=strategy, attention_logn=logn)
         for strategy in options.strategies or [""]
         for resolution in (resolutions if strategy in ("", "fixed") else [None])
         for extent in extents
+        for logn in options.logns
     ]
 
 
@@ -179,11 +193,11 @@ def view_sizes(row: Row, options: TimmOptions) -> list[int]:
 
 
 def extent_modules(loaded: Loaded) -> list[Any]:
-    """The parts of a model that have the paper's γ; none in abspos, rotary and nopos models."""
+    """The parts of a model that have the paper's γ; none in abspos, nopos and timm's rotary."""
     return [
         module
         for module in loaded.model.modules()
-        if hasattr(module, "extent") and not getattr(module, "adds_nothing", False)
+        if hasattr(module, "extent") and "extent" in VARIANTS[module.pos].options
     ]
 
 
@@ -199,8 +213,12 @@ def evaluate(
     runtime: Runtime,
     options: TimmOptions,
     known: Sequence[Row] = (),
-) -> Iterator[Row]:
-    """Test one model under all conditions, but those that have their rows already."""
+) -> Iterator[tuple[Row, Scored | None]]:
+    """Test one model under all conditions, but those that have their rows already.
+
+    Returns:
+        rows, each with the images that it counts, unless it was known or has throughput only.
+    """
     if options.extent and not extent_modules(loaded) and runtime.rank == 0:
         _logger.warning("--extent has no effect on %s (%s)", loaded.checkpoint, loaded.name)
     loaded.model.to(runtime.device)
@@ -217,16 +235,17 @@ def evaluate(
             if not folders:
                 row = replace(_row(loaded, options), resolution=size)
                 row.batch_size, row.images_per_second = speed[size]
-                yield row
+                yield row, None
     for folder in folders:
         index = _class_index(loaded, folder, options)
         for row in conditions(loaded, options):
             row.dataset = folder.root
             if done := matching(known, _identity(row, loaded)):
-                yield from done
+                yield from ((row, None) for row in done)
                 continue
             row.batch_size, row.images_per_second = speed.get(row.resolution, (None, None))
-            yield from _score(row, loaded, folder, index, runtime, options)
+            for scored in _score(row, loaded, folder, index, runtime, options):
+                yield scored.row, scored
 
 
 def _identity(row: Row, loaded: Loaded) -> dict[str, Any]:
@@ -246,21 +265,21 @@ def _score(
     index: dict[str, int],
     runtime: Runtime,
     options: TimmOptions,
-) -> list[Row]:
+) -> Iterator[Scored]:
     """The row with what was found, or with size bins a row for each."""
+    if row.attention_logn is not None:
+        use_logn(loaded.model, row.attention_logn)
     config = _data_config(loaded, options)
     patch = loading.patch_size(loaded.model) or (1, 1)
     sizes = view_sizes(row, options)
     if row.strategy:
-        bins = [size_bins.bin_of(*size) or 0 for size in folder.sizes]  # left out: no view
         view = dict(patch=patch, crop_pct=config["crop_pct"], resolution=row.resolution)
         views = [size_bins.view_of(row.strategy, *size, **view) for size in folder.sizes]
     elif row.seq_len:
-        bins = [0] * len(folder.paths)
         views = [(testset.view_of_length(size, row.seq_len, patch),) for size in folder.sizes]
     else:
-        bins = [0] * len(folder.paths)
-        views = [tuple(View(size, size, config["crop_pct"], patch) for size in sizes)] * len(bins)
+        own = tuple(View(size, size, config["crop_pct"], patch) for size in sizes)
+        views = [own] * len(folder.paths)
     modules, gammas = extent_modules(loaded), []
     if row.extent:
         train_size = options.train_size or loaded.train_size
@@ -276,32 +295,27 @@ def _score(
                 module.extent = gammas[view]
 
     began = time.monotonic()
-    scores = score(
+    hits = score(
         loaded.model,
         ViewDataset(folder, index, views, config["interpolation"]),
         runtime,
         mean=config["mean"],
         std=config["std"],
-        bins=bins,
         before_view=set_extent,
         title=f"{loaded.checkpoint} {row.strategy} {row.resolution or ''}",
     )
     row.seconds = time.monotonic() - began
-    named = [("", scores[0])]
+    named = [("", hits)]
     if row.strategy:
-        total = Score(*map(sum, zip(*scores, strict=True)))
-        named = [*zip(size_bins.LABELS, scores, strict=False), ("all", total)]
-    return [
-        replace(
-            row,
-            bin=name,
-            top1=100 * found.top1 / found.images,
-            top5=100 * found.top5 / found.images,
-            images=found.images,
-        )
-        for name, found in named
-        if found.images
-    ]
+        bins = torch.tensor([size_bins.bin_of(*size) or 0 for size in folder.sizes])
+        named = [(name, hits.of(bins == i)) for i, name in enumerate(size_bins.LABELS)]
+        named.append(("all", hits))
+    for name, found in named:
+        images, top1, top5 = (int(each.sum()) for each in found)
+        if images:
+            of_bin = replace(row, bin=name, images=images)
+            of_bin.top1, of_bin.top5 = 100 * top1 / images, 100 * top5 / images
+            yield Scored(of_bin, folder, found)
 
 
 def _class_index(loaded: Loaded, folder: Folder, options: TimmOptions) -> dict[str, int]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import cape_plugins.timm  # noqa: F401 - registers, also where autoload is switched off
 from cape_plugins.evaluation.command import said
+from cape_plugins.timm import mark
 from cape_plugins.timm import naflexvit as cape_naflexvit
 
 _SOURCES = ("local-dir:", "hf-hub:", "hf_hub:")
@@ -28,12 +29,15 @@ class Source:
         model: timm's name of the architecture. Default: the file's own record of it.
         model_kwargs: arguments of the model; they win over the file's record.
         use_ema: take the averaged weights of the file.
+        other_positions: let ``model`` and ``model_kwargs`` contradict what the checkpoint says of
+            its variant and its settings.
     """
 
     checkpoint: str
     model: str | None = None
     model_kwargs: dict[str, Any] = field(default_factory=dict)
     use_ema: bool = False
+    other_positions: bool = False
 
 
 @dataclass
@@ -69,7 +73,8 @@ def load(source: Source) -> Loaded:
 
     Raises:
         ValueError: no such file or name, a file that cannot be read, no EMA weights where they
-            are asked for, or weights that do not fit the model.
+            are asked for, weights that do not fit the model, or another variant or other settings
+            than the checkpoint's.
     """
     if Path(source.checkpoint).is_file():
         return _load_file(source)
@@ -134,8 +139,10 @@ def _load_name(source: Source) -> Loaded:
     name = source.checkpoint
     try:
         model = _create(name, pretrained=True, **source.model_kwargs)
+        trained_with = mark.settings(_create(name)) if source.model_kwargs else None
     except Exception as error:  # the hub's client has many kinds
         raise ValueError(f"{name} cannot be loaded: {said(error)}") from error
+    _check_positions(source, trained_with, model)
     _check_finite(model.state_dict(), name)
     architecture = model.pretrained_cfg.get("architecture") or name
     return Loaded(model.eval(), architecture, name, _train_size(model, {}), {})
@@ -147,7 +154,8 @@ def _load_file(source: Source) -> Loaded:
     train_args = vars(args) if isinstance(args, argparse.Namespace) else args
     train_args = train_args if isinstance(train_args, dict) else {}
     weights = _weights(content, source)
-    name = source.model or train_args.get("model") or content.get("arch")
+    trained_as = train_args.get("model") or content.get("arch")
+    name = source.model or trained_as
     if not isinstance(name, str):
         raise ValueError(
             f"{source.checkpoint} does not say which model it is: give --model NAME (timm's name)"
@@ -161,22 +169,54 @@ def _load_file(source: Source) -> Loaded:
         "in_chans": train_args.get("in_chans"),
         "num_classes": _head_size(name, weights),
     }
-    kwargs: dict[str, Any] = {key: one for key, one in recorded.items() if one is not None}
-    kwargs |= (train_args.get("model_kwargs") or {}) | source.model_kwargs
+    shared: dict[str, Any] = {key: one for key, one in recorded.items() if one is not None}
+    trained = shared | (train_args.get("model_kwargs") or {})
+    kwargs = trained | source.model_kwargs
     try:
         model = _create(name, **kwargs)
         if "img_size" not in kwargs and (size := _table_size(model, weights)) is not None:
             model = _create(name, **kwargs, img_size=size)
+        asks = bool(source.model or source.model_kwargs)
+        trained_with = _trained_with(weights, trained_as, trained) if asks else None
     except Exception as error:  # timm's constructors raise what a bad argument leads to
         raise ValueError(
             f"{name} cannot be created with {kwargs} (for {source.checkpoint}): {said(error)}"
         ) from error
+    _check_positions(source, trained_with, model)
+    mark.drop_mark(weights)
     if hasattr(model, "embeds") and "patch_embed.proj.weight" in weights:  # use_naflex=True
         stock = "pos_embed" in weights
         weights = (naflexvit if stock else cape_naflexvit).checkpoint_filter_fn(weights, model)
     _fill(model, weights, name, source.checkpoint)
     size = _train_size(model, train_args)
     return Loaded(model.eval(), name, source.checkpoint, size, train_args)
+
+
+def _trained_with(
+    weights: dict[str, Tensor], name: Any, kwargs: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Variant and settings by the weights' mark, else those of the recorded model."""
+    if (marked := mark.read_mark(weights)) is not None:
+        return marked
+    known = isinstance(name, str) and _is_name(name)
+    return mark.settings(_create(name, **kwargs)) if known else None
+
+
+def _check_positions(source: Source, trained: dict[str, Any] | None, model: Any) -> None:
+    """Raise ValueError if the model's positions are not those that the weights were trained with.
+
+    Args:
+        source: what the user asks for.
+        trained: as :func:`cape_plugins.timm.mark.settings`; None if it is not known.
+        model: which was made of the source.
+    """
+    asked = mark.settings(model)
+    if source.other_positions or None in (trained, asked) or trained == asked:
+        return
+    raise ValueError(
+        f"{source.checkpoint} was trained with {mark.told(trained)}, --model and --model-kwargs "
+        f"ask for {mark.told(asked)}: leave them out, or give --other-positions too"
+    )
 
 
 def _create(name: str, *, pretrained: bool = False, **kwargs: Any) -> Any:

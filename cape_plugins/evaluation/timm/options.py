@@ -70,6 +70,11 @@ class TimmOptions(RunOptions):
     model_kwargs: dict[str, Any] | None = option(
         "beside the file's own record", None, "K=V", nargs="*", action=ModelKwargs, type=str
     )
+    other_positions: bool = option(
+        "let --model and --model-kwargs name another variant, Δ, ε or λ than the checkpoint was "
+        "trained with (γ and the image's size need no permission)",
+        False,
+    )
     use_ema: bool = option("take the checkpoint's averaged weights", False)
 
     data: Sequence[str] = option("folders of class folders", (), "DIR")
@@ -92,7 +97,7 @@ class TimmOptions(RunOptions):
     )
     extent: Sequence[str] = option(
         "the paper's γ (Table 6): ratio = R / train size, sqrt = its root, or a number (default: "
-        "the model's own). No effect on models without it: abspos, rotary, nopos",
+        "the model's own). No effect on models without it: abspos, nopos, timm's rotary",
         (),
         "G",
     )
@@ -130,7 +135,7 @@ class TimmOptions(RunOptions):
         names: Sequence[str | None] = self.model or [None]
         names = [*names] * len(self.checkpoint) if len(names) == 1 else names
         return [
-            Source(checkpoint, name, self.model_kwargs or {}, self.use_ema)
+            Source(checkpoint, name, self.model_kwargs or {}, self.use_ema, self.other_positions)
             for checkpoint, name in zip(self.checkpoint, names, strict=True)
         ]
 
@@ -168,6 +173,9 @@ class TimmOptions(RunOptions):
                 f"--model has {len(self.model)} names for {len(self.checkpoint)} checkpoints: give "
                 "one for all or one each"
             )
+        self.check_items(self.checkpoint)
+        if self.items is not None and not self.data:
+            raise ValueError("--items are images: give --data DIR")
         if self.resume and self.csv_path is None:
             raise ValueError("--resume continues a CSV: give --csv FILE or --out PREFIX")
         if self.resume and self.overwrite:

@@ -1,17 +1,24 @@
 """What an evaluation found: the rows of its CSV and of its Markdown table."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from cape_plugins.evaluation.output import columns, written
 from cape_plugins.evaluation.table import rows_table, table
+from cape_plugins.evaluation.timm.scoring import Hits
+from cape_plugins.evaluation.timm.testset import Folder
 from cape_plugins.evaluation.timm.words import spoken
 
 _LINE = (
     *("checkpoint", "model", "variant", "max_global_shift", "max_local_shift", "max_global_scale"),
     *("model_kwargs", "ema", "abspos_antialias", "dataset", "strategy", "bin", "resolution"),
-    *("seq_len", "extent", "tta"),
+    *("seq_len", "extent", "attention_logn", "tta"),
 )
+
+#: Columns that tell a score from the others of its model.
+TOLD = ("dataset", "resolution", "seq_len", "strategy", "extent", "bin")
 
 
 @dataclass
@@ -47,6 +54,7 @@ class Row:
         crop_pct, interpolation, mean, std: how images are prepared.
         precision: of the forward.
         seq_len: most patches of each image at its own aspect ratio; else empty.
+        attention_logn: N_train of the test, 0 for off; empty: as trained.
     """
 
     model: str
@@ -81,6 +89,22 @@ class Row:
     std: str = ""
     precision: str = ""
     seq_len: int | None = None
+    attention_logn: int | None = None
+
+
+class Scored(NamedTuple):
+    """A row, and the images that it counts."""
+
+    row: Row
+    folder: Folder
+    hits: Hits
+
+    def items(self) -> Iterator[tuple[str, str, int, int]]:
+        """Of every image whether it is right."""
+        for metric, right in (("top1", self.hits.top1), ("top5", self.hits.top5)):
+            for i in self.hits.images.nonzero().flatten().tolist():
+                path = Path(self.folder.paths[i]).relative_to(self.folder.root).as_posix()
+                yield metric, path, int(right[i]), 1
 
 
 def line(row: Row) -> str:

@@ -29,12 +29,16 @@ class Runtime(device.Runtime):
     workers: int = 0
 
 
-class Score(NamedTuple):
-    """How many images there are, each counted once, and have their class first, among five."""
+class Hits(NamedTuple):
+    """Of each image whether it was seen, and has its class first, among five; (N,) bool."""
 
-    images: int
-    top1: int
-    top5: int
+    images: Tensor
+    top1: Tensor
+    top5: Tensor
+
+    def of(self, chosen: Tensor) -> "Hits":
+        """Those of some images only."""
+        return Hits(*(each & chosen for each in self))
 
 
 def score(
@@ -44,31 +48,28 @@ def score(
     *,
     mean: Sequence[float],
     std: Sequence[float],
-    bins: Sequence[int],
     before_view: Callable[[int], None],
     title: str = "",
-) -> list[Score]:
-    """Count the right answers; the same on every rank, and for any number of ranks.
+) -> Hits:
+    """Find the right answers; the same on every rank, and for any number of ranks.
 
     Args:
         model: in eval mode, on the runtime's device.
         dataset: the images, the same on every rank.
         runtime: where to run.
         mean, std: per channel, of pixels in [0, 1].
-        bins: a number of each image; scores are counted apart for each.
         before_view: called with the view's number before the model sees it.
         title: of the progress bar.
 
     Returns:
-        a Score for each bin from 0 to the largest.
+        those of all images of the dataset.
 
     Raises:
         ValueError: NaN or infinite logits, a mean or std that is none, or too little memory.
     """
     check_normalisation(mean, std)
-    numbers_of = torch.as_tensor(bins, dtype=torch.long)
-    # beside a Score's three, the images whose logits are no numbers
-    count = torch.zeros(max(bins) + 1, 4, dtype=torch.long, device=runtime.device)
+    # beside the three of Hits, whether the logits are no numbers
+    found = torch.zeros(len(dataset), 4, dtype=torch.uint8, device=runtime.device)
     loader = dataset.loader(
         runtime.batch_size,
         rank=runtime.rank,
@@ -95,14 +96,14 @@ def score(
             hits = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
             ones = torch.ones_like(targets)
             broken = ~logits.isfinite().all(dim=1)
-            right = torch.stack([ones, hits[:, 0], hits.any(dim=1), broken], dim=1).long()
-            count.index_add_(0, numbers_of[numbers].to(runtime.device), right)
+            right = torch.stack([ones, hits[:, 0], hits.any(dim=1), broken], dim=1)
+            found[numbers.to(runtime.device)] = right.to(found.dtype)
     if runtime.world_size > 1:
-        dist.all_reduce(count)
-    images, _, _, broken = count.sum(dim=0).tolist()
+        dist.all_reduce(found)
+    images, _, _, broken = found.long().sum(dim=0).tolist()
     if broken:
         raise ValueError(
             f"{title.strip()}: NaN or infinite logits for {broken} of {images} images: "
             "leave out --amp or give --amp-dtype bfloat16; else the model itself is broken"
         )
-    return [Score(*row[:3]) for row in count.tolist()]
+    return Hits(*found.cpu().bool().unbind(dim=1)[:3])

@@ -11,6 +11,7 @@ _SPOKEN = {
     "resolution": "{} px",
     "seq_len": "≤ {} patches",
     "extent": "γ {}",
+    "attention_logn": "log N / log {}",
     "tta_step": "± {} px",
     "crop_pct": "crop {}",
 }

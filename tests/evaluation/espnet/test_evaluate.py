@@ -2,6 +2,7 @@
 
 import csv
 import logging
+import re
 import shutil
 from pathlib import Path
 
@@ -193,6 +194,47 @@ def test_espnets_asr_inference_recognises_the_same(work, tmp_path):
     assert len(theirs.split()) > 60
 
 
+def test_a_decoder_is_searched_as_by_asr_inference(work, tmp_path, capsys):
+    config = {
+        **yaml.safe_load((work / "word.yaml").read_text()),
+        "model_conf": dict(ctc_weight=0.0),
+        "decoder": "cape_transformer",
+        "decoder_conf": dict(attention_heads=2, linear_units=32, num_blocks=1),
+    }
+    tokens = ["<blank>", "<unk>", "high", "low", "<sos/eos>"]
+    (tmp_path / "train").symlink_to(work / "train")
+    (tmp_path / "short").symlink_to(work / "short")
+    out = asr_train(tmp_path, config, "word", tokens, "--dry_run", "true")
+    torch.manual_seed(0)
+    model, _ = ASRTask.build_model_from_file(out / "config.yaml", None)
+    file = out / "valid.acc.best.pth"
+    torch.save(model.state_dict(), file)
+    search = tmp_path / "decode.yaml"
+    search.write_text("beam_size: 2\nctc_weight: 0.0\nmaxlenratio: -12\n")
+
+    arguments = ["--model", file, "--data", work / "short", "--bins"]
+    assert "no CTC (ctc_weight: 0), so it needs --search" in failed(capsys, *arguments)
+    options = ["--search", "beam_size=2", "ctc_weight=0.0", "maxlenratio=-12"]
+    run(*arguments, *options, "--hypotheses", tmp_path / "ours")
+    command = ["--ngpu", 0, "--config", search, "--output_dir", tmp_path, "--num_workers", 0]
+    command += ["--data_path_and_name_and_type", f"{work / 'short' / 'wav.scp'},speech,sound"]
+    command += ["--asr_train_config", out / "config.yaml", "--asr_model_file", file]
+    handlers = logging.root.handlers[:]
+    espnet2.bin.asr_inference.main([*map(str, command)])
+    logging.root.handlers[:] = handlers
+    theirs = (tmp_path / "1best_recog" / "text").read_text()
+    ours = (tmp_path / "ours" / f"{file.name}.short.txt").read_text()
+    assert sorted(ours.splitlines()) == sorted(line.rstrip() for line in theirs.splitlines())
+    assert len(ours.split()) > 12  # words, beside the six names
+
+    for wrong, message in {
+        "beam=2": "--search beam=2: .* unexpected keyword argument 'beam'",
+        "beam_size=x": "--search beam_size=x: .*beam_size.* is not an instance of int",
+        "beam_size": "--search takes NAME=VALUE, got 'beam_size'",
+    }.items():
+        assert re.search(message, failed(capsys, *arguments, "--search", wrong))
+
+
 def test_padded_batches_give_what_single_utterances_give(work):
     model = loaded(work / "exp_word").model
     (test_set,) = testset.open_sets([str(work / "short")])
@@ -230,6 +272,26 @@ def test_several_models_and_their_own_tokens_are_compared(work, stock, tmp_path)
     assert float(theirs["wer"]) > 50 > float(ours["wer"])  # nothing was learned there
 
 
+def test_attention_logn_stands_beside_the_model_as_trained(
+    work, stock, tmp_path, capsys, monkeypatch
+):
+    decoded = []
+
+    def spy(model, *given, **named):
+        decoded.append([layer.attention.relative.logn for layer in model.encoder.layers])
+        return decode(model, *given, **named)
+
+    monkeypatch.setattr(evaluate, "decode", spy)
+    run(
+        *("--model", f"cape={work / 'exp_word'}", "--data", work / "long", "--bins"),
+        *("--attention-logn", 0, 25, "--out", tmp_path / "n", "--no-plots"),
+    )
+    assert [row["model"] for row in read_csv(tmp_path / "n.csv")] == ["cape+logn0", "cape+logn25"]
+    assert decoded == [[0, 0], [25, 25]]
+    line = failed(capsys, "--model", stock, "--data", work / "long", "--attention-logn", 100)
+    assert "attention_logn sits in the attention of the encoder cape_transformer" in line
+
+
 def test_the_texts_of_pieces_are_joined(work, tmp_path):
     run(
         *("--model", f"cape={work / 'exp_word'}", "--data", work / "long", "--bins"),
@@ -243,6 +305,23 @@ def test_the_texts_of_pieces_are_joined(work, tmp_path):
     # cut in the pauses, it is the same text
     joined = (tmp_path / "cape.long.2s.txt").read_text()
     assert joined == (tmp_path / "cape.long.txt").read_text()
+
+
+def test_errors_of_utterances_add_up_to_the_rates(work, stock, tmp_path):
+    run(
+        *("--model", stock, "--data", work / "short", work / "long", "--bins", 1, 2),
+        *("--out", tmp_path / "wer", "--no-plots", "--items", tmp_path / "items.csv"),
+    )
+    items = read_csv(tmp_path / "items.csv")
+    for row in read_csv(tmp_path / "wer.csv"):
+        for metric, units in (("wer", "words"), ("cer", "characters")):
+            key = {"test_set": row["test_set"], "bin": row["bin"], "metric": metric}
+            mine = [item for item in items if key.items() <= item.items()]
+            assert len({item["item"] for item in mine}) == len(mine) == int(row["utterances"])
+            errors, length = (sum(int(i[name]) for i in mine) for name in ("value", "weight"))
+            assert length == int(row[units])
+            assert 100 * errors / length == pytest.approx(float(row[metric]), abs=1e-5)
+            assert errors > 0
 
 
 def test_a_sweep_of_hops_changes_the_frames_and_measures_throughput(work, tmp_path):
@@ -271,7 +350,7 @@ def test_the_models_own_hop_is_back_after_a_sweep(work):
     sets = testset.open_sets([str(work / "short")])
     cuts = {("short", None): segments.cut(sets[0].utterances, None)}
     options = EspnetOptions(model=["m"], data=["d"], hops=[20.0], bins=[])
-    (row,) = evaluate.evaluate(one, sets, cuts, Runtime(CPU), options)
+    ((row, _),) = evaluate.evaluate(one, sets, cuts, Runtime(CPU), options)
     assert row.hop_ms == 20.0
     assert frontends.hop_of(one.model) == 80
 

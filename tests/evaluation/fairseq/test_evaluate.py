@@ -179,6 +179,26 @@ def test_losses_are_those_of_fairseq_generate_score_reference(corpus, cape, caps
     assert sum(int(row["sentences"]) for row in found) == tokens
 
 
+def test_attention_logn_stands_beside_the_model_as_trained(corpus, cape, stock, capsys, tmp_path):
+    path, losses = cape / "checkpoint4.pt", {}
+    for given in ((), ("--attention-logn", 0, 2)):
+        command("loss", corpus / "bin", "--model", path, *given, "--csv", tmp_path / f"{given}.csv")
+        for row in rows(tmp_path / f"{given}.csv"):
+            losses.setdefault(row["model"].partition("+")[2], []).append(float(row["loss"]))
+    assert losses["logn0"] == pytest.approx(losses[""], abs=1e-4)
+    assert losses["logn2"] != pytest.approx(losses[""], abs=1e-2)
+    command(
+        *("bleu", corpus / "bin", "--model", f"mine={path}", "--beam", 1, "--attention-logn", 2),
+        *("--csv", tmp_path / "bleu.csv"),
+    )
+    (row,) = rows(tmp_path / "bleu.csv")
+    assert (row["model"], row["attention_logn"]) == ("mine+logn2", "2")
+    said = refused(
+        capsys, "loss", corpus / "bin", "--model", stock / "checkpoint2.pt", "--attention-logn", 9
+    )
+    assert "is no cape_transformer: leave out --attention-logn" in said
+
+
 def test_losses_do_not_depend_on_batches(corpus, cape, tmp_path):
     found = []
     for i, size in enumerate((("--batch-size", 7), ("--max-tokens", 300), ("--bf16", "--amp"))):
@@ -190,6 +210,38 @@ def test_losses_do_not_depend_on_batches(corpus, cape, tmp_path):
     assert found[0] == pytest.approx(found[1], abs=1e-5)
     assert found[0] != pytest.approx(found[2], abs=1e-5)  # mixed precision was used
     assert found[0] == pytest.approx(found[2], abs=0.1)
+
+
+def test_statistics_of_sentences_add_up_to_both_kinds_of_bleu(corpus, cape, tmp_path):
+    from sacrebleu.metrics import BLEU
+
+    given = ("--model", cape / "checkpoint4.pt", "--beam", 2, "--csv", tmp_path / "bleu.csv")
+    files = ("--reference", corpus / "tok.de", "--items", tmp_path / "items.csv")
+    command("bleu", corpus / "bin", *given, *files)
+    (row,) = rows(tmp_path / "bleu.csv")
+    items = rows(tmp_path / "items.csv")
+    assert [item["item"] for item in items] == 2 * [str(i) for i in range(101)]
+    for metric in ("bleu", "sacrebleu"):
+        mine = [item for item in items if item["metric"] == metric]
+        assert {item["subset"] for item in mine} == {"test"}
+        sums = [sum(int(item[f"stats_{i}"]) for item in mine) for i in range(10)]
+        total = BLEU.compute_bleu(sums[2:6], sums[6:], sums[0], sums[1])
+        assert total.score == pytest.approx(float(row[metric]), abs=1e-5)
+
+
+def test_nats_of_sentences_add_up_to_the_losses_of_the_positions(corpus, cape, tmp_path):
+    files = ("--csv", tmp_path / "loss.csv", "--items", tmp_path / "items.csv")
+    command("loss", corpus / "bin", "--model", cape / "checkpoint4.pt", *files)
+    items = rows(tmp_path / "items.csv")
+    for row in rows(tmp_path / "loss.csv"):
+        nats = [float(i["value"]) for i in items if i["position"] == row["position"]]
+        assert len(nats) == int(row["sentences"])
+        assert sum(nats) / len(nats) == pytest.approx(float(row["loss"]), abs=1e-5)
+    tokens = [0] * 101
+    for item in items:
+        tokens[int(item["item"])] += int(item["weight"])
+    target = (corpus / "bpe.de").read_text(encoding="utf-8").splitlines()
+    assert tokens == [len(line.split()) + 1 for line in target]  # with EOS
 
 
 def test_the_checkpoint_with_the_best_validation_bleu_is_tested(corpus, cape, tmp_path):
@@ -205,6 +257,8 @@ def test_the_checkpoint_with_the_best_validation_bleu_is_tested(corpus, cape, tm
     ]
     best = max(valid, key=lambda row: float(row["bleu"]))
     assert (test["subset"], test["checkpoint"]) == ("test", best["checkpoint"])
+    assert test["valid_bleu"] == best["bleu"]
+    assert not any(row["valid_bleu"] for row in valid)
     assert test["bleu"] == best["bleu"]  # the two sets are the same here
     assert test["reference"] == str(corpus / "tok.de")
     assert test["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
@@ -279,17 +333,17 @@ def test_bleu_on_tokenised_text_has_the_formula_of_multi_bleu():
     # matches / counts of 1- to 4-grams over both sentences, then 12 tokens against 14
     precisions = (5 + 6) / 12 * (3 + 4) / 10 * (1 + 3) / 8 * (0 + 2) / 6
     by_hand = 100 * math.exp(1 - 14 / 12) * precisions**0.25
-    assert bleu.tokenised_bleu(hypotheses, references).score == pytest.approx(by_hand)
+    assert bleu.tokenised(hypotheses, references).score().score == pytest.approx(by_hand)
     # nothing is smoothed
-    assert bleu.tokenised_bleu(["the cat sat"], ["the cat is"]).score == 0
+    assert bleu.tokenised(["the cat sat"], ["the cat is"]).score().score == 0
 
 
 def test_hypotheses_are_detokenised_for_sacrebleu():
     translations = [bleu.Translation("Ein Hund , der rennt .", "Ein Hund , der läuft .")]
     raw = ["Ein Hund, der rennt."]
-    found = bleu.score(translations, language="de", raw_references=raw)
+    found = bleu.score(bleu.compared(translations, "de", raw))
     assert (found["bleu"] < 100, found["sacrebleu"]) == (True, pytest.approx(100))
-    assert bleu.score(translations, language="de")["sacrebleu"] < 100
+    assert bleu.score(bleu.compared(translations, "de"))["sacrebleu"] < 100
 
 
 def test_references_longer_than_hypotheses_may_become_are_refused(stacked, cape, capsys):
@@ -351,6 +405,13 @@ def test_wrong_arguments_are_refused_before_any_work(corpus, cape, capsys, tmp_p
         ),
         "was not written by this cape-fairseq-eval bleu": (
             *("bleu", data, "--model", path, "--csv", tmp_path / "there.csv", "--resume"),
+        ),
+        "--items are those of one model, got 2": (
+            *("loss", data, "--model", path, path, "--items", tmp_path / "items.csv"),
+        ),
+        "there.csv would be written over another output": (
+            *("bleu", data, "--model", path, "--csv", tmp_path / "there.csv"),
+            *("--items", tmp_path / "there.csv", "--overwrite"),
         ),
         "no such folder": ("loss", data, "--model", path, "--csv", tmp_path / "no" / "a.csv"),
     }.items():

@@ -22,8 +22,9 @@ import cape_plugins.timm  # noqa: E402, F401 - registers, also where autoload is
 from cape_plugins.evaluation.output import columns  # noqa: E402
 from cape_plugins.evaluation.timm import abspos_table, loading, results  # noqa: E402
 from cape_plugins.evaluation.timm import curves as plot_curves  # noqa: E402
-from cape_plugins.evaluation.timm.evaluate import main  # noqa: E402
+from cape_plugins.evaluation.timm.evaluate import extent_modules, main  # noqa: E402
 from cape_plugins.evaluation.timm.loading import Source  # noqa: E402
+from cape_plugins.timm.attention import use_logn  # noqa: E402
 
 CAPE, ABSPOS = "vit_tiny_patch4_cape_32", "vit_tiny_patch16_224"
 SMALL = dict(depth=1, embed_dim=32, num_heads=2)
@@ -177,6 +178,29 @@ def test_extent_leaves_models_without_coordinates_as_they_are(data, checkpoints,
     assert "--extent has no effect" in caplog.text
 
 
+@pytest.mark.parametrize("name", [CAPE, ABSPOS])
+def test_attention_logn_stands_beside_the_model_as_trained(name, data, checkpoints, tmp_path):
+    rows = run(
+        *("-c", checkpoints[name], "--data", data, "--resolutions", 24, "--crop-pct", 0.875),
+        *("--attention-logn", 0, 3),
+        out=tmp_path / "o.csv",
+    )
+    assert [row["attention_logn"] for row in rows] == ["0", "3"]
+    model = loading.load(Source(str(checkpoints[name]))).model
+    assert counted(rows[0]) == by_hand(model, data, 24)
+    use_logn(model, 3)
+    assert counted(rows[1]) == by_hand(model, data, 24)
+    assert counted(rows[0]) != counted(rows[1])
+
+
+def test_alibi_has_an_extent_as_sinusoids_have():
+    model = timm.create_model("vit_tiny_patch4_alibi_32", **SMALL)
+    loaded = loading.Loaded(model, "vit_tiny_patch4_alibi_32", "", 32, {})
+    assert extent_modules(loaded) == [model.position]
+    loaded.model = timm.create_model("vit_tiny_patch4_nopos_32", **SMALL)
+    assert extent_modules(loaded) == []
+
+
 def test_ema_weights_are_taken_when_asked_for(checkpoints):
     plain = loading.load(Source(str(checkpoints[CAPE]))).model
     ema = loading.load(Source(str(checkpoints[CAPE]), use_ema=True)).model
@@ -233,20 +257,60 @@ def test_several_models_and_folders_make_one_csv_and_one_markdown_table(
     assert "images_per_second" not in table  # empty throughout
 
 
+def items_of(path: Path) -> dict[tuple[str, str], dict[str, int]]:
+    """(resolution, metric) → image → 1 if it is right."""
+    found: dict[tuple[str, str], dict[str, int]] = {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            assert row["weight"] == "1"
+            found.setdefault((row["resolution"], row["metric"]), {})[row["item"]] = int(
+                row["value"]
+            )
+    return found
+
+
+def test_items_add_up_to_the_accuracies(data, checkpoints, tmp_path):
+    options = ["-c", checkpoints[CAPE], "--data", data, "--resolutions", 12, 24]
+    rows = run(*options, "--items", tmp_path / "items.csv", out=tmp_path / "o.csv")
+    found = items_of(tmp_path / "items.csv")
+    assert set(found) == {(size, metric) for size in ("12", "24") for metric in ("top1", "top5")}
+    files = {f"{path.parent.name}/{path.name}" for path in data.glob("validation/*/*.png")}
+    for row in rows:
+        for metric in ("top1", "top5"):
+            right = found[row["resolution"], metric]
+            assert set(right) == files
+            assert 100 * sum(right.values()) / len(right) == pytest.approx(float(row[metric]))
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "items.csv", tmp_path / "o.csv"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--throughput"], "--items are images: give --data DIR"),
+        (["--data", "there", "-c", "a", "b"], "--items are those of one model, got 2"),
+        (["--data", "there", "--resume", "--csv", "a.csv"], "--items knows nothing of earlier"),
+    ],
+)
+def test_items_that_would_not_be_those_of_the_rows_are_refused(options, message, capsys):
+    assert message in error_of(capsys, "-c", "a", *options, "--items", "items.csv")
+
+
 def test_two_processes_count_what_one_counts(data, checkpoints, tmp_path):
     options = ["-c", checkpoints[CAPE], "--data", data, "--resolutions", "12", "24"]
     options += ["--batch-size", "7"]  # 18 batches, so neither images nor batches are even
-    one = run(*options, out=tmp_path / "one.csv")
+    one = run(*options, "--items", tmp_path / "one-items.csv", out=tmp_path / "one.csv")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     command += ["-m", "cape_plugins.evaluation.timm", *map(str, options), "--workers", "0"]
     command += ["--device", "cpu", "--csv", str(tmp_path / "two.csv")]
+    command += ["--items", str(tmp_path / "two-items.csv")]
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120)
     two = list(csv.DictReader((tmp_path / "two.csv").open()))
     for row in (*one, *two):
         del row["seconds"]
     assert two == one
     assert two[0]["images"] == str(IMAGES)
+    assert items_of(tmp_path / "two-items.csv") == items_of(tmp_path / "one-items.csv")
 
 
 def test_bfloat16_autocast_stays_close(data, checkpoints, tmp_path):
@@ -334,7 +398,7 @@ def test_lines_of_the_terminal_name_the_checkpoint_and_its_options(
     data, checkpoints, tmp_path, capsys
 ):
     options = ["--data", data, "--resolutions", 16, "--tta", "--tta-step", 8, "--extent", "sqrt"]
-    options += ["--use-ema", "--model-kwargs", "max_global_scale=1.0"]
+    options += ["--use-ema", "--model-kwargs", "max_global_scale=1.0", "--other-positions"]
     run("-c", checkpoints[CAPE], *options, out=tmp_path / "o.csv")
     line = capsys.readouterr().out.splitlines()[0]
     assert line.startswith(
@@ -376,6 +440,8 @@ def error_of(capsys, *arguments: object) -> str:
         (["--resolutions", "18"], "the nearest sizes that are: 16 and 20"),
         (["--resolutions", "16", "--tta"], "--tta at resolution 16 would need images of -16"),
         (["--resolutions", "0"], "--resolutions must be ≥ 1"),
+        (["--attention-logn", "1"], "--attention-logn takes tokens of a training sample, ≥ 2, or"),
+        (["--attention-logn", "9", "9"], "--attention-logn has 9 twice"),
         (["--extent", "half"], "--extent takes ratio, sqrt or a number > 0, got 'half'"),
         (["--extent", "ratio", "--size-bins"], "with --size-bins give numbers"),
         (["--model", "vit_tinny"], "unknown model 'vit_tinny'"),

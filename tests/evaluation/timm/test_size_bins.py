@@ -176,7 +176,8 @@ def evaluate(name: str, folder: Path, *options: str) -> None:
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_cape_224", "vit_tiny_patch16_224"])
 def test_every_bin_has_its_row_and_the_bins_add_up(name, tmp_path, capsys, caplog):
     save(tmp_path / "data", [(60, 90), (100, 64), (120, 110), (390, 400), (53, 400)])
-    evaluate(name, tmp_path, "--resolutions", "32", "64", "--csv", str(tmp_path / "o.csv"))
+    files = ["--csv", str(tmp_path / "o.csv"), "--items", str(tmp_path / "items.csv")]
+    evaluate(name, tmp_path, "--resolutions", "32", "64", *files)
     rows = list(csv.DictReader((tmp_path / "o.csv").open()))
     images = {(row["strategy"], row["resolution"], row["bin"]): row["images"] for row in rows}
     assert {key[:2] for key in images} == {
@@ -189,6 +190,16 @@ def test_every_bin_has_its_row_and_the_bins_add_up(name, tmp_path, capsys, caplo
         largest = {} if "original" in strategy else {"385+": 2}
         assert bins == {"54-100": 4, "101-150": 2, **largest}
         assert total == sum(bins.values())
+    told = ("strategy", "resolution", "bin")
+    items: dict[tuple[str, ...], list[int]] = {}
+    for item in csv.DictReader((tmp_path / "items.csv").open()):
+        if item["metric"] == "top1":
+            items.setdefault(tuple(item[name] for name in told), []).append(int(item["value"]))
+    for row in rows:
+        right = items.pop(tuple(row[name] for name in told))
+        assert len(right) == int(row["images"])
+        assert 100 * sum(right) / len(right) == pytest.approx(float(row["top1"]), abs=1e-4)
+    assert not items
     assert "2 of 10 images are smaller than 54 pixels" in caplog.text
     lines = capsys.readouterr().out.splitlines()
     head = next(line for line in lines if line.startswith("| bin"))

@@ -1,0 +1,132 @@
+"""A model of each host for any variant of the table, and one forward to a loss.
+
+Sizes are those that people train; ``TINY`` is for the tests. A case is left out where its host is
+not installed.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cape_plugins.variants import get, names
+
+# what is trained, and what computes its loss
+Model = tuple[nn.Module, Callable[[nn.Module], Tensor]]
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "vit_small": ("timm", dict(size="small", depth=12, image=224)),
+    "vit_base": ("timm", dict(size="base", depth=12, image=224)),
+    "wmt_base": ("fairseq", dict(layers=6, dim=512, heads=8, words=32768, length=64)),
+    "asr_12": ("espnet", dict(layers=12, dim=256, heads=4, seconds=10)),
+    "asr_36": ("espnet", dict(layers=36, dim=768, heads=4, seconds=10)),  # the paper's
+}
+TINY: dict[str, dict[str, Any]] = {
+    "timm": dict(size="tiny", depth=1, image=32),
+    "fairseq": dict(layers=1, dim=64, heads=2, words=500, length=16),
+    "espnet": dict(layers=1, dim=16, heads=2, seconds=1),
+}
+AXES = {"timm": 2, "fairseq": 1, "espnet": 1}
+
+
+def names_of(case: str) -> tuple[str, ...]:
+    """The variants of a case."""
+    return names(AXES[CASES[case][0]])
+
+
+def builder(case: str, batch: int, device: str, tiny: bool) -> Callable[[str], Model]:
+    """What makes a case's model of a variant's name.
+
+    Raises:
+        ImportError: its host is missing.
+    """
+    host, sizes = CASES[case]
+    if tiny:
+        sizes = TINY[host]
+    return {"timm": _timm, "fairseq": _fairseq, "espnet": _espnet}[host](batch, device, **sizes)
+
+
+def vit_name(size: str, pos: str) -> str:
+    """timm's name of a ViT; those with a table of positions are timm's own."""
+    from cape_plugins.timm.registry import variants_by_name
+
+    if get(pos).adds == "table":
+        return f"vit_{size}_patch16_224"
+    named = next(name for name, given in variants_by_name().items() if given == dict(pos=pos))
+    return f"vit_{size}_patch16_{named}_224"
+
+
+def _timm(batch: int, device: str, size: str, depth: int, image: int) -> Callable[[str], Model]:
+    import timm
+
+    import cape_plugins.timm  # noqa: F401 - registers, also where autoload is switched off
+
+    images = torch.randn(batch, 3, image, image, device=device)
+    labels = torch.arange(batch, device=device)
+
+    def build(pos: str) -> Model:
+        model = timm.create_model(vit_name(size, pos), depth=depth, img_size=image)
+        return model, lambda model: F.cross_entropy(model(images), labels)
+
+    return build
+
+
+def _fairseq(
+    batch: int, device: str, layers: int, dim: int, heads: int, words: int, length: int
+) -> Callable[[str], Model]:
+    from fairseq.data import Dictionary
+    from fairseq.models import MODEL_REGISTRY
+
+    import cape_plugins.fairseq  # noqa: F401 - registers
+    from cape_plugins.fairseq.config import CapeTransformerConfig
+
+    dictionary = Dictionary()
+    for i in range(words - len(dictionary)):
+        dictionary.add_symbol(str(i))
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    one_side = dict(embed_dim=dim, ffn_embed_dim=4 * dim, attention_heads=heads, layers=layers)
+    sizes = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in one_side.items()}
+    source, target = torch.randint(dictionary.nspecial, words, (2, batch, length), device=device)
+    lengths = torch.full((batch,), length, device=device)
+
+    def build(pos: str) -> Model:
+        scale = dict(source_scale=1.0) if "source_scale" in get(pos).options else {}
+        config = CapeTransformerConfig(
+            pos=pos,
+            share_all_embeddings=True,
+            source_bos="false",  # one token more would be in the ratio
+            **scale,
+            **sizes,
+        )
+        model = MODEL_REGISTRY["cape_transformer"].build_model(config, task)
+        return model, lambda model: F.cross_entropy(
+            model(source, lengths, target)[0].flatten(0, 1), target.flatten()
+        )
+
+    return build
+
+
+def _espnet(
+    batch: int, device: str, layers: int, dim: int, heads: int, seconds: int
+) -> Callable[[str], Model]:
+    from cape_plugins.espnet.encoder import CapeTransformerEncoder
+
+    frames = 100 * seconds
+    features = torch.randn(batch, frames, 80, device=device)
+    lengths = torch.full((batch,), frames, device=device)
+
+    def build(pos: str) -> Model:
+        encoder = CapeTransformerEncoder(
+            80,
+            pos=pos,
+            output_size=dim,
+            attention_heads=heads,
+            linear_units=4 * dim,
+            num_blocks=layers,
+        )
+        return encoder, lambda model: model(features, lengths)[0].float().square().mean()
+
+    return build

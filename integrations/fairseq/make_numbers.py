@@ -1,0 +1,58 @@
+"""Spelled-out numbers from English to German: "forty five seven" → "fünfundvierzig sieben".
+
+    python integrations/fairseq/make_numbers.py --out numbers --train 30000 --test 50
+
+A line is several numbers below 100: up to 8 in training, so many as ``--lengths`` says in testing.
+German numbers are split where they are composed, as BPE marks it: fünf@@ und@@ vierzig. Writes text
+and, through fairseq-preprocess, bin/.
+"""
+
+import argparse
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from num2words import num2words
+
+LONGEST = 8  # numbers of a line in training
+
+
+def main() -> None:
+    """Write the text and binarise it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--train", type=int, default=30_000, help="lines")
+    parser.add_argument("--test", type=int, default=50, help="lines of each length")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[4, 8, 10, 12, 16, 24])
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    out, draw = arguments.out, random.Random(arguments.seed)
+    words = {
+        "en": [num2words(n).replace("-", " ") for n in range(100)],
+        "de": [num2words(n, lang="de").replace("und", "@@ und@@ ") for n in range(100)],
+    }
+    lengths = {
+        "train": [draw.randint(1, LONGEST) for _ in range(arguments.train)],
+        "test": [length for length in arguments.lengths for _ in range(arguments.test)],
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    for split, of in lengths.items():
+        lines = [[draw.randrange(100) for _ in range(length)] for length in of]
+        for language, spelled in words.items():
+            text = "".join(" ".join(spelled[n] for n in line) + "\n" for line in lines)
+            (out / f"{split}.{language}").write_text(text, encoding="utf-8")
+    prefixes = [f"--{split}pref={out / split}" for split in lengths]
+    subprocess.run(
+        [
+            *(str(Path(sys.executable).parent / "fairseq-preprocess"), *prefixes),
+            *("--source-lang", "en", "--target-lang", "de", "--destdir", str(out / "bin")),
+        ],
+        check=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

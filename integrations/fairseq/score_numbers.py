@@ -1,0 +1,69 @@
+"""How many numbers fairseq-generate translates right where they stand, by the length of the line.
+
+    python integrations/fairseq/score_numbers.py --data numbers/bin --path checkpoint_last.pt \
+        --csv scores.csv --items items.csv
+
+It searches greedily: a beam of n stops at its first n hypotheses, and these models are so sure of
+themselves that those may be bad ones (which costs all variants at the lengths of training).
+"""
+
+import argparse
+import csv
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+METRIC = "numbers"
+
+
+def main() -> None:
+    """Translate, score, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True, help="from make_numbers.py: bin/")
+    parser.add_argument("--path", type=Path, required=True, help="the checkpoint")
+    parser.add_argument("--csv", type=Path, required=True, help="condition, metric, value, items")
+    parser.add_argument("--items", type=Path, required=True, help="the same of each line")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    arguments = parser.parse_args()
+    command = [
+        *(str(Path(sys.executable).parent / "fairseq-generate"), str(arguments.data)),
+        *("--path", str(arguments.path), "--post-process", "--max-tokens", "3000", "--beam", "1"),
+        *("--max-len-a", "3", "--max-len-b", "20", "--required-batch-size-multiple", "1"),
+        *(["--cpu"] if arguments.device == "cpu" else []),
+    ]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=True)
+    print(done.stdout)
+    lines = read(done.stdout)
+    scored = [(len(right), number, correct(right, found)) for number, right, found in lines]
+    with arguments.items.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["condition", "metric", "item", "value", "weight"])
+        writer.writerows([length, METRIC, number, score, 1] for length, number, score in scored)
+    with arguments.csv.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["condition", "metric", "value", "items"])
+        for length in sorted({length for length, _, _ in scored}):
+            of = [score for each, _, score in scored if each == length]
+            writer.writerow([length, METRIC, 100 * sum(of) / len(of), len(of)])
+
+
+def read(text: str) -> list[tuple[int, list[str], list[str]]]:
+    """Number of each line, its reference and its translation, from fairseq-generate's output."""
+    references = dict(re.findall(r"^T-(\d+)\t(.*)$", text, flags=re.MULTILINE))
+    found = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", text, flags=re.MULTILINE))
+    if not references:
+        sys.exit("fairseq-generate printed no references")
+    return sorted((int(n), line.split(), found[n].split()) for n, line in references.items())
+
+
+def correct(reference: list[str], translation: list[str]) -> float:
+    """Part of the numbers that are right where they stand; numbers too many count as wrong."""
+    right = sum(a == b for a, b in zip(reference, translation, strict=False))
+    return right / max(len(reference), len(translation))
+
+
+if __name__ == "__main__":
+    main()

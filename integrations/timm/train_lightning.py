@@ -1,0 +1,140 @@
+"""Train a small model of timm with Lightning: timm's own train.py is not in its wheel.
+
+    python integrations/timm/train_lightning.py --data-dir images --out run \
+        --model vit_tiny_patch16_cape_224 --model-kwargs patch_size=2 depth=4 --img-size 16
+
+timm gives the model, the data pipeline and the training task; Lightning's Trainer drives them and
+goes on from its checkpoint in ``--out``. Writes model.pth, a state dict.
+"""
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning
+import timm
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from timm.data import create_dataset, create_loader
+from timm.optim import create_optimizer_v2
+from timm.scheduler import CosineLRScheduler
+from timm.task import ClassificationTask
+from timm.utils import ParseKwargs
+from torch.utils.data import DataLoader
+
+
+def main() -> None:
+    """Train, or go on."""
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    arguments = parse()
+    lightning.seed_everything(arguments.seed)
+    out = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    trainer = lightning.Trainer(
+        max_steps=arguments.steps,
+        accelerator="cpu" if arguments.device == "cpu" else "gpu",
+        devices=1,
+        logger=False,
+        enable_model_summary=False,
+        callbacks=[
+            ModelCheckpoint(out, "last", every_n_train_steps=100, enable_version_counter=False),
+            Progress(),
+        ],
+    )
+    last = out / "last.ckpt"
+    module = Classifier(arguments)
+    try:
+        trainer.fit(module, images(arguments), ckpt_path=last if last.exists() else None)
+    except SIGTERMException:  # Lightning's own status would be 0
+        sys.exit("ended by SIGTERM")
+    torch.save(module.task.trainable_module.state_dict(), out / "model.pth")
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--data-dir", type=Path, required=True, help="with train/<class>/")
+    add("--out", type=Path, required=True, help="folder of the checkpoint")
+    add("--model", required=True, help="timm's name")
+    add("--model-kwargs", nargs="*", default={}, action=ParseKwargs, help="NAME=VALUE")
+    add("--img-size", type=int, required=True, help="pixels")
+    add("--steps", type=int, required=True)
+    add("--batch-size", type=int, default=32)
+    add("--lr", type=float, default=2e-3)
+    add("--smoothing", type=float, default=0.1, help="of labels")
+    add("--seed", type=int, default=0)
+    add("--device", default="cpu")
+    return parser.parse_args()
+
+
+def images(arguments: argparse.Namespace) -> DataLoader:
+    """timm's data pipeline at one image size: bicubic resize, no augmentation of the image."""
+    return create_loader(
+        create_dataset("", root=str(arguments.data_dir), split="train"),
+        input_size=(3, arguments.img_size, arguments.img_size),
+        batch_size=arguments.batch_size,
+        is_training=True,
+        no_aug=True,
+        interpolation="bicubic",
+        use_prefetcher=False,
+        num_workers=0,
+        persistent_workers=False,
+        device=torch.device(arguments.device),
+    )
+
+
+class Classifier(lightning.LightningModule):
+    """timm's ClassificationTask as a Lightning module."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        super().__init__()
+        model = timm.create_model(
+            arguments.model, img_size=arguments.img_size, **arguments.model_kwargs
+        )
+        smoothing = dict(smoothing=arguments.smoothing)
+        self.task = ClassificationTask(model, criterion_kwargs=smoothing, verbose=False)
+        self.steps, self.lr = arguments.steps, arguments.lr
+
+    def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
+        """One step of timm's task."""
+        return self.task(*batch)["loss"]
+
+    def configure_optimizers(self) -> dict[str, object]:
+        """timm's AdamW and cosine schedule with warm-up, by step."""
+        optimizer = create_optimizer_v2(
+            self.task.trainable_module, "adamw", lr=self.lr, weight_decay=0.05
+        )
+        scheduler = CosineLRScheduler(
+            optimizer, self.steps, warmup_t=self.steps // 10, warmup_lr_init=1e-6, t_in_epochs=False
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+    def lr_scheduler_step(self, scheduler: CosineLRScheduler, _: object) -> None:
+        """timm's schedulers are told the step."""
+        scheduler.step_update(self.global_step)
+
+
+class Progress(TQDMProgressBar):
+    """A line in place of the bar every so often, for a log."""
+
+    def __init__(self) -> None:
+        super().__init__(refresh_rate=0)
+
+    def on_train_batch_end(self, trainer: Any, _: Any, outputs: Any, *rest: Any) -> None:
+        """Print step and loss."""
+        step = trainer.global_step
+        if step % max(1, trainer.max_steps // 50) == 0:
+            print(f"step {step}/{trainer.max_steps} loss={outputs['loss']:.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

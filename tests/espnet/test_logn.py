@@ -1,0 +1,84 @@
+"""encoder_conf attention_logn beside every pos: N are an utterance's frames."""
+
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("espnet2")
+
+from espnet2.asr.encoder.conformer_encoder import ConformerEncoder
+
+from cape_plugins.espnet.encoder import CapeTransformerEncoder
+from cape_plugins.espnet.layers import SelfAttention, use_logn
+from cape_plugins.variants import names
+
+FEATURES = 20
+
+
+def make(pos: str, **options) -> CapeTransformerEncoder:
+    torch.manual_seed(0)
+    sizes = dict(output_size=32, attention_heads=4, linear_units=64, num_blocks=2)
+    encoder = CapeTransformerEncoder(FEATURES, pos=pos, **sizes, **options)
+    for layer in encoder.layers:  # queries and keys so large that it matters
+        torch.nn.init.normal_(layer.attention.qkv.weight)
+    return encoder.eval()
+
+
+def batch(*lengths: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(len(lengths), max(lengths), FEATURES, generator=generator)
+    return features, torch.tensor(lengths)
+
+
+@pytest.mark.parametrize("pos", names(1))
+def test_a_padded_utterance_gives_the_result_it_gives_alone(pos):
+    encoder = make(pos, attention_logn=100)
+    features, lengths = batch(163, 120, 118, 2)
+    out, olens, _ = encoder(features, lengths)
+    for index, length in enumerate(lengths.tolist()):
+        alone, _, _ = encoder(features[index, None, :length], lengths[index, None])
+        torch.testing.assert_close(out[index, : olens[index]], alone[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("pos", names(1))
+def test_utterances_as_long_as_in_training_are_as_without(pos):
+    plain, scaled = make(pos), make(pos, attention_logn=20)
+    scaled.load_state_dict(plain.state_dict())
+    as_long, longer = batch(60), batch(120)
+    torch.testing.assert_close(scaled(*as_long)[0], plain(*as_long)[0], rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(scaled(*longer)[0], plain(*longer)[0], atol=1e-2)
+
+
+def test_espnets_pictures_show_the_scaled_weights():
+    attention = SelfAttention(8, 2, 0.0).eval()
+    x, visible = torch.randn(1, 6, 8), torch.ones(1, 1, 1, 6, dtype=torch.bool)
+    attention.register_forward_hook(lambda *given: None)
+    attention(x, visible)
+    plain = attention.attn.log()
+    use_logn(attention, 36)
+    attention(x, visible)
+    # log 6 / log 36 = 1 / 2; log-probabilities differ by a constant of each row
+    torch.testing.assert_close(attention.attn.log().diff(), plain.diff() / 2)
+
+
+def test_a_trained_encoder_is_given_it_for_a_test():
+    encoder = make("sinpos")
+    inputs = batch(60)
+    before = encoder(*inputs)[0]
+    use_logn(encoder, 10)
+    assert not torch.allclose(encoder(*inputs)[0], before, atol=1e-2)
+    use_logn(encoder, 0)
+    torch.testing.assert_close(encoder(*inputs)[0], before, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [1, -100, 33.3, True, math.nan])
+def test_what_is_no_number_of_frames_is_refused(value):
+    with pytest.raises(ValueError, match="attention_logn must be the number of tokens"):
+        make("nopos", attention_logn=value)
+
+
+def test_another_encoder_is_refused_by_name():
+    encoder = ConformerEncoder(FEATURES, output_size=8, attention_heads=2, num_blocks=1)
+    with pytest.raises(ValueError, match="and ConformerEncoder has another"):
+        use_logn(encoder, 100)

@@ -1,0 +1,108 @@
+"""Sorted random positions: order, range, distribution, padding, grids."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cape_plugins import Augmentation, frame_times, patch_grid, token_positions
+from cape_plugins.random_positions import Random, randomise, spread_evenly
+
+
+def tokens(*lengths: int) -> torch.Tensor:
+    return token_positions(list(lengths))[..., None]
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=4), st.integers(0, 2**31))
+def test_draws_are_in_range_in_order_and_padding_stays(lengths, seed):
+    positions = tokens(*lengths)
+    drawn = randomise(positions, 5.0, 100.0, generator(seed))
+    assert torch.equal(drawn.isnan(), positions.isnan())
+    for row, length in zip(drawn[..., 0], lengths, strict=True):
+        assert (row[:length].diff() > 0).all()
+        assert ((row[:length] >= 5) & (row[:length] <= 100)).all()
+
+
+def test_each_position_is_that_order_statistic_of_a_uniform_distribution():
+    drawn = randomise(tokens(4).expand(20_000, 4, 1), 0.0, 10.0, generator())[..., 0]
+    order = torch.arange(1.0, 5)
+    torch.testing.assert_close(drawn.mean(0), 10 * order / 5, rtol=0, atol=0.05)
+    variance = 100 * order * (5 - order) / (5**2 * 6)  # of Beta(i, n + 1 - i), times the range²
+    torch.testing.assert_close(drawn.var(0), variance, rtol=0.03, atol=0)
+
+
+def test_samples_draw_apart():
+    drawn = randomise(tokens(5).expand(2, 5, 1), 0.0, 1.0, generator())
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+def test_the_same_generator_draws_the_same():
+    first, second = (randomise(tokens(5, 3), 0.0, 1.0, generator(3)) for _ in range(2))
+    torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
+
+
+def test_tokens_keep_their_order_whatever_it_is():
+    positions = torch.tensor([[3.5, math.nan, -1.0, 7.0]])[..., None]
+    drawn = randomise(positions, 0.0, 1.0, generator())[0, :, 0]
+    assert drawn[2] < drawn[0] < drawn[3]
+    assert drawn[1].isnan()
+
+
+def test_a_grid_stays_a_grid():
+    grid = patch_grid(3, 5)[None].expand(2, 15, 2)
+    drawn = randomise(grid, -1.0, 1.0, generator()).view(2, 3, 5, 2)
+    rows, columns = drawn[..., 0], drawn[..., 1]
+    assert torch.equal(rows, rows[:, :, :1].expand_as(rows))
+    assert torch.equal(columns, columns[:, :1].expand_as(columns))
+    assert (rows[:, :, 0].diff() > 0).all()
+    assert (columns[:, 0].diff() > 0).all()
+    assert not torch.equal(rows[0], rows[1])
+
+
+def test_evaluation_is_the_mean_of_the_draws():
+    expected = torch.tensor([[1.0, 2, 3, 4], [5 / 3, 10 / 3, math.nan, math.nan]])[..., None]
+    found = spread_evenly(tokens(4, 2), 0.0, 5.0)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    sampled = randomise(tokens(4, 2).repeat(10_000, 1, 1), 0.0, 5.0, generator())
+    mean = sampled.view(10_000, 2, 4, 1).nanmean(dim=0)
+    torch.testing.assert_close(mean, expected, rtol=0, atol=0.05, equal_nan=True)
+
+
+def test_padding_changes_nothing_in_evaluation():
+    both, alone = spread_evenly(tokens(9, 4), 0.0, 60.0), spread_evenly(tokens(4), 0.0, 60.0)
+    assert torch.equal(both[1, :4], alone[0])
+    left = torch.full((1, 3, 1), math.nan)
+    padded = spread_evenly(torch.cat([left, tokens(4)], dim=1), 0.0, 60.0)
+    assert torch.equal(padded[:, 3:], alone)
+
+
+@pytest.mark.parametrize("spread", [True, False])
+def test_the_module_draws_in_training_only(spread):
+    module = Random(Augmentation(), (0.0, 60.0), spread)
+    seconds = frame_times([5, 3], 0.03)[..., None]
+    first, second = (module(seconds, 2) for _ in range(2))
+    assert not torch.equal(first[0], second[0])
+    module.eval()
+    expected = spread_evenly(seconds, 0.0, 60.0) if spread else seconds
+    torch.testing.assert_close(module(seconds, 2), expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_shared_positions_are_drawn_for_each_sample():
+    assert Random(Augmentation())(tokens(5), 3).shape == (3, 5, 1)
+
+
+def test_it_scripts_and_compiles_into_one_graph():
+    module = Random(Augmentation(), (0.0, 60.0)).eval()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    for each in (torch.jit.script(module), compiled):
+        torch.testing.assert_close(each(tokens(5, 2), 2), module(tokens(5, 2), 2), equal_nan=True)
+    module.train()
+    for each in (torch.jit.script(module), compiled):
+        assert each(tokens(5, 2), 2)[0].isfinite().all()
