@@ -39,15 +39,16 @@ class Variant:
 
 _AUGMENTATION = {"max_global_shift", "max_local_shift", "max_global_scale"}
 _CAPE_ROPE = frozenset({*_AUGMENTATION, "extent"})
-_RANDOM = frozenset({"extent", "random_range"})
+_RANDOM = frozenset({"extent", "random_range", "frequency_scale"})
+_SCALE = {"frequency_scale"}  # of sinusoids and rotations
 _RELPOS = {"relpos_context", "relpos_values"}
 
 VARIANTS = {
     "nopos": Variant(0, "nothing"),
     "abspos": Variant(1, "table", options=frozenset({"abspos_context"})),
-    "sinpos": Variant(2, "sinusoid", options=frozenset({"extent"})),
+    "sinpos": Variant(2, "sinusoid", options=frozenset({"extent", *_SCALE})),
     "cape": Variant(
-        3, "sinusoid", Cape, options=frozenset({*_AUGMENTATION, "extent", "source_scale"})
+        3, "sinusoid", Cape, options=frozenset({*_AUGMENTATION, "extent", "source_scale", *_SCALE})
     ),
     "relpos": Variant(
         4,
@@ -64,10 +65,14 @@ VARIANTS = {
         axes=(1,),
         options=frozenset(_RELPOS),
     ),
-    "rope": Variant(6, "nothing", attention=RotaryAttention.build, options=frozenset({"extent"})),
+    "rope": Variant(
+        6, "nothing", attention=RotaryAttention.build, options=frozenset({"extent", *_SCALE})
+    ),
     # ε and λ change distances. Δ cancels between tokens with a position, and acts only against
     # those without, such as a class token.
-    "cape_rope": Variant(7, "nothing", Cape, attention=RotaryAttention.build, options=_CAPE_ROPE),
+    "cape_rope": Variant(
+        7, "nothing", Cape, attention=RotaryAttention.build, options=_CAPE_ROPE | _SCALE
+    ),
     "rope_mixed": Variant(
         8,
         "nothing",

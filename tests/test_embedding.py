@@ -126,6 +126,23 @@ def test_extent_stretches_the_grid():
     torch.testing.assert_close(half(content, (3, 3))[0], expected)
 
 
+def test_frequency_scale_is_the_same_as_smaller_positions_and_shifts():
+    content = torch.zeros(2, 9, 8)
+    low = PositionalEmbedding2d(8, "cape", frequency_scale=0.2)
+    small = PositionalEmbedding2d(
+        8, "cape", extent=0.2, max_global_shift=0.5 * 0.2, max_local_shift=0.2 / 3
+    )
+    for module in (low, small):
+        torch.manual_seed(0)
+        module.out = module(content, (3, 3))
+    torch.testing.assert_close(low.out, small.out)
+    low.eval()
+    expected = sinusoid_2d(patch_grid(3, 3), 8, frequency_scale=0.2)
+    torch.testing.assert_close(low(content, (3, 3))[0], expected)
+    scripted = torch.jit.script(low)
+    torch.testing.assert_close(scripted(content, (3, 3)), low(content, (3, 3)))
+
+
 # Randomness
 
 

@@ -35,7 +35,7 @@ def wide(content: torch.Tensor, positions: torch.Tensor, scale: float = 1.0) -> 
     """The sum in float64, from the same positions."""
     positions = positions.double()
     if positions.shape[-1] == 2:
-        return content.double() + embed_plane(positions, content.shape[2], 1.0)
+        return content.double() + embed_plane(positions, content.shape[2], scale)
     return content.double() + embed_line(positions[..., 0], content.shape[2], 10_000.0, scale)
 
 
@@ -54,10 +54,12 @@ def test_far_positions_are_as_accurate_as_near_ones(path, dtype, largest, scale,
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_plane_is_as_accurate(path, dtype):
+@pytest.mark.parametrize("scale", [1.0, 0.2])
+def test_a_plane_is_as_accurate(path, dtype, scale):
     positions = torch.rand(3, 40, 2) * 6 - 3
     content = torch.zeros(3, 40, 768, dtype=dtype)
-    error = (add_sinusoid(content, positions).double() - wide(content, positions)).abs().max()
+    out = add_sinusoid(content, positions, frequency_scale=scale)
+    error = (out.double() - wide(content, positions, scale)).abs().max()
     assert error <= 2e-6 + HALF_ULP[dtype]
 
 

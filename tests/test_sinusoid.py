@@ -52,6 +52,17 @@ def test_scale_multiplies_the_positions():
     torch.testing.assert_close(
         sinusoid_1d(seconds, 16, frequency_scale=30.0), sinusoid_1d(30 * seconds, 16)
     )
+    patches = torch.rand(50, 2, dtype=torch.float64)
+    torch.testing.assert_close(
+        sinusoid_2d(patches, 16, frequency_scale=0.2), sinusoid_2d(0.2 * patches, 16)
+    )
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
+def test_a_scale_that_is_no_positive_number_is_refused(scale):
+    for embed, zeros in ((sinusoid_1d, torch.zeros(3)), (sinusoid_2d, torch.zeros(3, 2))):
+        with pytest.raises(ValueError, match="frequency_scale must be finite and > 0, got"):
+            embed(zeros, 8, frequency_scale=scale)
 
 
 @pytest.mark.parametrize(

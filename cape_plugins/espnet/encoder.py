@@ -13,7 +13,12 @@ from torch import Tensor, nn
 
 from cape_plugins.attention import PositionalAttention
 from cape_plugins.espnet.layers import STRIDE, ConvolutionalFront, TransformerLayer, subsampled
-from cape_plugins.espnet.seconds import InSeconds, PositionSettings, augmented
+from cape_plugins.espnet.seconds import (
+    FREQUENCY_SCALE,
+    InSeconds,
+    PositionSettings,
+    augmented,
+)
 from cape_plugins.positions import is_number
 
 
@@ -45,7 +50,7 @@ class CapeTransformerEncoder(InSeconds):
             and batch; nothing is rescaled in evaluation (authors). The paper takes the same
             value as for ``dropout_rate``. It saves no time: dropped layers are multiplied by 0.
         pos, max_global_shift, max_local_shift, max_global_scale, abspos_context, relpos_context,
-            relpos_values, random_range, attention_logn, frame_shift: see
+            relpos_values, random_range, frequency_scale, attention_logn, frame_shift: see
             :class:`cape_plugins.espnet.seconds.PositionSettings`.
 
     Raises:
@@ -76,6 +81,7 @@ class CapeTransformerEncoder(InSeconds):
         relpos_context: float | None = None,
         relpos_values: bool = False,
         random_range: float = 60.0,
+        frequency_scale: float = FREQUENCY_SCALE,
         attention_logn: int | None = None,
         frame_shift: float = 0.01,
     ) -> None:
@@ -119,6 +125,7 @@ class CapeTransformerEncoder(InSeconds):
             relpos_context=relpos_context,
             relpos_values=relpos_values,
             random_range=random_range,
+            frequency_scale=frequency_scale,
             attention_logn=attention_logn,
             frame_shift=frame_shift,
         )

@@ -64,6 +64,7 @@ class PositionSettings:
         relpos_values: let ``relpos`` add learned vectors to the values too; the paper does not.
         random_range: seconds: in training ``random`` puts frames at sorted draws from 0 … this,
             and in evaluation spreads them over it.
+        frequency_scale: multiplies all frequencies of sinusoids and rotations, 30 (section 4.2).
         attention_logn: with every ``pos``: multiply the logits of self-attention by log N / log
             of this, N the frames of an utterance after the convolution, see
             :mod:`cape_plugins.logn`; this is N in training. None: off, as in the paper.
@@ -83,6 +84,7 @@ class PositionSettings:
     relpos_context: float | None = None
     relpos_values: bool = False
     random_range: float = 60.0
+    frequency_scale: float = FREQUENCY_SCALE
     attention_logn: int | None = None
     frame_shift: float = 0.01
 
@@ -101,6 +103,7 @@ class PositionSettings:
                 f"max_local_shift must be seconds or null, got {self.max_local_shift!r}"
             )
         check_positive("random_range", self.random_range, unit=" seconds")
+        check_positive("frequency_scale", self.frequency_scale)
         check_logn(self.attention_logn)
 
     @property
@@ -135,7 +138,7 @@ class PositionSettings:
             max_global_shift=self.max_global_shift,
             max_local_shift=spacing / 2 if local is None else local,
             max_global_scale=self.max_global_scale,
-            frequency_scale=FREQUENCY_SCALE,
+            frequency_scale=self.frequency_scale,
             max_length=round(self.abspos_context / spacing),
             overflow="wrap",
             random_range=self.random_range,
@@ -157,7 +160,7 @@ class PositionSettings:
                 heads=heads,
                 context=round(reach / spacing),
                 values=self.relpos_values,
-                frequency_scale=FREQUENCY_SCALE,
+                frequency_scale=self.frequency_scale,
                 logn=check_logn(self.attention_logn),
             )
             for layer in range(layers)
@@ -171,6 +174,7 @@ class PositionSettings:
             max_local_shift=embedding.max_local_shift,
             max_global_scale=self.max_global_scale,
             random_range=self.random_range,
+            frequency_scale=self.frequency_scale,
         )
 
     def longest(self) -> float:

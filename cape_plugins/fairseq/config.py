@@ -126,6 +126,10 @@ class PositionConfig(FairseqDataclass):
         default=256.0,
         metadata={"help": "random: in training tokens are at sorted draws from 0 to this"},
     )
+    frequency_scale: float = field(
+        default=1.0,
+        metadata={"help": "multiply all frequencies of sinusoids and rotations by this"},
+    )
     attention_logn: int = field(
         default=0,
         metadata={
@@ -297,6 +301,7 @@ def check_options(options: Mapping[str, Any], defaults: FairseqDataclass) -> Non
     pos = values["pos"]
     variants.get(pos, VARIANTS)
     Augmentation(values["max_global_shift"], values["max_local_shift"], values["max_global_scale"])
+    check_positive("frequency_scale", values["frequency_scale"])
     _check_attention(values)
     _check_admin(values)
     if "source_scale" in values:

@@ -235,6 +235,7 @@ def _positional(
         heads=heads,
         context=cfg.relpos_context,
         values=cfg.relpos_values,
+        frequency_scale=cfg.frequency_scale,
         logn=cfg.attention_logn,
     )
     if relative is None:

@@ -135,6 +135,7 @@ class TokenEmbedding(nn.Module):
         current: positions of the batch, augmented.
         max_positions: the longest sequence, in tokens; also what ``abspos`` has vectors for.
         added_tokens: tokens that the model adds to the sequence (BOS), on top of that.
+        frequency_scale: multiplies all frequencies.
     """
 
     zero: Tensor
@@ -147,12 +148,17 @@ class TokenEmbedding(nn.Module):
         *,
         max_positions: int,
         added_tokens: int = 0,
+        frequency_scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.max_positions = max_positions  # fairseq reads it to filter what is too long
         self.current = current
         self.embedding = PositionalEmbedding1d(
-            dim, pos, max_length=max_positions + added_tokens, overflow="error"
+            dim,
+            pos,
+            max_length=max_positions + added_tokens,
+            overflow="error",
+            frequency_scale=frequency_scale,
         )
         # carries the model's dtype and device; not in checkpoints
         self.register_buffer("zero", torch.zeros(1), persistent=False)

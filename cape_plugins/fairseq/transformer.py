@@ -272,7 +272,12 @@ def _embed_positions(
     if get(cfg.pos).adds == "nothing":
         return None
     return TokenEmbedding(
-        dim, cfg.pos, current, max_positions=max_positions, added_tokens=added_tokens
+        dim,
+        cfg.pos,
+        current,
+        max_positions=max_positions,
+        added_tokens=added_tokens,
+        frequency_scale=cfg.frequency_scale,
     )
 
 

@@ -72,7 +72,7 @@ class PositionedAttention(Attention):
 
 
 def place_in_attention(
-    model: VisionTransformer | NaFlexVit, pos: str, context: int
+    model: VisionTransformer | NaFlexVit, pos: str, context: int, frequency_scale: float = 1.0
 ) -> CurrentPositions | None:
     """Put what the variant does in self-attention into the blocks of timm's ViT or NaFlexVit.
 
@@ -81,6 +81,7 @@ def place_in_attention(
             does something there.
         pos: the variant.
         context: patches along the longer side of the image.
+        frequency_scale: multiplies the frequencies of rotations.
 
     Returns:
         Where :class:`AttendedEmbedding2d` says, in each forward, which positions the tokens have,
@@ -108,7 +109,13 @@ def place_in_attention(
             )
         head_dim, heads = attention.head_dim, attention.num_heads
         relative = attention_for(
-            pos, layer, head_dim=head_dim, heads=heads, context=context, axes=2
+            pos,
+            layer,
+            head_dim=head_dim,
+            heads=heads,
+            context=context,
+            axes=2,
+            frequency_scale=frequency_scale,
         )
         if relative is not None:
             attention.relative = relative.to(attention.qkv.weight)

@@ -32,12 +32,13 @@ def add_mark(model: nn.Module) -> None:
 def settings(model: nn.Module) -> dict[str, Any] | None:
     """What a model was or is to be trained with: ``pos``, Δ, ε, λ as far as the variant takes them.
 
-    None for models that are not ours.
+    The paper's ``frequency_scale`` of 1 goes without saying. None for models that are not ours.
     """
     position = getattr(getattr(model, "embeds", model), "position", None)
     if not isinstance(position, PositionalEmbedding2d):
         return None
-    taken = sorted(variants.get(position.pos).options - _NOT_TRAINED)
+    silent = _NOT_TRAINED | ({"frequency_scale"} if position.frequency_scale == 1 else set())
+    taken = sorted(variants.get(position.pos).options - silent)
     return {
         "pos": position.pos,
         **{name: getattr(position, name) for name in taken if hasattr(position, name)},

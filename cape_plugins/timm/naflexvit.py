@@ -155,6 +155,8 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
             per axis, N patches along it in that image.
         max_global_scale: λ is log-uniform in [1 / this, this].
         extent: the paper's γ (Table 6), 1 in training.
+        frequency_scale: multiplies all frequencies; 1 is the paper's, the models
+            named ``…_low_…`` have theirs, see :data:`cape_plugins.timm.registry.LOW`.
         attention_logn: with every variant: multiply the logits of self-attention by log N /
             log of this, N the tokens that a query sees, see :mod:`cape_plugins.logn`; this is N
             in training, the class token and registers among them (197 at 224 pixels). Default:
@@ -178,6 +180,7 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
         max_local_shift: float | tuple[float, float] | None = None,
         max_global_scale: float = 1.4,
         extent: float = 1.0,
+        frequency_scale: float = 1.0,
         attention_logn: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -192,12 +195,15 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
         position = make_position(
             self.embed_dim,
             pos,
-            place_in_attention(self, pos, max(self.embeds.pos_embed_grid_size or (16, 16))),
+            place_in_attention(
+                self, pos, max(self.embeds.pos_embed_grid_size or (16, 16)), frequency_scale
+            ),
             self.num_prefix_tokens,
             max_global_shift=max_global_shift,
             max_local_shift=max_local_shift,
             max_global_scale=max_global_scale,
             extent=extent,
+            frequency_scale=frequency_scale,
         )
         self.embeds = NaFlexEmbedsCape(self.embeds, position)
         if logn:

@@ -63,6 +63,8 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
             per axis, N patches along it.
         max_global_scale: λ is log-uniform in [1 / this, this].
         extent: the paper's γ (Table 6), 1 in training.
+        frequency_scale: multiplies all frequencies; 1 is the paper's, the models
+            named ``…_low_…`` have theirs, see :data:`cape_plugins.timm.registry.LOW`.
         attention_logn: with every variant: multiply the logits of self-attention by log N /
             log of this, N the tokens that a query sees, see :mod:`cape_plugins.logn`; this is N
             in training, the class token and registers among them (197 at 224 pixels). Default:
@@ -84,6 +86,7 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
         max_local_shift: float | tuple[float, float] | None = None,
         max_global_scale: float = 1.4,
         extent: float = 1.0,
+        frequency_scale: float = 1.0,
         attention_logn: int | None = None,
         dynamic_img_size: bool = True,
         **kwargs: Any,
@@ -97,12 +100,13 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
         self.position = make_position(
             self.embed_dim,
             pos,
-            place_in_attention(self, pos, max(self.patch_embed.grid_size)),
+            place_in_attention(self, pos, max(self.patch_embed.grid_size), frequency_scale),
             self.num_prefix_tokens,
             max_global_shift=max_global_shift,
             max_local_shift=max_local_shift,
             max_global_scale=max_global_scale,
             extent=extent,
+            frequency_scale=frequency_scale,
         )
         if logn:
             use_logn(self, logn)

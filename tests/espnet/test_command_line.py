@@ -132,6 +132,7 @@ def test_print_config_through_the_runner_shows_the_defaults():
         "relpos_context": None,
         "relpos_values": False,
         "random_range": 60.0,
+        "frequency_scale": 30.0,
         "attention_logn": None,
         "frame_shift": 0.01,
     }

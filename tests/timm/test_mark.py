@@ -126,3 +126,10 @@ def test_copies_of_a_model_mark_and_compare_as_well(again):
         create("sinpos").load_state_dict(model.state_dict())
     with pytest.raises(ValueError, match="this model has pos=cape"):
         model.load_state_dict(create("sinpos").state_dict())
+
+
+def test_another_frequency_scale_is_told(caplog, tmp_path):
+    torch.save({"state_dict": create("cape_low").state_dict()}, tmp_path / "c.pth")
+    with caplog.at_level(logging.WARNING):
+        resume_checkpoint(create("cape"), str(tmp_path / "c.pth"))
+    assert "was trained with pos=cape frequency_scale=0.2 " in caplog.text

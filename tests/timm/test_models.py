@@ -13,6 +13,7 @@ from timm.utils import ParseKwargs  # noqa: E402
 
 import cape_plugins.timm  # noqa: E402 - registers, also where autoload is switched off
 from cape_plugins import patch_grid, sinusoid_2d  # noqa: E402
+from cape_plugins.timm.registry import LOW  # noqa: E402
 from cape_plugins.augment import AsGiven  # noqa: E402
 from cape_plugins.timm.registry import variants_by_name  # noqa: E402
 from cape_plugins.variants import get  # noqa: E402
@@ -234,3 +235,30 @@ def test_model_kwargs_that_are_no_numbers_are_refused(given):
 def test_misspelt_options_are_refused():
     with pytest.raises(TypeError, match="max_gobal_shift"):
         create(max_gobal_shift=0.5)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_{}_224", "naflexvit_tiny_patch16_{}_gap"])
+@pytest.mark.parametrize("pos", ["sinpos", "cape", "univit"])
+def test_low_names_have_the_same_weights_and_lower_frequencies(name, pos):
+    paper = timm.create_model(name.format(pos), depth=1)
+    low = timm.create_model(name.format(f"{pos}_low"), depth=1)
+    positions = [getattr(model, "embeds", model).position for model in (paper, low)]
+    assert [position.frequency_scale for position in positions] == [1.0, LOW]
+    assert positions[0].augmentation == positions[1].augmentation
+    assert {k: v.shape for k, v in paper.state_dict().items()} == {
+        k: v.shape for k, v in low.state_dict().items()
+    }
+
+
+def test_frequency_scale_reaches_rotations_and_is_refused_where_nothing_turns():
+    images = torch.randn(1, 3, 32, 32)
+    torch.manual_seed(0)
+    one = timm.create_model("vit_tiny_patch4_ropepos_32", depth=1).eval()
+    torch.manual_seed(0)
+    low = timm.create_model("vit_tiny_patch4_ropepos_32", depth=1, frequency_scale=0.2).eval()
+    assert (one.forward_features(images) - low.forward_features(images)).abs().max() > 1e-4
+    with pytest.raises(
+        ValueError,
+        match="frequency_scale = 0.2 is for sinpos, cape, rope, cape_rope, random, random_rope",
+    ):
+        timm.create_model("vit_tiny_patch4_alibi_32", depth=1, frequency_scale=0.2)

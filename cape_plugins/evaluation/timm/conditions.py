@@ -57,6 +57,8 @@ def row_of(loaded: Loaded, options: TimmOptions, config: dict[str, Any]) -> Row:
             row.max_global_shift = position.max_global_shift
             row.max_local_shift = "1/N" if local is None else _listed(sorted(set(local)))
             row.max_global_scale = position.max_global_scale
+        if position.frequency_scale != 1:
+            row.frequency_scale = position.frequency_scale
     return row
 
 

@@ -17,7 +17,7 @@ _NEEDED = ("model", "checkpoint", "dataset", "resolution", "extent", "tta", "str
 _CONDITIONS = (
     *("model", "variant", "max_global_shift", "max_local_shift", "max_global_scale"),
     *("model_kwargs", "train_size", "extent", "tta", "tta_step", "ema", "abspos_antialias"),
-    "attention_logn",
+    *("frequency_scale", "attention_logn"),
     *("crop_pct", "interpolation", "mean", "std", "precision"),
 )
 _LABELS = {

@@ -13,7 +13,16 @@ from cape_plugins.evaluation.timm.words import spoken
 
 _LINE = (
     *("checkpoint", "model", "variant", "max_global_shift", "max_local_shift", "max_global_scale"),
-    *("model_kwargs", "ema", "abspos_antialias", "dataset", "strategy", "bin", "resolution"),
+    *(
+        "frequency_scale",
+        "model_kwargs",
+        "ema",
+        "abspos_antialias",
+        "dataset",
+        "strategy",
+        "bin",
+        "resolution",
+    ),
     *("seq_len", "extent", "attention_logn", "tta"),
 )
 
@@ -43,6 +52,7 @@ class Row:
         variant: of positions; empty for what is neither ours nor abspos.
         max_global_shift, max_local_shift, max_global_scale: Δ, ε (``1/N``: by the grid) and λ of
             the variants that have them.
+        frequency_scale: of sinusoids and rotations; empty where it is the paper's 1.
         model_kwargs: of the training and of the test, ``name=value``.
         train_size: image sizes in pixels of the training.
         seed: of the training.
@@ -90,6 +100,7 @@ class Row:
     precision: str = ""
     seq_len: int | None = None
     attention_logn: int | None = None
+    frequency_scale: float | None = None
 
 
 class Scored(NamedTuple):

@@ -7,6 +7,7 @@ _SPOKEN = {
     "max_global_shift": "Δ {}",
     "max_local_shift": "ε {}",
     "max_global_scale": "λ {}",
+    "frequency_scale": "frequencies × {}",
     "train_size": "trained at {}",
     "resolution": "{} px",
     "seq_len": "≤ {} patches",
