@@ -2,7 +2,8 @@
 
     python integrations/timm/make_digit_images.py --out images
 
-Writes {train,test}/<digit>/<index>.png: 450 of the 1,797 are for testing.
+Writes {train,validation,test}/<digit>/<index>.png: of the 1,797 450 are for testing, 300 for
+choosing settings.
 """
 
 import argparse
@@ -20,12 +21,18 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--test", type=int, default=450, help="images (default: %(default)s)")
+    parser.add_argument("--validation", type=int, default=300, help="the same")
     arguments = parser.parse_args()
-    digits = load_digits()
-    train, test = train_test_split(
-        range(len(digits.target)), test_size=arguments.test, random_state=0, stratify=digits.target
-    )
-    for split, indices in (("train", train), ("test", test)):
+    digits, splits = load_digits(), {}
+    rest = list(range(len(digits.target)))
+    for split in ("test", "validation"):
+        rest, splits[split] = train_test_split(
+            rest,
+            test_size=getattr(arguments, split),
+            random_state=0,
+            stratify=digits.target[rest],
+        )
+    for split, indices in {"train": rest, **splits}.items():
         for index in indices:
             path = arguments.out / split / str(digits.target[index]) / f"{index:04}.png"
             path.parent.mkdir(parents=True, exist_ok=True)

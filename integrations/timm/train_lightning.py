@@ -67,6 +67,9 @@ def parse() -> argparse.Namespace:
     add("--steps", type=int, required=True)
     add("--batch-size", type=int, default=32)
     add("--lr", type=float, default=2e-3)
+    add("--no-aug", action="store_true", help="no augmentation of the images")
+    add("--scale", type=float, nargs=2, default=(0.08, 1.0), help="area of random crops (timm's)")
+    add("--hflip", type=float, default=0.5, help="probability of a flip (timm's)")
     add("--smoothing", type=float, default=0.1, help="of labels")
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
@@ -74,13 +77,15 @@ def parse() -> argparse.Namespace:
 
 
 def images(arguments: argparse.Namespace) -> DataLoader:
-    """timm's data pipeline at one image size: bicubic resize, no augmentation of the image."""
+    """timm's data pipeline at one image size: its usual augmentation, or a resize alone."""
     return create_loader(
         create_dataset("", root=str(arguments.data_dir), split="train"),
         input_size=(3, arguments.img_size, arguments.img_size),
         batch_size=arguments.batch_size,
         is_training=True,
-        no_aug=True,
+        no_aug=arguments.no_aug,
+        scale=arguments.scale,
+        hflip=arguments.hflip,
         interpolation="bicubic",
         use_prefetcher=False,
         num_workers=0,

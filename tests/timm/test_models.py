@@ -13,9 +13,8 @@ from timm.utils import ParseKwargs  # noqa: E402
 
 import cape_plugins.timm  # noqa: E402 - registers, also where autoload is switched off
 from cape_plugins import patch_grid, sinusoid_2d  # noqa: E402
-from cape_plugins.timm.registry import LOW  # noqa: E402
 from cape_plugins.augment import AsGiven  # noqa: E402
-from cape_plugins.timm.registry import variants_by_name  # noqa: E402
+from cape_plugins.timm.registry import LOW, variants_by_name  # noqa: E402
 from cape_plugins.variants import get  # noqa: E402
 
 NAMED = tuple(variants_by_name())
@@ -259,6 +258,6 @@ def test_frequency_scale_reaches_rotations_and_is_refused_where_nothing_turns():
     assert (one.forward_features(images) - low.forward_features(images)).abs().max() > 1e-4
     with pytest.raises(
         ValueError,
-        match="frequency_scale = 0.2 is for sinpos, cape, rope, cape_rope, random, random_rope",
+        match=r"frequency_scale = 0\.2 is for sinpos, cape, rope, cape_rope, random, random_rope",
     ):
         timm.create_model("vit_tiny_patch4_alibi_32", depth=1, frequency_scale=0.2)
