@@ -5,7 +5,6 @@ https://arxiv.org/abs/2202.12172, multiply its logits by log N; Scalable-Softmax
 https://arxiv.org/abs/2501.19399) does too. The paper of CAPE has none of it.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -48,5 +47,7 @@ def scale_queries(query: Tensor, keys: int, mask: Tensor | None, trained: int) -
         visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
         seen = visible.expand(*visible.shape[:-1], keys).sum(dim=-1, keepdim=True).float()
     # a query that sees nothing, in padding, is not to become NaN
-    factor = seen.clamp(min=1).log() / math.log(trained)
+    # a tensor's logarithm: PyTorch 2.5 cannot compile that of a number
+    then = torch.full([1], trained, device=query.device, dtype=torch.float32)
+    factor = seen.clamp(min=1).log() / then.log()
     return (query * factor).to(query.dtype)

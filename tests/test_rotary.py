@@ -83,7 +83,7 @@ def places(attention, batch: int = 2, tokens: int = 6) -> torch.Tensor:
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.integers(0, 2), st.floats(-3, 3), st.integers(0, 2**31))
+@given(st.integers(0, 2), st.floats(-3, 3, allow_subnormal=False), st.integers(0, 2**31))
 def test_only_distances_matter(kind, shift, seed):
     torch.manual_seed(seed)
     attention, (query, key, value) = all_kinds()[kind], inputs()

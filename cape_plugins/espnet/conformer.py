@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from espnet2.asr.encoder.branchformer_encoder import BranchformerEncoder
 from espnet2.asr.encoder.conformer_encoder import ConformerEncoder, PositionalEncoding
 from espnet2.asr.encoder.e_branchformer_encoder import EBranchformerEncoder
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from cape_plugins import variants
 from cape_plugins.attention import PositionalAttention
 from cape_plugins.embedding import PositionalEmbedding1d
-from cape_plugins.espnet.layers import MultiHeadedAttention, attention_weights
+from cape_plugins.espnet.layers import MultiHeadedAttention, PlacedAttention, replace
 from cape_plugins.espnet.padding import RealBatchNorm, RealFrames, hide_padding, show_padding
 from cape_plugins.espnet.seconds import InSeconds, PositionSettings, augmented
 
@@ -101,7 +100,7 @@ class _WithPositions(InSeconds):
             self.embed.register_forward_hook(RealFrames(self.stride, self.reach))
         for layer in self.encoders:
             layer.register_forward_pre_hook(show_padding)
-            _replace(layer, nn.BatchNorm1d, lambda theirs: RealBatchNorm(theirs.num_features))
+            replace(layer, nn.BatchNorm1d, lambda theirs: RealBatchNorm(theirs.num_features))
             for module in layer.modules():
                 if isinstance(module, nn.Conv1d) and module.kernel_size != (1,):
                     module.register_forward_pre_hook(hide_padding)
@@ -123,13 +122,13 @@ class _WithPositions(InSeconds):
         def place(theirs: PositionalEncoding) -> nn.Module:
             return _Position(position, settings.unit(spacing), prepare, theirs)
 
-        if self.embed is None or not _replace(self.embed, PositionalEncoding, place):
+        if self.embed is None or not replace(self.embed, PositionalEncoding, place):
             raise ValueError(
                 "encoder_conf input_layer: null has no place for positions: choose another"
             )
         if in_attention:
             for layer, relative in zip(self.encoders, relatives, strict=True):
-                _replace(layer, MultiHeadedAttention, functools.partial(_Attention, relative))
+                replace(layer, MultiHeadedAttention, functools.partial(PlacedAttention, relative))
         self.mark = settings.mark(position)
         self.longest = settings.longest()
         self.espnet_initialization_fn()
@@ -222,44 +221,3 @@ class _Position(nn.Module):
         seconds = augmented(self.position, self.seconds)
         x = self.dropout(self.position.add(x * self.scale, seconds / self.unit))
         return x if self.prepare is None else (x, self.prepare(seconds))
-
-
-class _Attention(MultiHeadedAttention):
-    """ESPnet's self-attention, with its weights, that knows positions.
-
-    Args:
-        relative: attends; None attends without positions.
-        theirs: what stood here.
-    """
-
-    def __init__(self, relative: PositionalAttention | None, theirs: MultiHeadedAttention) -> None:
-        normed = not isinstance(theirs.q_norm, nn.Identity)
-        super().__init__(theirs.h, theirs.h * theirs.d_k, theirs.dropout_rate, qk_norm=normed)
-        self.relative = relative
-
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, positions: Tensor, mask: Tensor
-    ) -> Tensor:
-        query, key, value = self.forward_qkv(query, key, value)
-        visible = mask[:, None]  # (B, 1, 1, keys)
-        # an empty utterance sees its padding: attention to nothing could be NaN
-        visible = visible | ~visible.any(dim=-1, keepdim=True)
-        if self._forward_hooks and not (self.training or torch.compiler.is_compiling()):
-            self.attn = attention_weights(self.relative, query, key, visible, positions)
-        relative = self.relative or PositionalAttention()
-        dropout = self.dropout_rate if self.training else 0.0
-        mixed = relative(query, key, value, positions, visible, dropout)
-        return self.linear_out(mixed.transpose(1, 2).flatten(2))
-
-
-def _replace(root: nn.Module, kind: type, make: Callable[[Any], nn.Module]) -> int:
-    """Put ``make(module)`` in the place of each module of a kind; how many there were."""
-    found = [
-        (parent, name, child)
-        for parent in root.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, kind)
-    ]
-    for parent, name, child in found:
-        setattr(parent, name, make(child))
-    return len(found)

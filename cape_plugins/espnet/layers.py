@@ -1,5 +1,8 @@
 """The parts of the speech encoder: convolutional front, self-attention, Transformer layer."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -124,25 +127,80 @@ def attention_weights(
     return scores.masked_fill(~visible, -torch.inf).softmax(dim=-1).detach()
 
 
+class PlacedAttention(MultiHeadedAttention):
+    """ESPnet's self-attention, with its weights, that knows positions.
+
+    Args:
+        relative: attends; None attends without positions.
+        theirs: what stood here.
+    """
+
+    def __init__(self, relative: PositionalAttention | None, theirs: MultiHeadedAttention) -> None:
+        normed = not isinstance(theirs.q_norm, nn.Identity)
+        super().__init__(theirs.h, theirs.h * theirs.d_k, theirs.dropout_rate, qk_norm=normed)
+        self.load_state_dict(theirs.state_dict())
+        self.to(theirs.linear_q.weight).train(theirs.training)
+        self.relative = relative
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *placed: Tensor) -> Tensor:
+        """(B, N, size) → same; ``placed`` are the positions, where the encoder has some to show,
+        and the mask, bool (B, 1 or N, N), True where a query sees a key.
+        """
+        *positions, mask = placed
+        query, key, value = self.forward_qkv(query, key, value)
+        visible = mask[:, None]  # (B, 1, 1 or N, keys)
+        # an empty utterance sees its padding: attention to nothing could be NaN
+        visible = visible | ~visible.any(dim=-1, keepdim=True)
+        where = positions[0] if positions else None
+        if self._forward_hooks and not (self.training or torch.compiler.is_compiling()):
+            self.attn = attention_weights(self.relative, query, key, visible, where)
+        relative = self.relative or PositionalAttention()
+        dropout = self.dropout_rate if self.training else 0.0
+        mixed = relative(query, key, value, where, visible, dropout)
+        return self.linear_out(mixed.transpose(1, 2).flatten(2))
+
+
 def use_logn(encoder: nn.Module, logn: int) -> None:
     """Multiply the logits of an encoder's self-attention by log N / log N_train.
 
     Args:
-        encoder: whose self-attention is :class:`SelfAttention`.
+        encoder: one of ours, or one of ESPnet's whose self-attention knows no positions.
         logn: N_train, in frames after subsampling; 0 for off.
 
     Raises:
         ValueError: there is another self-attention, or none.
     """
     found = [each for each in encoder.modules() if isinstance(each, MultiHeadedAttention)]
-    if not found or not all(isinstance(each, SelfAttention) for each in found):
+    known = (MultiHeadedAttention, SelfAttention, PlacedAttention)
+    if not found or not all(type(each) in known for each in found):
+        names = {type(each).__name__ for each in found if type(each) not in known}
         raise ValueError(
-            f"attention_logn sits in the attention of the encoder cape_transformer, and "
-            f"{type(encoder).__name__} has another: leave it out, or choose another model"
+            f"attention_logn has no place in {type(encoder).__name__}, whose self-attention is "
+            f"{', '.join(sorted(names)) or 'none of ESPnet'}: leave it out, or choose another model"
         )
-    for attention in found:
-        attention.relative = attention.relative or PositionalAttention()
-        attention.relative.logn = logn
+    replace(encoder, MultiHeadedAttention, _placed)
+    for each in encoder.modules():
+        if isinstance(each, SelfAttention | PlacedAttention):
+            each.relative = each.relative or PositionalAttention()
+            each.relative.logn = logn
+
+
+def _placed(attention: MultiHeadedAttention) -> MultiHeadedAttention:
+    plain = type(attention) is MultiHeadedAttention
+    return PlacedAttention(None, attention) if plain else attention
+
+
+def replace(root: nn.Module, kind: type, make: Callable[[Any], nn.Module]) -> int:
+    """Put ``make(module)`` in the place of each module of a kind; how many there were."""
+    found = [
+        (parent, name, child)
+        for parent in root.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, kind)
+    ]
+    for parent, name, child in found:
+        setattr(parent, name, make(child))
+    return len(found)
 
 
 class TransformerLayer(nn.Module):

@@ -4,7 +4,7 @@
         --model vit_tiny_patch16_cape_224 --model-kwargs patch_size=2 depth=4 --img-size 16
 
 timm gives the model, the data pipeline and the training task; Lightning's Trainer drives them and
-goes on from its checkpoint in ``--out``. Writes model.pth, a state dict.
+goes on from its checkpoint in ``--out``. Writes model.pth, laid out as train.py's checkpoints.
 """
 
 import argparse
@@ -18,7 +18,12 @@ import timm
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from timm.data import create_dataset, create_loader
+from timm.data import (
+    IMAGENET_DEFAULT_MEAN,
+    IMAGENET_DEFAULT_STD,
+    create_dataset,
+    create_loader,
+)
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from timm.task import ClassificationTask
@@ -50,7 +55,11 @@ def main() -> None:
         trainer.fit(module, images(arguments), ckpt_path=last if last.exists() else None)
     except SIGTERMException:  # Lightning's own status would be 0
         sys.exit("ended by SIGTERM")
-    torch.save(module.task.trainable_module.state_dict(), out / "model.pth")
+    about = {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items()}
+    about |= dict(mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD)  # those of create_loader
+    about |= dict(crop_pct=1.0, interpolation="bicubic", num_classes=module.classes)
+    weights = module.task.trainable_module.state_dict()
+    torch.save(dict(arch=arguments.model, args=about, state_dict=weights), out / "model.pth")
 
 
 def parse() -> argparse.Namespace:
@@ -99,8 +108,10 @@ class Classifier(lightning.LightningModule):
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         super().__init__()
+        self.classes = sum(path.is_dir() for path in (arguments.data_dir / "train").iterdir())
         model = timm.create_model(
-            arguments.model, img_size=arguments.img_size, **arguments.model_kwargs
+            arguments.model,
+            **dict(num_classes=self.classes, img_size=arguments.img_size) | arguments.model_kwargs,
         )
         smoothing = dict(smoothing=arguments.smoothing)
         self.task = ClassificationTask(model, criterion_kwargs=smoothing, verbose=False)

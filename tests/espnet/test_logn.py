@@ -8,12 +8,19 @@ import torch
 pytest.importorskip("espnet2")
 
 from espnet2.asr.encoder.conformer_encoder import ConformerEncoder
+from espnet2.asr.encoder.transformer_encoder import TransformerEncoder
 
+from cape_plugins.espnet.conformer import (
+    CapeBranchformerEncoder,
+    CapeConformerEncoder,
+    CapeEBranchformerEncoder,
+)
 from cape_plugins.espnet.encoder import CapeTransformerEncoder
 from cape_plugins.espnet.layers import SelfAttention, use_logn
 from cape_plugins.variants import names
 
 FEATURES = 20
+LOGN = {"attention_logn": 10}
 
 
 def make(pos: str, **options) -> CapeTransformerEncoder:
@@ -23,6 +30,13 @@ def make(pos: str, **options) -> CapeTransformerEncoder:
     for layer in encoder.layers:  # queries and keys so large that it matters
         torch.nn.init.normal_(layer.attention.qkv.weight)
     return encoder.eval()
+
+
+def sharpen(encoder: torch.nn.Module) -> None:
+    """Queries and keys of ESPnet's attention so large that it matters."""
+    for name, parameter in encoder.named_parameters():
+        if "linear_q" in name or "linear_k" in name:
+            torch.nn.init.normal_(parameter)
 
 
 def batch(*lengths: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,5 +94,36 @@ def test_what_is_no_number_of_frames_is_refused(value):
 
 def test_another_encoder_is_refused_by_name():
     encoder = ConformerEncoder(FEATURES, output_size=8, attention_heads=2, num_blocks=1)
-    with pytest.raises(ValueError, match="and ConformerEncoder has another"):
+    with pytest.raises(ValueError, match="no place in ConformerEncoder, whose self-attention is "):
         use_logn(encoder, 100)
+
+
+@pytest.mark.parametrize("pos", ["nopos", "cape", "rope"])
+@pytest.mark.parametrize(
+    "kind", [CapeConformerEncoder, CapeEBranchformerEncoder, CapeBranchformerEncoder]
+)
+def test_a_trained_conformer_is_given_it_for_a_test(kind, pos):
+    sizes = dict(pos=pos, output_size=32, attention_heads=4, num_blocks=2)
+    plain, scaled = (kind(FEATURES, **sizes, **more).eval() for more in ({}, LOGN))
+    sharpen(plain)
+    scaled.load_state_dict(plain.state_dict())
+    inputs = batch(163, 120)
+    before = plain(*inputs)[0]
+    expected = scaled(*inputs)[0]
+    assert not torch.allclose(expected, before, atol=1e-2)
+    use_logn(plain, LOGN["attention_logn"])
+    torch.testing.assert_close(plain(*inputs)[0], expected, rtol=1e-4, atol=1e-4)
+    use_logn(plain, 0)
+    torch.testing.assert_close(plain(*inputs)[0], before, rtol=1e-4, atol=1e-4)
+
+
+def test_espnets_own_transformer_is_given_it_too():
+    encoder = TransformerEncoder(FEATURES, output_size=32, attention_heads=4, num_blocks=1).eval()
+    inputs = batch(163)
+    before, (frames,), _ = encoder(*inputs)
+    use_logn(encoder, int(frames))
+    torch.testing.assert_close(encoder(*inputs)[0], before, rtol=1e-4, atol=1e-4)
+    sharpen(encoder)
+    as_long = encoder(*inputs)[0]
+    use_logn(encoder, 5)
+    assert not torch.allclose(encoder(*inputs)[0], as_long, atol=1e-2)

@@ -272,9 +272,7 @@ def test_several_models_and_their_own_tokens_are_compared(work, stock, tmp_path)
     assert float(theirs["wer"]) > 50 > float(ours["wer"])  # nothing was learned there
 
 
-def test_attention_logn_stands_beside_the_model_as_trained(
-    work, stock, tmp_path, capsys, monkeypatch
-):
+def test_attention_logn_stands_beside_the_model_as_trained(work, tmp_path, monkeypatch):
     decoded = []
 
     def spy(model, *given, **named):
@@ -288,8 +286,14 @@ def test_attention_logn_stands_beside_the_model_as_trained(
     )
     assert [row["model"] for row in read_csv(tmp_path / "n.csv")] == ["cape+logn0", "cape+logn25"]
     assert decoded == [[0, 0], [25, 25]]
-    line = failed(capsys, "--model", stock, "--data", work / "long", "--attention-logn", 100)
-    assert "attention_logn sits in the attention of the encoder cape_transformer" in line
+
+
+def test_attention_logn_is_for_espnets_own_transformer_too(work, stock, tmp_path):
+    run(
+        *("--model", stock, "--data", work / "long", "--bins", "--attention-logn", 100),
+        *("--out", tmp_path / "n", "--no-plots"),
+    )
+    assert [row["model"] for row in read_csv(tmp_path / "n.csv")] == ["exp_char+logn100"]
 
 
 def test_the_texts_of_pieces_are_joined(work, tmp_path):
