@@ -160,7 +160,7 @@ ESPNET = (
         ("cifar10", TIMM, {}, 881, 3905, 1.98),
         ("multi30k", FAIRSEQ, {"optimization": {"max_update": 3100}}, 1631, 3100, 7.92),
         ("demo_fairseq", FAIRSEQ, {"max-update": 2500}, 1631, 2500, 7.92),
-        ("digits", ESPNET, {"max_epoch": 10, "num_iters_per_epoch": 300}, 360, 3000, 17.1),
+        ("digits", ESPNET, {"max_epoch": 5, "num_iters_per_epoch": 300}, 360, 1500, 17.1),
         ("demo_timm", "step 20/200 loss=1.5\n", {}, 20, 200, 1.5),
     ],
 )
