@@ -29,7 +29,7 @@ _TIMMS = {"rope": "ropepos", "rope_mixed": "ropepos_mixed"}
 
 # frequency_scale of the models named …_low_…: with the paper's 1 most channels are noise under Δ
 # and ε until a long training has sorted them out (configs/studies/band.yaml)
-LOW = 0.2
+LOW = 0.1
 
 
 def variants_by_name() -> dict[str, dict[str, Any]]:

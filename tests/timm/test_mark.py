@@ -132,4 +132,4 @@ def test_another_frequency_scale_is_told(caplog, tmp_path):
     torch.save({"state_dict": create("cape_low").state_dict()}, tmp_path / "c.pth")
     with caplog.at_level(logging.WARNING):
         resume_checkpoint(create("cape"), str(tmp_path / "c.pth"))
-    assert "was trained with pos=cape frequency_scale=0.2 " in caplog.text
+    assert "was trained with pos=cape frequency_scale=0.1 " in caplog.text
