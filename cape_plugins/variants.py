@@ -26,6 +26,7 @@ class Variant:
         first_layer_only: whether ``attention`` sits in the first layer only.
         axes: numbers of axes of its positions: 1 in sequences, 2 in images.
         options: the hosts' options that it takes.
+        in_images: those of them that do something in images only.
     """
 
     number: int
@@ -35,6 +36,11 @@ class Variant:
     first_layer_only: bool = False
     axes: tuple[int, ...] = (1, 2)
     options: frozenset[str] = frozenset()
+    in_images: frozenset[str] = frozenset()
+
+    def taken(self, axes: int) -> frozenset[str]:
+        """The options that it takes in sequences (1 axis) or images (2 axes)."""
+        return self.options if axes == 2 else self.options - self.in_images
 
 
 _AUGMENTATION = {"max_global_shift", "max_local_shift", "max_global_scale"}
@@ -69,9 +75,14 @@ VARIANTS = {
         6, "nothing", attention=RotaryAttention.build, options=frozenset({"extent", *_SCALE})
     ),
     # ε and λ change distances. Δ cancels between tokens with a position, and acts only against
-    # those without, such as a class token.
+    # those without: timm's class token and registers.
     "cape_rope": Variant(
-        7, "nothing", Cape, attention=RotaryAttention.build, options=_CAPE_ROPE | _SCALE
+        7,
+        "nothing",
+        Cape,
+        attention=RotaryAttention.build,
+        options=_CAPE_ROPE | _SCALE,
+        in_images=frozenset({"max_global_shift"}),
     ),
     "rope_mixed": Variant(
         8,
@@ -136,10 +147,10 @@ def refuse_options(
         axes: 1 for sequences, 2 for images: whose variants are named.
     """
     every = frozenset[str]().union(*(variant.options for variant in VARIANTS.values()))
-    taken = get(pos).options
+    taken = get(pos).taken(axes)
     for name in sorted((every - taken) & given.keys()):
         if given[name] != defaults.get(name):
-            takers = ", ".join(n for n in names(axes) if name in VARIANTS[n].options)
+            takers = ", ".join(n for n in names(axes) if name in VARIANTS[n].taken(axes))
             allowed = ", ".join(spell(n) for n in sorted(taken & given.keys())) or "none of these"
             raise ValueError(
                 f"{spell(name)} = {given[name]!r} is for {takers}; {pos} takes {allowed}: leave it "

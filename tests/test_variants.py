@@ -88,9 +88,7 @@ def test_an_option_that_the_variant_does_not_take_is_refused():
     given = dict(max_global_shift=3.0, relpos_context=150, learning_rate=0.1)
     defaults = dict(max_global_shift=5.0, relpos_context=150)
     variants.refuse_options("cape", given, defaults, axes=1)
-    with pytest.raises(
-        ValueError, match=r"--max-global-shift = 3.0 is for cape, cape_rope; relpos takes"
-    ):
+    with pytest.raises(ValueError, match=r"--max-global-shift = 3.0 is for cape; relpos takes"):
         variants.refuse_options(
             "relpos", given, defaults, lambda name: "--" + name.replace("_", "-"), axes=1
         )
@@ -100,6 +98,13 @@ def test_an_option_that_the_variant_does_not_take_is_refused():
     variants.refuse_options("nopos", not_given, defaults, axes=1)
     with pytest.raises(ValueError, match="is for cape, cape_rope, cape_rope_mixed; rope takes"):
         variants.refuse_options("rope", given, defaults, axes=2)
+
+
+def test_a_shift_that_cancels_among_all_tokens_is_refused():
+    given, defaults = dict(max_global_shift=3.0), dict(max_global_shift=5.0)
+    variants.refuse_options("cape_rope", given, defaults, axes=2)  # a class token has no position
+    with pytest.raises(ValueError, match=r"max_global_shift = 3\.0 is for cape; cape_rope takes"):
+        variants.refuse_options("cape_rope", given, defaults, axes=1)
 
 
 class Tilted(PositionalAttention):

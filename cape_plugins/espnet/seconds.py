@@ -50,7 +50,7 @@ class PositionSettings:
             their defaults.
         max_global_shift: Δ in seconds, uniform in ± this; 30 in the authors' code, so that the
             interval covers the paper's 60 s. A recording of more than twice the interval is
-            warned of, once, unless Δ is 0. It does nothing in ``cape_rope``, whose attention sees
+            warned of, once, unless Δ is 0. Refused in ``cape_rope``, whose attention sees
             distances alone.
         max_local_shift: ε in seconds, uniform in ± this; None is half the spacing after the
             convolution, 15 ms at a frame shift of 10 ms and stride 3: the most that keeps the

@@ -161,6 +161,7 @@ OPTIONS = {
     "relpos_context": ["--relpos-context", "10"],
     "relpos_values": ["--relpos-values"],
     "relpos_layers": ["--relpos-layers", "first"],
+    "frequency_scale": ["--frequency-scale", "0.5"],
 }
 
 
@@ -169,7 +170,7 @@ OPTIONS = {
 @pytest.mark.parametrize("arch", ["cape_transformer", "cape_transformer_tiny"])
 def test_an_option_that_the_variant_does_not_take_is_refused(arch, pos, option, capsys):
     given = ["--pos", pos, *OPTIONS[option]]
-    if option in get(pos).options:
+    if option in get(pos).taken(axes=1):
         assert getattr(parse(*given, arch=arch), option) not in (None, 0, "all")
         return
     flag = OPTIONS[option][0]
