@@ -23,6 +23,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "wmt_base": ("fairseq", dict(layers=6, dim=512, heads=8, words=32768, length=64)),
     "asr_12": ("espnet", dict(layers=12, dim=256, heads=4, seconds=10)),
     "asr_36": ("espnet", dict(layers=36, dim=768, heads=4, seconds=10)),  # the paper's
+    "conformer_12": ("espnet", dict(layers=12, dim=256, heads=4, seconds=10, conformer=True)),
 }
 TINY: dict[str, dict[str, Any]] = {
     "timm": dict(size="tiny", depth=1, image=32),
@@ -45,7 +46,7 @@ def builder(case: str, batch: int, device: str, tiny: bool) -> Callable[[str], M
     """
     host, sizes = CASES[case]
     if tiny:
-        sizes = TINY[host]
+        sizes = TINY[host] | {k: v for k, v in sizes.items() if k == "conformer"}
     return {"timm": _timm, "fairseq": _fairseq, "espnet": _espnet}[host](batch, device, **sizes)
 
 
@@ -110,16 +111,24 @@ def _fairseq(
 
 
 def _espnet(
-    batch: int, device: str, layers: int, dim: int, heads: int, seconds: int
+    batch: int,
+    device: str,
+    layers: int,
+    dim: int,
+    heads: int,
+    seconds: int,
+    conformer: bool = False,
 ) -> Callable[[str], Model]:
+    from cape_plugins.espnet.conformer import CapeConformerEncoder
     from cape_plugins.espnet.encoder import CapeTransformerEncoder
 
+    kind = CapeConformerEncoder if conformer else CapeTransformerEncoder
     frames = 100 * seconds
     features = torch.randn(batch, frames, 80, device=device)
     lengths = torch.full((batch,), frames, device=device)
 
     def build(pos: str) -> Model:
-        encoder = CapeTransformerEncoder(
+        encoder = kind(
             80,
             pos=pos,
             output_size=dim,

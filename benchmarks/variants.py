@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from cape_plugins.variants import VARIANTS
 
-DEFAULT_CASES = ("vit_small", "wmt_base", "asr_12")
+DEFAULT_CASES = ("vit_small", "wmt_base", "asr_12", "conformer_12")
 
 
 def training_step(

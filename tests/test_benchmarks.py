@@ -60,6 +60,14 @@ def test_a_host_that_does_not_import_is_left_out_and_named(broken):
     assert "vit_small left out, its host is missing here: timm is broken" in ran.stdout
 
 
+@pytest.mark.skipif("espnet2" not in HERE, reason="needs ESPnet")
+def test_a_conformer_is_compared_too():
+    ran = variants("--tiny", "--cases", "conformer_12", "--pos", "cape", "rope", "--rounds", 1)
+    assert ran.returncode == 0, ran.stdout
+    assert "tiny conformer_12, step" in ran.stdout
+    assert "| rope" in ran.stdout
+
+
 def test_a_unit_that_a_case_lacks_is_refused_before_anything_runs():
     (unit, *_) = {*names(1)} - {*names(2)}
     ran = variants("--cases", "vit_small", "--unit", unit)
