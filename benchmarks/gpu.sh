@@ -52,12 +52,13 @@ step() {
 }
 
 part_1() {
-    local dtype # half precision's content is then some times a GPU's cache
+    local dtypes=(float32 bfloat16) # half precision's content is then some times a GPU's cache
     local cases=('ViT-B 1024 × 196 × 768' 'speech 128 × 1500 × 768' 'text 512 × 512 × 512')
-    [ -z "$dry" ] || cases=('text 2 × 8 × 16')
+    [ -z "$dry" ] || cases=('text 2 × 8 × 16') dtypes=(bfloat16)
+    local dtype
     step triton "Tests of the kernel" 240 \
         "$python" -m pytest -q -p no:cacheprovider tests/test_fused_cuda.py ${dry:+-k flat}
-    for dtype in float32 bfloat16; do
+    for dtype in "${dtypes[@]}"; do
         step torch "Bandwidth, $dtype" 160 "$python" benchmarks/fused.py --device "$device" \
             --dtype "$dtype" --csv "$out/gpu1-fused.csv" --cases "${cases[@]}" ${dry:+--rounds 1}
     done
