@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from cape_plugins import variants
+from cape_plugins.alibi import Alibi
 from cape_plugins.embedding import PositionalEmbedding2d
 
 _logger = logging.getLogger(__name__)
@@ -39,10 +40,10 @@ def settings(model: nn.Module) -> dict[str, Any] | None:
         return None
     silent = _NOT_TRAINED | ({"frequency_scale"} if position.frequency_scale == 1 else set())
     taken = sorted(variants.get(position.pos).options - silent)
-    return {
-        "pos": position.pos,
-        **{name: getattr(position, name) for name in taken if hasattr(position, name)},
-    }
+    found = {name: getattr(position, name) for name in taken if hasattr(position, name)}
+    # ALiBi's distances are counted in patches of the training's grid
+    alibi = next((one for one in model.modules() if isinstance(one, Alibi)), None)
+    return {"pos": position.pos, **found, **({"unit": alibi.unit} if alibi else {})}
 
 
 def read_mark(state_dict: dict[str, Tensor]) -> dict[str, Any] | None:

@@ -57,7 +57,7 @@ def main() -> None:
         sys.exit("ended by SIGTERM")
     about = {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items()}
     about |= dict(mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD)  # those of create_loader
-    about |= dict(crop_pct=1.0, interpolation="bicubic", num_classes=module.classes)
+    about |= dict(crop_pct=1.0, interpolation="bicubic", model_kwargs=module.model_kwargs)
     weights = module.task.trainable_module.state_dict()
     torch.save(dict(arch=arguments.model, args=about, state_dict=weights), out / "model.pth")
 
@@ -108,11 +108,10 @@ class Classifier(lightning.LightningModule):
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         super().__init__()
-        self.classes = sum(path.is_dir() for path in (arguments.data_dir / "train").iterdir())
-        model = timm.create_model(
-            arguments.model,
-            **dict(num_classes=self.classes, img_size=arguments.img_size) | arguments.model_kwargs,
-        )
+        classes = sum(path.is_dir() for path in (arguments.data_dir / "train").iterdir())
+        own = dict(num_classes=classes, img_size=arguments.img_size)
+        self.model_kwargs = own | arguments.model_kwargs
+        model = timm.create_model(arguments.model, **self.model_kwargs)
         smoothing = dict(smoothing=arguments.smoothing)
         self.task = ClassificationTask(model, criterion_kwargs=smoothing, verbose=False)
         self.steps, self.lr = arguments.steps, arguments.lr

@@ -177,7 +177,8 @@ def _load_file(source: Source) -> Loaded:
         if "img_size" not in kwargs and (size := _table_size(model, weights)) is not None:
             model = _create(name, **kwargs, img_size=size)
         asks = bool(source.model or source.model_kwargs)
-        trained_with = _trained_with(weights, trained_as, trained) if asks else None
+        known = asks or mark.read_mark(weights) is not None
+        trained_with = _trained_with(weights, trained_as, trained) if known else None
     except Exception as error:  # timm's constructors raise what a bad argument leads to
         raise ValueError(
             f"{name} cannot be created with {kwargs} (for {source.checkpoint}): {said(error)}"
@@ -213,10 +214,14 @@ def _check_positions(source: Source, trained: dict[str, Any] | None, model: Any)
     asked = mark.settings(model)
     if source.other_positions or None in (trained, asked) or trained == asked:
         return
-    raise ValueError(
-        f"{source.checkpoint} was trained with {mark.told(trained)}, --model and --model-kwargs "
-        f"ask for {mark.told(asked)}: leave them out, or give --other-positions too"
-    )
+    told = f"{source.checkpoint} was trained with {mark.told(trained)}, "
+    if source.model or source.model_kwargs:
+        told += f"--model and --model-kwargs ask for {mark.told(asked)}: leave them out"
+    else:  # an ALiBi's grid, say
+        told += (
+            f"what it tells of its model makes {mark.told(asked)}: give --model-kwargs img_size=N"
+        )
+    raise ValueError(f"{told}, or give --other-positions too")
 
 
 def _create(name: str, *, pretrained: bool = False, **kwargs: Any) -> Any:

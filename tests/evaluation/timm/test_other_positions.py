@@ -104,3 +104,14 @@ def test_the_command_line_refuses_in_one_line_and_tests_with_permission(data, tm
     with (tmp_path / "o.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert row["variant"] == "sinpos"
+
+
+def test_alibis_distances_are_those_of_the_trainings_grid(tmp_path):
+    name, path = "vit_tiny_patch4_alibi_32", str(tmp_path / "c.pth")
+    weights = timm.create_model(name, num_classes=10, img_size=16, **SMALL).state_dict()
+    args = argparse.Namespace(model=name, model_kwargs=SMALL)  # as the size were the name's
+    torch.save({"state_dict": weights, "arch": name, "args": args}, path)
+    with pytest.raises(ValueError, match=r"trained with pos=alibi unit=0\.666.* img_size=N"):
+        loading.load(Source(path))
+    model = loading.load(Source(path, model_kwargs={"img_size": 16})).model
+    assert model.blocks[0].attn.relative.unit == pytest.approx(2 / 3)
