@@ -208,14 +208,18 @@ def places_in(value: Any) -> set[str]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with the values of ``over``, mapping by mapping; null takes a key away."""
+    """``base`` with the values of ``over``, mapping by mapping; null takes a key away.
+
+    Where there is none it stays null: a variant of a study that extends another may leave out an
+    evaluation.
+    """
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
         if isinstance(value, Mapping) and isinstance(old, Mapping | None):
             merged[key] = merge(old or {}, value)
-        elif value is None:
-            merged.pop(key, None)
+        elif value is None and key in merged:
+            del merged[key]
         else:
             merged[key] = value
     return merged

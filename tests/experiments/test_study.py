@@ -141,3 +141,9 @@ def test_every_study_of_the_checkout_is_valid_and_its_files_exist(path, quick):
         recipes = [each.recipe for each in one.variants.values()]
         for file in [one.recipe, one.trainer, *scripts, *recipes]:
             assert file is None or Path(file).is_file()
+
+
+def test_a_variant_of_an_extending_study_may_leave_out_an_evaluation(path):
+    more = {"extends": "small.yaml", "variants": {"nopos": {"evaluate": {"sizes": None}}}}
+    one = load(write(path.parent, more, "other"))
+    assert one.variants["nopos"].evaluate == {"sizes": None}
