@@ -177,8 +177,9 @@ def _load_file(source: Source) -> Loaded:
         if "img_size" not in kwargs and (size := _table_size(model, weights)) is not None:
             model = _create(name, **kwargs, img_size=size)
         asks = bool(source.model or source.model_kwargs)
-        known = asks or mark.read_mark(weights) is not None
-        trained_with = _trained_with(weights, trained_as, trained) if known else None
+        # the record of a training does not always tell the grid that ALiBi counted in
+        asks |= "unit" in (mark.read_mark(weights) or {})
+        trained_with = _trained_with(weights, trained_as, trained) if asks else None
     except Exception as error:  # timm's constructors raise what a bad argument leads to
         raise ValueError(
             f"{name} cannot be created with {kwargs} (for {source.checkpoint}): {said(error)}"
@@ -217,7 +218,7 @@ def _check_positions(source: Source, trained: dict[str, Any] | None, model: Any)
     told = f"{source.checkpoint} was trained with {mark.told(trained)}, "
     if source.model or source.model_kwargs:
         told += f"--model and --model-kwargs ask for {mark.told(asked)}: leave them out"
-    else:  # an ALiBi's grid, say
+    else:
         told += (
             f"what it tells of its model makes {mark.told(asked)}: give --model-kwargs img_size=N"
         )
