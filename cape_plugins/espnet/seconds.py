@@ -179,11 +179,8 @@ class PositionSettings:
 
     def longest(self) -> float:
         """Seconds of a recording that is far beyond Δ."""
-        absolute = self.variant.adds != "nothing"  # else Δ does nothing
-        takes = "max_global_shift" in self.variant.options
-        if absolute and takes and self.max_global_shift > 0:
-            return 4 * self.max_global_shift
-        return math.inf
+        takes = "max_global_shift" in self.variant.taken(axes=1)
+        return 4 * self.max_global_shift if takes and self.max_global_shift > 0 else math.inf
 
     def _check_context(self, name: str, seconds: Any, spacing: float) -> None:
         if not (is_number(seconds) and seconds >= spacing):
