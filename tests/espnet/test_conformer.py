@@ -491,23 +491,9 @@ def test_espnets_init_leaves_learnable_positions_as_the_authors_draw_them(name, 
 # --- any attention of the table
 
 
-class ScoresBySeconds(PositionalAttention):
-    """Each head prefers keys that are near in time."""
-
-    def __init__(self, settings):
-        super().__init__()
-        self.slopes = torch.arange(1.0, settings.heads + 1)
-
-    def logits(self, query, keys, positions=None):
-        distances = (positions[:, None, :] - positions[:, :, None]).abs().nan_to_num()
-        return -self.slopes[:, None, None] * distances[:, None]
-
-
 @every_encoder
-def test_a_row_of_the_table_is_a_pos_of_each_encoder(name, monkeypatch):
-    row = variants.Variant(number=99, adds="nothing", attention=ScoresBySeconds, axes=(1,))
-    monkeypatch.setitem(variants.VARIANTS, "by_seconds", row)
-    encoder = make(name, "by_seconds", frame_shift=0.1).eval()
+def test_a_row_of_the_table_is_a_pos_of_each_encoder(name, new_variant):
+    encoder = make(name, new_variant, frame_shift=0.1).eval()
     features, lengths = batch(163, 120, 20)
     assert_alone(encoder, features, lengths)
     out = encoder(features, lengths)[0]

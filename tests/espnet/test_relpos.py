@@ -153,25 +153,6 @@ def test_self_attention_gets_seconds_after_the_convolution_not_augmented_and_nan
         torch.testing.assert_close(positions, expected, equal_nan=True)
 
 
-class ScoresBySeconds(PositionalAttention):
-    """Each head prefers keys that are near in time."""
-
-    def __init__(self, settings):
-        super().__init__()
-        self.slopes = torch.arange(1.0, settings.heads + 1)
-
-    def logits(self, query, keys, positions=None):
-        distances = (positions[:, None, :] - positions[:, :, None]).abs().nan_to_num()
-        return -self.slopes[:, None, None] * distances[:, None]
-
-
-@pytest.fixture
-def new_variant(monkeypatch):
-    row = variants.Variant(number=99, adds="nothing", attention=ScoresBySeconds, axes=(1,))
-    monkeypatch.setitem(variants.VARIANTS, "by_seconds", row)
-    return "by_seconds"
-
-
 def test_a_row_of_the_table_is_a_pos_of_the_encoder(new_variant):
     encoder, nopos = make(new_variant, frame_shift=0.1), make("nopos", frame_shift=0.1)
     features, lengths = batch(163, 120, 2)
