@@ -1,0 +1,129 @@
+"""Fills the tables of docs/positions.md from docs/results: a mean over seeds in each cell.
+
+    cape-report out/digits --out report && cp report/scores.csv docs/results/digits.csv
+    python docs/tables.py
+
+A table stands between ``<!-- NAME -->`` and ``<!-- -->``. Intervals are in ``cape-report``'s own
+tables, docs/results/NAME.md.
+"""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+
+from cape_plugins.evaluation.table import table
+
+HERE = Path(__file__).parent
+SIZES = ["8", "10", "12", "14", "16", "20", "24", "32", "48"]
+SIDES = ["24", "28", "32", "36", "40", "48", "64", "80", "96"]
+LENGTHS = ["3–6", "8–12", "16–24", "30–40"]
+
+# table: study, decimals and columns, each a heading, an evaluation, its metric and a condition, or
+# none for the mean over all of them
+STUDIES = {
+    "band": (
+        "band",
+        1,
+        [("mean", "sizes", "top1", ""), *((size, "sizes", "top1", size) for size in SIZES)],
+    ),
+    "digit_images": (
+        "digit_images",
+        1,
+        [(size, "sizes", "top1", size) for size in SIZES]
+        + [
+            ("48, log N", "sizes_logn", "top1", "48"),
+            ("centre", "centre", "top1", "24"),
+            ("anywhere", "anywhere", "top1", "24"),
+        ],
+    ),
+    "cifar10": ("cifar10", 1, [(side, "sizes", "top1", side) for side in SIDES]),
+    "digits": ("digits", 1, [(length, "length", "wer", length) for length in LENGTHS]),
+    "multi30k_short": (
+        "multi30k_short",
+        2,
+        [
+            ("BLEU, ≤ 12", "bleu", "bleu", "at most 12"),
+            ("BLEU, > 15", "bleu_long", "bleu", "more than 15"),
+        ]
+        + [
+            (f"loss {place}", "loss_long", "loss", place)
+            for place in ("1–13", "14–16", "17–20", "21–25", "26–50")
+        ],
+    ),
+}
+STUDIES |= {
+    name: (
+        name,
+        2,
+        [
+            ("BLEU", "bleu", "bleu", "captions"),
+            ("BLEU, stacks", "bleu_stacked", "bleu", "stacked"),
+            ("loss", "loss", "loss", "captions"),
+        ]
+        + [
+            (f"loss {place}", "loss_stacked", "loss", place)
+            for place in ("1–20", "21–40", "41–100", "101–200", "201–300")
+        ],
+    )
+    for name in ("multi30k", "multi30k_joined")
+}
+
+
+def of_study(study: str, decimals: int, columns: list[tuple[str, str, str, str]]) -> str:
+    """A row for each variant, in the order of training; in bold what training had."""
+    scores = pd.read_csv(HERE / "results" / f"{study}.csv", dtype={"condition": str})
+    keys = ["evaluation", "metric", "condition"]
+    overall = scores.assign(condition="", trained_on=False)
+    scores = pd.concat([scores, overall])
+    means = scores.groupby([*keys, "variant"])["value"].mean()
+    trained = scores.groupby(keys)["trained_on"].first().astype(bool)
+    rows = [
+        [variant, *(cell(means.get((*key, variant)), decimals) for _, *key in columns)]
+        for variant in scores["variant"].unique()
+    ]
+    heads = [f"**{head}**" if trained[tuple(key)] else head for head, *key in columns]
+    return table(["", *heads], rows)
+
+
+def of_cost() -> str:
+    """A row for each variant: step and memory of each model as multiples of nopos."""
+    cost = pd.read_csv(HERE / "results" / "cost.csv")
+    cases = list(cost["case"].unique())
+    ratios = cost.set_index(["variant", "case"])
+    rows = [
+        [variant]
+        + [
+            cell(ratios[which].get((variant, case)), 2)
+            for case in cases
+            for which in ("step", "memory")
+        ]
+        for variant in cost["variant"].unique()
+    ]
+    heads = [f"{case}, {which}" for case in cases for which in ("step", "memory")]
+    return table(["", *heads], rows)
+
+
+def cell(value: float | None, decimals: int) -> str:
+    """As text; nothing where nothing was measured."""
+    return "" if value is None or pd.isna(value) else f"{value:.{decimals}f}"
+
+
+def filled(text: str) -> str:
+    """The page with its tables anew.
+
+    Raises:
+        KeyError: a table of that name is not known.
+    """
+
+    def anew(match: re.Match[str]) -> str:
+        name = match[1]
+        body = of_cost() if name == "cost" else of_study(*STUDIES[name])
+        return f"<!-- {name} -->\n{body}<!-- -->"
+
+    return re.sub(r"<!-- (\w+) -->\n.*?<!-- -->", anew, text, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    page = HERE / "positions.md"
+    page.write_text(filled(page.read_text()))
