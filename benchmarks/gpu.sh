@@ -4,13 +4,15 @@
 #     bash benchmarks/gpu.sh 1      the Triton kernel: its tests, its bandwidth
 #     bash benchmarks/gpu.sh 2      training steps: all variants under AMP, some under torch.compile
 #     bash benchmarks/gpu.sh 3      the paper's Table 9 in fp16; the hosts' trainers in half precision
+#     bash benchmarks/gpu.sh 4      the study cifar10_192, a seed of it; the next call goes on
 #     bash benchmarks/gpu.sh pack   beforehand, where there is a network: see below
 #
 # $OUT (out/gpu) gets a report gpu<part>.md, its tables as CSV, and what was said to stderr. Nothing
 # needs to be installed but torch, timm, pytest and tabulate. A machine without fairseq and ESPnet
-# takes them from out/pack, which `pack` fills with their wheels (31 MB, for this Python), without
-# what torch and timm bring along, and with timm's train.py if TIMM_SCRIPTS names its folder. What
-# is missing still is left out, and the report says so. DRY_RUN=1: the same, tiny, on the CPU.
+# takes them from out/pack, which `pack` fills with their wheels (35 MB, for this Python), without
+# what torch and timm bring along, with timm's train.py if TIMM_SCRIPTS names its folder, and with
+# CIFAR-10 (18 MB) if CIFAR10 names its folder of train/ and test/. What is missing still is left
+# out, and the report says so. DRY_RUN=1: the same, tiny, on the CPU. SEED (0) is that of part 4.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -18,10 +20,12 @@ pack=out/pack
 
 fill_pack() {
     "$python" -m pip wheel --quiet --no-deps --no-build-isolation -c constraints.txt -w "$pack" \
-        espnet fairseq-fixed antlr4-python3-runtime bitarray cffi configargparse decorator \
-        editdistance humanfriendly hydra-core jiwer librosa omegaconf omniio platformdirs pooch \
-        pycparser rapidfuzz soundfile soxr torch-complex typeguard || exit 1
+        espnet fairseq-fixed annotated-types antlr4-python3-runtime bitarray cffi configargparse \
+        decorator editdistance exca humanfriendly hydra-core jiwer librosa omegaconf omniio orjson \
+        platformdirs pooch pycparser pydantic pydantic-core rapidfuzz soundfile soxr submitit \
+        torch-complex typeguard typing-inspection || exit 1
     [ -z "${TIMM_SCRIPTS:-}" ] || cp "$TIMM_SCRIPTS/train.py" "$pack" || exit 1
+    [ -z "${CIFAR10:-}" ] || tar -C "$CIFAR10" -cJf "$pack/cifar10.tar.xz" train test || exit 1
     du -sh "$pack"
 }
 
@@ -92,10 +96,28 @@ part_3() {
         --device "$device" --csv "$out/gpu3-trainers.csv" --jobs "$jobs" ${dry:+--pos cape}
 }
 
+part_4() {
+    local images=${CIFAR10:-$out/cifar10} scripts=$TIMM_SCRIPTS
+    local study=("$python" -c "from cape_plugins.experiments import run_main; run_main()"
+        cifar10_192 --data "$images" --timm-scripts "$scripts" --seeds "${SEED:-0}" --jobs "${dry:-11}"
+        --out "$out/studies" ${dry:+--quick --variants cape_low})
+    [ -d "$images" ] || ! [ -f "$pack/cifar10.tar.xz" ] ||
+        { mkdir -p "$images" && tar -C "$images" -xJf "$pack/cifar10.tar.xz"; }
+    if [ ! -f "$scripts/train.py" ] || [ ! -d "$images/train" ]; then
+        summary+="| The study | left out: no train.py of timm, or no CIFAR-10, here | 0 s |"$'\n'
+        return
+    fi
+    [ -n "$dry" ] || study+=(--gpus 1)
+    step exca "The study" 540 "${study[@]}"
+    step exca "What of it is done" 25 "$python" -c \
+        "from cape_plugins.experiments import report_main; report_main()" \
+        "$out/studies/cifar10_192" --out "$out/gpu4-report"
+}
+
 case ${1:-} in
     pack) fill_pack && exit ;;
-    1 | 2 | 3) ;;
-    *) echo "gpu.sh: got '${1:-}', choose a part: 1, 2, 3, or pack" >&2 && exit 2 ;;
+    [1-4]) ;;
+    *) echo "gpu.sh: got '${1:-}', choose a part: 1, 2, 3, 4, or pack" >&2 && exit 2 ;;
 esac
 
 dry=${DRY_RUN:+1}
@@ -107,7 +129,7 @@ report=$out/gpu$1.md
 log=$out/gpu$1.stderr.txt
 failed=0
 summary=$'| | | |\n|---|---|---|\n'
-mkdir -p "$out" && rm -f "$out/gpu$1"[-.]* || exit 1
+mkdir -p "$out" && rm -rf "$out/gpu$1"[-.]* || exit 1
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} TIMM_SCRIPTS=${TIMM_SCRIPTS:-$pack}
 if ! { here fairseq && here espnet2; } && compgen -G "$pack/*.whl" >/dev/null; then
     site=$(mktemp -d)

@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import itertools
 import math
 import os
 import subprocess
@@ -98,6 +99,33 @@ def test_what_a_gpu_is_to_run_runs_on_the_cpu(part, tmp_path):
     assert all(outcome == "done" or outcome.startswith("left out: no ") for outcome in found)
 
 
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """CIFAR-10's folders, with 18 images of noise in each class."""
+    image, numpy = pytest.importorskip("PIL.Image"), pytest.importorskip("numpy")
+    folder, noise = tmp_path_factory.mktemp("images"), numpy.random.default_rng(0)
+    for split, index in itertools.product(("train", "test"), range(180)):
+        path = folder / split / f"class{index % 10}" / f"{index}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.fromarray(noise.integers(256, size=(32, 32, 3), dtype="uint8")).save(path)
+    return folder
+
+
+@pytest.mark.skipif("TIMM_SCRIPTS" not in os.environ, reason="needs timm's train.py")
+def test_the_study_of_a_gpu_runs_on_the_cpu(images, tmp_path):
+    pytest.importorskip("exca")
+    ran = gpu(4, OUT=tmp_path, CIFAR10=images)
+    assert ran.returncode == 0, ran.stdout[-3000:]
+    assert outcomes(tmp_path / "gpu4.md") == ["done", "done"]
+    assert "top1" in (tmp_path / "gpu4-report" / "table.md").read_text()
+
+
+def test_without_its_trainer_the_study_of_a_gpu_is_left_out(tmp_path):
+    ran = gpu(4, OUT=tmp_path, TIMM_SCRIPTS=tmp_path)
+    assert ran.returncode == 0
+    assert "left out: no train.py of timm, or no CIFAR-10, here" in ran.stdout
+
+
 def test_training_steps_run_wherever_a_host_is_here(part_2):
     ran, out = part_2
     assert ran.returncode == 0, ran.stdout[-3000:]
@@ -128,4 +156,4 @@ def test_what_fails_there_is_reported_and_the_rest_still_runs(broken, tmp_path):
 def test_a_part_that_there_is_not_is_refused():
     ran = gpu(7)
     assert ran.returncode == 2
-    assert ran.stdout == "gpu.sh: got '7', choose a part: 1, 2, 3, or pack\n"
+    assert ran.stdout == "gpu.sh: got '7', choose a part: 1, 2, 3, 4, or pack\n"

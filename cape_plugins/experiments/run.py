@@ -67,7 +67,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument_group("where").add_argument
     add("--cluster", choices=["local", "slurm"], default="local", help="default: local")
     add("--jobs", type=int, default=1, metavar="N", help="runs at a time on this machine")
-    add("--gpus", type=int, default=0, metavar="N", help="of a run on each node; 0: the CPU")
+    about = "of a run on each node; 0: the CPU. On this machine --jobs share the first ones"
+    add("--gpus", type=int, default=0, metavar="N", help=about)
     add("--nodes", type=int, default=1, metavar="N", help="of a run, with SLURM")
     add("--timeout", type=float, default=72, metavar="HOURS", help="of a run (default: 72)")
     add("--partition", help="of SLURM")
@@ -150,8 +151,6 @@ class Work:
         elif given.cluster == "local":
             if given.nodes > 1:
                 found.append("--nodes needs --cluster slurm")
-            if gpus and given.jobs > 1:
-                found.append("--jobs with --gpus needs --cluster slurm: all get the first GPUs")
             if gpus:
                 import torch
 

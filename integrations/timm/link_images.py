@@ -1,8 +1,9 @@
-"""The first images of each class of CIFAR-10, linked: all of train, a part of test.
+"""The first images of each class of CIFAR-10, linked: of train and of test.
 
     python integrations/timm/link_images.py --data cifar10 --out images --train 5000 --test 400
 
-``--data`` holds train/<class>/*.jpg and test/<class>/*.jpg; so does ``--out`` afterwards.
+``--data`` holds train/<class>/*.jpg and test/<class>/*.jpg; so does ``--out`` afterwards, with
+``--validation 500`` also validation/<class>/*.jpg, the last images of train.
 """
 
 import argparse
@@ -20,16 +21,27 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--train", type=int, default=5000, help="images of each class")
     parser.add_argument("--test", type=int, default=1000, help="images of each class")
+    parser.add_argument("--validation", type=int, default=0, help="images of each class, of train")
     arguments = parser.parse_args()
+    data, out, held = arguments.data, arguments.out, arguments.validation
     try:
-        for split in ("train", "test"):
-            link(arguments.data / split, arguments.out / split, getattr(arguments, split))
+        link(data / "train", out / "train", 0, arguments.train, held)
+        link(data / "test", out / "test", 0, arguments.test)
+        if held:
+            link(data / "train", out / "validation", -held, held)
     except ValueError as error:
         parser.error(str(error))
 
 
-def link(source: Path, out: Path, per_class: int) -> None:
-    """Link the first images of each class, by name, as <class>/<image>.jpg.
+def link(source: Path, out: Path, first: int, per_class: int, kept: int = 0) -> None:
+    """Link images of each class, in the order of their names, as <class>/<image>.jpg.
+
+    Args:
+        source: folder of the classes.
+        out: the same.
+        first: image to link; negative: counted from the end.
+        per_class: how many.
+        kept: at the end of each class, which are for something else.
 
     Raises:
         ValueError: there are not ten classes, or too few images.
@@ -38,11 +50,12 @@ def link(source: Path, out: Path, per_class: int) -> None:
     if len(classes) != CLASSES:
         raise ValueError(f"{source} must hold CIFAR-10's ten class folders, found {len(classes)}")
     for folder in classes:
-        images = sorted(folder.glob("*.jpg"))[:per_class]
-        if len(images) < per_class:
-            raise ValueError(f"{folder} holds {len(images)} images, {per_class} are needed")
+        images = sorted(folder.glob("*.jpg"))
+        if len(images) < per_class + kept:
+            needed = per_class + kept
+            raise ValueError(f"{folder} holds {len(images)} images, {needed} are needed")
         (out / folder.name).mkdir(parents=True, exist_ok=True)
-        for image in images:
+        for image in images[first:][:per_class]:
             place = out / folder.name / image.name
             if not place.is_symlink():
                 place.symlink_to(image.resolve())
