@@ -99,7 +99,7 @@ part_3() {
 part_4() {
     local images=${CIFAR10:-$out/cifar10} scripts=$TIMM_SCRIPTS
     local study=("$python" -c "from cape_plugins.experiments import run_main; run_main()"
-        cifar10_192 --data "$images" --timm-scripts "$scripts" --seeds "${SEED:-0}" --jobs "${dry:-11}"
+        cifar10_192 --data "$images" --timm-scripts "$scripts" --seeds "${SEED:-0}" --jobs "${dry:-9}"
         --out "$out/studies" ${dry:+--quick --variants cape_low})
     [ -d "$images" ] || ! [ -f "$pack/cifar10.tar.xz" ] ||
         { mkdir -p "$images" && tar -C "$images" -xJf "$pack/cifar10.tar.xz"; }

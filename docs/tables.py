@@ -16,7 +16,7 @@ from cape_plugins.evaluation.table import table
 
 HERE = Path(__file__).parent
 SIZES = ["8", "10", "12", "14", "16", "20", "24", "32", "48"]
-SIDES = ["24", "28", "32", "36", "40", "48", "64", "80", "96"]
+SIDES = ["24", "28", "32", "36", "40", "48", "64", "96"]
 LENGTHS = ["3–6", "8–12", "16–24", "30–40"]
 
 # table: study, decimals and columns, each a heading, an evaluation, its metric and a condition, or
