@@ -15,6 +15,7 @@ import pandas as pd
 from cape_plugins.evaluation.table import table
 
 HERE = Path(__file__).parent
+KEYS = ["evaluation", "metric", "condition"]
 SIZES = ["8", "10", "12", "14", "16", "20", "24", "32", "48"]
 SIDES = ["24", "28", "32", "36", "40", "48", "64", "96"]
 LENGTHS = ["3–6", "8–12", "16–24", "30–40"]
@@ -69,21 +70,62 @@ STUDIES |= {
     for name in ("multi30k", "multi30k_joined")
 }
 
+# the columns of the table of all variants: what each is in training and beyond it, by a study
+OVERALL = [
+    ("**images, 16** ↑", "digit_images", "sizes", "top1", "16"),
+    ("32 ↑", "digit_images", "sizes", "top1", "32"),
+    ("48 ↑", "digit_images", "sizes", "top1", "48"),
+    ("**speech, 3–6** ↓", "digits", "length", "wer", "3–6"),
+    ("16–24 ↓", "digits", "length", "wer", "16–24"),
+    ("30–40 ↓", "digits", "length", "wer", "30–40"),
+    ("**BLEU, ≤ 12** ↑", "multi30k_short", "bleu", "bleu", "at most 12"),
+    ("> 15 ↑", "multi30k_short", "bleu_long", "bleu", "more than 15"),
+]
+MODELS = {"vit_small": "ViT-S", "asr_12": "ASR", "wmt_base": "MT"}
+
+
+def scores_of(study: str) -> pd.DataFrame:
+    """What ``cape-report`` wrote, and all conditions once more as one without a name."""
+    scores = pd.read_csv(HERE / "results" / f"{study}.csv", dtype={"condition": str})
+    return pd.concat([scores, scores.assign(condition="", trained_on=False)])
+
+
+def means_of(study: str) -> pd.Series:
+    """Means over seeds, by evaluation, metric, condition and variant."""
+    return scores_of(study).groupby([*KEYS, "variant"])["value"].mean()
+
 
 def of_study(study: str, decimals: int, columns: list[tuple[str, str, str, str]]) -> str:
     """A row for each variant, in the order of training; in bold what training had."""
-    scores = pd.read_csv(HERE / "results" / f"{study}.csv", dtype={"condition": str})
-    keys = ["evaluation", "metric", "condition"]
-    overall = scores.assign(condition="", trained_on=False)
-    scores = pd.concat([scores, overall])
-    means = scores.groupby([*keys, "variant"])["value"].mean()
-    trained = scores.groupby(keys)["trained_on"].first().astype(bool)
+    scores, means = scores_of(study), means_of(study)
+    trained = scores.groupby(KEYS)["trained_on"].first().astype(bool)
     rows = [
         [variant, *(cell(means.get((*key, variant)), decimals) for _, *key in columns)]
         for variant in scores["variant"].unique()
     ]
     heads = [f"**{head}**" if trained[tuple(key)] else head for head, *key in columns]
     return table(["", *heads], rows)
+
+
+def overall() -> str:
+    """A row for each variant of the package: scores and cost in the three hosts."""
+    cost = pd.read_csv(HERE / "results" / "cost.csv").set_index(["variant", "case"])
+    scores = {study: means_of(study) for _, study, *_ in OVERALL}
+    rows = []
+    for variant in cost.index.unique("variant"):
+        row = [variant]
+        for _, study, *key in OVERALL:
+            low = scores[study].get((*key, f"{variant}_low"))  # in images, where there is one
+            found = scores[study].get((*key, variant)) if low is None else low
+            row.append(cell(found, 1))
+        for which in ("step", "memory", "parameters"):
+            ratios = [cell(cost[which].get((variant, case)), 2) or "–" for case in MODELS]
+            row.append(" / ".join(ratios))
+        rows.append(row)
+    heads = [
+        f"{which}, {' / '.join(MODELS.values())}" for which in ("step", "memory", "parameters")
+    ]
+    return table(["", *(head for head, *_ in OVERALL), *heads], rows)
 
 
 def of_cost() -> str:
@@ -118,7 +160,8 @@ def filled(text: str) -> str:
 
     def anew(match: re.Match[str]) -> str:
         name = match[1]
-        body = of_cost() if name == "cost" else of_study(*STUDIES[name])
+        own = {"cost": of_cost, "overall": overall}
+        body = own[name]() if name in own else of_study(*STUDIES[name])
         return f"<!-- {name} -->\n{body}<!-- -->"
 
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- -->", anew, text, flags=re.DOTALL)
