@@ -7,6 +7,8 @@ from cape_plugins.experiments.report_intervals import Scores
 from cape_plugins.experiments.report_read import Result
 from cape_plugins.plot.canvas import pyplot
 
+LINES = "-", "--", ":", "-."
+
 
 def draw(result: Result, scores: Scores, out: Path, dark: bool) -> None:
     """Score against condition: a line a variant, its interval shaded, grey where all were trained.
@@ -30,11 +32,12 @@ def draw(result: Result, scores: Scores, out: Path, dark: bool) -> None:
             found = [one for one in of.values() if one is not None]
             aside = 0.05 * index * (len(conditions) == 1)
             tested = [at + aside for at, one in of.items() if one is not None]
-            color, marker = f"C{index % 10}", figure.MARKERS[index % 10]
-            middle = [[one.value] for one in found]
-            figure.line(axis, tested, middle, variant, color=color, marker=marker, ms=4)
+            color, line = _of_variant(index)
+            style = {"color": color, "ls": line, "marker": figure.MARKERS[index % 10], "ms": 4}
+            figure.line(axis, tested, [[one.value] for one in found], variant, **style)
             low, high = [one.low for one in found], [one.high for one in found]
-            axis.fill_between(tested, low, high, color=color, alpha=0.15, lw=0)
+            alpha = min(0.15, 0.8 / len(scores.variants))  # many bands hide the lines
+            axis.fill_between(tested, low, high, color=color, alpha=alpha, lw=0)
             if len(conditions) == 1:  # where no band can be seen
                 axis.vlines(tested, low, high, color=color, alpha=0.5)
         axis.set_xticks(range(len(conditions)), conditions)
@@ -53,9 +56,14 @@ def draw_training(result: Result, out: Path, dark: bool) -> None:
         for run in result.runs:
             rows = run.metrics[run.metrics["name"] == name]
             label = "" if run.variant in drawn else run.variant
-            color = f"C{list(result.study.variants).index(run.variant) % 10}"
-            axis.plot(rows["step"], rows["value"], color=color, lw=1, label=label or "_")
+            color, line = _of_variant(list(result.study.variants).index(run.variant))
+            axis.plot(rows["step"], rows["value"], color=color, ls=line, lw=1, label=label or "_")
             drawn.add(run.variant)
+
+
+def _of_variant(index: int) -> tuple[str, str]:
+    """Its colour and line: ten colours, the next ten variants in dashes."""
+    return f"C{index % 10}", LINES[index // 10 % len(LINES)]
 
 
 def _style(dark: bool) -> list[str | dict[str, object]]:

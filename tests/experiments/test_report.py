@@ -20,7 +20,12 @@ pytest.importorskip("matplotlib")
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from cape_plugins.experiments import report, report_intervals, report_read  # noqa: E402
+from cape_plugins.experiments import (  # noqa: E402
+    report,
+    report_figures,
+    report_intervals,
+    report_read,
+)
 from cape_plugins.experiments.report_intervals import Scores  # noqa: E402
 
 SIZES = ("24", "32", "64")
@@ -395,6 +400,10 @@ def test_a_browser_shows_the_page_without_an_error(page, tmp_path):
         assert text in dom, text
     assert dom.count("<strong>") == 2 * (3 + 2)  # the column 32 of scores and of differences
     assert dom.rstrip().endswith("</html>")
+
+
+def test_no_two_of_forty_variants_are_drawn_alike():
+    assert len({report_figures._of_variant(index) for index in range(40)}) == 40
 
 
 @pytest.mark.parametrize(("scheme", "light"), [("0", False), ("1", True)])

@@ -17,7 +17,17 @@ def link(folder, classes, images, *options):
             for index in range(images):
                 file = folder / "data" / split / f"class{name}" / f"{index:04}.jpg"
                 file.write_bytes(b"jpeg")
-    words = ["--data", folder / "data", "--out", folder / "out", "--train", "2", "--test", "1", *options]
+    words = [
+        "--data",
+        folder / "data",
+        "--out",
+        folder / "out",
+        "--train",
+        "2",
+        "--test",
+        "1",
+        *options,
+    ]
     command = [sys.executable, str(SCRIPT), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True)
 
