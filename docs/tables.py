@@ -39,6 +39,7 @@ STUDIES = {
         ],
     ),
     "cifar10": ("cifar10", 1, [(side, "sizes", "top1", side) for side in SIDES]),
+    "band_digits": ("band_digits", 1, [("validation", "length", "wer", "validation")]),
     "digits": ("digits", 1, [(length, "length", "wer", length) for length in LENGTHS]),
     "multi30k_short": (
         "multi30k_short",
