@@ -97,13 +97,13 @@ part_3() {
 }
 
 part_4() {
-    local images=${CIFAR10:-$out/cifar10} scripts=$TIMM_SCRIPTS
+    local images=${CIFAR10:-$out/cifar10}
     local study=("$python" -c "from cape_plugins.experiments import run_main; run_main()"
-        cifar10_192 --data "$images" --timm-scripts "$scripts" --seeds "${SEED:-0}" --jobs "${dry:-9}"
+        cifar10_192 --data "$images" --seeds "${SEED:-0}" --jobs "${dry:-9}"
         --out "$out/studies" ${dry:+--quick --variants cape_low})
     [ -d "$images" ] || ! [ -f "$pack/cifar10.tar.xz" ] ||
         { mkdir -p "$images" && tar -C "$images" -xJf "$pack/cifar10.tar.xz"; }
-    if [ ! -f "$scripts/train.py" ] || [ ! -d "$images/train" ]; then
+    if [ ! -f "$TIMM_SCRIPTS/train.py" ] || [ ! -d "$images/train" ]; then
         summary+="| The study | left out: no train.py of timm, or no CIFAR-10, here | 0 s |"$'\n'
         return
     fi

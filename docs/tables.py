@@ -20,16 +20,14 @@ SIZES = ["8", "10", "12", "14", "16", "20", "24", "32", "48"]
 SIDES = ["24", "28", "32", "36", "40", "48", "64", "96"]
 LENGTHS = ["3–6", "8–12", "16–24", "30–40"]
 
-# table: study, decimals and columns, each a heading, an evaluation, its metric and a condition, or
+# study: decimals and columns, each a heading, an evaluation, its metric and a condition, or
 # none for the mean over all of them
 STUDIES = {
     "band": (
-        "band",
         1,
         [("mean", "sizes", "top1", ""), *((size, "sizes", "top1", size) for size in SIZES)],
     ),
     "digit_images": (
-        "digit_images",
         1,
         [(size, "sizes", "top1", size) for size in SIZES]
         + [
@@ -38,11 +36,10 @@ STUDIES = {
             ("anywhere", "anywhere", "top1", "24"),
         ],
     ),
-    "cifar10": ("cifar10", 1, [(side, "sizes", "top1", side) for side in SIDES]),
-    "band_digits": ("band_digits", 1, [("validation", "length", "wer", "validation")]),
-    "digits": ("digits", 1, [(length, "length", "wer", length) for length in LENGTHS]),
+    "cifar10": (1, [(side, "sizes", "top1", side) for side in SIDES]),
+    "band_digits": (1, [("validation", "length", "wer", "validation")]),
+    "digits": (1, [(length, "length", "wer", length) for length in LENGTHS]),
     "multi30k_short": (
-        "multi30k_short",
         2,
         [
             ("BLEU, ≤ 12", "bleu", "bleu", "at most 12"),
@@ -56,7 +53,6 @@ STUDIES = {
 }
 STUDIES |= {
     name: (
-        name,
         2,
         [
             ("BLEU", "bleu", "bleu", "captions"),
@@ -91,14 +87,16 @@ def scores_of(study: str) -> pd.DataFrame:
     return pd.concat([scores, scores.assign(condition="", trained_on=False)])
 
 
-def means_of(study: str) -> pd.Series:
+def means_of(scores: pd.DataFrame) -> pd.Series:
     """Means over seeds, by evaluation, metric, condition and variant."""
-    return scores_of(study).groupby([*KEYS, "variant"])["value"].mean()
+    return scores.groupby([*KEYS, "variant"])["value"].mean()
 
 
-def of_study(study: str, decimals: int, columns: list[tuple[str, str, str, str]]) -> str:
+def of_study(study: str) -> str:
     """A row for each variant, in the order of training; in bold what training had."""
-    scores, means = scores_of(study), means_of(study)
+    decimals, columns = STUDIES[study]
+    scores = scores_of(study)
+    means = means_of(scores)
     trained = scores.groupby(KEYS)["trained_on"].first().astype(bool)
     rows = [
         [variant, *(cell(means.get((*key, variant)), decimals) for _, *key in columns)]
@@ -110,8 +108,8 @@ def of_study(study: str, decimals: int, columns: list[tuple[str, str, str, str]]
 
 def overall() -> str:
     """A row for each variant of the package: scores and cost in the three hosts."""
-    cost = pd.read_csv(HERE / "results" / "cost.csv").set_index(["variant", "case"])
-    scores = {study: means_of(study) for _, study, *_ in OVERALL}
+    cost = costs()
+    scores = {study: means_of(scores_of(study)) for study in {study for _, study, *_ in OVERALL}}
     rows = []
     for variant in cost.index.unique("variant"):
         row = [variant]
@@ -129,19 +127,23 @@ def overall() -> str:
     return table(["", *(head for head, *_ in OVERALL), *heads], rows)
 
 
+def costs() -> pd.DataFrame:
+    """What ``benchmarks/variants.py`` wrote, by variant and case."""
+    return pd.read_csv(HERE / "results" / "cost.csv").set_index(["variant", "case"])
+
+
 def of_cost() -> str:
     """A row for each variant: step and memory of each model as multiples of nopos."""
-    cost = pd.read_csv(HERE / "results" / "cost.csv")
-    cases = list(cost["case"].unique())
-    ratios = cost.set_index(["variant", "case"])
+    cost = costs()
+    cases = cost.index.unique("case")
     rows = [
         [variant]
         + [
-            cell(ratios[which].get((variant, case)), 2)
+            cell(cost[which].get((variant, case)), 2)
             for case in cases
             for which in ("step", "memory")
         ]
-        for variant in cost["variant"].unique()
+        for variant in cost.index.unique("variant")
     ]
     heads = [f"{case}, {which}" for case in cases for which in ("step", "memory")]
     return table(["", *heads], rows)
@@ -162,7 +164,7 @@ def filled(text: str) -> str:
     def anew(match: re.Match[str]) -> str:
         name = match[1]
         own = {"cost": of_cost, "overall": overall}
-        body = own[name]() if name in own else of_study(*STUDIES[name])
+        body = own[name]() if name in own else of_study(name)
         return f"<!-- {name} -->\n{body}<!-- -->"
 
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- -->", anew, text, flags=re.DOTALL)

@@ -17,18 +17,8 @@ def link(folder, classes, images, *options):
             for index in range(images):
                 file = folder / "data" / split / f"class{name}" / f"{index:04}.jpg"
                 file.write_bytes(b"jpeg")
-    words = [
-        "--data",
-        folder / "data",
-        "--out",
-        folder / "out",
-        "--train",
-        "2",
-        "--test",
-        "1",
-        *options,
-    ]
-    command = [sys.executable, str(SCRIPT), *map(str, words)]
+    words = ["--data", folder / "data", "--out", folder / "out", "--train", 2, "--test", 1]
+    command = [sys.executable, str(SCRIPT), *map(str, (*words, *options))]
     return subprocess.run(command, capture_output=True, text=True)
 
 
