@@ -226,10 +226,10 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file over the one that it ``extends``, if it does.
+    """A YAML file over the one that it ``extends``, if it does: all its variants or those ``only``.
 
     Raises:
-        ValueError: it cannot be read, or is no mapping.
+        ValueError: it cannot be read, or is no mapping; a variant of ``only`` is not in the other.
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -237,8 +237,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must be a mapping")
-    base = content.pop("extends", None)
-    return merge(read_yaml(path.parent / base), content) if base else content
+    extends, only = content.pop("extends", None), content.pop("only", None)
+    base = read_yaml(path.parent / extends) if extends else {}
+    if only is not None:
+        if not isinstance(only, list):
+            raise ValueError(f"{path}: only: must list variants of {extends}, got {only!r}")
+        variants = base.get("variants", {})
+        known(f"{path}: only", only, variants)
+        base["variants"] = {name: variants[name] for name in only}
+    return merge(base, content)
 
 
 def load(path: Path, changes: Sequence[str] = (), quick: bool = False) -> list[Study]:

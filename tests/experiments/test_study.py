@@ -103,6 +103,15 @@ def test_a_study_may_extend_another(path):
     assert (one.name, one.title, list(one.variants)) == ("other", "other", ["sinpos", "nopos"])
 
 
+def test_a_study_may_take_only_some_variants_of_the_one_it_extends_and_add_its_own(path):
+    more = {"extends": "small.yaml", "only": ["sinpos"], "variants": {"nopos": {}}}
+    assert list(load(write(path.parent, more, "other")).variants) == ["sinpos", "nopos"]
+    with pytest.raises(ValueError, match=r"other\.yaml: only: no 'rope'; there is .*sinpos"):
+        load(write(path.parent, more | {"only": ["rope"]}, "other"))
+    with pytest.raises(ValueError, match=r"only: must list variants of small\.yaml, got 'sinpos'"):
+        load(write(path.parent, more | {"only": "sinpos"}, "other"))
+
+
 def test_a_set_is_all_its_studies_with_the_same_changes(path):
     file = write(path.parent, {"title": "both", "studies": ["small", "small"]}, "both")
     assert [one.seeds for one in study.load(file, ["seeds=[4]"])] == [[4], [4]]
