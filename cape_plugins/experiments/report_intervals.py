@@ -1,6 +1,7 @@
-"""Scores and differences with 95 % intervals: over seeds, or over test items where there is one.
+"""Scores and differences with 95 % intervals: over seeds, or over test items where these are few.
 
-Over seeds: Student's t. Over items: the percentile bootstrap, of pairs for a difference.
+Over seeds: Student's t. Over items: the percentile bootstrap of the mean of the seeds, which share
+the items, of pairs for a difference.
 """
 
 import math
@@ -13,6 +14,7 @@ from scipy import stats
 from cape_plugins.experiments.report_read import Result
 
 LEVEL, RESAMPLES = 0.95, 1000
+SEEDS = 3  # for an interval over them: Student's of two is 13 times as wide as their standard error
 _AT_ONCE = 2**22  # numbers that the bootstrap draws at once
 
 #: Sums over test items (…, K) → the score (…).
@@ -40,10 +42,8 @@ class Interval(NamedTuple):
 
 
 def over_seeds(values: Sequence[float]) -> Interval:
-    """The mean with Student's interval; of one value without."""
+    """The mean with Student's interval, for three values and more."""
     mean, n = float(np.mean(values)), len(values)
-    if n < 2:
-        return Interval(mean)
     half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1) * stats.sem(values))
     return Interval(mean, mean - half, mean + half, n)
 
@@ -173,23 +173,26 @@ class Scores:
         seeds = self._seeds(condition, signs)
         values = [[self._values[v, condition][seed] for v in signs] for seed in seeds]
         sums = [float(np.dot(list(signs.values()), row)) for row in values]
-        if len(seeds) > 1:
+        if len(seeds) >= SEEDS:
             return over_seeds(sums)
+        mean = Interval(float(np.mean(sums)), seeds=len(seeds))
         parts, scorers, names = [], [], []
-        for variant, value in zip(signs, values[0], strict=True):
-            run = self._runs[variant, seeds[0]]
-            items = run.parts(self.evaluation, self.metric, condition)
-            if items is None:
-                return Interval(sums[0])
-            where = f"{run.folder}/items-{self.evaluation}.csv, {self.metric} of {condition!r}"
-            parts.append(items.to_numpy(float))
-            scorers.append(scorer(parts[-1], value, where))
-            names.append(items.index)
-        if not names[0].equals(names[-1]):
-            return Interval(sums[0])
+        for seed, row in zip(seeds, values, strict=True):
+            for variant, value in zip(signs, row, strict=True):
+                run = self._runs[variant, seed]
+                items = run.parts(self.evaluation, self.metric, condition)
+                if items is None:
+                    return mean
+                where = f"{run.folder}/items-{self.evaluation}.csv, {self.metric} of {condition!r}"
+                parts.append(items.to_numpy(float))
+                scorers.append(scorer(parts[-1], value, where))
+                names.append(items.index)
+        if not all(one.equals(names[0]) for one in names):
+            return mean
+        weights = [sign / len(seeds) for sign in signs.values()] * len(seeds)
 
         def score(sums: np.ndarray) -> np.ndarray:
-            each = zip(signs.values(), scorers, np.split(sums, len(signs), axis=-1), strict=True)
-            return np.sum([sign * scored(part) for sign, scored, part in each], axis=0)
+            each = zip(weights, scorers, np.split(sums, len(weights), axis=-1), strict=True)
+            return np.sum([weight * scored(part) for weight, scored, part in each], axis=0)
 
-        return over_items(sums[0], np.hstack(parts), score)
+        return over_items(mean.value, np.hstack(parts), score)._replace(seeds=len(seeds))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cape_plugins.evaluation import table
-from cape_plugins.experiments.report_intervals import RESAMPLES, Interval, Scores
+from cape_plugins.experiments.report_intervals import RESAMPLES, SEEDS, Interval, Scores
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,14 @@ def _grid(
         if seeds:
             body.append([variant, "–".join(map(str, seeds)), *texts])
     ways = []
-    if any(one.seeds > 1 for one in found.values()):
+    if any(one.seeds >= SEEDS for one in found.values()):
         ways.append("over seeds by Student's t")
-    if any(one.seeds == 1 and one.known for one in found.values()):
-        ways.append(f"of one seed over test items by a bootstrap of {RESAMPLES:,} resamples")
+    if few := {one.seeds for one in found.values() if one.seeds < SEEDS and one.known}:
+        of = {(1,): "one seed", (2,): "two seeds", (1, 2): "one or two seeds"}[(*sorted(few),)]
+        ways.append(f"of {of} over test items by a bootstrap of {RESAMPLES:,} resamples")
     legend += f" Brackets: 95 % interval {'; '.join(ways)}." if ways else ""
     if not all(one.known for one in found.values()):
-        legend += " No brackets: one seed without (the same) test items."
+        legend += f" No brackets: fewer than {SEEDS} seeds, without (the same) test items."
     return Table(title, ["variant", "seeds", *scores.conditions], body, legend)
 
 

@@ -125,7 +125,7 @@ def replace_in(path: Path, old: str, new: str) -> None:
 # --- intervals
 
 
-@given(st.lists(st.floats(-100, 100), min_size=2, max_size=6, unique=True))
+@given(st.lists(st.floats(-100, 100), min_size=3, max_size=6, unique=True))
 def test_the_interval_over_seeds_is_students(values):
     found = report_intervals.over_seeds(values)
     expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
@@ -134,9 +134,8 @@ def test_the_interval_over_seeds_is_students(values):
     assert found.seeds == len(values)
 
 
-def test_equal_seeds_have_an_interval_without_width_and_a_single_one_has_none():
-    assert report_intervals.over_seeds([3.0, 3.0]) == (3.0, 3.0, 3.0, 2)
-    assert not report_intervals.over_seeds([3.0]).known
+def test_equal_seeds_have_an_interval_without_width():
+    assert report_intervals.over_seeds([3.0, 3.0, 3.0]) == (3.0, 3.0, 3.0, 3)
 
 
 @pytest.mark.parametrize(("n", "rate"), [(400, 0.5), (1000, 0.9)])
@@ -186,10 +185,11 @@ def test_scores_and_differences_are_over_the_seeds_that_both_have(folder):
     cape, sinpos, nopos = (list(by_seed[v].values()) for v in RATES)
     assert (len(cape), len(nopos)) == (3, 2)
     assert scores.found["cape", "64"] == report_intervals.over_seeds(cape)
-    for variant, mine in (("cape", cape), ("nopos", nopos)):
-        found = scores.differences[variant, "64"]
-        expected = stats.ttest_rel(mine, sinpos[: len(mine)]).confidence_interval(0.95)
-        assert found[1:] == pytest.approx((*expected, len(mine)))
+    found = scores.differences["cape", "64"]
+    expected = stats.ttest_rel(cape, sinpos).confidence_interval(0.95)
+    assert found[1:] == pytest.approx((*expected, 3))
+    found = scores.differences["nopos", "64"]
+    assert (found.value, found.seeds) == (pytest.approx(np.mean(nopos) - np.mean(sinpos[:2])), 2)
     assert ("sinpos", "64") not in scores.differences
 
 
@@ -217,6 +217,21 @@ def test_with_one_seed_test_items_give_the_interval_of_scores_and_of_pairs(tmp_p
     assert scores.differences["cape", "64"].low > 0
 
 
+def test_with_two_seeds_test_items_give_the_interval_of_their_mean(tmp_path):
+    folder = write_study(tmp_path / "two", seeds=[0, 1])
+    found = scores_of(folder).found["cape", "64"]
+    runs = [next((folder / "runs").glob(f"cape-seed{seed}-*")) for seed in (0, 1)]
+    items = [pd.read_csv(run / "items-sizes.csv").query("condition == 64") for run in runs]
+    images = np.mean([one["value"] for one in items], axis=0)  # right in none, one or both
+    half = 100 * 1.96 * images.std() / math.sqrt(len(images))
+    assert found.seeds == 2
+    assert found.value == pytest.approx(100 * images.mean())
+    assert found.high - found.low == pytest.approx(2 * half, rel=0.1)
+    report.main([str(folder)])
+    text = (folder / "report" / "table.md").read_text()
+    assert "Brackets: 95 % interval of two seeds over test items by a bootstrap" in text
+
+
 def test_without_the_same_items_there_is_a_difference_without_an_interval(tmp_path):
     folder = write_study(tmp_path / "one", seeds=[0])
     replace_in(folder / "runs" / "cape-seed0-0abcd" / "items-sizes.csv", "7.png", "x.png")
@@ -227,7 +242,7 @@ def test_without_the_same_items_there_is_a_difference_without_an_interval(tmp_pa
     assert not scores.found["nopos", "24"].known
     report.main([str(folder)])
     text = (folder / "report" / "table.md").read_text()
-    assert "No brackets: one seed without (the same) test items." in text
+    assert "No brackets: fewer than 3 seeds, without (the same) test items." in text
 
 
 # --- what is written
