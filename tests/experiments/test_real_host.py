@@ -35,7 +35,8 @@ def cape_run(folder):
     content = yaml.safe_dump({"extends": str(STUDY), **TINY})
     (folder / "tiny.yaml").write_text(content)
     code = "from cape_plugins.experiments.run import main; main()"
-    words = [str(folder / "tiny.yaml"), "--variants", "cape", "--out", str(folder / "out")]
+    words = [str(folder / "tiny.yaml"), "--variants", "cape", "--seeds", "1"]
+    words += ["--out", str(folder / "out")]
     scripts = STUDY.parents[2] / "integrations"
     words += ["--set", f"prepare.numbers.script={scripts}/fairseq/make_numbers.py"]
     words += [f"evaluations.length.script={scripts}/fairseq/score_numbers.py"]
