@@ -1,10 +1,11 @@
-"""Fills the tables of docs/positions.md from docs/results: a mean over seeds in each cell.
+"""Fills the tables of docs/positions.md from docs/results: a mean over seeds in each cell, from
+three seeds on with half of Student's 95 % interval.
 
     cape-report out/digits --out report && cp report/scores.csv docs/results/digits.csv
     python docs/tables.py
 
-A table stands between ``<!-- NAME -->`` and ``<!-- -->``. Intervals are in ``cape-report``'s own
-tables, docs/results/NAME.md.
+A table stands between ``<!-- NAME -->`` and ``<!-- -->``. Differences, and intervals over test
+items where there are fewer seeds, are in ``cape-report``'s own tables, docs/results/NAME.md.
 """
 
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from cape_plugins.evaluation.table import table
+from cape_plugins.experiments.report_intervals import SEEDS, over_seeds
 
 HERE = Path(__file__).parent
 KEYS = ["evaluation", "metric", "condition"]
@@ -96,14 +98,20 @@ def of_study(study: str) -> str:
     """A row for each variant, in the order of training; in bold what training had."""
     decimals, columns = STUDIES[study]
     scores = scores_of(study)
-    means = means_of(scores)
+    by_seed = scores.groupby([*KEYS, "variant", "seed"])["value"].mean()
+    values = {key: list(of) for key, of in by_seed.groupby([*KEYS, "variant"])}
+    seeds = scores.groupby("variant", sort=False)["seed"].nunique()
     trained = scores.groupby(KEYS)["trained_on"].first().astype(bool)
     rows = [
-        [variant, *(cell(means.get((*key, variant)), decimals) for _, *key in columns)]
-        for variant in scores["variant"].unique()
+        [
+            variant,
+            str(n),
+            *(spread(values.get((*key, variant), []), decimals) for _, *key in columns),
+        ]
+        for variant, n in seeds.items()
     ]
     heads = [f"**{head}**" if trained[tuple(key)] else head for head, *key in columns]
-    return table(["", *heads], rows)
+    return table(["", "seeds", *heads], rows)
 
 
 def overall() -> str:
@@ -152,6 +160,14 @@ def of_cost() -> str:
 def cell(value: float | None, decimals: int) -> str:
     """As text; nothing where nothing was measured."""
     return "" if value is None or pd.isna(value) else f"{value:.{decimals}f}"
+
+
+def spread(values: list[float], decimals: int) -> str:
+    """The mean of the seeds, from three on with half of the interval."""
+    if len(values) < SEEDS:
+        return cell(sum(values) / len(values), decimals) if values else ""
+    found = over_seeds(values)
+    return f"{found.value:.{decimals}f} ± {found.high - found.value:.{decimals}f}"
 
 
 def filled(text: str) -> str:
