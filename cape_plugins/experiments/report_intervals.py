@@ -1,7 +1,8 @@
 """Scores and differences with 95 % intervals: over seeds, or over test items where these are few.
 
 Over seeds: Student's t. Over items: the percentile bootstrap of the mean of the seeds, which share
-the items, of pairs for a difference.
+the items, of pairs for a difference. The one does not cover what the other does, so a difference
+has both.
 """
 
 import math
@@ -28,12 +29,14 @@ class Interval(NamedTuple):
         value: the mean over seeds.
         low, high: of the 95 % interval; NaN without one.
         seeds: how many.
+        items: low and high over test items, beside those over seeds.
     """
 
     value: float
     low: float = math.nan
     high: float = math.nan
     seeds: int = 1
+    items: tuple[float, float] | None = None
 
     @property
     def known(self) -> bool:
@@ -173,9 +176,11 @@ class Scores:
         seeds = self._seeds(condition, signs)
         values = [[self._values[v, condition][seed] for v in signs] for seed in seeds]
         sums = [float(np.dot(list(signs.values()), row)) for row in values]
-        if len(seeds) >= SEEDS:
-            return over_seeds(sums)
         mean = Interval(float(np.mean(sums)), seeds=len(seeds))
+        if len(seeds) >= SEEDS:
+            mean = over_seeds(sums)
+            if len(signs) == 1:
+                return mean
         parts, scorers, names = [], [], []
         for seed, row in zip(seeds, values, strict=True):
             for variant, value in zip(signs, row, strict=True):
@@ -195,4 +200,7 @@ class Scores:
             each = zip(weights, scorers, np.split(sums, len(weights), axis=-1), strict=True)
             return np.sum([weight * scored(part) for weight, scored, part in each], axis=0)
 
-        return over_items(mean.value, np.hstack(parts), score)._replace(seeds=len(seeds))
+        found = over_items(mean.value, np.hstack(parts), score)
+        if not mean.known:
+            return found._replace(seeds=len(seeds))
+        return mean._replace(items=(found.low, found.high) if found.known else None)

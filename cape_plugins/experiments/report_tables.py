@@ -66,20 +66,24 @@ def _grid(
     if any(one.seeds >= SEEDS for one in found.values()):
         ways.append("over seeds by Student's t")
     if few := {one.seeds for one in found.values() if one.seeds < SEEDS and one.known}:
-        of = {(1,): "one seed", (2,): "two seeds", (1, 2): "one or two seeds"}[(*sorted(few),)]
+        of = {(1,): "one seed", (2,): "two seeds", (1, 2): "one or two seeds"}[tuple(sorted(few))]
         ways.append(f"of {of} over test items by a bootstrap of {RESAMPLES:,} resamples")
     legend += f" Brackets: 95 % interval {'; '.join(ways)}." if ways else ""
+    if any(one.items for one in found.values()):
+        legend += " Parentheses: the same over test items, of the mean of the seeds."
     if not all(one.known for one in found.values()):
         legend += f" No brackets: fewer than {SEEDS} seeds, without (the same) test items."
     return Table(title, ["variant", "seeds", *scores.conditions], body, legend)
 
 
 def _cell(one: Interval | None, digits: int, sign: str = "") -> str:
-    """``12.34 [11.10, 13.58]``."""
+    """``+2.34 [+1.10, +3.58] (+1.50, +3.20)``."""
     if one is None:
         return ""
-    value, low, high = (f"{number:{sign}.{digits}f}".replace("-", "−") for number in one[:3])
-    return f"{value} [{low}, {high}]" if one.known else value
+    text = "{} [{}, {}]" if one.known else "{}"
+    numbers = [*one[:3], *(one.items or ())]
+    text += " ({}, {})" if one.items else ""
+    return text.format(*(f"{number:{sign}.{digits}f}" for number in numbers)).replace("-", "−")
 
 
 def _digits(scores: Scores) -> int:

@@ -1,6 +1,7 @@
 """cape-report on a small study folder, written here as cape-run writes it."""
 
 import csv
+import itertools
 import json
 import math
 import shutil
@@ -135,7 +136,7 @@ def test_the_interval_over_seeds_is_students(values):
 
 
 def test_equal_seeds_have_an_interval_without_width():
-    assert report_intervals.over_seeds([3.0, 3.0, 3.0]) == (3.0, 3.0, 3.0, 3)
+    assert report_intervals.over_seeds([3.0, 3.0, 3.0]) == (3.0, 3.0, 3.0, 3, None)
 
 
 @pytest.mark.parametrize(("n", "rate"), [(400, 0.5), (1000, 0.9)])
@@ -187,7 +188,7 @@ def test_scores_and_differences_are_over_the_seeds_that_both_have(folder):
     assert scores.found["cape", "64"] == report_intervals.over_seeds(cape)
     found = scores.differences["cape", "64"]
     expected = stats.ttest_rel(cape, sinpos).confidence_interval(0.95)
-    assert found[1:] == pytest.approx((*expected, 3))
+    assert found[1:4] == pytest.approx((*expected, 3))
     found = scores.differences["nopos", "64"]
     assert (found.value, found.seeds) == (pytest.approx(np.mean(nopos) - np.mean(sinpos[:2])), 2)
     assert ("sinpos", "64") not in scores.differences
@@ -232,6 +233,23 @@ def test_with_two_seeds_test_items_give_the_interval_of_their_mean(tmp_path):
     assert "Brackets: 95 % interval of two seeds over test items by a bootstrap" in text
 
 
+def test_a_difference_of_three_seeds_has_an_interval_over_test_items_too(folder):
+    scores = scores_of(folder)
+    assert scores.found["cape", "64"].items is None
+    found = scores.differences["cape", "64"]
+    images = np.zeros(200)
+    for seed, (variant, sign) in itertools.product(range(3), [("cape", 1), ("sinpos", -1)]):
+        items = folder / "runs" / f"{variant}-seed{seed}-0abcd" / "items-sizes.csv"
+        images += sign / 3 * pd.read_csv(items).query("condition == 64")["value"].to_numpy()
+    low, high = found.items
+    assert found.value == pytest.approx(100 * images.mean())
+    assert high - low == pytest.approx(2 * 196 * images.std() / math.sqrt(200), rel=0.1)
+    report.main([str(folder)])
+    text = (folder / "report" / "table.md").read_text()
+    assert f"({low:+.2f}, {high:+.2f})" in text.replace("−", "-")
+    assert "Parentheses: the same over test items, of the mean of the seeds." in text
+
+
 def test_without_the_same_items_there_is_a_difference_without_an_interval(tmp_path):
     folder = write_study(tmp_path / "one", seeds=[0])
     replace_in(folder / "runs" / "cape-seed0-0abcd" / "items-sizes.csv", "7.png", "x.png")
@@ -254,7 +272,7 @@ def test_the_table_has_intervals_bold_arrows_and_the_paper(folder):
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
     scores = scores_of(folder)
     cape = next(line for line in lines if line and line[0] == "cape")
-    value, low, high, _ = scores.found["cape", "32"]
+    value, low, high, *_ = scores.found["cape", "32"]
     assert cape[1] == "3"
     assert cape[3] == f"**{value:.2f} [{low:.2f}, {high:.2f}]**"
     assert "**" not in cape[2] + cape[4]
