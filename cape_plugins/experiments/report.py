@@ -20,6 +20,7 @@ from cape_plugins.experiments import report_figures
 from cape_plugins.experiments.report_intervals import Scores
 from cape_plugins.experiments.report_read import Result, read
 from cape_plugins.experiments.report_tables import tables
+from cape_plugins.experiments.study import known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,9 @@ class ReportOptions(Options):
     folder: Sequence[Path] = option("of a study, as cape-run wrote it", flags=("folder",))
     out: Path | None = option("default: FOLDER/report, which is replaced", None, "DIR")
     overwrite: bool = option("replace files in --out", False)
+    baseline: str | None = option(
+        "that the others are compared with (default: the study's)", None, "VARIANT"
+    )
 
     def check(self) -> None:
         """See :class:`Options`."""
@@ -52,9 +56,14 @@ def run(options: ReportOptions) -> Path:
         the page.
 
     Raises:
-        ValueError: as :func:`report_read.read` and :class:`Scores`, or a file is there.
+        ValueError: as :func:`report_read.read` and :class:`Scores`, a study does not have that
+            baseline, or a file is there.
     """
     results = read(options.folder)
+    if options.baseline is not None:
+        for one in results:
+            known("--baseline", [options.baseline], one.study.variants)
+            one.study.report.baseline = options.baseline
     out = options.out or options.folder[0] / "report"
     figures = [f"figure-{one.name}.png" for one in results] if len(results) > 1 else ["figure.png"]
     names = ["scores.csv", "table.md", *figures, "index.html"]

@@ -250,6 +250,16 @@ def test_a_difference_of_three_seeds_has_an_interval_over_test_items_too(folder)
     assert "Parentheses: the same over test items, of the mean of the seeds." in text
 
 
+def test_another_variant_may_be_the_baseline_and_an_unknown_one_is_refused(folder, capsys):
+    report.main([str(folder), "--baseline", "cape"])
+    text = (folder / "report" / "table.md").read_text()
+    assert "difference from cape" in text
+    assert "difference from sinpos" not in text
+    with pytest.raises(SystemExit):
+        report.main([str(folder), "--baseline", "rope"])
+    assert "--baseline: no 'rope'; there is cape, nopos, sinpos" in capsys.readouterr().err
+
+
 def test_without_the_same_items_there_is_a_difference_without_an_interval(tmp_path):
     folder = write_study(tmp_path / "one", seeds=[0])
     replace_in(folder / "runs" / "cape-seed0-0abcd" / "items-sizes.csv", "7.png", "x.png")
