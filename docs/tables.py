@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 KEYS = ["evaluation", "metric", "condition"]
 SIZES = ["8", "10", "12", "14", "16", "20", "24", "32", "48"]
 SIDES = ["24", "28", "32", "36", "40", "48", "64", "96"]
+HOPS = ["5", "6", "8", "10", "12", "16", "20"]
 LENGTHS = ["3–6", "8–12", "16–24", "30–40"]
 
 # study: decimals and columns, each a heading, an evaluation, its metric and a condition, or
@@ -41,6 +42,15 @@ STUDIES = {
     "cifar10": (1, [(side, "sizes", "top1", side) for side in SIDES]),
     "band_digits": (1, [("validation", "length", "wer", "validation")]),
     "digits": (1, [(length, "length", "wer", length) for length in LENGTHS]),
+    "digits_unheard": (
+        1,
+        [
+            (f"{length}{of}", evaluation, "wer", length)
+            for evaluation, of in (("length", ""), ("unheard", ", unheard"))
+            for length in LENGTHS
+        ],
+    ),
+    "digits_unheard_hops": (1, [(f"{hop} ms", "hops", "wer", hop) for hop in HOPS]),
     "multi30k_short": (
         2,
         [
@@ -69,6 +79,8 @@ STUDIES |= {
     for name in ("multi30k", "multi30k_joined")
 }
 
+FROM = {"digits_unheard_hops": "digits_unheard"}  # tables that are not named as their scores
+
 # the columns of the table of all variants: what each is in training and beyond it, by a study
 OVERALL = [
     ("**images, 16** ↑", "digit_images", "sizes", "top1", "16"),
@@ -85,7 +97,8 @@ MODELS = {"vit_small": "ViT-S", "asr_12": "ASR", "wmt_base": "MT"}
 
 def scores_of(study: str) -> pd.DataFrame:
     """What ``cape-report`` wrote, and all conditions once more as one without a name."""
-    scores = pd.read_csv(HERE / "results" / f"{study}.csv", dtype={"condition": str})
+    path = HERE / "results" / f"{FROM.get(study, study)}.csv"
+    scores = pd.read_csv(path, dtype={"condition": str})
     return pd.concat([scores, scores.assign(condition="", trained_on=False)])
 
 
