@@ -50,6 +50,14 @@ STUDIES = {
             for length in LENGTHS
         ],
     ),
+    "digits_seq2seq": (
+        1,
+        [
+            (f"{length}{of}", evaluation, "wer", length)
+            for evaluation, of in (("length", ""), ("joint", ", CTC too"))
+            for length in LENGTHS
+        ],
+    ),
     "digits_unheard_hops": (1, [(f"{hop} ms", "hops", "wer", hop) for hop in HOPS]),
     "multi30k_short": (
         2,
