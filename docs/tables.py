@@ -19,6 +19,7 @@ from cape_plugins.experiments.report_intervals import SEEDS, over_seeds
 HERE = Path(__file__).parent
 KEYS = ["evaluation", "metric", "condition"]
 SIZES = ["8", "10", "12", "14", "16", "20", "24", "32", "48"]
+SIZES_28 = ["16", "20", "24", "28", "36", "44", "56"]
 SIDES = ["24", "28", "32", "36", "40", "48", "64", "96"]
 HOPS = ["5", "6", "8", "10", "12", "16", "20"]
 LENGTHS = ["3–6", "8–12", "16–24", "30–40"]
@@ -29,6 +30,10 @@ STUDIES = {
     "band": (
         1,
         [("mean", "sizes", "top1", ""), *((size, "sizes", "top1", size) for size in SIZES)],
+    ),
+    "band_28": (
+        1,
+        [("mean", "sizes", "top1", ""), *((size, "sizes", "top1", size) for size in SIZES_28)],
     ),
     "digit_images": (
         1,
