@@ -21,6 +21,7 @@ KEYS = ["evaluation", "metric", "condition"]
 SIZES = ["8", "10", "12", "14", "16", "20", "24", "32", "48"]
 SIZES_28 = ["16", "20", "24", "28", "36", "44", "56"]
 SIDES = ["24", "28", "32", "36", "40", "48", "64", "96"]
+SIDES_BAND = ["24", "28", "32", "40", "48", "64"]
 HOPS = ["5", "6", "8", "10", "12", "16", "20"]
 LENGTHS = ["3–6", "8–12", "16–24", "30–40"]
 
@@ -34,6 +35,10 @@ STUDIES = {
     "band_28": (
         1,
         [("mean", "sizes", "top1", ""), *((size, "sizes", "top1", size) for size in SIZES_28)],
+    ),
+    "band_cifar10": (
+        1,
+        [("mean", "sizes", "top1", ""), *((side, "sizes", "top1", side) for side in SIDES_BAND)],
     ),
     "digit_images": (
         1,
