@@ -9,6 +9,7 @@ items where there are fewer seeds, are in ``cape-report``'s own tables, docs/res
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -18,84 +19,61 @@ from cape_plugins.experiments.report_intervals import SEEDS, over_seeds
 
 HERE = Path(__file__).parent
 KEYS = ["evaluation", "metric", "condition"]
+# each a heading, an evaluation, its metric and a condition, or none for the mean over all of them
+Columns = list[tuple[str, str, str, str]]
 SIZES = ["8", "10", "12", "14", "16", "20", "24", "32", "48"]
-SIZES_28 = ["16", "20", "24", "28", "36", "44", "56"]
-SIDES = ["24", "28", "32", "36", "40", "48", "64", "96"]
-SIDES_BAND = ["24", "28", "32", "40", "48", "64"]
-HOPS = ["5", "6", "8", "10", "12", "16", "20"]
 LENGTHS = ["3–6", "8–12", "16–24", "30–40"]
 
-# study: decimals and columns, each a heading, an evaluation, its metric and a condition, or
-# none for the mean over all of them
+
+def sweep(evaluation: str, metric: str, conditions: Sequence[str], heading: str = "{}") -> Columns:
+    """A column for each condition of an evaluation."""
+    return [(heading.format(one), evaluation, metric, one) for one in conditions]
+
+
+MEAN = sweep("sizes", "top1", [""], "mean")  # over all sizes
+
+# study: decimals and columns
 STUDIES = {
-    "band": (
-        1,
-        [("mean", "sizes", "top1", ""), *((size, "sizes", "top1", size) for size in SIZES)],
-    ),
-    "band_28": (
-        1,
-        [("mean", "sizes", "top1", ""), *((size, "sizes", "top1", size) for size in SIZES_28)],
-    ),
-    "band_cifar10": (
-        1,
-        [("mean", "sizes", "top1", ""), *((side, "sizes", "top1", side) for side in SIDES_BAND)],
-    ),
+    "band": (1, MEAN + sweep("sizes", "top1", SIZES)),
+    "band_28": (1, MEAN + sweep("sizes", "top1", ["16", "20", "24", "28", "36", "44", "56"])),
+    "band_cifar10": (1, MEAN + sweep("sizes", "top1", ["24", "28", "32", "40", "48", "64"])),
     "digit_images": (
         1,
-        [(size, "sizes", "top1", size) for size in SIZES]
-        + [
-            ("48, log N", "sizes_logn", "top1", "48"),
-            ("centre", "centre", "top1", "24"),
-            ("anywhere", "anywhere", "top1", "24"),
-        ],
+        sweep("sizes", "top1", SIZES)
+        + sweep("sizes_logn", "top1", ["48"], "48, log N")
+        + sweep("centre", "top1", ["24"], "centre")
+        + sweep("anywhere", "top1", ["24"], "anywhere"),
     ),
-    "cifar10": (1, [(side, "sizes", "top1", side) for side in SIDES]),
-    "band_digits": (1, [("validation", "length", "wer", "validation")]),
-    "digits": (1, [(length, "length", "wer", length) for length in LENGTHS]),
+    "cifar10": (1, sweep("sizes", "top1", ["24", "28", "32", "36", "40", "48", "64", "96"])),
+    "band_digits": (1, sweep("length", "wer", ["validation"])),
+    "digits": (1, sweep("length", "wer", LENGTHS)),
     "digits_unheard": (
         1,
-        [
-            (f"{length}{of}", evaluation, "wer", length)
-            for evaluation, of in (("length", ""), ("unheard", ", unheard"))
-            for length in LENGTHS
-        ],
+        sweep("length", "wer", LENGTHS) + sweep("unheard", "wer", LENGTHS, "{}, unheard"),
     ),
     "digits_seq2seq": (
         1,
-        [
-            (f"{length}{of}", evaluation, "wer", length)
-            for evaluation, of in (("length", ""), ("joint", ", CTC too"))
-            for length in LENGTHS
-        ],
+        sweep("length", "wer", LENGTHS) + sweep("joint", "wer", LENGTHS, "{}, CTC too"),
     ),
-    "digits_unheard_hops": (1, [(f"{hop} ms", "hops", "wer", hop) for hop in HOPS]),
+    "digits_unheard_hops": (
+        1,
+        sweep("hops", "wer", ["5", "6", "8", "10", "12", "16", "20"], "{} ms"),
+    ),
     "multi30k_short": (
         2,
-        [
-            ("BLEU, ≤ 12", "bleu", "bleu", "at most 12"),
-            ("BLEU, > 15", "bleu_long", "bleu", "more than 15"),
-        ]
-        + [
-            (f"loss {place}", "loss_long", "loss", place)
-            for place in ("1–13", "14–16", "17–20", "21–25", "26–50")
-        ],
+        sweep("bleu", "bleu", ["at most 12"], "BLEU, ≤ 12")
+        + sweep("bleu_long", "bleu", ["more than 15"], "BLEU, > 15")
+        + sweep("loss_long", "loss", ["1–13", "14–16", "17–20", "21–25", "26–50"], "loss {}"),
     ),
 }
-STUDIES |= {
-    name: (
-        2,
-        [
-            ("BLEU", "bleu", "bleu", "captions"),
-            ("BLEU, stacks", "bleu_stacked", "bleu", "stacked"),
-            ("loss", "loss", "loss", "captions"),
-        ]
-        + [
-            (f"loss {place}", "loss_stacked", "loss", place)
-            for place in ("1–20", "21–40", "41–100", "101–200", "201–300")
-        ],
-    )
-    for name in ("multi30k", "multi30k_joined")
-}
+STACKS = ["1–20", "21–40", "41–100", "101–200", "201–300"]
+STUDIES["multi30k"] = STUDIES["multi30k_joined"] = (
+    2,
+    sweep("bleu", "bleu", ["captions"], "BLEU")
+    + sweep("bleu_stacked", "bleu", ["stacked"], "BLEU, stacks")
+    + sweep("loss", "loss", ["captions"], "loss")
+    + sweep("loss_stacked", "loss", STACKS, "loss {}"),
+)
 
 FROM = {"digits_unheard_hops": "digits_unheard"}  # tables that are not named as their scores
 
