@@ -22,6 +22,7 @@ KEYS = ["evaluation", "metric", "condition"]
 # each a heading, an evaluation, its metric and a condition, or none for the mean over all of them
 Columns = list[tuple[str, str, str, str]]
 SIZES = ["8", "10", "12", "14", "16", "20", "24", "32", "48"]
+GAMMA = ["1", "sqrt", "ratio"]  # the grid's extent in testing, of cifar10_tests
 LENGTHS = ["3–6", "8–12", "16–24", "30–40"]
 
 
@@ -30,12 +31,14 @@ def sweep(evaluation: str, metric: str, conditions: Sequence[str], heading: str 
     return [(heading.format(one), evaluation, metric, one) for one in conditions]
 
 
+CIFAR10 = sweep("sizes", "top1", ["24", "28", "32", "36", "40", "48", "64", "96"])
 MEAN = sweep("sizes", "top1", [""], "mean")  # over all sizes
 
 # study: decimals and columns
 STUDIES = {
     "band": (1, MEAN + sweep("sizes", "top1", SIZES)),
     "band_28": (1, MEAN + sweep("sizes", "top1", ["16", "20", "24", "28", "36", "44", "56"])),
+    "band_48": (1, MEAN + sweep("sizes", "top1", ["24", "32", "40", "48", "64", "80"])),
     "band_cifar10": (1, MEAN + sweep("sizes", "top1", ["24", "28", "32", "40", "48", "64"])),
     "digit_images": (
         1,
@@ -44,7 +47,13 @@ STUDIES = {
         + sweep("centre", "top1", ["24"], "centre")
         + sweep("anywhere", "top1", ["24"], "anywhere"),
     ),
-    "cifar10": (1, sweep("sizes", "top1", ["24", "28", "32", "36", "40", "48", "64", "96"])),
+    "cifar10": (1, CIFAR10),
+    "cifar10_mixed": (1, CIFAR10),
+    "cifar10_tests": (
+        1,
+        sweep("sizes", "top1", [f"{r} {gamma}" for r in (24, 48, 64, 96) for gamma in GAMMA])
+        + sweep("sizes_logn", "top1", ["48", "64", "96"], "{}, log N"),
+    ),
     "band_digits": (1, sweep("length", "wer", ["validation"])),
     "digits": (1, sweep("length", "wer", LENGTHS)),
     "digits_unheard": (
