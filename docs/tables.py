@@ -55,6 +55,7 @@ STUDIES = {
         + sweep("sizes_logn", "top1", ["48", "64", "96"], "{}, log N"),
     ),
     "band_digits": (1, sweep("length", "wer", ["validation"])),
+    "band_multi30k": (3, sweep("loss", "loss", ["validation"])),
     "digits": (1, sweep("length", "wer", LENGTHS)),
     "digits_unheard": (
         1,
