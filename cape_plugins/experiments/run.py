@@ -244,16 +244,22 @@ def why(found: Any, error: BaseException) -> str:
 
 
 def write_study(setting: Setting, runs: list[Run]) -> None:
-    """The study as it was run, and its runs: those of this call and those done before."""
-    one = setting.study
-    seeds = list(dict.fromkeys([*one.seeds, *(run.seed for run in runs)]))
+    """The study as it was run, and its runs: those of this call, those done before, and those of
+    another call that still goes on."""
+    one, path = setting.study, setting.folder / "study.yaml"
+    before = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    listed = before.get("runs", [])
+    seeds = list(dict.fromkeys([*one.seeds, *before.get("seeds", []), *(run.seed for run in runs)]))
     every = [setting.run(variant, seed).folder for variant in one.variants for seed in seeds]
     now = {run.folder for run in runs}
-    kept = [path.name for path in every if path in now or (path / "scores.csv").exists()]
+    kept = [
+        folder.name
+        for folder in every
+        if folder in now or folder.name in listed or (folder / "scores.csv").exists()
+    ]
     about = one.model_dump(mode="json", exclude_unset=True) | {"seeds": seeds, "runs": kept}
     setting.folder.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(about, sort_keys=False, allow_unicode=True)
-    (setting.folder / "study.yaml").write_text(text, encoding="utf-8")
+    path.write_text(yaml.safe_dump(about, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
 def watch(jobs: dict[Future[str], Run], console: Console) -> None:

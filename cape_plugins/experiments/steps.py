@@ -241,7 +241,7 @@ def recorded(run: Run, step: str, command: list[str]) -> Iterator[list[str]]:
     record[step] = one | {"command": command, "began": began}
     write_record(run, record)
     yield command
-    record[step]["seconds"] = round(one["seconds"] + time.time() - record[step].pop("began"), 1)
+    record[step]["seconds"] = round(one["seconds"] + time.time() - record[step].pop("began"), 3)
     write_record(run, record)
 
 

@@ -236,6 +236,17 @@ def test_two_sweeps_at_once_train_once(tmp_path):
     assert scores(folder)["short"]["value"] == "4.0"
 
 
+def test_two_sweeps_at_once_list_the_runs_of_both(tmp_path):
+    shorter = {"options": {"steps": 6, "pause": 0.5}}
+    first = start(tmp_path, "--variants", "few", "--seeds", "7", **shorter)
+    wait_for(lambda: (tmp_path / "out" / "counting" / "study.yaml").exists())
+    second = start(tmp_path, "--variants", "many", "--seeds", "8", **shorter)
+    assert [first.wait(), second.wait()] == [0, 0]
+    study = yaml.safe_load((tmp_path / "out" / "counting" / "study.yaml").read_text())
+    both = [*runs(tmp_path, "few"), *runs(tmp_path, "many")]
+    assert study["runs"] == [folder.name for folder in both]
+
+
 @pytest.mark.parametrize(
     ("arguments", "changes", "message"),
     [
