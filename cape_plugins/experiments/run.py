@@ -248,15 +248,10 @@ def write_study(setting: Setting, runs: list[Run]) -> None:
     another call that still goes on."""
     one, path = setting.study, setting.folder / "study.yaml"
     before = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
-    listed = before.get("runs", [])
+    known = {*before.get("runs", []), *(run.folder.name for run in runs)}
     seeds = list(dict.fromkeys([*one.seeds, *before.get("seeds", []), *(run.seed for run in runs)]))
     every = [setting.run(variant, seed).folder for variant in one.variants for seed in seeds]
-    now = {run.folder for run in runs}
-    kept = [
-        folder.name
-        for folder in every
-        if folder in now or folder.name in listed or (folder / "scores.csv").exists()
-    ]
+    kept = [at.name for at in every if at.name in known or (at / "scores.csv").exists()]
     about = one.model_dump(mode="json", exclude_unset=True) | {"seeds": seeds, "runs": kept}
     setting.folder.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(about, sort_keys=False, allow_unicode=True), encoding="utf-8")
