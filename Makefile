@@ -1,5 +1,8 @@
-# make demo [HOST=timm|fairseq|espnet] · make test · make install · make lint
+# make demo [HOST=timm|fairseq|espnet] · make install · make lint
+# make test · make test-release: what only a release needs
 # make test-py311 · make test-fairseq-0.12: older hosts, each in its own environment
+# make docs: the documentation site, in OUT/docs
+# make dist: the sdist and the wheel, checked
 # make bench [DEVICE=cuda DTYPE=bfloat16]
 # Each sets up what it needs, in VENV; nothing is installed again when nothing changed.
 
@@ -20,12 +23,15 @@ PYTHON_3_10 ?= $(shell sh tools/find_python 3.10)
 BIN = $(VENV)/bin
 BIN_0_12 = $(VENV_0_12)/bin
 # Small models and small tests: one thread per process, two processes, beat two threads.
-PYTEST = OMP_NUM_THREADS=1 $(1)/python -m pytest -n 2 --dist loadfile
+PYTEST = OMP_NUM_THREADS=1 $(1)/python -m pytest -n 2 --dist loadfile -m $(2)
 
-# What decides what is installed: the metadata, and the C source that is built.
-PACKAGE = pyproject.toml setup.py $(wildcard cape_plugins/fused/*.c)
+# What codespell reads.
+PROSE = *.md .github benchmarks cape_plugins configs docs integrations tests tools Makefile
 
-.PHONY: install install-fairseq-0.12 demo test test-py311 test-fairseq-0.12 lint format bench clean help
+# What decides what is installed.
+PACKAGE = pyproject.toml integrations/studies/pyproject.toml
+
+.PHONY: install install-fairseq-0.12 demo test test-release test-py311 test-fairseq-0.12 lint format docs dist bench clean help
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -46,30 +52,43 @@ demo: install
 	$(BIN)/cape-report $(OUT)/$(STUDY)
 
 test: install
-	$(call PYTEST,$(BIN)) tests
+	$(call PYTEST,$(BIN),"not release")
 
-# ESPnet 202511 on Python 3.11: what a command line or a name reaches, not the whole suite.
+test-release: install
+	$(call PYTEST,$(BIN),release)
+
+# Older hosts: what a command line or a name reaches, not the whole suite.
 test-py311:
 	@$(MAKE) install VENV="$(VENV_PY311)" PYTHON="$(PYTHON_3_11)"
-	$(call PYTEST,$(VENV_PY311)/bin) tests/test_autoload.py tests/*/test_command_line.py \
-	    tests/timm/test_models.py
+	$(call PYTEST,$(VENV_PY311)/bin,"not release") tests/test_autoload.py \
+		tests/*/test_command_line.py tests/timm/test_models.py
 
 test-fairseq-0.12: install-fairseq-0.12
-	$(call PYTEST,$(BIN_0_12)) tests --ignore tests/timm --ignore tests/espnet \
-		--ignore tests/evaluation/timm --ignore tests/evaluation/espnet --ignore tests/experiments
+	$(call PYTEST,$(BIN_0_12),"not release") tests/fairseq/test_command_line.py \
+		$(filter-out %_benchmarks.py,$(wildcard tests/test_*.py))
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell $(PROSE)
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: install
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs $(OUT)/docs
+
+# The sdist and the wheel of cape-plugins, the same bytes each time
+dist: install
+	rm -rf dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+
 bench: install
 	$(BIN)/python benchmarks/autoload.py
-	$(BIN)/python benchmarks/fused.py --device $(DEVICE) --dtype $(DTYPE)
 	$(BIN)/python benchmarks/attention.py --device $(DEVICE) --dtype $(DTYPE)
 	$(BIN)/python benchmarks/variants.py --device $(DEVICE) --dtype $(DTYPE)
 

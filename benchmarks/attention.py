@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from common import command, machine, take_turns
 from tabulate import tabulate
+from torch import Tensor
 
-from cape_plugins.attention import RelativeAttention
+from cape_plugins.attention import AttentionSettings, RelativeAttention
 
 # batch, heads, length, head_dim, context
 CASES = {
@@ -20,6 +21,11 @@ CASES = {
 }
 
 
+def step(out: Tensor) -> None:
+    """Backward, which leaves the graph."""
+    out.sum().backward(retain_graph=True)
+
+
 def main() -> None:
     """Measure and print."""
     arguments = command(__doc__, rounds=10).parse_args()
@@ -28,23 +34,20 @@ def main() -> None:
     for name, (batch, heads, length, dim, context) in CASES.items():
         shape = (3, batch, heads, length, dim)
         query, key, value = torch.randn(shape, **options).requires_grad_().unbind()
-        keys = RelativeAttention(dim, context).to(**options)
-        both = RelativeAttention(dim, context, values=True).to(**options)
+        settings = AttentionSettings(dim, heads, context=context)
+        keys = RelativeAttention(settings).to(**options)
 
-        def step(run, tensors=(query, key, value)):
-            run(*tensors).sum().backward(retain_graph=True)
-
+        qkv = query, key, value
         candidates = {
-            "none": lambda step=step: step(F.scaled_dot_product_attention),
-            "keys": lambda step=step, keys=keys: step(keys),
-            "values": lambda step=step, both=both: step(both),
+            "none": lambda qkv=qkv: step(F.scaled_dot_product_attention(*qkv)),
+            "keys": lambda qkv=qkv, keys=keys: step(keys(*qkv)[0]),
         }
         unit, ratios = take_turns(candidates, "none", arguments.rounds)
-        rows.append([name, f"{1e3 * unit:.1f} ms", ratios["keys"], ratios["values"]])
+        rows.append([name, f"{1e3 * unit:.1f} ms", ratios["keys"]])
     print(
         f"{machine(arguments.device)}, {arguments.dtype}, forward + backward of attention alone\n"
     )
-    head = ["", "no positions", "relpos, keys", "relpos, keys and values"]
+    head = ["", "no positions", "relpos"]
     print(tabulate(rows, head, tablefmt="github", floatfmt=".2f"))
 
 

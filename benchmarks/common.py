@@ -8,6 +8,7 @@ import platform
 import resource
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,7 +98,21 @@ def peak_bytes(run: Callable[[], object], device: str) -> int:
     Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak so far
     before = _status("VmRSS")
     run()
-    return max(resource.getpagesize(), _status("VmHWM") - before)  # it tells no less than a page
+    return max(resource.getpagesize(), _status("VmHWM") - before)  # it is no finer than a page
+
+
+def waits(run: Callable[[], object], device: str) -> int | None:
+    """How often a call makes the CPU wait for the GPU; None on the CPU."""
+    if device != "cuda":
+        return None
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            run()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing" in str(warning.message) for warning in found)
 
 
 def _status(field: str) -> int:

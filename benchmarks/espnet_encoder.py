@@ -83,7 +83,7 @@ def main() -> None:
     encoder = encoders[f"sinpos {depths[0]}"]
     parameters = sum(p.numel() for p in encoder.parameters()) / 1e6
     print(
-        f"{machine(arguments.device)}, {arguments.dtype}; {len(encoder.layers)} layers of "
+        f"{machine(arguments.device)}, {arguments.dtype}; {len(encoder.encoders)} layers of "
         f"{encoder.output_size()} channels, {parameters:.0f} M parameters; "
         "forward + backward in training mode\n"
     )

@@ -58,7 +58,7 @@ def main() -> None:
     rows = [[hop, audio / (unit * cost[hop]), 1 / cost[hop]] for hop in hops]
     print(
         f"{machine(arguments.device)}, {arguments.dtype}; {arguments.pos}, "
-        f"{len(model.encoder.layers)} layers of {model.encoder.output_size()} channels; "
+        f"{len(model.encoder.encoders)} layers of {model.encoder.output_size()} channels; "
         f"{arguments.batch_size} × {arguments.seconds} s of audio\n"
     )
     head = ["hop (ms)", "seconds of audio per second", f"of that at {NOMINAL_MS:g} ms"]

@@ -1,18 +1,17 @@
 #!/usr/bin/env bash
 # What only a GPU can tell, in parts of under ten minutes, from a checkout without a network.
 #
-#     bash benchmarks/gpu.sh 1      the Triton kernel: its tests, its bandwidth
-#     bash benchmarks/gpu.sh 2      training steps: all variants under AMP, some under torch.compile
-#     bash benchmarks/gpu.sh 3      the paper's Table 9 in fp16; the hosts' trainers in half precision
-#     bash benchmarks/gpu.sh 4      the study cifar10_192, a seed of it; the next call goes on
+#     bash benchmarks/gpu.sh 1      training steps: all variants under AMP, some under torch.compile
+#     bash benchmarks/gpu.sh 2      the paper's Table 9 in fp16; the hosts' trainers in half precision
+#     bash benchmarks/gpu.sh 3      the study cifar10_192, a seed of it; the next call goes on
 #     bash benchmarks/gpu.sh pack   beforehand, where there is a network: see below
 #
-# $OUT (out/gpu) gets a report gpu<part>.md, its tables as CSV, and what was said to stderr. Nothing
-# needs to be installed but torch, timm, pytest and tabulate. A machine without fairseq and ESPnet
+# $OUT (out/gpu) gets a report gpu<part>.md, its tables as CSV, and what went to stderr. Nothing
+# needs to be installed but torch, timm and tabulate. A machine without fairseq and ESPnet
 # takes them from out/pack, which `pack` fills with their wheels (35 MB, for this Python), without
 # what torch and timm bring along, with timm's train.py if TIMM_SCRIPTS names its folder, and with
 # CIFAR-10 (18 MB) if CIFAR10 names its folder of train/ and test/. What is missing still is left
-# out, and the report says so. DRY_RUN=1: the same, tiny, on the CPU. SEED (0) is that of part 4.
+# out, and the report says so. DRY_RUN=1: the same, tiny, on the CPU. SEED (0) is that of part 3.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -56,22 +55,9 @@ step() {
 }
 
 part_1() {
-    local dtypes=(float32 bfloat16) # half precision's content is then some times a GPU's cache
-    local cases=('ViT-B 1024 × 196 × 768' 'speech 128 × 1500 × 768' 'text 512 × 512 × 512')
-    [ -z "$dry" ] || cases=('text 2 × 8 × 16') dtypes=(bfloat16)
-    local dtype
-    step triton "Tests of the kernel" 240 \
-        "$python" -m pytest -q -p no:cacheprovider tests/test_fused_cuda.py ${dry:+-k flat}
-    for dtype in "${dtypes[@]}"; do
-        step torch "Bandwidth, $dtype" 160 "$python" benchmarks/fused.py --device "$device" \
-            --dtype "$dtype" --csv "$out/gpu1-fused.csv" --cases "${cases[@]}" ${dry:+--rounds 1}
-    done
-}
-
-part_2() {
     local one=("$python" benchmarks/variants.py --device "$device" --dtype bfloat16
-        --rounds "${dry:-15}" --csv "$out/gpu2-steps.csv" --unit abspos ${dry:+--tiny})
-    local some=(--pos abspos cape relpos --compile ${dry:+aot_eager})
+        --rounds "${dry:-15}" --csv "$out/gpu1-steps.csv" --unit nopos ${dry:+--tiny})
+    local some=(--pos nopos cape rope alibi --compile ${dry:+aot_eager})
     step timm "ViT-S under AMP" 70 "${one[@]}" --cases vit_small --batch "${dry:-256}"
     step espnet2 "36 layers of speech, 240 s, under AMP" 120 "${one[@]}" --cases asr_36 \
         --batch "${dry:-24}"
@@ -88,17 +74,17 @@ part_2() {
         "${some[@]}"
 }
 
-part_3() {
+part_2() {
     step fairseq "Table 9 in fp16" 240 "$python" benchmarks/relpos_cost.py --device "$device" \
-        --dtype float16 --csv "$out/gpu3-table9.csv" \
+        --dtype float16 --csv "$out/gpu2-table9.csv" \
         ${dry:+--rounds 1 --layers 1 --batch 1 --parts encoder --lengths 10 --contexts 10}
     step torch "The hosts' trainers in half precision" 320 "$python" benchmarks/trainers.py \
-        --device "$device" --csv "$out/gpu3-trainers.csv" --jobs "$jobs" ${dry:+--pos cape}
+        --device "$device" --csv "$out/gpu2-trainers.csv" --jobs "$jobs" ${dry:+--pos cape}
 }
 
-part_4() {
+part_3() {
     local images=${CIFAR10:-$out/cifar10}
-    local study=("$python" -c "from cape_plugins.experiments import run_main; run_main()"
+    local study=("$python" -c "from cape_studies.experiments import run_main; run_main()"
         cifar10_192 --data "$images" --seeds "${SEED:-0}" --jobs "${dry:-9}"
         --out "$out/studies" ${dry:+--quick --variants cape_low})
     [ -d "$images" ] || ! [ -f "$pack/cifar10.tar.xz" ] ||
@@ -110,14 +96,14 @@ part_4() {
     [ -n "$dry" ] || study+=(--gpus 1)
     step exca "The study" 540 "${study[@]}"
     step exca "What of it is done" 25 "$python" -c \
-        "from cape_plugins.experiments import report_main; report_main()" \
-        "$out/studies/cifar10_192" --out "$out/gpu4-report"
+        "from cape_studies.experiments import report_main; report_main()" \
+        "$out/studies/cifar10_192" --out "$out/gpu3-report"
 }
 
 case ${1:-} in
     pack) fill_pack && exit ;;
-    [1-4]) ;;
-    *) echo "gpu.sh: got '${1:-}', choose a part: 1, 2, 3, 4, or pack" >&2 && exit 2 ;;
+    [1-3]) ;;
+    *) echo "gpu.sh: got '${1:-}', choose a part: 1, 2, 3, or pack" >&2 && exit 2 ;;
 esac
 
 dry=${DRY_RUN:+1}

@@ -30,12 +30,11 @@ TINY: dict[str, dict[str, Any]] = {
     "fairseq": dict(layers=1, dim=64, heads=2, words=500, length=16),
     "espnet": dict(layers=1, dim=16, heads=2, seconds=1),
 }
-AXES = {"timm": 2, "fairseq": 1, "espnet": 1}
 
 
-def names_of(case: str) -> tuple[str, ...]:
-    """The variants of a case."""
-    return names(AXES[CASES[case][0]])
+def names_of(host: str) -> tuple[str, ...]:
+    """The variants of a host; timm's abspos is its own ViT."""
+    return ("abspos", *names(2)) if host == "timm" else names(1)
 
 
 def builder(case: str, batch: int, device: str, tiny: bool) -> Callable[[str], Model]:
@@ -51,10 +50,10 @@ def builder(case: str, batch: int, device: str, tiny: bool) -> Callable[[str], M
 
 
 def vit_name(size: str, pos: str) -> str:
-    """timm's name of a ViT; those with a table of positions are timm's own."""
+    """timm's name of a ViT."""
     from cape_plugins.timm.registry import variants_by_name
 
-    if get(pos).adds == "table":
+    if pos == "abspos":
         return f"vit_{size}_patch16_224"
     named = next(name for name, given in variants_by_name().items() if given == dict(pos=pos))
     return f"vit_{size}_patch16_{named}_224"

@@ -29,8 +29,7 @@ from omegaconf import OmegaConf
 from tabulate import tabulate
 from torch import nn
 
-from cape_plugins.attention import CurrentPositions
-from cape_plugins.fairseq.config import CapeTransformerConfig
+from cape_plugins.fairseq.config import CapeTransformerConfig, TokenSettings
 from cape_plugins.fairseq.layers import CapeEncoderLayer
 from cape_plugins.fairseq.transformer import CapeTransformerDecoder, CapeTransformerEncoder
 
@@ -78,7 +77,9 @@ def build(
     tokens = torch.randint(words.nspecial, WORDS, (batch, length), device=arguments.device)
     embed = nn.Embedding(WORDS, DIM, words.pad())
     if part == "layer":
-        layer = CapeEncoderLayer(cfg, index=0, current=CurrentPositions()).to(**where)
+        settings = TokenSettings.of(vars(cfg))
+        (attention,) = settings.attention_layers(1, settings.of_attention(DIM, HEADS))
+        layer = CapeEncoderLayer(cfg, attention=attention).to(**where)
         content = torch.randn(length, batch, DIM, requires_grad=True, **where)
         return _step(layer, lambda: layer(content, encoder_padding_mask=None))
     if part == "encoder":

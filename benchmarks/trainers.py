@@ -23,10 +23,10 @@ from pathlib import Path
 
 import numpy as np
 from common import append_csv, machine, on_device
-from hosts import AXES, vit_name
+from hosts import names_of, vit_name
 from tabulate import tabulate
 
-from cape_plugins.variants import VARIANTS, names
+from cape_plugins.variants import VARIANTS
 
 ROOT = Path(__file__).resolve().parents[1]
 RATE = 8000
@@ -206,7 +206,7 @@ def main() -> None:
                 prepare(data)
                 todo = [
                     (host, pos, training)
-                    for pos in names(AXES[host])
+                    for pos in names_of(host)
                     if pos in (arguments.pos or VARIANTS)
                     for training in trainings(pos, data, arguments.device)
                 ]

@@ -6,6 +6,7 @@
 
 A training step is forward, backward and AdamW, in the host's own training mode. Memory is what a
 step needs at its worst beyond weights and optimizer: gradients and what backward needs of forward.
+Waits are how often a step makes the CPU wait for the GPU, the host's own waits included.
 """
 
 import time
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from common import append_csv, autocast, command, machine, peak_bytes, take_turns
+from common import append_csv, autocast, command, machine, peak_bytes, take_turns, waits
 from hosts import CASES, builder, names_of
 from tabulate import tabulate
 from torch import Tensor, nn
@@ -47,10 +48,11 @@ def measure(case: str, arguments: Namespace) -> list[dict[str, object]]:
     Raises:
         ImportError: its host is missing.
     """
-    chosen = arguments.pos or names_of(case)
+    names = names_of(CASES[case][0])
+    chosen = arguments.pos or names
     build = builder(case, arguments.batch, arguments.device, arguments.tiny)
     steps, parameters = {}, {}
-    for pos in names_of(case):
+    for pos in names:
         if pos in {*chosen, arguments.unit}:
             model, loss = build(pos)
             model.to(arguments.device).train()
@@ -59,9 +61,8 @@ def measure(case: str, arguments: Namespace) -> list[dict[str, object]]:
     clock = time.process_time if arguments.cpu_time else time.perf_counter
     seconds, ratios = take_turns(steps, arguments.unit, arguments.rounds, clock)
     memory = {pos: peak_bytes(step, arguments.device) for pos, step in steps.items()}
-    torch.compiler.reset()
     unit = arguments.unit
-    return [
+    rows: list[dict[str, object]] = [
         dict(
             machine=machine(arguments.device),
             case=f"tiny {case}" if arguments.tiny else case,
@@ -74,12 +75,15 @@ def measure(case: str, arguments: Namespace) -> list[dict[str, object]]:
             step=ratios[pos],
             memory=memory[pos] / memory[unit],
             parameters=parameters[pos] / parameters[unit],
+            waits=waits(steps[pos], arguments.device),
             unit_ms=1e3 * seconds,
             unit_memory_mb=memory[unit] / 1e6,
             unit_parameters=parameters[unit],
         )
         for pos in steps
     ]
+    torch.compiler.reset()
+    return rows
 
 
 def tables(rows: list[dict[str, object]]) -> str:
@@ -96,7 +100,11 @@ def tables(rows: list[dict[str, object]]) -> str:
                 f"{row['unit_parameters'] / 1e6:.1f} M parameters"
             )
         of_variant.setdefault(row["variant"], {"": row["variant"]}).update(
-            {f"{row['case']}, {what}": row[what] for what in ("step", "memory", "parameters")}
+            {
+                f"{row['case']}, {what}": row[what]
+                for what in ("step", "memory", "parameters", "waits")
+                if row[what] is not None
+            }
         )
     head = list(dict.fromkeys(column for columns in of_variant.values() for column in columns))
     ratios = [[columns.get(column) for column in head] for columns in of_variant.values()]
@@ -118,8 +126,9 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="also append the numbers there")
     arguments = parser.parse_args()
     for case in arguments.cases:
-        if arguments.unit not in names_of(case):
-            parser.error(f"--unit {arguments.unit}: {case} has {', '.join(names_of(case))}")
+        names = names_of(CASES[case][0])
+        if arguments.unit not in names:
+            parser.error(f"--unit {arguments.unit}: {case} has {', '.join(names)}")
     rows = []
     for case in arguments.cases:
         try:

@@ -2,27 +2,25 @@
 
 Importing this package imports nothing but the standard library: PyTorch's autoload imports it
 while ``torch`` itself is still being imported. The public names below import torch on first use.
+
+    >>> from cape_plugins import PositionalEmbedding, token_positions
+    >>> position = PositionalEmbedding(512, "cape", max_global_shift=5.0, max_local_shift=0.5)
+    >>> x = position(content, token_positions(lengths, content.shape[1]))    # (B, N, 512)
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cape_plugins.augment import Augmentation as Augmentation
-    from cape_plugins.augment import Draw as Draw
-    from cape_plugins.embedding import PositionalEmbedding1d as PositionalEmbedding1d
-    from cape_plugins.embedding import PositionalEmbedding2d as PositionalEmbedding2d
-    from cape_plugins.positions import frame_times as frame_times
-    from cape_plugins.positions import patch_grid as patch_grid
-    from cape_plugins.positions import token_positions as token_positions
-    from cape_plugins.sinusoid import sinusoid_1d as sinusoid_1d
-    from cape_plugins.sinusoid import sinusoid_2d as sinusoid_2d
+    from cape_plugins.augment import Augmentation, Draw  # noqa: F401
+    from cape_plugins.embedding import PositionalEmbedding  # noqa: F401
+    from cape_plugins.positions import frame_times, patch_grid, token_positions  # noqa: F401
+    from cape_plugins.sinusoid import sinusoid_1d, sinusoid_2d  # noqa: F401
 
 _HOME = {
     "Augmentation": "augment",
     "Draw": "augment",
-    "PositionalEmbedding1d": "embedding",
-    "PositionalEmbedding2d": "embedding",
+    "PositionalEmbedding": "embedding",
     "frame_times": "positions",
     "patch_grid": "positions",
     "token_positions": "positions",

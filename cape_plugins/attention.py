@@ -1,16 +1,16 @@
-"""Positions in self-attention: what such a variant may do there, and learnable relative positions.
+"""What positions do in self-attention: the base class of all variants, and ``relpos``.
 
-Rotary positions are in :mod:`cape_plugins.rotary`.
+``relpos`` has learnable relative positions (Shaw et al. 2018, https://arxiv.org/abs/1803.02155),
+the paper's baseline in speech and translation. Query i scores key j by q_i · (k_j + a_(j-i));
+distances beyond the context count as the context. The heads share the vectors. They are never laid
+out as (T, T, d): queries meet each distance once, and a view shifts that product's rows into place.
 
-``relpos`` is the paper's baseline in two hosts: Shaw et al. 2018, https://arxiv.org/abs/1803.02155.
-Query i scores key j by q_i · (k_j + a_(j-i)), distances beyond the context clipped to it. The
-vectors are shared by the heads and never laid out as (T, T, d): queries meet each distance once,
-and a view shifts the rows of that product in place.
+    >>> settings = AttentionSettings(head_dim=64, heads=8, context=150)
+    >>> attention = RelativeAttention(settings)
+    >>> out, _ = attention(query, key, value, mask=mask)    # (B, heads, queries, head_dim)
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,82 +21,84 @@ from cape_plugins.logn import scale_queries
 
 @dataclass(frozen=True)
 class AttentionSettings:
-    """What a host tells of its self-attention.
+    """What a host says of its self-attention, the same for all its layers.
 
     Attributes:
         head_dim: channels of a head.
         heads: their number.
+        axes: of a position: 1 in sequences, 2 in images.
+        unit: what counts as a distance of one: 1 token, 1/30 s in speech, in images the distance
+            between neighbouring patches in training. alibi's slopes are per unit.
+        frequency_scale: rope: multiplies all frequencies, as it does those of the host's sinusoids.
         context: relpos: distances -context … context have a vector each; those beyond share the
             last.
-        values: relpos: also learn vectors that are added to the values (the paper: keys only).
-        axes: 1 in sequences, 2 in images.
-        frequency_scale: rope: multiplies all frequencies, as those of sinusoids in that host; so
-            does alibi with distances in sequences.
     """
 
     head_dim: int
     heads: int
-    context: int
-    values: bool
     axes: int = 1
+    unit: float = 1.0
     frequency_scale: float = 1.0
+    context: int = 1
 
 
 class PositionalAttention(nn.Module):
     """Scaled dot-product attention; subclasses say what positions do in it, here nothing.
 
-    Positions are (B, keys) or (B, keys, 2), or with 1 for B to share them: those of the keys, in
-    the host's unit (tokens, seconds, patch coordinates), as the variant's ``augment`` leaves them:
-    the same in all layers of a forward. NaN marks padding and tokens without a position. Queries
-    are the last of the keys: all of them in an encoder, one in step-by-step decoding.
+    A host calls :meth:`prepare` once in a forward and hands the result to the attention of every
+    layer as an argument. Queries are the last of the keys: all of them in an encoder, one in
+    step-by-step decoding.
+
+    Args:
+        settings: the host's; the base class needs none.
 
     Attributes:
-        learns_values: whether :meth:`mix` adds something, for which the host needs the weights.
         logn: N_train of :func:`cape_plugins.logn.scale_queries`; 0 leaves queries as they are.
+
+    Raises:
+        ValueError: settings that the variant cannot serve.
     """
 
-    learns_values: bool = False
     logn: int = 0
+
+    def __init__(self, settings: AttentionSettings | None = None) -> None:
+        super().__init__()
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew."""
 
-    def prepare(self, positions: Tensor) -> Tensor:
-        """What the methods below get as ``positions``; hosts ask once for all layers of a forward.
+    @staticmethod
+    def prepare(positions: Tensor, settings: AttentionSettings) -> Tensor:
+        """What the methods below get as ``positions``, made once for all layers of a forward.
+
+        It is static because the layers share its result: it knows nothing of a single layer.
 
         Args:
-            positions: (B, N) or (B, N, 2), see above.
+            positions: (B, N) or (B, N, 2), or with 1 for B to share them, augmented, in the host's
+                unit (tokens, seconds, patch coordinates). NaN marks padding and tokens without a
+                position, such as a class token.
+            settings: of the layers.
 
         Returns:
             (B, N, …), a row for each token. Here the positions in float32.
         """
         return positions.to(torch.float32)
 
-    def place(self, x: Tensor, positions: Tensor | None) -> Tensor:
-        """Queries or keys (B, heads, N, head_dim) → same, before keys go into a cache.
+    def embed(self, x: Tensor, positions: Tensor | None) -> Tensor:
+        """Put prepared positions into queries or keys (B, heads, N, head_dim), here nothing.
 
-        Args:
-            x: the queries or keys.
-            positions: theirs, prepared.
+        Keys get theirs before they go into a cache.
         """
         return x
 
-    def sharpen(self, query: Tensor, keys: int, mask: Tensor | None) -> Tensor:
-        """Queries × log N / log N_train where that is on; arguments as there."""
-        return scale_queries(query, keys, mask, self.logn) if self.logn else query
-
-    def logits(self, query: Tensor, keys: int, positions: Tensor | None = None) -> Tensor | None:
+    def bias(self, query: Tensor, keys: int, positions: Tensor | None = None) -> Tensor | None:
         """What is added to the scores, broadcastable to (B, heads, queries, keys), or None.
 
         Args:
-            query: (B, heads, queries, head_dim), scaled, as it meets the keys.
+            query: (B, heads, queries, head_dim), as it meets the keys, not yet × head_dim^-½.
             keys: their number.
             positions: those of the keys, prepared.
         """
-        return None
-
-    def mix(self, weights: Tensor) -> Tensor | None:
-        """What is added to the output: (B, heads, queries, keys) → (B, heads, queries, d)."""
         return None
 
     def forward(
@@ -107,183 +109,130 @@ class PositionalAttention(nn.Module):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
         dropout: float = 0.0,
-    ) -> Tensor:
-        """Attend.
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Embed positions in queries and keys, then attend.
 
         Args:
             query: (B, heads, queries, head_dim), at the last of the keys' positions.
             key, value: (B, heads, keys, head_dim).
             positions: those of the keys, as :meth:`prepare` gives them.
-            mask: bool, broadcastable to (B, heads, queries, keys); True where a query may see a
-                key. Every query must see one.
+            mask: broadcastable to (B, heads, queries, keys): bool, True where a query may see a
+                key, or added to the scores.
             dropout: on the attention weights; 0 outside training.
+            need_weights: also return the weights, which takes (B, heads, queries, keys) of memory.
 
         Returns:
-            (B, heads, queries, head_dim).
+            (B, heads, queries, head_dim), and the weights before dropout, float32 at least
+            (B, heads, queries, keys), or None.
 
         Raises:
             ValueError: there are more queries than keys, or head_dim is another.
         """
         queries, keys = query.shape[2], key.shape[2]
+        if queries > keys:
+            raise ValueError(f"{queries} queries are not the last positions of {keys} keys")
         last = None if positions is None else positions[:, keys - queries :]
-        query, key = self.place(query, last), self.place(key, positions)
-        query = self.sharpen(query, keys, mask)
-        return self.attend(query, key, value, positions, mask, dropout)
+        query, key = self.embed(query, last), self.embed(key, positions)
+        return self.attend(query, key, value, positions, mask, dropout, need_weights)
 
     def attend(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        positions: Tensor | None,
-        mask: Tensor | None,
-        dropout: float,
-    ) -> Tensor:
-        """:meth:`forward` after :meth:`place` and :meth:`sharpen`.
-
-        Args:
-            query, key, value, positions, dropout: as there.
-            mask: as there, or added to the scores.
-        """
-        scale = query.shape[3] ** -0.5
-        bias = joined(self.logits(query * scale, key.shape[2], positions), mask, query.dtype)
-        if not self.learns_values:
-            return F.scaled_dot_product_attention(
-                query, key, value, attn_mask=bias, dropout_p=dropout, scale=scale
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        dropout: float = 0.0,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """:meth:`forward` for queries and keys in which positions are embedded already."""
+        if not need_weights:
+            query, bias = self._query_and_bias(query, key, positions, mask)
+            out = F.scaled_dot_product_attention(
+                query, key, value, attn_mask=bias, dropout_p=dropout, scale=query.shape[3] ** -0.5
             )
-        scores = (query * scale) @ key.transpose(-2, -1)
+            return out, None
+        scores = self.scores(query, key, positions, mask)
+        weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+        return F.dropout(weights, dropout).to(value.dtype) @ value, weights
+
+    def scores(
+        self, query: Tensor, key: Tensor, positions: Tensor | None, mask: Tensor | None
+    ) -> Tensor:
+        """What the softmax gets, (B, heads, queries, keys); the arguments are :meth:`attend`'s."""
+        query, bias = self._query_and_bias(query, key, positions, mask)
+        scores = (query * query.shape[3] ** -0.5) @ key.transpose(-2, -1)
         if bias is not None and bias.dtype == torch.bool:
-            scores = scores.masked_fill(~bias, -torch.inf)
-        elif bias is not None:
-            scores = scores + bias
-        wide = torch.promote_types(scores.dtype, torch.float32)
-        weights = F.dropout(scores.softmax(dim=-1, dtype=wide), dropout).to(value.dtype)
-        mixed = self.mix(weights)
-        assert mixed is not None
-        return weights @ value + mixed
+            return scores.masked_fill(~bias, -torch.inf)
+        return scores if bias is None else scores + bias
+
+    def _query_and_bias(
+        self, query: Tensor, key: Tensor, positions: Tensor | None, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Queries, × log N / log N_train where that is on, and what is added to the scores."""
+        keys = key.shape[2]
+        if self.logn:
+            query = scale_queries(query, keys, mask, self.logn)
+        return query, merge_bias(self.bias(query, keys, positions), mask, query.dtype)
 
 
-def joined(logits: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """What is added to the scores, in their dtype; None adds nothing.
+def merge_bias(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Bias and mask (True where a query sees a key, or added to the scores) as one.
 
-    Args:
-        logits: of :meth:`PositionalAttention.logits`.
-        mask: bool, True where a query sees a key, or added to the scores.
-        dtype: of the scores.
+    It is bool, or in ``dtype``, that of the scores, to be added to them; None adds nothing.
     """
-    if logits is None or mask is None:
-        found = mask if logits is None else logits
+    if bias is None or mask is None:
+        found = mask if bias is None else bias
         return found if found is None or found.dtype == torch.bool else found.to(dtype)
     if mask.dtype == torch.bool:
-        return torch.where(mask, logits.to(dtype), -torch.inf)
+        return torch.where(mask, bias.to(dtype), -torch.inf)
     # hosts hide all keys from padding with the least number: beyond it, their softmax is NaN
-    return (logits + mask).clamp(min=torch.finfo(dtype).min).to(dtype)
-
-
-class CurrentPositions:
-    """Positions of the batch that is going through a model's layers.
-
-    For hosts that call their layers without them: the model shows them before its layers run, their
-    attention reads them. They stay until the next forward, because activation checkpointing runs
-    layers again in the backward. Copies and pickles begin without any.
-
-    Attributes:
-        prepare: that of the layers' attention; where there is none, nobody reads the positions.
-        positions: what it made of those of the batch.
-    """
-
-    def __init__(self) -> None:
-        self.prepare: Callable[[Tensor], Tensor] = PositionalAttention().prepare
-        self.positions: Tensor | None = None
-
-    def show(self, positions: Tensor) -> None:
-        """Say where the tokens of the batch are, (B|1, N) or (B|1, N, 2)."""
-        self.positions = self.prepare(positions)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"prepare": self.prepare, "positions": None}
+    return (bias + mask).clamp(min=torch.finfo(dtype).min).to(dtype)
 
 
 class RelativeAttention(PositionalAttention):
     """Learnable vectors for how far, in tokens, each key is from the query.
 
     Args:
-        head_dim: channels of a head.
-        context: distances -context … context have a vector each; those beyond share the last.
-        values: also learn vectors that are added to the values (the paper: keys only).
+        settings: ``head_dim`` and ``context`` are used; ValueError below 1.
 
     Attributes:
         keys: (2 · context + 1, head_dim), uniform in ± 0.1 at first (authors).
-        values: the same, or None.
-
-    Raises:
-        ValueError: ``head_dim`` or ``context`` is below 1.
     """
 
-    def __init__(self, head_dim: int, context: int, *, values: bool = False) -> None:
+    def __init__(self, settings: AttentionSettings) -> None:
         super().__init__()
-        if head_dim < 1 or context < 1:
+        self.head_dim, self.context = settings.head_dim, settings.context
+        if self.head_dim < 1 or self.context < 1:
             raise ValueError(
-                f"head_dim and context must be ≥ 1, got head_dim={head_dim} and context={context}"
+                f"head_dim and context must be ≥ 1, got head_dim={self.head_dim} and "
+                f"context={self.context}"
             )
-        self.head_dim = head_dim
-        self.context = context
-        self.learns_values = values
-        self.keys = nn.Parameter(torch.empty(2 * context + 1, head_dim))
-        self.register_parameter("values", None)
-        if values:
-            self.values = nn.Parameter(torch.empty(2 * context + 1, head_dim))
+        self.keys = nn.Parameter(torch.empty(2 * self.context + 1, self.head_dim))
         self.reset_parameters()
-
-    @classmethod
-    def build(cls, settings: AttentionSettings) -> "RelativeAttention":
-        """As a host asks for it."""
-        return cls(settings.head_dim, settings.context, values=settings.values)
 
     def reset_parameters(self) -> None:
         """Draw the vectors anew."""
-        for table in self.parameters():
-            nn.init.uniform_(table, -0.1, 0.1)
+        nn.init.uniform_(self.keys, -0.1, 0.1)
 
-    def logits(self, query: Tensor, keys: int, positions: Tensor | None = None) -> Tensor:
+    def bias(self, query: Tensor, keys: int, positions: Tensor | None = None) -> Tensor:
         """What distances add to the scores: (B, heads, queries, d) → (B, heads, queries, keys).
 
         Distances are counted in tokens, whatever the positions are.
         """
-        queries = query.shape[2]
         if query.shape[3] != self.head_dim:
             raise ValueError(f"queries of {query.shape[3]} channels, built for {self.head_dim}")
-        before, rows, after = self._distances(queries, keys)
+        before, rows, after = self._distances(query.shape[2], keys)
+        query = query * self.head_dim**-0.5
         scores = query @ self.keys[rows].to(query.dtype).T  # (B, heads, queries, distances)
         # one column per distance -(keys - 1) … queries - 1, and one more for the shift below
-        nearest, farthest = scores[..., :1], scores[..., -1:]
-        scores = torch.cat(
-            [
-                nearest.expand(*nearest.shape[:3], before),
-                scores,
-                farthest.expand(*farthest.shape[:3], after + 1),
-            ],
-            dim=-1,
-        )
-        return _shift_rows(scores)[..., :keys]
-
-    def mix(self, weights: Tensor) -> Tensor:
-        """What distances add to the output: (B, heads, queries, keys) → (B, heads, queries, d)."""
-        assert self.values is not None
-        before, rows, _ = self._distances(*weights.shape[2:])
-        table = self.values[rows].to(weights.dtype)
-        distances = table.shape[0]
-        by_distance = _unshift_rows(weights)  # (B, heads, queries, all distances)
-        clipped = by_distance[..., before : before + distances]
-        left = by_distance[..., :before].sum(dim=-1, keepdim=True)
-        right = by_distance[..., before + distances :].sum(dim=-1, keepdim=True)
-        clipped = clipped + F.pad(left, (0, distances - 1)) + F.pad(right, (distances - 1, 0))
-        return clipped @ table
+        nearest = scores[..., :1].expand(*scores.shape[:3], before)
+        farthest = scores[..., -1:].expand(*scores.shape[:3], after + 1)
+        return _shift_rows(torch.cat([nearest, scores, farthest], dim=-1))[..., :keys]
 
     def _distances(self, queries: int, keys: int) -> tuple[int, slice, int]:
         """Rows of the table in reach, and how many distances lie before and after them."""
-        if queries > keys:
-            raise ValueError(f"{queries} queries are not the last positions of {keys} keys")
         lowest, highest = 1 - keys, queries - 1
         first, last = max(lowest, -self.context), min(highest, self.context)
         rows = slice(first + self.context, last + self.context + 1)
@@ -291,7 +240,7 @@ class RelativeAttention(PositionalAttention):
 
     def extra_repr(self) -> str:
         """The settings, for ``print(model)``."""
-        return f"head_dim={self.head_dim}, context={self.context}, values={self.values is not None}"
+        return f"head_dim={self.head_dim}, context={self.context}"
 
 
 def _shift_rows(scores: Tensor) -> Tensor:
@@ -303,11 +252,3 @@ def _shift_rows(scores: Tensor) -> Tensor:
     queries, width = scores.shape[-2], scores.shape[-1] - 1
     flat = scores.flatten(-2)[..., queries - 1 : queries - 1 + queries * width]
     return flat.unflatten(-1, (queries, width))
-
-
-def _unshift_rows(weights: Tensor) -> Tensor:
-    """The inverse: (…, queries, keys) → (…, queries, queries + keys - 1), zeros elsewhere."""
-    queries, keys = weights.shape[-2:]
-    width = queries + keys - 1
-    flat = F.pad(weights, (0, width - keys)).flatten(-2)
-    return F.pad(flat, (queries - 1, 1)).unflatten(-1, (queries, width + 1))[..., :width]

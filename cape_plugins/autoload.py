@@ -1,4 +1,4 @@
-"""Loading by name: registers with each host as soon as that host is imported.
+"""Loading by name: registers our models with each host as soon as that host is imported.
 
 PyTorch (≥ 2.5) calls :func:`install` at the end of ``import torch``, through the entry point
 group ``torch.backends``; ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` and ``CAPE_PLUGINS_AUTOLOAD=0``
@@ -6,99 +6,69 @@ switch that off. An exception here would make torch unimportable for the whole e
 nothing leaves :func:`install`, and this module imports only the standard library.
 """
 
-import importlib
-import importlib.abc
-import importlib.machinery
+import importlib.util
 import os
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
-# A module → the package of ours that is due once that module has been executed.
+# A host's module → the package of ours that registers once that module has been executed.
 _TRIGGERS = {
     "timm.models": "timm",
     # the last sub-package that fairseq's __init__ imports, in 0.12.2 and since
     "fairseq.model_parallel": "fairseq",
     "espnet2.tasks.asr": "espnet",
-    # `python -m espnet2.bin.asr_train` finds espnet2.tasks.asr before that imports torch, hence
-    # before this hook exists; abs_task is imported by it after torch
-    "espnet2.tasks.abs_task": "espnet",
-    # espnet3 has an ASR task of its own, in the same wheel
+    # espnet3's ASR task is in the same wheel and has its own choices of encoders
     "espnet3.systems.esp2_asr.task": "espnet",
-    # torch.export.save and load import it: a saved program names our operator
-    "torch._export.serde.serialize": "fused",
+    # `python -m espnet2.bin.asr_train` finds espnet2.tasks.asr before that imports torch, hence
+    # before this hook exists. After torch it imports abs_task: see _when_task_exists.
+    "espnet2.tasks.abs_task": "espnet",
 }
 
 _EXPLICIT = {
     "timm": "import cape_plugins.timm",
     "fairseq": "--user-dir integrations/fairseq/user_dir",
     "espnet": "python -m cape_plugins.run -m espnet2.bin.asr_train",
-    "fused": "import cape_plugins.fused",
 }
 
-ready: set[str] = set()  # modules that have what we need by now, although Python still runs them
 
-
-def install(*, force: bool = False) -> None:
-    """Watch for the hosts' imports; register at once with those already imported.
-
-    Safe to call several times. Never raises.
-
-    Args:
-        force: install even if ``CAPE_PLUGINS_AUTOLOAD`` switches it off (an explicit request).
-    """
+def install() -> None:
+    """Watch for the hosts' imports, register with those already imported; never raises."""
     try:
-        if not force and os.environ.get("CAPE_PLUGINS_AUTOLOAD", "1") == "0":
+        if os.environ.get("CAPE_PLUGINS_AUTOLOAD") == "0":
             return
-        if any(_is_ours(finder) for finder in sys.meta_path):
+        # once; recognised by an attribute, because reloading this module makes another class
+        if any(getattr(finder, "of_cape_plugins", None) is True for finder in sys.meta_path):
             return
         sys.meta_path.insert(0, _HostFinder())
         for trigger in _TRIGGERS:
-            module = sys.modules.get(trigger)
-            spec = getattr(module, "__spec__", None)
-            if module is not None and not getattr(spec, "_initializing", False):
-                _host_ready(trigger, module)
+            if sys.modules.get(trigger) and not _is_being_imported(trigger):
+                _host_ready(trigger)
     except Exception as error:
         _warn(f"cape_plugins: autoload failed ({type(error).__name__}: {error})")
 
 
-def _is_ours(finder: object) -> bool:
-    """Whether a finder is one of these: by a mark, for the class changes when this is reloaded."""
-    return getattr(finder, "cape_plugins_autoload", False) is True
-
-
-class _HostFinder(importlib.abc.MetaPathFinder):
+class _HostFinder:
     """Finds the trigger modules as the other finders do, and notes when they have run."""
 
-    cape_plugins_autoload = True
+    of_cape_plugins = True
 
     def __init__(self) -> None:
-        self.finding: set[tuple[int, str]] = set()
+        self.searches: set[tuple[int, str]] = set()
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in _TRIGGERS:
-            return None
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         search = (threading.get_ident(), fullname)
-        if search in self.finding:  # another finder asks the finders in its turn
+        if fullname not in _TRIGGERS or search in self.searches:
             return None
-        self.finding.add(search)
+        self.searches.add(search)
         try:
-            for finder in list(sys.meta_path):
-                if _is_ours(finder) or not hasattr(finder, "find_spec"):
-                    continue
-                spec = finder.find_spec(fullname, path, target)
-                if spec is not None:
-                    if hasattr(spec.loader, "exec_module"):
-                        spec.loader = _NotifyingLoader(spec.loader)  # type: ignore[assignment]
-                    return spec
-            return None
+            spec = importlib.util.find_spec(fullname)  # asks all finders, this one too
         finally:
-            self.finding.discard(search)
+            self.searches.discard(search)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = _NotifyingLoader(spec.loader)  # type: ignore[assignment]
+        return spec
 
 
 class _NotifyingLoader:
@@ -108,69 +78,55 @@ class _NotifyingLoader:
         self.loader = loader
 
     def __getattr__(self, name: str) -> Any:
-        if name == "loader":  # not there yet while it is copied
+        if name == "loader":  # copying asks before it is set
             raise AttributeError(name)
         return getattr(self.loader, name)
 
-    def exec_module(self, module: ModuleType) -> None:
+    def exec_module(self, module: Any) -> None:
         # restored first, so that the module (inspect, pickle, reload) never sees this loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self.loader
-        module.__loader__ = self.loader
+        module.__spec__.loader = module.__loader__ = self.loader
         self.loader.exec_module(module)
-        _host_ready(module.__name__, module)
+        _host_ready(module.__name__)
 
 
-def _host_ready(trigger: str, module: ModuleType) -> None:
-    ready.add(trigger)
-    if trigger == "espnet2.tasks.abs_task":
-        _when_task_created(module)
-    else:
-        _register(_TRIGGERS[trigger])
+def _host_ready(trigger: str) -> None:
+    """Register with the trigger's host; a failure becomes one warning with the fix.
 
-
-def _register(package: str) -> None:
-    """Call our package's register(), if it has one; a failure becomes one warning with the fix."""
+    Nothing is done in the middle of the import of our own package for that host. That import comes
+    here when it imports the host; half of our modules exist then, and it ends with register().
+    """
+    package = _TRIGGERS[trigger]
+    ours = f"cape_plugins.{package}"
     try:
-        getattr(importlib.import_module(f"cape_plugins.{package}"), "register", lambda: None)()
+        if trigger == "espnet2.tasks.abs_task":
+            _when_task_exists(sys.modules[trigger].AbsTask)
+        elif not _is_being_imported(ours) and importlib.import_module(ours).register() is False:
+            raise ImportError(f"{trigger} has no class ASRTask, this form is not known")
     except Exception as error:
-        _explain(package, f"{type(error).__name__}: {error}")
+        _warn(
+            f"cape_plugins could not register with {package} ({type(error).__name__}: {error}), so "
+            "its models are missing there; everything else works. To see the whole error: "
+            f"python -c 'import {ours}'. To go without: CAPE_PLUGINS_AUTOLOAD=0. "
+            f"To load it explicitly: {_EXPLICIT[package]}"
+        )
 
 
-def _when_task_created(abs_task: ModuleType) -> None:
-    """Register with ESPnet once, when a class of its ASR task's module subclasses AbsTask."""
-    tasks = {trigger for trigger, package in _TRIGGERS.items() if package == "espnet"}
-    base = getattr(abs_task, "AbsTask", None)
-    if base is None:
-        _explain("espnet", f"{abs_task.__name__} has no AbsTask: this form is not known")
-        return
-    if any(cls.__module__ in tasks for cls in base.__subclasses__()):
-        return  # it exists and has its own trigger
-    before = vars(base).get("__init_subclass__")
+def _when_task_exists(base: Any) -> None:
+    """Register with ESPnet once, when the module of an ASR task makes its subclass of AbsTask."""
+    inherited = classmethod(lambda cls, **options: super(base, cls).__init_subclass__(**options))
+    original = vars(base).get("__init_subclass__", inherited)
 
-    def __init_subclass__(cls: type, **kwargs: Any) -> None:
-        if before is not None:
-            before.__get__(None, cls)(**kwargs)
-        else:
-            super(base, cls).__init_subclass__(**kwargs)
-        if cls.__module__ in tasks:
-            if before is not None:
-                base.__init_subclass__ = before
-            else:
-                del base.__init_subclass__
-            ready.add(cls.__module__)
-            _register("espnet")
+    def __init_subclass__(cls: type, **options: Any) -> None:
+        original.__get__(None, cls)(**options)
+        if cls.__module__ in _TRIGGERS:
+            base.__init_subclass__ = original
+            _host_ready(cls.__module__)
 
     base.__init_subclass__ = classmethod(__init_subclass__)
 
 
-def _explain(package: str, error: str) -> None:
-    _warn(
-        f"cape_plugins could not register with {package} ({error}), so "
-        f"its models are missing there; everything else works. To see the whole error: "
-        f"python -c 'import cape_plugins.{package}'. To go without: CAPE_PLUGINS_AUTOLOAD=0. "
-        f"To load it explicitly: {_EXPLICIT[package]}"
-    )
+def _is_being_imported(name: str) -> bool:
+    return getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False)
 
 
 def _warn(message: str) -> None:

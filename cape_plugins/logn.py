@@ -3,6 +3,9 @@
 A softmax over more tokens is flatter, whatever the positions are. Chiang & Cholak 2022,
 https://arxiv.org/abs/2202.12172, multiply its logits by log N; Scalable-Softmax (Nakanishi 2025,
 https://arxiv.org/abs/2501.19399) does too. The paper of CAPE has none of it.
+
+    >>> query = torch.randn(2, 6, 400, 64)      # (B, heads, queries, head_dim)
+    >>> query = scale_queries(query, keys=400, mask=None, trained=197)
 """
 
 from typing import Any
@@ -10,13 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+HIDDEN = -1000.0  # a score this far below the others has no weight in any dtype
+
 
 def check_logn(value: Any, name: str = "attention_logn") -> int:
-    """What an option says: N_train, 0 for off.
-
-    Raises:
-        ValueError: neither an integer ≥ 2 nor 0 or None.
-    """
+    """N_train of an option: an integer ≥ 2; 0 and None, for off, give 0; ValueError otherwise."""
     if value is None or (value == 0 and not isinstance(value, bool)):
         return 0
     if isinstance(value, bool) or not isinstance(value, int) or value < 2:
@@ -34,8 +35,8 @@ def scale_queries(query: Tensor, keys: int, mask: Tensor | None, trained: int) -
         query: (B, heads, queries, head_dim).
         keys: how many there are, padding included.
         mask: broadcastable to (B, heads, queries, keys): bool, True where a query sees a key, or
-            added to the scores, then half of the least number or less hides a key. None: all
-            are seen.
+            added to the scores, then -1000 or less hides a key (hosts take -1e4, -1e9, the least
+            number, -inf). None: all are seen.
         trained: N_train.
 
     Returns:
@@ -44,10 +45,10 @@ def scale_queries(query: Tensor, keys: int, mask: Tensor | None, trained: int) -
     if mask is None:
         seen = torch.full([1], keys, device=query.device, dtype=torch.float32)
     else:
-        visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        visible = mask if mask.dtype == torch.bool else mask > HIDDEN
         seen = visible.expand(*visible.shape[:-1], keys).sum(dim=-1, keepdim=True).float()
-    # a query that sees nothing, in padding, is not to become NaN
     # a tensor's logarithm: PyTorch 2.5 cannot compile that of a number
     then = torch.full([1], trained, device=query.device, dtype=torch.float32)
+    # at least 1: a query in padding may see nothing, and must not become NaN
     factor = seen.clamp(min=1).log() / then.log()
     return (query * factor).to(query.dtype)

@@ -1,83 +1,78 @@
 """Random positions: in training sorted draws from a range stand in for the real positions.
 
 Ruoss et al. 2023, https://arxiv.org/abs/2305.16843 (integers), and Random Float Sampling (Shimizu
-et al. 2026, https://arxiv.org/abs/2602.14050): of longer inputs than in training no position is
-new, as long as it lies in the range. The order of tokens is kept, their distances are not.
+et al. 2026, https://arxiv.org/abs/2602.14050). An input longer than those of training then has no
+position that is new, as long as it lies in the range. Tokens keep their order, not their distances.
+
+    >>> positions = token_positions([5, 3])[..., None]      # (2, 5, 1)
+    >>> augmentation = RandomPositions(random_range=(0.0, 256.0))
+    >>> drawn = augmentation.train(positions, batch_size=2)
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from cape_plugins.augment import AsGiven, Augmentation, Draw
+from cape_plugins.augment import Draw, Identity, LocalShift, uniform
+from cape_plugins.positions import Generator, is_number
 
 
-class Random(AsGiven):
+@dataclass(frozen=True)
+class RandomPositions(Identity):
     """Sorted random positions in training, the mean of such draws in evaluation.
 
-    The mean spreads tokens evenly over the range, by its number of tokens alone. Where that is not
-    known (step-by-step decoding), or where they are spread evenly already (images), evaluation
-    takes positions as given. Both papers draw in evaluation too; here that is deterministic.
+    The mean spreads tokens evenly over the range, by their number alone. Where that number is not
+    known (step-by-step decoding), or tokens are spread evenly already (images), evaluation takes
+    positions as given. Both papers draw in evaluation too; here evaluation is deterministic.
 
-    Args:
-        settings: of CAPE; not used.
-        span: the ends of the range, in the unit of the positions.
+    Attributes:
+        random_range: (low, high), in the unit of the positions; ValueError if empty or not finite.
         spread: whether evaluation spreads tokens over the range.
     """
 
-    def __init__(
-        self, settings: Augmentation, span: tuple[float, float] = (0.0, 1.0), spread: bool = True
-    ) -> None:
-        super().__init__(settings)
-        self.low, self.high = float(span[0]), float(span[1])
-        self.spread = spread
+    random_range: tuple[float, float] = (0.0, 1.0)
+    spread: bool = True
 
-    def forward(
+    def __post_init__(self) -> None:
+        low, high = self.random_range
+        if not (is_number(low) and is_number(high) and low < high):
+            raise ValueError(f"random_range must be (low, high), low < high, got {low!r}, {high!r}")
+
+    def train(
         self,
         positions: Tensor,
-        batch: int,
-        max_local_shift: Tensor | None = None,
+        batch_size: int,
         draw: Draw | None = None,
-        generator: torch.Generator | None = None,
+        *,
+        max_local_shift: LocalShift | None = None,
+        generator: Generator = None,
     ) -> Tensor:
-        """Replace the positions; see :class:`AsGiven`."""
-        if self.training:
-            positions = positions.expand(batch, positions.shape[1], positions.shape[2])
-            return randomise(positions, self.low, self.high, generator)
-        if self.spread:
-            return spread_evenly(positions, self.low, self.high)
-        return positions
+        """Sorted draws; of the arguments of :meth:`Identity.train` it needs no Δ, ε and λ."""
+        return randomise(positions.expand(batch_size, -1, -1), *self.random_range, generator)
+
+    def evaluate(self, positions: Tensor) -> Tensor:
+        """(1 or B, N, axes) → same, spread evenly where ``spread`` is on."""
+        return spread_evenly(positions, *self.random_range) if self.spread else positions
 
 
-def randomise(
-    positions: Tensor, low: float, high: float, generator: torch.Generator | None = None
-) -> Tensor:
+def randomise(positions: Tensor, low: float, high: float, generator: Generator = None) -> Tensor:
     """As many draws from low … high as an axis has different positions, sorted as these are.
 
     Tokens that share a coordinate, such as a row of patches, share its draw: a grid stays a grid.
-
-    Args:
-        positions: (B, N, axes), float32 or float64; NaN stays.
-        low, high: the range.
-        generator: source of randomness.
-
-    Returns:
-        (B, N, axes) in the positions' dtype.
+    (B, N, axes) float32 or float64 → same; NaN stays.
     """
     rank, count = _ranks(positions)
     shape, device, dtype = list(positions.shape), positions.device, positions.dtype
-    if generator is None:  # the other overload takes no symbolic sizes under torch.compile
-        draws = torch.rand(shape, device=device, dtype=dtype)
-    else:
-        draws = torch.rand(shape, device=device, dtype=dtype, generator=generator)
+    draws = uniform(shape, device, dtype, generator)
     unused = torch.arange(positions.shape[1], device=device)[:, None] >= count
     draws = draws.masked_fill(unused, 1.0).sort(dim=1).values.gather(1, rank)
-    return (low + (high - low) * draws).masked_fill(positions.isnan(), math.nan)
+    return (low + (high - low) * (draws + 1) / 2).masked_fill(positions.isnan(), math.nan)
 
 
 def spread_evenly(positions: Tensor, low: float, high: float) -> Tensor:
-    """The mean of :func:`randomise`: of n positions number i lands i / (n + 1) into the range."""
+    """The mean of :func:`randomise`: of n positions, number i lands i / (n + 1) into the range."""
     rank, count = _ranks(positions)
     fraction = (rank + 1).to(positions.dtype) / (count + 1).to(positions.dtype)
     return (low + (high - low) * fraction).masked_fill(positions.isnan(), math.nan)
@@ -87,7 +82,6 @@ def _ranks(positions: Tensor) -> tuple[Tensor, Tensor]:
     """For each coordinate how many different ones are below it, (B, N, axes), and (B, 1, axes) how
     many there are; NaN counts as the largest."""
     ordered, order = positions.sort(dim=1)  # NaN comes last
-    higher = ordered[:, 1:] > ordered[:, :-1]
-    first = torch.zeros_like(order[:, :1])
-    rank = torch.cat([first, higher.long().cumsum(dim=1)], dim=1)
+    # the first is compared with the last, so it is not higher; slices would freeze export's sizes
+    rank = (ordered > ordered.roll(1, dims=1)).long().cumsum(dim=1)
     return torch.zeros_like(rank).scatter(1, order, rank), rank[:, -1:] + 1

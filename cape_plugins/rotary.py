@@ -1,15 +1,19 @@
 """Rotary positions: queries and keys turn with their position, so that scores see distances alone.
 
-On a line as Su et al. 2021, https://arxiv.org/abs/2104.09864. On a plane axial, half of a head's
+On a line as Su et al. 2021, https://arxiv.org/abs/2104.09864. On a plane axial: half of a head's
 channels for either axis, with the frequencies of DINOv3 (https://arxiv.org/abs/2508.10104) and of
-timm's ``RotaryEmbeddingDinoV3``: for coordinates in [-1, 1], up to 2π radians per unit, which on 14
-patches along an axis is about the radian per patch of rope-vit. Mixed: learnable frequencies of
+timm's ``RotaryEmbeddingDinoV3``: for coordinates in [-1, 1], up to 2π radians per unit, which with
+14 patches along an axis is about the radian per patch of rope-vit. Mixed: learnable frequencies of
 each head and layer, along any direction (RoPE-mixed of rope-vit, Heo et al. 2024,
 https://arxiv.org/abs/2403.13298).
 
-Compared in tests/test_rotary.py with rotary-embedding-torch 0.9.1 and with timm 1.0.31's
+tests/test_rotary.py compares them with rotary-embedding-torch 0.9.1 and with timm 1.0.31's
 ``apply_rot_embed_cat``, ``RotaryEmbeddingDinoV3`` and ``get_mixed_freqs``. As in DINOv3, and as in
 [cos | sin] of sinusoids, channel k turns with channel k + head_dim / 2.
+
+    >>> settings = AttentionSettings(head_dim=64, heads=6, axes=2)
+    >>> positions = RotaryAttention.prepare(patch_grid(14, 14)[None], settings)
+    >>> out, _ = RotaryAttention(settings)(query, key, value, positions)
 """
 
 import math
@@ -18,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from cape_plugins.attention import AttentionSettings, PositionalAttention
-from cape_plugins.sinusoid import frequencies_1d
+from cape_plugins.sinusoid import cos_sin, frequencies_1d
 
 # of the frequencies' geometric series: Su et al.; DINOv3; rope-vit
 BASE_LINE, BASE_PLANE, BASE_MIXED = 10_000.0, 100.0, 10.0
@@ -31,81 +35,57 @@ class RotaryAttention(PositionalAttention):
     """Rotates queries and keys by position × frequency; tokens without a position stay.
 
     Args:
-        head_dim: channels of a head: even, with two axes a multiple of 4.
-        axes: 1 in sequences, 2 in images.
-        frequency_scale: multiplies all frequencies: 1 for tokens, 30 for seconds, and for patches
-            whose axes run from -1 to 1.
-
-    Raises:
-        ValueError: ``head_dim`` does not split so.
+        settings: ``frequency_scale`` multiplies all frequencies: 1 for tokens, 30 for seconds, 1
+            for patches whose axes run from -1 to 1. ValueError unless ``head_dim`` is even, with
+            two axes a multiple of 4.
     """
 
-    def __init__(self, head_dim: int, axes: int = 1, *, frequency_scale: float = 1.0) -> None:
+    def __init__(self, settings: AttentionSettings) -> None:
         super().__init__()
-        if head_dim < 1 or head_dim % (2 * axes):
-            raise ValueError(
-                f"rotary positions with {axes} {'axis' if axes == 1 else 'axes'} need heads of a "
-                f"multiple of {2 * axes} channels, got {head_dim}: change the width or the number "
-                "of heads"
-            )
-        self.head_dim = head_dim
-        self.axes = axes
-        self.frequency_scale = frequency_scale
+        self.settings = settings
+        _check_channels(settings.head_dim, settings.axes)
 
-    @classmethod
-    def build(cls, settings: AttentionSettings) -> "RotaryAttention":
-        """As a host asks for it."""
-        scale = settings.frequency_scale
-        return cls(settings.head_dim, settings.axes, frequency_scale=scale)
-
-    def prepare(self, positions: Tensor) -> Tensor:
+    @staticmethod
+    def prepare(positions: Tensor, settings: AttentionSettings) -> Tensor:
         """Cosines and sines of (B, N) or (B, N, axes): (B, N, 2 · head_dim) float32."""
         positions, without = _split(positions)
-        base, scale = BASE_LINE, self.frequency_scale
-        if self.axes > 1:
-            base, scale = BASE_PLANE, self.frequency_scale * PLANE_SCALE
-        frequencies = frequencies_1d(self.head_dim // self.axes, base, scale, positions.device)
-        phases = positions[..., None] * frequencies.to(positions.dtype)  # (B, N, axes, ·)
-        return _table(phases.flatten(2).masked_fill(without, 0.0)).to(torch.float32)
+        base, scale = BASE_LINE, settings.frequency_scale
+        if settings.axes > 1:
+            base, scale = BASE_PLANE, settings.frequency_scale * PLANE_SCALE
+        width = settings.head_dim // settings.axes
+        frequencies = frequencies_1d(width, base, scale, positions.device)[None]
+        cos, sin = cos_sin(positions[..., None], frequencies, torch.float32)  # (B, N, axes, ·)
+        cos, sin = cos.flatten(2), sin.flatten(2)
+        return _table(cos.masked_fill(without, 1.0), sin.masked_fill(without, 0.0))
 
-    def place(self, x: Tensor, positions: Tensor | None) -> Tensor:
+    def embed(self, x: Tensor, positions: Tensor | None) -> Tensor:
         """Rotate (B, heads, N, head_dim), in float32 at least, by what :meth:`prepare` gave."""
         assert positions is not None, "rotary attention needs positions"
         return _rotate(x, positions[:, None])
 
     def extra_repr(self) -> str:
         """The settings, for ``print(model)``."""
-        return (
-            f"head_dim={self.head_dim}, axes={self.axes}, frequency_scale={self.frequency_scale:g}"
-        )
+        one = self.settings
+        return f"head_dim={one.head_dim}, axes={one.axes}, frequency_scale={one.frequency_scale:g}"
 
 
 class MixedRotaryAttention(PositionalAttention):
     """The same on a plane, each head and layer with learnable frequencies along both axes.
 
     Args:
-        head_dim: channels of a head, a multiple of 4.
-        heads: their number.
+        settings: ``head_dim`` (ValueError unless a multiple of 4) and ``heads`` are used.
 
     Attributes:
         frequencies: (2, heads, head_dim / 2), along the height and the width, in units of 2π
-            radians per unit of position: at first half of each head's along a random direction,
-            half across it, as in rope-vit.
-
-    Raises:
-        ValueError: ``head_dim`` is no multiple of 4.
+            radians per unit of position. At first half of each head's lie along a random direction
+            and half across it, as in rope-vit.
     """
 
-    def __init__(self, head_dim: int, heads: int) -> None:
+    def __init__(self, settings: AttentionSettings) -> None:
         super().__init__()
-        RotaryAttention(head_dim, 2)  # the same condition
-        self.frequencies = nn.Parameter(torch.empty(2, heads, head_dim // 2))
+        _check_channels(settings.head_dim, 2)
+        self.frequencies = nn.Parameter(torch.empty(2, settings.heads, settings.head_dim // 2))
         self.reset_parameters()
-
-    @classmethod
-    def build(cls, settings: AttentionSettings) -> "MixedRotaryAttention":
-        """As a host asks for it."""
-        return cls(settings.head_dim, settings.heads)
 
     def reset_parameters(self) -> None:
         """Draw the directions anew."""
@@ -118,16 +98,25 @@ class MixedRotaryAttention(PositionalAttention):
             self.frequencies[0] = (along * angles.cos()).flatten(1)
             self.frequencies[1] = (along * angles.sin()).flatten(1)
 
-    def place(self, x: Tensor, positions: Tensor | None) -> Tensor:
+    def embed(self, x: Tensor, positions: Tensor | None) -> Tensor:
         """Rotate (B, heads, N, head_dim), in float32 at least, by the positions (B|1, N, 2)."""
         assert positions is not None, "rotary attention needs positions"
-        positions, without = _split(positions)
+        positions, _ = _split(positions)  # 0, which turns nothing, without a position
         frequencies = self.frequencies.to(torch.promote_types(x.dtype, positions.dtype))
         along_height, along_width = (frequencies * PLANE_SCALE).unbind()
         # elementwise rather than a matrix product, which autocast would run in half precision
         height, width = positions[:, None, :, :1], positions[:, None, :, 1:]
         phases = height * along_height[:, None] + width * along_width[:, None]
-        return _rotate(x, _table(phases.masked_fill(without[:, None], 0.0)))
+        return _rotate(x, _table(phases.cos(), phases.sin()))
+
+
+def _check_channels(head_dim: int, axes: int) -> None:
+    if head_dim < 1 or head_dim % (2 * axes):
+        raise ValueError(
+            f"rotary positions with {axes} {'axis' if axes == 1 else 'axes'} need heads of a "
+            f"multiple of {2 * axes} channels, got {head_dim}: change the width or the number "
+            "of heads"
+        )
 
 
 def _split(positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,9 +127,8 @@ def _split(positions: Tensor) -> tuple[Tensor, Tensor]:
     return positions.masked_fill(without, 0.0), without
 
 
-def _table(phases: Tensor) -> Tensor:
-    """Phases (…, d / 2) → [cos | cos | -sin | sin] (…, 2 d)."""
-    cos, sin = phases.cos(), phases.sin()
+def _table(cos: Tensor, sin: Tensor) -> Tensor:
+    """Cosines and sines (…, d / 2) → [cos | cos | -sin | sin] (…, 2 d)."""
     return torch.cat([cos, cos, -sin, sin], dim=-1)
 
 

@@ -31,7 +31,7 @@ def main() -> None:
         raise SystemExit(f"cape_plugins.run: no such script: {target}\n{_USAGE}")
 
     os.environ["CAPE_PLUGINS_AUTOLOAD"] = "1"  # asked for explicitly; worker processes inherit it
-    autoload.install(force=True)
+    autoload.install()
     sys.argv = arguments
     if is_script:
         sys.path[0] = os.path.dirname(os.path.abspath(target))  # as `python SCRIPT.py` has it

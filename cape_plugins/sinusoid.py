@@ -1,6 +1,12 @@
 """Sinusoidal embeddings of positions: cosines and sines of position × frequency, in 1-D and 2-D.
 
-Both lay the channels out as [cos | sin] halves, as the paper's listing does.
+Both lay the channels out as [cos | sin] halves, as the paper's listing does. Phases are taken in
+float64 where the device has it and reduced to one turn there, so that an hour of audio is as exact
+as its first second; cosine and sine follow in float32 (float64 if given).
+
+    >>> tokens = sinusoid_1d(torch.arange(5.0), 64)                             # (5, 64)
+    >>> audio = sinusoid_1d(frame_times([300], 0.01), 64, frequency_scale=30)   # (1, 300, 64)
+    >>> patches = sinusoid_2d(patch_grid(14, 14), 384)                          # (196, 384)
 """
 
 import math
@@ -8,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from cape_plugins.positions import check_positions, check_positive
+from cape_plugins.positions import check_positions, check_positive, widest
 
 
 def sinusoid_1d(
@@ -28,19 +34,13 @@ def sinusoid_1d(
 
     Raises:
         ValueError: ``dim`` is odd or < 2, ``base`` or ``frequency_scale`` is out of range, or
-            positions are infinite (on CUDA see :func:`cape_plugins.positions.check_values`).
+            positions are infinite (on CUDA: :func:`cape_plugins.positions.check_values`).
     """
     check_dim(dim)
     check_frequencies(base, frequency_scale)
     check_positions(positions)
-    return embed_line(positions, dim, base, frequency_scale)
-
-
-def embed_line(positions: Tensor, dim: int, base: float, frequency_scale: float) -> Tensor:
-    """:func:`sinusoid_1d` without its checks; TorchScript compiles it."""
-    positions, padding = _without_padding(positions)
-    frequencies = frequencies_1d(dim, base, frequency_scale, positions.device)
-    return _cos_sin(positions[..., None] * frequencies.to(positions.dtype), padding)
+    frequencies = frequencies_1d(dim, base, frequency_scale, positions.device)[None]
+    return embed(positions[..., None], frequencies)
 
 
 def sinusoid_2d(positions: Tensor, dim: int, *, frequency_scale: float = 1.0) -> Tensor:
@@ -53,43 +53,62 @@ def sinusoid_2d(positions: Tensor, dim: int, *, frequency_scale: float = 1.0) ->
         positions: (..., 2), along the height and along the width, in [-1, 1] for an image; NaN
             marks padding.
         dim: channels, even.
-        frequency_scale: multiplies all frequencies; 1 in the paper, whose |w| run from 1 to 10.
+        frequency_scale: multiplies all frequencies; 1 in the paper, whose lengths run from 1 to 10.
 
-    Returns:
-        (..., dim) in the positions' dtype, float32 at least: [cos | sin], zeros at padding.
-
-    Raises:
-        ValueError: ``dim`` is odd or < 2, ``frequency_scale`` is out of range, positions do not
-            end in 2, or are infinite (on CUDA see :func:`cape_plugins.positions.check_values`).
+    Returns, Raises:
+        As :func:`sinusoid_1d`, and ValueError unless positions end in 2.
     """
     check_dim(dim)
     check_frequencies(10.0, frequency_scale)
     if positions.shape[-1] != 2:
         raise ValueError(f"2-D positions must be (..., 2), got shape {tuple(positions.shape)}")
     check_positions(positions)
-    return embed_plane(positions, dim, frequency_scale)
+    return embed(positions, frequencies_2d(dim, frequency_scale, positions.device))
 
 
-def embed_plane(positions: Tensor, dim: int, frequency_scale: float) -> Tensor:
-    """:func:`sinusoid_2d` without its checks; TorchScript compiles it."""
-    positions, padding = _without_padding(positions)
-    frequencies = frequencies_2d(dim, frequency_scale, positions.device)
-    along_height, along_width = frequencies.to(positions.dtype).unbind()
+def embed(positions: Tensor, frequencies: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """[cos | sin] of positions × frequencies, (..., 2 K), zeros at padding.
+
+    Args:
+        positions: (..., axes); NaN on any axis marks padding.
+        frequencies: (axes, K) radians per unit of position.
+        dtype: of the result. Default: the positions', float32 at least.
+    """
+    padding = positions.isnan().any(dim=-1, keepdim=True)
+    cos, sin = cos_sin(positions.masked_fill(padding, 0.0), frequencies, dtype)
+    return torch.cat([cos, sin], dim=-1).masked_fill(padding, 0.0)
+
+
+def cos_sin(
+    positions: Tensor, frequencies: Tensor, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (..., K) of positions (..., axes), none NaN; arguments as :func:`embed`."""
+    if dtype is None:
+        dtype = torch.promote_types(positions.dtype, torch.float32)
+    turns, wide = frequencies / math.tau, positions.to(frequencies.dtype)
     # elementwise rather than a matrix product, which autocast would run in half precision
-    phase = positions[..., 0, None] * along_height + positions[..., 1, None] * along_width
-    return _cos_sin(phase, padding.any(dim=-1))
+    phase = wide[..., 0, None] * turns[0]
+    for axis in range(1, turns.shape[0]):
+        phase = phase + wide[..., axis, None] * turns[axis]
+    phase = ((phase - phase.round()) * math.tau).to(dtype)
+    return phase.cos(), phase.sin()
 
 
 def frequencies_1d(dim: int, base: float, frequency_scale: float, device: torch.device) -> Tensor:
-    """Radians per unit of position of each phase, (dim / 2,); see :func:`sinusoid_1d`."""
+    """Radians per unit of position of each phase of :func:`sinusoid_1d`, (dim / 2,)."""
     return frequency_scale * torch.pow(base, _arange(dim // 2, device) * (-2.0 / dim))
 
 
 def frequencies_2d(dim: int, frequency_scale: float, device: torch.device) -> Tensor:
-    """Radians per unit along the height and the width, (2, dim / 2); see :func:`sinusoid_2d`."""
+    """Radians per unit along the height and the width of :func:`sinusoid_2d`, (2, dim / 2)."""
     j = _arange(dim // 2, device)
     radius = frequency_scale * math.pi * torch.pow(10.0, (j + 1) / (dim // 2))
     return torch.stack([radius * torch.cos(j), radius * torch.sin(j)])
+
+
+def _arange(n: int, device: torch.device) -> Tensor:
+    """0 … n-1, made anew in every call: ``model.half()`` would cast a buffer."""
+    return torch.arange(n, device=device, dtype=widest(device))
 
 
 def check_dim(dim: int) -> None:
@@ -108,24 +127,3 @@ def check_frequencies(base: float, frequency_scale: float) -> None:
     if not (math.isfinite(base) and base > 1):
         raise ValueError(f"base must be finite and > 1, got {base}")
     check_positive("frequency_scale", frequency_scale)
-
-
-def _arange(n: int, device: torch.device) -> Tensor:
-    """0 … n-1 in float64 where the device has it, so that frequencies are rounded only once.
-
-    Made anew in every call: a buffer would be cast by ``model.half()``.
-    """
-    wide = torch.float32 if device.type == "mps" else torch.float64
-    return torch.arange(n, device=device, dtype=wide)
-
-
-def _without_padding(positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions in float32 at least with 0 for padding, whose gradient is then 0, and a mask."""
-    positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
-    padding = positions.isnan()
-    return positions.masked_fill(padding, 0.0), padding
-
-
-def _cos_sin(phase: Tensor, padding: Tensor) -> Tensor:
-    embedding = torch.cat([phase.cos(), phase.sin()], dim=-1)
-    return embedding.masked_fill(padding[..., None], 0.0)

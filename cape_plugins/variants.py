@@ -1,16 +1,24 @@
 """The table of variants: what each adds at the input, what it puts into self-attention.
 
 Hosts ask this table and compare no names: a new variant is a file of the core and a row here.
+
+    >>> names(axes=1)[:5]                       # what sequences can have
+    ('nopos', 'abspos', 'sinpos', 'cape', 'relpos')
+    >>> sorted(get("rope").taken(axes=2))       # the options that it takes in images
+    ['extent', 'frequency_scale']
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch import Tensor
+
 from cape_plugins.alibi import Alibi
 from cape_plugins.attention import AttentionSettings, PositionalAttention, RelativeAttention
-from cape_plugins.augment import AsGiven, Cape
-from cape_plugins.random_positions import Random
+from cape_plugins.augment import Augmentation, Identity
+from cape_plugins.random_positions import RandomPositions
 from cape_plugins.rotary import MixedRotaryAttention, RotaryAttention
 
 
@@ -19,110 +27,75 @@ class Variant:
     """A way to tell a Transformer where its tokens are.
 
     Attributes:
-        number: stands in fairseq checkpoints for the name; only ever append.
+        number: stands in checkpoints for the name; only ever append.
         adds: to the content at the input: nothing, rows of a learnable table, or sinusoids.
-        augment: what becomes of positions before their sinusoids and before attention sees them.
+        augment: what becomes of positions before their sinusoids and before attention.
         attention: what sits in self-attention; None is the host's own attention.
         first_layer_only: whether ``attention`` sits in the first layer only.
-        axes: numbers of axes of its positions: 1 in sequences, 2 in images.
-        options: the hosts' options that it takes.
-        in_images: those of them that do something in images only.
+        axes: numbers of axes that its positions may have: 1 in sequences, 2 in images.
+        options: the options that it takes, the core's and the hosts'.
+        only_in_images: options that change nothing in sequences, which refuse them.
     """
 
     number: int
     adds: Literal["nothing", "table", "sinusoid"]
-    augment: Callable[..., AsGiven] = AsGiven
-    attention: Callable[[AttentionSettings], PositionalAttention] | None = None
+    augment: type[Identity] = Identity
+    attention: type[PositionalAttention] | None = None
     first_layer_only: bool = False
     axes: tuple[int, ...] = (1, 2)
     options: frozenset[str] = frozenset()
-    in_images: frozenset[str] = frozenset()
+    only_in_images: frozenset[str] = frozenset()
 
     def taken(self, axes: int) -> frozenset[str]:
         """The options that it takes in sequences (1 axis) or images (2 axes)."""
-        return self.options if axes == 2 else self.options - self.in_images
+        return self.options if axes == 2 else self.options - self.only_in_images
 
 
-_AUGMENTATION = {"max_global_shift", "max_local_shift", "max_global_scale"}
-_CAPE_ROPE = frozenset({*_AUGMENTATION, "extent"})
-_RANDOM = frozenset({"extent", "random_range", "frequency_scale"})
-_SCALE = {"frequency_scale"}  # of sinusoids and rotations
-_RELPOS = {"relpos_context", "relpos_values"}
+_EXTENT = frozenset({"extent"})
+_SCALE = frozenset({"frequency_scale"})
+_SINUSOID = _SCALE | {"base"}
+_SHIFT = frozenset({"max_global_shift"})
+_CAPE = _EXTENT | _SHIFT | {"max_local_shift", "max_global_scale", "mean_normalize"}
+_RANDOM = _EXTENT | _SCALE | {"random_range", "spread"}
+_TABLE = frozenset({"abspos_context", "max_length", "overflow"})
+_RELPOS = frozenset({"relpos_context"})
+_RELATIVE, _ROTARY, _MIXED = RelativeAttention, RotaryAttention, MixedRotaryAttention
 
 VARIANTS = {
     "nopos": Variant(0, "nothing"),
-    "abspos": Variant(1, "table", options=frozenset({"abspos_context"})),
-    "sinpos": Variant(2, "sinusoid", options=frozenset({"extent", *_SCALE})),
-    "cape": Variant(
-        3, "sinusoid", Cape, options=frozenset({*_AUGMENTATION, "extent", "source_scale", *_SCALE})
-    ),
-    "relpos": Variant(
-        4,
-        "nothing",
-        attention=RelativeAttention.build,
-        axes=(1,),
-        options=frozenset({*_RELPOS, "relpos_layers"}),
-    ),
+    # a learnable table of patches is timm's own model
+    "abspos": Variant(1, "table", axes=(1,), options=_TABLE),
+    "sinpos": Variant(2, "sinusoid", options=_SINUSOID | _EXTENT),
+    "cape": Variant(3, "sinusoid", Augmentation, options=_CAPE | _SINUSOID | {"source_scale"}),
+    "relpos": Variant(4, "nothing", attention=_RELATIVE, axes=(1,), options=_RELPOS),
     "relpos_first": Variant(
-        5,
-        "nothing",
-        attention=RelativeAttention.build,
-        first_layer_only=True,
-        axes=(1,),
-        options=frozenset(_RELPOS),
+        5, "nothing", Identity, _RELATIVE, first_layer_only=True, axes=(1,), options=_RELPOS
     ),
-    "rope": Variant(
-        6, "nothing", attention=RotaryAttention.build, options=frozenset({"extent", *_SCALE})
-    ),
+    "rope": Variant(6, "nothing", attention=_ROTARY, options=_EXTENT | _SCALE),
     # ε and λ change distances. Δ cancels between tokens with a position, and acts only against
     # those without: timm's class token and registers.
     "cape_rope": Variant(
-        7,
-        "nothing",
-        Cape,
-        attention=RotaryAttention.build,
-        options=_CAPE_ROPE | _SCALE,
-        in_images=frozenset({"max_global_shift"}),
+        7, "nothing", Augmentation, _ROTARY, options=_CAPE | _SCALE, only_in_images=_SHIFT
     ),
-    "rope_mixed": Variant(
-        8,
-        "nothing",
-        attention=MixedRotaryAttention.build,
-        axes=(2,),
-        options=frozenset({"extent"}),
-    ),
-    "cape_rope_mixed": Variant(
-        9, "nothing", Cape, MixedRotaryAttention.build, axes=(2,), options=_CAPE_ROPE
-    ),
-    "alibi": Variant(10, "nothing", attention=Alibi.build, options=frozenset({"extent"})),
+    "rope_mixed": Variant(8, "nothing", attention=_MIXED, axes=(2,), options=_EXTENT),
+    "cape_rope_mixed": Variant(9, "nothing", Augmentation, _MIXED, axes=(2,), options=_CAPE),
+    "alibi": Variant(10, "nothing", attention=Alibi, options=_EXTENT),
     # Δ changes no distance
-    "cape_alibi": Variant(
-        11,
-        "nothing",
-        Cape,
-        Alibi.build,
-        options=frozenset({"max_local_shift", "max_global_scale", "extent"}),
-    ),
-    "random": Variant(12, "sinusoid", Random, options=_RANDOM),
-    "random_rope": Variant(13, "nothing", Random, RotaryAttention.build, options=_RANDOM),
+    "cape_alibi": Variant(11, "nothing", Augmentation, Alibi, options=_CAPE - _SHIFT),
+    "random": Variant(12, "sinusoid", RandomPositions, options=_RANDOM | _SINUSOID),
+    "random_rope": Variant(13, "nothing", RandomPositions, _ROTARY, options=_RANDOM),
 }
 
 
 def names(axes: int) -> tuple[str, ...]:
-    """Names of the variants for sequences (1 axis) or images (2 axes)."""
+    """Names of the variants for sequences (1 axis) or images (2 axes); ValueError otherwise."""
+    if axes not in (1, 2):
+        raise ValueError(f"axes must be 1 (sequences) or 2 (images), got {axes!r}")
     return tuple(name for name, variant in VARIANTS.items() if axes in variant.axes)
 
 
 def get(pos: str, allowed: Sequence[str] | None = None) -> Variant:
-    """The row of a variant.
-
-    Args:
-        pos: its name.
-        allowed: names to choose from. Default: the whole table.
-
-    Raises:
-        ValueError: ``pos`` is none of them.
-    """
+    """The row of a variant; ValueError unless its name is allowed (default: the whole table)."""
     allowed = tuple(VARIANTS) if allowed is None else allowed
     if pos not in allowed:
         raise ValueError(f"unknown variant {pos!r}: choose one of {', '.join(allowed)}")
@@ -146,49 +119,52 @@ def refuse_options(
         spell: writes an option's name as the host's users type it.
         axes: 1 for sequences, 2 for images: whose variants are named.
     """
+    takers = {name: VARIANTS[name].taken(axes) for name in names(axes)}
     every = frozenset[str]().union(*(variant.options for variant in VARIANTS.values()))
     taken = get(pos).taken(axes)
     for name in sorted((every - taken) & given.keys()):
         if given[name] != defaults.get(name):
-            takers = ", ".join(n for n in names(axes) if name in VARIANTS[n].taken(axes))
             allowed = ", ".join(spell(n) for n in sorted(taken & given.keys())) or "none of these"
+            if name in get(pos).only_in_images:
+                allowed += f" ({spell(name)} changes no distance between tokens, which is all that "
+                allowed += f"{pos} sees in sequences)"
             raise ValueError(
-                f"{spell(name)} = {given[name]!r} is for {takers}; {pos} takes {allowed}: leave it "
-                "out, or choose another variant"
+                f"{spell(name)} = {given[name]!r} is for "
+                f"{', '.join(n for n in takers if name in takers[n])}; {pos} takes {allowed}: "
+                "leave it out, or choose another variant"
             )
 
 
-def attention_for(
-    pos: str,
-    layer: int,
-    *,
-    head_dim: int,
-    heads: int,
-    context: int = 1,
-    values: bool = False,
-    axes: int = 1,
-    frequency_scale: float = 1.0,
-    logn: int = 0,
-) -> PositionalAttention | None:
-    """What sits in the self-attention of a layer; None is the host's own attention.
+def augmentation(pos: str, options: Mapping[str, Any]) -> Identity:
+    """What the variant makes of positions, built of those options (name → value) that it takes."""
+    variant = get(pos)
+    fields = {field.name for field in dataclasses.fields(variant.augment)} & variant.options
+    return variant.augment(**{name: options[name] for name in fields & options.keys()})
 
-    Args:
-        pos: the variant.
-        layer: 0 for the first.
-        head_dim, heads, context, values, axes, frequency_scale: see
-            :class:`cape_plugins.attention.AttentionSettings`.
-        logn: see :class:`cape_plugins.attention.PositionalAttention`, which every layer has
-            where this is not 0.
 
-    Raises:
-        ValueError: unknown variant, or settings that it refuses.
+def attention_layers(
+    pos: str, layers: int, settings: AttentionSettings, logn: int = 0
+) -> list[PositionalAttention | None]:
+    """What sits in the self-attention of each layer; None is the host's own attention.
+
+    ``logn`` is N_train of :func:`cape_plugins.logn.scale_queries`; where it is not 0, every layer
+    has a :class:`PositionalAttention`. ValueError: unknown variant, or settings that it refuses.
     """
     variant = get(pos)
-    if variant.attention is None or (variant.first_layer_only and layer > 0):
-        attention = PositionalAttention() if logn else None
-    else:
-        settings = AttentionSettings(head_dim, heads, context, values, axes, frequency_scale)
-        attention = variant.attention(settings)
-    if attention is not None:
-        attention.logn = logn
-    return attention
+    own = variant.attention or PositionalAttention
+    first = [own] if variant.first_layer_only else [own] * layers
+    kinds = first + [PositionalAttention] * (layers - len(first))
+    built = [kind(settings) if logn or kind is not PositionalAttention else None for kind in kinds]
+    for attention in built:
+        if attention is not None:
+            attention.logn = logn
+    return built
+
+
+def prepare(pos: str, positions: Tensor, settings: AttentionSettings) -> Tensor | None:
+    """What the attention of every layer gets as positions; None where the variant has none there.
+
+    ``positions`` are (1 or B, N[, 2]), augmented, NaN at padding and tokens without a position.
+    """
+    variant = get(pos)
+    return None if variant.attention is None else variant.attention.prepare(positions, settings)

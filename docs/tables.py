@@ -1,21 +1,26 @@
-"""Fills the tables of docs/positions.md from docs/results: a mean over seeds in each cell, from
-three seeds on with half of Student's 95 % interval.
+"""Fills the tables of docs/positions.md and README's demo, and makes the pages of docs/results.
 
-    cape-report out/digits --out report && cp report/scores.csv docs/results/digits.csv
+    cape-report out/digits --out report
+    cp report/scores.csv docs/results/digits.csv
+    cp report/scores-items.csv.xz docs/results/digits-items.csv.xz
     python docs/tables.py
 
-A table stands between ``<!-- NAME -->`` and ``<!-- -->``. Differences, and intervals over test
-items where there are fewer seeds, are in ``cape-report``'s own tables, docs/results/NAME.md.
+A table stands between ``<!-- NAME -->`` and ``<!-- -->``. Its cells are means over trainings: of
+three and more with half of Student's 95 % interval over them, of two with both. Differences, and
+intervals over test items too where these are stored, are in docs/results/NAME.md.
 """
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from tabulate import tabulate
 
-from cape_plugins.evaluation.table import table
-from cape_plugins.experiments.report_intervals import SEEDS, over_seeds
+from cape_studies.experiments import report, report_figures, report_read, report_tables
+from cape_studies.experiments.report_read import TRAININGS
+from cape_studies.experiments.report_scores import Score, Scores, interval
 
 HERE = Path(__file__).parent
 KEYS = ["evaluation", "metric", "condition"]
@@ -32,6 +37,8 @@ def sweep(evaluation: str, metric: str, conditions: Sequence[str], heading: str 
 
 
 CIFAR10 = sweep("sizes", "top1", ["24", "28", "32", "36", "40", "48", "64", "96"])
+CANVAS = sweep("centre", "top1", ["24", "32", "48", "96"], "middle, {}")
+CANVAS += sweep("anywhere", "top1", ["24", "32", "48", "96"], "anywhere, {}")
 MEAN = sweep("sizes", "top1", [""], "mean")  # over all sizes
 
 # study: decimals and columns
@@ -48,6 +55,8 @@ STUDIES = {
         + sweep("anywhere", "top1", ["24"], "anywhere"),
     ),
     "cifar10": (1, CIFAR10),
+    "backbones": (1, CANVAS),
+    "backbones_table": (1, CANVAS),
     "cifar10_mixed": (1, CIFAR10),
     "cifar10_tests": (
         1,
@@ -98,6 +107,12 @@ OVERALL = [
     ("**BLEU, ≤ 12** ↑", "multi30k_short", "bleu", "bleu", "at most 12"),
     ("> 15 ↑", "multi30k_short", "bleu_long", "bleu", "more than 15"),
 ]
+#: README's demo: host → its metric in words
+DEMO = {
+    "timm": "top-1 accuracy (%) ↑",
+    "fairseq": "numbers translated correctly, in their place (%) ↑",
+    "espnet": "WER (%) ↓",
+}
 MODELS = {"vit_small": "ViT-S", "asr_12": "ASR", "wmt_base": "MT"}
 
 
@@ -108,16 +123,17 @@ def scores_of(study: str) -> pd.DataFrame:
     return pd.concat([scores, scores.assign(condition="", trained_on=False)])
 
 
-def means_of(scores: pd.DataFrame) -> pd.Series:
-    """Means over seeds, by evaluation, metric, condition and variant."""
-    return scores.groupby([*KEYS, "variant"])["value"].mean()
+def means_of(scores: pd.DataFrame, *more: str) -> pd.Series:
+    """Means by evaluation, metric, condition, variant and more; none where a score is missing."""
+    groups = scores.groupby([*KEYS, "variant", *more])["value"]
+    return groups.agg(lambda of: of.mean(skipna=False))
 
 
 def of_study(study: str) -> str:
     """A row for each variant, in the order of training; in bold what training had."""
     decimals, columns = STUDIES[study]
     scores = scores_of(study)
-    by_seed = scores.groupby([*KEYS, "variant", "seed"])["value"].mean()
+    by_seed = means_of(scores, "seed")
     values = {key: list(of) for key, of in by_seed.groupby([*KEYS, "variant"])}
     seeds = scores.groupby("variant", sort=False)["seed"].nunique()
     trained = scores.groupby(KEYS)["trained_on"].first().astype(bool)
@@ -181,12 +197,56 @@ def cell(value: float | None, decimals: int) -> str:
     return "" if value is None or pd.isna(value) else f"{value:.{decimals}f}"
 
 
-def spread(values: list[float], decimals: int) -> str:
-    """The mean of the seeds, from three on with half of the interval."""
-    if len(values) < SEEDS:
-        return cell(sum(values) / len(values), decimals) if values else ""
-    found = over_seeds(values)
-    return f"{found.value:.{decimals}f} ± {found.high - found.value:.{decimals}f}"
+def spread(values: Sequence[float], decimals: int) -> str:
+    """The mean, of two trainings with both, from three on with half of the interval."""
+    each = np.array(values)
+    if len(each) < TRAININGS or np.isnan(each).any():
+        return report_tables.cell(Score(tuple(each)), decimals) if len(each) else ""
+    low, high = interval(each)
+    return f"{each.mean():.{decimals}f} ± {(high - low) / 2:.{decimals}f}"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """In Markdown."""
+    return tabulate(rows, heads, tablefmt="github", disable_numparse=True) + "\n"
+
+
+def of_demo() -> str:
+    """README's: a row for each host and condition, with the difference of the two variants."""
+    rows = []
+    found = report_read.read([HERE / "results" / "demo.csv"])
+    for one in sorted(found, key=lambda one: list(DEMO).index(one.study.host)):
+        scores = Scores(one, one.about.evaluation, one.about.metric)
+        for condition in scores.conditions:
+            pair = [report_tables.cell(scores.found[v, condition], 1) for v in ("sinpos", "cape")]
+            less = report_tables.cell(scores.differences["cape", condition], 1, "+")
+            bold = f"**{condition}**" if ("cape", condition) in scores.seen else condition
+            rows.append([one.study.host, DEMO[one.study.host], bold, *pair, less])
+    return table(["host", "metric", "tested at", "sinpos", "cape", "cape − sinpos"], rows)
+
+
+def results() -> dict[Path, str]:
+    """The pages of docs/results."""
+    pages = {}
+    for path in sorted((HERE / "results").glob("*.csv")):
+        if path.stem != "cost":
+            found = [report.markdown(one, tables_of(one)) for one in report_read.read([path])]
+            pages[path.with_suffix(".md")] = "\n".join(found)
+    return pages
+
+
+def tables_of(result: report_read.Result) -> list[report_tables.Table]:
+    """Of every evaluation and metric."""
+    pairs = dict.fromkeys(zip(result.scores["evaluation"], result.scores["metric"], strict=True))
+    return [each for pair in pairs for each in report_tables.tables(Scores(result, *pair))]
+
+
+def picture() -> None:
+    """Draw the figure that positions.md shows."""
+    path = HERE / "results" / "digits.csv"
+    (one,) = report_read.read([path])
+    scores = Scores(one, one.about.evaluation, one.about.metric)
+    report_figures.draw([scores], path.with_suffix(".png"), one.about.title)
 
 
 def filled(text: str) -> str:
@@ -198,7 +258,7 @@ def filled(text: str) -> str:
 
     def anew(match: re.Match[str]) -> str:
         name = match[1]
-        own = {"cost": of_cost, "overall": overall}
+        own = {"cost": of_cost, "overall": overall, "demo": of_demo}
         body = own[name]() if name in own else of_study(name)
         return f"<!-- {name} -->\n{body}<!-- -->"
 
@@ -206,5 +266,8 @@ def filled(text: str) -> str:
 
 
 if __name__ == "__main__":
-    page = HERE / "positions.md"
-    page.write_text(filled(page.read_text()))
+    picture()
+    for path in (HERE / "positions.md", HERE.parent / "README.md"):
+        path.write_text(filled(path.read_text()))
+    for path, text in results().items():
+        path.write_text(text)

@@ -165,7 +165,7 @@ def test_invalid_settings_raise_at_construction(settings, message):
 
 
 def test_positions_and_draws_that_do_not_fit_say_which_shape_is_needed():
-    with pytest.raises(ValueError, match=r"\(B, N\) or \(B, N, ndim\)"):
+    with pytest.raises(ValueError, match=r"\(B, N\) or \(B, N, axes\)"):
         Augmentation().apply(torch.zeros(3))
     with pytest.raises(ValueError, match=r"shift \(2, 1\) and scale \(2,\)"):
         Augmentation().apply(torch.zeros(2, 3), Augmentation().draw(1))

@@ -1,46 +1,131 @@
 """Loading by name: every import order, every switch, and nothing that can break torch.
 
-Each test runs in a fresh interpreter, because what is tested is the order of imports.
+What is tested is the order of imports, so every case has a fresh interpreter. The logic is tested
+with stubs: packages of a few lines that import each other, and torch, in the order of the real
+ones. After them each real host has one run.
 """
 
 import importlib.util
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
+from textwrap import dedent, indent
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-USER_DIR = ROOT / "integrations" / "fairseq" / "user_dir"
+OFF = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
-# prints True when the host knows our models
-REGISTERED = {
-    "timm": "import timm; print(timm.is_model('vit_tiny_patch16_cape_224'))",
-    "fairseq": (
-        "from fairseq.models import ARCH_MODEL_REGISTRY as r; print('cape_transformer_tiny' in r)"
-    ),
-    "espnet": (
-        "from espnet2.tasks.asr import encoder_choices as c; print('cape_transformer' in c.classes)"
-    ),
+TASK = """
+import importlib, os
+import torch
+importlib.import_module(os.environ.get("EARLY", "sys"))
+from espnet2.tasks.abs_task import AbsTask
+names = {"conformer"}
+class ASRTask(AbsTask): pass
+"""
+THEIRS = {
+    "torch": """
+        import os
+        if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1":
+            from cape_plugins.autoload import install  # the entry point
+            install()
+        """,
+    "timm": "import timm.layers, timm.models",
+    "timm.layers": "import torch",
+    "timm.models": "names = {'vit'}\nimport timm.models.vision_transformer",
+    "timm.models.vision_transformer": "import torch",
+    "fairseq": "import fairseq.logging, fairseq.models, fairseq.tasks, fairseq.model_parallel",
+    "fairseq.logging": "import torch",
+    "fairseq.models": "names = {'transformer'}",
+    "fairseq.tasks": "",
+    "fairseq.model_parallel": "import fairseq.models",
+    "espnet2.bin.asr_train": "from espnet2.tasks.asr import names\nprint(sorted(names))",
+    "espnet2.tasks.abs_task": """
+        import torch
+        made = []
+        class AbsTask:
+            def __init_subclass__(cls, **options):
+                super().__init_subclass__(**options)
+                made.append(cls.__module__)
+        """,
+    "espnet2.tasks.asr": TASK,
+    "espnet2.tasks.mt": "from espnet2.tasks.abs_task import AbsTask\nclass MT(AbsTask): pass",
+    "espnet3.systems.esp2_asr.task": TASK,
 }
-MODULE = {"timm": "timm", "fairseq": "fairseq", "espnet": "espnet2"}
+REGISTER = """
+import importlib, sys
+running = []
+def register():
+    assert not running, "called in the middle of itself"
+    running.append(1)
+    try:
+{body}
+    finally:
+        running.clear()
+register()
+"""
+OURS = {
+    "timm": "from timm.models import names; names.add('cape')",
+    "fairseq": """
+        import fairseq
+        assert "fairseq.tasks" in sys.modules, "too early"
+        fairseq.models.names.add("cape")
+        """,
+    "espnet": """
+        tasks = ("espnet2.tasks.asr", "espnet3.systems.esp2_asr.task")
+        for name in [name for name in tasks if name in sys.modules] or tasks[:1]:
+            task = importlib.import_module(name)
+            from espnet2.tasks.abs_task import made
+            if name not in made:
+                return False
+            task.names.add("cape")
+        """,
+}
+NAMES = {"timm": "timm.models", "fairseq": "fairseq.models", "espnet": "espnet2.tasks.asr"}
+# prints whether the stub of a host knows our models
+KNOWN = {h: f"from {module} import names; print('cape' in names)" for h, module in NAMES.items()}
 
 
-def needs(host: str) -> pytest.MarkDecorator:
-    missing = importlib.util.find_spec(MODULE[host]) is None
-    return pytest.mark.skipif(missing, reason=f"{host} is not installed here")
+def write_packages(folder: Path, sources: dict[str, str]) -> Path:
+    """Write modules by their dotted names, and packages for them; returns the folder."""
+    for name, source in sources.items():
+        path = folder.joinpath(*name.split("."))
+        is_package = any(other.startswith(f"{name}.") for other in sources)
+        path = path / "__init__" if is_package else path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".py").write_text(dedent(source))
+        for parent in path.relative_to(folder).parents[:-1]:
+            (folder / parent / "__init__.py").touch()
+    return folder
 
 
-def python(code: str, *arguments: str, cwd: Path | None = None, **environment: str):
-    """Run code in a fresh interpreter; returns the finished process."""
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory) -> Path:
+    """A folder with stubs of torch and of the hosts."""
+    return write_packages(tmp_path_factory.mktemp("theirs"), THEIRS)
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory) -> Path:
+    """A folder with cape_plugins: the real modules, and stubs of its packages for the hosts."""
+    packages = {
+        f"cape_plugins.{host}": REGISTER.format(body=indent(dedent(body), 8 * " "))
+        for host, body in OURS.items()
+    }
+    real = {"cape_plugins": f"__path__.append({str(ROOT / 'cape_plugins')!r})"}
+    return write_packages(tmp_path_factory.mktemp("ours"), real | packages)
+
+
+def python(*arguments: object, code: str | None = None, path: tuple = (), **environment: str):
+    """Run a fresh interpreter; returns the finished process."""
     clean = {k: v for k, v in os.environ.items() if "AUTOLOAD" not in k}
-    command = [sys.executable, "-c", textwrap.dedent(code)] if code else [sys.executable]
+    paths = [*map(str, path), str(ROOT), os.environ.get("PYTHONPATH", "")]
     return subprocess.run(
-        [*command, *arguments],
-        env={**clean, **environment},
-        cwd=cwd,
+        [sys.executable, *map(str, arguments), *([] if code is None else ["-c", dedent(code)])],
+        env={**clean, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **environment},
+        cwd=os.sep,  # modules of this folder come before PYTHONPATH's
         capture_output=True,
         text=True,
         timeout=300,
@@ -52,374 +137,301 @@ def last_line(process: subprocess.CompletedProcess) -> str:
     return process.stdout.strip().splitlines()[-1]
 
 
-def test_importing_the_package_imports_nothing_but_the_standard_library():
-    code = """
-    import sys
-    import cape_plugins, cape_plugins.autoload
-    heavy = [m for m in ("torch", "numpy", "timm", "fairseq", "espnet2") if m in sys.modules]
-    print(heavy)
-    """
-    assert last_line(python(code)) == "[]"
+@pytest.fixture
+def stub(ours, theirs):
+    """Runs code, or arguments of the interpreter, with stubs of all; returns the last line."""
 
+    def run(code: str | None = None, *arguments: object, **environment: str) -> str:
+        process = python(*arguments, code=code, path=(ours, theirs), **environment)
+        assert process.stderr == ""
+        return last_line(process)
 
-def test_import_torch_installs_the_hook_once_and_imports_no_host():
-    code = """
-    import sys
-    import torch
-    from cape_plugins import autoload
-    autoload.install()
-    print(sum(isinstance(f, autoload._HostFinder) for f in sys.meta_path),
-          [m for m in ("timm", "fairseq", "espnet2") if m in sys.modules])
-    """
-    assert last_line(python(code)) == "1 []"
+    return run
 
 
 FIRST = {
-    "timm": ["torch", "timm.layers", "timm.models.vision_transformer", "cape_plugins.timm"],
-    "fairseq": ["torch", "fairseq", "fairseq.models.transformer", "cape_plugins.fairseq"],
-    "espnet": [
-        *("torch", "espnet2.tasks.asr", "espnet2.tasks.abs_task", "espnet2.bin.asr_inference"),
-        "cape_plugins.espnet",
-    ],
+    "timm": "torch timm timm.layers timm.models.vision_transformer cape_plugins.timm",
+    "fairseq": "torch fairseq fairseq.models cape_plugins.fairseq",
+    "espnet": "torch espnet2.tasks.asr espnet2.tasks.abs_task espnet2.bin.asr_train "
+    "espnet2.tasks.mt espnet3.systems.esp2_asr.task cape_plugins.espnet",
 }
 
 
 @pytest.mark.parametrize(
-    ("host", "first"),
-    [
-        pytest.param(host, module, marks=needs(host))
-        for host, modules in FIRST.items()
-        for module in modules
-    ],
+    ("host", "first"), [(host, module) for host, all_ in FIRST.items() for module in all_.split()]
 )
-def test_a_host_knows_our_models_whatever_is_imported_first(host, first):
-    process = python(f"import {first}\n{REGISTERED[host]}")
-    assert last_line(process) == "True"
-    assert "cape_plugins" not in process.stderr
+def test_a_host_knows_our_models_whatever_is_imported_first(host, first, stub):
+    assert stub(f"import {first}\n{KNOWN[host]}") == "True"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("espnet3") is None, reason="ESPnet without espnet3")
-@pytest.mark.parametrize("first", ["espnet3.systems.esp2_asr.task", "espnet2.tasks.asr"])
-def test_espnet3s_task_and_espnet2s_both_know_our_encoder(first):
-    code = f"""
-    import {first}
-    from espnet2.tasks.asr import encoder_choices as one
-    from espnet3.systems.esp2_asr.task import encoder_choices as other
-    print("cape_transformer" in one.classes, "cape_transformer" in other.classes)
-    """
-    assert last_line(python(code)) == "True True"
+@pytest.mark.parametrize("host", NAMES)
+def test_both_switches_turn_it_off_and_the_explicit_ways_work_early_late_and_twice(host, stub):
+    for switch in ("TORCH_DEVICE_BACKEND_AUTOLOAD", "CAPE_PLUGINS_AUTOLOAD"):
+        assert stub(f"import torch\n{KNOWN[host]}", **{switch: "0"}) == "False"
+        twice = f"import cape_plugins.{host} as ours\nours.register()"
+        assert stub(f"{twice}\n{KNOWN[host]}", **{switch: "0"}) == "True"
+    late = "import cape_plugins.autoload\ncape_plugins.autoload.install()"
+    assert stub("\n".join([KNOWN[host], late, twice, KNOWN[host]]), **OFF) == "True"
+    assert stub("\n".join([KNOWN[host], late, KNOWN[host]]), **OFF) == "True"
 
 
-@needs("espnet")
-def test_asr_train_as_a_module_knows_the_encoder():
-    process = python("", "-m", "espnet2.bin.asr_train", "--help")
-    assert process.returncode == 0, process.stderr
-    assert "cape_transformer" in process.stdout
+def test_a_task_found_before_torch_is_registered_before_its_parser_is_built(stub):
+    assert stub(None, "-m", "espnet2.bin.asr_train") == "['cape', 'conformer']"
 
 
-@pytest.mark.parametrize("host", [pytest.param(h, marks=needs(h)) for h in REGISTERED])
-@pytest.mark.parametrize("switch", ["TORCH_DEVICE_BACKEND_AUTOLOAD", "CAPE_PLUGINS_AUTOLOAD"])
-def test_both_switches_turn_it_off(host, switch):
-    assert last_line(python(f"import torch\n{REGISTERED[host]}", **{switch: "0"})) == "False"
+def test_our_package_imported_before_the_class_of_the_task_is_registered_later(stub):
+    assert stub(KNOWN["espnet"], EARLY="cape_plugins.espnet") == "True"
 
 
-@pytest.mark.parametrize("host", [pytest.param(h, marks=needs(h)) for h in REGISTERED])
-def test_the_explicit_import_works_with_autoload_off(host):
-    code = f"import cape_plugins.{host}\n{REGISTERED[host]}"
-    assert last_line(python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")) == "True"
-
-
-@pytest.mark.parametrize("host", [pytest.param(h, marks=needs(h)) for h in REGISTERED])
-def test_registering_early_late_and_twice_is_safe(host):
-    code = f"""
-    import cape_plugins.{host} as plugin
-    plugin.register()
-    plugin.register()
-    from cape_plugins import autoload
-    autoload.install(force=True)
-    {REGISTERED[host]}
-    """
-    process = python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    assert last_line(process) == "True"
-    assert "cape_plugins" not in process.stderr
-
-
-@pytest.mark.parametrize("host", MODULE)
-def test_an_absent_host_is_no_error_until_it_is_asked_for(host):
-    code = f"""
-    import sys
-    sys.modules["{MODULE[host]}"] = None  # as if it were not installed
-    import torch
-    try:
-        import cape_plugins.{host}
-    except ImportError as error:
-        print(error)
-    """
-    process = python(code)
-    assert f"pip install 'cape-plugins[{host}]'" in last_line(process)
-    assert process.stderr == "" or "cape_plugins" not in process.stderr
-
-
-FAILING = """
-import sys, types
-broken = types.ModuleType("cape_plugins.timm")
-def register():
-    raise RuntimeError("version 99 is not supported")
-broken.register = register
-sys.modules["cape_plugins.timm"] = broken
-import torch
-import timm, timm.models
-print(timm.is_model("vit_tiny_patch16_224"))
-"""
-
-
-@needs("timm")
 @pytest.mark.parametrize("flags", [[], ["-W", "error::RuntimeWarning"]], ids=["plain", "W error"])
-def test_a_failing_register_leaves_torch_and_the_host_working_with_one_message(flags):
-    process = python("", *flags, "-c", FAILING)
-    assert last_line(process) == "True"
+def test_a_failing_register_leaves_the_host_working_with_one_message(flags, ours, theirs):
+    code = """
+    import sys, types
+    broken = sys.modules["cape_plugins.timm"] = types.ModuleType("cape_plugins.timm")
+    def register():
+        raise RuntimeError("version 99 is not supported")
+    broken.register = register
+    import timm
+    print(timm.models.names)
+    """
+    process = python(*flags, code=code, path=(ours, theirs))
+    assert last_line(process) == "{'vit'}"
     assert process.stderr.count("could not register with timm") == 1
     assert "version 99 is not supported" in process.stderr
     assert "import cape_plugins.timm" in process.stderr  # the fix
 
 
-def test_a_broken_hook_never_breaks_import_torch():
-    code = """
-    import sys
-    import cape_plugins.autoload as autoload
-    class Broken:
-        def __init__(self):
-            raise OSError("no finder today")
-    autoload._HostFinder.__init__ = Broken.__init__
-    import torch
-    print(torch.ones(1).item())
-    """
-    process = python(code)
-    assert last_line(process) == "1.0"
-    assert "no finder today" in process.stderr
-
-
-@needs("timm")
-def test_the_trigger_module_keeps_its_own_loader():
-    code = """
-    import inspect, importlib
-    import torch, timm.models
-    assert "_NotifyingLoader" not in repr(timm.models.__spec__.loader)
-    assert inspect.getsource(timm.models)
-    importlib.reload(timm.models)
-    print(timm.is_model("vit_tiny_patch16_cape_224"))
-    """
-    assert last_line(python(code)) == "True"
-
-
-AGAIN = {
-    "reloaded": "importlib.reload(cape_plugins.autoload)",
-    "imported again": "del sys.modules['cape_plugins.autoload']; import cape_plugins.autoload",
+# name → what runs after `import torch`, and the last line that it prints
+HOOK = {
+    "both of ESPnet's tasks": (
+        "from espnet2.tasks.asr import names as one\n"
+        "from espnet3.systems.esp2_asr.task import names as other\n"
+        "print('cape' in one, 'cape' in other)",
+        "True True",
+    ),
+    "both tasks, espnet3's first": (
+        "from espnet3.systems.esp2_asr.task import names as one\n"
+        "from espnet2.tasks.asr import names as other\n"
+        "print('cape' in one, 'cape' in other)",
+        "True True",
+    ),
+    "AbsTask is left as it was": (
+        "from espnet2.tasks import abs_task\n"
+        "watched = abs_task.AbsTask.__init_subclass__.__func__\n"
+        "from espnet2.tasks import mt, asr\n"
+        "left = abs_task.AbsTask.__init_subclass__.__func__\n"
+        "print(abs_task.made, watched.__module__, left.__module__)",
+        "['espnet2.tasks.mt', 'espnet2.tasks.asr'] cape_plugins.autoload espnet2.tasks.abs_task",
+    ),
+    "the module has its own loader, and reloads": (
+        "import importlib, inspect, timm.models\n"
+        "importlib.reload(timm.models)\n"
+        "loaders = timm.models.__spec__.loader, timm.models.__loader__\n"
+        "assert 'names = ' in inspect.getsource(timm.models)\n"
+        "print(timm.models.names == {'cape', 'vit'}, *(type(one).__name__ for one in loaders))",
+        "True SourceFileLoader SourceFileLoader",
+    ),
+    "the module is run as a script": (
+        "import runpy\nprint('AbsTask' in runpy.run_module('espnet2.tasks.abs_task'))",
+        "True",
+    ),
+    "the module's source before it is imported": (
+        "import copy, importlib.util\n"
+        "loader = importlib.util.find_spec('espnet2.tasks.abs_task').loader\n"
+        "print('AbsTask' in copy.copy(loader).get_source('espnet2.tasks.abs_task'))",
+        "True",
+    ),
+    "the module is missing": (
+        "import sys, types\n"
+        "sys.modules['timm'] = types.ModuleType('timm')\n"
+        "sys.modules['timm'].__path__ = []\n"
+        "try: import timm.models\n"
+        "except ModuleNotFoundError as error: print(error)",
+        "No module named 'timm.models'",
+    ),
+    "autoload is reloaded": (
+        "import importlib, sys, cape_plugins.autoload\n"
+        "importlib.reload(cape_plugins.autoload).install()\n"
+        "hooks = [one for one in sys.meta_path if type(one).__name__ == '_HostFinder']\n"
+        "from timm.models import names\n"
+        "print(len(hooks), sorted(names))",
+        "1 ['cape', 'vit']",
+    ),
+    "another finder asks the finders in its turn": (
+        "import sys\n"
+        "class Asking:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'timm.models':\n"
+        "            others = [finder for finder in sys.meta_path if finder is not self]\n"
+        "            found = (finder.find_spec(name, path, target) for finder in others)\n"
+        "            return next(spec for spec in found if spec)\n"
+        "sys.meta_path.insert(0, Asking())\n" + KNOWN["timm"],
+        "True",
+    ),
 }
 
 
-@needs("timm")
-@pytest.mark.parametrize("again", AGAIN.values(), ids=AGAIN)
-def test_one_hook_serves_however_often_autoload_is_imported(again):
-    code = f"""
-    import importlib, sys
-    import torch, cape_plugins.autoload
-    {again}
-    cape_plugins.autoload.install()
-    hooks = [f for f in sys.meta_path if type(f).__name__ == "_HostFinder"]
-    import timm
-    print(len(hooks), timm.is_model("vit_tiny_patch16_cape_224"))
-    """
-    assert last_line(python(code)) == "1 True"
+@pytest.mark.parametrize("case", HOOK)
+def test_the_hook(case, stub):
+    code, expected = HOOK[case]
+    assert stub(f"import torch\n{code}") == expected
 
 
-@needs("timm")
-def test_another_finder_that_asks_the_finders_in_its_turn_is_no_endless_loop():
-    code = """
-    import sys
-    import torch
-    class Asking:
-        def find_spec(self, name, path=None, target=None):
-            if name != "timm.models":
-                return None
-            others = (f for f in sys.meta_path if f is not self)
-            return next(s for f in others if (s := f.find_spec(name, path, target)))
-    sys.meta_path.insert(0, Asking())
-    import timm
-    print(timm.is_model("vit_tiny_patch16_cape_224"))
-    """
-    assert last_line(python(code)) == "True"
-
-
-@needs("espnet")
-def test_a_trigger_module_runs_as_a_script_as_it_does_without_us():
-    code = """
-    import runpy
-    import torch
-    print("AbsTask" in runpy.run_module("espnet2.tasks.abs_task", alter_sys=True))
-    """
-    assert last_line(python(code)) == "True"
-
-
-@needs("timm")
-def test_a_trigger_modules_loader_gives_its_source_before_it_is_imported():
-    code = """
-    import importlib.util
-    import torch, timm.layers  # timm itself imports timm.models
-    import sys; del sys.modules["timm.models"]
-    spec = importlib.util.find_spec("timm.models")
-    print("vision_transformer" in spec.loader.get_source("timm.models"))
-    """
-    assert last_line(python(code)) == "True"
-
-
+ABS_TASK = "from espnet2.tasks.abs_task import AbsTask"
 UNKNOWN_ESPNET = {  # (abs_task.py, asr.py)
     "no AbsTask": ("class Task: pass", "from espnet2.tasks.abs_task import Task"),
     "no ASRTask": ("class AbsTask: pass", "import espnet2.tasks.abs_task"),
-    "ASRTask of another name": (
-        "class AbsTask: pass",
-        "from espnet2.tasks.abs_task import AbsTask\nclass Recognition(AbsTask): pass",
-    ),
-    "no choices": (
-        "class AbsTask: pass",
-        "from espnet2.tasks.abs_task import AbsTask\nclass ASRTask(AbsTask): pass",
-    ),
+    "another name": ("class AbsTask: pass", f"{ABS_TASK}\nclass Recognition(AbsTask): pass"),
+    "no choices": ("class AbsTask: pass", f"{ABS_TASK}\nclass ASRTask(AbsTask): pass"),
 }
 
 
-@pytest.mark.parametrize(
-    ("first", "form"),
-    [
-        *(("import torch", form) for form in UNKNOWN_ESPNET),
-        # the task finds torch, as in python -m espnet2.bin.asr_train; no class, no notice
-        *(("pass", form) for form in UNKNOWN_ESPNET if form != "no ASRTask"),
-    ],
-)
-def test_an_espnet_of_unknown_form_is_told_and_works(first, form, tmp_path):
-    tasks = tmp_path / "espnet2" / "tasks"
-    tasks.mkdir(parents=True)
-    (tasks.parent / "__init__.py").touch()
-    (tasks / "__init__.py").touch()
+@pytest.mark.parametrize("first", ["torch", "sys"])  # sys: the task's module imports torch
+@pytest.mark.parametrize("form", UNKNOWN_ESPNET)
+def test_an_espnet_of_unknown_form_is_warned_of_and_works(first, form, theirs, tmp_path):
     abs_task, asr = UNKNOWN_ESPNET[form]
-    (tasks / "abs_task.py").write_text(f"{abs_task}\n")
-    (tasks / "asr.py").write_text(f"import torch\n{asr}\n")
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    process = python(f"{first}\nimport espnet2.tasks.asr\nprint('imported')", PYTHONPATH=path)
+    espnet2 = {"espnet2.tasks.abs_task": abs_task, "espnet2.tasks.asr": f"import torch\n{asr}"}
+    code = f"import {first}\nimport espnet2.tasks.asr\nprint('imported')"
+    # the real cape_plugins.espnet, which needs no more than these stubs to see that
+    process = python(code=code, path=(write_packages(tmp_path, espnet2), theirs))
     assert last_line(process) == "imported"
-    assert "could not register with espnet" in process.stderr
-    assert "python -m cape_plugins.run" in process.stderr  # the fix
-
-
-def test_an_exported_program_loads_where_only_torch_was_imported(tmp_path):
-    code = """
-    import sys
-    import torch
-    from cape_plugins import PositionalEmbedding1d
-    embedding = PositionalEmbedding1d(8, "sinpos").eval()
-    content, positions = torch.zeros(1, 4, 8), torch.arange(4.0).unsqueeze(0)
-    program = torch.export.export(embedding, (content, positions))
-    assert "cape_plugins.add_sinusoid" in str(program.graph)
-    torch.export.save(program, sys.argv[1])
-    print(embedding(content, positions).sum().item())
-    """
-    saved = last_line(python(code, str(tmp_path / "model.pt2")))
-    code = """
-    import sys
-    import torch
-    assert "cape_plugins.fused" not in sys.modules  # import torch does not pay for it
-    program = torch.export.load(sys.argv[1])
-    print(program.module()(torch.zeros(1, 4, 8), torch.arange(4.0).unsqueeze(0)).sum().item())
-    """
-    assert last_line(python(code, str(tmp_path / "model.pt2"))) == saved
-
-
-@needs("timm")
-def test_spawned_workers_register_too(tmp_path):
-    script = tmp_path / "spawn.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import torch.multiprocessing as mp
-
-            def worker(rank):
-                import timm
-                print(timm.is_model("vit_tiny_patch16_cape_224"), flush=True)
-
-            if __name__ == "__main__":
-                mp.spawn(worker, nprocs=2)
-            """
-        )
-    )
-    process = python("", str(script))
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.split() == ["True", "True"]
+    if (first, form) == ("sys", "no ASRTask"):  # nothing that a hook could see
+        assert process.stderr == ""
+    else:
+        assert "could not register with espnet" in process.stderr
+        assert "python -m cape_plugins.run" in process.stderr  # the fix
 
 
 # python -m cape_plugins.run
 
-
-@needs("timm")
-def test_the_runner_runs_a_script_that_sees_its_own_arguments(tmp_path):
-    (tmp_path / "beside.py").write_text("value = 7\n")
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import sys, beside\n"
-        "import timm\n"
-        "print(timm.is_model('vit_tiny_patch16_cape_224'), sys.argv[1:], beside.value, __name__)\n"
-    )
-    process = python(
-        "", "-m", "cape_plugins.run", str(script), "--flag", TORCH_DEVICE_BACKEND_AUTOLOAD="0"
-    )
-    assert last_line(process) == "True ['--flag'] 7 __main__"
+SCRIPT = """
+import beside, multiprocessing, os, sys
+from timm.models import names
+line = f"{os.environ.get('RANK')} {'cape' in names} {sys.argv[1:]} {beside.value} {__name__}\\n"
+os.write(1, line.encode())
+if __name__ == "__main__":  # and once more in a spawned worker
+    process = multiprocessing.get_context("spawn").Process(target=print)
+    process.start()
+    process.join()
+"""
 
 
-@needs("espnet")
-@pytest.mark.parametrize("dash_m", [["-m"], []], ids=["-m module", "module"])
-def test_the_runner_runs_a_module(dash_m):
-    process = python(
-        "",
-        *("-m", "cape_plugins.run", *dash_m, "espnet2.bin.asr_train", "--help"),
-        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
-    )
-    assert process.returncode == 0, process.stderr
-    assert "cape_transformer" in process.stdout
+@pytest.fixture
+def script(tmp_path) -> Path:
+    write_packages(tmp_path, {"beside": "value = 7", "script": SCRIPT})
+    return tmp_path / "script.py"
 
 
-@needs("timm")
-def test_the_runner_works_under_torchrun(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import os, timm\n"
-        "found = timm.is_model('vit_tiny_patch16_cape_224')\n"
-        "os.write(1, f'{os.environ[\"RANK\"]} {found}\\n'.encode())\n"
-    )
-    process = python(
-        "",
+def test_the_runner_runs_a_script_that_sees_its_own_arguments(ours, theirs, script):
+    runner = ("-m", "cape_plugins.run", script, "--flag")
+    ran = python(*runner, path=(ours, theirs), CAPE_PLUGINS_AUTOLOAD="0")
+    lines = [f"None True ['--flag'] 7 {name}" for name in ("__main__", "__mp_main__")]
+    assert ran.stdout.split("\n") == [*lines, "", ""], ran.stderr
+
+
+@pytest.mark.release
+def test_the_runner_works_under_torchrun(ours, script, tmp_path):
+    timm = {name: source for name, source in THEIRS.items() if name.startswith("timm")}
+    ran = python(
         *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-        *("-m", "cape_plugins.run", str(script)),
-        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+        *("-m", "cape_plugins.run", script, "--flag"),
+        path=(ours, write_packages(tmp_path / "timm", timm)),
+        CAPE_PLUGINS_AUTOLOAD="0",
     )
-    assert process.returncode == 0, process.stderr
-    assert sorted(process.stdout.split("\n"))[-2:] == ["0 True", "1 True"]
+    wanted = [f"{r} True ['--flag'] 7 {n}" for r in "01" for n in ("__main__", "__mp_main__")]
+    assert sorted(filter(None, ran.stdout.split("\n"))) == wanted, ran.stderr
+
+
+@pytest.mark.parametrize("dash_m", [["-m"], []], ids=["-m module", "module"])
+def test_the_runner_runs_a_module(dash_m, stub):
+    arguments = ("-m", "cape_plugins.run", *dash_m, "espnet2.bin.asr_train")
+    assert stub(None, *arguments, **OFF) == "['cape', 'conformer']"
 
 
 @pytest.mark.parametrize("arguments", [[], ["-m"], ["no_such_script.py"]])
 def test_the_runner_explains_itself(arguments):
-    process = python("", "-m", "cape_plugins.run", *arguments)
+    process = python("-m", "cape_plugins.run", *arguments)
     assert process.returncode != 0
     assert "usage: python -m cape_plugins.run" in process.stderr
 
 
-# --user-dir, the explicit way of fairseq
+# the real torch, the real hosts
+
+
+def test_import_torch_is_never_broken_and_gets_one_hook_and_no_host():
+    code = """
+    import sys
+    before = {*sys.modules}
+    from cape_plugins import autoload
+    more = {name.split(".")[0] for name in {*sys.modules} - before}
+    print(*more - sys.stdlib_module_names)
+    make, autoload._HostFinder.__init__ = autoload._HostFinder.__init__, lambda self: 1 / 0
+    import torch
+    autoload._HostFinder.__init__ = make
+    before = {*sys.modules}
+    autoload.install()
+    autoload.install()
+    hooks = sum(isinstance(finder, autoload._HostFinder) for finder in sys.meta_path)
+    print(torch.ones(1).item(), hooks, *{*sys.modules} - before)
+    for host, module in (("timm", "timm"), ("fairseq", "fairseq"), ("espnet", "espnet2")):
+        sys.modules[module] = None  # as if it were not installed
+        try:
+            __import__(f"cape_plugins.{host}")
+        except ImportError as error:
+            print(error)
+    """
+    process = python(code=code)
+    assert process.returncode == 0, process.stderr
+    assert "autoload failed (ZeroDivisionError" in process.stderr
+    needed, installed, *errors = process.stdout.splitlines()
+    assert needed == "cape_plugins"  # and the standard library
+    assert installed == "1.0 1"
+    for host, error in zip(NAMES, errors, strict=True):
+        assert f"pip install 'cape-plugins[{host}]'" in error
+
+
+def needs(module: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not importlib.util.find_spec(module), reason=f"{module} is not here")
+
+
+@needs("timm")
+def test_timm_knows_our_models():
+    process = python(code="import timm; print(timm.is_model('vit_tiny_patch16_cape_224'))")
+    assert last_line(process) == "True"
+    assert "cape_plugins" not in process.stderr
 
 
 @needs("fairseq")
-@pytest.mark.parametrize("autoload", ["0", "1"], ids=["alone", "with autoload"])
-def test_user_dir_registers_once(autoload):
-    process = python(
-        "",
-        *("-m", "fairseq_cli.train", "--user-dir", str(USER_DIR), "/nowhere", "--arch", "nonsense"),
-        TORCH_DEVICE_BACKEND_AUTOLOAD=autoload,
-    )
+def test_fairseq_knows_our_models_and_the_user_dir_registers_them_no_second_time():
+    user_dir = ROOT / "integrations" / "fairseq" / "user_dir"
+    code = f"""
+    import sys
+    from fairseq.models import ARCH_MODEL_REGISTRY
+    print("cape_transformer_tiny" in ARCH_MODEL_REGISTRY)
+    from fairseq_cli.train import cli_main
+    sys.argv += ["--user-dir", {str(user_dir)!r}, "/nowhere", "--arch", "nonsense"]
+    cli_main()
+    """
+    process = python(code=code)
+    assert process.stdout == "True\n"
     assert process.returncode == 2  # argparse, which lists the architectures it knows
     assert process.stderr.count("'cape_transformer_iwslt_de_en'") == 1
+    assert "cape_plugins" not in process.stderr
+
+
+@needs("espnet2")
+def test_espnet_and_espnet3_know_our_encoder():
+    code = """
+    import espnet2.bin.asr_train as train  # finds espnet2.tasks.asr before that imports torch
+    try:
+        from espnet3.systems.esp2_asr.task import encoder_choices
+    except ImportError:  # ESPnet 202511 has no espnet3
+        from espnet2.tasks.asr import encoder_choices
+    print("cape_transformer" in encoder_choices.classes)
+    train.main(["--help"])
+    """
+    process = python(code=code)
+    lines = process.stdout.splitlines()  # ESPnet 202511 prints a line of its own at import first
+    assert "True" in lines, process.stderr
+    assert "cape_transformer" in process.stdout[process.stdout.index("True\n") :]
+    assert "cape_plugins" not in process.stderr

@@ -13,12 +13,13 @@ import pytest
 
 pytest.importorskip("tabulate")
 
-from cape_plugins.variants import VARIANTS, names
+from cape_plugins.variants import names
 
 ROOT = Path(__file__).parents[1]
-AXES = {"vit_small": 2, "wmt_base": 1, "asr_36": 1}
+VARIANTS_OF = {"vit_small": ("abspos", *names(2)), "wmt_base": names(1), "asr_36": names(1)}
 HOSTS = {"vit_small": "timm", "wmt_base": "fairseq", "asr_36": "espnet2"}
 HERE = {host for host in HOSTS.values() if importlib.util.find_spec(host)}
+STEPS = "gpu1-steps.csv"
 
 
 def run(*command: object, **environment: object) -> subprocess.CompletedProcess:
@@ -44,6 +45,12 @@ def gpu(*arguments: object, **environment: object) -> subprocess.CompletedProces
     return run("bash", "benchmarks/gpu.sh", *arguments, **environment)
 
 
+def outcomes(report: Path) -> list[str]:
+    """What became of the steps, from the summary at the end of a report."""
+    lines = report.read_text().splitlines()
+    return [line.split(" | ")[1] for line in lines if line.endswith(" s |")]
+
+
 @pytest.fixture
 def broken(tmp_path):
     """A folder for PYTHONPATH in which the import of a package fails."""
@@ -61,6 +68,37 @@ def test_a_host_that_does_not_import_is_left_out_and_named(broken):
     assert "vit_small left out, its host is missing here: timm is broken" in ran.stdout
 
 
+def test_a_unit_that_a_case_lacks_is_refused_before_anything_runs():
+    ran = variants("--cases", "vit_small", "--unit", "relpos")
+    assert ran.returncode == 2
+    wanted = ", ".join(VARIANTS_OF["vit_small"])
+    assert ran.stdout.splitlines()[-1].endswith(f"--unit relpos: vit_small has {wanted}")
+
+
+@pytest.mark.skipif("timm" not in HERE, reason="needs timm")
+def test_the_bytes_that_positions_move_are_counted():
+    ran = run(sys.executable, "benchmarks/traffic.py", "--batch", 1, "--pos", "sinpos", "cape")
+    rows = [line.split("|")[1:-1] for line in ran.stdout.splitlines()[-3:]]
+    (_, _, whole, none, _), *others = [[cell.strip() for cell in row] for row in rows]
+    assert float(none) == 0
+    content = 196 * 384 * 4 / 1e6  # MB: read once and written once at least
+    assert all(2 * content < float(moved) < float(whole) / 20 for _, _, _, moved, _ in others)
+
+
+def test_a_part_that_there_is_not_is_refused():
+    ran = gpu(7)
+    assert ran.returncode == 2
+    assert ran.stdout == "gpu.sh: got '7', choose a part: 1, 2, 3, or pack\n"
+
+
+def test_what_fails_there_is_reported_and_the_rest_still_runs(broken, tmp_path):
+    ran = gpu(1, OUT=tmp_path / "out", PYTHONPATH=broken("torch"))
+    assert ran.returncode == 1
+    assert "ImportError: torch is broken" in ran.stdout
+    assert ran.stdout.count("| FAILED |") == len(HERE) + ("timm" in HERE)
+
+
+@pytest.mark.release
 @pytest.mark.skipif("espnet2" not in HERE, reason="needs ESPnet")
 def test_a_conformer_is_compared_too():
     ran = variants("--tiny", "--cases", "conformer_12", "--pos", "cape", "rope", "--rounds", 1)
@@ -69,91 +107,51 @@ def test_a_conformer_is_compared_too():
     assert "| rope" in ran.stdout
 
 
-def test_a_unit_that_a_case_lacks_is_refused_before_anything_runs():
-    (unit, *_) = {*names(1)} - {*names(2)}
-    ran = variants("--cases", "vit_small", "--unit", unit)
-    assert ran.returncode == 2
-    last = ran.stdout.splitlines()[-1]
-    assert last.endswith(f"--unit {unit}: vit_small has {', '.join(names(2))}")
-
-
-def outcomes(report: Path) -> list[str]:
-    """What became of the steps, from the summary at the end of a report."""
-    return [
-        line.split(" | ")[1] for line in report.read_text().splitlines() if line.endswith(" s |")
-    ]
-
-
-@pytest.fixture(scope="module")
-def part_2(tmp_path_factory):
-    out = tmp_path_factory.mktemp("part_2")
-    return gpu(2, OUT=out), out
-
-
-@pytest.mark.parametrize("part", [1, 3])
-def test_what_a_gpu_is_to_run_runs_on_the_cpu(part, tmp_path):
-    ran = gpu(part, OUT=tmp_path)
+@pytest.mark.release
+def test_every_variant_is_compared_in_every_host_that_is_here(tmp_path):
+    ran = gpu(1, OUT=tmp_path)
     assert ran.returncode == 0, ran.stdout[-3000:]
-    found = outcomes(tmp_path / f"gpu{part}.md")
+    missing = {f"left out: no {host} here" for host in HOSTS.values() if host not in HERE}
+    assert {*outcomes(tmp_path / "gpu1.md")} - {"done"} == missing
+    rows = list(csv.DictReader((tmp_path / STEPS).open())) if HERE else []
+    compared = {(row["case"], row["variant"]) for row in rows if not row["compiled"]}
+    here = {case: all_ for case, all_ in VARIANTS_OF.items() if HOSTS[case] in HERE}
+    assert compared == {(f"tiny {case}", pos) for case, all_ in here.items() for pos in all_}
+    for row in rows:
+        assert float(row["step"]) > 0
+        assert math.isfinite(float(row["memory"]))
+    parameters = {(row["case"], row["variant"]): float(row["parameters"]) for row in rows}
+    for case in {case for case, _ in parameters}:  # timm's class token has a position, but in nopos
+        assert 1 <= parameters[case, "cape"] == parameters[case, "sinpos"]
+        assert parameters[case, "sinpos"] < parameters[case, "abspos"]
+
+
+@pytest.mark.release
+def test_the_trainers_of_a_gpu_run_on_the_cpu(tmp_path):
+    ran = gpu(2, OUT=tmp_path)
+    assert ran.returncode == 0, ran.stdout[-3000:]
+    found = outcomes(tmp_path / "gpu2.md")
     assert "done" in found
     assert all(outcome == "done" or outcome.startswith("left out: no ") for outcome in found)
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    """CIFAR-10's folders, with 18 images of noise in each class."""
+@pytest.mark.release
+@pytest.mark.skipif("TIMM_SCRIPTS" not in os.environ, reason="needs timm's train.py")
+def test_the_study_of_a_gpu_runs_on_the_cpu(tmp_path):
+    pytest.importorskip("exca")
     image, numpy = pytest.importorskip("PIL.Image"), pytest.importorskip("numpy")
-    folder, noise = tmp_path_factory.mktemp("images"), numpy.random.default_rng(0)
+    folder, noise = tmp_path / "images", numpy.random.default_rng(0)  # CIFAR-10's folders
     for split, index in itertools.product(("train", "test"), range(180)):
         path = folder / split / f"class{index % 10}" / f"{index}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         image.fromarray(noise.integers(256, size=(32, 32, 3), dtype="uint8")).save(path)
-    return folder
-
-
-@pytest.mark.skipif("TIMM_SCRIPTS" not in os.environ, reason="needs timm's train.py")
-def test_the_study_of_a_gpu_runs_on_the_cpu(images, tmp_path):
-    pytest.importorskip("exca")
-    ran = gpu(4, OUT=tmp_path, CIFAR10=images)
+    ran = gpu(3, OUT=tmp_path, CIFAR10=folder)
     assert ran.returncode == 0, ran.stdout[-3000:]
-    assert outcomes(tmp_path / "gpu4.md") == ["done", "done"]
-    assert "top1" in (tmp_path / "gpu4-report" / "table.md").read_text()
+    assert outcomes(tmp_path / "gpu3.md") == ["done", "done"]
+    assert "top1" in (tmp_path / "gpu3-report" / "table.md").read_text()
 
 
 def test_without_its_trainer_the_study_of_a_gpu_is_left_out(tmp_path):
-    ran = gpu(4, OUT=tmp_path, TIMM_SCRIPTS=tmp_path)
+    ran = gpu(3, OUT=tmp_path, TIMM_SCRIPTS=tmp_path)
     assert ran.returncode == 0
     assert "left out: no train.py of timm, or no CIFAR-10, here" in ran.stdout
-
-
-def test_training_steps_run_wherever_a_host_is_here(part_2):
-    ran, out = part_2
-    assert ran.returncode == 0, ran.stdout[-3000:]
-    expected = [f"left out: no {host} here" for host in HOSTS.values() if host not in HERE]
-    assert sorted({*outcomes(out / "gpu2.md")} - {"done"}) == sorted(expected)
-
-
-@pytest.mark.skipif(not HERE, reason="needs a host")
-def test_every_variant_of_the_table_is_compared_in_every_host_that_is_here(part_2):
-    rows = list(csv.DictReader((part_2[1] / "gpu2-steps.csv").open()))
-    compared = {(row["case"], row["variant"]) for row in rows if not row["compiled"]}
-    here = {case: axes for case, axes in AXES.items() if HOSTS[case] in HERE}
-    assert compared == {(f"tiny {case}", pos) for case in here for pos in names(here[case])}
-    for row in rows:
-        assert float(row["step"]) > 0
-        assert math.isfinite(float(row["memory"]))
-        if VARIANTS[row["variant"]].attention is None:  # fewer parameters than abspos, the unit
-            assert (float(row["parameters"]) < 1) == (VARIANTS[row["variant"]].adds != "table")
-
-
-def test_what_fails_there_is_reported_and_the_rest_still_runs(broken, tmp_path):
-    ran = gpu(1, OUT=tmp_path / "out", PYTHONPATH=broken("torch"))
-    assert ran.returncode == 1
-    assert "ImportError: torch is broken" in ran.stdout
-    assert ran.stdout.count("| FAILED |") == 2 - (importlib.util.find_spec("triton") is None)
-
-
-def test_a_part_that_there_is_not_is_refused():
-    ran = gpu(7)
-    assert ran.returncode == 2
-    assert ran.stdout == "gpu.sh: got '7', choose a part: 1, 2, 3, 4, or pack\n"

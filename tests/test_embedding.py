@@ -1,197 +1,225 @@
-"""The modules hosts plug in: one forward for all variants, the same numbers in every dtype."""
+"""The module hosts plug in: one forward for all variants, the same numbers in every dtype."""
 
 import copy
+import math
+import pickle
+import re
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
+from torch._inductor.utils import run_and_get_code
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cape_plugins import (
     Augmentation,
     Draw,
-    PositionalEmbedding1d,
-    PositionalEmbedding2d,
+    PositionalEmbedding,
     frame_times,
     patch_grid,
     sinusoid_1d,
     sinusoid_2d,
     token_positions,
+    variants,
 )
+from cape_plugins.random_positions import RandomPositions
 
-VARIANTS = ["nopos", "abspos", "sinpos", "cape"]
+NAN = math.nan
+PAPER = dict(max_global_shift=5.0, max_local_shift=0.5, max_global_scale=1.4)
+EACH = [(1, pos) for pos in ("nopos", "abspos", "sinpos", "cape", "random")]
+EACH += [(2, pos) for pos in ("nopos", "sinpos", "cape", "random")]
+HALF_ULP = {torch.float64: 0.0, torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2**-8}
 
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def embedding_1d(dim: int, pos: str, **settings) -> PositionalEmbedding1d:
-    defaults = dict(max_global_shift=5.0, max_local_shift=0.5, max_global_scale=1.4, max_length=50)
-    return PositionalEmbedding1d(dim, pos, **{**defaults, **settings})
+def build(pos: str, axes: int = 1, dim: int = 8, **options) -> PositionalEmbedding:
+    """With the settings that the variant takes, of the paper."""
+    known = {**PAPER, "max_length": 50}
+    taken = variants.get(pos).taken(axes)
+    return PositionalEmbedding(
+        dim, pos, axes=axes, **{k: v for k, v in known.items() if k in taken}, **options
+    )
 
 
-def embedding_2d(dim: int, pos: str, **settings) -> PositionalEmbedding2d:
-    return PositionalEmbedding2d(dim, pos, **{"grid": (4, 4), **settings})
+def where(axes: int, *lengths: int) -> torch.Tensor:
+    """(B, 6[, 2]) positions, NaN beyond each length."""
+    tokens = token_positions(list(lengths) or [6], 6)
+    return tokens if axes == 1 else patch_grid(2, 3) + 0 * tokens[..., None]
+
+
+def wide(positions: torch.Tensor, dim: int, scale: float = 1.0) -> torch.Tensor:
+    embed = sinusoid_2d if positions.ndim == 3 else sinusoid_1d
+    return embed(positions.double(), dim, frequency_scale=scale)
 
 
 # What each variant adds
 
 
-def test_nopos_adds_nothing():
-    content = torch.randn(2, 6, 8)
-    assert torch.equal(embedding_1d(8, "nopos")(content, token_positions([6, 3])), content)
-    assert torch.equal(embedding_2d(8, "nopos")(content, (2, 3)), content)
-
-
-def test_sinpos_adds_sinusoids_of_the_positions_as_given():
-    content, positions = torch.randn(2, 6, 8), token_positions([6, 3])
+@pytest.mark.parametrize("axes", [1, 2])
+def test_nopos_adds_nothing_and_sinpos_sinusoids_of_the_positions_as_given(axes):
+    content, positions = torch.randn(2, 6, 8), where(axes, 6, 3)
+    embed = sinusoid_1d if axes == 1 else sinusoid_2d
+    assert build("nopos", axes)(content, positions) is content
+    assert build("nopos", axes).add(content, positions) is content
     torch.testing.assert_close(
-        embedding_1d(8, "sinpos")(content, positions), content + sinusoid_1d(positions, 8)
-    )
-    torch.testing.assert_close(
-        embedding_2d(8, "sinpos")(content, (2, 3)), content + sinusoid_2d(patch_grid(2, 3), 8)
+        build("sinpos", axes)(content, positions), content + embed(positions, 8)
     )
 
 
 def test_cape_in_evaluation_centres_and_nothing_else():
     content, positions = torch.randn(2, 5, 8), token_positions([5, 3])
     centred = positions - torch.tensor([[2.0], [1.0]])
-    cape = embedding_1d(8, "cape").eval()
+    cape = build("cape").eval()
     torch.testing.assert_close(cape(content, positions), content + sinusoid_1d(centred, 8))
-    cape = embedding_1d(8, "cape", mean_normalize=False).eval()
+    cape = build("cape", mean_normalize=False).eval()
     torch.testing.assert_close(cape(content, positions), content + sinusoid_1d(positions, 8))
 
 
 def test_cape_in_evaluation_does_not_see_where_a_recording_starts():
     content, times = torch.randn(1, 5, 8), frame_times([5], 0.03)
-    cape = embedding_1d(8, "cape", frequency_scale=30.0).eval()
+    cape = build("cape", frequency_scale=30.0).eval()
     torch.testing.assert_close(cape(content, times), cape(content, times + 2.0), atol=1e-4, rtol=0)
 
 
-def test_cape_2d_in_evaluation_is_sinpos_because_a_grid_is_centred():
-    content = torch.randn(2, 15, 8)
-    cape, sinpos = embedding_2d(8, "cape").eval(), embedding_2d(8, "sinpos")
-    assert torch.equal(cape(content, (3, 5)), sinpos(content, (3, 5)))
+@pytest.mark.parametrize("axes", [1, 2])
+def test_random_spreads_positions_evenly_in_evaluation_or_leaves_them(axes):
+    positions, content = where(axes, 6), torch.zeros(2, 6, 8)
+    embed = sinusoid_1d if axes == 1 else sinusoid_2d
+    spread = build("random", axes, random_range=(0.0, 7.0)).eval()
+    expected = (
+        RandomPositions((0.0, 7.0)).evaluate(positions.view(1, 6, axes)).view(positions.shape)
+    )
+    torch.testing.assert_close(
+        spread(content, positions), embed(expected, 8).expand_as(content), atol=2e-6, rtol=0
+    )
+    as_given = build("random", axes, random_range=(0.0, 7.0), spread=False).eval()
+    torch.testing.assert_close(as_given(content, positions)[:1], embed(positions, 8))
 
 
-def test_abspos_looks_up_its_table_and_wraps_beyond_it():
-    abspos = embedding_1d(8, "abspos", max_length=4)
-    added = abspos(torch.zeros(1, 6, 8), token_positions([6]))
-    assert torch.equal(added[0], abspos.table[[0, 1, 2, 3, 0, 1]])
-
-
-def test_abspos_can_raise_beyond_its_table():
-    abspos = embedding_1d(8, "abspos", max_length=4, overflow="error")
+def test_abspos_looks_up_its_table_and_wraps_or_raises_beyond_it():
+    abspos = PositionalEmbedding(8, "abspos", max_length=4)
+    added = abspos(torch.zeros(1, 6, 8), torch.tensor([[0.4, 0.6, 2, 3, 4, NAN]]))
+    assert torch.equal(added[0, :5], abspos.table[[0, 1, 2, 3, 0]])
+    assert not added[0, 5].any()
+    abspos = PositionalEmbedding(8, "abspos", max_length=4, overflow="error")
+    abspos(torch.zeros(1, 4, 8), token_positions([4]))
     with pytest.raises(ValueError, match=r"positions 0 … 3 .*, got 4 at index \[0, 4\]"):
         abspos(torch.zeros(1, 6, 8), token_positions([6]))
     with pytest.raises(ValueError, match=r"positions 0 … 3 .*, got -1 at index \[0, 0\]"):
         abspos(torch.zeros(1, 2, 8), torch.tensor([[-1.0, 0.0]]))
 
 
-def test_abspos_2d_interpolates_its_table_as_timm_does():
-    timm_layers = pytest.importorskip("timm.layers")
-    abspos = embedding_2d(8, "abspos")
-    assert torch.equal(abspos(torch.zeros(1, 16, 8), (4, 4)), abspos.table)
-    resized = timm_layers.resample_abs_pos_embed(
-        abspos.table, new_size=(3, 7), old_size=(4, 4), num_prefix_tokens=0
-    )
-    torch.testing.assert_close(abspos(torch.zeros(1, 21, 8), (3, 7)), resized)
-
-
-@pytest.mark.parametrize("size", [(4, 6), (4, 3), (2, 6), (3, 5)])
-def test_abspos_2d_knows_which_side_of_its_table_is_which(size):
-    abspos = PositionalEmbedding2d(8, "abspos", grid=(4, 6))
-    rows = torch.arange(4.0)[:, None].expand(4, 6)
-    abspos.table.data.copy_(rows.reshape(1, 24, 1).expand(1, 24, 8))
-    out = abspos(torch.zeros(1, size[0] * size[1], 8), size).reshape(*size, 8)
-    # what is constant along the width stays so
-    torch.testing.assert_close(out, out[:, :1].expand_as(out), atol=1e-5, rtol=0)
-    assert (out.diff(dim=0) > 0).all()
-
-
 def test_tables_begin_small_and_may_hold_a_single_vector():
-    one = PositionalEmbedding1d(64, "abspos", max_length=100)
-    two = PositionalEmbedding2d(64, "abspos", grid=(10, 10))
-    for table in (one.table, two.table):
-        assert table.std().item() == pytest.approx(0.02, rel=0.1)
-    assert PositionalEmbedding1d(8, "abspos", max_length=1).table.shape == (1, 8)
-    assert PositionalEmbedding2d(8, "abspos", grid=(1, 1)).table.shape == (1, 1, 8)
+    table = PositionalEmbedding(64, "abspos", max_length=100).table
+    assert table.std().item() == pytest.approx(0.02, rel=0.1)
+    assert PositionalEmbedding(8, "abspos", max_length=1).table.shape == (1, 8)
 
 
-def test_extent_stretches_the_grid():
-    content = torch.zeros(1, 9, 8)
-    half = PositionalEmbedding2d(8, "sinpos", extent=0.5)
-    expected = sinusoid_2d(patch_grid(3, 3) * 0.5, 8)
-    torch.testing.assert_close(half(content, (3, 3))[0], expected)
+def test_only_abspos_has_state_and_no_variant_a_buffer():
+    for axes in (1, 2):
+        for pos in variants.names(axes):
+            module = build(pos, axes)
+            assert list(module.state_dict()) == (["table"] if pos == "abspos" else [])
+            assert not list(module.buffers())
 
 
-def test_frequency_scale_is_the_same_as_smaller_positions_and_shifts():
-    content = torch.zeros(2, 9, 8)
-    low = PositionalEmbedding2d(8, "cape", frequency_scale=0.2)
-    small = PositionalEmbedding2d(
-        8, "cape", extent=0.2, max_global_shift=0.5 * 0.2, max_local_shift=0.2 / 3
+@pytest.mark.parametrize(("axes", "scale"), [(1, 30.0), (2, 0.2)])
+def test_frequency_scale_is_the_same_as_other_positions_and_shifts(axes, scale):
+    content, positions = torch.zeros(2, 6, 8), where(axes)
+    shifts = dict(max_global_shift=0.5, max_local_shift=0.1)
+    low = PositionalEmbedding(8, "cape", axes=axes, frequency_scale=scale, **shifts)
+    scaled = {name: scale * value for name, value in shifts.items()}
+    near = PositionalEmbedding(8, "cape", axes=axes, **scaled)
+    torch.testing.assert_close(
+        low(content, positions, generator=seeded()),
+        near(content, positions * scale, generator=seeded()),
+        atol=2e-5,
+        rtol=0,
     )
-    for module in (low, small):
-        torch.manual_seed(0)
-        module.out = module(content, (3, 3))
-    torch.testing.assert_close(low.out, small.out)
-    low.eval()
-    expected = sinusoid_2d(patch_grid(3, 3), 8, frequency_scale=0.2)
-    torch.testing.assert_close(low(content, (3, 3))[0], expected)
-    scripted = torch.jit.script(low)
-    torch.testing.assert_close(scripted(content, (3, 3)), low(content, (3, 3)))
+
+
+def test_base_and_print_are_those_of_the_settings():
+    module = PositionalEmbedding(8, "sinpos", base=100.0, frequency_scale=2.0)
+    expected = sinusoid_1d(torch.arange(6.0)[None], 8, base=100.0, frequency_scale=2.0)
+    torch.testing.assert_close(module(torch.zeros(1, 6, 8), where(1)), expected)
+    assert "dim=8, pos='sinpos', axes=1, frequency_scale=2.0" in repr(module)
 
 
 # Randomness
 
 
-def test_training_augments_each_sample_by_itself():
-    out = embedding_1d(8, "cape")(torch.zeros(3, 6, 8), token_positions([6]))
-    assert not torch.allclose(out[0], out[1])
-    out = embedding_2d(8, "cape")(torch.zeros(3, 6, 8), (2, 3))
-    assert not torch.allclose(out[0], out[1])
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_evaluation_is_deterministic(variant):
-    one, two = embedding_1d(8, variant).eval(), embedding_2d(8, variant).eval()
-    content, positions = torch.randn(2, 6, 8), token_positions([6, 4])
-    draw = Draw(torch.ones(2, 1), torch.full((2,), 1.2))
-    assert torch.equal(one(content, positions), one(content, positions))
-    assert torch.equal(one(content, positions), one(content, positions, draw=draw))
-    assert torch.equal(two(content, (2, 3)), two(content, (2, 3)))
-
-
-def test_training_with_a_generator_is_reproducible_and_leaves_the_global_one_alone():
-    content, positions = torch.randn(2, 6, 8), token_positions([6, 4])
-    one, two = embedding_1d(8, "cape"), embedding_2d(8, "cape")
+@pytest.mark.parametrize("pos", ["cape", "random"])
+@pytest.mark.parametrize("axes", [1, 2])
+def test_training_augments_each_sample_by_itself_and_a_generator_repeats_it(pos, axes):
+    module, content, positions = build(pos, axes), torch.zeros(3, 6, 8), where(axes)
     state = torch.get_rng_state()
-    assert torch.equal(
-        one(content, positions, generator=seeded()), one(content, positions, generator=seeded())
-    )
-    assert torch.equal(
-        two(content, (2, 3), generator=seeded()), two(content, (2, 3), generator=seeded())
-    )
-    assert torch.equal(torch.get_rng_state(), state)
+    out = module(content, positions, generator=seeded())
+    assert not torch.allclose(out[0], out[1])
+    assert torch.equal(out, module(content, positions, generator=seeded()))
+    assert not torch.equal(out, module(content, positions, generator=seeded(1)))
+    assert torch.equal(torch.get_rng_state(), state)  # the global one is left alone
+    assert not torch.equal(module(content, positions), module(content, positions))
+
+
+@pytest.mark.parametrize(("axes", "pos"), EACH)
+def test_evaluation_is_deterministic_whatever_is_drawn(axes, pos):
+    module, content, positions = build(pos, axes).eval(), torch.randn(2, 6, 8), where(axes, 6, 4)
+    draw = Draw(torch.ones(2, axes), torch.full((2,), 1.2))
+    assert torch.equal(module(content, positions), module(content, positions, draw))
+
+
+def test_only_cape_draws_what_sequences_share_and_only_in_training():
+    device = torch.device("cpu")
+    for axes in (1, 2):
+        for pos in variants.names(axes):
+            module = build(pos, axes)
+            draw = module.draw(3, device)
+            assert (draw is not None) == (variants.get(pos).augment is Augmentation)
+            assert draw is None or (draw.shift.shape, draw.scale.shape) == ((3, axes), (3,))
+            assert module.eval().draw(3, device) is None
 
 
 def test_two_sequences_with_one_draw_share_shift_and_scale():
-    cape = embedding_1d(8, "cape", max_local_shift=0.0, mean_normalize=False)
+    cape = PositionalEmbedding(8, max_global_shift=5.0, mean_normalize=False)
     draw = Draw(shift=torch.tensor([[3.0]]), scale=torch.tensor([1.25]))
     positions = token_positions([6])
-    out = cape(torch.zeros(1, 6, 8), positions, draw=draw)
+    out = cape(torch.zeros(1, 6, 8), positions, draw)
     torch.testing.assert_close(out, sinusoid_1d((positions + 3) * 1.25, 8))
 
 
-def test_the_defaults_of_an_image_are_the_settings_of_section_4_1():
-    content, grid = torch.zeros(3, 40, 8), (4, 10)
+def test_a_forward_may_have_a_local_shift_of_its_own():
+    """As in images, whose patches are 1/N apart: the settings of section 4.1."""
+    content, grid = torch.zeros(3, 40, 8), patch_grid(4, 10)[None]
     papers = Augmentation(0.5, (1 / 4, 1 / 10), 1.4, mean_normalize=False)
     generator = seeded()
     draw = papers.draw(3, 2, generator=generator)
-    moved = papers.apply(patch_grid(*grid).expand(3, -1, -1), draw, generator=generator)
-    out = PositionalEmbedding2d(8)(content, grid, seeded())
-    torch.testing.assert_close(out, sinusoid_2d(moved, 8), atol=2e-5, rtol=0)
+    moved = papers.apply(grid.expand(3, -1, -1), draw, generator=generator)
+    options = dict(max_global_shift=0.5, max_global_scale=1.4, mean_normalize=False)
+    cape = PositionalEmbedding(8, axes=2, **options)
+    local = torch.tensor([[[1 / 4, 1 / 10]]])
+    for shift in ((1 / 4, 1 / 10), local, local.expand(3, 1, 2)):
+        out = cape(content, grid, generator=seeded(), max_local_shift=shift)
+        torch.testing.assert_close(out, sinusoid_2d(moved, 8), atol=2e-5, rtol=0)
+    still = cape(content, grid, generator=seeded())
+    assert (out - still).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(("axes", "pos"), EACH)
+@pytest.mark.parametrize("training", [True, False])
+def test_adding_at_the_augmented_positions_is_what_forward_does(axes, pos, training):
+    module, content, positions = build(pos, axes), torch.randn(2, 6, 8), where(axes, 6, 4)
+    module.train(training)
+    moved = module.augment(positions, 2, generator=seeded())
+    out = module.add(content, moved)
+    assert torch.equal(out, module(content, positions, generator=seeded()))
+    assert torch.equal(moved.isnan(), positions.isnan())
+    if pos != "nopos":
+        torch.testing.assert_close(content + module.embedding(moved), out, rtol=0, atol=1e-6)
 
 
 # Numerics
@@ -202,127 +230,243 @@ def half_ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.exp2(exponent.double()) * (torch.finfo(dtype).eps / 2)
 
 
+@pytest.mark.parametrize(
+    ("positions", "scale", "tolerance"),
+    [
+        pytest.param(frame_times([120_000], 0.03, dtype=torch.float64), 30.0, 2e-7, id="an hour"),
+        pytest.param(frame_times([120_000], 0.03), 30.0, 2e-7, id="an hour in float32"),
+        pytest.param(torch.rand(3, 40) * 1e5, 1.0, 2e-7, id="1e5 tokens"),
+        pytest.param(torch.rand(1, 50, dtype=torch.float64) * 1e7, 1.0, 2e-7, id="1e7 tokens"),
+        pytest.param(torch.rand(3, 40, 2) * 6 - 3, 1.0, 2e-7, id="patches"),
+        pytest.param(torch.rand(3, 40, 2) * 6 - 3, 0.2, 2e-7, id="slow patches"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_far_positions_are_as_accurate_as_near_ones(positions, scale, tolerance, dtype):
+    axes = positions.ndim - 1
+    module = PositionalEmbedding(64, "sinpos", axes=axes, frequency_scale=scale)
+    out = module(torch.zeros(*positions.shape[:2], 64, dtype=dtype), positions)
+    assert out.dtype == dtype
+    error = (out.double() - wide(positions, 64, scale)).abs().max()
+    assert error <= tolerance + HALF_ULP[dtype] / 2
+
+
 LONG = [
     pytest.param(token_positions([4_000]), 1.0, 1e-3, id="4000-tokens"),
-    pytest.param(frame_times([4_000], 0.03), 30.0, 1e-3, id="120-s"),
-    pytest.param(token_positions([100_000]), 1.0, 1.5e-2, id="100000-tokens"),
     pytest.param(frame_times([120_000], 0.03), 30.0, 1.5e-2, id="3600-s"),
+    pytest.param(patch_grid(40, 30)[None], 1.0, 1e-4, id="patches"),
 ]
 
 
-@pytest.mark.parametrize("how", ["autocast", "module cast"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("variant", ["sinpos", "cape"])
+@pytest.mark.parametrize("pos", ["sinpos", "cape"])
 @pytest.mark.parametrize(("positions", "scale", "tolerance"), LONG)
-def test_half_precision_costs_one_rounding(positions, scale, tolerance, variant, dtype, how):
-    module = PositionalEmbedding1d(16, variant, frequency_scale=scale).eval()
-    reference = copy.deepcopy(module).double()
+def test_half_precision_costs_one_rounding(positions, scale, tolerance, pos, dtype):
+    """Under autocast and in a module that was cast; the tolerance is of centring in float32."""
+    axes = positions.ndim - 1
+    module = PositionalEmbedding(16, pos, axes=axes, frequency_scale=scale).eval()
     content = torch.randn(1, positions.shape[1], 16, generator=seeded()).to(dtype)
-    expected = reference(content.double(), positions.double())
-    if how == "autocast":
-        with torch.autocast("cpu", dtype):
-            out = module(content, positions)
-    else:
-        out = module.to(dtype)(content, positions)
+    expected = copy.deepcopy(module).double()(content.double(), positions.double())
+    with torch.autocast("cpu", dtype):
+        out = module(content, positions)
+    assert torch.equal(module.to(dtype)(content, positions), out)
     assert out.dtype == dtype
     error = (out.double() - expected).abs()
     # the rounding is that of the value before it, which is the expected one within tolerance
     assert (error - half_ulp(expected.abs() + tolerance, dtype)).max() < tolerance
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_images_cost_one_rounding(dtype):
-    module = PositionalEmbedding2d(64).eval()
-    content = torch.randn(1, 40 * 30, 64, generator=seeded()).to(dtype)
-    expected = content.double() + sinusoid_2d(patch_grid(40, 30).double(), 64)
-    with torch.autocast("cpu", dtype):
-        under_autocast = module(content, (40, 30))
-    assert torch.equal(module.to(dtype)(content, (40, 30)), under_autocast)
-    error = (under_autocast.double() - expected).abs()
-    assert (error - half_ulp(expected.abs() + 1e-4, dtype)).max() < 1e-4
+def test_float64_content_has_its_embedding_in_float64():
+    positions = torch.tensor([[100_000.0, 99_999.0]])  # exact in float32
+    out = PositionalEmbedding(512, "sinpos")(torch.zeros(1, 2, 512, dtype=torch.float64), positions)
+    k = torch.arange(256, dtype=torch.float64)
+    phases = positions[0].double()[:, None] * 10_000 ** (-k / 256)
+    exact = torch.cat([phases.cos(), phases.sin()], dim=1)
+    torch.testing.assert_close(out[0], exact, atol=1e-10, rtol=0)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=60)
 @given(
-    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=4),
-    padding=st.integers(0, 5),
-    variant=st.sampled_from(VARIANTS),
+    lengths=st.lists(st.integers(0, 6), min_size=0, max_size=4),
+    which=st.sampled_from(EACH),
     dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
     pairs=st.integers(1, 8),
-)
-def test_padded_and_alone_give_the_same_real_tokens(lengths, padding, variant, dtype, pairs):
-    module = embedding_1d(2 * pairs, variant).eval()
-    positions = token_positions(lengths, max(lengths) + padding)
-    content = torch.randn(*positions.shape, 2 * pairs, generator=seeded()).to(dtype)
-    out = module(content, positions)
-    assert out.dtype == dtype
-    assert out.shape == content.shape
-    assert torch.equal(out[positions.isnan()], content[positions.isnan()])
-    for i, length in enumerate(lengths):
-        alone = module(content[i : i + 1, :length], token_positions([length]))
-        torch.testing.assert_close(out[i, :length], alone[0], atol=1e-6, rtol=1e-5)
-
-
-@settings(deadline=None, max_examples=50)
-@given(
-    batch=st.integers(0, 3),
-    height=st.integers(1, 9),
-    width=st.integers(1, 9),
-    variant=st.sampled_from(VARIANTS),
-    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
     training=st.booleans(),
 )
-def test_any_grid_batch_and_dtype_gives_finite_numbers(
-    batch, height, width, variant, dtype, training
+def test_any_batch_and_dtype_keeps_padding_and_gives_alone_what_it_gives_padded(
+    lengths, which, dtype, pairs, training
 ):
-    module = embedding_2d(8, variant).train(training)
-    content = torch.randn(batch, height * width, 8).to(dtype)
-    out = module(content, (height, width))
-    assert out.shape == content.shape
-    assert out.dtype == dtype
+    axes, pos = which
+    module = build(pos, axes, 2 * pairs).train(training)
+    # of a grid, padded rows are whole
+    positions = where(axes, *lengths) if lengths else where(axes)[:0]
+    content = torch.randn(len(lengths), 6, 2 * pairs, generator=seeded()).to(dtype)
+    out = module(content, positions)
+    assert (out.shape, out.dtype) == (content.shape, dtype)
     assert out.isfinite().all()
+    real = ~positions.reshape(len(lengths), 6, axes)[..., 0].isnan()
+    assert torch.equal(out[~real], content[~real])
+    if not training:
+        for i, length in enumerate(lengths):
+            alone = module(content[i : i + 1, :length], positions[i : i + 1, :length])
+            torch.testing.assert_close(out[i, :length], alone[0], atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("training", [True, False])
-def test_an_empty_batch_goes_through(variant, training):
-    one, two = embedding_1d(8, variant).train(training), embedding_2d(8, variant).train(training)
-    assert one(torch.zeros(0, 5, 8), token_positions([], 5)).shape == (0, 5, 8)
-    assert one(torch.zeros(2, 0, 8), token_positions([0, 0])).shape == (2, 0, 8)
-    assert two(torch.zeros(0, 6, 8), (2, 3)).shape == (0, 6, 8)
+def test_no_token_and_a_patch_without_one_of_its_coordinates_get_nothing(training):
+    for axes, pos in EACH:
+        empty = torch.zeros((2, 0) if axes == 1 else (2, 0, 2))
+        assert build(pos, axes).train(training)(torch.zeros(2, 0, 8), empty).shape == (2, 0, 8)
+    for missing in (0, 1):
+        content, positions = torch.randn(1, 6, 8), where(2)
+        positions[0, 1, missing] = NAN
+        out = PositionalEmbedding(8, "sinpos", axes=2).train(training)(content, positions)
+        assert torch.equal(out[0, 1], content[0, 1])
+        assert (out[0, [0, 2]] != content[0, [0, 2]]).any(dim=-1).all()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_gradient_passes_to_the_content_unchanged(variant):
-    content = torch.randn(2, 6, 8, requires_grad=True)
-    embedding_1d(8, variant)(content, token_positions([6, 4])).sum().backward()
-    assert torch.equal(content.grad, torch.ones_like(content))
+@pytest.mark.parametrize(
+    "content",
+    [torch.randn(6, 4, 8).transpose(0, 1), torch.randn(4, 6, 16)[..., ::2], torch.zeros(4, 6, 8)],
+    ids=["time first", "every other channel", "contiguous"],
+)
+def test_content_may_be_laid_out_in_any_way(content):
+    positions = torch.rand(4, 6) * 10
+    out = PositionalEmbedding(8, "sinpos")(content, positions)
+    torch.testing.assert_close(out.double(), content + wide(positions, 8), atol=1e-6, rtol=0)
 
 
-def test_only_abspos_has_state():
-    for make in (embedding_1d, embedding_2d):
-        for variant in ("nopos", "sinpos", "cape"):
-            assert not make(8, variant).state_dict()
-        assert list(make(8, "abspos").state_dict()) == ["table"]
+class Sizes(TorchDispatchMode):
+    """The largest results of cosines, and of anything, in elements."""
+
+    cosines = largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.largest = max(self.largest, out.numel())
+            if function is torch.ops.aten.cos.default:
+                self.cosines = max(self.cosines, out.numel())
+        return out
 
 
-# torch.compile
+@pytest.mark.parametrize(("axes", "pos"), [case for case in EACH if case[1] in ("sinpos", "cape")])
+def test_shared_positions_are_embedded_once_in_evaluation(axes, pos):
+    with Sizes() as sizes:
+        build(pos, axes).eval()(torch.zeros(64, 6, 8), where(axes))
+    assert sizes.cosines == 6 * 4
+    assert sizes.largest == 64 * 6 * 8  # the sum alone
+
+
+# Gradients and transformations
+
+
+@pytest.mark.parametrize(("axes", "pos"), EACH)
+def test_the_gradient_passes_to_the_content_unchanged_and_nothing_is_saved(axes, pos):
+    content, kept = torch.randn(2, 6, 8, requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        out = build(pos, axes)(content, where(axes, 6, 4))
+    gradient = torch.randn(2, 6, 8)
+    out.backward(gradient)
+    assert torch.equal(content.grad, gradient)
+    assert not [t for t in kept if t.is_floating_point()]
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+@pytest.mark.parametrize("pos", ["sinpos", "cape"])
+def test_positions_that_want_a_gradient_get_it_and_padding_gets_zeros(axes, pos):
+    module = PositionalEmbedding(8, pos, axes=axes).eval()
+    positions = where(axes, 6, 4).requires_grad_()
+    module(torch.randn(2, 6, 8), positions).square().sum().backward()
+    assert positions.grad.isfinite().all()
+    assert not positions.grad[1, 4:].any()
+    assert (positions.grad[0].reshape(6, -1) != 0).any(dim=1).all()
+    real = torch.rand(2, 5, *([2] if axes == 2 else []), dtype=torch.float64, requires_grad=True)
+    content = torch.randn(2, 5, 8, dtype=torch.float64)
+    torch.autograd.gradcheck(lambda p: module(content, p), (real,))
+
+
+def test_torch_func_and_forward_mode_derivatives():
+    module, content = PositionalEmbedding(8).eval(), torch.randn(4, 2, 6, 8)
+    positions = torch.rand(4, 2, 6)
+    mapped = torch.vmap(module)(content, positions)
+    one_by_one = torch.stack([module(*pair) for pair in zip(content, positions, strict=True)])
+    torch.testing.assert_close(mapped, one_by_one)
+    square = torch.func.grad(lambda c: module(c, positions[0]).square().sum())
+    torch.testing.assert_close(square(content[0]), 2 * module(content[0], positions[0]))
+    tangent = torch.randn(4, 2, 6, 8)
+    found = torch.func.jvp(lambda c: torch.vmap(module)(c, positions), (content,), (tangent,))
+    assert torch.equal(found[1], tangent)
+
+
+@pytest.mark.parametrize(("axes", "pos"), [(1, "abspos"), (1, "cape"), (2, "cape")])
+def test_copies_and_pickles_are_the_same_module(axes, pos):
+    module, content = build(pos, axes), torch.randn(2, 6, 8)
+    module(content.requires_grad_(), where(axes)).sum().backward()  # in the middle of training
+    expected = module.eval()(content, where(axes))
+    for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(copied(content, where(axes)), expected)
+
+
+# torch.compile, export
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_compiles_in_one_graph(variant, training):
+@pytest.mark.parametrize(("axes", "pos"), EACH)
+def test_it_compiles_in_one_graph(axes, pos, training):
     torch._dynamo.reset()
-    content, positions = torch.randn(2, 6, 8), token_positions([6, 4])
-    one, two = embedding_1d(8, variant).train(training), embedding_2d(8, variant).train(training)
-    out_1d = torch.compile(one, fullgraph=True)(content, positions)
-    out_2d = torch.compile(two, fullgraph=True)(content, (2, 3))
-    if training and variant == "cape":
-        assert not torch.equal(out_1d, content)
-        assert out_2d.isfinite().all()
+    content, positions = torch.randn(2, 6, 8), where(axes, 6, 4)
+    module = build(pos, axes).train(training)
+    out = torch.compile(module, fullgraph=True, backend="aot_eager")(content, positions)
+    if training and pos in ("cape", "random"):
+        assert not torch.equal(out[0], content[0])
+        assert torch.equal(out[1, 4:], content[1, 4:])
+        assert out.isfinite().all()
     else:
-        torch.testing.assert_close(out_1d, one(content, positions))
-        torch.testing.assert_close(out_2d, two(content, (2, 3)))
+        torch.testing.assert_close(out, module(content, positions))
+
+
+def test_two_graphs_serve_all_image_sizes():
+    module, counter = PositionalEmbedding(8, axes=2, max_local_shift=0.1), CompileCounter()
+
+    def patches_of(image: torch.Tensor) -> torch.Tensor:  # (B, H, W, C)
+        height, width = image.shape[1:3]
+        local = (1 / height, 1 / width)
+        grid = patch_grid(height, width)[None]
+        return module(image.flatten(1, 2), grid, max_local_shift=local)
+
+    compiled = torch.compile(patches_of, fullgraph=True, backend=counter)
+    for side in range(4, 10):
+        assert compiled(torch.zeros(2, side, side + 1, 8)).isfinite().all()
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.release  # 20 s of inductor's C++
+@pytest.mark.parametrize("axes", [1, 2])
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_inductor_makes_one_kernel_of_content_and_embedding(axes, training):
+    module = PositionalEmbedding(64, "sinpos", axes=axes).train(training)
+    content, positions = torch.randn(4, 6, 64), where(axes, 6, 6, 4, 6)
+    torch._dynamo.reset()
+    out, (code,) = run_and_get_code(torch.compile(module, fullgraph=True), content, positions)
+    torch.testing.assert_close(out, module(content, positions))
+    assert len(set(re.findall(r"\bcpp_fused\w*", code))) == 1
+
+
+@pytest.mark.parametrize(("axes", "pos"), [(1, "cape"), (1, "random"), (2, "sinpos")])
+def test_an_exported_model_takes_any_size(axes, pos):
+    model = build(pos, axes).eval()
+    batch, length = (torch.export.Dim(name, min=2, max=9999) for name in ("batch", "length"))
+    example = torch.randn(2, 6, 8), where(axes, 6, 4)
+    exported = torch.export.export(
+        model, example, dynamic_shapes=({0: batch, 1: length}, {0: batch, 1: length})
+    )
+    positions = torch.rand(3, 9, *([2] if axes == 2 else []))
+    positions[1, 4:] = NAN
+    content = torch.randn(3, 9, 8)
+    torch.testing.assert_close(exported.module()(content, positions), model(content, positions))
+    traced = torch.jit.trace(model, example)
+    torch.testing.assert_close(traced(*example), model(*example))
 
 
 # Errors
@@ -332,83 +476,76 @@ def test_compiles_in_one_graph(variant, training):
     ("arguments", "message"),
     [
         (dict(pos="rope9"), "unknown variant 'rope9': choose one of nopos, abspos, sinpos, cape"),
+        (dict(pos="abspos", axes=2), "unknown variant 'abspos': choose one of nopos, sinpos, cape"),
+        (dict(pos="rope_mixed"), "unknown variant 'rope_mixed'"),
+        (dict(axes=3), "axes must be 1 .* or 2 .*, got 3"),
         (dict(dim=7), "dim must be even"),
-        (dict(pos="nopos", dim=7), "dim must be even"),
-        (dict(pos="nopos", max_global_scale=0.5), "max_global_scale"),
-        (dict(pos="sinpos", max_global_shift=-1.0), "max_global_shift"),
-        (dict(pos="nopos", max_local_shift=float("nan")), "max_local_shift"),
-        (dict(pos="nopos", base=0.0), "base"),
-        (dict(pos="nopos", frequency_scale=0.0), "frequency_scale"),
+        (dict(pos="sinpos", dim=7), "dim must be even"),
+        (dict(max_global_scale=0.5), "max_global_scale must be a finite number ≥ 1"),
+        (dict(max_local_shift=math.nan), "max_local_shift"),
+        (dict(pos="nopos", base=0.0), "base must be finite and > 1"),
+        (dict(pos="nopos", frequency_scale=0.0), "frequency_scale must be finite and > 0"),
         (dict(pos="nopos", overflow="clamp"), "overflow must be 'wrap' or 'error'"),
-        (dict(pos="abspos"), "abspos needs max_length"),
         (dict(pos="nopos", max_length=0), "max_length must be ≥ 1, got 0"),
+        (dict(pos="abspos"), "abspos needs max_length"),
+        (dict(pos="random", random_range=(1.0, 1.0)), "random_range must be"),
+        # what the variant does not take
+        (dict(pos="sinpos", max_global_shift=5.0), "max_global_shift = 5.0 is for cape; sinpos"),
+        (dict(pos="nopos", max_global_scale=1.5), "max_global_scale = 1.5 is for cape, cape_rope"),
+        (dict(pos="cape", random_range=(0.0, 2.0)), "random_range = .* is for random, random_rope"),
+        (dict(pos="sinpos", max_length=9), "max_length = 9 is for abspos; sinpos takes"),
+        (dict(pos="cape", spread=False), "spread = False is for random"),
+        (dict(pos="rope", mean_normalize=False), "mean_normalize = False is for cape"),
+        (dict(pos="alibi", base=100.0), "base = 100.0 is for sinpos, cape, random; alibi takes"),
+        (dict(pos="cape_rope", max_global_shift=1.0), "changes no distance between tokens"),
     ],
 )
-def test_1d_settings_are_checked_whatever_the_variant(arguments, message):
+def test_settings_are_checked(arguments, message):
     with pytest.raises(ValueError, match=message):
-        PositionalEmbedding1d(**{"dim": 8, **arguments})
+        PositionalEmbedding(**{"dim": 8, **arguments})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (dict(pos="rope9"), "unknown variant 'rope9'"),
-        (dict(pos="nopos", dim=7), "dim must be even"),
-        (dict(pos="nopos", max_global_scale=0.5), "max_global_scale"),
-        (dict(pos="nopos", max_local_shift=-1.0), "max_local_shift"),
-        (dict(pos="nopos", max_local_shift=(1.0, 1.0, 1.0)), "a number or"),
-        (dict(pos="nopos", extent=0.0), "extent"),
-        (dict(pos="abspos"), "abspos needs grid"),
-        (dict(pos="nopos", grid=(0, 3)), "grid must be"),
-    ],
-)
-def test_2d_settings_are_checked_whatever_the_variant(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        PositionalEmbedding2d(**{"dim": 8, **arguments})
+def test_any_width_goes_where_no_sinusoids_are_added():
+    for pos in ("nopos", "rope", "relpos"):
+        assert PositionalEmbedding(7, pos)(torch.ones(1, 6, 7), where(1)).shape == (1, 6, 7)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_shapes_that_do_not_fit_are_refused_by_every_variant(variant):
-    one, two = embedding_1d(8, variant), embedding_2d(8, variant)
-    with pytest.raises(ValueError, match=r"content must be \(B, N, 8\)"):
-        one(torch.zeros(2, 6, 4), token_positions([6, 6]))
-    with pytest.raises(ValueError, match=r"needs positions \[2, 6\], got \[2, 5\]"):
-        one(torch.zeros(2, 6, 8), token_positions([5, 5]))
-    with pytest.raises(ValueError, match="3 samples do not fit a batch of 2"):
-        one(torch.zeros(2, 6, 8), token_positions([6, 6, 6]))
-    with pytest.raises(ValueError, match="a grid of 2 × 2 has 4 patches"):
-        two(torch.zeros(2, 6, 8), (2, 2))
+def test_in_images_the_shift_of_rotations_is_taken():
+    PositionalEmbedding(8, "cape_rope", axes=2, max_global_shift=1.0)
 
 
-@pytest.mark.parametrize("variant", ["abspos", "sinpos", "cape"])
-def test_infinite_positions_are_refused(variant):
-    with pytest.raises(ValueError, match=r"positions must be finite.* got inf at index \[0, 1\]"):
-        embedding_1d(8, variant)(torch.zeros(1, 2, 8), torch.tensor([[0.0, float("inf")]]))
+@pytest.mark.parametrize(("axes", "pos"), EACH)
+def test_inputs_that_do_not_fit_are_refused_by_every_variant(axes, pos):
+    module, positions = build(pos, axes), where(axes, 6, 6)
+    size = r"6, 2" if axes == 2 else "6"
+    for content, given_positions, message in (
+        (torch.zeros(2, 6, 4), positions, r"content must be \(B, N, 8\).*got shape \[2, 6, 4\]"),
+        (torch.zeros(6, 8), positions, r"content must be \(B, N, 8\)"),
+        (torch.zeros(2, 6, 8, dtype=torch.long), positions, r"float dtype, got .* of torch.int64"),
+        (torch.zeros(2, 6, 8, dtype=torch.cfloat), positions, r"float dtype, got .*complex64"),
+        (torch.zeros(2, 6, 8), positions[:, :5], rf"needs positions \[2, {size}\]"),
+        (torch.zeros(2, 6, 8), positions[:1].expand(3, *positions.shape[1:]), rf"\[1, {size}\]"),
+        (torch.zeros(2, 6, 8), torch.zeros(2, 6, 3 - axes), rf"needs positions \[2, {size}\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            module(content, given_positions)
 
 
-def test_a_draw_for_another_batch_is_refused():
+@pytest.mark.parametrize(("axes", "pos"), [case for case in EACH if case[1] != "nopos"])
+def test_infinite_positions_and_generators_elsewhere_are_refused(axes, pos):
+    positions = where(axes)
+    positions[0, 1] = math.inf
+    with pytest.raises(ValueError, match=r"positions must be finite.* got inf at index \[0, 1"):
+        build(pos, axes)(torch.zeros(1, 6, 8), positions)
+    if pos in ("cape", "random"):
+        positions = positions.to("meta")
+        with pytest.raises(ValueError, match=r"the generator lives on cpu, the positions on meta"):
+            build(pos, axes).augment(positions, 1, generator=seeded())
+
+
+@pytest.mark.parametrize("draw", [Draw(torch.zeros(3, 1), torch.ones(3))])
+def test_a_draw_for_another_batch_is_refused(draw):
     with pytest.raises(ValueError, match=r"shift \(2, 1\) and scale \(2,\)"):
-        embedding_1d(8, "cape")(
-            torch.zeros(2, 6, 8),
-            token_positions([6, 6]),
-            draw=Draw(torch.zeros(3, 1), torch.ones(3)),
-        )
+        build("cape")(torch.zeros(2, 6, 8), where(1), draw)
     with pytest.raises(ValueError, match=r"got \(2, 1\) and \(3,\)"):
-        embedding_1d(8, "cape")(
-            torch.zeros(2, 6, 8),
-            token_positions([6, 6]),
-            draw=Draw(torch.zeros(2, 1), torch.ones(3)),
-        )
-
-
-def test_adding_at_the_augmented_positions_is_what_forward_does():
-    content, positions = torch.randn(2, 6, 8), token_positions([6, 4])
-    line = PositionalEmbedding1d(8, max_global_shift=5.0, max_local_shift=0.5).train()
-    plane = PositionalEmbedding2d(8).train()
-    torch.manual_seed(0)
-    expected = line(content, positions), plane(content, (2, 3))
-    torch.manual_seed(0)
-    moved = line.augmented(positions, 2)
-    assert torch.equal(line.add(content, moved), expected[0])
-    assert torch.equal(moved.isnan(), positions.isnan())
-    assert torch.equal(plane.add(content, plane.augmented(content, (2, 3))), expected[1])
+        build("cape")(torch.zeros(2, 6, 8), where(1), draw._replace(shift=torch.zeros(2, 1)))

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cape_plugins import variants
-from cape_plugins.attention import PositionalAttention
+from cape_plugins.attention import AttentionSettings, PositionalAttention
 from cape_plugins.logn import check_logn, scale_queries
 
-HEADS = dict(head_dim=4, heads=2)
+SIZES = AttentionSettings(head_dim=4, heads=2, context=3)
+LEAST = {dtype: torch.finfo(dtype).min for dtype in (torch.float32, torch.bfloat16, torch.float16)}
 
 
 def query(*, batch: int = 2, queries: int = 5, dtype=torch.float32) -> torch.Tensor:
@@ -31,15 +32,32 @@ def test_as_many_keys_as_in_training_change_nothing():
     assert torch.equal(scale_queries(query(), 197, None, 197), query())
 
 
-@pytest.mark.parametrize("added", [-math.inf, torch.finfo(torch.float32).min, None])
-def test_padding_does_not_count(added):
-    mask = torch.ones(2, 1, 1, 5, dtype=torch.bool)
+@pytest.mark.parametrize("shape", [(2, 1, 1, 5), (2, 2, 5, 5)])
+@pytest.mark.parametrize("dtype", LEAST)
+@pytest.mark.parametrize("added", [None, -math.inf, "finfo.min", -1e9, -1e4])
+def test_padding_does_not_count_however_hosts_hide_it(added, dtype, shape):
+    """-1e4 is -9984 in bfloat16; float16 has no -1e9."""
+    mask = torch.ones(shape, dtype=torch.bool)
     mask[1, ..., 3:] = False
     if added is not None:
-        mask = torch.zeros(2, 1, 1, 5).masked_fill(~mask, added)
+        value = LEAST[dtype] if added == "finfo.min" else max(added, LEAST[dtype])
+        value = added if added == -math.inf else value
+        mask = torch.zeros(shape, dtype=dtype).masked_fill(~mask, value)
     out = scale_queries(query(), 5, mask, 10)
     torch.testing.assert_close(out[:1], query()[:1] * math.log(5) / math.log(10))
     torch.testing.assert_close(out[1:], query()[1:] * math.log(3) / math.log(10))
+
+
+@pytest.mark.parametrize("added", [-100.0, -999.0, 5.0])
+def test_a_bias_hides_nothing(added):
+    mask = torch.zeros(5, 5)
+    mask[:, 3:] = added
+    assert torch.equal(scale_queries(query(), 5, mask, 10), scale_queries(query(), 5, None, 10))
+
+
+def test_a_mask_that_keys_share_counts_them_all():
+    mask = torch.ones(2, 1, 1, 1, dtype=torch.bool)
+    assert torch.equal(scale_queries(query(), 5, mask, 10), scale_queries(query(), 5, None, 10))
 
 
 def test_under_a_causal_mask_each_query_counts_the_keys_so_far():
@@ -64,35 +82,37 @@ def test_half_precision_stays_half_precision(dtype):
 
 
 @pytest.mark.parametrize("pos", variants.names(1))
-def test_every_variant_takes_it(pos):
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_every_variant_takes_it(pos, need_weights):
     tensors = torch.randn(3, 2, 2, 6, 4)
     mask = torch.ones(2, 1, 1, 6, dtype=torch.bool)
     mask[1, ..., 4:] = False
     positions = torch.arange(6.0).expand(2, 6).masked_fill(~mask[:, 0, 0], math.nan)
-    torch.manual_seed(0)
-    scaled = variants.attention_for(pos, 0, **HEADS, context=3, logn=10)
-    torch.manual_seed(0)
-    plain = variants.attention_for(pos, 0, **HEADS, context=3) or PositionalAttention()
-    positions = plain.prepare(positions)
+    (scaled,) = variants.attention_layers(pos, 1, SIZES, logn=10)
+    (plain,) = variants.attention_layers(pos, 1, SIZES)
+    plain = plain or PositionalAttention()
+    plain.load_state_dict(scaled.state_dict())
+    positions = plain.prepare(positions, SIZES)
     by_hand = [
         plain(
             tensors[0, b : b + 1] * math.log(seen) / math.log(10),
             *(x[b : b + 1] for x in tensors[1:]),
             positions[b : b + 1],
             mask[b : b + 1],
-        )
+        )[0]
         for b, seen in enumerate((6, 4))
     ]
-    torch.testing.assert_close(scaled(*tensors, positions, mask), torch.cat(by_hand))
+    out, _ = scaled(*tensors, positions, mask, need_weights=need_weights)
+    torch.testing.assert_close(out, torch.cat(by_hand))
 
 
 def test_it_is_off_by_default_and_takes_no_parameters():
-    assert variants.attention_for("cape", 0, **HEADS) is None
-    assert variants.attention_for("relpos", 0, **HEADS, context=3).logn == 0
-    assert variants.attention_for("cape", 0, **HEADS, logn=10).state_dict() == {}
-    later = variants.attention_for("relpos_first", 1, **HEADS, context=3, logn=10)
+    assert variants.attention_layers("cape", 2, SIZES) == [None, None]
+    assert variants.attention_layers("relpos", 1, SIZES)[0].logn == 0
+    assert variants.attention_layers("cape", 1, SIZES, 10)[0].state_dict() == {}
+    first, later = variants.attention_layers("relpos_first", 2, SIZES, 10)
     assert type(later) is PositionalAttention
-    assert later.logn == 10
+    assert first.logn == later.logn == 10
 
 
 @pytest.mark.parametrize("value", [None, 0])
@@ -102,13 +122,24 @@ def test_nothing_and_zero_are_off(value):
 
 @pytest.mark.parametrize("value", [1, -5, True, False, 2.5, "many", math.nan])
 def test_what_is_no_number_of_tokens_is_refused(value):
-    with pytest.raises(ValueError, match="attention_logn must be the number of tokens"):
+    assert check_logn(2) == 2
+    with pytest.raises(ValueError, match=r"^attention_logn must be the number of tokens"):
         check_logn(value)
+    with pytest.raises(ValueError, match=rf"^--logn must be .* or 0 for off, got {value!r}"):
+        check_logn(value, "--logn")
 
 
 def test_it_compiles_for_any_number_of_keys():
-    module = variants.attention_for("nopos", 0, **HEADS, logn=10)
+    (module,) = variants.attention_layers("nopos", 1, SIZES, logn=10)
     compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
     for keys in (5, 8, 13):
         tensors = torch.randn(3, 2, 2, keys, 4)
-        torch.testing.assert_close(compiled(*tensors), module(*tensors))
+        torch.testing.assert_close(compiled(*tensors)[0], module(*tensors)[0])
+
+
+def test_an_added_mask_hides_a_key_from_minus_1000_on():
+    for added, seen in ((-1000.0, 4), (-999.0, 5)):
+        mask = torch.zeros(1, 1, 1, 5)
+        mask[..., 4] = added
+        out = scale_queries(query(), 5, mask, 10)
+        torch.testing.assert_close(out, query() * math.log(seen) / math.log(10))

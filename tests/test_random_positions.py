@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cape_plugins import Augmentation, frame_times, patch_grid, token_positions
-from cape_plugins.random_positions import Random, randomise, spread_evenly
+from cape_plugins import Draw, frame_times, patch_grid, token_positions
+from cape_plugins.random_positions import RandomPositions, randomise, spread_evenly
 
 
 def tokens(*lengths: int) -> torch.Tensor:
@@ -38,14 +38,10 @@ def test_each_position_is_that_order_statistic_of_a_uniform_distribution():
     torch.testing.assert_close(drawn.var(0), variance, rtol=0.03, atol=0)
 
 
-def test_samples_draw_apart():
+def test_samples_draw_apart_and_the_same_generator_draws_the_same():
     drawn = randomise(tokens(5).expand(2, 5, 1), 0.0, 1.0, generator())
     assert not torch.equal(drawn[0], drawn[1])
-
-
-def test_the_same_generator_draws_the_same():
-    first, second = (randomise(tokens(5, 3), 0.0, 1.0, generator(3)) for _ in range(2))
-    torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(drawn, randomise(tokens(5).expand(2, 5, 1), 0.0, 1.0, generator()))
 
 
 def test_tokens_keep_their_order_whatever_it_is():
@@ -67,10 +63,10 @@ def test_a_grid_stays_a_grid():
 
 
 def test_evaluation_is_the_mean_of_the_draws():
-    expected = torch.tensor([[1.0, 2, 3, 4], [5 / 3, 10 / 3, math.nan, math.nan]])[..., None]
-    found = spread_evenly(tokens(4, 2), 0.0, 5.0)
+    expected = 3 + torch.tensor([[1.0, 2, 3, 4], [5 / 3, 10 / 3, math.nan, math.nan]])[..., None]
+    found = spread_evenly(tokens(4, 2), 3.0, 8.0)
     torch.testing.assert_close(found, expected, equal_nan=True)
-    sampled = randomise(tokens(4, 2).repeat(10_000, 1, 1), 0.0, 5.0, generator())
+    sampled = randomise(tokens(4, 2).repeat(10_000, 1, 1), 3.0, 8.0, generator())
     mean = sampled.view(10_000, 2, 4, 1).nanmean(dim=0)
     torch.testing.assert_close(mean, expected, rtol=0, atol=0.05, equal_nan=True)
 
@@ -84,25 +80,46 @@ def test_padding_changes_nothing_in_evaluation():
 
 
 @pytest.mark.parametrize("spread", [True, False])
-def test_the_module_draws_in_training_only(spread):
-    module = Random(Augmentation(), (0.0, 60.0), spread)
+def test_the_augmentation_draws_in_training_only(spread):
+    augmentation = RandomPositions((20.0, 60.0), spread)
     seconds = frame_times([5, 3], 0.03)[..., None]
-    first, second = (module(seconds, 2) for _ in range(2))
+    first, second = (augmentation.train(seconds, 2) for _ in range(2))
     assert not torch.equal(first[0], second[0])
-    module.eval()
-    expected = spread_evenly(seconds, 0.0, 60.0) if spread else seconds
-    torch.testing.assert_close(module(seconds, 2), expected, rtol=0, atol=0, equal_nan=True)
+    assert 20 <= first[0].min() < first[0].max() <= 60
+    # Δ and λ change nothing: it draws none
+    assert augmentation.draw(2, 1) is None
+    draw, same = Draw(torch.full((2, 1), 9.0), torch.full((2,), 9.0)), generator()
+    by_draw = augmentation.train(seconds, 2, draw, max_local_shift=9.0, generator=same)
+    expected = randomise(seconds, 20.0, 60.0, generator())
+    torch.testing.assert_close(by_draw, expected, rtol=0, atol=0, equal_nan=True)
+    expected = spread_evenly(seconds, 20.0, 60.0) if spread else seconds
+    found = augmentation.evaluate(seconds)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_shared_positions_are_drawn_for_each_sample():
-    assert Random(Augmentation())(tokens(5), 3).shape == (3, 5, 1)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_shared_positions_are_drawn_for_each_sample_in_their_dtype(dtype):
+    drawn = RandomPositions().train(tokens(5).to(dtype), 3)
+    assert (drawn.shape, drawn.dtype) == ((3, 5, 1), dtype)
+    assert not torch.equal(drawn[0], drawn[1])
+    assert drawn.min() >= 0
+    assert drawn.max() <= 1
+    grid = RandomPositions().train(torch.rand(1, 5, 2, dtype=dtype), 3)
+    assert grid.shape == (3, 5, 2)
+    assert RandomPositions().evaluate(tokens(5).to(dtype)).dtype == dtype
 
 
-def test_it_scripts_and_compiles_into_one_graph():
-    module = Random(Augmentation(), (0.0, 60.0)).eval()
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    for each in (torch.jit.script(module), compiled):
-        torch.testing.assert_close(each(tokens(5, 2), 2), module(tokens(5, 2), 2), equal_nan=True)
-    module.train()
-    for each in (torch.jit.script(module), compiled):
-        assert each(tokens(5, 2), 2)[0].isfinite().all()
+@pytest.mark.parametrize("given_range", [(1.0, 1.0), (2.0, 1.0), (0.0, math.inf), ("0", 1.0)])
+def test_an_empty_range_is_refused(given_range):
+    with pytest.raises(ValueError, match=r"random_range must be \(low, high\), low < high, got"):
+        RandomPositions(given_range)
+
+
+def test_it_compiles_into_one_graph():
+    augmentation, positions = RandomPositions((0.0, 60.0)), tokens(5, 2)
+    for method in (augmentation.evaluate, lambda given: augmentation.train(given, 2)):
+        torch.manual_seed(0)
+        expected = method(positions)
+        torch.manual_seed(0)
+        found = torch.compile(method, fullgraph=True, backend="eager")(positions)
+        torch.testing.assert_close(found, expected, equal_nan=True)

@@ -111,6 +111,8 @@ def test_other_bad_input_says_what_is_allowed():
         sinusoid_2d(torch.zeros(2, 3), 4)
     with pytest.raises(ValueError, match="positions must be finite"):
         sinusoid_1d(torch.tensor([math.inf]), 4)
+    with pytest.raises(ValueError, match="positions must be finite"):
+        sinusoid_2d(torch.tensor([[0.0, -math.inf]]), 4)
 
 
 @pytest.mark.parametrize(("dim", "nearest"), [(7, 8), (1, 2), (0, 2)])

@@ -10,18 +10,20 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from cape_plugins import autoload
-
 # ESPnet's ASR tasks: each has its own choices. espnet3's is a copy of espnet2's, in the same wheel.
 _TASKS = ("espnet2.tasks.asr", "espnet3.systems.esp2_asr.task")
 
 
-def register() -> None:
+def register() -> bool:
     """Add our classes to the choices of ESPnet's ASR tasks; idempotent.
 
     It serves the tasks that are imported, and imports espnet2's if there is none. Autoload calls
     this while a task's module is still being executed, as soon as the class ASRTask exists: that
     is before the parser reads the choices, and after they were made.
+
+    Returns:
+        Whether all tasks were served: False where one is still being executed and has no ASRTask
+        yet, so that this must be called again.
 
     Raises:
         ImportError: ESPnet is missing, or has no ASR task of the known form.
@@ -35,32 +37,25 @@ def register() -> None:
                 f"cape_plugins.espnet needs ESPnet ≥ 202511 ({error}): "
                 "pip install 'cape-plugins[espnet]'"
             ) from error
-    for task in tasks:
-        _register_with(task)
+    served = [_register_with(task) for task in tasks]
+    return all(served)
 
 
-def _register_with(task: ModuleType) -> None:
+def _register_with(task: ModuleType) -> bool:
     names = ("frontend", "specaug", "model", "encoder", "decoder")
     choices: dict[str, Any] = {name: getattr(task, f"{name}_choices", None) for name in names}
     asr_task = _asr_task(task)
     if asr_task is None or None in choices.values():
-        initializing = getattr(task.__spec__, "_initializing", False)
-        if asr_task is None and initializing and task.__name__ not in autoload.ready:
-            # it is too early; autoload's hook comes back when the choices exist
-            autoload.install(force=True)
-            return
+        if asr_task is None and getattr(task.__spec__, "_initializing", False):
+            return False
         raise ImportError(
             f"{task.__name__} has no ASRTask with choices of encoders: cape_plugins.espnet knows "
             "ESPnet 202511 and 202611"
         )
 
+    from cape_plugins.espnet import conformer
     from cape_plugins.espnet.audio import check_audio_in
     from cape_plugins.espnet.batches import build_task_iter_factory
-    from cape_plugins.espnet.conformer import (
-        CapeBranchformerEncoder,
-        CapeConformerEncoder,
-        CapeEBranchformerEncoder,
-    )
     from cape_plugins.espnet.decoder import CapeTransformerDecoder
     from cape_plugins.espnet.encoder import CapeTransformerEncoder
     from cape_plugins.espnet.frontend import CapeFbank
@@ -72,22 +67,16 @@ def _register_with(task: ModuleType) -> None:
         ("specaug", "cape_specaug", CapeSpecAug),
         ("model", "cape_asr", CapeASRModel),
         ("encoder", "cape_transformer", CapeTransformerEncoder),
-        ("encoder", "cape_conformer", CapeConformerEncoder),
-        ("encoder", "cape_e_branchformer", CapeEBranchformerEncoder),
-        ("encoder", "cape_branchformer", CapeBranchformerEncoder),
+        ("encoder", "cape_conformer", conformer.CapeConformerEncoder),
+        ("encoder", "cape_e_branchformer", conformer.CapeEBranchformerEncoder),
+        ("encoder", "cape_branchformer", conformer.CapeBranchformerEncoder),
         ("decoder", "cape_transformer", CapeTransformerDecoder),
     ):
-        base = choices[kind].base_type
-        # ESPnet checks this in ClassChoices.__init__ only
-        if base is not None and not issubclass(ours, base):
-            raise ImportError(
-                f"ESPnet's choices of {kind} must be {base}, which {ours.__name__} is not: was "
-                "espnet2 imported twice?"
-            )
         choices[kind].classes[name] = ours
     if "build_task_iter_factory" not in vars(asr_task):  # AbsTask's raises NotImplementedError
         asr_task.build_task_iter_factory = classmethod(build_task_iter_factory)
     check_audio_in(asr_task)
+    return True
 
 
 def _asr_task(module: ModuleType) -> Any:

@@ -1,75 +1,104 @@
-"""Checks of the audio that ESPnet's commands load, for ``model: cape_asr``: finite, at the rate fs.
+"""Checks of the audio that ESPnet's commands load for ``model: cape_asr``; errors name utterances.
 
-ESPnet itself resamples nothing and skips every training step that NaN samples spoil.
+ESPnet itself resamples nothing, and skips every training step that NaN samples spoil.
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import soundfile
 from espnet2.train.dataset import ESPnetDataset
-from espnet2.utils.get_default_kwargs import get_default_kwargs
 
-from cape_plugins.espnet.frontend import sampling_rate
+from cape_plugins.espnet.frontend import MAX_RATIO, SIMILAR, CapeFbank, sampling_rate
 
 Utterances = Collection[tuple[str, dict[str, Any]]]
+_REPAIR = "repair its audio, or remove it from the data"
 
 
+@dataclass
 class CheckedCollate:
-    """ESPnet's collate function after a look at the audio: the one place that has all names.
+    """ESPnet's collate function after a look at the audio: it alone has the utterances' names.
 
-    Args:
+    Attributes:
         collate: ESPnet's.
         data: (path, name, type) of the data, the training's and validation's at first.
         rate: Hz that the frontend expects; None if it does not tell.
-
-    Raises:
-        ValueError: samples that are NaN or infinite; in the first batch, another sampling rate.
+        frontend: ``cape_fbank``, whose limits hold, or None.
+        train: whether hops will be matched.
+        streaming: whether this is collect-stats or recognition, where each file's rate is looked
+            at. In training the first file that a process loads is; ESPnet compares the others.
+        may_be_short: whether audio without a frame is left to asr_inference.
+        readers: ESPnet's, of the data.
     """
 
-    def __init__(
-        self,
-        collate: Callable[[Utterances], Any],
-        data: Sequence[Sequence[str]],
-        rate: int | None,
-    ) -> None:
-        self.collate = collate
-        self.data = data
-        self.rate = rate
+    collate: Callable[[Utterances], Any]
+    data: Sequence[Sequence[str]]
+    rate: int | None
+    frontend: CapeFbank | None
+    train: bool
+    streaming: bool = False
+    may_be_short: bool = False
+    readers: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, utterances: Utterances) -> Any:
-        """Check, then collate."""
-        speech = [(name, fields["speech"]) for name, fields in utterances if "speech" in fields]
-        for name, samples in speech:
-            if not np.isfinite(samples).all():
-                raise ValueError(
-                    f"utterance {name} has samples that are NaN or infinite: repair its audio, or "
-                    "remove it from the data"
-                )
-        if self.rate is not None and speech:
-            check_rate(speech[0][0], self.data, self.rate)
-            self.rate = None  # ESPnet itself wants the same rate from file to file
+        """Check, then collate.
+
+        Raises:
+            ValueError: samples that are NaN or infinite, several channels, too few samples,
+                another sampling rate, or durations that do not fit into one batch.
+        """
+        speech = {name: fields["speech"] for name, fields in utterances if "speech" in fields}
+        mean = float(np.mean([len(samples) for samples in speech.values()])) if speech else 0.0
+        for name, samples in speech.items():
+            if fault := self._fault(samples, mean):
+                raise ValueError(f"utterance {name} has {fault}")
+            self._check_rate(name)
         return self.collate(utterances)
 
+    def _fault(self, samples: np.ndarray, mean: float) -> str:
+        """What is wrong with an utterance of a batch, whose mean length is given."""
+        least = 1 if self.frontend is None else self.frontend.min_samples
+        if self.frontend is not None and samples.ndim > 1:
+            return f"{samples.shape[1]} channels, and frontend: cape_fbank takes one: {_REPAIR}"
+        if len(samples) < least and not self.may_be_short:
+            return f"{len(samples)} samples, and features need {least}: {_REPAIR}"
+        if not np.isfinite(samples).all():
+            return f"samples that are NaN or infinite: {_REPAIR}"
+        matched = self.train and self.frontend is not None
+        if matched and not mean / MAX_RATIO <= len(samples) <= MAX_RATIO * mean:
+            return f"{len(samples)} samples, its batch {mean:.0f} on average: {SIMILAR}"
+        return ""
 
-def check_rate(utterance: str, data: Sequence[Sequence[str]], expected: int) -> None:
-    """Raise ValueError if an utterance's audio, read as ESPnet does, has another sampling rate."""
-    for path, name, kind in data:
-        if name != "speech" or not Path(path).is_file():
-            continue
-        reader = ESPnetDataset([(path, name, kind)]).loader_dict[name]
-        if utterance not in reader.keys():  # noqa: SIM118 - `in` would read the audio
-            continue
-        reader[utterance]
-        found = getattr(reader, "rate", expected)  # features have none
-        if found not in (None, expected):
-            raise ValueError(
-                f"utterance {utterance} in {path} has {found} Hz, the frontend expects "
-                f"{expected} Hz: set frontend_conf fs: {found}, or resample the audio"
-            )
+    def _check_rate(self, name: str) -> None:
+        for path, key, kind in self.data if self.rate is not None else ():
+            if key != "speech" or not Path(path).is_file():
+                continue
+            if path not in self.readers:
+                self.readers[path] = ESPnetDataset([(path, key, kind)]).loader_dict[key]
+            found = _rate(self.readers[path], kind, name)
+            if found not in (None, self.rate):
+                raise ValueError(
+                    f"utterance {name} in {path} has {found} Hz, the frontend expects {self.rate} "
+                    f"Hz: set frontend_conf fs: {found}, or resample the audio"
+                )
+        if not self.streaming:
+            self.rate = None
+
+
+def _rate(reader: Any, kind: str, name: str) -> int | None:
+    """Hz of an utterance's audio; None if the reader has not got it, or has features."""
+    if name not in reader.keys():  # noqa: SIM118 - `in` would read the audio
+        return None
+    file = reader.loader.get_path(name) if kind == "sound" else ""
+    if Path(file).is_file():  # neither a pipe nor an archive
+        return int(soundfile.info(file).samplerate)
+    reader.rate = None  # else it compares files itself, and names none
+    reader[name]
+    return getattr(reader, "rate", None)
 
 
 def check_audio_in(asr_task: Any) -> None:
@@ -85,7 +114,13 @@ def check_audio_in(asr_task: Any) -> None:
             return collate
         parts = [f"{part}_data_path_and_name_and_type" for part in ("train", "valid")]
         data = [one for part in parts for one in getattr(args, part, None) or ()]
-        return CheckedCollate(collate, data, _expected_rate(args, asr_task.__module__))
+        name, conf = args.frontend if args.input_size is None else None, args.frontend_conf or {}
+        fs = conf.get("fs", 16000 if name in ("cape_fbank", "default") else None)
+        if name is None or getattr(args, "allow_multi_rates", False):
+            fs = None
+        rate = None if fs is None else sampling_rate(fs)
+        frontend = CapeFbank(**conf) if name == "cape_fbank" else None
+        return CheckedCollate(collate, data, rate, frontend, train)
 
     def build_streaming_iterator(
         cls: Any,
@@ -95,19 +130,12 @@ def check_audio_in(asr_task: Any) -> None:
         *rest: Any,
         **options: Any,
     ) -> Any:
-        data = data_path_and_name_and_type
         if isinstance(collate_fn, CheckedCollate):
-            collate_fn.data = data  # asr_inference has other files than the training
-        return stream(cls, data, preprocess_fn, collate_fn, *rest, **options)
+            # asr_inference has other files than the training
+            collate_fn.data, collate_fn.streaming = data_path_and_name_and_type, True
+            collate_fn.may_be_short = bool(options.get("inference"))
+        return stream(cls, data_path_and_name_and_type, preprocess_fn, collate_fn, *rest, **options)
 
     build_collate_fn.checks_audio = True  # type: ignore[attr-defined]
     asr_task.build_collate_fn = classmethod(build_collate_fn)
     asr_task.build_streaming_iterator = classmethod(build_streaming_iterator)
-
-
-def _expected_rate(args: argparse.Namespace, task: str) -> int | None:
-    if args.input_size is not None or getattr(args, "allow_multi_rates", False):
-        return None
-    frontend = sys.modules[task].frontend_choices.get_class(args.frontend)
-    fs = {**get_default_kwargs(frontend), **(args.frontend_conf or {})}.get("fs")
-    return None if fs is None else sampling_rate(fs)

@@ -3,135 +3,200 @@
 They stay ESPnet's classes, options and weights; what changes is done to the modules they built:
 
 - its positional encoding gives way to ours, of the seconds that frames have after subsampling;
-- for variants that sit in self-attention, so does its attention;
+- so does its attention, whose weights stay;
 - what runs along time sees no padding: convolutions, lengths, and the statistics of batch norm.
 """
 
-import dataclasses
 import functools
 import inspect
+import logging
 import math
-from collections.abc import Callable
 from typing import Any
 
+import torch
+from espnet2.asr.encoder.abs_encoder import AbsEncoder
 from espnet2.asr.encoder.branchformer_encoder import BranchformerEncoder
-from espnet2.asr.encoder.conformer_encoder import ConformerEncoder, PositionalEncoding
+from espnet2.asr.encoder.conformer_encoder import (
+    ConformerEncoder,
+    PositionalEncoding,
+)
 from espnet2.asr.encoder.e_branchformer_encoder import EBranchformerEncoder
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from cape_plugins import variants
-from cape_plugins.attention import PositionalAttention
-from cape_plugins.embedding import PositionalEmbedding1d
-from cape_plugins.espnet.layers import MultiHeadedAttention, PlacedAttention, replace
-from cape_plugins.espnet.padding import RealBatchNorm, RealFrames, hide_padding, show_padding
-from cape_plugins.espnet.seconds import InSeconds, PositionSettings, augmented
+from cape_plugins.attention import AttentionSettings, PositionalAttention
+from cape_plugins.embedding import PositionalEmbedding
+from cape_plugins.espnet.layers import EspnetAttention, MultiHeadedAttention, replace
+from cape_plugins.espnet.padding import hide_padding
+from cape_plugins.espnet.seconds import (
+    RELPOS_CONTEXT,
+    RELPOS_CONTEXT_FIRST,
+    SecondsSettings,
+    check_long_enough,
+    check_sizes,
+)
+from cape_plugins.mark import VariantMark
+from cape_plugins.positions import check_values, frame_times, widest
+from cape_plugins.ranks import generator_of_rank
+from cape_plugins.settings import split_options
 
 OWN = "rel_pos"  # ESPnet's own relative positions
-_OURS = {field.name: field.default for field in dataclasses.fields(PositionSettings)}
 
 
-class _WithPositions(InSeconds):
+class InSeconds(AbsEncoder):
     """ESPnet's encoder, with any ``pos`` of the table in place of its own positions.
 
     ``encoder_conf`` takes the options of ESPnet's class, which mean what they mean there, and those
-    of :class:`cape_plugins.espnet.seconds.PositionSettings`. ``pos: rel_pos`` leaves ESPnet's own
+    of :class:`cape_plugins.espnet.seconds.SecondsSettings`. ``pos: rel_pos`` leaves ESPnet's own
     relative positions: then the encoder has ESPnet's weights, and gives what ESPnet's gives.
 
-    - Recipes may keep ``pos_enc_layer_type: rel_pos``, ``rel_pos_type`` and
-      ``selfattention_layer_type: rel_selfattn`` (``attention_layer_type``): ``pos`` stands in their
-      place. ``zero_triu`` and ``max_pos_emb_len`` are for ``pos: rel_pos``, and so is ``ctc_trim``,
-      in which ESPnet takes no other.
+    - Recipes may keep ``pos_enc_layer_type: rel_pos``, ``rel_pos_type`` and ``rel_selfattn``:
+      ``pos`` counts, they do not. ``zero_triu``, ``max_pos_emb_len`` and ``ctc_trim`` are for
+      ``pos: rel_pos`` alone.
     - Content is scaled by √channels before positions are added, as ESPnet does for its own.
     - A frame after subsampling is where the middle of what its convolutions see is.
-    - Padding changes nothing, in ESPnet 202511 too, whose convolutions see it. Except: with
-      ``pos: rel_pos`` and ``rel_pos_type: legacy`` (Conformer's default) positions are counted from
-      the padded end.
-    - ``layer_drop_rate`` acts in E-Branchformer; ESPnet's Conformer takes it and ignores it.
+    - Padding changes nothing, except with ``pos: rel_pos`` and ``rel_pos_type: legacy``
+      (Conformer's default): then positions are counted from the padded end.
+
+    A subclass names ESPnet's class as its last base. A constructor of its own names its options,
+    in place of ``**options``; ``--print_config`` reads its signature, to which ours are added.
+
+    Args:
+        input_size: feature channels; ESPnet passes it.
+        front: subsampling in place of ESPnet's, features (B, T, channels) → content.
+        options: ``encoder_conf``.
 
     Raises:
         ValueError: a value is out of range, an option is given that ``pos`` does not take, or
-            ``input_layer`` has no place for positions.
+            ``input_layer`` leaves the width of the features as it is.
         TypeError: an option that neither ESPnet's class nor we have.
     """
 
-    def __init_subclass__(cls) -> None:
-        # --print_config reads the signature
-        theirs = inspect.signature(cls.__bases__[-1]).parameters.values()
-        ours = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-            for name, default in _OURS.items()
-        ]
-        cls.__signature__ = inspect.Signature([*theirs, *ours])
+    espnets: type[AbsEncoder]
+    embed: nn.Module
+    frame_shift: float  # seconds between feature frames, where no times are given
+    longest: float = math.inf  # seconds, beyond which a recording is far longer than Δ covers
 
-    def __init__(self, input_size: int, **options: Any) -> None:
-        ours = {name: options.pop(name) for name in _OURS if name in options}
-        pos = ours.get("pos", _OURS["pos"])
-        own = pos == OWN
-        if pos not in (known := (*variants.names(axes=1), OWN)):
-            raise ValueError(
-                f"encoder_conf pos: unknown variant {pos!r}: choose one of {', '.join(known)}"
-            )
-        settings = PositionSettings(**(ours | {"pos": "nopos"} if own else ours))
-        parameters = inspect.signature(super().__init__).parameters
+    def __init_subclass__(cls) -> None:
+        cls.espnets = cls.__bases__[-1]
+        own = "__init__" in vars(cls)
+        parameters = inspect.signature(cls if own else cls.espnets).parameters.values()
+        ours = SecondsSettings.defaults()
+        kinds = inspect.Parameter
+        named = [p for p in parameters if p.kind is not kinds.VAR_KEYWORD and p.name not in ours]
+        named += [kinds(name, kinds.KEYWORD_ONLY, default=ours[name]) for name in ours]
+        cls.__signature__ = inspect.Signature(named)
+
+    def __init__(self, input_size: int, front: nn.Module | None = None, **options: Any) -> None:
+        try:
+            self._build(input_size, front, options)
+        except ValueError as error:
+            raise ValueError(f"encoder_conf: {error}") from None
+
+    def _build(self, input_size: int, front: nn.Module | None, options: dict[str, Any]) -> None:
+        ours, theirs = split_options(SecondsSettings, options)
+        parameters = inspect.signature(self.espnets).parameters
+        if unknown := sorted(theirs.keys() - parameters.keys()):
+            raise TypeError(f"encoder_conf: {type(self).__name__} has no {', '.join(unknown)}")
+        defaults = SecondsSettings.defaults()
+        defaults |= {name: parameter.default for name, parameter in parameters.items()}
+        chosen = defaults | options
+        pos = chosen["pos"]
         attention_type = next(name for name in parameters if name.endswith("attention_layer_type"))
         refused = {"pos_enc_layer_type", attention_type}
-        if own:
-            refused |= _OURS.keys() - {"pos", "frame_shift"}
+        if own := pos == OWN:
+            refused |= SecondsSettings.defaults().keys() - {"pos", "frame_shift"}
+            settings = SecondsSettings(pos="nopos", frame_shift=chosen["frame_shift"])
         else:
-            settings.refuse_options()
+            variants.get(pos, (*variants.names(axes=1), OWN))
             refused |= {"zero_triu", "max_pos_emb_len", "ctc_trim"}
-        defaults: dict[str, Any] = {name: p.default for name, p in parameters.items()} | _OURS
-        for name, value in (ours | options).items():
-            if name in refused and value != defaults[name]:
+            settings = SecondsSettings(**ours)
+            theirs |= {"pos_enc_layer_type": "abs_pos", attention_type: "selfattn"}
+        for name in sorted(refused & options.keys()):
+            if options[name] != defaults[name]:
                 raise ValueError(
-                    f"encoder_conf {name} = {value!r} does not go with pos: {pos}: leave it out"
+                    f"{name} = {options[name]!r} does not go with pos: {pos}: leave it out"
                 )
-        if not own:
-            options |= {"pos_enc_layer_type": "abs_pos", attention_type: "selfattn"}
-        super().__init__(input_size, **options)
-
+        check_sizes(chosen)
+        if "interctc_layer_idx" in theirs:
+            theirs["interctc_layer_idx"] = list(theirs["interctc_layer_idx"] or ())
+        super().__init__(input_size, **theirs)
+        unequal = input_size != self.output_size()
+        if chosen["input_layer"] is None and (unequal or self.embed is None):
+            raise ValueError(
+                "input_layer: null leaves features as they are, to which no positions can be "
+                "added: choose another, such as conv2d or linear"
+            )
+        if front is not None:
+            encoding = list(self.embed.children())[-1]  # ESPnet's, of positions
+            self.embed = nn.Sequential(front, encoding)
+        self.embed_takes_mask = not isinstance(self.embed, nn.Sequential)
         # after subsampling, frame i sees those from stride · i to stride · i + reach
         self.stride, self.reach = 1, 0
-        for module in () if self.embed is None else self.embed.modules():
+        for module in self.embed.modules():
             if isinstance(module, (nn.Conv1d, nn.Conv2d)):
-                self.reach += (module.kernel_size[0] - 1) * self.stride
+                beyond = module.kernel_size[0] - 1 - 2 * int(module.padding[0])
+                self.reach += beyond * self.stride
                 self.stride *= module.stride[0]
-        if self.reach:
-            self.embed.register_forward_hook(RealFrames(self.stride, self.reach))
         for layer in self.encoders:
-            layer.register_forward_pre_hook(show_padding)
-            replace(layer, nn.BatchNorm1d, lambda theirs: RealBatchNorm(theirs.num_features))
-            for module in layer.modules():
-                if isinstance(module, nn.Conv1d) and module.kernel_size != (1,):
-                    module.register_forward_pre_hook(hide_padding)
-        self.takes_masks = "masks" in inspect.signature(super().forward).parameters
-        self.frame_shift = settings.frame_shift
+            hide_padding(layer)
+        self.takes_masks = "masks" in inspect.signature(self.espnets.forward).parameters
+        self.pos, self.frame_shift = pos, settings.frame_shift
+        self.scale, self.dropout = 1.0, nn.Identity()
         if not own:
-            self._place(settings, (defaults | options)["attention_heads"])
+            self._replace_positions(settings, chosen["attention_heads"])
 
-    def _place(self, settings: PositionSettings, heads: int) -> None:
-        """Put positions where ESPnet's were."""
-        size, spacing = self.output_size(), self.stride * settings.frame_shift
-        position = settings.embedding(size, spacing)
-        relatives = settings.attentions(
-            len(self.encoders), head_dim=size // heads, heads=heads, spacing=spacing
-        )
-        in_attention = any(relative is not None for relative in relatives)
-        prepare = (relatives[0] or PositionalAttention()).prepare if in_attention else None
-
-        def place(theirs: PositionalEncoding) -> nn.Module:
-            return _Position(position, settings.unit(spacing), prepare, theirs)
-
-        if self.embed is None or not replace(self.embed, PositionalEncoding, place):
-            raise ValueError(
-                "encoder_conf input_layer: null has no place for positions: choose another"
+    def _replace_positions(self, settings: SecondsSettings, heads: int) -> None:
+        """Put our positions and attention where ESPnet's were."""
+        (theirs,) = (m for m in self.embed.modules() if isinstance(m, PositionalEncoding))
+        self.scale, self.dropout = theirs.xscale, theirs.dropout
+        replace(self.embed, PositionalEncoding, lambda _: nn.Identity())
+        channels, spacing = self.output_size(), self.stride * settings.frame_shift
+        local, reach = settings.max_local_shift, settings.relpos_context
+        local = spacing / 2 if local is None else local
+        if settings.takes("max_local_shift") and local > 0.501 * spacing:
+            logging.warning(
+                f"encoder_conf max_local_shift: {local:g} s is more than half of the {spacing:g} s "
+                f"between frames after subsampling: frames change places. null is {spacing / 2:g} s"
             )
-        if in_attention:
-            for layer, relative in zip(self.encoders, relatives, strict=True):
-                replace(layer, MultiHeadedAttention, functools.partial(PlacedAttention, relative))
-        self.mark = settings.mark(position)
-        self.longest = settings.longest()
+        if reach is None:
+            reach = RELPOS_CONTEXT_FIRST if settings.variant.first_layer_only else RELPOS_CONTEXT
+        rows = settings.frames("abspos_context", settings.abspos_context, spacing)
+        self.position = settings.embedding(channels, max_local_shift=local, max_length=rows)
+        # a learnable table counts frames
+        self.unit = spacing if settings.variant.adds == "table" else 1.0
+        self.attention_settings = AttentionSettings(
+            channels // heads,
+            heads,
+            unit=1 / settings.frequency_scale,
+            frequency_scale=settings.frequency_scale,
+            context=settings.frames("relpos_context", reach, spacing),
+        )
+        attentions = settings.attention_layers(len(self.encoders), self.attention_settings)
+        for layer, attention in zip(self.encoders, attentions, strict=True):
+            replace(layer, MultiHeadedAttention, functools.partial(EspnetAttention, attention))
+        self.mark = VariantMark(
+            settings.pos,
+            {**vars(settings), "max_local_shift": local},
+            "encoder_conf {}:".format,
+            advice="give another checkpoint or --output_dir (to start from its weights all the "
+            "same: --init_param FILE:::encoder.mark)",
+        )
+        if settings.takes("max_global_shift") and settings.max_global_shift > 0:
+            self.longest = 4 * settings.max_global_shift
         self.espnet_initialization_fn()
+
+    def espnet_initialization_fn(self) -> None:
+        """Draw the learnable positions anew, uniform in ± 0.1 as the authors do.
+
+        ESPnet calls this by its name after the option ``init``, which draws all weights anew.
+        """
+        for module in self.modules():
+            if isinstance(module, PositionalEmbedding) and module.table is not None:
+                nn.init.uniform_(module.table, -0.1, 0.1)
+            elif isinstance(module, PositionalAttention):
+                module.reset_parameters()
 
     def forward(
         self,
@@ -154,70 +219,120 @@ class _WithPositions(InSeconds):
             theirs: what ESPnet's forward takes beside, such as ``ctc``.
 
         Returns:
-            As ESPnet's: (B, T', output_size), or that and intermediate outputs; (B,) frames; None.
+            As ESPnet's: (B, T', output_size), or that and for each layer of intermediate CTC its
+            number and its output; (B,) frames; None.
 
         Raises:
-            TooShortUttError: there is no frame after subsampling; ``asr_inference`` then writes an
-                empty result.
-            ValueError: see :meth:`cape_plugins.espnet.seconds.InSeconds.real_times`.
+            TooShortUttError: T is too short for subsampling; asr_inference writes an empty result.
+            ValueError: shapes that do not fit; lengths beyond T, or times of real frames that are
+                NaN or infinite (on CUDA see :func:`cape_plugins.positions.check_values`).
         """
-        times, padding = self.real_times(xs_pad, ilens, times)
-        half = self.reach // 2
-        seconds = times[:, half : times.shape[1] - half : self.stride]
-        seconds = seconds.masked_fill(padding[:, self.reach :: self.stride], math.nan)
-        for module in () if self.embed is None else self.embed.modules():
-            if isinstance(module, _Position):
-                module.seconds = seconds
+        times, padding = self._real_times(xs_pad, ilens, times)
+        hidden = padding if xs_pad.ndim == 2 else padding[..., None]
+        given: list[Any] = [xs_pad.masked_fill(hidden, 0)]
+        given += [None] if self.embed_takes_mask else []  # we make masks ourselves
+        if 0 in getattr(self, "gradient_checkpoint_layers", ()):
+            x = checkpoint(self.embed, *given, use_reentrant=False)
+        else:
+            x = self.embed(*given)
+        x = x[0] if self.embed_takes_mask else x
+        padding = padding[:, self.reach :: self.stride]
+        if self.pos != OWN:
+            half = self.reach // 2
+            seconds = times[:, half : times.shape[1] - half : self.stride]
+            seconds = seconds.masked_fill(padding, math.nan)
+            x, positions = self.add_positions(x * self.scale, seconds)
+            x = self.dropout(x)
+            x = x if positions is None else (x, positions)
         if self.takes_masks:
             theirs.setdefault("masks", padding)
-        hidden = padding if xs_pad.ndim == 2 else padding[..., None]
-        return super().forward(xs_pad.masked_fill(hidden, 0), ilens, prev_states, **theirs)
+        content = x[0] if isinstance(x, tuple) else x
+        return self.espnets.forward(
+            _Subsampled(self, x), content, (~padding).sum(1), prev_states, **theirs
+        )
+
+    def add_positions(self, x: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Augment positions, each process by draws of its own, and add their embedding.
+
+        Args:
+            x: (B, N, channels) content.
+            seconds: (B, N), NaN in padding.
+
+        Returns:
+            (B, N, channels), and what the attention of each layer gets as positions, or None.
+        """
+        generator = generator_of_rank(seconds.device) if self.training else None
+        moved = self.position.augment(seconds, len(seconds), generator=generator)
+        prepared = variants.prepare(self.pos, moved, self.attention_settings)
+        return self.position.add(x, moved / self.unit), prepared
+
+    def _real_times(
+        self, features: Tensor, ilens: Tensor, times: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """(B, T) times of feature frames, NaN in padding, and a bool (B, T), True in padding."""
+        batch, frames = features.shape[:2]
+        if ilens.shape != (batch,):
+            raise ValueError(f"ilens must be ({batch},), got {tuple(ilens.shape)}")
+        check_long_enough(frames, self.reach + 1, "frames")
+        check_values(
+            ilens, lambda: (ilens >= 0) & (ilens <= frames), f"ilens must lie in [0, T={frames}]"
+        )
+        ilens = ilens.to(features.device)
+        padding = torch.arange(frames, device=features.device) >= ilens[:, None]
+        self._warn_of_length(frames)
+        if times is None:
+            dtype = widest(features.device)
+            return frame_times(ilens, self.frame_shift, frames, dtype=dtype), padding
+        if times.shape != (batch, frames):
+            raise ValueError(f"times must be ({batch}, {frames}), got {tuple(times.shape)}")
+        check_values(
+            times,
+            lambda: times.isfinite() | padding,
+            "times of real frames must be numbers, not infinite; NaN is for padding only",
+        )
+        return times.masked_fill(padding, math.nan), padding
+
+    def _warn_of_length(self, frames: int) -> None:
+        """Warn once of a recording that is far longer than what Δ covers."""
+        seconds = frames * self.frame_shift
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or seconds <= self.longest:
+            return
+        logging.warning(
+            f"a recording of {seconds:.0f} s reaches ± {seconds / 2:.0f} s around its centre, "
+            f"far beyond encoder_conf max_global_shift: {self.longest / 4:g}: train with "
+            f"max_global_shift ≥ {seconds / 2:.0f}"
+        )
+        self.longest = math.inf
 
 
-class CapeConformerEncoder(_WithPositions, ConformerEncoder):
+class _Subsampled:
+    """An encoder in ESPnet's forward, after its subsampling: ``embed`` returns what was made of it.
+
+    So positions travel beside the content from here on, as those of ESPnet's relative encoding.
+
+    Args:
+        encoder: whose other attributes these are.
+        x: (B, T', channels), or that and what the attention of each layer gets.
+    """
+
+    def __init__(self, encoder: nn.Module, x: Any) -> None:
+        self.encoder = encoder
+        self.x = x
+
+    def embed(self, content: Tensor) -> Any:
+        return self.x
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.encoder, name)
+
+
+class CapeConformerEncoder(InSeconds, ConformerEncoder):
     """``encoder: cape_conformer``, ESPnet's Conformer."""
 
 
-class CapeEBranchformerEncoder(_WithPositions, EBranchformerEncoder):
+class CapeEBranchformerEncoder(InSeconds, EBranchformerEncoder):
     """``encoder: cape_e_branchformer``, ESPnet's E-Branchformer."""
 
 
-class CapeBranchformerEncoder(_WithPositions, BranchformerEncoder):
+class CapeBranchformerEncoder(InSeconds, BranchformerEncoder):
     """``encoder: cape_branchformer``, ESPnet's Branchformer."""
-
-
-class _Position(nn.Module):
-    """Stands in the place of ESPnet's positional encoding.
-
-    Args:
-        position: what adds positions.
-        unit: seconds of one of its positions.
-        prepare: what attention makes of the seconds, which then go on beside the content, as from
-            ESPnet's relative encoding; None where attention is ESPnet's.
-        theirs: what stood here; its scale of the content and its dropout stay.
-
-    Attributes:
-        seconds: (B, T), to be set before each forward; kept until the next, because activation
-            checkpointing runs this again.
-    """
-
-    def __init__(
-        self,
-        position: PositionalEmbedding1d,
-        unit: float,
-        prepare: Callable[[Tensor], Tensor] | None,
-        theirs: PositionalEncoding,
-    ) -> None:
-        super().__init__()
-        self.position = position
-        self.unit = unit
-        self.prepare = prepare
-        self.scale: float = theirs.xscale
-        self.dropout = theirs.dropout
-        self.seconds: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        assert self.seconds is not None
-        seconds = augmented(self.position, self.seconds)
-        x = self.dropout(self.position.add(x * self.scale, seconds / self.unit))
-        return x if self.prepare is None else (x, self.prepare(seconds))

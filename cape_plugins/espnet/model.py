@@ -4,10 +4,8 @@ Paper: CAPE, https://arxiv.org/abs/2106.03143, section 4.2.
 """
 
 import functools
-import inspect
 import logging
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,8 +16,9 @@ from espnet2.asr.preencoder.linear import LinearProjection
 from espnet2.layers.utterance_mvn import UtteranceMVN
 from torch import Tensor
 
-from cape_plugins.espnet.frontend import AudioTooShortError, CapeFbank, check_finite
-from cape_plugins.espnet.specaug import CapeSpecAug
+from cape_plugins.espnet.conformer import InSeconds
+from cape_plugins.espnet.frontend import CapeFbank, check_finite
+from cape_plugins.espnet.seconds import check_long_enough
 from cape_plugins.positions import frame_times, widest
 
 
@@ -38,20 +37,17 @@ class CapeASRModel(ESPnetASRModel):
 
     Raises:
         ValueError: the encoder takes no times, its ``frame_shift`` is not the frontend's, the
-            preencoder changes the frames, or SpecAugment's masks are wider than the features.
+            preencoder changes the frames, or intermediate CTC has layers without a use.
     """
 
     # --print_config reads the signature
     @functools.wraps(ESPnetASRModel.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.names: Sequence[str] | None = None  # of the utterances in the batch, for messages
-        takes = () if self.encoder is None else inspect.signature(self.encoder.forward).parameters
-        if "times" not in takes:
-            name = type(self.encoder).__name__
+        if not isinstance(self.encoder, InSeconds):
             raise ValueError(
-                f"model: cape_asr hands timestamps to the encoder, and {name} takes none: choose "
-                "encoder: cape_transformer, cape_conformer, cape_e_branchformer or "
+                f"model: cape_asr hands times to the encoder, {type(self.encoder).__name__} takes "
+                "none: choose encoder: cape_transformer, cape_conformer, cape_e_branchformer or "
                 "cape_branchformer, or model: espnet"
             )
         if not (self.preencoder is None or isinstance(self.preencoder, LinearProjection)):
@@ -59,17 +55,15 @@ class CapeASRModel(ESPnetASRModel):
                 "model: cape_asr needs a preencoder that keeps the frames (linear, or none), got "
                 f"{type(self.preencoder).__name__}"
             )
-        if isinstance(self.specaug, CapeSpecAug) and self.frontend is not None:
-            self.specaug.check_channels(self.frontend.output_size())
-        if isinstance(self.normalize, UtteranceMVN) and not self.normalize.norm_vars:
-            logging.warning(
-                "normalize: utterance_mvn leaves the variances as they are; the paper's features "
-                "take normalize_conf: {norm_means: true, norm_vars: true}"
+        layers = getattr(self.encoder, "interctc_layer_idx", ())
+        used = self.interctc_weight or getattr(self.encoder, "interctc_use_conditioning", False)
+        if bool(layers) != bool(used):
+            raise ValueError(
+                "encoder_conf interctc_layer_idx needs model_conf interctc_weight (or encoder_conf "
+                "interctc_use_conditioning: true), and they need it: got layers "
+                f"{list(layers)} and weight {self.interctc_weight:g}"
             )
-        self._check_frame_shift()
-
-    def _check_frame_shift(self) -> None:
-        shift = frame_shift(self.frontend)
+        rate, shift, _ = facts(self.frontend)
         if shift is None:
             name = "input_size" if self.frontend is None else type(self.frontend).__name__
             logging.warning(
@@ -77,29 +71,11 @@ class CapeASRModel(ESPnetASRModel):
                 f"{self.encoder.frame_shift:g} s apart, encoder_conf frame_shift"
             )
         elif not math.isclose(shift, self.encoder.frame_shift, rel_tol=1e-3):
-            fs = sampling_rate_of(self.frontend)
             raise ValueError(
                 f"the frontend's frames are {shift:.6g} s apart (hop_length / fs), and "
                 f"encoder_conf frame_shift is {self.encoder.frame_shift:g} s: if the audio has "
-                f"{fs} Hz, set frame_shift: {shift:.6g}, or another hop_length; if not, set fs"
+                f"{rate} Hz, set frame_shift: {shift:.6g}, or another hop_length; if not, set fs"
             )
-
-    def forward(
-        self,
-        speech: Tensor,
-        speech_lengths: Tensor,
-        text: Tensor,
-        text_lengths: Tensor,
-        **kwargs: Any,
-    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        """As ESPnet's, which hands over the utterances' names as ``utt_id``."""
-        names = kwargs.get("utt_id")
-        # DataParallel splits a batch, but not its names
-        self.names = names if names is not None and len(names) == len(speech) else None
-        try:
-            return super().forward(speech, speech_lengths, text, text_lengths, **kwargs)
-        finally:
-            self.names = None
 
     def encode(self, speech: Tensor, speech_lengths: Tensor) -> tuple[Any, Tensor]:
         """Frontend, normalisation, SpecAugment in training, encoder; used by asr_inference.
@@ -115,7 +91,9 @@ class CapeASRModel(ESPnetASRModel):
         Raises:
             ValueError: the frontend, SpecAugment or the encoder finds fault with its input.
         """
-        with torch.autocast(speech.device.type, enabled=self.autocast_frontend):
+        device = speech.device.type
+        amp = self.autocast_frontend and torch.is_autocast_enabled(device)
+        with torch.autocast(device, enabled=amp):
             feats, lengths, times = self.extract_with_times(speech, speech_lengths)
             if isinstance(self.normalize, UtteranceMVN):
                 feats = normalize_utterances(feats, lengths, self.normalize)
@@ -127,18 +105,14 @@ class CapeASRModel(ESPnetASRModel):
             feats, lengths = self.preencoder(feats, lengths)
 
         # as in ESPnet's model from here on, but for the times
-        extra = {}
-        if getattr(self.encoder, "interctc_use_conditioning", False) or getattr(
-            self.encoder, "ctc_trim", False
-        ):
-            extra["ctc"] = self.ctc
+        reads_ctc = ("interctc_use_conditioning", "ctc_trim")
+        ctc = any(getattr(self.encoder, option, False) for option in reads_ctc)
+        extra = {"ctc": self.ctc} if ctc else {}
         out, out_lengths, _ = self.encoder(feats, lengths, times=times, **extra)
-        intermediate = None
-        if isinstance(out, tuple):
-            out, intermediate = out
+        out, *intermediate = out if isinstance(out, tuple) else (out,)
         if self.postencoder is not None:
             out, out_lengths = self.postencoder(out, out_lengths)
-        return (out if intermediate is None else (out, intermediate)), out_lengths
+        return ((out, *intermediate) if intermediate else out), out_lengths
 
     def extract_with_times(
         self, speech: Tensor, speech_lengths: Tensor
@@ -148,58 +122,39 @@ class CapeASRModel(ESPnetASRModel):
         The times are None where the hop is unknown; the encoder then takes its ``frame_shift``.
 
         Raises:
-            AudioTooShortError: no utterance has a frame; asr_inference writes an empty result.
+            TooShortUttError: no utterance has a frame; asr_inference writes an empty result.
         """
         if isinstance(self.frontend, CapeFbank):
-            speech = speech[:, : speech_lengths.max()]  # for DataParallel
+            if getattr(self, "_is_replica", False):  # DataParallel's shares of a batch
+                speech = speech[:, : speech_lengths.max()]
             return self.frontend.forward_with_times(
-                speech, speech_lengths, match_frames=self.training, names=self.names
+                speech, speech_lengths, match_frames=self.training
             )
-        longest, needed = int(speech_lengths.max()), min_samples(self.frontend)
-        if longest < needed:  # torch.stft would say something of its padding
-            raise AudioTooShortError(
-                f"has {longest} samples and features need {needed}, return empty results",
-                longest,
-                needed,
-            )
-        check_finite(speech, speech_lengths, self.names)
+        rate, shift, least = facts(self.frontend)
+        check_long_enough(speech.shape[1], least, "samples")  # torch.stft says less
+        check_finite(speech, speech_lengths)
         feats, lengths = self._extract_feats(speech, speech_lengths)
-        shift = frame_shift(self.frontend)
         if shift is None:
             return feats, lengths, None
-        device = feats.device
+        device, stft = feats.device, self.frontend.stft
         times = frame_times(lengths, shift, feats.shape[1], device=device, dtype=widest(device))
-        if not self.frontend.stft.center:
-            times = times + self.frontend.stft.n_fft / 2 / self.frontend.logmel.mel_options["sr"]
-        return feats, lengths, times
+        return feats, lengths, times if stft.center else times + stft.n_fft / 2 / rate
 
 
-def sampling_rate_of(frontend: AbsFrontend | None) -> int | None:
-    """Hz that the frontend expects, if it is one of those that tell their hop."""
+def facts(frontend: AbsFrontend | None) -> tuple[int | None, float | None, int]:
+    """What a frontend tells: Hz, seconds between its frames, samples of the shortest audio; ≥ 1.
+
+    None is unknown. The seconds are those at the nominal hop.
+    """
     if isinstance(frontend, CapeFbank):
-        return frontend.fs
-    return int(frontend.logmel.mel_options["sr"]) if isinstance(frontend, DefaultFrontend) else None
-
-
-def frame_shift(frontend: AbsFrontend | None) -> float | None:
-    """Seconds between the frontend's frames at its nominal hop, or None if it does not tell."""
-    if isinstance(frontend, CapeFbank):
-        return frontend.frame_shift
-    if isinstance(frontend, DefaultFrontend) and frontend.stft is not None:
-        # not frontend.hop_length, which nothing reads
-        return frontend.stft.hop_length / frontend.logmel.mel_options["sr"]
-    return None
-
-
-def min_samples(frontend: AbsFrontend | None) -> int:
-    """Samples of the shortest audio that has features, as far as the frontend tells; ≥ 1."""
-    if isinstance(frontend, CapeFbank):
-        return frontend.min_samples
-    if isinstance(frontend, DefaultFrontend) and frontend.stft is not None:
-        # centred windows mirror half a window at each end, which must be there
-        stft = frontend.stft
-        return stft.n_fft // 2 + 1 if stft.center else stft.n_fft
-    return 1
+        return frontend.fs, frontend.hop_length / frontend.fs, frontend.min_samples
+    if not isinstance(frontend, DefaultFrontend):
+        return None, None, 1
+    rate, stft = int(frontend.logmel.mel_options["sr"]), frontend.stft
+    if stft is None:
+        return rate, None, 1
+    # centred windows mirror half a window at each end; frontend.hop_length is read by nothing
+    return rate, stft.hop_length / rate, stft.n_fft // 2 + 1 if stft.center else stft.n_fft
 
 
 def normalize_utterances(feats: Tensor, lengths: Tensor, settings: UtteranceMVN) -> Tensor:

@@ -1,7 +1,6 @@
-"""What keeps padding out of ESPnet's encoders: lengths, convolutions along time, batch norm.
+"""What keeps padding out of the layers of ESPnet's encoders: convolutions along time, batch norm.
 
-ESPnet 202611 keeps it out of most convolutions itself; 202511 does not, and counts frames after
-subsampling from the padded end, so that an utterance's length depends on its batch.
+ESPnet 202611 keeps it out of most convolutions itself, 202511 of none.
 """
 
 from typing import Any
@@ -9,37 +8,45 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cape_plugins.espnet.layers import LayerScope, replace
 
-class RealFrames:
-    """A hook after subsampling: frames are real where all that its convolutions see is.
+_real = LayerScope()  # bool (B, 1, T), True for real frames
 
-    Args:
-        stride: frames from one output to the next.
-        reach: an output sees the frames from stride · i to stride · i + reach.
+
+def hide_padding(layer: nn.Module) -> None:
+    """Let the convolutions and batch norms of one of ESPnet's layers see no padding.
+
+    The layer is called with (content, mask). Batch norms become :class:`RealBatchNorm`.
     """
+    replace(layer, nn.BatchNorm1d, lambda theirs: RealBatchNorm(theirs.num_features))
+    layer.register_forward_pre_hook(_enter)
+    layer.register_forward_hook(_leave, always_call=True)
+    for module in layer.modules():
+        if isinstance(module, nn.Conv1d) and module.kernel_size != (1,):
+            module.register_forward_pre_hook(_zero_padding)
 
-    def __init__(self, stride: int, reach: int) -> None:
-        self.stride = stride
-        self.reach = reach
 
-    def __call__(
-        self, embed: nn.Module, given: tuple[Any, ...], output: tuple[Any, Tensor]
-    ) -> tuple[Any, Tensor]:
-        """(content, mask) → (content, right mask), (B, 1, T')."""
-        return output[0], given[1][:, :, self.reach :: self.stride]
+def _enter(layer: nn.Module, given: tuple[Any, ...]) -> None:
+    _real.value = given[1]
+
+
+def _leave(layer: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+    _real.value = None
+
+
+def _zero_padding(convolution: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+    """Zeros in padding, as beyond the end."""
+    return (given[0].masked_fill(~_real.value, 0.0),)
 
 
 class RealBatchNorm(nn.BatchNorm1d):
     """Batch norm of (B, channels, T) whose statistics in training are those of real frames."""
 
-    real: Tensor | None = None
-
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise; ``real`` is the bool (B, 1, T)."""
+        """Normalise, within a layer of :func:`hide_padding`."""
         if not self.training:
             return super().forward(x)
-        assert self.real is not None
-        padding, count = ~self.real, self.real.sum().clamp(min=1)
+        padding, count = ~_real.value, _real.value.sum().clamp(min=1)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         mean = wide.masked_fill(padding, 0.0).sum(dim=(0, 2)) / count
         wide = wide - mean[:, None]
@@ -52,20 +59,3 @@ class RealBatchNorm(nn.BatchNorm1d):
             self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
         scale = self.weight * (variance + self.eps).rsqrt()
         return (wide * scale[:, None] + self.bias[:, None]).to(x.dtype)
-
-
-def show_padding(layer: nn.Module, given: tuple[Any, ...]) -> None:
-    """A hook before a layer, which gets (content, mask): its convolutions and norms get the mask.
-
-    As attributes of the modules, because replicas of a model (DataParallel) share their hooks.
-    """
-    for module in layer.modules():
-        if isinstance(module, (nn.Conv1d, RealBatchNorm)):
-            module.real = given[1]
-
-
-def hide_padding(convolution: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
-    """A hook before a convolution along time: zeros in padding, as beyond the end."""
-    real = convolution.real
-    assert isinstance(real, Tensor)
-    return (given[0].masked_fill(~real, 0.0),)

@@ -9,6 +9,7 @@ import torch
 from espnet2.asr.specaug.abs_specaug import AbsSpecAug
 from torch import Tensor
 
+from cape_plugins.espnet.seconds import check_count
 from cape_plugins.positions import is_number
 
 
@@ -16,9 +17,9 @@ class CapeSpecAug(AbsSpecAug):
     """Masks of random channels and random frames, drawn for each utterance on its own.
 
     Put it into a recipe as ``specaug: cape_specaug``; the arguments are ``specaug_conf``. A
-    mask's width is uniform in 0 … the largest, both included, and so is its place within the
-    utterance. Masked features become 0: the mean, where features are normalised before (as
-    ``model: cape_asr`` does). There is no time warp, as in the paper.
+    mask's width is uniform in 0 … the largest, both included, and so is where it starts, as far
+    as it fits into the utterance. Masked features become 0: the mean, where features are
+    normalised before (as ``model: cape_asr`` does). There is no time warp, as in the paper.
 
     Args:
         num_freq_mask: masks along the channels, 2 in the paper.
@@ -41,41 +42,22 @@ class CapeSpecAug(AbsSpecAug):
         max_time_mask_ratio: float = 0.1,
     ) -> None:
         super().__init__()
-        for name, count in (
-            ("num_freq_mask", num_freq_mask),
-            ("max_freq_mask_width", max_freq_mask_width),
-            ("num_time_mask", num_time_mask),
-            ("max_time_mask_width", max_time_mask_width),
-        ):
-            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-                raise ValueError(f"{name} must be an integer ≥ 0, got {count!r}")
         if not (is_number(max_time_mask_ratio) and 0 <= max_time_mask_ratio <= 1):
             raise ValueError(
                 f"max_time_mask_ratio must be a number in [0, 1], got {max_time_mask_ratio!r}"
             )
-        self.num_freq_mask = num_freq_mask
-        self.max_freq_mask_width = max_freq_mask_width
-        self.num_time_mask = num_time_mask
-        self.max_time_mask_width = max_time_mask_width
+        self.num_freq_mask, self.max_freq_mask_width = num_freq_mask, max_freq_mask_width
+        self.num_time_mask, self.max_time_mask_width = num_time_mask, max_time_mask_width
         self.max_time_mask_ratio = max_time_mask_ratio
-
-    def check_channels(self, channels: int) -> None:
-        """Raise ValueError if a frequency mask may be wider than the features."""
-        if self.num_freq_mask and self.max_freq_mask_width > channels:
-            raise ValueError(
-                f"specaug_conf max_freq_mask_width={self.max_freq_mask_width} exceeds the "
-                f"{channels} feature channels: lower it"
-            )
+        counts = ["num_freq_mask", "max_freq_mask_width", "num_time_mask", "max_time_mask_width"]
+        for name in counts:
+            check_count(name, getattr(self, name), least=0)
 
     def forward(self, x: Tensor, x_lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Mask.
-
-        Args:
-            x: (B, T, channels) features, left as they are.
-            x_lengths: (B,) frames of each utterance. Default: T.
+        """Mask features (B, T, channels), of which each utterance has (B,) ``x_lengths``, or T.
 
         Returns:
-            the masked features, and ``x_lengths``.
+            the masked features, and ``x_lengths``; ``x`` is left as it is.
 
         Raises:
             ValueError: x has another number of dimensions, or fewer channels than a mask may have.
@@ -83,24 +65,27 @@ class CapeSpecAug(AbsSpecAug):
         if x.ndim != 3:
             raise ValueError(f"features must be (B, T, channels), got {tuple(x.shape)}")
         batch, frames, channels = x.shape
-        self.check_channels(channels)
+        if self.num_freq_mask and self.max_freq_mask_width > channels:
+            raise ValueError(
+                f"specaug_conf max_freq_mask_width={self.max_freq_mask_width} exceeds the "
+                f"{channels} feature channels: lower it"
+            )
         lengths = x.new_full((batch,), frames, dtype=torch.long)
         if x_lengths is not None:
             lengths = x_lengths.to(x.device)
         # a little more, because 0.1 · 30 frames must be 3 of them
-        longest = (lengths * self.max_time_mask_ratio + 1e-3).floor().long()
+        longest = (lengths * self.max_time_mask_ratio + 1e-3).long()
         longest = longest.clamp(max=self.max_time_mask_width)
         time_mask = _masks(frames, lengths, longest, self.num_time_mask)
-        whole = torch.full_like(lengths, channels)
+        all_channels = torch.full_like(lengths, channels)
         widest = torch.full_like(lengths, self.max_freq_mask_width)
-        freq_mask = _masks(channels, whole, widest, self.num_freq_mask)
+        freq_mask = _masks(channels, all_channels, widest, self.num_freq_mask)
         return x.masked_fill(time_mask[:, :, None] | freq_mask[:, None, :], 0.0), x_lengths
 
 
 def _masks(size: int, lengths: Tensor, widest: Tensor, count: int) -> Tensor:
     """(B, size), True under one of ``count`` masks of width ≤ widest (B,) within lengths (B,)."""
-    shape = (len(lengths), count)
-    width = _uniform(widest[:, None].expand(shape))
+    width = _uniform(widest[:, None].expand(-1, count))
     start = _uniform(lengths[:, None] - width)[..., None]
     index = torch.arange(size, device=lengths.device)
     return ((index >= start) & (index < start + width[..., None])).any(dim=1)

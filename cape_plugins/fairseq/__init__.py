@@ -1,4 +1,4 @@
-"""CAPE in fairseq: models, architectures, a task, and the optimizer of ADMIN, chosen by name.
+"""CAPE in fairseq: models, architectures, and the optimizer of ADMIN, chosen by name.
 
 Importing this package registers them. With PyTorch's autoload (see ``cape_plugins.autoload``)
 nothing needs to be imported; ``--user-dir integrations/fairseq/user_dir`` is the explicit way.
@@ -10,13 +10,10 @@ from importlib import import_module
 # Before any import of fairseq: the autoload hook calls this in the middle of that import, when
 # this module has run no further than here.
 def register() -> None:
-    """Add the models, their architectures, the task and ``radam`` to fairseq's registries.
+    """Add the models, their architectures and ``radam`` to fairseq's registries.
 
-    Idempotent; safe early (it imports fairseq), late, twice, and while fairseq is still being
-    imported, once its sub-packages ``models``, ``optim`` and ``tasks`` are there.
-
-    Raises:
-        ImportError: fairseq is missing or does not import.
+    Idempotent; safe early (it imports fairseq; ImportError where that fails), late, twice, and
+    while fairseq is still being imported, once its sub-packages ``models`` and ``optim`` are there.
     """
     try:
         import_module("fairseq")  # may come back here through the hook; then the rest is done
@@ -24,10 +21,8 @@ def register() -> None:
         raise ImportError(
             f"cape_plugins.fairseq needs fairseq ({error}): pip install 'cape-plugins[fairseq]'"
         ) from error
-    import_module(f"{__name__}.admin").register_radam()
-    names = import_module(f"{__name__}.architectures")
-    names.register_architectures()
-    names.register_cape_translation()
+    import_module(f"{__name__}.radam").register_radam()
+    import_module(f"{__name__}.architectures").register_architectures()
 
 
 register()

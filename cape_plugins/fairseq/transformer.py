@@ -5,14 +5,14 @@ which reaches the decoder however the two are wrapped or called. In a language m
 source: the decoder draws for each sample itself.
 """
 
-import logging
+import math
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
 import torch
 from fairseq.data import Dictionary
+from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import FairseqLanguageModel
 from fairseq.models.transformer import (
     TransformerConfig,
     TransformerDecoderBase,
@@ -20,69 +20,125 @@ from fairseq.models.transformer import (
     TransformerModelBase,
 )
 from fairseq.models.transformer_lm import TransformerLanguageModel
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from cape_plugins.augment import Draw
+from cape_plugins.augment import Draw, Identity
+from cape_plugins.embedding import PositionalEmbedding
 from cape_plugins.fairseq import admin
+from cape_plugins.fairseq.checks import ANOTHER_CHECKPOINT, check_options, check_training, flag
 from cape_plugins.fairseq.config import (
     CapeTransformerConfig,
     CapeTransformerLanguageModelConfig,
-    check_built,
-    checkpoint_options,
-    forgive_old_options,
-    needs_source_bos,
+    TokenSettings,
     plain_options,
-    store_option,
-    takes,
+    settle,
 )
-from cape_plugins.fairseq.layers import CapeDecoderLayer, CapeEncoderLayer, wrap
-from cape_plugins.fairseq.positions import (
-    CurrentBatch,
-    TokenEmbedding,
-    TokenPositions,
-    VariantMark,
-    count_source_scale,
-    longest_training_sentence,
-    positions_in_batch,
-    prepend_bos,
+from cape_plugins.fairseq.layers import (
+    SIDE,
+    CapeDecoderLayer,
+    CapeEncoderLayer,
+    Side,
+    during,
+    wrap,
 )
-from cape_plugins.variants import get
-
-logger = logging.getLogger(__name__)
+from cape_plugins.fairseq.positions import positions_in_batch, prepend_bos
+from cape_plugins.fairseq.training_set import count_source_scale
+from cape_plugins.mark import VariantMark
+from cape_plugins.ranks import generator_of_rank
+from cape_plugins.variants import prepare
 
 # key of the encoder's output: [shift (B, 1), scale (B,)] in training with cape, else absent
 DRAW = "cape_draw"
 
 
-class CapeTransformerEncoder(TransformerEncoderBase):
+class EmbedPositions(nn.Module):
+    """What fairseq calls for the embeddings of positions, which the side has made already."""
+
+    max_positions = math.inf  # fairseq takes the less of this and its option
+
+    def forward(self, tokens: Tensor, incremental_state: Any = None) -> Tensor:
+        """The embedding of :class:`Side`."""
+        side = SIDE.get()
+        if side is None or side.embedding is None:
+            raise RuntimeError("positions are made in forward: call the encoder or the decoder")
+        return side.embedding
+
+
+class PositionalSide:
+    """Mixed into fairseq's encoder and decoder: makes positions once in a forward.
+
+    Args:
+        cfg, of_side: the options, and the encoder's or the decoder's part of them.
+        others, named: fairseq's arguments.
+
+    Attributes:
+        source_bos: whether the source begins with BOS, as the target begins with EOS; by default
+            where the two are on one scale: for cape, as in the paper.
+        position: a :class:`cape_plugins.PositionalEmbedding`; subclasses make it.
+    """
+
+    position: PositionalEmbedding
+
+    def __init__(
+        self: Any, cfg: TransformerConfig, of_side: Any, *others: Any, **named: Any
+    ) -> None:
+        self.settings = TokenSettings.of(vars(cfg))
+        source_bos = getattr(cfg, "source_bos", "false")  # a language model has no source
+        auto = self.settings.takes("source_scale")
+        self.source_bos = {"auto": auto, "true": True, "false": False}[source_bos]
+        heads = of_side.attention_heads
+        self.of_attention = self.settings.of_attention(of_side.embed_dim, heads)
+        # fairseq builds one layer after the other
+        self.attention = iter(self.settings.attention_layers(of_side.layers, self.of_attention))
+        super().__init__(cfg, *others, **named)  # type: ignore[call-arg]
+        del self.attention
+        if self.settings.variant.adds != "nothing":
+            self.embed_positions = EmbedPositions()
+
+    def side(
+        self: Any, positions: Tensor, batch: int, draw: Draw | None = None, last: bool = False
+    ) -> Side:
+        """Augment positions and prepare all that reads them.
+
+        Args:
+            positions: (B or 1, N), NaN at padding.
+            batch: B.
+            draw: Δ and λ. Default: drawn here, where the variant needs them.
+            last: whether only the last token gets an embedding.
+        """
+        device, draws = positions.device, self.settings.variant.augment is not Identity
+        generator = generator_of_rank(device) if self.training and draws else None
+        draw = self.position.draw(batch, device, generator) if draw is None else draw
+        moved = self.position.augment(positions, batch, draw, generator)
+        embedding = None
+        if not self.position.adds_nothing:
+            # fairseq's buffer `version` has the model's dtype in half precision, however it is cast
+            dtype = self.version.dtype
+            embedding = self.position.embedding(moved[:, -1:] if last else moved, dtype).to(dtype)
+        return Side(draw, embedding, prepare(self.settings.pos, moved, self.of_attention))
+
+
+class CapeTransformerEncoder(PositionalSide, TransformerEncoderBase):
     """fairseq's encoder; draws Δ and λ, and begins the source with BOS where that applies."""
 
     def __init__(
-        self,
-        cfg: TransformerConfig,
-        dictionary: Dictionary,
-        embed_tokens: nn.Embedding,
-        return_fc: bool = False,
+        self, cfg: TransformerConfig, dictionary: Dictionary, embed_tokens: nn.Embedding
     ) -> None:
-        self.built_layers, self.current = 0, CurrentBatch()  # the line below builds the layers
-        super().__init__(cfg, dictionary, embed_tokens, return_fc=return_fc)
-        self.source_bos = needs_source_bos(cfg.pos, cfg.source_bos)
-        self.spacing = cfg.source_scale if takes(cfg.pos, "source_scale") else 1.0
-        self.token_positions = _token_positions(cfg, self.current, spread=True)
-        self.embed_positions = _embed_positions(
-            cfg,
+        super().__init__(cfg, cfg.encoder, dictionary, embed_tokens)
+        self.spacing = cfg.source_scale if self.settings.takes("source_scale") else 1.0
+        self.position = self.settings.embedding(
             embed_tokens.embedding_dim,
-            self.current,
-            max_positions=cfg.max_source_positions,
-            added_tokens=int(self.source_bos),
+            overflow="error",
+            max_length=cfg.max_source_positions + int(self.source_bos),
+            # else neighbours that are less than a token apart could change places
+            max_local_shift=self.settings.max_local_shift * self.spacing,
         )
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
-        """A layer of ours, wrapped as fairseq wraps its own; called once for each, in order."""
-        layer = CapeEncoderLayer(cfg, self.return_fc, index=self.built_layers, current=self.current)
-        self.built_layers += 1
-        return wrap(layer, cfg)
+        """A layer of ours, wrapped as fairseq wraps its own."""
+        return wrap(CapeEncoderLayer(cfg, attention=next(self.attention)), cfg)
 
     def forward(
         self,
@@ -102,228 +158,127 @@ class CapeTransformerEncoder(TransformerEncoderBase):
                     self.embed_tokens.weight[self.dictionary.bos()],
                     nn.functional.pad(token_embeddings, (0, 0, 1, 0)),
                 )
-        batch = len(src_tokens)
-        draw = self.token_positions.draw(batch, src_tokens.device)
         positions = positions_in_batch(src_tokens, self.padding_idx, self.spacing)
-        self.token_positions(positions, batch, draw)
-        out = super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
-        if draw is not None:
-            out[DRAW] = list(draw)
+        side = self.side(positions, len(src_tokens))
+        with during(SIDE, side):
+            out = super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
+        if side.draw is not None:
+            out[DRAW] = list(side.draw)
         return out
 
 
-class CapeTransformerDecoder(TransformerDecoderBase):
+class CapeTransformerDecoder(PositionalSide, TransformerDecoderBase):
     """fairseq's decoder; uses the encoder's draw of Δ and λ, and draws itself without one."""
 
-    def __init__(
-        self,
-        cfg: TransformerConfig,
-        dictionary: Dictionary,
-        embed_tokens: nn.Embedding,
-        no_encoder_attn: bool = False,
-        output_projection: nn.Module | None = None,
-    ) -> None:
-        self.built_layers, self.current = 0, CurrentBatch()  # the line below builds the layers
-        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
-        # a language model has no source
-        self.source_bos = needs_source_bos(cfg.pos, getattr(cfg, "source_bos", "false"))
-        # decoding does not know how many tokens there will be
-        self.token_positions = _token_positions(cfg, self.current, spread=False)
-        self.embed_positions = _embed_positions(
-            cfg,
-            self.embed_dim,
-            self.current,
-            max_positions=cfg.max_target_positions,
+    def __init__(self, cfg: TransformerConfig, *others: Any, **named: Any) -> None:
+        super().__init__(cfg, cfg.decoder, *others, **named)
+        # not spread: decoding does not know how many tokens there will be
+        self.position = self.settings.embedding(
+            self.embed_dim, overflow="error", max_length=cfg.max_target_positions, spread=False
         )
-        self.variant = VariantMark(cfg.pos, getattr(cfg, "source_scale", 0.0))
+        kept = {**vars(self.settings), "source_scale": getattr(cfg, "source_scale", None)}
+        self.variant = VariantMark(cfg.pos, kept, flag, advice=ANOTHER_CHECKPOINT)
 
     def build_decoder_layer(
         self, cfg: TransformerConfig, no_encoder_attn: bool = False
     ) -> nn.Module:
-        """A layer of ours, wrapped as fairseq wraps its own; called once for each, in order."""
-        layer = CapeDecoderLayer(
-            cfg, no_encoder_attn, index=self.built_layers, current=self.current
-        )
-        self.built_layers += 1
-        return wrap(layer, cfg)
+        """A layer of ours, wrapped as fairseq wraps its own."""
+        return wrap(CapeDecoderLayer(cfg, no_encoder_attn, attention=next(self.attention)), cfg)
+
+    def buffered_future_mask(self, tensor: Tensor) -> Tensor:
+        """fairseq's, which keeps a mask that two threads may replace at once, made anew."""
+        return tensor.new_full((len(tensor), len(tensor)), -torch.inf).triu(1)
 
     def extract_features(
         self,
         prev_output_tokens: Tensor,
-        encoder_out: dict[str, list[Tensor]] | None,
+        encoder_out: dict[str, list[Tensor]] | None = None,
         incremental_state: dict[str, Any] | None = None,
-        full_context_alignment: bool = False,
-        alignment_layer: int | None = None,
-        alignment_heads: int | None = None,
+        *others: Any,
+        **named: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         """As fairseq's; ``attn`` leaves out the column of BOS, so that it fits the source."""
+        batch, steps = prev_output_tokens.shape
         if incremental_state is None:
             positions = positions_in_batch(prev_output_tokens, self.padding_idx)
         else:  # all rows are equally long: finished ones hold padding, which counts
-            steps, device = prev_output_tokens.shape[1], prev_output_tokens.device
+            device = prev_output_tokens.device
             positions = torch.arange(steps, dtype=torch.float32, device=device)[None]
         shared = encoder_out.get(DRAW) if encoder_out is not None else None
         draw = Draw(*shared) if shared else None
-        self.token_positions(positions, len(prev_output_tokens), draw)
-        features, extra = super().extract_features(
-            prev_output_tokens,
-            encoder_out,
-            incremental_state,
-            full_context_alignment,
-            alignment_layer,
-            alignment_heads,
-        )
+        with during(SIDE, self.side(positions, batch, draw, incremental_state is not None)):
+            features, extra = super().extract_features(
+                prev_output_tokens, encoder_out, incremental_state, *others, **named
+            )
         if self.source_bos and encoder_out is not None:
             extra["attn"] = [None if a is None else a[..., 1:] for a in extra["attn"]]
         return features, extra
 
 
-class CapeTransformerModel(TransformerModelBase):
+class CapeModel:
+    """Mixed into fairseq's models: adds ``--pos`` and the options that go with it."""
+
+    config: type[FairseqDataclass]
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        """Add the options, without defaults: those of the architecture come first."""
+        gen_parser_from_dataclass(parser, cls.config(), delete_default=True)
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: Any) -> nn.Module:
+        """Build a model; α and ADMIN's scales are stored in the options, for checkpoints.
+
+        Args:
+            cfg: the options, as OmegaConf's DictConfig or as the dataclass; ValueError where one
+                is out of range.
+            task: gives the dictionaries and, where it is needed, the training set; ValueError
+                where that cannot be read.
+        """
+        if not OmegaConf.is_config(cfg):
+            cfg = OmegaConf.create({"model": OmegaConf.structured(cfg)}).model
+        options, whole = plain_options(cfg), cfg._get_parent()
+        # fairseq-hydra-train has no earlier place. Where a model is built to generate, its options
+        # name the folder of its training, which may hold another one by now.
+        if HydraConfig.initialized() and HydraConfig.get().job.name == "hydra_train":
+            check_training(options, whole.checkpoint, whole.optimizer or {}, cls.config())
+        settings = check_options(options, cls.config())
+        if options.get("source_scale") == 0 and settings.takes("source_scale"):
+            settle(cfg, "source_scale", lambda split: count_source_scale(task, split))
+        # so that fairseq builds no positions of its own
+        options = {**plain_options(cfg), "no_token_positional_embeddings": True}
+        config = TransformerConfig.from_namespace(Namespace(**options))
+        model: nn.Module = super().build_model(config, task)  # type: ignore[misc]
+        admin.initialise(model, cfg, task)
+        return model
+
+
+class CapeTransformerModel(CapeModel, TransformerModelBase):
     """fairseq's Transformer with ``--pos``; all else is shared."""
 
-    @classmethod
-    def add_args(cls, parser: ArgumentParser) -> None:
-        """Add the options, without defaults: those of the architecture come first."""
-        gen_parser_from_dataclass(parser, CapeTransformerConfig(), delete_default=True)
+    config = CapeTransformerConfig
 
     @classmethod
-    def build_model(cls, cfg: Any, task: Any) -> "CapeTransformerModel":
-        """Build a model; stores a source scale in place of 0, if the variant takes one.
-
-        It is that of the checkpoint that training starts from, else counted.
-
-        Args:
-            cfg: the options, as OmegaConf's DictConfig or :class:`CapeTransformerConfig`.
-            task: gives the dictionaries and, where α must be counted, the training set.
-
-        Raises:
-            ValueError: an option is out of range, or α or ADMIN's scales cannot be had.
-        """
-        defaults = CapeTransformerConfig()
-        if OmegaConf.is_config(cfg):
-            options = forgive_old_options(plain_options(cfg), defaults)
-        else:
-            cfg = OmegaConf.create({"model": OmegaConf.structured(cfg)}).model
-            options = plain_options(cfg)
-        check_built(options, defaults)
-        if options["source_scale"] == 0 and takes(options["pos"], "source_scale"):
-            # what a checkpoint's weights were trained with, else the training set's
-            scale = checkpoint_options(cfg).get("source_scale") or count_source_scale(task)
-            options["source_scale"] = scale
-            store_option(cfg, "source_scale", scale)
-            logger.info(f"source scale {scale:.6g}")
-        if takes(options["pos"], "relpos_context"):
-            _tell_untrained_distances(options["relpos_context"], longest_training_sentence(task))
-        # so that fairseq builds no positions of its own
-        options["no_token_positional_embeddings"] = True
-        model = super().build_model(TransformerConfig.from_namespace(Namespace(**options)), task)
-        admin.initialise(model, cfg, task)
-        return model
-
-    @classmethod
-    def build_encoder(
-        cls, cfg: TransformerConfig, src_dict: Dictionary, embed_tokens: nn.Embedding
-    ) -> CapeTransformerEncoder:
+    def build_encoder(cls, cfg: TransformerConfig, *others: Any) -> CapeTransformerEncoder:
         """Our encoder."""
-        return CapeTransformerEncoder(cfg, src_dict, embed_tokens)
+        return CapeTransformerEncoder(cfg, *others)
 
     @classmethod
-    def build_decoder(
-        cls, cfg: TransformerConfig, tgt_dict: Dictionary, embed_tokens: nn.Embedding
-    ) -> CapeTransformerDecoder:
+    def build_decoder(cls, cfg: TransformerConfig, *others: Any) -> CapeTransformerDecoder:
         """Our decoder."""
-        return CapeTransformerDecoder(
-            cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention
-        )
+        return CapeTransformerDecoder(cfg, *others, cfg.no_cross_attention)
 
 
-def _tell_untrained_distances(context: int, longest: int | None) -> None:
-    if longest and context >= longest:
-        logger.info(
-            f"--relpos-context {context}: the longest training sentence has {longest} tokens, so "
-            f"that the vectors of distances {longest} to {context} stay untrained; for longer "
-            f"sentences than in training give at most {max(1, longest - 1)}"
-        )
+class CapeTransformerLanguageModel(CapeModel, TransformerLanguageModel):
+    """fairseq's ``transformer_lm`` with ``--pos``; all else is shared.
 
+    Args:
+        decoder: fairseq's, which our decoder replaces: fairseq builds the tokens' embeddings, of
+            several kinds, and the decoder in one function.
+    """
 
-def _token_positions(
-    cfg: TransformerConfig, current: CurrentBatch, *, spread: bool
-) -> TokenPositions:
-    return TokenPositions(
-        cfg.pos,
-        current,
-        max_global_shift=cfg.max_global_shift,
-        max_local_shift=cfg.max_local_shift,
-        max_global_scale=cfg.max_global_scale,
-        random_range=cfg.random_range,
-        spread=spread,
-    )
+    config = CapeTransformerLanguageModelConfig
 
-
-def _embed_positions(
-    cfg: TransformerConfig,
-    dim: int,
-    current: CurrentBatch,
-    *,
-    max_positions: int,
-    added_tokens: int = 0,
-) -> TokenEmbedding | None:
-    """What is added to the tokens of either side; None adds nothing in fairseq."""
-    if get(cfg.pos).adds == "nothing":
-        return None
-    return TokenEmbedding(
-        dim,
-        cfg.pos,
-        current,
-        max_positions=max_positions,
-        added_tokens=added_tokens,
-        frequency_scale=cfg.frequency_scale,
-    )
-
-
-class CapeTransformerLanguageModel(FairseqLanguageModel):
-    """fairseq's ``transformer_lm`` with ``--pos``; all else is shared."""
-
-    @classmethod
-    def add_args(cls, parser: ArgumentParser) -> None:
-        """Add the options, without defaults: those of the architecture come first."""
-        defaults = CapeTransformerLanguageModelConfig()
-        gen_parser_from_dataclass(parser, defaults, delete_default=True)
-
-    @classmethod
-    def build_model(cls, cfg: Any, task: Any) -> "CapeTransformerLanguageModel":
-        """Build a model.
-
-        Args:
-            cfg: the options, as OmegaConf's DictConfig, part of fairseq's whole config (some of
-                its defaults are those of the task).
-            task: gives the dictionaries, and with ``admin_init`` the training set.
-
-        Raises:
-            ValueError: an option is out of range, or ADMIN's scales cannot be had.
-        """
-        options = plain_options(cfg)
-        check_built(options, CapeTransformerLanguageModelConfig())
-        if options["max_target_positions"] is None:  # as fairseq: what follows from the task
-            options["max_target_positions"] = options["tokens_per_sample"]
-            store_option(cfg, "max_target_positions", options["max_target_positions"])
-        if options["decoder_layers_to_keep"]:
-            options["decoder_layers"] = len(options["decoder_layers_to_keep"].split(","))
-        if options["offload_activations"]:
-            options["checkpoint_activations"] = True
-        # so that fairseq builds no positions of its own
-        options["no_token_positional_embeddings"] = True
-        # fairseq makes its tokens' embeddings, of several kinds, in the midst of making a decoder
-        embeddings_only = {**options, "decoder_layers": 0, "decoder_layers_to_keep": None}
-        embed_tokens = TransformerLanguageModel.build_model(
-            Namespace(**embeddings_only), task
-        ).decoder.embed_tokens
-        decoder = CapeTransformerDecoder(
-            TransformerConfig.from_namespace(Namespace(**options)),
-            task.target_dictionary,
-            embed_tokens,
-            no_encoder_attn=True,
-        )
-        model = cls(decoder)
-        admin.initialise(model, cfg, task)
-        return model
+    def __init__(self, decoder: TransformerDecoderBase) -> None:
+        ours = decoder.cfg, decoder.dictionary, decoder.embed_tokens
+        super().__init__(CapeTransformerDecoder(*ours, no_encoder_attn=True))

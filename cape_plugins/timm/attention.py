@@ -1,203 +1,145 @@
-"""Positions inside the self-attention of timm's blocks."""
+"""Positions inside the self-attention of timm's blocks, which get them as an argument."""
 
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from timm.layers import (
-    Attention,
-    maybe_add_mask,
-    register_notrace_module,
-    resolve_self_attn_mask,
-)
+from timm.layers import Attention, register_notrace_module, resolve_self_attn_mask
 from timm.models.naflexvit import NaFlexVit
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from cape_plugins.attention import CurrentPositions, PositionalAttention, joined
-from cape_plugins.embedding import PositionalEmbedding2d
-from cape_plugins.variants import attention_for, get
+from cape_plugins.attention import AttentionSettings, PositionalAttention
+from cape_plugins.timm.positions import ImageSettings, PatchPositions
 
 
-@register_notrace_module  # torch.fx must not take the positions of its own run for constants
+@register_notrace_module  # positions have sizes that torch.fx cannot trace
 class PositionedAttention(Attention):
-    """timm's self-attention, and what a variant does in it; timm's own until it is given that.
+    """timm's self-attention, and what a variant does in it; timm's own where ``relative`` is None.
 
-    Made by timm's blocks as their ``attn_layer``; :func:`place_in_attention` completes it.
-    Positions come past the blocks, not through them: TorchScript cannot compile that, tracing and
-    export can.
+    :func:`add_positions` and :func:`use_logn` make it of timm's, which has no such attribute.
     """
 
-    def __prepare_scriptable__(self) -> nn.Module:
-        if self.relative is not None:
-            raise ValueError(
-                f"torch.jit.script cannot compile {type(self.relative).__name__}, whose positions "
-                "come past timm's blocks: use torch.jit.trace, torch.compile, torch.export or ONNX"
-            )
-        return self
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.relative: PositionalAttention | None = None
-        self.current = CurrentPositions()
+    relative: PositionalAttention | None
 
     def forward(
-        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        positions: Tensor | None = None,
     ) -> Tensor:
-        """Tokens (B, N, dim) → (B, N, dim); positions are those of the current batch."""
+        """Tokens (B, N, dim) → (B, N, dim); the masks are as in timm.
+
+        ``positions`` are those of :func:`cape_plugins.variants.prepare`, (B or 1, N, …).
+        """
         if self.relative is None:
-            return super().forward(x, attn_mask=attn_mask, is_causal=is_causal)
+            return super().forward(x, attn_mask, is_causal)
         batch, tokens, _ = x.shape
-        positions = self.current.positions
         gate = None if self.gate is None else self.gate(x).sigmoid()
         qkv = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, self.head_dim)
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        query = self.relative.place(self.q_norm(query), positions)
-        key = self.relative.place(self.k_norm(key), positions)
-        # added to the scores, as timm's masks are: a query that sees no key at all is no NaN
+        query, key = self.q_norm(query), self.k_norm(key)
         mask = resolve_self_attn_mask(tokens, query, attn_mask, is_causal)
-        query = self.relative.sharpen(query, tokens, mask)
-        if self.fused_attn and not self.relative.learns_values:
-            dropout = self.attn_drop.p if self.training else 0.0
-            x = self.relative.attend(query, key, value, positions, mask, dropout)
-        else:
-            query = query * self.scale
-            logits = self.relative.logits(query, tokens, positions)
-            scores = maybe_add_mask(query @ key.mT, joined(logits, mask, query.dtype))
-            weights = self.attn_drop(scores.softmax(dim=-1))
-            mixed = self.relative.mix(weights)
-            x = weights @ value if mixed is None else weights @ value + mixed
+        dropout = self.attn_drop.p if self.training else 0.0
+        x, weights = self.relative(
+            query, key, value, positions, mask, dropout, need_weights=not self.fused_attn
+        )
+        if weights is not None and not self.training:
+            self.attn_drop(weights)  # changes nothing; timm's AttentionExtract listens here
         x = self.norm(x.transpose(1, 2).reshape(batch, tokens, self.attn_dim))
         return self.proj_drop(self.proj(x if gate is None else x * gate))
 
 
-def place_in_attention(
-    model: VisionTransformer | NaFlexVit, pos: str, context: int, frequency_scale: float = 1.0
-) -> CurrentPositions | None:
+class PositionedBlock(Block):
+    """timm's block, which hands the positions of its tokens to its attention."""
+
+    def forward(  # type: ignore[override]  # without positions it would be another model
+        self, x: Tensor, rope: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """Tokens (B, N, dim) → (B, N, dim); the masks are as in timm.
+
+        ``rope`` are the prepared positions, by the name by which NaFlexVit hands them on.
+        """
+        attended = self.attn(self.norm1(x), attn_mask, is_causal, rope)
+        x = x + self.drop_path1(self.ls1(attended))
+        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+
+
+def add_positions(
+    model: VisionTransformer | NaFlexVit, settings: ImageSettings, patches: int
+) -> PatchPositions:
     """Put what the variant does in self-attention into the blocks of timm's ViT or NaFlexVit.
 
     Args:
-        model: made with :class:`PositionedAttention` as its ``attn_layer``, where the variant
-            does something there.
-        pos: the variant.
-        context: patches along the longer side of the image.
-        frequency_scale: multiplies the frequencies of rotations.
+        model: timm's, of its standard blocks if the variant does something in them.
+        settings: the variant.
+        patches: along the longer side of an image in training; alibi counts distances in them.
 
     Returns:
-        Where :class:`AttendedEmbedding2d` says, in each forward, which positions the tokens have,
-        (B|1, tokens, 2). None where the variant does nothing in self-attention.
-
-    Raises:
-        ValueError: the blocks' attention is another than timm's ``Attention``, or patches are
-            dropped on their way to it.
+        what adds positions at the input, and prepares them for the blocks. ValueError: the blocks
+        or their attention are others, or patches are dropped on their way to them.
     """
-    if get(pos).attention is None:
-        return None
+    attention = None
+    if settings.variant.attention is not None:
+        attention = _into_blocks(model, settings, patches)
+    if settings.attention_logn:
+        use_logn(model, settings.attention_logn)
+    return PatchPositions(model.embed_dim, settings, attention, prefix=model.num_prefix_tokens)
+
+
+def _into_blocks(
+    model: VisionTransformer | NaFlexVit, settings: ImageSettings, patches: int
+) -> AttentionSettings:
     if not isinstance(model.patch_drop, nn.Identity | None):
         raise ValueError(
-            f"patch_drop_rate > 0 leaves the attention of {pos} without the positions of the "
-            "patches that are left: set it to 0, or choose a variant that is added at the input"
+            f"patch_drop_rate > 0 leaves the attention of {settings.pos} without the positions of "
+            "the patches that are left: set it to 0, or choose a variant that is added at the input"
         )
-    current = CurrentPositions()
-    for layer, block in enumerate(model.blocks):
+    blocks: Any = model.blocks
+    for block in blocks:
         attention = getattr(block, "attn", None)
-        if not isinstance(attention, PositionedAttention):
+        if (type(block), type(attention)) != (Block, Attention):
             raise ValueError(
-                f"{pos} sits in timm's Attention, and {type(block).__name__} has "
-                f"{type(attention).__name__}: leave block_fn, attn_layer, attn_type and what else "
-                "replaces it at their defaults, or choose a variant that is added at the input"
+                f"{settings.pos} sits in timm's Block and Attention, and the model has "
+                f"{type(block).__name__} with {type(attention).__name__}: leave block_fn, "
+                "attn_layer, attn_type and what else replaces them at their defaults, or choose a "
+                "variant that is added at the input"
             )
-        head_dim, heads = attention.head_dim, attention.num_heads
-        relative = attention_for(
-            pos,
-            layer,
-            head_dim=head_dim,
-            heads=heads,
-            context=context,
-            axes=2,
-            frequency_scale=frequency_scale,
-        )
-        if relative is not None:
-            attention.relative = relative.to(attention.qkv.weight)
-            if layer == 0:
-                current.prepare = relative.prepare
-        attention.current = current
-    return current
+        block.__class__, attention.__class__ = PositionedBlock, PositionedAttention
+    attentions = [block.attn for block in blocks]
+    found = AttentionSettings(
+        head_dim=attentions[0].head_dim,
+        heads=attentions[0].num_heads,
+        axes=2,
+        unit=2 / max(patches - 1, 1),
+        frequency_scale=settings.frequency_scale,
+    )
+    layers = settings.attention_layers(len(attentions), found)
+    for attention, relative in zip(attentions, layers, strict=True):
+        attention.relative = relative and relative.to(attention.qkv.weight)
+    return found
 
 
 def use_logn(model: nn.Module, logn: int) -> None:
-    """Multiply the logits of a ViT's self-attention by log N / log N_train, timm's own ViTs too.
+    """Multiply the logits of a ViT's self-attention by log N / log ``logn``, timm's own ViTs too.
 
-    N are the tokens that a query sees, the class token and the registers among them.
-
-    Args:
-        model: whose blocks have timm's ``Attention``, made with this function in mind or not.
-        logn: N_train, 0 for off.
-
-    Raises:
-        ValueError: the model has no blocks, or they have another attention.
+    N are the tokens that a query sees, class token and registers among them; ``logn`` is N in
+    training, 0 for off. ValueError: the model's blocks have another attention than timm's.
     """
-    blocks = list(getattr(model, "blocks", []))
-    for block in blocks:
-        attention = getattr(block, "attn", None)
-        if type(attention) is Attention:
-            attention.__class__ = PositionedAttention  # all but what stands in the next line
-            vars(attention).update(relative=None, current=CurrentPositions())
-        if not isinstance(attention, PositionedAttention):
-            blocks = []
-            break
-        attention.relative = attention.relative or PositionalAttention()
-        attention.relative.logn = logn
-    if not blocks:
+    blocks: Any = getattr(model, "blocks", [])
+    attentions: list[Any] = [getattr(block, "attn", None) for block in blocks]
+    if not attentions or not {type(one) for one in attentions} <= {Attention, PositionedAttention}:
         raise ValueError(
             f"attention_logn sits in timm's Attention, which is not what {type(model).__name__} "
             "has in each of its blocks: leave it out, or choose another model"
         )
+    for attention in attentions:
+        if type(attention) is Attention:
+            attention.__class__ = PositionedAttention  # which adds what the next line sets
+        attention.relative = getattr(attention, "relative", None) or PositionalAttention()
+        attention.relative.logn = logn
 
 
 def positional_parameters(model: nn.Module) -> set[str]:
-    """Names of what variants learn in self-attention: not decayed, as timm's positions are not."""
-    return {
-        f"{name}.{parameter}"
-        for name, module in model.named_modules()
-        if isinstance(module, PositionalAttention)
-        for parameter, _ in module.named_parameters()
-    }
-
-
-@register_notrace_module  # torch.fx cannot trace sizes that depend on the input
-class AttendedEmbedding2d(PositionalEmbedding2d):
-    """Shows the attention of the blocks the positions that it adds, augmented once for all.
-
-    Args:
-        dim, pos, options: as for :class:`cape_plugins.PositionalEmbedding2d`.
-        current: where the attention reads them.
-        prefix: tokens before the patches (class token, registers), which have no position: NaN.
-    """
-
-    def __init__(
-        self, dim: int, pos: str, *, current: CurrentPositions, prefix: int, **options: Any
-    ) -> None:
-        super().__init__(dim, pos, **options)
-        self.current = current
-        self.prefix = prefix
-
-    def forward(
-        self, content: Tensor, grid: tuple[int, int], generator: torch.Generator | None = None
-    ) -> Tensor:
-        """As :class:`cape_plugins.PositionalEmbedding2d`."""
-        return self._attend(content, self.augmented(content, grid, generator))
-
-    def forward_at(
-        self,
-        content: Tensor,
-        positions: Tensor,
-        grids: Tensor,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """As :class:`cape_plugins.PositionalEmbedding2d`."""
-        return self._attend(content, self.augmented_at(content, positions, grids, generator))
-
-    def _attend(self, content: Tensor, positions: Tensor) -> Tensor:
-        self.current.show(F.pad(positions, (0, 0, self.prefix, 0), value=float("nan")))
-        return self.add(content, positions)
+    """Names of what is learned about positions: not decayed, as timm's positions are not."""
+    names = [name for name, _ in model.named_parameters()]
+    return {name for name in names if ".relative." in name or name.endswith("cls_pos_embed")}

@@ -1,53 +1,55 @@
-"""The variant of positions, kept in a checkpoint: sinpos and cape have the same weights.
+"""Checkpoints on their way into our models: variants are compared, tables of positions dropped.
 
-timm wants nothing in a state dict but weights under its own names: checkpoints load into its stock
-models, strictly, and some by their order. So the mark is no entry but an attribute of one of the
-weights. ``torch.save`` and ``torch.load`` keep it, weights_only too, and so does timm on the way to
-``model.load_state_dict``; safetensors and averaging drop it, and then nothing is compared.
+sinpos and cape have the same weights, and timm wants nothing in a state dict but weights under its
+own names: checkpoints load into its stock models, strictly, and some by their order. So the mark
+that names the variant is no entry but an attribute of one of the weights. ``torch.save`` and
+``torch.load`` keep it, weights_only too, and so does timm on the way to ``model.load_state_dict``;
+safetensors and averaging drop it, and then nothing is compared.
 """
 
 import logging
+import math
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from cape_plugins import variants
 from cape_plugins.alibi import Alibi
-from cape_plugins.embedding import PositionalEmbedding2d
+from cape_plugins.timm.positions import ImageSettings
 
 _logger = logging.getLogger(__name__)
 
 _CARRIER = "blocks.0.norm1.weight"  # no conversion of timm's reshapes it
 _ATTRIBUTE = "cape_plugins"
 
-# the paper changes γ at evaluation
-_NOT_TRAINED = {"extent"}
-
 
 def add_mark(model: nn.Module) -> None:
-    """Let a model's checkpoints bear its variant, and let it look at those that it loads."""
+    """Mark a model's checkpoints with its variant, and let it compare those that it loads."""
     model.register_state_dict_post_hook(_write)
     model.register_load_state_dict_pre_hook(_compare)
 
 
 def settings(model: nn.Module) -> dict[str, Any] | None:
-    """What a model was or is to be trained with: ``pos``, Δ, ε, λ as far as the variant takes them.
+    """What a model is trained with: ``pos``, Δ, ε, λ as far as the variant takes them.
 
-    The paper's ``frequency_scale`` of 1 goes without saying. None for models that are not ours.
+    ``frequency_scale`` is left out where it is the paper's 1. None for models that are not ours.
     """
-    position = getattr(getattr(model, "embeds", model), "position", None)
-    if not isinstance(position, PositionalEmbedding2d):
+    held = (getattr(module, "settings", None) for module in model.modules())
+    ours = next((one for one in held if isinstance(one, ImageSettings)), None)
+    if ours is None:
         return None
-    silent = _NOT_TRAINED | ({"frequency_scale"} if position.frequency_scale == 1 else set())
-    taken = sorted(variants.get(position.pos).options - silent)
-    found = {name: getattr(position, name) for name in taken if hasattr(position, name)}
-    # ALiBi's distances are counted in patches of the training's grid
+    kept = {name: getattr(ours, name) for name in sorted(ours.defaults()) if ours.takes(name)}
+    kept.pop("extent", None)  # the paper changes γ at evaluation
+    if ours.frequency_scale == 1:
+        kept.pop("frequency_scale", None)
     alibi = next((one for one in model.modules() if isinstance(one, Alibi)), None)
-    return {"pos": position.pos, **found, **({"unit": alibi.unit} if alibi else {})}
+    if alibi is not None:  # counts distances in patches of the training's grid
+        kept["unit"] = alibi.settings.unit
+    return {"pos": ours.pos, **kept}
 
 
 def read_mark(state_dict: dict[str, Tensor]) -> dict[str, Any] | None:
-    """The settings that a checkpoint was trained with; None where it does not say so."""
+    """The settings that a checkpoint was trained with; None where it has no mark."""
     found = (getattr(weight, _ATTRIBUTE, None) for weight in state_dict.values())
     return next((one for one in found if one is not None), None)
 
@@ -59,17 +61,56 @@ def drop_mark(state_dict: dict[str, Tensor]) -> None:
             delattr(weight, _ATTRIBUTE)
 
 
-def adapt(state_dict: dict[str, Tensor], model: nn.Module) -> None:
-    """Drop the mark, and say so if it is another's: what ``--pretrained`` starts from."""
-    mine, theirs = settings(model), read_mark(state_dict)
-    if theirs not in (None, mine):
-        _logger.warning(f"the weights were trained with {told(theirs)}, now with {told(mine)}")
-    drop_mark(state_dict)
-
-
-def told(of: dict[str, Any] | None) -> str:
+def describe(of: dict[str, Any] | None) -> str:
     """Settings, for messages."""
     return " ".join(f"{name}={value}" for name, value in (of or {}).items()).replace(", ", ",")
+
+
+def adapt(state_dict: dict[str, Tensor], model: Any) -> None:
+    """Make weights of whatever variant the model's own: what ``--pretrained`` starts from.
+
+    The mark is dropped, and logged if it is another's; so is a table of positions.
+
+    Raises:
+        ValueError: the checkpoint is of another width or depth than the model.
+    """
+    mine, theirs = settings(model), read_mark(state_dict)
+    if theirs not in (None, mine):
+        _logger.warning(
+            f"the weights were trained with {describe(theirs)}, now with {describe(mine)}"
+        )
+    drop_mark(state_dict)
+    norm = state_dict.get(_CARRIER)
+    width = model.embed_dim if norm is None else norm.shape[0]
+    blocks = {name.split(".")[1] for name in state_dict if name.startswith("blocks.")}
+    if (width, len(blocks)) != (model.embed_dim, len(model.blocks)):
+        raise ValueError(
+            f"the checkpoint is a ViT of width {width} with {len(blocks)} blocks, the model has "
+            f"width {model.embed_dim} and {len(model.blocks)} blocks: create the model it fits"
+        )
+    drop_table(model, state_dict)
+
+
+def drop_table(model: Any, state_dict: dict[str, Any], *_: Any) -> None:
+    """Drop a standard ViT's table of positions, with a line in the log.
+
+    Its row of the class token becomes that token's position; zeros where it has no such row
+    (timm's no_embed_class). It is a hook before ``load_state_dict`` too, because timm's
+    ``--initial-checkpoint`` and ``checkpoint_path`` call no filter.
+    """
+    embeds = getattr(model, "embeds", model)
+    own = "cls_pos_embed" if embeds is model else "embeds.cls_pos_embed"
+    tables = [name for name in state_dict if name.removeprefix("embeds.").startswith("pos_embed")]
+    for name in tables:
+        table = state_dict.pop(name)
+        _logger.warning(
+            f"dropped {name} {tuple(table.shape)} of the checkpoint: positions are computed here, "
+            "and the other weights, which are kept, learn to use them in training"
+        )
+        if table.ndim == 3 and embeds.cls_pos_embed is not None:
+            # a table of patches alone is square
+            has_class_row = math.isqrt(table.shape[1]) ** 2 != table.shape[1]
+            state_dict[own] = table[:, :1] if has_class_row else torch.zeros_like(table[:, :1])
 
 
 def _write(model: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) -> None:
@@ -79,18 +120,14 @@ def _write(model: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) ->
 
 
 def _compare(model: nn.Module, state_dict: dict[str, Any], *_: Any) -> None:
-    """Other shifts and scales are logged.
-
-    Raises:
-        ValueError: the checkpoint is of another variant.
-    """
+    """Log other shifts and scales; another variant or ``frequency_scale`` is a ValueError."""
     mine, theirs = settings(model) or {}, read_mark(state_dict)
-    if theirs in (None, mine):
+    if theirs is None or theirs == mine:
         return
-    if theirs.get("pos") != mine.get("pos"):
+    differ = f"the checkpoint was trained with {describe(theirs)}, this model has {describe(mine)}"
+    if any(theirs.get(name) != mine.get(name) for name in ("pos", "frequency_scale")):
         raise ValueError(
-            f"the checkpoint was trained with {told(theirs)}, this model has {told(mine)}: create "
-            "the model it was trained as, or give another checkpoint (to start from its weights "
-            "all the same: --pretrained --pretrained-path)"
+            f"{differ}: create the model it was trained as, or give another checkpoint (to start "
+            "from its weights all the same: --pretrained --pretrained-path)"
         )
-    _logger.warning(f"the checkpoint was trained with {told(theirs)}, this model has {told(mine)}")
+    _logger.warning(differ)

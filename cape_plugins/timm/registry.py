@@ -1,14 +1,13 @@
 """Models by name in timm's registry: sizes × variants, as the table of variants has them."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg, register_model, vision_transformer
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from cape_plugins.variants import get, names
+from cape_plugins.variants import names
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": dict(embed_dim=192, depth=12, num_heads=3),
@@ -16,97 +15,91 @@ SIZES: dict[str, dict[str, Any]] = {
     "base": dict(embed_dim=768, depth=12, num_heads=12),
 }
 
-
-def names_without_table() -> tuple[str, ...]:
-    """The variants for images that are not timm's own."""
-    return tuple(pos for pos in names(2) if get(pos).adds != "table")
-
-
 # timm has vit_*_patch16_rope_224 and rope_mixed of its own, with published weights
-_HAVE_LOW = ("sinpos", "cape", "univit")
-_TIMMS = {"rope": "ropepos", "rope_mixed": "ropepos_mixed"}
-
+_RENAMED = {"rope": "ropepos", "rope_mixed": "ropepos_mixed"}
 
 # frequency_scale of the models named …_low_…: with the paper's 1 most channels are noise under Δ
 # and ε until a long training has sorted them out (configs/studies/band.yaml)
 LOW = 0.1
+_HAVE_LOW = ("sinpos", "cape", "univit")
 
 
 def variants_by_name() -> dict[str, dict[str, Any]]:
     """What a model's name says of positions → its arguments; univit is CAPE with λ = 1."""
-    named: dict[str, dict[str, Any]] = {
-        _TIMMS.get(pos, pos): dict(pos=pos) for pos in names_without_table()
-    }
+    named: dict[str, dict[str, Any]] = {_RENAMED.get(pos, pos): dict(pos=pos) for pos in names(2)}
     named["univit"] = dict(pos="cape", max_global_scale=1.0)
     low = {f"{name}_low": {**named[name], "frequency_scale": LOW} for name in _HAVE_LOW}
     return named | low
 
 
-def register_models(
-    module: str,
+def build(
     model: type[nn.Module],
     filter_fn: Callable[..., dict[str, Tensor]],
-    models: dict[str, dict[str, Any]],
+    name: str,
+    pretrained: bool,
+    **kwargs: Any,
+) -> nn.Module:
+    """timm's ``build_model_with_cfg``: a model of a class by name.
+
+    ``filter_fn`` makes its state dict of a checkpoint's; ``kwargs`` are those of the class, which
+    refuses unknown ones, and of timm's builder.
+    """
+    features = dict(out_indices=kwargs.pop("out_indices", 3), feature_cls="getter")
+    return build_model_with_cfg(
+        model, name, pretrained, pretrained_filter_fn=filter_fn, feature_cfg=features, **kwargs
+    )
+
+
+def register_models(
+    module: str, create: Callable[..., nn.Module], models: Mapping[str, dict[str, Any]]
 ) -> None:
     """Register models with timm: for each a function of the module, as ``timm.create_model`` wants.
 
     Args:
         module: name of a module that has ``default_cfgs`` of the models.
-        model: their class.
-        filter_fn: makes its state dict of a checkpoint's.
-        models: name → arguments of the class.
+        create: name, pretrained, arguments → the model.
+        models: name → default arguments.
     """
     for name, model_args in models.items():
-        entrypoint = _entrypoint(name, model, filter_fn, model_args)
+        entrypoint = _entrypoint(name, create, model_args)
         entrypoint.__name__ = entrypoint.__qualname__ = name
         entrypoint.__module__ = module
-        settings = ", ".join(f"{key}={value!r}" for key, value in model_args.items())
-        entrypoint.__doc__ = f"{model.__name__}, {settings}."
+        entrypoint.__doc__ = ", ".join(f"{key}={value!r}" for key, value in model_args.items())
         setattr(sys.modules[module], name, register_model(entrypoint))
 
 
 def _entrypoint(
-    name: str,
-    model: type[nn.Module],
-    filter_fn: Callable[..., dict[str, Tensor]],
-    model_args: dict[str, Any],
+    name: str, create: Callable[..., nn.Module], model_args: dict[str, Any]
 ) -> Callable[..., nn.Module]:
-    def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        kwargs = {**model_args, **kwargs}
-        use_naflex = kwargs.pop("use_naflex", None)
-        if use_naflex is None:
-            use_naflex = getattr(vision_transformer, "_USE_NAFLEX_DEFAULT", False)
-        if use_naflex and issubclass(model, vision_transformer.VisionTransformer):
-            from cape_plugins.timm.naflexvit import create_from_vit  # which imports this module
+    def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        return create(name, pretrained, **{**model_args, **kwargs})
 
-            return create_from_vit(name, pretrained, **kwargs)
-        out_indices = kwargs.pop("out_indices", 3)
-        return build_model_with_cfg(
-            model,
-            name,
-            pretrained,
-            pretrained_filter_fn=filter_fn,
-            feature_cfg=dict(out_indices=out_indices, feature_cls="getter"),
-            **kwargs,
-        )
-
-    return create
+    return entrypoint
 
 
-def untrained_cfg(**kwargs: Any) -> dict[str, Any]:
-    """timm's description of a model without weights; ``kwargs`` replace some of it."""
-    return {
-        "url": "",
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": None,
-        "crop_pct": 0.875,
-        "interpolation": "bicubic",
-        "fixed_input_size": False,
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "first_conv": "patch_embed.proj",
-        "classifier": "head",
-        "license": "mit",
-        **kwargs,
+def register_variants(
+    module: str,
+    create: Callable[..., nn.Module],
+    pattern: str,
+    sizes: Iterable[str],
+    shared: Mapping[str, Any],
+    cfg: Mapping[str, Any],
+) -> None:
+    """Register a model without weights of each size and variant.
+
+    Args:
+        module, create: as in :func:`register_models`; the module's ``default_cfgs`` grow.
+        pattern: of the names, with ``{size}`` and ``{variant}``.
+        sizes: of :data:`SIZES`.
+        shared: default arguments of all of them.
+        cfg: timm's description of them, as far as it is not that of a ViT for 224 pixels.
+    """
+    models = {
+        pattern.format(size=size, variant=named): {**shared, **SIZES[size], **variant}
+        for size in sizes
+        for named, variant in variants_by_name().items()
     }
+    cfg = {"first_conv": "patch_embed.proj", "classifier": "head", "license": "mit", **cfg}
+    cfgs = generate_default_cfgs({f"{name}.untrained": cfg for name in models})
+    sys.modules[module].default_cfgs.update(cfgs)
+    register_models(module, create, models)

@@ -16,8 +16,8 @@ train, valid and test:
     data-bin/   for fairseq-train, with one dictionary for both languages
 
 With --join N, lines of train and valid are 1 to N consecutive captions, joined as stacked test
-sets are (cape-fairseq-eval stack), so that a model has seen several sentences in a line; test and
-raw/ stay as they are.
+sets are (cape-fairseq-eval stack; needs cape-studies), so that a model has seen several sentences
+in a line; test and raw/ stay as they are.
 
 With --held-out N M, train and valid keep the pairs of at most N tokens on both sides, after BPE; of
 test, which stays, test1 has such pairs and test2 those of more than M tokens on both sides. The
@@ -39,8 +39,6 @@ from pathlib import Path
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
-
-from cape_plugins.evaluation.fairseq.stacking import join
 
 SPLITS = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
 MERGES = 8000
@@ -180,6 +178,8 @@ def hold_out(texts: dict[str, Lines], languages: tuple[str, str], most: int, mor
 
 def join_some(lines: list[str], most: int) -> list[str]:
     """1 to ``most`` consecutive lines in one, at random, the same for both languages."""
+    from cape_studies.evaluation.fairseq.stacking import join
+
     draw = random.Random(SEED)
     joined = []
     begin = 0

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-METRIC = "numbers"
+METRIC, HOW = "numbers", "percent"
 
 
 def main() -> None:
@@ -40,14 +40,14 @@ def main() -> None:
     scored = [(len(right), number, correct(right, found)) for number, right, found in lines]
     with arguments.items.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["condition", "metric", "item", "value", "weight"])
-        writer.writerows([length, METRIC, number, score, 1] for length, number, score in scored)
+        writer.writerow(["condition", "metric", "how", "item", "value", "weight"])
+        writer.writerows([length, METRIC, HOW, item, score, 1] for length, item, score in scored)
     with arguments.csv.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["condition", "metric", "value", "items"])
+        writer.writerow(["condition", "metric", "value", "how", "items"])
         for length in sorted({length for length, _, _ in scored}):
             of = [score for each, _, score in scored if each == length]
-            writer.writerow([length, METRIC, 100 * sum(of) / len(of), len(of)])
+            writer.writerow([length, METRIC, 100 * sum(of) / len(of), HOW, len(of)])
 
 
 def read(text: str) -> list[tuple[int, list[str], list[str]]]:

@@ -1,10 +1,103 @@
-"""A variant that only the tests have, for every encoder."""
+"""Our encoders, small, with weights that hide nothing; speech; ESPnet's commands in this process.
 
+ESPnet takes some 10 s of CPU to import, hence no process for each command.
+"""
+
+import importlib
+import logging
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
 from cape_plugins import variants
 from cape_plugins.attention import PositionalAttention
+
+FEATURES = 20
+SIZES = dict(output_size=16, attention_heads=2, num_blocks=2)
+CONFORMER = dict(linear_units=32, cnn_module_kernel=7, macaron_style=True, rel_pos_type="latest")
+BRANCHES = dict(cgmlp_linear_units=32, cgmlp_conv_kernel=7)
+OPTIONS = {
+    "cape_transformer": dict(linear_units=32, conv_dropout_rate=0.0, layer_drop_rate=0.0),
+    "cape_conformer": CONFORMER,
+    "cape_e_branchformer": {**BRANCHES, "use_ffn": True},
+    "cape_branchformer": BRANCHES,
+}
+
+RATE = 8000
+PITCH = {"low": 300, "mid": 900, "high": 2700}  # Hz
+CONFIG = {
+    **{"frontend": "cape_fbank", "frontend_conf": {"fs": RATE, "n_mels": FEATURES}},
+    **{"normalize": "utterance_mvn", "normalize_conf": {"norm_vars": True}},
+    **{"model": "cape_asr", "model_conf": {"ctc_weight": 1.0}},
+    **{"encoder": "cape_transformer", "encoder_conf": {**SIZES, "linear_units": 32}},
+    **{"optim": "adam", "max_epoch": 1, "best_model_criterion": [["valid", "loss", "min"]]},
+    **{"batch_type": "unsorted", "batch_size": 4, "num_workers": 0, "ngpu": 0},
+    **{"token_type": "word", "token_list": ["<blank>", "<unk>", *PITCH, "<sos/eos>"]},
+    **{"use_tensorboard": False, "use_matplotlib": False, "output_dir": "unused"},
+}
+
+
+def kind_of(name: str) -> type:
+    """The class of ``encoder: name``."""
+    from espnet2.tasks.asr import encoder_choices
+
+    return encoder_choices.classes[name]
+
+
+@pytest.fixture(scope="session")
+def make():
+    """name, pos, options → encoder without dropout; every parameter is off its first value.
+
+    Ours have a ``pos``; ESPnet's, by the name without ``cape_``, have the sizes of ours.
+    """
+
+    def make(name: str = "cape_transformer", pos: str = "cape", perturb: bool = True, **options):
+        torch.manual_seed(0)
+        quiet = dict(dropout_rate=0.0, positional_dropout_rate=0.0, attention_dropout_rate=0.0)
+        sizes = OPTIONS.get(name, OPTIONS.get(f"cape_{name}", {}) if name != "transformer" else {})
+        given = {**SIZES, **quiet, **sizes, **options}
+        encoder = kind_of(name)(FEATURES, **given, **({"pos": pos} if "cape" in name else {}))
+        for parameter in encoder.parameters() if perturb else ():
+            parameter.data.add_(0.05 * torch.randn_like(parameter))
+        return encoder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def batch():
+    """lengths → features (B, T, 20) and lengths."""
+
+    def batch(*lengths: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(1)
+        features = torch.randn(len(lengths), max(lengths), FEATURES, generator=generator)
+        return features, torch.tensor(lengths)
+
+    return batch
+
+
+@pytest.fixture(scope="session")
+def assert_alone():
+    """encoder, features, lengths → each utterance gives, frame by frame, what it gives alone."""
+
+    def assert_alone(encoder, features, lengths, **extra) -> None:
+        def run(*inputs):
+            out, olens, _ = encoder(*inputs, **extra)
+            whole, inside = out if isinstance(out, tuple) else (out, [])
+            return [whole, *(one for _, one in inside)], olens
+
+        outs, olens = run(features, lengths)
+        assert outs[0].shape[1] == olens.max()
+        for row, length in enumerate(lengths.tolist()):
+            alone, count = run(features[row, None, :length], lengths[row, None])
+            assert count.item() == olens[row]
+            for out, one in zip(outs, alone, strict=True):
+                torch.testing.assert_close(out[row, : olens[row]], one[0], rtol=0, atol=1.5e-5)
+
+    return assert_alone
 
 
 class ScoresBySeconds(PositionalAttention):
@@ -14,7 +107,7 @@ class ScoresBySeconds(PositionalAttention):
         super().__init__()
         self.slopes = torch.arange(1.0, settings.heads + 1)
 
-    def logits(self, query, keys, positions=None):
+    def bias(self, query, keys, positions=None):
         distances = (positions[:, None, :] - positions[:, :, None]).abs().nan_to_num()
         return -self.slopes[:, None, None] * distances[:, None]
 
@@ -25,3 +118,140 @@ def new_variant(monkeypatch):
     row = variants.Variant(number=99, adds="nothing", attention=ScoresBySeconds, axes=(1,))
     monkeypatch.setitem(variants.VARIANTS, "by_seconds", row)
     return "by_seconds"
+
+
+# --- speech, and ESPnet's commands
+
+
+@pytest.fixture(scope="session")
+def audio():
+    """seconds → samples (B, N) of noise, zero in padding, and their lengths."""
+
+    def audio(*seconds: float) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        sizes = [round(duration * RATE) for duration in seconds]
+        speech = [0.1 * torch.randn(samples, generator=generator) for samples in sizes]
+        lengths = torch.tensor([len(samples) for samples in speech])
+        return torch.nn.utils.rnn.pad_sequence(speech, batch_first=True), lengths
+
+    return audio
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> Path:
+    """train and valid: 12 and 4 recordings of 1 to 2 s of words, each a tone; Kaldi's files."""
+    import soundfile
+
+    folder = tmp_path_factory.mktemp("corpus")
+    random = np.random.default_rng(0)
+    for part, count in (("train", 12), ("valid", 4)):
+        (folder / part).mkdir()
+        scp, text, shape = "", "", ""
+        for index in range(count):
+            words = random.choice(list(PITCH), size=4).tolist()
+            time = np.arange((RATE + index * RATE // 12) // 4) / RATE
+            tones = [np.sin(2 * np.pi * PITCH[w] * time) * np.hanning(len(time)) for w in words]
+            samples = 0.5 * np.concatenate(tones)
+            samples += 0.01 * random.standard_normal(len(samples))
+            soundfile.write(folder / part / f"{index}.wav", samples, RATE)
+            scp += f"{part}{index} {folder / part / f'{index}.wav'}\n"
+            text += f"{part}{index} {' '.join(words)}\n"
+            shape += f"{part}{index} {len(samples)}\n"
+        for name, content in (("wav.scp", scp), ("text", text), ("speech_shape", shape)):
+            (folder / part / name).write_text(content)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory):
+    """settings → ``--config`` and a YAML file of CONFIG, with these in place of its own."""
+    import yaml
+
+    def written(**settings: object) -> list[str]:
+        file = tmp_path_factory.mktemp("config") / "config.yaml"
+        file.write_text(yaml.safe_dump({**CONFIG, **settings}))
+        return ["--config", str(file)]
+
+    return written
+
+
+@pytest.fixture(scope="session")
+def parse(written):
+    """flags, settings → what asr_train makes of them."""
+    from espnet2.tasks.asr import ASRTask
+
+    def parse(*flags: str, **settings: object) -> Namespace:
+        return ASRTask.get_parser().parse_args([*written(**settings), *flags])
+
+    return parse
+
+
+@pytest.fixture(scope="session")
+def build(parse):
+    """flags, settings → the model that asr_train builds."""
+    from espnet2.tasks.asr import ASRTask
+
+    def build(*flags: str, **settings: object) -> torch.nn.Module:
+        torch.manual_seed(0)
+        return ASRTask.build_model(parse(*flags, **settings))
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def run():
+    """command, flags → ``python -m espnet2.bin.<command>``, in this process."""
+
+    def run(command: str, *flags: object) -> None:
+        main = importlib.import_module(f"espnet2.bin.{command}").main
+        handlers = logging.root.handlers[:]
+        try:
+            main(cmd=[*map(str, flags)])
+        finally:
+            logging.root.handlers[:] = handlers
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def asr_train(run, written, corpus):
+    """out, flags, settings → a training on the corpus, or with another list of files, ``train``."""
+
+    def asr_train(out: Path, *flags: object, train: Path | None = None, **settings: object) -> None:
+        data: list[object] = []
+        for part in ("train", "valid"):
+            scp = train if train and part == "train" else corpus / part / "wav.scp"
+            kind = "kaldi_ark" if scp.suffix == ".ark" else "sound"
+            text = f"{scp.parent / 'text'},text,text"
+            data += [f"--{part}_data_path_and_name_and_type", f"{scp},speech,{kind}"]
+            data += [f"--{part}_data_path_and_name_and_type", text]
+            data += [f"--{part}_shape_file", scp.parent / "speech_shape"]
+        run("asr_train", *written(**settings), *data, "--output_dir", out, *flags)
+
+    return asr_train
+
+
+@pytest.fixture(scope="session")
+def trained(asr_train, tmp_path_factory) -> Path:
+    """The folder of a training of one epoch, with sinpos and batches without padding."""
+    out = tmp_path_factory.mktemp("trained")
+    conf = {**CONFIG["encoder_conf"], "pos": "sinpos", "layer_drop_rate": 0.3}
+    batches = {"iterator_type": "task", "batch_type": "length", "batch_bins": 8 * RATE}
+    epochs = {"num_iters_per_epoch": 20, "keep_nbest_models": 3, "optim_conf": {"lr": 0.003}}
+    asr_train(out, encoder_conf=conf, **batches, **epochs)
+    return out
+
+
+@pytest.fixture(scope="session")
+def recognise(run):
+    """training's folder, list of audio, folder to write, flags → utterance → words."""
+
+    def recognise(exp: Path, scp: Path, out: Path, *flags: object) -> dict[str, str]:
+        given = ["--asr_train_config", exp / "config.yaml", "--asr_model_file", exp / "1epoch.pth"]
+        given += ["--data_path_and_name_and_type", f"{scp},speech,sound", "--output_dir", out]
+        given += ["--beam_size", 1, "--ctc_weight", 1.0, "--ngpu", 0]
+        run("asr_inference", *given, *flags)
+        lines = (out / "1best_recog" / "text").read_text().splitlines()
+        return {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
+
+    return recognise

@@ -1,272 +1,264 @@
-"""``encoder: cape_transformer`` in ESPnet's own commands: what a user of a recipe sees.
+"""Our encoders in ESPnet's own commands: what a user of a recipe sees.
 
-Nothing here imports the plugin: the commands find it by name. ESPnet takes some 10 s of CPU to
-import, hence few processes.
+That the commands find the plug-in by name in processes of their own is in tests/test_autoload.py.
 """
 
-import importlib
+import dataclasses
+import io
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("espnet2")
-soundfile = pytest.importorskip("soundfile")
-yaml = pytest.importorskip("yaml")
 
-from cape_plugins.variants import names  # noqa: E402
+import soundfile
+import yaml
+from espnet2.bin.asr_inference import Speech2Text, TooShortUttError
+from espnet2.main_funcs.average_nbest_models import average_nbest_models
+from espnet2.main_funcs.pack_funcs import unpack
+from espnet2.tasks import asr
+from espnet2.train.reporter import Reporter
 
-ROOT = Path(__file__).parents[2]
+import cape_plugins.espnet as ours
+from cape_plugins.espnet.encoder import CapeTransformerEncoder
+from cape_plugins.espnet.seconds import SecondsSettings
+from cape_plugins.variants import names
+
 RATE = 8000
-TINY = ["output_size=32", "attention_heads=4", "linear_units=64", "num_blocks=2"]
+SIZES = dict(output_size=16, attention_heads=2, num_blocks=2)
+TRANSFORMER = {**SIZES, "linear_units": 32}
+CONFORMER = {**SIZES, "linear_units": 32, "cnn_module_kernel": 7, "rel_pos_type": "latest"}
+RECIPE = dict(pos_enc_layer_type="rel_pos", selfattention_layer_type="rel_selfattn")
+BRANCHES = {**SIZES, "cgmlp_linear_units": 32, "cgmlp_conv_kernel": 7}
+STOCK = {
+    "frontend": "default",
+    "frontend_conf": dict(fs="8k", n_fft=256, win_length=200, hop_length=80, n_mels=20),
+    "model": "espnet",
+}
+WITHOUT_PADDING = {"iterator_type": "task", "batch_type": "length", "batch_bins": 4 * RATE}
+WITHOUT_PADDING |= {"valid_batch_type": "unsorted", "valid_batch_size": 2}
+TRAININGS = [
+    *(("cape_transformer", pos, TRANSFORMER, STOCK) for pos in names(1)),
+    ("cape_e_branchformer", "sinpos", BRANCHES, STOCK),
+    ("cape_e_branchformer", "cape", BRANCHES, WITHOUT_PADDING),
+    ("cape_branchformer", "relpos", BRANCHES, WITHOUT_PADDING),
+    ("cape_conformer", "cape", {**CONFORMER, **RECIPE}, WITHOUT_PADDING),
+    ("cape_conformer", "rel_pos", CONFORMER, WITHOUT_PADDING),
+]
 
 
-def espnet(module: str, *arguments: object, through: str = "") -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", *through.split(), f"espnet2.bin.{module}"]
-    environment = {k: v for k, v in os.environ.items() if "AUTOLOAD" not in k}
-    if through:  # the explicit way must need no autoload
-        environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-    return subprocess.run(
-        [*command, *map(str, arguments)],
-        env={**environment, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+# --- names and options
 
 
-def succeeded(process: subprocess.CompletedProcess) -> subprocess.CompletedProcess:
-    assert process.returncode == 0, process.stderr[-4000:]
-    return process
-
-
-# --- choosing it by name
-
-
-@pytest.fixture(scope="module")
-def task():
-    return importlib.import_module("espnet2.tasks.asr")
-
-
-def test_importing_espnets_task_is_enough(task):
-    import cape_plugins.espnet.encoder as ours
-
-    assert task.encoder_choices.classes["cape_transformer"] is ours.CapeTransformerEncoder
-
-
-def test_registering_again_changes_nothing(task):
-    import cape_plugins.espnet as ours
-
-    before = dict(task.encoder_choices.classes)
+def test_importing_espnets_task_is_enough_and_registering_again_changes_nothing():
+    assert asr.encoder_choices.classes["cape_transformer"] is CapeTransformerEncoder
+    before = dict(asr.encoder_choices.classes), asr.ASRTask.build_collate_fn.__func__
     ours.register()
-    assert task.encoder_choices.classes == before
+    assert (dict(asr.encoder_choices.classes), asr.ASRTask.build_collate_fn.__func__) == before
 
 
-def test_the_parser_offers_it_and_lists_the_choices_for_a_wrong_name(task, capsys):
-    parser = task.ASRTask.get_parser()
-    assert parser.parse_args(["--encoder", "cape_transformer"]).encoder == "cape_transformer"
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--encoder", "nonsense"])
+@pytest.mark.parametrize("name", ["nonsense", "cape_contextual_block_conformer"])  # streaming
+def test_the_parser_lists_the_choices_for_a_wrong_name(name, parse, capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse("--encoder", name)
+    assert stop.value.code == 2
     complaint = capsys.readouterr().err
-    assert "nonsense" in complaint
-    assert "'cape_transformer'" in complaint
+    for known in ("transformer", "conformer", "e_branchformer", "branchformer"):
+        assert f"'cape_{known}'" in complaint
+    assert name in complaint
 
 
-def test_it_serves_espnets_model_in_training_and_in_collect_stats(task):
-    import torch
-
-    tokens = ["<blank>", "<unk>", "a", "b", "<sos/eos>"]
-    arguments = ["--encoder", "cape_transformer", "--output_dir", "unused", "--token_list", "?"]
-    for option in TINY:
-        arguments += ["--encoder_conf", option]
-    arguments += ["--model_conf", "ctc_weight=1.0", "--normalize", "utterance_mvn"]
-    arguments += ["--frontend_conf", "n_fft=256", "--frontend_conf", "hop_length=80"]
-    parsed = task.ASRTask.get_parser().parse_args(arguments)
-    parsed.token_list = tokens
-    model = task.ASRTask.build_model(parsed)
-
-    speech, lengths = torch.randn(2, RATE), torch.tensor([RATE, RATE // 2])
-    text, text_lengths = torch.tensor([[2, 3, 2], [3, -1, -1]]), torch.tensor([3, 1])
-    loss, stats, _ = model(speech, lengths, text, text_lengths)
-    loss.backward()
-    assert loss.isfinite()
-    assert stats["loss_ctc"].isfinite()
-    out, out_lengths = model.eval().encode(speech, lengths)
-    assert out.shape == (2, 34, 32)  # 101 frames of 10 ms
-    assert out_lengths.tolist() == [34, 17]
-    feats = model.collect_feats(speech, lengths, text, text_lengths)
-    assert feats["feats_lengths"].tolist() == [101, 51]
+@pytest.mark.parametrize("runner", [False, pytest.param(True, marks=pytest.mark.release)])
+def test_print_config_prints_the_defaults(runner, monkeypatch):
+    flags = ["--print_config", "--encoder", "cape_transformer"]
+    if runner:
+        printed = subprocess.run(
+            [sys.executable, "-m", "cape_plugins.run", "-m", "espnet2.bin.asr_train", *flags],
+            env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},  # the runner needs none
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=300,
+        ).stdout
+    else:
+        monkeypatch.setattr(sys, "argv", ["asr_train", *flags])
+        asr.ASRTask.print_config(out := io.StringIO())
+        printed = out.getvalue()
+    printed = yaml.safe_load(printed)["encoder_conf"]
+    for name, default in {"output_size": 768, "num_blocks": 36, "layer_drop_rate": 0.1}.items():
+        assert printed[name] == default
+    for field in dataclasses.fields(SecondsSettings):
+        assert printed[field.name] == field.default
 
 
-def test_print_config_through_the_runner_shows_the_defaults():
-    done = succeeded(
-        espnet(
-            "asr_train",
-            *("--print_config", "--encoder", "cape_transformer"),
-            through="cape_plugins.run -m",
-        )
-    )
-    shown = yaml.safe_load(done.stdout)
-    assert shown["encoder"] == "cape_transformer"
-    assert shown["encoder_conf"] == {
-        "output_size": 768,
-        "attention_heads": 4,
-        "linear_units": 3072,
-        "num_blocks": 36,
-        "dropout_rate": 0.1,
-        "positional_dropout_rate": 0.0,
-        "attention_dropout_rate": 0.1,
-        "conv_dropout_rate": 0.3,
-        "normalize_before": True,
-        "interctc_layer_idx": [],
-        "interctc_use_conditioning": False,
-        "layer_drop_rate": 0.1,
-        "pos": "cape",
-        "max_global_shift": 30.0,
-        "max_local_shift": None,
-        "max_global_scale": 1.1,
-        "abspos_context": 13.8,
-        "relpos_context": None,
-        "relpos_values": False,
-        "random_range": 60.0,
-        "frequency_scale": 30.0,
-        "attention_logn": None,
-        "frame_shift": 0.01,
-    }
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (
+            ["--encoder_conf", "pos=bogus"],
+            f"encoder_conf: unknown variant 'bogus': .*{', '.join(names(1))}",
+        ),
+        (["--encoder_conf", "frame_shift=0"], "frame_shift"),
+        (["--encoder_conf", "frame_shift=0.02"], r"encoder_conf frame_shift is 0[.]02 s"),
+        (["--model_conf", "interctc_weight=0.3"], "interctc_layer_idx"),
+        (["--frontend_conf", "hop_unit=nope"], "hop_unit"),
+    ],
+)
+def test_a_bad_value_fails_before_any_data_is_read(flags, says, asr_train, tmp_path):
+    with pytest.raises(ValueError, match=says):
+        asr_train(tmp_path, *flags, train=Path("/no/such/wav.scp"))
 
 
-# --- from WAV files to recognised words, and mistakes on the way
+# --- from WAV files to recognised words
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    """Two words, two tones: WAV files, wav.scp, text, a token list and a YAML config."""
-    folder = tmp_path_factory.mktemp("espnet")
-    random = np.random.default_rng(0)
-    pitch = {"low": 400, "high": 1600}
-    for name, count in (("train", 12), ("valid", 4)):
-        scp, text = "", ""
-        for index in range(count):
-            words = random.choice(["low", "high"], size=random.integers(2, 5)).tolist()
-            time = np.arange(RATE // 4) / RATE
-            sound = [
-                np.sin(2 * np.pi * pitch[word] * time) * np.hanning(len(time)) for word in words
-            ]
-            samples = 0.5 * np.concatenate(sound) + 0.01 * random.standard_normal(
-                len(words) * len(time)
-            )
-            path = folder / f"{name}{index}.wav"
-            soundfile.write(path, samples, RATE)
-            scp += f"{name}{index} {path}\n"
-            text += f"{name}{index} {' '.join(words)}\n"
-        (folder / f"{name}.scp").write_text(scp)
-        (folder / f"{name}.text").write_text(text)
-    (folder / "tokens.txt").write_text("<blank>\n<unk>\nhigh\nlow\n<sos/eos>\n")
-    config = {
-        "encoder": "cape_transformer",
-        "encoder_conf": dict(output_size=32, linear_units=64, num_blocks=2, max_global_shift=5),
-        "frontend_conf": dict(fs="8k", n_fft=256, win_length=200, hop_length=80, n_mels=20),
-        "normalize": "utterance_mvn",
-        "model_conf": dict(ctc_weight=1.0),
-        "optim": "adam",
-        "optim_conf": dict(lr=0.001),
-        "max_epoch": 2,
-        "batch_type": "unsorted",
-        "batch_size": 4,
-        "best_model_criterion": [["valid", "loss", "min"]],
-        "num_workers": 0,
-        "use_tensorboard": False,
-        "use_matplotlib": False,
-    }
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    return folder
-
-
-def train_flags(data: Path) -> list[object]:
-    flags = ["--config", data / "config.yaml", "--ngpu", 0, "--use_preprocessor", "true"]
-    flags += ["--token_type", "word", "--token_list", data / "tokens.txt"]
+def test_collect_stats_writes_shapes_in_samples_and_features_at_the_nominal_hop(
+    asr_train, corpus, tmp_path
+):
+    asr_train(tmp_path, "--collect_stats", "true")
     for name in ("train", "valid"):
-        for file, kind in ((f"{name}.scp", "speech,sound"), (f"{name}.text", "text,text")):
-            flags += [f"--{name}_data_path_and_name_and_type", f"{data / file},{kind}"]
-    return flags
+        found = (tmp_path / name / "speech_shape").read_text()
+        assert found == (corpus / name / "speech_shape").read_text()
+        stats = np.load(tmp_path / name / "feats_stats.npz")
+        assert stats["count"] == sum(int(n) // 80 + 1 for n in found.split()[1::2])
+        assert stats["sum"].shape == (20,)
 
 
-@pytest.fixture(scope="module")
-def shapes(data) -> list[object]:
-    """What collect-stats finds, as flags of the training."""
-    stats = data / "stats"
-    succeeded(
-        espnet("asr_train", "--collect_stats", "true", "--output_dir", stats, *train_flags(data))
-    )
-    return [
-        part
-        for name in ("train", "valid")
-        for kind in ("speech_shape", "text_shape")
-        for part in (f"--{name}_shape_file", stats / name / kind)
-    ]
+@pytest.mark.parametrize(
+    ("encoder", "pos", "conf", "batches"),
+    [pytest.param(*row, id=f"{row[0]}-{row[1]}-{row[3].get('model', '')}") for row in TRAININGS],
+)
+def test_each_variant_trains_and_recognises(
+    encoder, pos, conf, batches, asr_train, recognise, corpus, tmp_path
+):
+    asr_train(tmp_path / "exp", encoder=encoder, encoder_conf={**conf, "pos": pos}, **batches)
+    written = yaml.safe_load((tmp_path / "exp" / "config.yaml").read_text())
+    assert (written["encoder"], written["encoder_conf"]["pos"]) == (encoder, pos)
+    assert written["model"] == batches.get("model", "cape_asr")
+    weights = torch.load(tmp_path / "exp" / "1epoch.pth", weights_only=True)
+    assert all(value.isfinite().all() for value in weights.values())
+    found = recognise(tmp_path / "exp", corpus / "valid" / "wav.scp", tmp_path / "decode")
+    assert list(found) == [f"valid{index}" for index in range(4)]
 
 
-def test_collect_stats_then_train_then_recognise(data, shapes):
-    trained = data / "exp"
-    succeeded(espnet("asr_train", "--output_dir", trained, *shapes, *train_flags(data)))
-    assert yaml.safe_load((trained / "config.yaml").read_text())["encoder"] == "cape_transformer"
-    assert (trained / "2epoch.pth").exists()
+def test_training_resumes_after_the_last_epoch(trained, asr_train, tmp_path):
+    before = torch.load(trained / "checkpoint.pth", weights_only=False)
+    exp = shutil.copytree(trained, tmp_path / "exp")
+    batches = ("iterator_type", "batch_type", "batch_bins", "num_iters_per_epoch")
+    config = yaml.safe_load((exp / "config.yaml").read_text())
+    same = {name: config[name] for name in (*batches, "encoder_conf", "optim_conf")}
+    asr_train(exp, "--resume", "true", "--max_epoch", 2, **same)
+    after = torch.load(exp / "checkpoint.pth", weights_only=False)
+    assert after["reporter"]["epoch"] == 2
+    stats, first = after["reporter"]["stats"], before["reporter"]["stats"][1]
+    assert stats[1]["train"]["time"] == first["train"]["time"]  # not trained again
+    assert stats[1]["valid"]["loss"] == first["valid"]["loss"]
+    for saved, steps in ((before, 20), (after, 40)):  # the optimiser's state went on, too
+        moments = saved["optimizers"][0]["state"].values()
+        assert {int(state["step"]) for state in moments} == {steps}
+    assert stats[2]["valid"]["loss"] < stats[1]["valid"]["loss"]
 
-    succeeded(
-        espnet(
-            "asr_inference",
-            *("--data_path_and_name_and_type", f"{data / 'valid.scp'},speech,sound"),
-            *("--asr_train_config", trained / "config.yaml"),
-            *("--asr_model_file", trained / "2epoch.pth"),
-            *("--beam_size", 1, "--ctc_weight", 1.0, "--output_dir", trained / "decode"),
+
+@pytest.mark.release
+def test_two_processes_train_one_model_and_the_first_writes_it(corpus, written, tmp_path):
+    command = [sys.executable, "-m", "espnet2.bin.asr_train", *written(**WITHOUT_PADDING)]
+    command += ["--dist_backend", "gloo", "--dist_world_size", "2", "--num_iters_per_epoch", "5"]
+    command += ["--dist_init_method", f"file://{tmp_path}/meeting", "--output_dir", f"{tmp_path}"]
+    command += ["--encoder_conf", "layer_drop_rate=0.3"]
+    for part in ("train", "valid"):
+        for file, kind in (("wav.scp", "speech,sound"), ("text", "text,text")):
+            command += [f"--{part}_data_path_and_name_and_type", f"{corpus / part / file},{kind}"]
+        command += [f"--{part}_shape_file", f"{corpus / part / 'speech_shape'}"]
+    environment = {k: v for k, v in os.environ.items() if "AUTOLOAD" not in k}
+    pair = [
+        subprocess.Popen(
+            [*command, "--dist_rank", str(rank)],
+            env={**environment, "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
         )
-    )
-    recognised = (trained / "decode" / "1best_recog" / "text").read_text().splitlines()
-    assert [line.split()[0] for line in recognised] == [f"valid{index}" for index in range(4)]
-
-
-# what `python -m espnet2.bin.asr_train` runs: importing takes longer than training
-EACH = """
-import sys
-from espnet2.bin.asr_train import main
-
-variants, folder, *arguments = sys.argv[1:]
-for pos in variants.split():
-    main(cmd=[*arguments, "--encoder_conf", f"pos={pos}", "--output_dir", f"{folder}/{pos}"])
-"""
-
-
-def test_each_variant_trains_and_is_validated(data, shapes, tmp_path):
-    # Δ of the YAML is not for all
-    flags = ["--encoder_conf", "max_global_shift=30.0", "--max_epoch", 1, *shapes]
-    command = [sys.executable, "-c", EACH, " ".join(names(1)), tmp_path, *train_flags(data), *flags]
-    succeeded(subprocess.run([str(part) for part in command], capture_output=True, text=True))
-    for pos in names(1):
-        assert yaml.safe_load((tmp_path / pos / "config.yaml").read_text())["encoder_conf"]["pos"]
-        assert (tmp_path / pos / "valid.loss.best.pth").exists()
-
-
-def test_a_bad_value_fails_before_any_data_is_read_and_says_what_is_allowed(data, tmp_path):
-    flags = [
-        str(flag).replace(str(data / "train.scp"), "/no/such/file") for flag in train_flags(data)
+        for rank in range(2)
     ]
-    shapes = ["--train_shape_file", "/no/such/file", "--valid_shape_file", "/no/such/file"]
-    failed = espnet(
-        "asr_train", "--encoder_conf", "pos=bogus", "--output_dir", tmp_path, *shapes, *flags
-    )
-    assert failed.returncode != 0
-    last = failed.stderr.strip().splitlines()[-1]
-    assert last == (
-        "ValueError: encoder_conf pos: unknown variant 'bogus': "
-        f"choose one of {', '.join(names(1))}"
-    )
+    logs = [process.communicate(timeout=300)[1] for process in pair]
+    assert [process.returncode for process in pair] == [0, 0], logs[0][-4000:]
+    assert ":0/2]" in logs[0]  # ESPnet's mark of rank 0 of 2
+    assert "batches made anew in each pass over 12 utterances" in logs[0]
+    saved = torch.load(tmp_path / "checkpoint.pth", weights_only=False)
+    assert not any(name.startswith("module.") for name in saved["model"])
+    steps = {int(state["step"]) for state in saved["optimizers"][0]["state"].values()}
+    assert steps == {5}  # of every parameter, although layers are dropped
 
 
-def test_an_unknown_encoder_fails_and_lists_the_choices(data):
-    failed = espnet("asr_train", "--encoder", "nonsense", *train_flags(data))
-    assert failed.returncode != 0
-    assert "nonsense" in failed.stderr
-    assert "cape_transformer" in failed.stderr
+def test_a_packed_and_unpacked_model_is_the_same_and_recognises_the_same(
+    trained, run, corpus, tmp_path
+):
+    model, config = trained / "1epoch.pth", trained / "config.yaml"
+    archive = tmp_path / "model.zip"
+    packed = ["--asr_train_config", config, "--asr_model_file", model, "--outpath", archive]
+    run("pack", "asr", *packed)
+    files = unpack(archive, tmp_path / "unpacked")
+    assert set(files) == {"asr_train_config", "asr_model_file"}
+    original = Speech2Text(config, model, beam_size=1, ctc_weight=1.0)
+    unpacked = Speech2Text(**files, beam_size=1, ctc_weight=1.0)
+    states = [speech2text.asr_model.state_dict() for speech2text in (original, unpacked)]
+    saved = torch.load(model, weights_only=True)
+    assert list(states[0]) == list(states[1]) == list(saved)  # ESPnet forgives missing keys
+    assert all(states[1][name].equal(value) for name, value in saved.items())
+    for index in range(3):
+        samples, _ = soundfile.read(corpus / "valid" / f"{index}.wav", dtype="float32")
+        (text, _, _, one), (again, _, _, two) = original(samples)[0], unpacked(samples)[0]
+        assert (text, float(one.score)) == (again, float(two.score))
+    with pytest.raises(TooShortUttError, match="has 50 samples and needs at least 101"):
+        original(torch.zeros(50))
+
+
+# --- a checkpoint knows its variant: another ``pos`` does not take its weights
+
+ANOTHER = "the checkpoint was trained with encoder_conf pos: sinpos, this model has cape: set"
+
+
+def test_another_pos_is_refused_in_one_line_and_other_settings_are_logged(make, caplog):
+    with pytest.raises(ValueError, match=ANOTHER) as refused:
+        make(pos="cape").load_state_dict(make(pos="sinpos").state_dict())
+    assert "\n" not in str(refused.value)
+    state = make(max_global_shift=5.0).state_dict()
+    make(max_global_shift=5.0).load_state_dict(state)
+    assert caplog.messages == []
+    make(max_global_shift=7.0).load_state_dict(state)
+    (message,) = caplog.messages
+    assert message.endswith("trained with encoder_conf max_global_shift: 5, this model has 7")
+
+
+def test_to_resume_or_initialise_or_recognise_with_another_pos_is_refused(
+    trained, asr_train, recognise, corpus, tmp_path
+):
+    exp = shutil.copytree(trained, tmp_path / "exp")
+    with pytest.raises(ValueError, match=ANOTHER):
+        asr_train(exp, "--resume", "true", "--max_epoch", 2)
+    init = ["--init_param", trained / "1epoch.pth"]
+    with pytest.raises(ValueError, match=ANOTHER):
+        asr_train(tmp_path, *init)
+    asr_train(tmp_path, init[0], f"{init[1]}:::encoder.mark")
+    (tmp_path / "1epoch.pth").write_bytes((trained / "1epoch.pth").read_bytes())
+    with pytest.raises(ValueError, match=ANOTHER):
+        recognise(tmp_path, corpus / "valid" / "wav.scp", tmp_path / "decode")
+
+
+@pytest.mark.parametrize("epochs", [3, 7])
+def test_the_average_of_checkpoints_keeps_the_mark(epochs, make, tmp_path):
+    reporter = Reporter()
+    for epoch in range(1, epochs + 1):
+        with reporter.observe("valid", epoch) as observed:
+            observed.register({"loss": torch.tensor(1.0 / epoch)})
+            observed.next()
+        torch.save(make(max_global_scale=1.7).state_dict(), tmp_path / f"{epoch}epoch.pth")
+    average_nbest_models(tmp_path, reporter, [("valid", "loss", "min")], epochs)
+    average = torch.load(tmp_path / "valid.loss.ave.pth", weights_only=True)
+    make(max_global_scale=1.7).load_state_dict(average)
+    with pytest.raises(ValueError, match="trained with encoder_conf pos: cape, this model has"):
+        make(pos="sinpos").load_state_dict(average)

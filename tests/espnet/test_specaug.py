@@ -5,10 +5,17 @@ import torch
 
 pytest.importorskip("espnet2")
 
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from cape_plugins.espnet.specaug import CapeSpecAug
 
 ONLY_TIME = dict(num_freq_mask=0)
 ONLY_FREQ = dict(num_time_mask=0)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
 
 
 def masked(specaug: CapeSpecAug, lengths: list[int], channels: int = 80) -> torch.Tensor:
@@ -32,7 +39,6 @@ def test_the_defaults_are_the_papers():
     ("frames", "longest"), [(2000, 50), (500, 50), (499, 49), (200, 20), (30, 3), (9, 0)]
 )
 def test_one_time_mask_covers_up_to_50_frames_and_a_tenth_of_the_utterance(frames, longest):
-    torch.manual_seed(0)
     mask = masked(CapeSpecAug(num_time_mask=1, **ONLY_TIME), [frames] * 1500, 1)[..., 0]
     widths = mask.sum(dim=1)
     assert set(widths.tolist()) == set(range(longest + 1))
@@ -41,17 +47,16 @@ def test_one_time_mask_covers_up_to_50_frames_and_a_tenth_of_the_utterance(frame
 
 
 def test_time_masks_reach_every_frame_of_each_utterance_and_none_of_its_padding():
-    torch.manual_seed(0)
-    lengths = [200, 120] * 1000
-    mask = masked(CapeSpecAug(**ONLY_TIME), lengths, 1)[..., 0]
-    hits = torch.stack([mask[0::2].sum(dim=0), mask[1::2].sum(dim=0)])
-    assert hits[0].all()
-    assert hits[1, :120].all()
-    assert not hits[1, 120:].any()
+    mask = masked(CapeSpecAug(**ONLY_TIME), [200, 120] * 1000, 1)[..., 0]
+    long, short = mask[0::2].any(dim=0), mask[1::2].any(dim=0)
+    assert long.all()
+    assert short.tolist() == [True] * 120 + [False] * 80
+    out, lengths = CapeSpecAug(**ONLY_TIME)(torch.ones(200, 100, 1))  # all frames are real
+    assert lengths is None
+    assert (out[:, -5:] == 0).any()
 
 
 def test_frequency_masks_cover_up_to_30_channels_of_every_real_frame():
-    torch.manual_seed(0)
     mask = masked(CapeSpecAug(num_freq_mask=1, **ONLY_FREQ), [4] * 2000)
     assert mask.equal(mask[:, :1].expand_as(mask))
     assert set(mask[:, 0].sum(dim=1).tolist()) == set(range(31))
@@ -59,7 +64,6 @@ def test_frequency_masks_cover_up_to_30_channels_of_every_real_frame():
 
 
 def test_utterances_are_masked_each_on_its_own_and_anew_at_every_call():
-    torch.manual_seed(0)
     specaug = CapeSpecAug()
     first, second = masked(specaug, [300, 300]), masked(specaug, [300, 300])
     assert not first[0].equal(first[1])
@@ -68,11 +72,11 @@ def test_utterances_are_masked_each_on_its_own_and_anew_at_every_call():
     assert first.equal(masked(specaug, [300, 300]))
 
 
-def test_without_lengths_all_frames_are_real():
-    torch.manual_seed(0)
-    out, lengths = CapeSpecAug(**ONLY_TIME)(torch.ones(200, 100, 1))
-    assert lengths is None
-    assert (out[:, -5:] == 0).any()
+def test_nothing_waits_for_a_gpu():
+    with FakeTensorMode():
+        counts = torch.empty(3, dtype=torch.long, device="cuda")
+        features, _ = CapeSpecAug()(torch.empty(3, 201, 40, device="cuda"), counts)
+    assert (features.shape, features.device.type) == ((3, 201, 40), "cuda")
 
 
 @pytest.mark.parametrize(

@@ -21,17 +21,29 @@ PAIRS = [
     ("the cat runs and the dog sleeps", "die katze rennt und der hund schläft jetzt"),
 ]
 
+sys.path.insert(0, str(Path(__file__).parent))  # also for the processes that it starts
+
 
 def run(command: str, *arguments: object, check: bool = True, text: str = "", **env: str):
-    """Run one of fairseq's console commands in this environment; output and errors together."""
-    finished = subprocess.run(
-        [str(Path(sys.executable).parent / command), *map(str, arguments)],
-        input=text,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    """Run one of fairseq's console commands; output and errors together.
+
+    In a process of its own where the environment is another, else in a child of a warm one.
+    """
+    arguments = tuple(map(str, arguments))
+    if env:
+        finished = subprocess.run(
+            [str(Path(sys.executable).parent / command), *arguments],
+            input=text,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    else:
+        import warm_fairseq
+
+        finished = SimpleNamespace()
+        finished.returncode, finished.stdout = warm_fairseq.call(command, arguments, text)
     if check and finished.returncode:
         pytest.fail(f"{command} failed:\n{finished.stdout[-5000:]}")
     return finished
@@ -48,18 +60,42 @@ def pairs():
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory):
-    """The corpus through fairseq-preprocess: train, valid and test are the same."""
-    folder = tmp_path_factory.mktemp("corpus")
-    for side, language in enumerate(("en", "de")):
-        (folder / f"text.{language}").write_text("".join(pair[side] + "\n" for pair in PAIRS))
-    text = folder / "text"
-    run(
-        *("fairseq-preprocess", "--source-lang", "en", "--target-lang", "de"),
-        *("--trainpref", text, "--validpref", text, "--testpref", text),
-        *("--destdir", folder / "bin"),
-    )
-    return folder / "bin"
+def preprocess():
+    """Sentence pairs through fairseq-preprocess, as train, valid and test; gives the folder."""
+
+    def preprocess(folder, pairs, *flags):
+        for side, language in enumerate(("en", "de")):
+            (folder / f"text.{language}").write_text("".join(pair[side] + "\n" for pair in pairs))
+        text = folder / "text"
+        run(
+            *("fairseq-preprocess", "--source-lang", "en", "--target-lang", "de", *flags),
+            *("--trainpref", text, "--validpref", text, "--testpref", text),
+            *("--destdir", folder / "bin"),
+        )
+        return folder / "bin"
+
+    return preprocess
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory, preprocess):
+    """The corpus in fairseq's format."""
+    return preprocess(tmp_path_factory.mktemp("corpus"), PAIRS)
+
+
+@pytest.fixture(scope="session")
+def configure():
+    """A command line of fairseq-train → (fairseq's config, its task)."""
+    from fairseq import options, tasks
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    def configure(data, *flags, arch="cape_transformer_tiny"):
+        arguments = [str(data), "--arch", arch, *map(str, flags)]
+        args = options.parse_args_and_arch(options.get_training_parser(), arguments)
+        config = convert_namespace_to_omegaconf(args)
+        return config, tasks.setup_task(config.task)
+
+    return configure
 
 
 @pytest.fixture(scope="session")
@@ -72,27 +108,59 @@ def dictionary():
     return words
 
 
+def perturbed(model):
+    """Fresh weights, many of them 0 or 1, would hide that two of them change places."""
+    import torch
+
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05 * torch.randn_like(p))
+    return model
+
+
 @pytest.fixture
 def build(dictionary):
-    """Build a tiny model from options, without a command line."""
+    """Build a tiny translation model from options, without a command line."""
+    import torch
     from fairseq.models import MODEL_REGISTRY
 
     from cape_plugins.fairseq.config import CapeTransformerConfig
     from cape_plugins.variants import get
 
     def build_model(pos="cape", *, train=False, seed=0, **options):
-        import torch
-
         sizes = {"embed_dim": 16, "ffn_embed_dim": 32, "attention_heads": 2, "layers": 2}
         sizes = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in sizes.items()}
         scale = {"source_scale": 1.25} if "source_scale" in get(pos).options else {}
-        options = {**scale, "dropout": 0.0, **sizes, **options}
+        config = CapeTransformerConfig(pos=pos, **{**scale, "dropout": 0.0, **sizes, **options})
         torch.manual_seed(seed)
         task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-        model = MODEL_REGISTRY["cape_transformer"].build_model(
-            CapeTransformerConfig(pos=pos, **options), task
+        model = MODEL_REGISTRY["cape_transformer"].build_model(config, task)
+        return perturbed(model).train(train)
+
+    return build_model
+
+
+@pytest.fixture
+def build_lm(dictionary):
+    """Build a tiny language model from options, without a command line."""
+    import torch
+    from fairseq.models import MODEL_REGISTRY
+    from omegaconf import OmegaConf
+
+    from cape_plugins.fairseq.config import CapeTransformerLanguageModelConfig
+
+    def build_model(pos="cape", *, train=False, **options):
+        sizes = dict(embed_dim=16, input_dim=16, output_dim=16, ffn_embed_dim=32, layers=2)
+        sizes = {f"decoder_{k}": v for k, v in {**sizes, "attention_heads": 2}.items()}
+        config = CapeTransformerLanguageModelConfig(pos=pos, **{"dropout": 0.0, **sizes, **options})
+        task = dict(add_bos_token=False, tokens_per_sample=8, max_target_positions=None)
+        whole = dict(model=OmegaConf.structured(config), task=task, common={"tpu": False})
+        torch.manual_seed(0)
+        model = MODEL_REGISTRY["cape_transformer_lm"].build_model(
+            OmegaConf.create(whole).model,
+            SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary),
         )
-        return model.train(train)
+        return perturbed(model).train(train)
 
     return build_model
 
@@ -124,15 +192,15 @@ def assert_decodes_step_by_step():
 
 @pytest.fixture
 def seen_positions(monkeypatch):
-    """The positions that become sinusoids, in order: the encoder's, then the decoder's."""
-    from cape_plugins.fused import ops
+    """What variants make of positions, in order: the encoder's, then the decoder's."""
+    from cape_plugins import PositionalEmbedding
 
     seen = []
-    real = ops.add_sinusoid
+    augment = PositionalEmbedding.augment
 
-    def spy(content, positions, base, frequency_scale):
-        seen.append(positions[..., 0])
-        return real(content, positions, base, frequency_scale)
+    def spy(*args, **kwargs):
+        seen.append(augment(*args, **kwargs))
+        return seen[-1]
 
-    monkeypatch.setattr(ops, "add_sinusoid", spy)
+    monkeypatch.setattr(PositionalEmbedding, "augment", spy)
     return seen

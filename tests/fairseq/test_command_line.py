@@ -8,11 +8,14 @@ import torch
 
 pytest.importorskip("fairseq")
 
+from cape_plugins.variants import names
+
 ROOT = __file__.rsplit("/tests/", 1)[0]
 USER_DIR = f"{ROOT}/integrations/fairseq/user_dir"
 
 TRAIN = (
-    *("--encoder-normalize-before", "--decoder-normalize-before", "--dropout", 0, "--cpu"),
+    *("--arch", "cape_transformer_tiny", "--cpu", "--dropout", 0),
+    *("--encoder-normalize-before", "--decoder-normalize-before"),
     *("--optimizer", "adam", "--lr", 0.005, "--criterion", "label_smoothed_cross_entropy"),
     *("--batch-size", 5, "--num-workers", 0, "--log-format", "simple", "--seed", 3),
     # else fairseq-fixed drops the rest of a batch that 8 does not divide
@@ -42,11 +45,24 @@ def trained(data, run, tmp_path_factory):
     """A model that knows the corpus by heart: the folder of its checkpoints."""
     folder = tmp_path_factory.mktemp("trained")
     run(
-        *("fairseq-train", data, "--arch", "cape_transformer_tiny", "--save-dir", folder),
-        *("--max-update", 320, "--save-interval", 80, "--validate-interval", 80, *TRAIN),
+        *("fairseq-train", data, *TRAIN, "--save-dir", folder),
+        *("--max-update", 320, "--save-interval", 80, "--validate-interval", 80),
         *("--lr-scheduler", "polynomial_decay", "--total-num-update", 320),
     )
     return folder
+
+
+@pytest.fixture
+def assert_translates(pairs, run, trained):
+    """fairseq-generate or -interactive translates every sentence; its output."""
+
+    def assert_translates(*flags, command="fairseq-generate", paths=("best",), text=""):
+        paths = ":".join(str(trained / f"checkpoint_{path}.pt") for path in paths)
+        output = run(command, *flags, *READ, "--path", paths, text=text).stdout
+        assert hypotheses(output) == {i: de for i, (_, de) in enumerate(pairs)}
+        return output
+
+    return assert_translates
 
 
 def hypotheses(output):
@@ -55,23 +71,30 @@ def hypotheses(output):
     return {int(number): text for number, text in found}
 
 
-def test_train_then_generate_translates_every_sentence(data, pairs, run, trained):
-    # the training set is moved away: what generation needs of it is in the checkpoint
-    elsewhere = trained.parent / "without-training-set"
-    shutil.copytree(data, elsewhere, ignore=shutil.ignore_patterns("train.*"))
-    output = run(
-        "fairseq-generate", elsewhere, "--path", trained / "checkpoint_best.pt", *READ
-    ).stdout
-    assert hypotheses(output) == {i: de for i, (_, de) in enumerate(pairs)}
+def test_generation_needs_no_training_set(data, assert_translates, tmp_path):
+    # what it needs of it is in the checkpoint
+    elsewhere = shutil.copytree(data, tmp_path / "data", ignore=shutil.ignore_patterns("train.*"))
+    assert_translates(elsewhere)
 
 
-def test_interactive_translates_what_it_reads(data, pairs, run, trained):
-    output = run(
-        *("fairseq-interactive", data, "--path", trained / "checkpoint_best.pt", *READ),
-        *("-s", "en", "-t", "de", "--buffer-size", 3, "--batch-size", 3),
-        text="".join(en + "\n" for en, _ in pairs),
-    ).stdout
-    assert hypotheses(output) == {i: de for i, (_, de) in enumerate(pairs)}
+def test_the_user_dir_goes_together_with_autoload_and_two_checkpoints_with_each_other(
+    data, assert_translates
+):
+    assert_translates(data, "--user-dir", USER_DIR, paths=("best", "last"))
+
+
+def test_interactive_translates_what_it_reads(data, pairs, assert_translates):
+    batches = ("-s", "en", "-t", "de", "--buffer-size", 3, "--batch-size", 3)
+    text = "".join(en + "\n" for en, _ in pairs)
+    assert_translates(data, *batches, command="fairseq-interactive", text=text)
+
+
+def test_a_task_that_prepends_bos_itself_gives_the_same(data, assert_translates, tmp_path):
+    user_dir = tmp_path / "bos_task"
+    user_dir.mkdir()
+    (user_dir / "__init__.py").write_text(TASK_WITH_BOS)
+    flags = ("--user-dir", user_dir, "--task", "translation_with_bos")
+    assert "the source begins with BOS" in assert_translates(data, *flags)
 
 
 def test_validate_finds_a_small_loss(data, run, trained):
@@ -96,10 +119,17 @@ def test_the_hub_interface_translates(data, pairs, trained):
 def test_a_checkpoint_holds_plain_types_and_the_counted_source_scale(pairs, trained):
     state = torch.load(trained / "checkpoint_last.pt", weights_only=True)
     model = state["cfg"]["model"]
-    source = sum(len(en.split()) + 1 for en, _ in pairs)
-    target = sum(len(de.split()) + 1 for _, de in pairs)
+    source, target = (sum(len(pair[i].split()) + 1 for pair in pairs) for i in (0, 1))
     assert model["source_scale"] == pytest.approx(target / source)
     assert (model["pos"], model["max_global_shift"]) == ("cape", 5.0)
+
+
+@pytest.mark.parametrize("pos", names(1))
+def test_each_variant_trains_and_is_validated(data, run, tmp_path, pos):
+    run("fairseq-train", data, *TRAIN, "--pos", pos, "--max-update", 4, "--save-dir", tmp_path)
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    assert state["cfg"]["model"]["pos"] == pos
+    assert state["extra_state"]["val_loss"] > 0
 
 
 def test_resuming_within_an_epoch_gives_the_weights_of_an_uninterrupted_training(
@@ -108,8 +138,8 @@ def test_resuming_within_an_epoch_gives_the_weights_of_an_uninterrupted_training
     # (at the end of an epoch fairseq-fixed orders sentences differently after a restart)
     def train(folder, updates):
         run(
-            *("fairseq-train", data, "--arch", "cape_transformer_tiny", *TRAIN, "--batch-size", 2),
-            *("--save-dir", tmp_path / folder, "--max-update", updates, "--disable-validation"),
+            *("fairseq-train", data, *TRAIN, "--batch-size", 2, "--disable-validation"),
+            *("--save-dir", tmp_path / folder, "--max-update", updates),
         )
         return torch.load(tmp_path / folder / "checkpoint_last.pt", weights_only=True)
 
@@ -120,70 +150,39 @@ def test_resuming_within_an_epoch_gives_the_weights_of_an_uninterrupted_training
         torch.testing.assert_close(twice["model"][name], weights, rtol=0, atol=1e-6)
 
 
-def test_the_user_dir_works_without_autoload(data, pairs, run, tmp_path):
+def test_without_autoload_there_is_the_user_dir(data, run, tmp_path):
     off = {"CAPE_PLUGINS_AUTOLOAD": "0"}
-    refused = run("fairseq-train", data, "--arch", "cape_transformer_tiny", check=False, **off)
+    refused = run("fairseq-train", data, *TRAIN, check=False, **off)
     assert "invalid choice: 'cape_transformer_tiny'" in refused.stdout
-    run(
-        *("fairseq-train", data, "--user-dir", USER_DIR, "--arch", "cape_transformer_tiny"),
-        *("--pos", "sinpos", "--max-epoch", 1, "--save-dir", tmp_path, *TRAIN),
-        **off,
-    )
-    output = run(
-        *("fairseq-generate", data, "--user-dir", USER_DIR, *READ),
-        *("--path", tmp_path / "checkpoint_last.pt"),
-        **off,
-    ).stdout
-    assert len(hypotheses(output)) == len(pairs)
+    flags = ("--pos", "sinpos", "--max-update", 1, "--save-dir", tmp_path)
+    run("fairseq-train", data, "--user-dir", USER_DIR, *TRAIN, *flags, **off)
+    assert (tmp_path / "checkpoint_last.pt").is_file()
 
 
-def test_the_user_dir_goes_together_with_autoload(data, pairs, run, trained):
-    output = run(
-        *("fairseq-generate", data, "--user-dir", USER_DIR, *READ),
-        *("--path", trained / "checkpoint_best.pt"),
-    ).stdout
-    assert hypotheses(output) == {i: de for i, (_, de) in enumerate(pairs)}
-
-
-def test_a_task_that_prepends_bos_itself_gives_the_same(data, pairs, run, trained):
-    user_dir = trained.parent / "bos_task"
-    user_dir.mkdir()
-    (user_dir / "__init__.py").write_text(TASK_WITH_BOS)
-    output = run(
-        *("fairseq-generate", data, "--user-dir", user_dir, "--task", "translation_with_bos"),
-        *("--path", trained / "checkpoint_best.pt", *READ),
-    ).stdout
-    assert "the source begins with BOS" in output
-    assert hypotheses(output) == {i: de for i, (_, de) in enumerate(pairs)}
-
-
-def test_two_checkpoints_translate_together_under_our_name_of_the_task(data, pairs, run, trained):
-    paths = f"{trained / 'checkpoint_best.pt'}:{trained / 'checkpoint_last.pt'}"
-    output = run(
-        "fairseq-generate", data, "--task", "cape_translation", "--path", paths, *READ
-    ).stdout
-    assert hypotheses(output) == {i: de for i, (_, de) in enumerate(pairs)}
-
-
-def test_training_is_the_same_whatever_the_task(data, run, tmp_path):
-    def train(task):
-        run(
-            *("fairseq-train", data, "--arch", "cape_transformer_tiny", *TRAIN, "--task", task),
-            *("--save-dir", tmp_path / task, "--max-update", 2, "--disable-validation"),
+@pytest.mark.parametrize("command", ["fairseq-train", "fairseq-hydra-train"])
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("max_global_scale", 0.5, "max_global_scale must be a finite number ≥ 1, got 0.5"),
+        ("relpos_context", 10, "--relpos-context = 10 is for relpos, relpos_first"),
+        ("pos", "sinpos", "trained with --pos cape, this training has --pos sinpos: train with"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line_before_data_are_read(
+    data, run, trained, tmp_path, command, option, value, message
+):
+    if command == "fairseq-train":
+        flag = f"--{option.replace('_', '-')}"
+        flags = ("/nowhere", *TRAIN, flag, value, "--save-dir", trained, "--max-update", 400)
+    else:
+        flags = (
+            *("--config-dir", f"{ROOT}/configs/fairseq", "--config-name", "wmt14_en_de_18l"),
+            *(f"task.data={data}", "common.cpu=true", "common.fp16=false"),
+            *("model.share_all_embeddings=false", f"hydra.run.dir={tmp_path}"),
+            *(f"checkpoint.save_dir={trained}", f"model.{option}={value}"),
+            *(() if option == "pos" else ("model.pos=cape",)),
         )
-        return torch.load(tmp_path / task / "checkpoint_last.pt", weights_only=True)["model"]
-
-    ours = train("cape_translation")
-    for name, weights in train("translation").items():
-        torch.testing.assert_close(ours[name], weights, rtol=0, atol=0)
-
-
-def test_a_wrong_value_fails_on_the_command_line_before_data_is_read(run):
-    failed = run(
-        *("fairseq-train", "/nowhere", "--arch", "cape_transformer_tiny"),
-        *("--max-global-scale", 0.5, *TRAIN),
-        check=False,
-    )
-    assert failed.returncode == 2
+    failed = run(command, *flags, check=False)
+    assert failed.returncode == 2, failed.stdout
+    assert re.search(rf"{command}: error: .*{re.escape(message)}", failed.stdout.splitlines()[-1])
     assert "Traceback" not in failed.stdout
-    assert "fairseq-train: error: max_global_scale must be a finite number ≥ 1" in failed.stdout

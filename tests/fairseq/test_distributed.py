@@ -12,7 +12,25 @@ import torch
 pytest.importorskip("fairseq")
 
 BIN = Path(sys.executable).parent
-SPY = Path(__file__).with_name("spy_train.py")
+# fairseq-train that writes a line for each forward of a side: of each sentence the position of its
+# first token (Δ + ε) and the distance to its second
+SPY = """
+import sys
+from fairseq_cli.train import cli_main
+from cape_plugins import PositionalEmbedding
+
+path, augment = sys.argv.pop(1), PositionalEmbedding.augment
+
+def spy(*args, **kwargs):
+    positions = augment(*args, **kwargs)
+    first, second = positions.sort(dim=1).values[:, :2].unbind(1)  # NaN comes last
+    with open(path, "a") as file:
+        print(*(f"{x:.6f}" for x in [*first.tolist(), *(second - first).tolist()]), file=file)
+    return positions
+
+PositionalEmbedding.augment = spy
+cli_main()
+"""
 TRAIN = (
     *("--arch", "cape_transformer_tiny", "--dropout", 0, "--optimizer", "adam", "--lr", 0.005),
     *("--encoder-normalize-before", "--decoder-normalize-before"),
@@ -28,15 +46,11 @@ def weights(folder):
     return torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
 
 
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("localhost", 0))
-        return listening.getsockname()[1]
-
-
 def start_two(data, folder, *flags, programs=(["fairseq-train"], ["fairseq-train"])):
     """Two processes that train together, on CPUs."""
-    port = free_port()
+    with socket.socket() as listening:
+        listening.bind(("localhost", 0))
+        port = listening.getsockname()[1]
     return [
         subprocess.Popen(
             [str(BIN / program[0]), *map(str, program[1:]), str(data), "--cpu"]
@@ -72,11 +86,12 @@ def test_two_processes_train_like_one_with_twice_the_batches(data, run, tmp_path
         torch.testing.assert_close(found, one[name], rtol=0, atol=1e-6)
 
 
+@pytest.mark.release
 def test_each_process_shifts_by_draws_of_its_own_the_same_after_resuming(data, tmp_path):
     def train(folder, updates):
         """What each of two processes wrote: lines of numbers, two for an update."""
         files = [tmp_path / f"{folder}{rank}.txt" for rank in range(2)]
-        programs = [(Path(sys.executable).name, SPY, file) for file in files]
+        programs = [(Path(sys.executable).name, "-c", SPY, file) for file in files]
         flags = ("--batch-size", 1, "--max-update", updates, "--load-checkpoint-on-all-dp-ranks")
         wait_for(start_two(data, tmp_path / folder, *flags, programs=programs))
         return [file.read_text().splitlines() for file in files]

@@ -17,93 +17,64 @@ PAD, EOS = 1, 2
 # padded on the left, as fairseq pads a source
 SOURCES = torch.tensor([[4, 9, 6, 7, 8, 11, EOS], [PAD, PAD, PAD, 5, 12, 6, EOS]])
 LENGTHS = torch.tensor([7, 4])
+PREFIX = torch.tensor([[10, 11], [12, 13]])
+WANTED = [[torch.tensor([20, 21]), torch.tensor([15])], [torch.tensor([30])]]
 
 
 @pytest.fixture
 def generate(dictionary):
-    def generate(models, prefix=None, constraints=None):
-        options = {}
-        if constraints is not None:
-            options["search_strategy"] = LexicallyConstrainedBeamSearch(dictionary, "ordered")
+    def generate(models, search=None, **inputs):
+        options = {"search_strategy": search} if search else {}
         generator = SequenceGenerator(
-            models, dictionary, beam_size=3, max_len_a=0, max_len_b=9, min_len=4, **options
+            models, dictionary, beam_size=3, max_len_a=0, max_len_b=12, min_len=4, **options
         )
         sample = {"net_input": {"src_tokens": SOURCES, "src_lengths": LENGTHS}}
-        return generator.generate(
-            models,
-            sample,
-            **({"prefix_tokens": prefix} if prefix is not None else {}),
-            **({"constraints": constraints} if constraints is not None else {}),
-        )
+        return generator.generate(models, sample, **inputs)
 
     return generate
 
 
-def full_scores(models, row, tokens):
-    """Log probabilities of a translation's tokens when the source is alone and all is decoded."""
-    source = SOURCES[row : row + 1, -LENGTHS[row] :]
+def assert_scores_are_those_of_full_decoding(models, row, hypothesis):
+    """Of a translation of a source that is alone, by the mean probability of the models."""
+    tokens, source = hypothesis["tokens"], SOURCES[row : row + 1, -LENGTHS[row] :]
     before = torch.cat([torch.tensor([EOS]), tokens[:-1]])[None]
     probabilities = [
         model(source, LENGTHS[row : row + 1], before)[0].double().softmax(-1) for model in models
     ]
     mean = torch.stack(probabilities).mean(0)
-    return mean[0].gather(1, tokens[:, None])[:, 0].log().float()
+    expected = mean[0].gather(1, tokens[:, None])[:, 0].log().float()
+    torch.testing.assert_close(hypothesis["positional_scores"], expected, rtol=0, atol=1e-5)
 
 
-def assert_scores_are_those_of_full_decoding(models, found):
-    for row, hypotheses in enumerate(found):
+# the last: a model that inserts BOS with one that does not
+@pytest.mark.parametrize(
+    "ensemble",
+    [*([pos] for pos in VARIANTS), *([pos, pos] for pos in VARIANTS), ["cape", "sinpos"]],
+)
+def test_beam_search_scores_as_full_decoding_of_the_sentence_alone(build, generate, ensemble):
+    models = [build(pos, seed=seed) for seed, pos in enumerate(ensemble)]
+    for row, hypotheses in enumerate(generate(models)):
         assert len(hypotheses) == 3
         for hypothesis in hypotheses:
-            torch.testing.assert_close(
-                hypothesis["positional_scores"],
-                full_scores(models, row, hypothesis["tokens"]),
-                rtol=0,
-                atol=1e-5,
-            )
+            assert_scores_are_those_of_full_decoding(models, row, hypothesis)
 
 
 @pytest.mark.parametrize("pos", VARIANTS)
-def test_beam_search_scores_as_full_decoding_of_the_sentence_alone(build, generate, pos):
+def test_prefix_tokens_begin_the_translation_and_constraints_are_in_it(
+    build, generate, dictionary, pos
+):
     models = [build(pos)]
-    assert_scores_are_those_of_full_decoding(models, generate(models))
-
-
-@pytest.mark.parametrize("pos", VARIANTS)
-def test_an_ensemble_of_two_averages_their_probabilities(build, generate, pos):
-    models = [build(pos, seed=0), build(pos, seed=1)]
-    assert_scores_are_those_of_full_decoding(models, generate(models))
-
-
-def test_an_ensemble_may_mix_a_model_that_inserts_bos_with_one_that_does_not(build, generate):
-    models = [build("cape"), build("sinpos")]
-    assert_scores_are_those_of_full_decoding(models, generate(models))
-
-
-@pytest.mark.parametrize("pos", VARIANTS)
-def test_prefix_tokens_begin_the_translation(build, generate, pos):
-    models = [build(pos)]
-    prefix = torch.tensor([[10, 11], [12, 13]])
-    found = generate(models, prefix=prefix)
-    for row, hypotheses in enumerate(found):
-        assert all(h["tokens"][:2].tolist() == prefix[row].tolist() for h in hypotheses)
-    assert_scores_are_those_of_full_decoding(models, found)
-
-
-@pytest.mark.parametrize("pos", VARIANTS)
-def test_constraints_are_in_the_translation(build, generate, pos):
-    models = [build(pos)]
-    wanted = [[torch.tensor([20, 21]), torch.tensor([15])], [torch.tensor([30])]]
-    found = generate(models, constraints=pack_constraints(wanted))
-    best = [hypotheses[0]["tokens"].tolist() for hypotheses in found]
-    assert best[0].index(20) + 1 == best[0].index(21) < best[0].index(15)
-    assert 30 in best[1]
-    for row, hypotheses in enumerate(found):
-        torch.testing.assert_close(
-            hypotheses[0]["positional_scores"],
-            full_scores(models, row, hypotheses[0]["tokens"]),
-            rtol=0,
-            atol=1e-5,
-        )
+    for row, hypotheses in enumerate(generate(models, prefix_tokens=PREFIX)):
+        for hypothesis in hypotheses:
+            assert hypothesis["tokens"][:2].tolist() == PREFIX[row].tolist()
+            assert_scores_are_those_of_full_decoding(models, row, hypothesis)
+    search = LexicallyConstrainedBeamSearch(dictionary, "ordered")
+    best = [found[0] for found in generate(models, search, constraints=pack_constraints(WANTED))]
+    for row, hypothesis in enumerate(best):
+        assert_scores_are_those_of_full_decoding(models, row, hypothesis)
+    first, second = (hypothesis["tokens"].tolist() for hypothesis in best)
+    assert first.index(20) + 1 == first.index(21) < first.index(15)
+    assert 30 in second
 
 
 @pytest.mark.parametrize("pos", VARIANTS)
@@ -111,15 +82,8 @@ def test_scoring_gives_the_probabilities_of_full_decoding(build, dictionary, pos
     models = [build(pos, seed=0), build(pos, seed=1)]
     targets = torch.tensor([[5, 6, 7, EOS], [9, 8, EOS, PAD]])
     before = torch.tensor([[EOS, 5, 6, 7], [EOS, 9, 8, PAD]])
-    sample = {
-        "net_input": {"src_tokens": SOURCES, "src_lengths": LENGTHS, "prev_output_tokens": before},
-        "target": targets,
-    }
-    found = SequenceScorer(dictionary).generate(models, sample)
-    for row, length in enumerate((4, 3)):
-        torch.testing.assert_close(
-            found[row][0]["positional_scores"],
-            full_scores(models, row, targets[row, :length]),
-            rtol=0,
-            atol=1e-5,
-        )
+    inputs = {"src_tokens": SOURCES, "src_lengths": LENGTHS, "prev_output_tokens": before}
+    sample = {"net_input": inputs, "target": targets}
+    for row, hypotheses in enumerate(SequenceScorer(dictionary).generate(models, sample)):
+        assert hypotheses[0]["tokens"].tolist() == targets[row, : 4 - row].tolist()
+        assert_scores_are_those_of_full_decoding(models, row, hypotheses[0])

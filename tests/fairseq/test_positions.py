@@ -17,20 +17,16 @@ def forward(model, source=SOURCE, target=TARGET):
     return model(source, None, target)[0]
 
 
+@pytest.mark.parametrize(("pos", "scale", "columns"), [("cape", 1.25, 5), ("sinpos", 1.0, 4)])
 def test_evaluation_places_source_at_multiples_of_its_scale_and_target_at_integers(
-    build, seen_positions
+    build, seen_positions, pos, scale, columns
 ):
-    forward(build("cape", source_scale=1.25))
-    source, target = seen_positions
-    torch.testing.assert_close(source, 1.25 * torch.arange(5.0).expand(3, 5))  # BOS and 4 tokens
+    model = build(pos).train()
+    forward(model)  # whose draw does not outlive it
+    forward(model.eval())
+    source, target = seen_positions[2:]
+    torch.testing.assert_close(source, scale * torch.arange(float(columns)).expand(3, columns))
     torch.testing.assert_close(target, torch.arange(5.0).expand(3, 5))
-
-
-def test_source_scale_is_for_cape_only(build, seen_positions):
-    with pytest.raises(ValueError, match=r"--source-scale = 1\.25 is for cape"):
-        build("sinpos", source_scale=1.25)
-    forward(build("sinpos"))
-    torch.testing.assert_close(seen_positions[0], torch.arange(4.0).expand(3, 4))
 
 
 def test_source_and_target_share_global_shift_and_scale(build, seen_positions):
@@ -55,49 +51,39 @@ def test_local_shifts_are_independent_in_source_and_target(build, seen_positions
     assert not torch.isin(source, target).any()
 
 
-def test_each_training_step_draws_anew(build, seen_positions):
-    model = build("cape", train=True)
-    forward(model)
-    forward(model)
-    assert (seen_positions[0][:, 0] != seen_positions[2][:, 0]).all()
+def test_source_tokens_closer_than_one_keep_their_order(build, seen_positions):
+    model = build("cape", train=True, source_scale=0.1)
+    for _ in range(20):
+        forward(model)
+    assert all((source.diff() > 0).all() for source in seen_positions[::2])
+    local = torch.stack([source.diff() for source in seen_positions[::2]]) - 0.1
+    assert 0.08 < local.abs().max() <= 0.1
 
 
-def test_training_is_reproducible_from_the_seed(build):
+def test_each_training_step_draws_anew_from_the_seed(build, seen_positions):
     model = build("cape", train=True)
     torch.manual_seed(7)
     first = forward(model)
+    forward(model)
+    assert (seen_positions[0][:, 0] != seen_positions[2][:, 0]).all()
     torch.manual_seed(7)
     torch.testing.assert_close(forward(model), first, rtol=0, atol=0)
 
 
-def test_a_draw_does_not_outlive_its_step(build, seen_positions):
-    model = build("cape", train=True)
-    forward(model)
-    forward(model.eval())
-    torch.testing.assert_close(seen_positions[3], torch.arange(5.0).expand(3, 5))
-
-
 @pytest.mark.parametrize("pos", VARIANTS)
-def test_evaluation_is_deterministic(build, pos):
-    model = build(pos)
-    torch.testing.assert_close(forward(model), forward(model), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("pos", VARIANTS)
-def test_incremental_decoding_equals_full_decoding(build, pos):
-    model = build(pos)
-    encoder_out = model.encoder(SOURCE)
-    full = model.decoder(TARGET, encoder_out=encoder_out)[0]
-    state = {}
-    for step in range(1, TARGET.shape[1] + 1):
-        last = model.decoder(TARGET[:, :step], encoder_out=encoder_out, incremental_state=state)[0]
-        torch.testing.assert_close(last[:, 0], full[:, step - 1], rtol=0, atol=1e-5)
+@pytest.mark.parametrize("options", [{}, {"attention_logn": 3}])
+@pytest.mark.parametrize("reordered", [False, True])
+def test_step_by_step_decoding_equals_full_decoding(
+    build, assert_decodes_step_by_step, pos, options, reordered
+):
+    assert_decodes_step_by_step(build(pos, **options), reordered=reordered)
 
 
 @pytest.mark.parametrize("pos", VARIANTS)
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_padded_sentence_gives_what_it_gives_alone(build, pos, side):
-    model = build(pos)
+@pytest.mark.parametrize("options", [{}, {"attention_logn": 3}])
+def test_a_padded_sentence_gives_what_it_gives_alone(build, pos, options, side):
+    model = build(pos, **options)
     padding = torch.full((1, 3), PAD)
     alone = torch.tensor([[5, 6, EOS]])
     columns = (padding, alone) if side == "left" else (alone, padding)
@@ -113,21 +99,15 @@ def test_a_padded_sentence_gives_what_it_gives_alone(build, pos, side):
 
 def test_variants_differ_in_weights_by_the_tables_of_positions_alone(build):
     weights = {pos: {n: p.shape for n, p in build(pos).named_parameters()} for pos in VARIANTS}
-    learn_nothing = ("nopos", "sinpos", "rope", "cape_rope")
-    assert all(weights[pos] == weights["cape"] for pos in learn_nothing)
-    assert set(weights["abspos"]) - set(weights["cape"]) == {
-        "encoder.embed_positions.embedding.table",
-        "decoder.embed_positions.embedding.table",
+    sides = ("encoder", "decoder")
+    keys = {f"{side}.layers.{i}.self_attn.relative.keys" for side in sides for i in (0, 1)}
+    more = {
+        "abspos": {f"{side}.position.table" for side in sides},
+        "relpos": keys,
+        "relpos_first": {name for name in keys if ".0." in name},
     }
-    assert set(weights["relpos"]) - set(weights["cape"]) == {
-        f"{side}.layers.{layer}.self_attn.relative.keys"
-        for side in ("encoder", "decoder")
-        for layer in (0, 1)
-    }
-    assert set(weights["relpos_first"]) - set(weights["cape"]) == {
-        f"{side}.layers.0.self_attn.relative.keys" for side in ("encoder", "decoder")
-    }
-    for pos in ("abspos", "relpos", "relpos_first"):
+    for pos in VARIANTS:
+        assert set(weights[pos]) - set(weights["cape"]) == more.get(pos, set())
         assert weights[pos].items() >= weights["cape"].items()
 
 
@@ -142,42 +122,51 @@ def test_abspos_holds_bos_on_top_of_the_longest_source(build):
 @pytest.mark.parametrize("pos", ["sinpos", "cape"])
 def test_frequencies_are_neither_saved_nor_rounded_by_half(build, pos):
     model = build(pos)
-    before = set(model.state_dict())
-    assert not any("embed_positions" in name for name in before)
-    tokens = torch.full((1, 3000), 5)
-    model.decoder.current.show(torch.arange(3000.0)[None])
-    wide = model.decoder.embed_positions(tokens)
-    model.bfloat16()
-    narrow = model.decoder.embed_positions(tokens)
-    assert narrow.dtype == torch.bfloat16
+    assert not any("position" in name for name in model.state_dict())
+    positions = torch.arange(3000.0)[None]
+    wide = model.decoder.side(positions, 1, None, last=False).embedding
+    narrow = model.bfloat16().decoder.side(positions, 1, None, last=False).embedding
+    assert (wide.dtype, narrow.dtype) == (torch.float32, torch.bfloat16)
     torch.testing.assert_close(narrow, wide.bfloat16(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("pos", VARIANTS)
-def test_half_precision_trains(build, pos):
-    model = build(pos, train=True).bfloat16()
-    out = forward(model)
-    assert out.dtype == torch.bfloat16
-    out.float().sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
-
-
-def test_all_parameters_get_a_gradient(build):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_parameters_get_a_gradient_in_half_precision_too(build, build_lm, pos, dtype):
     # fairseq 0.12.2 keeps unused copies of the encoder's weights, which DDP stumbles over
-    for pos in VARIANTS:
-        model = build(pos, train=True)
-        forward(model).sum().backward()
-        assert [n for n, p in model.named_parameters() if p.grad is None] == []
+    model = build(pos, train=True).to(dtype)
+    language_model = build_lm(pos, train=True).to(dtype)
+    for out in (forward(model), language_model(TARGET)[0]):
+        assert out.dtype == dtype
+        out.float().square().sum().backward()
+    parameters = [*model.named_parameters(), *language_model.named_parameters()]
+    assert [n for n, p in parameters if p.grad is None] == []
 
 
-@pytest.mark.parametrize("pos", VARIANTS)
-def test_activation_checkpointing_gives_the_same_gradients(build, pos):
-    gradients = []
-    for checkpoint in (False, True):
-        model = build(pos, train=True, checkpoint_activations=checkpoint)
-        torch.manual_seed(3)
-        forward(model).square().sum().backward()
-        gradients.append([p.grad for p in model.parameters()])
-    for plain, recomputed in zip(*gradients, strict=True):
-        # torch takes another kernel of attention where nothing needs a gradient
-        torch.testing.assert_close(plain, recomputed, rtol=1e-4, atol=1e-4)
+PADDED_SOURCE = torch.tensor([[PAD, 5, 6, EOS], [8, 9, 5, EOS]])
+PADDED_TARGET = torch.tensor([[EOS, 10, 11], [EOS, 14, PAD]])
+NAN = float("nan")
+
+
+def test_random_draws_sorted_positions_of_each_sentence_and_side(build, seen_positions):
+    model = build("random", train=True, random_range=100.0)
+    model(PADDED_SOURCE, None, PADDED_TARGET)
+    source, target = seen_positions
+    for positions, tokens in ((source, PADDED_SOURCE), (target, PADDED_TARGET)):
+        assert torch.equal(positions.isnan(), tokens.eq(PAD))
+        for row in positions:
+            row = row[~row.isnan()]
+            assert (row.diff() > 0).all()
+            assert 0 <= row[0] <= row[-1] <= 100
+    assert not torch.equal(source[0, 1:], source[1, 1:])
+    assert not torch.equal(source[1, 1:], target[0])
+
+
+def test_random_evaluation_spreads_the_source_and_counts_the_target(build, seen_positions):
+    model = build("random", random_range=100.0)
+    model(PADDED_SOURCE, None, PADDED_TARGET)
+    source, target = seen_positions
+    expected = torch.tensor([[NAN, 25, 50, 75], [20, 40, 60, 80]])
+    torch.testing.assert_close(source, expected, equal_nan=True)
+    expected = torch.tensor([[0.0, 1, 2], [0, 1, NAN]])
+    torch.testing.assert_close(target, expected, equal_nan=True)

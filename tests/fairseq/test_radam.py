@@ -11,16 +11,16 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 import cape_plugins.fairseq
 
 
-def configure(*arguments):
+def configure(*arguments, optimizer="radam"):
+    args = ["/nowhere", "--arch", "cape_transformer_tiny", "--optimizer", optimizer, *arguments]
     parser = options.get_training_parser()
-    args = ["/nowhere", "--arch", "cape_transformer_tiny", "--optimizer", "radam", *arguments]
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, args))
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, args)).optimizer
 
 
 def test_it_takes_the_steps_of_torch():
-    config = configure("--lr", "0.1", "--adam-betas", "(0.8, 0.98)", "--weight-decay", "0.01")
     ours, theirs = (torch.nn.Parameter(torch.tensor([1.0, -2.0])) for _ in range(2))
-    optimizer = optim.build_optimizer(config.optimizer, [ours])
+    config = configure("--lr", "0.1", "--adam-betas", "(0.8, 0.98)", "--weight-decay", "0.01")
+    optimizer = optim.build_optimizer(config, [ours])
     expected = torch.optim.RAdam(
         [theirs], lr=0.1, betas=(0.8, 0.98), weight_decay=0.01, decoupled_weight_decay=True
     )
@@ -33,32 +33,20 @@ def test_it_takes_the_steps_of_torch():
     assert (ours != torch.tensor([1.0, -2.0])).all()
 
 
-def test_the_defaults_are_those_of_adam():
-    adam = convert_namespace_to_omegaconf(
-        options.parse_args_and_arch(
-            options.get_training_parser(),
-            ["/nowhere", "--arch", "cape_transformer_tiny", "--optimizer", "adam"],
-        )
-    )
-    ours = optim.build_optimizer(configure().optimizer, [torch.nn.Parameter(torch.ones(1))])
-    stock = optim.build_optimizer(adam.optimizer, [torch.nn.Parameter(torch.ones(1))])
-    assert ours.optimizer_config == {**stock.optimizer_config, "betas": (0.9, 0.999)}
-    assert tuple(stock.optimizer_config["betas"]) == (0.9, 0.999)
-
-
-def test_half_precision_training_may_flatten_what_it_optimises():
-    # fairseq asks this before --fp16 makes one tensor of all weights
-    optimizer = optim.build_optimizer(configure().optimizer, [torch.nn.Parameter(torch.ones(3))])
-    assert optimizer.supports_flat_params
-
-
-@pytest.mark.parametrize("betas", ["0.9", "(0.9, 1.5)", "nonsense(", "(0.9, 0.98, 0.99)"])
-def test_wrong_betas_are_refused(betas):
-    config = configure("--adam-betas", betas)
-    with pytest.raises(ValueError, match="--adam-betas must be two numbers"):
-        optim.build_optimizer(config.optimizer, [torch.nn.Parameter(torch.ones(1))])
-
-
-def test_registering_twice_changes_nothing():
+def test_the_defaults_are_those_of_adam_whatever_registers_again():
     cape_plugins.fairseq.register()
-    assert configure().optimizer._name == "radam"
+    weights = [torch.nn.Parameter(torch.ones(3))]
+    ours = optim.build_optimizer(configure(), weights)
+    stock = optim.build_optimizer(configure(optimizer="adam"), weights).optimizer_config
+    assert ours.optimizer_config == {**stock, "betas": (0.9, 0.999)}
+    assert tuple(stock["betas"]) == (0.9, 0.999)
+    # fairseq asks this before --fp16 makes one tensor of all weights
+    assert ours.supports_flat_params
+
+
+@pytest.mark.parametrize("betas", ["nonsense(", "0.9", "(0.9, 0.98, 0.9)", "(0.9, 1.5)", "(-1, 0)"])
+def test_wrong_betas_are_refused_whatever_the_model(betas):
+    config = configure()
+    config.adam_betas = betas
+    with pytest.raises(ValueError, match="--adam-betas of two numbers"):
+        optim.build_optimizer(config, [torch.nn.Parameter(torch.ones(1))])

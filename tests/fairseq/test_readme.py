@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("fairseq")
 pytest.importorskip("subword_nmt")
+pytestmark = pytest.mark.release
 
 README = Path(__file__).resolve().parents[2] / "integrations" / "fairseq" / "README.md"
 FIRST_STEPS, _ = README.read_text().split("**Without autoload**")

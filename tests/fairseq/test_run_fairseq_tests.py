@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("fairseq")
+pytestmark = pytest.mark.release
 
 SCRIPT = Path(__file__).parents[2] / "integrations" / "fairseq" / "run_fairseq_tests.py"
 

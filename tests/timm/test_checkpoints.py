@@ -1,26 +1,21 @@
-"""Checkpoints: ours come back, timm's load without their table of positions, others are refused."""
+"""Checkpoints: ours come back as what they were trained as, timm's load without their table."""
 
+import argparse
+import copy
 import logging
+import pickle
+import re
 
 import pytest
+import timm
 import torch
+from safetensors.torch import save_file
+from timm.models import load_checkpoint, resume_checkpoint
+from timm.task import ClassificationTask, resume_task_checkpoint
+from timm.utils import CheckpointSaver, ModelEmaV3
 
-timm = pytest.importorskip("timm")
-
-import cape_plugins.timm  # noqa: E402, F401 - registers, also where autoload is switched off
-
-SMALL = dict(depth=2, num_classes=10)
-CAPE = "vit_tiny_patch16_cape_224"
-
-
-def create(name: str = CAPE, **kwargs) -> torch.nn.Module:
-    return timm.create_model(name, **{**SMALL, **kwargs})
-
-
-def load(path, name: str = CAPE, *, head: int = 10, **kwargs) -> torch.nn.Module:
-    """As train.py --pretrained --pretrained-path does; it says head=-1: always a new head."""
-    overlay = dict(file=str(path), num_classes=head)
-    return create(name, pretrained=True, pretrained_cfg_overlay=overlay, **kwargs)
+STOCK = "vit_tiny_patch16_224"
+SHAPE = dict(depth=2, num_classes=10, embed_dim=32, num_heads=2)
 
 
 def save(model: torch.nn.Module, path):
@@ -28,10 +23,17 @@ def save(model: torch.nn.Module, path):
     return path
 
 
-def images(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+def stock(name=STOCK, **options) -> torch.nn.Module:
+    model = timm.create_model(name, **{**SHAPE, **options})
+    for parameter in model.parameters():
+        parameter.data.add_(0.2 * torch.randn_like(parameter))
+    return model
 
 
+# weights
+
+
+@pytest.mark.parametrize("host", ["vit", "naflexvit"])
 @pytest.mark.parametrize(
     ("variant", "options"),
     [
@@ -39,78 +41,214 @@ def images(*shape: int) -> torch.Tensor:
         ("sinpos", dict(extent=0.7)),
         ("cape", dict(max_global_scale=1.1, max_local_shift=(0.1, 0.2))),
         ("univit", dict(max_global_scale=1.1, max_local_shift=(0.1, 0.2))),
+        ("cape_alibi", dict(max_local_shift=0.0, attention_logn=20)),
     ],
 )
-def test_a_saved_model_comes_back_by_local_dir_with_its_options(variant, options, tmp_path):
-    model = create(f"vit_tiny_patch16_{variant}_224", **options).eval()
+def test_a_saved_model_comes_back_by_local_dir(create, images, host, variant, options, tmp_path):
+    model = create(variant, host, **options).eval()
     timm.models.save_for_hf(model, str(tmp_path))
     again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
-    for name, value in options.items():
-        found = getattr(again.position, name)
-        assert (tuple(found) if isinstance(found, list) else found) == value
+    first, second = (getattr(one, "embeds", one).position for one in (model, again))
+    assert first.settings == second.settings
     x = images(1, 3, 96, 64)
     assert torch.equal(again(x), model(x))
     assert again.train()(x).isfinite().all()
 
 
-def test_a_checkpoint_of_one_image_size_serves_another(tmp_path):
+def test_a_checkpoint_of_one_image_size_serves_another(create, images, tmp_path):
     path = save(create(img_size=224), tmp_path / "224.pth")
     model = create(img_size=384, checkpoint_path=str(path))
     assert model(images(1, 3, 384, 384)).shape == (1, 10)
 
 
-def test_a_standard_vit_checkpoint_loads_and_its_table_is_dropped_aloud(tmp_path, caplog):
-    stock = create("vit_tiny_patch16_224")
-    with caplog.at_level(logging.WARNING):
-        model = load(save(stock, tmp_path / "stock.pth"))
-    assert "dropped pos_embed (1, 197, 192)" in caplog.text
-    assert torch.equal(model.cls_pos_embed, stock.pos_embed[:, :1])
-    assert torch.equal(model.blocks[1].mlp.fc2.weight, stock.blocks[1].mlp.fc2.weight)
-    assert torch.equal(model.head.weight, stock.head.weight)
+@pytest.mark.parametrize("how", ["--pretrained", "--initial-checkpoint"])
+@pytest.mark.parametrize(
+    "variant", ["nopos", "sinpos", "cape_low", "ropepos", "cape_rope", "alibi"]
+)
+def test_a_standard_vit_loads_and_one_line_says_that_its_table_is_dropped(
+    create, load, variant, how, tmp_path, caplog
+):
+    given = stock("deit_tiny_patch16_224" if variant == "cape_rope" else STOCK)
+    path = save(given, tmp_path / "stock.pth")
+    if how == "--pretrained":
+        model = load(path, variant)
+    else:
+        model = create(variant, checkpoint_path=str(path), fresh=True)
+    (line,) = caplog.messages
+    assert "dropped pos_embed (1, 197, 32) of the checkpoint" in line
+    assert "are kept, learn to use them in training" in line
+    expected, found = given.state_dict(), model.state_dict()
+    class_row = expected.pop("pos_embed")[:, :1]
+    if variant in ("sinpos", "cape_low"):
+        expected["cls_pos_embed"] = class_row
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    if how == "--pretrained":
+        model = load(save(stock(num_classes=1000), path), variant, head=-1)
+        assert model.head.weight.shape == (10, 32)  # another head keeps the rest
 
 
-def test_a_table_without_a_row_for_the_class_token_leaves_it_without_position(tmp_path):
-    stock = create("vit_tiny_patch16_224", no_embed_class=True)
-    model = load(save(stock, tmp_path / "stock.pth"))
-    assert torch.equal(model.cls_pos_embed, torch.zeros(1, 1, 192))
+def test_a_table_without_a_row_for_the_class_token_leaves_it_without_position(load, tmp_path):
+    model = load(save(stock(no_embed_class=True), tmp_path / "stock.pth"))
+    assert torch.equal(model.cls_pos_embed, torch.zeros(1, 1, 32))
 
 
-@pytest.mark.parametrize("variant", ["nopos", "sinpos", "univit"])
-def test_every_variant_takes_a_standard_vit_checkpoint(variant, tmp_path):
-    stock = create("vit_tiny_patch16_224")
-    model = load(save(stock, tmp_path / "stock.pth"), f"vit_tiny_patch16_{variant}_224")
-    assert torch.equal(model.norm.weight, stock.norm.weight)
+@pytest.mark.parametrize("name", [STOCK, "naflexvit_base_patch16_gap"])
+def test_a_stock_model_loads_into_our_naflexvit(load, name, tmp_path, caplog):
+    given = stock(name, init_values=1e-5)
+    target = dict(class_token=True, global_pool="token", reg_tokens=0, fc_norm=False)
+    path = save(given, tmp_path / "stock.pth")
+    model = load(path, host="naflexvit", **target if name == STOCK else {})
+    assert "pos_embed" in caplog.text
+    assert torch.equal(model.blocks[1].mlp.fc2.weight, given.blocks[1].mlp.fc2.weight)
+    if name == STOCK:
+        assert torch.equal(model.embeds.cls_pos_embed, given.pos_embed[:, :1])
 
 
-def test_a_checkpoint_with_another_head_keeps_the_rest(tmp_path):
-    stock = create("vit_tiny_patch16_224", num_classes=1000)
-    model = load(save(stock, tmp_path / "stock.pth"), head=-1)
-    assert model.head.weight.shape == (10, 192)
-    assert torch.equal(model.patch_embed.proj.weight, stock.patch_embed.proj.weight)
+def test_timms_patches_are_resized_to_ours(load, images, tmp_path):
+    model = load(save(stock(), tmp_path / "stock.pth"), patch_size=8, img_size=64)
+    assert model.patch_embed.proj.weight.shape == (32, 3, 8, 8)
+    assert model(images(1, 3, 64, 64)).isfinite().all()
 
 
-def test_another_head_that_nobody_announced_is_named(tmp_path):
-    path = save(create(num_classes=7), tmp_path / "seven.pth")
-    with pytest.raises(RuntimeError, match=r"size mismatch for head.weight.*\[7, 192\]"):
-        load(path)
+@pytest.mark.parametrize("host", ["vit", "naflexvit"])
+@pytest.mark.parametrize(
+    ("other", "error", "message"),
+    [
+        (dict(depth=3), ValueError, "width 32 with 3 blocks, the model has width 32 and 2 blocks"),
+        (dict(embed_dim=64), ValueError, "width 64 with 2 blocks, the model has width 32 and 2"),
+        (dict(num_classes=7), RuntimeError, r"size mismatch for head.weight.*\[7, 32\]"),
+    ],
+)
+def test_a_checkpoint_of_another_size_is_refused(
+    create, load, tmp_path, host, other, error, message
+):
+    ours = create("cape", host, **other)
+    for model in [ours, stock(**other)] if host == "vit" else [ours]:
+        with pytest.raises(error, match=message):
+            load(save(model, tmp_path / "other.pth"), host=host)
+
+
+# the mark: without a class token sinpos, cape, UniViT and nopos have the same weights
+
+REFUSED = "was trained with pos=cape .*this model has pos=sinpos: create the model it was trained"
+
+
+@pytest.fixture(scope="module")
+def plain(create):
+    """variant, options → a model without class token."""
+    return lambda variant="cape", **options: create(
+        variant, depth=1, class_token=False, global_pool="avg", **options
+    )
+
+
+def task_of(model: torch.nn.Module) -> ClassificationTask:
+    return ClassificationTask(model, criterion=torch.nn.CrossEntropyLoss(), verbose=False)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(plain, tmp_path_factory):
+    """Of cape, written as train.py writes it, with averaged weights."""
+    folder, model = tmp_path_factory.mktemp("cape"), plain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    saver = CheckpointSaver(
+        *(model, optimizer, argparse.Namespace(model="cape"), None),
+        checkpoint_dir=str(folder),
+    )
+    saver.model_ema = ModelEmaV3(model)
+    saver.save_checkpoint(0, metric=1.0)
+    return folder / "last.pth.tar"
+
+
+@pytest.mark.parametrize("use_naflex", [False, True])
+@pytest.mark.parametrize(
+    ("trained", "other"),
+    [
+        ("cape", "sinpos"),
+        ("cape_low", "cape"),  # other frequencies are another embedding
+        ("sinpos", "sinpos_low"),
+        ("ropepos", "alibi"),
+    ],
+)
+def test_a_checkpoint_resumes_as_its_own_variant_only(plain, use_naflex, trained, other, tmp_path):
+    model = plain(trained, use_naflex=use_naflex)
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "c.pth")
+    resume_checkpoint(plain(trained, use_naflex=use_naflex), str(tmp_path / "c.pth"))
+    for one, another in ((trained, other), (other, trained)):
+        with pytest.raises(ValueError, match=r"was trained with pos=.*: create the model it was"):
+            plain(one, use_naflex=use_naflex).load_state_dict(
+                plain(another, use_naflex=use_naflex).state_dict()
+            )
+
+
+def test_what_train_py_loads_with_refuses_another_variant(plain, checkpoint):
+    resume_task_checkpoint(task_of(plain()), str(checkpoint))
+    with pytest.raises(ValueError, match=REFUSED):
+        resume_task_checkpoint(task_of(plain("sinpos")), str(checkpoint))
+    for use_ema in (False, True):
+        load_checkpoint(plain(), str(checkpoint), use_ema=use_ema)
+        with pytest.raises(ValueError, match=REFUSED):
+            load_checkpoint(plain("sinpos"), str(checkpoint), use_ema=use_ema)
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("variant", "options", "message"),
     [
-        (dict(depth=3), "width 192 with 3 blocks, the model has width 192 and 2 blocks"),
-        (dict(embed_dim=384), "width 384 with 2 blocks, the model has width 192 and 2 blocks"),
+        ("univit", {}, "this model has pos=cape max_global_scale=1.0 "),
+        ("cape", dict(max_global_shift=0.0), "this model has .*max_global_shift=0.0"),
+        ("cape", dict(max_local_shift=(0.1, 0.2)), r"max_local_shift=\(0.1,0.2\)"),
+        ("cape", dict(extent=2.0, attention_logn=20), None),
     ],
 )
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", CAPE])
-def test_a_checkpoint_of_another_model_size_is_refused_in_one_line(tmp_path, name, other, message):
-    path = save(create(name, **other), tmp_path / "other.pth")
-    with pytest.raises(ValueError, match=message):
-        load(path)
+def test_other_shifts_and_scales_are_logged(plain, variant, options, message, checkpoint, caplog):
+    with caplog.at_level(logging.WARNING):
+        resume_checkpoint(plain(variant, **options), str(checkpoint))
+    assert len(caplog.messages) == (message is not None)
+    assert message is None or re.search(message, caplog.text)
 
 
-def test_timms_patches_are_resized_to_ours(tmp_path):
-    path = save(create("vit_tiny_patch16_224"), tmp_path / "stock.pth")
-    model = load(path, "vit_tiny_patch8_cape_64")
-    assert model.patch_embed.proj.weight.shape == (192, 3, 8, 8)
-    assert model(images(1, 3, 64, 64)).isfinite().all()
+def test_alibis_unit_is_part_of_the_mark(plain, caplog):
+    trained = plain("alibi", img_size=224).state_dict()
+    with caplog.at_level(logging.WARNING):
+        plain("alibi", img_size=224).load_state_dict(trained)
+        assert not caplog.messages
+        plain("alibi", img_size=384).load_state_dict(trained)
+    assert f"pos=alibi unit={2 / 13}, this model has pos=alibi unit={2 / 23}" in caplog.text
+
+
+def test_pretrained_weights_may_be_of_another_variant_and_the_log_says_so(
+    plain, checkpoint, caplog
+):
+    overlay = dict(file=str(checkpoint), num_classes=10)
+    options = dict(pretrained=True, pretrained_cfg_overlay=overlay, fresh=True)
+    with caplog.at_level(logging.WARNING):
+        model = plain("sinpos_low", **options)
+    assert "weights were trained with pos=cape" in caplog.text
+    weights = torch.load(checkpoint, weights_only=False)["state_dict_ema"]
+    assert torch.equal(model.patch_embed.proj.weight, weights["patch_embed.proj.weight"])
+    plain("sinpos_low").load_state_dict(model.state_dict())  # the model's own from now on
+
+
+def test_a_state_dict_has_the_weights_alone_and_fits_timms_vit(plain):
+    assert [*plain().state_dict()] == [name for name, _ in plain().named_parameters()]
+    timms = stock(pos_embed="none", class_token=False, global_pool="avg", depth=1)
+    timms.load_state_dict(plain("nopos").state_dict())
+    plain("nopos").load_state_dict(timms.state_dict())
+
+
+def test_checkpoints_without_a_mark_load(plain, tmp_path):
+    model = plain()
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    torch.save(weights, tmp_path / "plain.pth")
+    save_file(model.state_dict(), tmp_path / "c.safetensors")
+    for name in ("plain.pth", "c.safetensors"):
+        load_checkpoint(plain("sinpos"), str(tmp_path / name))
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_of_a_model_mark_and_compare_as_well(plain, again):
+    model = again(plain())
+    with pytest.raises(ValueError, match=REFUSED):
+        plain("sinpos").load_state_dict(model.state_dict())
+    with pytest.raises(ValueError, match="this model has pos=cape"):
+        model.load_state_dict(plain("sinpos").state_dict())

@@ -1,11 +1,9 @@
 """The recipes of configs/timm and the command lines of integrations/timm/README.md."""
 
-import argparse
 import itertools
 import os
 import re
 import shlex
-import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -15,13 +13,9 @@ import timm
 import yaml
 from timm.layers import to_2tuple
 
-from cape_plugins.evaluation.timm.curves import CurveOptions
-from cape_plugins.evaluation.timm.options import TimmOptions
-
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs" / "timm"
 README = ROOT / "integrations" / "timm" / "README.md"
-STUDIES = CONFIGS.parent / "studies"
 RECIPES = sorted(CONFIGS.glob("*.yaml"))
 IMAGENET = [path for path in RECIPES if not path.name.startswith("cifar10")]
 FROM_SCRATCH = [path for path in IMAGENET if not path.name.startswith("finetune")]
@@ -206,7 +200,7 @@ def test_ablations_of_the_readme_are_options_of_the_model():
         options = {name: float(value) for name, value in options.items()}
         model = timm.create_model("vit_tiny_patch16_cape_224", **options)
         for name, value in options.items():
-            assert to_2tuple(getattr(model.position, name)) == (value,) * 2
+            assert to_2tuple(getattr(model.position.settings, name)) == (value,) * 2
         given.append(options)
     scale, shift, local = (
         ("max_global_scale", 1.0),
@@ -218,42 +212,3 @@ def test_ablations_of_the_readme_are_options_of_the_model():
     univit = [row for row in readme_table("variant or ablation") if "univit.yaml" in row[0]]
     models = ["vit_base_patch16_cape_224", "vit_base_patch16_sinpos_224"]  # λ = 1.4, sinpos
     assert [row[1].strip("`").split()[-1] for row in univit] == models
-
-
-def test_the_evaluations_and_figures_of_the_readme_parse_and_fit_together(tmp_path):
-    blocks = re.findall(r"```sh\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    block = "\n".join(b for b in blocks if "cape-timm-eval" in b or "plot curves" in b)
-    said = 'said() { printf "%s\\n" "$@" end; }; cape-timm-eval() { said eval "$@"; }; '
-    said += 'python() { shift 2; said "$@"; }\n'
-    done = subprocess.run(
-        ["bash", "-c", said + block], check=True, capture_output=True, text=True, cwd=tmp_path
-    )
-    written, drawn, extents = set(), [], []
-    for command in done.stdout.split("\nend\n")[:-1]:
-        kind, *words = command.split("\n")
-        options = TimmOptions if kind == "eval" else CurveOptions
-        read = options.read(options.add_to(argparse.ArgumentParser()).parse_args(words))
-        if kind == "eval":
-            written.add(read.csv_path)
-            extents.append((tuple(read.extent), read.tta))
-        else:
-            assert set(read.csv) <= written
-            drawn.append(str(read.out))
-    assert {((), True), (("1", "ratio", "sqrt"), False)} < {*extents}
-    assert drawn == ["vit_main.png", "mix_sizes.png", "shifts.png", "gamma.png", "tta.png"]
-
-
-def test_the_studies_give_every_variant_the_same_width_depth_and_sizes():
-    study = read(STUDIES / "cifar10.yaml")
-    mixed = read(STUDIES / "cifar10_mixed.yaml")["options"]["train-img-sizes"]
-    shared = study["options"]["model-kwargs"]
-    for variant in study["variants"].values():
-        options = {**shared, **variant["options"].get("model-kwargs", {})}
-        model = timm.create_model(variant["options"]["model"], num_classes=10, **options)
-        assert model.embed_dim == shared["embed_dim"]
-        assert len(model.blocks) == shared["depth"]
-        assert model.blocks[0].attn.num_heads == shared["num_heads"]
-        assert model.patch_embed.patch_size == (shared["patch_size"],) * 2
-        assert not model.patch_embed.strict_img_size
-    for sizes in (mixed, study["evaluations"]["sizes"]["options"]["resolutions"]):
-        assert all(size % shared["patch_size"] == 0 for size in sizes)

@@ -1,33 +1,27 @@
-"""ViTs by name inside timm: everything goes through timm.create_model."""
+"""Our models by name inside timm: names, options and what is refused, through timm.create_model."""
 
 import argparse
 import inspect
 import pickle
 
 import pytest
+import timm
 import torch
+from timm.models.eva import Eva
+from timm.utils import ParseKwargs
 
-timm = pytest.importorskip("timm")
-
-from timm.utils import ParseKwargs  # noqa: E402
-
-import cape_plugins.timm  # noqa: E402 - registers, also where autoload is switched off
-from cape_plugins import patch_grid, sinusoid_2d  # noqa: E402
-from cape_plugins.augment import AsGiven  # noqa: E402
-from cape_plugins.timm.registry import LOW, variants_by_name  # noqa: E402
-from cape_plugins.variants import get  # noqa: E402
+import cape_plugins.timm  # registers, also where autoload is switched off
+from cape_plugins import patch_grid, sinusoid_2d
+from cape_plugins.augment import Identity
+from cape_plugins.timm.registry import LOW, variants_by_name
+from cape_plugins.variants import get
 
 NAMED = tuple(variants_by_name())
-VARIANTS = tuple(name for name in NAMED if name != "univit")
-SMALL = dict(depth=2, num_classes=10)
+HOSTS = ["vit", "naflexvit"]
+SMALL = dict(depth=1, num_classes=10)
 
 
-def create(variant: str = "cape", **kwargs) -> torch.nn.Module:
-    return timm.create_model(f"vit_tiny_patch16_{variant}_224", **{**SMALL, **kwargs})
-
-
-def images(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+# names
 
 
 @pytest.mark.parametrize("variant", NAMED)
@@ -36,31 +30,54 @@ def test_every_variant_is_listed_in_all_sizes(variant):
     names |= {f"vit_tiny_patch8_{variant}_64", f"vit_tiny_patch4_{variant}_32"}
     pattern = f"vit_*_patch*[0-9]_{variant}_[0-9]*"
     assert set(timm.list_models(pattern, module="vision_transformer")) == names
-    tagged = timm.list_models(pattern, include_tags=True)
+    tagged = timm.list_models(pattern, module="vision_transformer", include_tags=True)
     assert set(tagged) == {f"{name}.untrained" for name in names}
-    assert timm.list_models(pattern, pretrained=True) == []
+    assert not timm.list_models(pattern, module="vision_transformer", pretrained=True)
+    names = {f"naflexvit_{size}_patch16_{variant}_gap" for size in ("tiny", "small", "base")}
+    assert set(timm.list_models(f"naflexvit_*_patch16_{variant}_gap", module="naflexvit")) == names
+    cfg = timm.get_pretrained_cfg(f"naflexvit_tiny_patch16_{variant}_gap")
+    assert (cfg.tag, cfg.input_size, cfg.fixed_input_size) == ("untrained", (3, 384, 384), False)
+    assert (cfg.first_conv, cfg.classifier) == ("embeds.proj", "head")
 
 
 @pytest.mark.parametrize(
-    ("size", "width", "heads"), [("tiny", 192, 3), ("small", 384, 6), ("base", 768, 12)]
+    ("ours", "theirs"),
+    [
+        *((f"vit_{s}_patch16_cape_224", f"vit_{s}_patch16_224") for s in ("tiny", "small", "base")),
+        ("naflexvit_base_patch16_cape_gap", "naflexvit_base_patch16_gap"),
+    ],
 )
-def test_the_sizes_are_timms(size, width, heads):
-    model = timm.create_model(f"vit_{size}_patch16_cape_224", depth=1)
-    stock = timm.create_model(f"vit_{size}_patch16_224", depth=1)
-    assert model.embed_dim == stock.embed_dim == width
-    assert model.blocks[0].attn.num_heads == stock.blocks[0].attn.num_heads == heads
-    ours = {k: v.shape for k, v in model.state_dict().items() if k != "cls_pos_embed"}
-    theirs = {k: v.shape for k, v in stock.state_dict().items() if k != "pos_embed"}
+def test_the_sizes_are_timms(ours, theirs):
+    model, stock = (timm.create_model(name, depth=1) for name in (ours, theirs))
+    assert model.blocks[0].attn.num_heads == stock.blocks[0].attn.num_heads
+    ours, theirs = (
+        {name: p.shape for name, p in one.state_dict().items() if "pos_embed" not in name}
+        for one in (model, stock)
+    )
     assert ours == theirs
 
 
-def test_univit_is_cape_without_its_scale():
-    name = "vit_tiny_patch16_univit_224"
-    univit, cape = (timm.create_model(n, **SMALL) for n in (name, "vit_tiny_patch16_cape_224"))
-    assert (univit.position.pos, univit.position.max_global_scale) == ("cape", 1.0)
-    assert cape.position.max_global_scale == 1.4
-    assert univit.position.max_global_shift == cape.position.max_global_shift == 0.5
-    assert timm.create_model(name, max_global_scale=1.1).position.max_global_scale == 1.1
+def test_timms_models_of_these_names_stay_timms():
+    for name in ("vit_small_patch16_rope_224", "vit_base_patch16_rope_mixed_224"):
+        assert isinstance(timm.create_model(name, depth=1), Eva)
+
+
+def test_univit_is_cape_without_its_scale(create):
+    univit, cape = (create(name).position.settings for name in ("univit", "cape"))
+    assert (univit.pos, univit.max_global_scale) == ("cape", 1.0)
+    assert cape.max_global_scale == 1.4
+    assert univit.max_global_shift == cape.max_global_shift == 0.5
+    assert create("univit", max_global_scale=1.1).position.settings.max_global_scale == 1.1
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("pos", ["sinpos", "cape", "univit"])
+def test_low_names_have_the_same_weights_and_lower_frequencies(create, host, pos):
+    paper, low = create(pos, host), create(f"{pos}_low", host)
+    positions = [getattr(model, "embeds", model).position for model in (paper, low)]
+    assert [one.embedding.frequency_scale for one in positions] == [1.0, LOW]
+    assert positions[0].embedding.augmentation == positions[1].embedding.augmentation
+    assert [*paper.state_dict()] == [*low.state_dict()]
 
 
 @pytest.mark.parametrize(("patch", "size"), [(16, 224), (8, 64), (4, 32)])
@@ -77,113 +94,6 @@ def test_the_pretrained_cfg_is_complete(patch, size):
     assert data["crop_pct"] == (0.875 if size == 224 else 1.0)  # no border to lose at 32 and 64
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("size", [(224, 224), (16, 16), (16, 48), (160, 384), (80, 112)])
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_any_size_that_the_patches_divide_works(variant, size, training):
-    out = create(variant).train(training)(images(2, 3, *size))
-    assert out.shape == (2, 10)
-    assert out.isfinite().all()
-
-
-def test_a_size_that_the_patches_do_not_divide_is_named():
-    with pytest.raises(AssertionError, match=r"height \(100\) should be divisible by patch size"):
-        create()(images(1, 3, 100, 96))
-
-
-def test_dynamic_img_pad_takes_any_size_at_all():
-    assert create(dynamic_img_pad=True)(images(1, 3, 100, 150)).shape == (1, 10)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_evaluation_is_deterministic_and_only_those_named_so_augment_in_training(variant):
-    model, x = create(variant), images(2, 3, 64, 64)
-    model.eval()
-    assert torch.equal(model(x), model(x))
-    model.train()
-    as_given = get(variants_by_name()[variant]["pos"]).augment is AsGiven
-    assert torch.equal(model(x), model(x)) == as_given
-
-
-def test_positions_are_added_to_the_patches_and_the_class_token_has_its_own():
-    model = create("sinpos").eval()
-    tokens = torch.zeros(1, 2, 3, 192)
-    out = model._pos_embed(tokens)
-    assert torch.equal(out[:, :1], model.cls_token + model.cls_pos_embed)
-    torch.testing.assert_close(out[0, 1:], sinusoid_2d(patch_grid(2, 3), 192))
-    flat = create("sinpos", dynamic_img_size=False, img_size=(32, 48)).eval()
-    torch.testing.assert_close(flat._pos_embed(tokens.view(1, 6, 192))[:, 1:], out[:, 1:])
-
-
-def test_nopos_has_no_class_token_position_and_is_permutation_invariant():
-    model, x = create("nopos").eval(), images(1, 3, 32, 32)
-    assert model.cls_pos_embed is None
-    swapped = torch.cat([x[..., 16:], x[..., :16]], dim=-1)
-    torch.testing.assert_close(model(x), model(swapped), atol=1e-5, rtol=1e-5)
-    cape = create("cape").eval()
-    assert not torch.allclose(cape(x), cape(swapped), atol=1e-5)
-
-
-def test_register_tokens_and_mean_pooling_without_class_token_work():
-    assert create(reg_tokens=4)(images(1, 3, 64, 64)).shape == (1, 10)
-    model = create(class_token=False, global_pool="avg")
-    assert model.cls_pos_embed is None
-    assert model(images(1, 3, 64, 64)).shape == (1, 10)
-
-
-def test_options_reach_the_positions():
-    options = dict(max_global_shift=0.1, max_local_shift=(0.2, 0.3), max_global_scale=2.0)
-    position = create(**options, extent=0.7).position
-    assert {name: getattr(position, name) for name in options} == options
-    assert position.extent == 0.7
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(max_global_scale=0.5), "max_global_scale must be a finite number ≥ 1, got 0.5"),
-        (dict(max_global_shift=-0.5), "max_global_shift must be a finite number ≥ 0, got -0.5"),
-        (dict(max_local_shift=-1.0), "max_local_shift"),
-        (dict(extent=0.0), "extent must be finite and > 0, got 0.0"),
-        (dict(embed_dim=191, num_heads=1), "dim must be even"),
-        (dict(pos="relpos"), "unknown variant 'relpos': choose one of nopos, sinpos, cape"),
-        (dict(pos="abspos"), "timm's own models: create vit_tiny_patch16_224"),
-        (dict(pos_embed="learn"), "timm's own models: create vit_tiny_patch16_224"),
-    ],
-)
-@pytest.mark.parametrize("variant", ["nopos", "cape"])
-def test_wrong_option_values_are_refused_whatever_the_variant(variant, options, message):
-    with pytest.raises(ValueError, match=message):
-        create(variant, **options)
-
-
-@pytest.mark.parametrize(
-    ("variant", "options", "message"),
-    [
-        (
-            "nopos",
-            dict(max_global_shift=0.1),
-            "max_global_shift = 0.1 is for cape.*; nopos takes",
-        ),
-        ("nopos", dict(extent=0.7), "extent = 0.7 is for sinpos.*; nopos takes none of these"),
-        (
-            "sinpos",
-            dict(max_local_shift=(0.1, 0.1)),
-            "is for cape.*; sinpos takes extent",
-        ),
-        ("sinpos", dict(max_global_scale=1.0), "max_global_scale = 1.0 is for cape"),
-    ],
-)
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_{}_224", "naflexvit_tiny_patch16_{}_gap"])
-def test_an_option_that_the_variant_does_not_take_is_refused(name, variant, options, message):
-    with pytest.raises(ValueError, match=message):
-        timm.create_model(name.format(variant), **SMALL, **options)
-
-
-def test_an_option_at_its_default_counts_as_not_given():
-    create("nopos", max_global_shift=0.5, max_local_shift=None, max_global_scale=1.4, extent=1.0)
-
-
 def test_entrypoints_are_functions_of_their_modules_as_timms_are():
     for module in (cape_plugins.timm.vision_transformer, cape_plugins.timm.naflexvit):
         for name in module.default_cfgs:
@@ -198,66 +108,147 @@ def test_entrypoints_are_functions_of_their_modules_as_timms_are():
             assert others.kind is inspect.Parameter.VAR_KEYWORD
 
 
-def test_what_train_py_makes_of_model_kwargs_works():
+# what the models do
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("variant", NAMED)
+def test_what_a_name_says(create, images, variant, host):
+    model = create(variant, host)
+    for size in [(224, 224), (16, 16), (16, 48), (160, 384)]:  # all that the patches divide
+        x = images(2, 3, *size)
+        for training in (True, False):
+            out = model.train(training)(x)
+            assert out.shape == (2, 10)
+            assert out.isfinite().all()
+    x = images(1, 3, 48, 32)
+    assert torch.equal(model(x), model(x))
+    moved = torch.allclose(model(x), model(x.roll(16, dims=2)), atol=1e-4, rtol=1e-4)
+    assert moved == (variant == "nopos")  # all others see where patches are
+    as_given = get(variants_by_name()[variant]["pos"]).augment is Identity
+    model.train()
+    assert torch.equal(model(x), model(x)) == as_given
+
+
+def test_positions_are_added_to_the_patches_and_the_class_token_has_its_own(create):
+    model, flat = create("sinpos").eval(), create("sinpos", dynamic_img_size=False, img_size=32)
+    tokens = torch.zeros(1, 2, 2, 32)
+    out = model._pos_embed(tokens)
+    assert torch.equal(out[:, :1], model.cls_token + model.cls_pos_embed)
+    torch.testing.assert_close(out[0, 1:], sinusoid_2d(patch_grid(2, 2), 32))
+    torch.testing.assert_close(flat.eval()._pos_embed(tokens.view(1, 4, 32))[:, 1:], out[:, 1:])
+    assert create("cape", no_embed_class=True).cls_pos_embed is None
+    assert create("cape", class_token=False, global_pool="avg").cls_pos_embed is None
+
+
+# options
+
+
+def test_options_reach_the_positions(create):
+    options = dict(max_global_shift=0.1, max_local_shift=(0.2, 0.3), max_global_scale=2.0)
+    position = create(**options, extent=0.7).position
+    assert {name: getattr(position.settings, name) for name in options} == options
+    assert position.extent == 0.7
+    augmentation = position.embedding.augmentation
+    assert {name: getattr(augmentation, name) for name in options} == options
+    create("nopos", max_global_shift=0.5, max_local_shift=None, extent=1.0)  # at their defaults
+
+
+def test_frequency_scale_reaches_rotations(create, images):
+    one, low = create("ropepos").eval(), create("ropepos", frequency_scale=0.2).eval()
+    x = images(1, 3, 32, 48)
+    assert not torch.allclose(one(x), low(x), atol=1e-3)
+
+
+def model_kwargs(*given: str) -> dict:
+    """What timm's train.py makes of its option."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model-kwargs", nargs="*", default={}, action=ParseKwargs)  # as it does
+    return parser.parse_args(["--model-kwargs", *given]).model_kwargs
+
+
+def test_what_train_py_makes_of_model_kwargs_works(create, images):
     given = "max_global_scale=1 max_global_shift=0.25 max_local_shift=(0.1,0.2) extent=0.7"
-    options = parser.parse_args(["--model-kwargs", *given.split()]).model_kwargs
-    position = create(**options).train().position
-    assert position.max_global_scale == 1
-    assert position.max_local_shift == (0.1, 0.2)
-    assert create(**options)(images(1, 3, 32, 48)).shape == (1, 10)
-    for given in ("max_local_shift=[0.1,0.2]", "max_local_shift=0.0", "max_local_shift=None"):
-        options = parser.parse_args(["--model-kwargs", given]).model_kwargs
-        assert create(**options)(images(1, 3, 32, 48)).isfinite().all()
+    settings = create(**model_kwargs(*given.split())).position.settings
+    assert settings.max_global_scale == 1
+    assert settings.max_local_shift == (0.1, 0.2)
+    for one in (given, "max_local_shift=[0.1,0.2]", "max_local_shift=0", "max_local_shift=None"):
+        model = create(**model_kwargs(*one.split()))
+        assert model(images(1, 3, 32, 48)).isfinite().all()
+
+
+IN_BLOCKS = "alibi sits in timm's Block and Attention, and the model has "
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize(
+    ("variant", "options", "message"),
+    [
+        # values that are wrong for whatever variant
+        *(
+            (variant, options, message)
+            for variant in ("nopos", "cape")
+            for options, message in [
+                (dict(max_global_scale=0.5), "max_global_scale must be a finite number ≥ 1, got"),
+                (dict(max_global_scale="big"), "max_global_scale must be .*got 'big'"),
+                (dict(max_global_shift=-0.5), "max_global_shift must be a finite number ≥ 0, got"),
+                (dict(max_global_shift=(0, 5)), "max_global_shift must be"),
+                (dict(max_local_shift=-1.0), "max_local_shift must be"),
+                (dict(max_local_shift="1/14"), "max_local_shift must be .*got '1/14'"),
+                (dict(max_local_shift=(0.1,) * 3), r"must be a number or \(height, width\), got"),
+                (dict(extent=0.0), "extent must be finite and > 0, got 0.0"),
+                (dict(extent="wide"), "extent must be"),
+                (dict(extent=True), "extent must be"),
+                (dict(frequency_scale=0), "frequency_scale must be finite and > 0"),
+                (dict(pos="relpos"), "unknown variant 'relpos': choose one of nopos, sinpos, cape"),
+                (dict(pos="abspos"), "timm's own models: create vit_tiny_patch16_224"),
+                (dict(pos_embed="learn"), "timm's own models: create vit_tiny_patch16_224"),
+                *(
+                    (dict(attention_logn=wrong), "attention_logn must be the number of tokens")
+                    for wrong in (1, -197, 196.5, True, "many")
+                ),
+            ]
+        ),
+        ("cape", dict(embed_dim=191, num_heads=1), "dim must be even"),
+        # options of other variants
+        ("nopos", dict(max_global_shift=0.1), "max_global_shift = 0.1 is for cape.*; nopos takes"),
+        ("nopos", dict(extent=0.7), "extent = 0.7 is for sinpos.*; nopos takes none of these"),
+        ("sinpos", dict(max_local_shift=(0.1, 0.1)), "is for cape.*; sinpos takes extent"),
+        ("sinpos", dict(max_local_shift=0.0), "is for cape.*; sinpos takes extent"),
+        ("sinpos", dict(max_global_scale=1.0), "max_global_scale = 1.0 is for cape"),
+        ("alibi", dict(frequency_scale=0.2), "is for sinpos, cape, rope, cape_rope, random, rand"),
+        # what is not handed the positions
+        ("alibi", dict(attn_layer="diff"), IN_BLOCKS + "Block with DiffAttention"),
+        ("alibi", dict(block_fn=timm.models.vision_transformer.ParallelScalingBlock), IN_BLOCKS),
+        ("cape_rope", dict(patch_drop_rate=0.5), "patch_drop_rate > 0 leaves the attention of cap"),
+        ("cape", dict(attention_logn=197, attn_layer="diff"), "attention_logn sits in timm's Att"),
+        *(
+            (variant, dict(embed_dim=12), "2 axes need heads of a multiple of 4 channels, got 6")
+            for variant in ("ropepos", "ropepos_mixed", "cape_rope", "cape_rope_mixed")
+        ),
+    ],
+)
+def test_what_is_wrong_is_refused_by_name(create, host, variant, options, message):
+    with pytest.raises(ValueError, match=message):
+        create(variant, host, **options)
+
+
+TABLE = "pos_embed_.* = .* is for a table of positions, which {} does"
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("host", "variant", "options", "message"),
     [
-        "max_global_scale=big",
-        "max_global_shift=0,5",
-        "max_local_shift=1/14",
-        "max_local_shift=(0.1,0.1,0.1)",
-        "extent=wide",
-        "extent=True",
+        ("naflexvit", "cape", dict(pos_embed_grid_size=(24, 24)), TABLE.format("cape")),
+        ("naflexvit", "cape", dict(pos_embed_interp_mode="bilinear"), TABLE.format("cape")),
+        ("naflexvit", "sinpos", dict(pos_embed_antialias=False), TABLE.format("sinpos")),
+        ("naflexvit", "sinpos", dict(pos_embed_use_grid_sample=True), TABLE.format("sinpos")),
+        ("naflexvit", "nopos", dict(pos_embed_ar_preserving=True), TABLE.format("nopos")),
+        ("vit", "cape", dict(use_naflex=True, no_embed_class=True), "no_embed_class"),
+        ("vit", "cape", dict(max_gobal_shift=0.5), "max_gobal_shift"),
+        ("naflexvit", "cape", dict(max_gobal_shift=0.5), "max_gobal_shift"),
     ],
 )
-def test_model_kwargs_that_are_no_numbers_are_refused(given):
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model-kwargs", nargs="*", default={}, action=ParseKwargs)
-    options = parser.parse_args(["--model-kwargs", given]).model_kwargs
-    with pytest.raises(ValueError, match=given.split("=")[0]):
-        create(**options)
-
-
-def test_misspelt_options_are_refused():
-    with pytest.raises(TypeError, match="max_gobal_shift"):
-        create(max_gobal_shift=0.5)
-
-
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_{}_224", "naflexvit_tiny_patch16_{}_gap"])
-@pytest.mark.parametrize("pos", ["sinpos", "cape", "univit"])
-def test_low_names_have_the_same_weights_and_lower_frequencies(name, pos):
-    paper = timm.create_model(name.format(pos), depth=1)
-    low = timm.create_model(name.format(f"{pos}_low"), depth=1)
-    positions = [getattr(model, "embeds", model).position for model in (paper, low)]
-    assert [position.frequency_scale for position in positions] == [1.0, LOW]
-    assert positions[0].augmentation == positions[1].augmentation
-    assert {k: v.shape for k, v in paper.state_dict().items()} == {
-        k: v.shape for k, v in low.state_dict().items()
-    }
-
-
-def test_frequency_scale_reaches_rotations_and_is_refused_where_nothing_turns():
-    images = torch.randn(1, 3, 32, 32)
-    torch.manual_seed(0)
-    one = timm.create_model("vit_tiny_patch4_ropepos_32", depth=1).eval()
-    torch.manual_seed(0)
-    low = timm.create_model("vit_tiny_patch4_ropepos_32", depth=1, frequency_scale=0.2).eval()
-    assert (one.forward_features(images) - low.forward_features(images)).abs().max() > 1e-4
-    with pytest.raises(
-        ValueError,
-        match=r"frequency_scale = 0\.2 is for sinpos, cape, rope, cape_rope, random, random_rope",
-    ):
-        timm.create_model("vit_tiny_patch4_alibi_32", depth=1, frequency_scale=0.2)
+def test_what_one_host_does_not_take_is_refused(create, host, variant, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        create(variant, host, **options)

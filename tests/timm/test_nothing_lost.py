@@ -1,68 +1,92 @@
 """What timm's ViT can do, our ViTs can do too; each through timm's or torch's public interface."""
 
-import os
-import subprocess
-import sys
+import multiprocessing
 
 import numpy as np
 import pytest
+import timm
 import torch
+from timm.models import create_feature_extractor
+from timm.optim import create_optimizer_v2, param_groups_layer_decay
+from torch._dynamo.testing import CompileCounter
+from torch.nn.parallel import DistributedDataParallel
 
-timm = pytest.importorskip("timm")
+from cape_plugins.augment import Identity
+from cape_plugins.timm.registry import variants_by_name
+from cape_plugins.variants import get
 
-from timm.optim import create_optimizer_v2, param_groups_layer_decay  # noqa: E402
-from torch._dynamo.testing import CompileCounter  # noqa: E402
-
-import cape_plugins.timm  # noqa: E402, F401 - registers, also where autoload is switched off
-from cape_plugins import patch_grid  # noqa: E402
-from cape_plugins.augment import AsGiven  # noqa: E402
-from cape_plugins.timm.registry import variants_by_name  # noqa: E402
-from cape_plugins.variants import get  # noqa: E402
-
-NAMED = tuple(variants_by_name())
-VARIANTS = tuple(name for name in NAMED if name != "univit")
-AUGMENTS = tuple(n for n, args in variants_by_name().items() if get(args["pos"]).augment != AsGiven)
-SMALL = dict(depth=2, num_classes=10)
-
-
-def create(variant: str = "cape", **kwargs) -> torch.nn.Module:
-    return timm.create_model(f"vit_tiny_patch16_{variant}_224", **{**SMALL, **kwargs})
-
-
-def images(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+VARIANTS = [name for name, given in variants_by_name().items() if given.keys() == {"pos"}]
+AUGMENTS = [n for n in VARIANTS if get(variants_by_name()[n]["pos"]).augment is not Identity]
+# at the input, in self-attention, and random
+THREE = ["cape", "cape_rope_mixed", "random"]
+# at the input: timm's own loops over the blocks; in self-attention: ours
+BOTH_LOOPS = pytest.mark.parametrize("variant", ["cape", "cape_alibi"])
 
 
 # features
 
 
-def test_features_only_gives_maps_of_rectangles():
-    features = timm.create_model(
-        "vit_tiny_patch16_cape_224", depth=2, features_only=True, out_indices=(0, 1)
-    )
-    assert [f.shape for f in features(images(2, 3, 64, 96))] == [(2, 192, 4, 6)] * 2
+@BOTH_LOOPS
+def test_features_only_gives_maps_of_rectangles(create, images, variant):
+    features = create(variant, features_only=True, out_indices=(0, 1))
+    assert [f.shape for f in features(images(2, 3, 64, 96))] == [(2, 32, 4, 6)] * 2
     assert features.feature_info.reduction() == [16, 16]
 
 
-def test_forward_intermediates_sees_the_positions():
-    model, x = create().eval(), images(2, 3, 64, 96)
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(),
+        dict(norm=True, indices=[1], stop_early=True),
+        dict(indices=1, output_fmt="NLC", return_prefix_tokens=True),
+        dict(indices=[0], stop_early=True, intermediates_only=True, return_prefix_tokens=True),
+        dict(output_dict=True, return_prefix_tokens=True, norm=True),
+        dict(output_dict=True, intermediates_only=True, output_fmt="NLC"),
+        dict(attn_mask=torch.ones(26, 26).tril().bool()),
+        dict(is_causal=True),
+    ],
+)
+@pytest.mark.parametrize("class_token", [True, False])
+def test_intermediates_have_the_form_of_timms(create, images, options, checkpointing, class_token):
+    ours, timms = (
+        create(variant, class_token=class_token, reg_tokens=1, global_pool="avg").eval()
+        for variant in ("alibi", "nopos")
+    )
+    for block in ours.blocks:
+        block.attn.relative = None  # now both are timm's model without positions
+    for model in (ours, timms):
+        model.set_grad_checkpointing(checkpointing)
+    x = images(2, 3, 64, 96)
+    if "attn_mask" in options and not class_token:
+        options = dict(attn_mask=options["attn_mask"][1:, 1:])
+    expected = timms.forward_intermediates(x, **options)
+    torch.testing.assert_close(ours.forward_intermediates(x, **options), expected)
+    masks = {name: value for name, value in options.items() if name in ("attn_mask", "is_causal")}
+    found = ours.forward_features(x, **masks)
+    torch.testing.assert_close(found, timms.forward_features(x, **masks))
+
+
+@BOTH_LOOPS
+def test_intermediates_see_the_positions(create, images, variant):
+    model, x = create(variant).eval(), images(2, 3, 64, 96)
     final, maps = model.forward_intermediates(x, norm=True)
     assert torch.equal(final, model.forward_features(x))
     assert torch.equal(maps[-1].flatten(2).mT, final[:, 1:])
-
-
-def test_get_intermediate_layers_gives_patches_and_class_token():
-    model, x = create().eval(), images(2, 3, 64, 96)
-    ((patches, prefix),) = model.get_intermediate_layers(x, n=1, return_prefix_tokens=True)
-    assert torch.equal(
-        torch.cat([prefix, patches], dim=1), model.blocks(model._pos_embed(model.patch_embed(x)))
+    ((patches, prefix),) = model.get_intermediate_layers(
+        x, n=1, return_prefix_tokens=True, norm=True
     )
+    assert torch.equal(torch.cat([prefix, patches], dim=1), final)
+    model.prune_intermediate_layers([0])
+    assert len(model.blocks) == 1
+    (pruned,) = model.forward_intermediates(x, norm=True, intermediates_only=True)
+    assert torch.equal(pruned, maps[0])
 
 
 # training
 
 
-def test_patch_drop_rate_drops_patches_in_training_only():
+def test_patch_drop_rate_drops_patches_in_training_only(create, images):
     model, seen = create(patch_drop_rate=0.5), []
     model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
     model.train()(images(1, 3, 64, 64))
@@ -70,25 +94,15 @@ def test_patch_drop_rate_drops_patches_in_training_only():
     assert seen == [1 + 8, 1 + 16]
 
 
-def test_gradient_checkpointing_changes_no_gradient():
-    x, gradients = images(2, 3, 64, 64), []
-    model = create().train()
-    for enable in (False, True):
-        model.set_grad_checkpointing(enable)
-        model.zero_grad()
-        torch.manual_seed(1)  # the same draws
-        model(x).square().sum().backward()
-        gradients.append([p.grad.clone() for p in model.parameters()])
-    torch.testing.assert_close(*gradients)
-
-
-def test_every_parameter_gets_a_gradient():
-    model = create()
-    model(images(2, 3, 32, 32)).sum().backward()
+@pytest.mark.parametrize("host", ["vit", "naflexvit"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_parameter_gets_a_gradient(create, images, variant, host):
+    model = create(variant, host)
+    model(images(2, 3, 32, 48)).square().sum().backward()
     assert [n for n, p in model.named_parameters() if p.grad is None] == []
 
 
-def test_the_class_tokens_position_is_not_decayed():
+def test_the_class_tokens_position_is_not_decayed(create):
     model = create()
     assert "cls_pos_embed" in model.no_weight_decay()
     optimizer = create_optimizer_v2(model, "adamw", lr=1.0, weight_decay=0.05)
@@ -97,8 +111,8 @@ def test_the_class_tokens_position_is_not_decayed():
     assert decay[id(model.head.weight)] == 0.05
 
 
-def test_layer_decay_groups_parameters_as_timms_vit_does():
-    stock = timm.create_model("vit_tiny_patch16_224", **SMALL)
+def test_layer_decay_groups_parameters_as_timms_vit_does(create):
+    stock = timm.create_model("vit_tiny_patch16_224", depth=2, embed_dim=32, num_heads=2)
 
     def scales(model):
         names = {id(p): n for n, p in model.named_parameters()}
@@ -110,152 +124,139 @@ def test_layer_decay_groups_parameters_as_timms_vit_does():
     assert ours == theirs
 
 
-def test_reset_classifier_changes_head_and_pooling():
-    model, x = create().eval(), images(1, 3, 32, 48)
+@BOTH_LOOPS
+def test_reset_classifier_changes_head_and_pooling(create, images, variant):
+    model, x = create(variant).eval(), images(1, 3, 32, 48)
     model.reset_classifier(7, "avg")
     assert model(x).shape == (1, 7)
     model.reset_classifier(0)
-    assert model(x).shape == (1, 192)
+    assert model(x).shape == (1, 32)
 
 
 # input
 
 
-def test_set_input_size_changes_grid_and_patches():
-    model = create(dynamic_img_size=False).eval()
+@BOTH_LOOPS
+def test_set_input_size_changes_grid_and_patches(create, images, variant):
+    model, flexible = create(variant, dynamic_img_size=False).eval(), create(variant).eval()
+    x = images(1, 3, 96, 160)
     with pytest.raises(AssertionError, match="doesn't match model"):
-        model(images(1, 3, 96, 160))
+        model(x)
     model.set_input_size(img_size=(96, 160))
     assert model.patch_embed.grid_size == (6, 10)
-    flexible = create().eval()
-    flexible.load_state_dict(model.state_dict())
-    x = images(1, 3, 96, 160)
     torch.testing.assert_close(model(x), flexible(x))
     flexible.set_input_size(patch_size=8)
-    assert flexible.forward_features(x).shape == (1, 1 + 12 * 20, 192)
+    assert flexible.forward_features(x).shape == (1, 1 + 12 * 20, 32)
 
 
-@pytest.mark.parametrize("in_chans", [1, 4])
-def test_other_numbers_of_channels_work(in_chans):
-    assert create(in_chans=in_chans)(images(1, in_chans, 32, 32)).shape == (1, 10)
-
-
-def test_channels_last_changes_nothing():
-    model, x = create().eval(), images(2, 3, 64, 96)
+@BOTH_LOOPS
+def test_channels_padding_and_memory_formats(create, images, variant):
+    assert create(variant, in_chans=4)(images(1, 4, 32, 32)).shape == (1, 10)
+    assert create(variant, dynamic_img_pad=True)(images(1, 3, 100, 150)).shape == (1, 10)
+    model, x = create(variant).eval(), images(2, 3, 64, 96)
     expected = model(x)
     out = model.to(memory_format=torch.channels_last)(x.to(memory_format=torch.channels_last))
-    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
+    with pytest.raises(AssertionError, match=r"height \(100\) should be divisible by patch size"):
+        model(images(1, 3, 100, 96))
 
 
 # precision
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_stays_close_to_float32(dtype):
-    model, x = create().eval(), images(2, 3, 160, 160)
+@pytest.mark.parametrize("host", ["vit", "naflexvit"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_half_precision_stays_close_to_float32(create, images, batch, variant, host, dtype):
+    model, x = create(variant, host).eval(), images(2, 3, 160, 160)
+    given = batch() if host == "naflexvit" else x
     with torch.no_grad():
-        expected = model(x)
+        expected = model(given)
         with torch.autocast("cpu", dtype=dtype):
-            torch.testing.assert_close(model(x).float(), expected, atol=2e-2, rtol=0)
-        out = model.to(dtype)(x.to(dtype))
-    assert out.dtype == dtype
-    torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=0)
+            found = [model(given)]
+        model.to(dtype)
+        halved = dict(given, patches=given["patches"].to(dtype)) if given is not x else x.to(dtype)
+        for fused in (True, False):
+            for block in model.blocks:
+                block.attn.fused_attn = fused
+            found.append(model(halved))
+    assert found[1].dtype == found[2].dtype == dtype
+    for out in found:
+        assert (out.float() - expected).norm() < 0.05 * expected.norm()
 
 
-def test_meta_device_construction_and_init_weights():
+@pytest.mark.parametrize("host", ["vit", "naflexvit"])
+@pytest.mark.parametrize("variant", THREE)
+def test_meta_device_construction_and_init_weights(create, images, variant, host):
+    pooled = dict(class_token=True, global_pool="token")
     with torch.device("meta"):
-        model = create()
+        model = create(variant, host, embed_dim=192, num_heads=3, fresh=True, **pooled)
     model = model.to_empty(device="cpu")
     model.init_weights()
-    assert 0.015 < model.cls_pos_embed.std() < 0.025
+    own = getattr(model, "embeds", model).cls_pos_embed
+    assert own is None if variant == "cape_rope_mixed" else 0.015 < own.std() < 0.025
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
     assert model.eval()(images(1, 3, 32, 32)).isfinite().all()
 
 
 # graphs
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_torch_compile_needs_no_graph_break_in_training_and_evaluation(variant):
-    model, x = create(variant), images(2, 3, 32, 48)
+@pytest.mark.parametrize(
+    ("host", "variant"), [("vit", "cape"), ("naflexvit", "cape_rope_mixed"), ("vit", "random")]
+)
+def test_torch_compile_needs_no_graph_break(create, images, batch, host, variant):
+    model, x = create(variant, host, depth=1, attention_logn=50), images(2, 3, 32, 48)
+    if host == "naflexvit":
+        x = {name: one for name, one in batch().items() if name != "seq_len"}  # an int, unused
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     model.eval()
-    torch.testing.assert_close(compiled(x), model(x), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(compiled(x), model(x), atol=1e-4, rtol=1e-4)
     model.train()
     first, second = compiled(x), compiled(x)
-    assert torch.equal(first, second) == (variant not in AUGMENTS)
+    assert not torch.equal(first, second)
     second.sum().backward()
     assert [n for n, p in model.named_parameters() if p.grad is None] == []
 
 
-def test_the_fused_operator_promises_compilers_the_strides_it_gives():
-    # timm's patches come transposed; inductor fails on a broken promise, aot_eager does not
-    patches = create("sinpos").patch_embed(images(2, 3, 32, 48)).flatten(1, 2).detach()
-    assert patches.stride(2) != 1
-    positions, add = patch_grid(2, 3)[None], torch.ops.cape_plugins.add_sinusoid
-    given = add(patches, positions, 10_000.0, 1.0)
-    promised = add(patches.to("meta"), positions.to("meta"), 10_000.0, 1.0)
-    assert given.stride() == promised.stride()
-
-
-def test_torch_compile_makes_one_dynamic_graph_for_univits_seven_sizes():
+@pytest.mark.parametrize("host", ["vit", "naflexvit"])
+def test_torch_compile_makes_one_dynamic_graph_for_all_sizes(create, images, batch, host):
     # dynamic_img_pad: without it timm's own PatchEmbed makes a graph of each size
-    model = create("univit", dynamic_img_pad=True, depth=1).train()
+    model = create("univit", host, dynamic_img_pad=True, depth=1).train()
+    inputs = [images(1, 3, size, size) for size in (128, 160, 192, 224, 256, 288, 320)]
+    if host == "naflexvit":
+        inputs = [batch(patches) for patches in (24, 36, 49, 64)]
+        for given in inputs:
+            del given["seq_len"]  # an int, unused
     counter = CompileCounter()
     compiled = torch.compile(model, fullgraph=True, backend=counter)
-    for size in (128, 160, 192, 224, 256, 288, 320):
-        assert compiled(images(1, 3, size, size)).isfinite().all()
+    assert all(compiled(x).isfinite().all() for x in inputs)
     assert counter.frame_count <= 2  # the first size, then any size (known from an earlier test)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_torchscript_takes_any_size_or_says_what_to_use_instead(variant):
-    with timm.set_scriptable(True):
-        model = create(variant).eval()
-    if get(model.position.pos).attention is not None:
-        with pytest.raises(ValueError, match=r"torch.jit.script cannot compile .*: use torch"):
-            torch.jit.script(model)
-        return
-    scripted = torch.jit.script(model)
-    for size in ((224, 224), (64, 96)):
-        x = images(2, 3, *size)
-        torch.testing.assert_close(scripted(x), model(x), atol=1e-5, rtol=1e-5)
-
-
-def test_torchscript_augments_in_training_and_has_gradients():
-    with timm.set_scriptable(True):
-        scripted = torch.jit.script(create().train())
-    x = images(2, 3, 64, 96)
-    first, second = scripted(x), scripted(x)
-    assert not torch.equal(first, second)
-    second.sum().backward()
-    assert [n for n, p in scripted.named_parameters() if p.grad is None] == []
-
-
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_torch_jit_trace_gives_the_same_output(variant):
+@pytest.mark.parametrize("variant", THREE)
+def test_torch_jit_trace_gives_the_same_output(create, images, variant):
     model, x = create(variant).eval(), images(2, 3, 64, 96)
     with timm.set_exportable(True):
         traced = torch.jit.trace(model, x, check_trace=False)
     y = images(3, 3, 64, 96)
-    torch.testing.assert_close(traced(y), model(y), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(traced(y), model(y), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("variant", AUGMENTS)
-def test_fx_traces_through_the_model_without_freezing_the_noise(variant):
-    from timm.models import create_feature_extractor
-
+def test_fx_traces_through_the_model_without_freezing_the_noise(create, images, variant):
     traced = create_feature_extractor(create(variant).train(), {"head": "logits"})
     x = images(2, 3, 224, 224)
     first, second = (next(iter(traced(x).values())) for _ in range(2))
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("variant", ["cape", "cape_rope", "ropepos_mixed", "alibi", "random"])
-def test_onnx_export_in_evaluation_takes_any_size(variant, tmp_path):
+@pytest.mark.parametrize("variant", THREE)
+def test_onnx_export_in_evaluation_takes_any_size(create, images, variant, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    model = create(variant).eval()
+    model = create(variant, depth=1).eval()
     height, width = torch.export.Dim("h", min=2, max=40), torch.export.Dim("w", min=2, max=40)
     torch.onnx.export(
         model,
@@ -269,51 +270,43 @@ def test_onnx_export_in_evaluation_takes_any_size(variant, tmp_path):
     for shape in ((3, 3, 64, 96), (1, 3, 160, 224)):
         x = images(*shape)
         (out,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-        assert np.abs(out - model(x).detach().numpy()).max() < 1e-5
+        assert np.abs(out - model(x).detach().numpy()).max() < 1e-4
 
 
 # several processes
 
-STEP = """
-import sys, torch, timm, cape_plugins.timm
-from torch.distributed import all_gather_object, init_process_group
-from torch.nn.parallel import DistributedDataParallel
 
-rank, rendezvous, variant = int(sys.argv[1]), *sys.argv[2:]
-init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
-torch.manual_seed(0)
-model = timm.create_model(f"vit_tiny_patch16_{variant}_224", depth=2, num_classes=10)
-parallel = DistributedDataParallel(model)
-torch.manual_seed(rank)  # as train.py seeds its processes
-x = torch.ones(2, 3, 32, 48)
-out = parallel(x)
-out.square().sum().backward()
-torch.optim.SGD(model.parameters(), 0.1).step()
-weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-found = [None, None]
-all_gather_object(found, (weights, out.detach()))
-(weights0, out0), (weights1, out1) = found
-assert torch.equal(weights0, weights1), "the processes' weights differ after a step"
-assert not torch.equal(out0, out1), "both processes drew the same noise"
-print("stepped", rank)
-"""
+def step(rank: int, rendezvous: str, create, found) -> None:
+    """One training step of three models in one of two processes."""
+    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
+    for variant in THREE:
+        parallel = DistributedDataParallel(create(variant))
+        torch.manual_seed(rank)  # as train.py seeds its processes
+        out = parallel(torch.ones(2, 3, 32, 48))
+        out.square().sum().backward()
+        torch.optim.SGD(parallel.parameters(), 0.1).step()
+        weights = torch.cat([p.detach().flatten() for p in parallel.parameters()])
+        found.put((variant, rank, weights.numpy(), out.detach().numpy()))
+    torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("variant", ["cape", "cape_rope_mixed"])
-def test_ddp_trains_with_noise_of_its_own_in_each_process(variant, tmp_path):
-    command = [sys.executable, "-c", STEP]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def test_ddp_trains_with_noise_of_its_own_in_each_process(create, tmp_path):
+    context = multiprocessing.get_context("fork")  # torch and timm are imported already
+    found = context.Queue()
     processes = [
-        subprocess.Popen(
-            [*command, str(rank), f"file://{tmp_path}/rendezvous", variant],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        context.Process(target=step, args=(rank, f"file://{tmp_path}/rendezvous", create, found))
         for rank in range(2)
     ]
-    for rank, process in enumerate(processes):
-        out, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, out
-        assert f"stepped {rank}" in out
+    for process in processes:
+        process.start()
+    results = {}
+    for _ in 2 * THREE:
+        variant, rank, *rest = found.get(timeout=60)
+        results[variant, rank] = rest
+    for process in processes:
+        process.join(timeout=60)
+        assert process.exitcode == 0
+    for variant in THREE:
+        (weights0, out0), (weights1, out1) = results[variant, 0], results[variant, 1]
+        assert (weights0 == weights1).all(), "the processes' weights differ after a step"
+        assert not (out0 == out1).all(), "both processes drew the same noise"

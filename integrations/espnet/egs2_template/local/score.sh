@@ -3,7 +3,7 @@
 #
 #   local/score.sh [--dumpdir dump/raw] [--bins "10 15 20"] exp/asr_train_asr_cape_raw_en_char
 #
-# WER by duration, from greedy CTC decoding of the best checkpoint: <exp>/cape_eval.{csv,md}.
+# WER by duration, from greedy CTC decoding of the best checkpoint: <exp>/cape_eval.csv.
 # Options reach it through asr.sh --local_score_opts "...".
 set -e
 set -u
@@ -50,10 +50,9 @@ if [ "${#sets[@]}" -eq 0 ]; then
 fi
 
 # shellcheck disable=SC2086
-${python} -m cape_plugins.evaluation.espnet \
+${python} -m cape_studies.evaluation.espnet \
     --model "$(basename "${asr_exp}")=${model}" \
     --data "${sets[@]}" \
     --bins ${bins} \
     --device "${device}" \
-    --no-plots \
     --out "${asr_exp}/cape_eval" --overwrite

@@ -1,0 +1,174 @@
+"""Checks of options before training: one line that says what is wrong, before any data is read."""
+
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from fairseq.dataclass import FairseqDataclass
+
+from cape_plugins import variants
+from cape_plugins.fairseq.config import TokenSettings, check_reach, checkpoint_options
+from cape_plugins.fairseq.radam import RADAM, check_radam
+from cape_plugins.positions import is_number
+
+ANOTHER_CHECKPOINT = "give another --save-dir, --restore-file or --finetune-from-model"
+
+# fairseq's own switches of positions, which would contradict --pos
+_REPLACED = {
+    "no_token_positional_embeddings": "--pos nopos",
+    "encoder_learned_pos": "--pos abspos",
+    "decoder_learned_pos": "--pos abspos",
+}
+
+# these attend in ways of their own, without room for positions
+_OTHER_ATTENTION = (
+    "cross_self_attention",
+    "encoder_xformers_att_config",
+    "decoder_xformers_att_config",
+)
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """End the process where a ValueError is raised, as argparse ends it: one line and status 2."""
+    try:
+        yield
+    except ValueError as error:
+        print(f"{os.path.basename(sys.argv[0])}: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+@one_line()
+def check_training(
+    model: Mapping[str, Any],
+    checkpoint: Any,
+    optimizer: Mapping[str, Any],
+    defaults: FairseqDataclass,
+) -> None:
+    """Check all that a training's options say, before it reads data.
+
+    Args:
+        model: option → value, of those that are given.
+        checkpoint: fairseq's options of checkpoints, as attributes.
+        optimizer: those of the optimizer; ``_name`` is its name.
+        defaults: a config of the model.
+    """
+    pos = check_options(model, defaults).pos
+    if optimizer.get("_name") == RADAM:
+        check_radam(optimizer)
+    theirs = checkpoint_options(checkpoint).get("pos", pos)
+    if theirs != pos:  # fairseq would hide what the weights say of it when they load
+        raise ValueError(
+            f"the checkpoint to start from was trained with --pos {theirs}, this training has "
+            f"--pos {pos}: train with --pos {theirs}, or {ANOTHER_CHECKPOINT}"
+        )
+
+
+@one_line()
+def refuse_torchrun_alone(world_size: int | None) -> None:
+    """``world_size`` is fairseq's option, which is 1 by default with no GPU or a single one."""
+    started = os.environ.get("WORLD_SIZE", "1")
+    if "RANK" in os.environ and started != "1" and world_size == 1:
+        raise ValueError(
+            f"torchrun started {started} processes, but --distributed-world-size is 1, so that "
+            "each would train on its own into the same folder: give --distributed-world-size "
+            f"{started} on GPUs; on CPUs start processes as in integrations/fairseq/README.md"
+        )
+
+
+def check_options(options: Mapping[str, Any], defaults: FairseqDataclass) -> TokenSettings:
+    """Check the options that our models add or restrict; returns those about positions.
+
+    Args:
+        options: name → value; what is absent has its default, a default counts as not given.
+            ValueError: a value is out of range, whatever ``pos`` is; or it is for another ``pos``;
+            or two contradict each other.
+        defaults: a config of the model; only the options that it has are looked at.
+    """
+    default = vars(defaults)
+    values = {**default, **{k: v for k, v in options.items() if k in default and v is not None}}
+    settings = TokenSettings.of(values)
+    _check_attention(settings, values)
+    _check_admin(values)
+    scale = values.get("source_scale", 0.0)  # a language model has none
+    if not (is_number(scale) and scale >= 0):
+        raise ValueError(
+            f"source_scale must be a finite number > 0, or 0 to count it from the training set, "
+            f"got {scale!r}"
+        )
+    check_reach("source_scale", scale)
+    for name, instead in _REPLACED.items():
+        if values.get(name):
+            raise ValueError(
+                f"{flag(name)} is replaced by {instead} in the cape_transformer models"
+            )
+    variants.refuse_options(settings.pos, values, default, flag, axes=settings.axes)
+    return settings
+
+
+def _check_attention(settings: TokenSettings, values: Mapping[str, Any]) -> None:
+    given = f"--pos {settings.pos}"
+    given += f" --attention-logn {settings.attention_logn}" if settings.attention_logn else ""
+    for side in ("encoder", "decoder"):
+        dim, heads = (values.get(f"{side}_{size}") for size in ("embed_dim", "attention_heads"))
+        if dim is None or heads is None:  # a language model has no encoder
+            continue
+        try:
+            with torch.device("meta"):
+                settings.embedding(dim, max_length=1)
+                (ours,) = settings.attention_layers(1, settings.of_attention(dim, heads))
+        except ValueError as error:
+            raise ValueError(
+                f"{given} with --{side}-embed-dim {dim} and --{side}-attention-heads {heads}: "
+                f"{error}"
+            ) from None
+        for name in _OTHER_ATTENTION:
+            if ours is not None and values.get(name):
+                raise ValueError(
+                    f"{flag(name)} does not go with {given}, which attends in a way of its own: "
+                    "leave out one of the two"
+                )
+
+
+def _check_admin(values: Mapping[str, Any]) -> None:
+    if not values["admin_init"]:
+        if values["admin_scales"]:
+            raise ValueError("--admin-scales are for --admin-init: give both, or neither")
+        return
+    for name in ("encoder_normalize_before", "decoder_normalize_before"):
+        if values.get(name):
+            raise ValueError(
+                f"--admin-init is for post-norm models, {flag(name)} makes this one pre-norm: "
+                "leave out one of the two"
+            )
+    if values["admin_scales"]:
+        parse_scales(values["admin_scales"], values)
+
+
+def flag(name: str) -> str:
+    """An option as it is typed."""
+    return f"--{name.replace('_', '-')}"
+
+
+def parse_scales(scales: str, options: Mapping[str, Any]) -> list[float]:
+    """The numbers of ``--admin-scales``; ValueError unless they are one for each residual."""
+    of_decoder = 3 if "encoder_layers" in options and not options.get("no_cross_attention") else 2
+    wanted = 0
+    for side, residuals in (("encoder", 2), ("decoder", of_decoder)):
+        kept = options.get(f"{side}_layers_to_keep")
+        wanted += residuals * (len(kept.split(",")) if kept else options.get(f"{side}_layers", 0))
+    try:
+        numbers = [float(number) for number in scales.split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) != wanted or not all(0 < number < math.inf for number in numbers):
+        raise ValueError(
+            f"--admin-scales must be {wanted} positive numbers with commas between them, one for "
+            "each residual: 2 in each layer of the encoder, 3 of the decoder (2 without an "
+            f"encoder), got {scales!r}"
+        )
+    return numbers

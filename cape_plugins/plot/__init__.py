@@ -1,1 +1,0 @@
-"""The pictures: ``python -m cape_plugins.plot {embeddings,augmentation,curves,positions,hops}``."""

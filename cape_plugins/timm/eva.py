@@ -1,0 +1,200 @@
+"""CAPE for timm's rotary ViTs, with their weights: DINOv3, Perception Encoder, EVA-02, RoPE-ViT, …
+
+Each name of timm's class ``Eva`` that has rotary positions gets a twin with ``_cape`` after the
+architecture: the same parameters and pretrained weights, in evaluation the same model. In training
+it turns each image's queries and keys by coordinates that CAPE has augmented (paper, section 3.2):
+ε and λ change the distances between patches, Δ and λ those to the class token and the registers,
+which are not turned. A learnable table of positions, where the model has one, stays as it is.
+
+    >>> model = timm.create_model("vit_small_patch16_dinov3_cape", pretrained=True)
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from types import FunctionType
+from typing import Any
+
+import torch
+from timm import layers
+from timm.layers.pos_embed_sincos import make_coords_dinov3
+from timm.models import PretrainedCfg, generate_default_cfgs, list_models, model_entrypoint
+from timm.models import eva as timm_eva
+from torch import Tensor, nn
+
+from cape_plugins.augment import Augmentation
+from cape_plugins.timm.mark import add_mark
+from cape_plugins.timm.positions import ImageSettings
+from cape_plugins.timm.registry import build, register_models
+
+__all__ = ["EvaCape"]
+
+torch.fx.wrap("make_coords_dinov3")  # makes tensors whose sizes depend on the input
+
+
+class _Rotary:
+    """Mixed into timm's rotary modules: in training coordinates in place of an embedding."""
+
+    def get_embed(self: Any, shape: Any = None, dtype: torch.dtype | None = None) -> Tensor:
+        """timm's embedding; in training (1, N, 2), the image [-1, 1] from edge to edge."""
+        if not self.training:
+            return super().get_embed(shape, dtype)  # type: ignore[misc]
+        height, width = self.feat_shape if shape is None else shape
+        device = next(iter([*self.buffers(), *self.parameters()])).device
+        return make_coords_dinov3(height, width, device=device)[None]
+
+
+class _Cat(_Rotary, layers.RotaryEmbeddingCat): ...
+
+
+class _DinoV3(_Rotary, layers.RotaryEmbeddingDinoV3): ...
+
+
+class _Mixed(_Rotary, layers.RotaryEmbeddingMixed): ...
+
+
+_KINDS: dict[str | None, type] = {"cat": _Cat, "dinov3": _DinoV3, "mixed": _Mixed}
+
+
+def _embed(rotary: Any, coords: Tensor, height: int, width: int) -> Tensor:
+    """Coordinates (B, N, 2) in [-1, 1] → what timm's blocks get: (B, 1, N, 2 · head_dim).
+
+    Mixed: (depth, B, heads, N, 2 · head_dim), a row of it for each block.
+    """
+    mixed, dinov3 = isinstance(rotary, _Mixed), isinstance(rotary, _DinoV3)
+    offset, reference = getattr(rotary, "grid_offset", 0.0), getattr(rotary, "ref_feat_shape", None)
+    own = []  # in the unit that the weights were trained with
+    for axis, patches in enumerate((height, width)):
+        span = reference[axis] if reference else patches
+        if dinov3:  # from -1 to 1 too
+            half, middle = 1.0, 2 * offset / patches
+        else:  # indices of patches, of those of the reference
+            half, middle = span / 2, (patches / 2 - 0.5 + offset) / patches * span
+        own.append(coords[..., axis] * half + middle)
+    own = own if rotary.grid_indexing == "ij" else own[::-1]
+    if mixed:
+        x, y = (one[:, None] for one in own)
+        return layers.get_mixed_freqs(rotary.freqs[:, :, None], x, y, torch.float32)
+    turned = torch.stack(own, dim=-1)[..., None]
+    angles = 2 * torch.pi * turned / rotary.periods if dinov3 else turned * rotary.bands
+    angles = angles.flatten(2)  # each stands twice in what timm wants
+    angles = torch.cat([angles] * 2, -1) if rotary.rotate_half else angles.repeat_interleave(2, -1)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, None]
+
+
+# the options of the augmentation: ours, and those of timm's, which draws once for the whole batch
+_OURS = ("max_global_shift", "max_local_shift", "max_global_scale")
+_TIMMS = ("rope_shift_coords", "rope_jitter_coords", "rope_rescale_coords")
+
+
+@layers.register_notrace_module  # torch.fx cannot trace its checks
+class CoordinateAugmentation(nn.Module):
+    """CAPE's augmentation of coordinates of images that span [-1, 1] from edge to edge."""
+
+    def __init__(self, settings: ImageSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        # not centred: the whole image is, and the patches that patch_drop_rate keeps need not be
+        self.augmentation = Augmentation(
+            settings.max_global_shift, 0.0, settings.max_global_scale, mean_normalize=False
+        )
+
+    def forward(self, coords: Tensor, batch: int, height: int, width: int) -> Tensor:
+        """(1 or B, N, 2) → (B, N, 2), for each of B images by itself; ε: half a patch or as set."""
+        local: Any = self.settings.max_local_shift or (1 / height, 1 / width)
+        return self.augmentation.train(coords, batch, max_local_shift=local)
+
+
+class EvaCape(timm_eva.Eva):
+    """timm's Eva, whose rotary coordinates CAPE augments in training, each image by itself.
+
+    Args:
+        kwargs: ``max_global_shift``, ``max_local_shift`` and ``max_global_scale`` (Δ, ε, λ): 0.5,
+            half a patch and 1.4 where the image spans [-1, 1] from edge to edge, whatever the
+            model's own unit; λ acts about its middle. And those of Eva, which rejects unknown ones.
+
+    Raises:
+        ValueError: an option is out of range; the model's positions are not rotary of a kind that
+            we know (``cat``, ``dinov3``, ``mixed``); timm augments coordinates too.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        ours = {name: kwargs.pop(name) for name in _OURS if name in kwargs}
+        settings = ImageSettings(pos="cape_rope", **ours)
+        kind = _kind(kwargs)
+        if kind not in _KINDS:
+            raise ValueError(
+                f"CAPE augments rotary positions (cat, dinov3, mixed), this model has {kind} "
+                "(use_rot_pos_emb, rope_type): choose another one"
+            )
+        timms = ", ".join(f"{n}={kwargs[n]}" for n in _TIMMS if kwargs.get(n) is not None)
+        if timms:
+            raise ValueError(f"{timms} augments what CAPE augments: leave it out or use timm's own")
+        super().__init__(**kwargs)
+        self.rope.__class__ = _KINDS[kind]
+        self.augmentation = CoordinateAugmentation(settings)
+        add_mark(self)
+
+    def _pos_embed(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Patches → tokens, and the embedding that timm hands to each block."""
+        height, width = x.shape[1:3] if self.dynamic_img_size else self.patch_embed.grid_size
+        x, embedding = super()._pos_embed(x)
+        if self.rope.training and embedding is not None:
+            # timm has dropped rows with patch_drop_rate, and put the axis of heads or layers in
+            coords = embedding.reshape(-1, embedding.shape[-2], 2)
+            coords = self.augmentation(coords, x.shape[0], height, width)
+            embedding = _embed(self.rope, coords, height, width)
+        return x, embedding
+
+
+def _kind(options: dict[str, Any]) -> str | None:
+    """The rotary positions of an Eva with these arguments."""
+    return options.get("rope_type", "cat") if options.get("use_rot_pos_emb") else None
+
+
+def _call(stock: str, create: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call timm's function for a name, with another function where it calls ``_create_eva``."""
+    entrypoint = model_entrypoint(stock)
+    names = {**vars(timm_eva), "_create_eva": create}
+    return FunctionType(entrypoint.__code__, names, stock, entrypoint.__defaults__)(*args, **kwargs)
+
+
+def _twins() -> dict[str, str]:
+    """Our names → timm's of rotary Evas, found without building a model."""
+    found = {}
+    for stock in list_models(module="eva"):
+        if "_create_eva" not in model_entrypoint(stock).__code__.co_names:
+            continue
+        if _kind(_call(stock, lambda _, pretrained, **options: options)) in _KINDS:
+            name, _, size = stock.rpartition("_")
+            found[f"{name}_cape_{size}" if size.isdigit() else f"{stock}_cape"] = stock
+    return found
+
+
+def _create(name: str, pretrained: bool, use_naflex: bool | None = None, **kwargs: Any) -> Any:
+    if use_naflex or (use_naflex is None and os.environ.get("TIMM_USE_NAFLEX") == "1"):
+        raise ValueError(f"{name} cannot be a NaFlexVit: leave out use_naflex, TIMM_USE_NAFLEX=1")
+
+    def create(_: str, pretrained: bool, **options: Any) -> nn.Module:
+        return build(EvaCape, timm_eva.checkpoint_filter_fn, name, pretrained, **options)
+
+    return _call(_TWINS[name], create, pretrained, **kwargs)
+
+
+def _cfgs(name: str, stock: str) -> dict[str, PretrainedCfg]:
+    """What timm knows of its pretrained weights, under our name."""
+    cfgs, default = {}, timm_eva.default_cfgs[stock]
+    for tag in default.tags:
+        cfg, suffix = default.cfgs[tag], f".{tag}" if tag else ""
+        # timm would complete "timm/" with our name
+        hub = f"timm/{stock}{suffix}" if cfg.hf_hub_id == "timm/" else cfg.hf_hub_id
+        cfgs[name + suffix] = replace(cfg, hf_hub_id=hub)
+    return cfgs
+
+
+_TWINS = _twins()
+default_cfgs = generate_default_cfgs(
+    {tagged: cfg for twin in _TWINS.items() for tagged, cfg in _cfgs(*twin).items()}
+)
+# Sapiens2's arguments have timm's augmentation: ours takes its place
+register_models(__name__, _create, {name: dict.fromkeys(_TIMMS) for name in _TWINS})

@@ -1,0 +1,138 @@
+"""Positions of patches: the options of our models, and the module that adds positions.
+
+>>> position = PatchPositions(384, ImageSettings(pos="cape", max_global_scale=1.2))
+>>> patches, _ = position(patches, patch_grid(14, 14)[None], (1 / 14, 1 / 14))  # (B, 196, 384)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from timm.layers import register_notrace_module, trunc_normal_
+from torch import Tensor, nn
+
+from cape_plugins.attention import AttentionSettings
+from cape_plugins.positions import check_positive, is_number
+from cape_plugins.settings import PositionSettings, split_options
+from cape_plugins.variants import VARIANTS, names, prepare
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSettings(PositionSettings):
+    """The options about positions; each axis of an image runs from -1 to 1 (section 4.1).
+
+    Attributes:
+        pos: a variant for images of :mod:`cape_plugins.variants`.
+        max_global_shift: Δ of each axis is uniform in ± this; 0.5 as in the paper.
+        max_local_shift: ε is uniform in ± this, one number or (height, width). None: extent / N
+            per axis, N patches along it, as in the paper, so that neighbours keep their order.
+        max_global_scale: λ is log-uniform in [1 / this, this]; 1.4 as in the paper.
+        extent: the paper's γ (Table 6): axes run from -extent to extent; 1 in training.
+        frequency_scale: multiplies all frequencies; 1 in the paper, 0.1 in the models named
+            ``…_low_…``.
+        attention_logn: multiply the logits of self-attention by log N / log of this, N the tokens
+            that a query sees, class token and registers among them; this is N in training (197 at
+            224 pixels). None or 0: off, as in the paper.
+
+    Raises:
+        ValueError: a value is out of range, whatever the variant, or the variant does not take it.
+    """
+
+    axes: ClassVar[int] = 2
+    mean_normalize: ClassVar[bool] = False  # a grid is centred already
+
+    max_global_shift: float = 0.5
+    max_local_shift: float | tuple[float, float] | None = None
+    max_global_scale: float = 1.4
+    extent: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("extent", self.extent)
+        shift: Any = self.max_local_shift
+        if shift is not None:
+            pair = (shift, shift) if is_number(shift) else tuple(shift)  # a list in JSON
+            if len(pair) != 2:
+                raise ValueError(f"max_local_shift must be a number or (height, width), got {pair}")
+            object.__setattr__(self, "max_local_shift", tuple(float(one) for one in pair))
+        self.refuse_options()
+
+    @classmethod
+    def split(cls, options: Mapping[str, Any]) -> tuple["ImageSettings", dict[str, Any]]:
+        """A model's options → the settings, and what is timm's.
+
+        Raises:
+            ValueError: as the class; or a learnable table is asked for, which is timm's own model.
+        """
+        ours, timms = split_options(cls, options)
+        asked = VARIANTS.get(ours.get("pos", "cape"))
+        if "pos_embed" in timms or (asked is not None and asked.adds == "table"):
+            raise ValueError(
+                "learnable absolute positions (abspos, pos_embed) are timm's own models: create "
+                f"vit_tiny_patch16_224 and its like; here pos is one of {', '.join(names(2))}"
+            )
+        return cls(**ours), timms
+
+
+@register_notrace_module  # torch.fx cannot trace tensors whose sizes depend on the input
+class PatchPositions(nn.Module):
+    """Augments the positions of patches once, adds them, and prepares them for self-attention.
+
+    Args:
+        dim: channels.
+        settings: variant and augmentation.
+        attention: what the variant is told of self-attention; None where it does nothing there.
+        prefix: tokens before the patches (class token, registers), which have no position.
+
+    Attributes:
+        extent: the settings', which an evaluation may change (Table 6).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        settings: ImageSettings,
+        attention: AttentionSettings | None = None,
+        prefix: int = 0,
+    ) -> None:
+        super().__init__()
+        self.settings, self.attention, self.prefix = settings, attention, prefix
+        self.extent = float(settings.extent)
+        # a grid is spread evenly over the range of random positions already
+        span = (-self.extent, self.extent)
+        self.embedding = settings.embedding(dim, random_range=span, spread=False)
+
+    def forward(
+        self, patches: Tensor, positions: Tensor, local_shift: Tensor | tuple[float, float]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Add positions.
+
+        Args:
+            patches: (B, N, dim).
+            positions: (B or 1, N, 2) from -extent to extent; NaN marks padding.
+            local_shift: the default of ε, per axis; as a tensor (B or 1, 1, 2) of each image.
+
+        Returns:
+            the patches with positions, and what the blocks get: (B or 1, prefix + N, …), or None
+            where the variant does nothing in self-attention.
+        """
+        if self.embedding.adds_nothing and self.attention is None:
+            return patches, None
+        default = local_shift if self.settings.max_local_shift is None else None
+        batch = patches.shape[0]  # len() would be a constant under torch.export
+        moved = self.embedding.augment(positions, batch, max_local_shift=default)
+        prepared = None
+        if self.attention is not None:
+            tokens = F.pad(moved, (0, 0, self.prefix, 0), value=float("nan"))
+            prepared = prepare(self.settings.pos, tokens, self.attention)
+        return self.embedding.add(patches, moved), prepared
+
+    def class_position(self, cls_token: Tensor | None) -> nn.Parameter | None:
+        """The class token's learnable position; none where patches get nothing at the input."""
+        if cls_token is None or self.embedding.adds_nothing:
+            return None
+        position = nn.Parameter(torch.empty_like(cls_token))
+        trunc_normal_(position, std=0.02)
+        return position

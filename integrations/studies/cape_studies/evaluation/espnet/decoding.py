@@ -1,0 +1,140 @@
+"""Decoding pieces of audio: greedy CTC in batches, or ESPnet's own search."""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from espnet2.asr.encoder.conformer_encoder import TooShortUttError
+from espnet2.fileio.sound_scp import soundfile_read
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from cape_studies.evaluation import device
+from cape_studies.evaluation.espnet.models import Model
+from cape_studies.evaluation.espnet.options import EspnetOptions
+from cape_studies.evaluation.espnet.segments import Piece
+from cape_studies.evaluation.espnet.testset import Utterance
+
+Ids = list[int] | None  # tokens without blanks; None where there is not a single frame
+
+
+def decode(
+    model: Model,
+    utterances: Sequence[Utterance],
+    pieces: Sequence[Piece],
+    options: EspnetOptions,
+    title: str = "",
+) -> tuple[list[Ids], float]:
+    """Recognise: without a search, the likeliest token of each frame, repeats merged, no blanks.
+
+    Args:
+        model: what recognises.
+        utterances: of the pieces, all of one sampling rate.
+        pieces: what to decode.
+        options: how batches are made and read; for a sweep of hops the longest batch is decoded
+            once before the clock runs.
+        title: of the progress bar.
+
+    Returns:
+        the tokens of each piece, and the seconds of computing, from samples on the device to
+        tokens; reading is not in it.
+
+    Raises:
+        ValueError: a batch does not fit the memory, or the model's output is not finite.
+    """
+    place = torch.device(model.speech2text.device)
+    recognise = _searched if model.searches else _greedy
+    padded = model.padded and not model.searches
+    most = options.batch_seconds * utterances[0].rate if padded else 0
+    samples = {
+        i: piece.samples for i, piece in enumerate(pieces) if piece.samples >= model.shortest
+    }
+    loader: Any = DataLoader(
+        batches(samples, most),  # type: ignore[arg-type]
+        batch_size=None,
+        num_workers=options.workers,
+        collate_fn=partial(_read, model.prepare, utterances, pieces),
+    )
+    found: list[Ids] = [None] * len(pieces)
+    seconds, warm = 0.0, not options.hops
+    with torch.inference_mode(), device.memory_errors("lower --batch-seconds"):
+        for group, speech, lengths in tqdm(loader, title, disable=None, leave=False):
+            speech, lengths = speech.to(place), lengths.to(place)
+            with torch.autocast(place.type, torch.bfloat16, enabled=options.amp):
+                if not warm:
+                    recognise(model, speech, lengths)
+                    warm = True
+                device.synchronise(place)
+                began = time.perf_counter()
+                tokens = recognise(model, speech, lengths)
+                device.synchronise(place)
+                seconds += time.perf_counter() - began
+            for index, ids in zip(group, tokens, strict=True):
+                found[index] = ids
+    return found, seconds
+
+
+def batches(samples: dict[int, int], most: float) -> list[list[int]]:
+    """Pieces sorted by length, longest first, and grouped.
+
+    Args:
+        samples: of each piece, by its index.
+        most: a group times its longest piece has at most so many samples; a piece longer than
+            that is a group of its own.
+    """
+    groups: list[list[int]] = []
+    for i in sorted(samples, key=lambda i: -samples[i]):
+        if groups and (len(groups[-1]) + 1) * samples[groups[-1][0]] <= most:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups
+
+
+def _read(
+    prepare: Any, utterances: Sequence[Utterance], pieces: Sequence[Piece], group: list[int]
+) -> tuple[list[int], Tensor, Tensor]:
+    """A group of pieces: their indices, padded samples (B, N), and lengths (B,)."""
+    audio = []
+    for index in group:
+        piece = pieces[index]
+        one = utterances[piece.utterance]
+        samples, _ = soundfile_read(one.path, "float32", start=piece.start, end=piece.end)
+        audio.append(torch.from_numpy(prepare(one.name, {"speech": samples})["speech"]))
+    lengths = torch.tensor([len(samples) for samples in audio])
+    return group, pad_sequence(audio, batch_first=True), lengths
+
+
+def _greedy(model: Model, speech: Tensor, lengths: Tensor) -> list[Ids]:
+    """Tokens of each utterance of a batch.
+
+    asr_inference's beam of one is another thing: it searches prefixes, adding up the alignments of
+    a text, over the whole vocabulary in each step.
+    """
+    asr = model.asr
+    try:
+        out, out_lengths = asr.encode(speech, lengths)
+    except TooShortUttError:  # what counts is the longest
+        return [None] * len(speech)
+    logits = asr.ctc.ctc_lo(out[0] if isinstance(out, tuple) else out)  # intermediate CTC
+    frames = torch.arange(logits.shape[1], device=logits.device)
+    real = frames < out_lengths.to(logits.device)[:, None]
+    if not bool((logits.isfinite().all(dim=2) | ~real).all()):
+        raise ValueError("the model's output is not finite: did its training diverge?")
+    left_out = {asr.blank_id, asr.sos, asr.eos}
+    best = logits.argmax(dim=2).cpu()
+    merged = (row[:n].unique_consecutive() for row, n in zip(best, out_lengths, strict=True))
+    return [[i for i in ids.tolist() if i not in left_out] for ids in merged]
+
+
+def _searched(model: Model, speech: Tensor, lengths: Tensor) -> list[Ids]:
+    """The same of a single utterance, by asr_inference's search."""
+    try:
+        found = model.speech2text(speech[0])
+    except TooShortUttError:
+        return [None]
+    return [(found[0] if isinstance(found, tuple) else found)[0][2]]  # intermediate CTC

@@ -1,0 +1,167 @@
+"""WER and CER of ESPnet's ASR models by duration: ``cape-espnet-eval``.
+
+Paper: CAPE, https://arxiv.org/abs/2106.03143, section 4.2: greedy CTC decoding without a language
+model, WER for durations below 10 s, 10 – 15, 15 – 20 and from 20 s on, the same audio in pieces of
+10 … 45 s, and WER against throughput over the hop. Any model of ``espnet2.bin.asr_train`` with a
+CTC is taken, and others with ``--search``.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise, product
+from typing import Any
+
+import jiwer
+
+from cape_plugins.espnet.layers import use_logn
+from cape_studies.evaluation import command
+from cape_studies.evaluation.device import open_device
+from cape_studies.evaluation.espnet import segments
+from cape_studies.evaluation.espnet.decoding import decode
+from cape_studies.evaluation.espnet.models import Model, sources
+from cape_studies.evaluation.espnet.options import EspnetOptions
+from cape_studies.evaluation.espnet.segments import Piece
+from cape_studies.evaluation.espnet.testset import Utterance, open_sets
+from cape_studies.evaluation.output import Results, Score, check_absent
+
+_logger = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line; ends with status 2 and one line on stderr if something is wrong."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    # ESPnet's model calls an old name of autocast in every batch
+    warnings.filterwarnings("ignore", category=FutureWarning, module="espnet2")
+    command.main("cape-espnet-eval", EspnetOptions, run, argv)
+
+
+def run(options: EspnetOptions) -> None:
+    """Evaluate.
+
+    Raises:
+        ValueError: something does not fit, found before any work and before a file is made.
+    """
+    check_absent([options.csv_path, options.items], options.overwrite)
+    files = sources(options.model, options.checkpoint_name)
+    sets = open_sets(options.data)
+    place = open_device(options.device)
+    models = [Model(name, file, options.search, place) for name, file in files.items()]
+    for model, (name, utterances) in product(models, sets.items()):
+        check_fit(model, name, utterances, options)
+    lengths = [None if one == "whole" else one for one in options.segment]
+    cuts = {
+        (name, length): segments.cut(sets[name], length) for name, length in product(sets, lengths)
+    }
+    hops: list[float | None] = [*options.hops] or [None]
+    with Results(options.csv_path, options.items) as results:
+        for model, logn, hop, name, length in product(models, options.logns, hops, sets, lengths):
+            if logn is not None:
+                use_logn(model.asr.encoder, logn)
+            if hop is not None:
+                model.set_hop(hop)
+            about: dict[str, object] = {"model": model.name, "checkpoint": str(model.file)}
+            about |= {"logn": logn, "test_set": name, "segment": length, "hop_ms": hop}
+            results.add(*test(model, sets[name], cuts[name, length], about, options))
+
+
+def check_fit(
+    model: Model, name: str, utterances: Sequence[Utterance], options: EspnetOptions
+) -> None:
+    """Find out before any work whether a model can be tested on a set.
+
+    Raises:
+        ValueError: the audio has another sampling rate, a hop is out of range, or no token of
+            the transcripts is in the model's list.
+    """
+    try:
+        for hop in options.hops:
+            model.set_hop(hop)
+        for logn in options.attention_logn:
+            use_logn(model.asr.encoder, logn)
+    except ValueError as error:
+        raise ValueError(f"{model.name}: {error}") from error
+    rate = utterances[0].rate
+    if model.rate is None:
+        _logger.warning("%s does not tell its sampling rate: is it %d Hz?", model.name, rate)
+    elif rate != model.rate:
+        raise ValueError(
+            f"{name} has audio at {rate} Hz, {model.name} was trained at {model.rate} Hz: "
+            "resample the audio"
+        )
+    counts, unknown = zip(*(model.unknown(one.text) for one in utterances), strict=True)
+    missing = [token for tokens in unknown for token in tokens]
+    if missing:
+        what = (
+            f"{len(missing)} of {sum(counts)} tokens in the transcripts of {name} are not in the "
+            f"token list of {model.name}, such as {sorted(set(missing))[:5]}"
+        )
+        if len(missing) == sum(counts):
+            raise ValueError(f"{what}: other words, or upper case against lower case?")
+        _logger.warning("%s: they count as errors", what)
+
+
+def test(
+    model: Model,
+    utterances: Sequence[Utterance],
+    pieces: Sequence[Piece],
+    about: dict[str, object],
+    options: EspnetOptions,
+) -> Iterator[Score]:
+    """Test one model under one condition: word and character errors over all, and in each bin."""
+    settings = [v for key, v in about.items() if key != "checkpoint" and v is not None]
+    name = ".".join(f"{value:g}" if isinstance(value, float) else str(value) for value in settings)
+    found, computing = decode(model, utterances, pieces, options, name)
+    texts = joined(len(utterances), pieces, [model.hypothesis(ids or []) for ids in found])
+    if short := [utterances[pieces[i].utterance] for i, ids in enumerate(found) if ids is None]:
+        _logger.warning(
+            "%d of %d in %s are too short for a single frame, such as %s: nothing is recognised",
+            *(len(short), len(pieces), about["test_set"], short[0].name),
+        )
+    if options.hypotheses is not None:
+        options.hypotheses.mkdir(parents=True, exist_ok=True)
+        lines = [f"{u.name} {text}".rstrip() for u, text in zip(utterances, texts, strict=True)]
+        path = options.hypotheses / f"{name}.txt".replace("/", "_")
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+    pairs = [(model.reference(u.text), text) for u, text in zip(utterances, texts, strict=True)]
+    kinds = {"wer": jiwer.process_words, "cer": jiwer.process_characters}
+    counted = {name: [errors(kind, *pair) for pair in pairs] for name, kind in kinds.items()}
+    for label, low, high in bins(options.bins):
+        inside = [i for i, one in enumerate(utterances) if low <= one.seconds < high]
+        for metric in counted if inside else ():
+            items = [(utterances[i].name, *counted[metric][i]) for i in inside]
+            yield Score.of({**about, "bin": label}, metric, "percent", items)
+    if options.hops and computing > 0:
+        about = {**about, "bin": "all"}
+        seconds = sum(utterance.seconds for utterance in utterances)
+        speed = seconds / computing
+        yield Score(about, "throughput", "number", speed, len(utterances), seconds)
+
+
+def bins(edges: Sequence[float]) -> list[tuple[str, float, float]]:
+    """Label, first second and last of ``all`` and of the bins ``<10``, ``10-15``, ``>=20``.
+
+    An edge belongs to the bin above it.
+    """
+    if not edges:
+        return [("all", 0, float("inf"))]
+    between = [(f"{low:g}-{high:g}", low, high) for low, high in pairwise(edges)]
+    first, last = (f"<{edges[0]:g}", 0, edges[0]), (f">={edges[-1]:g}", edges[-1], float("inf"))
+    return [*bins(()), first, *between, last]
+
+
+def errors(process: Callable[..., Any], reference: str, hypothesis: str) -> tuple[int, int]:
+    """Edits, and words or characters (spaces too) of the reference, by jiwer's ``process_…``."""
+    found = process(reference, hypothesis)
+    changed = found.substitutions + found.deletions
+    return changed + found.insertions, changed + found.hits
+
+
+def joined(count: int, pieces: Sequence[Piece], texts: Sequence[str]) -> list[str]:
+    """The texts of each utterance's pieces, which are in the order of time, with spaces between."""
+    parts: list[list[str]] = [[] for _ in range(count)]
+    for piece, text in zip(pieces, texts, strict=True):
+        if text:
+            parts[piece.utterance].append(text)
+    return [" ".join(part) for part in parts]

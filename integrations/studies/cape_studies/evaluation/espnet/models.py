@@ -1,0 +1,166 @@
+"""Models of ``espnet2.bin.asr_train``: finding them, and loading them with ESPnet's Speech2Text."""
+
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from espnet2.asr.frontend.default import DefaultFrontend
+from espnet2.bin.asr_inference import Speech2Text
+from espnet2.tasks.asr import ASRTask
+from typeguard import TypeCheckError
+
+import cape_plugins.espnet  # noqa: F401 - registers, also where autoload is switched off
+from cape_plugins.espnet.frontend import CapeFbank, sampling_rate
+from cape_plugins.espnet.model import CapeASRModel, facts
+from cape_studies.evaluation.command import said
+from cape_studies.evaluation.espnet.testset import split_name
+from cape_studies.evaluation.options import once
+
+BEST = "valid.*.best.pth"
+HOP_LIMITS_MS = (5.0, 20.0)  # half of 10 ms and twice, as far as cape_fbank matches hops
+
+
+class Model:
+    """A trained model in eval mode on its device.
+
+    Args:
+        name: its label.
+        file: the .pth, beside the config.yaml of its training.
+        search: options of Speech2Text, whose search is used; none: greedy CTC decoding.
+        device: where it goes.
+
+    Attributes:
+        speech2text: ESPnet's, which holds the model.
+        asr: ESPnet's model.
+        prepare: ESPnet's preprocessing in inference: its tokenizer, its cleaner of transcripts,
+            what it does to audio (speech_volume_normalize).
+        rate: sampling rate in Hz, None if nothing tells.
+        shortest: samples of the shortest audio that has features.
+        padded: whether an utterance gives the same result in a padded batch as alone. So it is
+            with ``model: cape_asr`` and ``frontend: cape_fbank``; ESPnet's frontend mirrors the
+            padded signal at its end, its ``utterance_mvn`` counts padding in the variance, and its
+            convolutions (202511) read a little of the padding.
+
+    Raises:
+        ValueError: it cannot be built, lacks weights or has others, has no CTC and gets no
+            search, takes no audio, or the search does not have such options.
+    """
+
+    def __init__(
+        self, name: str, file: Path, search: Mapping[str, Any], device: torch.device
+    ) -> None:
+        self.name, self.file, self.searches = name, file, bool(search)
+        chosen = search or {"ctc_weight": 1.0, "beam_size": 1}  # the defaults need a decoder
+        config = file.parent / "config.yaml"
+        try:
+            self.speech2text = Speech2Text(config, file, device=str(device), **chosen)
+            self.asr: Any = self.speech2text.asr_model
+            args = self.speech2text.asr_train_args
+            args.use_preprocessor = True
+            self.prepare: Any = ASRTask.build_preprocess_fn(args, train=False)
+            state = torch.load(file, map_location="cpu", weights_only=False)
+            _check_keys(set(state.get("module", state)), set(self.asr.state_dict()))
+            if getattr(self.asr, "ctc", None) is None and not search:
+                raise ValueError("it has no CTC (ctc_weight: 0), so it needs --search")
+            if self.asr.frontend is None:
+                raise ValueError("it has no frontend: it takes features, not audio")
+            self.rate, _, self.shortest = facts(self.asr.frontend)
+            if self.rate is None and (fs := (args.frontend_conf or {}).get("fs")) is not None:
+                self.rate = sampling_rate(fs)
+        except (
+            *(RuntimeError, ValueError, TypeError, AttributeError, KeyError, OSError),
+            *(TypeCheckError, yaml.YAMLError, pickle.UnpicklingError, EOFError),
+        ) as error:
+            how = f" with --search {dict(search)}" if search else ""
+            raise ValueError(f"{file} cannot be loaded{how}: {said(error, 3)}") from error
+        cape = isinstance(self.asr, CapeASRModel), isinstance(self.asr.frontend, CapeFbank)
+        self.padded = all(cape)
+
+    def set_hop(self, milliseconds: float) -> None:
+        """Give the frontend another hop; ``model: cape_asr`` takes its timestamps from it.
+
+        Raises:
+            ValueError: the frontend has no hop to set, or this one is out of its range.
+        """
+        holder: Any = self.asr.frontend
+        if isinstance(holder, DefaultFrontend):
+            holder = holder.stft  # nothing reads that of the frontend itself
+        elif not isinstance(holder, CapeFbank):
+            holder = None
+        if holder is None or self.rate is None:
+            kind = type(self.asr.frontend).__name__
+            raise ValueError(f"--hops needs frontend: cape_fbank or default, not {kind}")
+        low, high = HOP_LIMITS_MS
+        if not low <= milliseconds <= high:
+            raise ValueError(f"--hops must lie within {low:g} … {high:g} ms, got {milliseconds:g}")
+        holder.hop_length = round(milliseconds * self.rate / 1000)
+
+    def reference(self, text: str) -> str:
+        """A transcript as ESPnet's training and scoring see it: cleaned, one space between words.
+
+        Non-linguistic symbols are left out on both sides, as in asr.sh's scoring.
+        """
+        text = self.prepare.text_cleaner(text)
+        if getattr(self.prepare.tokenizer, "non_linguistic_symbols", None):
+            return self._text(self.prepare.tokenizer.text2tokens(text))
+        return " ".join(text.split())
+
+    def hypothesis(self, ids: Sequence[int]) -> str:
+        """The text of token ids (no blanks), as ``asr_inference`` writes it."""
+        return self._text(self.prepare.token_id_converter.ids2tokens(ids))
+
+    def _text(self, tokens: Sequence[str]) -> str:
+        symbols = getattr(self.prepare.tokenizer, "non_linguistic_symbols", ())
+        kept = [token for token in tokens if token not in symbols]
+        return " ".join(self.prepare.tokenizer.tokens2text(kept).split())
+
+    def unknown(self, text: str) -> tuple[int, list[str]]:
+        """The number of tokens of a transcript, and those that the token list does not have."""
+        tokens = self.prepare.tokenizer.text2tokens(self.prepare.text_cleaner(text))
+        known = self.prepare.token_id_converter.token2id
+        return len(tokens), [token for token in tokens if token not in known]
+
+
+def sources(given: Sequence[str], checkpoint_name: str | None) -> dict[str, Path]:
+    """Names and files of ``--model``.
+
+    Args:
+        given: NAME=PATH, or PATH, whose folder (or file) then gives the name. The path is a
+            folder of ``asr_train --output_dir``, or a .pth with config.yaml beside.
+        checkpoint_name: a file of the folders. Default: the one ``valid.*.best.pth``.
+
+    Raises:
+        ValueError: a name is given twice, a file is missing, or there are several best.
+    """
+    paths = [split_name(one, "--model") for one in given]
+    once([repr(name) for name, _ in paths], "--model", ": give names with --model NAME=PATH")
+    found = {name: _best(path, checkpoint_name) if path.is_dir() else path for name, path in paths}
+    for file in found.values():
+        for needed in (file, file.parent / "config.yaml"):
+            if not needed.is_file():
+                raise ValueError(f"--model: no such file or folder: {needed}")
+    return found
+
+
+def _best(folder: Path, checkpoint_name: str | None) -> Path:
+    wanted = checkpoint_name or BEST
+    found = {path.resolve(): path for path in sorted(folder.glob(wanted))}  # some are links
+    if len(found) == 1:
+        return next(iter(found.values()))
+    have = ", ".join(sorted(path.name for path in folder.glob("*.pth"))) or "no .pth at all"
+    what = "several" if found else "no"
+    raise ValueError(f"{folder} has {what} {wanted}, it has {have}: choose with --checkpoint-name")
+
+
+def _check_keys(have: set[str], want: set[str]) -> None:
+    """Raise ValueError for weights too few or too many: ESPnet loads with strict=False."""
+    want.discard("encoder.mark._extra_state")  # of the variant, which older checkpoints lack
+    have.discard("encoder.mark._extra_state")
+    for keys, what in ((want - have, "lacks"), (have - want, "has, unlike config.yaml's model,")):
+        if keys:
+            raise ValueError(
+                f"it {what} {len(keys)} weights, such as {min(keys)}: is it of another training?"
+            )

@@ -1,0 +1,70 @@
+"""The options of ``cape-espnet-eval``."""
+
+import itertools
+import math
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from cape_studies.evaluation.espnet.segments import SHORTEST_SECONDS
+from cape_studies.evaluation.options import RunOptions, Typed, once
+
+
+class EspnetOptions(RunOptions):
+    """Error rates of ESPnet's ASR models by greedy CTC decoding, or by ESPnet's own search."""
+
+    groups: ClassVar[dict[str, str]] = {
+        "model": "models and data",
+        "bins": "conditions",
+        **RunOptions.groups,
+    }
+
+    model: Annotated[list[str], Typed("[NAME=]PATH")] = Field(
+        description="folder of asr_train --output_dir, or a .pth with config.yaml beside"
+    )
+    checkpoint_name: str | None = Field(
+        None, description="in folders (default: the one valid.*.best.pth)"
+    )
+    search: dict[str, Any] = Field(
+        {},
+        description="options of asr_inference, whose search takes the place of greedy CTC decoding",
+    )
+    data: Annotated[list[str], Typed("[NAME=]DIR")] = Field(
+        description="folder with Kaldi's wav.scp and text"
+    )
+
+    bins: Annotated[list[float], Typed("S", empty=True)] = Field(
+        [10.0, 15.0, 20.0],
+        description="edges in seconds of the durations scored apart; none: no bins",
+    )
+    segment: Annotated[
+        list[Annotated[float, Field(gt=SHORTEST_SECONDS, lt=math.inf)] | Literal["whole"]],
+        Typed("S"),
+    ] = Field(
+        ["whole"],
+        description="cut audio into pieces of so many seconds, or 'whole'; texts are joined",
+    )
+    hops: Annotated[list[PositiveFloat], Typed("MS")] = Field(
+        [], description="of the frontend; measures throughput too (default: its own)"
+    )
+    batch_seconds: Annotated[PositiveFloat, Typed("S")] = Field(
+        120.0,
+        description="a batch times its longest utterance, at most, where padding changes nothing: "
+        "with model: cape_asr and frontend: cape_fbank; others are decoded one by one",
+    )
+    hypotheses: Annotated[Path | None, Typed("DIR")] = Field(
+        None, description="gets what was recognised, in the format of text"
+    )
+
+    @model_validator(mode="after")
+    def check(self) -> "EspnetOptions":
+        """Refuse conditions that come twice, and a folder that is there."""
+        once(self.hops, "--hops")
+        once(self.segment, "--segment")
+        if any(not a < b for a, b in itertools.pairwise([0.0, *self.bins, math.inf])):
+            shown = " ".join(f"{edge:g}" for edge in self.bins)
+            raise ValueError(f"--bins must be seconds > 0 that increase, got {shown}")
+        if self.hypotheses is not None and self.hypotheses.exists() and not self.overwrite:
+            raise ValueError(f"{self.hypotheses} exists: choose another name or give --overwrite")
+        return self

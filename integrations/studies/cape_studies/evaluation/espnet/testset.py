@@ -1,0 +1,102 @@
+"""Test sets in Kaldi's format: a folder with ``wav.scp`` and ``text``."""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from espnet2.fileio.read_text import read_2columns_text
+from espnet2.fileio.sound_scp import soundfile_read
+from tqdm import tqdm
+
+from cape_studies.evaluation.options import named, once
+
+_logger = logging.getLogger(__name__)
+_WAVS = "write one WAV per utterance first (asr.sh stage 3, scripts/audio/format_wav_scp.sh)"
+
+
+class Utterance(NamedTuple):
+    """One line of wav.scp: its id, audio file, transcript, samples, and sampling rate in Hz."""
+
+    name: str
+    path: str
+    text: str
+    samples: int
+    rate: int
+
+    @property
+    def seconds(self) -> float:
+        """Its duration."""
+        return self.samples / self.rate
+
+
+def split_name(given: str, option: str) -> tuple[str, Path]:
+    """NAME=PATH in two; a PATH without a name has that of its last part."""
+    name, path = named(given, option)
+    return name or Path(os.path.abspath(path)).name, Path(path)  # a link keeps its name
+
+
+def open_sets(given: Sequence[str]) -> dict[str, list[Utterance]]:
+    """Names and utterances of ``--data``, in the order of wav.scp; all audio is looked at.
+
+    Args:
+        given: NAME=FOLDER, or FOLDER, whose name it then is. Relative paths in wav.scp start at
+            the current folder, as in ESPnet.
+
+    Raises:
+        ValueError: a name is given twice; a file is missing; an utterance has no transcript; a
+            ``segments`` file, or a pipe in wav.scp; audio that cannot be read, is empty, not
+            finite or has several channels; several sampling rates in a set.
+    """
+    folders = [split_name(one, "--data") for one in given]
+    once([repr(name) for name, _ in folders], "--data", ": give names with --data NAME=FOLDER")
+    return {name: _open_set(name, folder) for name, folder in folders}
+
+
+def _open_set(name: str, folder: Path) -> list[Utterance]:
+    tables = []
+    for path in (folder / "wav.scp", folder / "text"):
+        if not path.is_file():
+            raise ValueError(f"no such file of test data: {path}")
+        try:
+            tables.append(read_2columns_text(path))
+        except (RuntimeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}: {error}") from error
+    wavs, texts = tables
+    if (folder / "segments").exists():
+        raise ValueError(f"{folder} has a segments file, which ESPnet does not read: {_WAVS}")
+    if not wavs:
+        raise ValueError(f"{folder}/wav.scp is empty")
+    if missing := [key for key in wavs if key not in texts]:
+        raise ValueError(
+            f"{len(missing)} utterances of {folder}/wav.scp are not in text, such as {missing[0]}"
+        )
+    if beyond := [key for key in texts if key not in wavs]:
+        _logger.warning(
+            "%s/text has %d utterances that wav.scp does not have, such as %s: they are not scored",
+            *(folder, len(beyond), beyond[0]),
+        )
+    bar = tqdm(wavs.items(), f"reading {name}", disable=None, leave=False)
+    utterances = [_look_at(key, path, texts[key], folder) for key, path in bar]
+    rates = {utterance.rate: utterance.name for utterance in utterances}
+    if len(rates) > 1:
+        shown = ", ".join(f"{rate} Hz ({key})" for rate, key in rates.items())
+        raise ValueError(f"{folder} has several sampling rates: {shown}")
+    return utterances
+
+
+def _look_at(key: str, path: str, text: str, folder: Path) -> Utterance:
+    where = f"{key} in {folder}/wav.scp ({path})"
+    try:
+        samples, rate = soundfile_read(path, dtype="float32")
+    except (RuntimeError, OSError) as error:  # soundfile's own is a RuntimeError
+        raise ValueError(f"{where} cannot be read ({error}): if it is a pipe, {_WAVS}") from error
+    if samples.ndim != 1:
+        raise ValueError(f"{where} has {samples.shape[1]} channels: make it mono")
+    if len(samples) == 0:
+        raise ValueError(f"{where} is empty: remove it from the data")
+    if not np.isfinite(samples).all():
+        raise ValueError(f"{where} has samples that are NaN or infinite")
+    return Utterance(key, path, text, len(samples), rate)

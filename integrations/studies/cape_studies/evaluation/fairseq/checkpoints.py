@@ -1,0 +1,136 @@
+"""Which checkpoints a command line means, and how fairseq loads one."""
+
+import argparse
+import pickle
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import overwrite_args_by_name
+
+import cape_plugins.fairseq  # noqa: F401 - registers, also where autoload is switched off
+from cape_studies.evaluation.command import said
+from cape_studies.evaluation.fairseq.options import ModelOptions
+from cape_studies.evaluation.options import named, once
+
+# checkpoint12.pt of epoch 12, checkpoint_12_34000.pt of update 34000 in it
+_NUMBERED = re.compile(r"checkpoint_?(\d+)(?:_(\d+))?\.pt")
+
+# what fairseq raises for files that are no checkpoints, or other data's
+_BROKEN = (
+    *(OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, EOFError),
+    *(AssertionError, pickle.UnpicklingError),
+)
+
+
+class Source(NamedTuple):
+    """One training: its label, and its checkpoints in the order of training."""
+
+    name: str
+    candidates: list[Path]
+
+
+def sources(
+    arguments: Sequence[str], *, from_epoch: int | None = None, only_best: bool = False
+) -> list[Source]:
+    """Read ``--model``: each ``PATH`` or ``NAME=PATH`` is one training.
+
+    Args:
+        arguments: a PATH is a checkpoint or a folder. Without a name, the folder's own is taken,
+            or the folder's and the file's. Seeds may share a NAME.
+        from_epoch: leave out what a folder has of earlier epochs; the authors' en-de runs are
+            compared from 50 on.
+        only_best: take ``checkpoint_best.pt`` of a folder. Default: all with a number in their
+            name, or if there are none ``checkpoint*.pt``.
+
+    Raises:
+        ValueError: a file is missing, or two trainings would get the same name.
+    """
+    found, unnamed = [], []
+    for argument in arguments:
+        name, given = named(argument, "--model")
+        path = Path(given)
+        files = [path]
+        if path.is_dir():
+            files = [path / "checkpoint_best.pt"] if only_best else _in_folder(path, from_epoch)
+        if missing := [file for file in files if not file.is_file()]:
+            raise ValueError(f"no such checkpoint: {missing[0]}")
+        if name is None:
+            own = path.resolve()
+            name = own.name if path.is_dir() else f"{own.parent.name}/{own.stem}"
+            unnamed.append(name)
+        found.append(Source(name, files))
+    once(unnamed, "--model", ": give each as NAME=PATH")
+    return found
+
+
+def _in_folder(folder: Path, from_epoch: int | None) -> list[Path]:
+    there = sorted(folder.glob("checkpoint*.pt"))
+    numbers = {path: _NUMBERED.fullmatch(path.name) for path in there}
+    order = {path: (int(m[1]), float(m[2] or "inf")) for path, m in numbers.items() if m}
+    found = sorted(order, key=order.__getitem__)
+    if from_epoch is not None:
+        found = [path for path in found if order[path][0] >= from_epoch]
+    elif not found:
+        found = there
+    if not found:
+        least = f" of epoch {from_epoch} or later" if from_epoch else ""
+        have = ", ".join(path.name for path in there) or "none"
+        raise ValueError(f"no checkpoint*.pt{least} in {folder}: it has {have}")
+    return found
+
+
+def load(path: Path, logn: int | None, options: ModelOptions) -> tuple[Any, Any]:
+    """Load a checkpoint of fairseq on its own task, with other data.
+
+    Args:
+        path: the file.
+        logn: attention_logn instead of the checkpoint's.
+        options: the data, with the dictionaries of the training; max_positions, instead of the
+            longest source and target that the task and the model allow (impossible for models with
+            a table of positions).
+
+    Returns:
+        the model in float32 on the CPU, in eval mode, and its task.
+
+    Raises:
+        ValueError: it cannot be read, is no translation model, or does not fit the data.
+    """
+    changes: dict[str, Any] = {"data": str(options.data), "eval_bleu": False}
+    if logn is not None:
+        changes["attention_logn"] = logn
+    if options.max_positions is not None:
+        for side in ("source", "target"):
+            changes[f"max_{side}_positions"] = options.max_positions
+    try:
+        # in the checkpoints of fairseq's own Transformer, which torch ≥ 2.6 refuses else
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+        cfg, state["args"] = state["cfg"], None  # of old checkpoints; fairseq has made cfg of them
+        if "source_lang" not in (cfg.task or {}):
+            raise ValueError("it is of no translation task (source and target language)")
+        if logn is not None and "pos" not in cfg.model:
+            raise ValueError("it is no cape_transformer: leave out --attention-logn")
+        trained_on = str(getattr(cfg.task, "data", "")).split(":")[0]
+        overwrite_args_by_name(cfg, changes)
+        (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], state=state)
+    except _BROKEN as error:
+        more = ""
+        if isinstance(error, pickle.UnpicklingError):  # it may hold more than plain options
+            more = "; if you trust it, set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1"
+        raise ValueError(
+            f"{path} cannot be loaded with {options.data}: {said(error)}{more}"
+        ) from error
+    # the numbers of the words must be those of the training
+    for language in (task.cfg.source_lang, task.cfg.target_lang) if trained_on else ():
+        old, new = (folder / f"dict.{language}.txt" for folder in (Path(trained_on), options.data))
+        if old.is_file() and Dictionary.load(str(old)).symbols != Dictionary.load(str(new)).symbols:
+            raise ValueError(
+                f"{path} was trained with other dictionaries: {old} and {new} differ; binarise "
+                f"with fairseq-preprocess --srcdict/--tgtdict from {trained_on}"
+            )
+    return model.eval(), task

@@ -1,0 +1,255 @@
+"""The hosts' own commands, for training and testing, and what their logs say."""
+
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cape_studies.experiments.study import Options, Study
+
+PYTHON = sys.executable
+TIMM_COMMIT = "aa4b5850"
+SRUN = ["srun", "--ntasks-per-node=1"]
+HEAD = "{head}"  # in a command: the first node of the SLURM job, filled in there
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a run gets: GPUs of each node (0: the CPU), nodes, and the folder of timm's train.py."""
+
+    gpus: int = 0
+    nodes: int = 1
+    timm_scripts: Path | None = None
+
+    @property
+    def device(self) -> str:
+        """torch's name."""
+        return "cuda" if self.gpus else "cpu"
+
+
+class Host(NamedTuple):
+    """What differs between the hosts beside their commands.
+
+    Attributes:
+        module: that must be there.
+        packages: that numbers depend on.
+        checkpoint: what is tested in the folder of the training; empty: the folder.
+        line: of the log, with updates done, or the batch of how many in which epoch.
+        pairs: names and numbers in it.
+        condition: columns of the evaluation's CSV that tell rows apart.
+    """
+
+    module: str
+    packages: tuple[str, ...]
+    checkpoint: str
+    line: re.Pattern[str]
+    pairs: re.Pattern[str]
+    condition: tuple[str, ...]
+
+
+_NUMBER = r"-?[\d.]+(?:e[-+]?\d+)?|-?inf|nan"
+_TIMM_LINE = re.compile(r"Train: (?P<epoch>\d+) \[ *(?P<batch>\d+)/(?P<of>\d+) .*")
+_TIMM_PAIRS = re.compile(rf"(Loss|LR): ({_NUMBER})")
+_FAIRSEQ_LINE = re.compile(r"epoch (?P<epoch>\d+): .*num_updates=(?P<step>\d+).*")
+_ESPNET_LINE = re.compile(r" (?P<epoch>\d+)epoch:train:\d+-(?P<batch>\d+)batch: .*")
+_SCRIPT_LINE = re.compile(r"^step (?P<step>\d+)\b.*", re.MULTILINE)
+_PAIRS = re.compile(rf"([a-z]\w*)=\s*({_NUMBER})(?![\d.])")  # ESPnet forgets some commas
+_ASIDE = "time", "wall", "wps", "ups", "wpb", "bsz", "gb_free", "clip", "num_updates"
+_FAIRSEQ = "fairseq-fixed", "fairseq"
+HOSTS = {
+    "timm": Host("timm", ("timm",), "last.pth.tar", _TIMM_LINE, _TIMM_PAIRS, ("resolution",)),
+    "fairseq": Host("fairseq", _FAIRSEQ, "checkpoint_best.pt", _FAIRSEQ_LINE, _PAIRS, ()),
+    "espnet": Host("espnet2", ("espnet",), "", _ESPNET_LINE, _PAIRS, ("test_set",)),
+}
+
+
+def words(options: Mapping[str, Any], espnet: bool = False) -> list[str]:
+    """Options as they are typed.
+
+    ``{a: 1, b: true, c: [1, 2], d: {x: true}}`` is ``--a 1 --b --c 1 2 --d x=True``, and for
+    ESPnet's commands ``--a 1 --b true --c 1 --c 2 --d x=true``. null leaves an option out, and so
+    does, but for ESPnet, false.
+    """
+    found: list[str] = []
+    word = _lower if espnet else str  # timm's name=value takes Python's True
+    for key, value in options.items():
+        if value is None or (value is False and not espnet):
+            continue
+        several = [word(one) for one in value] if isinstance(value, list) else [word(value)]
+        if isinstance(value, Mapping):
+            several = [f"{name}={word(one)}" for name, one in value.items() if one is not None]
+        if espnet:
+            found += [each for one in several for each in (f"--{key}", one)]
+        else:
+            found += [f"--{key}", *([] if value is True else several)]
+    return found
+
+
+def _lower(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def script(study: Study, machine: Machine) -> Path | None:
+    """The trainer, where it is a script that is there."""
+    timm = machine.timm_scripts if study.host == "timm" else None
+    path = timm / "train.py" if timm else None
+    return study.trainer or (path if path and path.is_file() else None)
+
+
+def train(
+    study: Study, recipe: Path | None, options: Options, seed: int, folder: Path, machine: Machine
+) -> list[str]:
+    """The command that trains, or goes on from what it finds in its folder.
+
+    Args:
+        study: tells the host, and the script that may take its trainer's place.
+        recipe: the host's own YAML, if there is one.
+        options: places filled.
+        seed: of the training.
+        folder: that the host writes to.
+        machine: where it runs.
+    """
+    if study.trainer:
+        own = {"seed": seed, "out": folder, "device": machine.device}
+        return [PYTHON, str(study.trainer), *words({**options, **own})]
+    build = {"timm": _timm, "fairseq": _fairseq, "espnet": _espnet}[study.host]
+    return build(recipe, options, seed, folder, machine)
+
+
+def _timm(recipe: Path | None, options: Options, seed: int, folder: Path, on: Machine) -> list[str]:
+    last = folder / "last.pth.tar"
+    own = {"seed": seed, "device": on.device, "device-modules": "cape_plugins.timm"}
+    own |= {"output": folder.parent, "experiment": folder.name}
+    own["resume"] = last if last.exists() else None
+    script = f"{on.timm_scripts or '<TIMM_SCRIPTS>'}/train.py"
+    return [*_torchrun(on), script, *words({"config": recipe, **options, **own})]
+
+
+def _torchrun(machine: Machine) -> list[str]:
+    """What starts a Python script in one process, or one for each GPU."""
+    if machine.gpus * machine.nodes <= 1:
+        return [PYTHON]
+    run = [PYTHON, "-m", "torch.distributed.run", f"--nproc-per-node={machine.gpus}"]
+    if machine.nodes == 1:
+        return [*run, "--standalone"]
+    meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={HEAD}:29500"]
+    return [*SRUN, *run, f"--nnodes={machine.nodes}", *meet]
+
+
+def _fairseq(
+    recipe: Path | None, options: Options, seed: int, folder: Path, on: Machine
+) -> list[str]:
+    """Of several GPUs of a node fairseq makes its own processes; of nodes it joins torchrun's."""
+    several = [*_torchrun(on), "--no-python"] if on.nodes > 1 else []
+    program = [*several, str(Path(PYTHON).parent / "fairseq-train")]
+    world = on.gpus * on.nodes or None
+    if recipe is None:
+        own = {"seed": seed, "save-dir": folder, "cpu": not on.gpus}
+        data, rest = _apart(options, "data")
+        return [*program, data, *words({**rest, **own, "distributed-world-size": world})]
+    program[-1] = program[-1].replace("fairseq-train", "fairseq-hydra-train")
+    own = {**dict(_dotted(options)), "common.seed": seed, "common.cpu": not on.gpus}
+    own["checkpoint.save_dir"] = folder
+    own |= {"distributed_training.distributed_world_size": world} if world else {}
+    where = ["--config-dir", str(recipe.parent), "--config-name", recipe.stem]
+    return [
+        *program,
+        *where,
+        *(f"++{k}={_hydra(v)}" for k, v in own.items()),
+        f"hydra.run.dir={folder}",
+    ]
+
+
+def _apart(options: Options, name: str) -> tuple[str, Options]:
+    return str(options[name]), {key: value for key, value in options.items() if key != name}
+
+
+def _dotted(options: Options, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested options as Hydra types them: ``model.pos`` and its value."""
+    for key, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _dotted(dict(value), f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _hydra(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(map(_hydra, value))}]"
+    return "null" if value is None else _lower(value)
+
+
+def _espnet(
+    recipe: Path | None, options: Options, seed: int, folder: Path, on: Machine
+) -> list[str]:
+    own: Options = {"seed": seed, "ngpu": on.gpus, "resume": True, "output_dir": folder}
+    if on.gpus * on.nodes > 1:
+        own["multiprocessing_distributed"] = True
+    if on.nodes > 1:
+        own |= {"dist_launcher": "slurm", "dist_init_method": f"file://{folder}.dist_init"}
+    start = [*(SRUN if on.nodes > 1 else []), PYTHON, "-m", "espnet2.bin.asr_train"]
+    return [*start, *words({"config": recipe, **options, **own}, espnet=True)]
+
+
+def evaluate(
+    host: str, command: str | None, options: Options, name: str, own: Options
+) -> list[str]:
+    """The command of a host's evaluation.
+
+    Args:
+        host: whose.
+        command: of those that it has, if it has several.
+        options: places filled.
+        name: of the model.
+        own: checkpoint, device, and the files to write.
+    """
+    start = [PYTHON, "-m", f"cape_studies.evaluation.{host}"]
+    if host == "timm":
+        return [*start, *words({**options, **own})]
+    checkpoint, own = _apart(own, "checkpoint")
+    own["model"] = f"{name}={checkpoint}"
+    if host == "espnet":
+        return [*start, *words({**options, **own})]
+    data, rest = _apart(options, "data")
+    return [*start, str(command), data, *words({**rest, **own})]
+
+
+def measured(study: Study, settings: Options, text: str) -> Iterator[tuple[int, int, str, float]]:
+    """What a log says about the training: updates done, epoch, name, value.
+
+    After a resumption some updates come twice.
+
+    Args:
+        study: tells who wrote it.
+        settings: the recipe with the options.
+        text: of the log.
+    """
+    about, is_espnet = HOSTS[study.host], study.host == "espnet"
+    pattern, pairs = (_SCRIPT_LINE, _PAIRS) if study.trainer else (about.line, about.pairs)
+    per_epoch = settings.get("num_iters_per_epoch")  # ESPnet's log does not tell it
+    for match in pattern.finditer(text):
+        line: dict[str, Any] = {"epoch": "0", "of": per_epoch, **match.groupdict()}
+        epoch, step = int(line["epoch"]), int(line.get("step") or 0)
+        if "batch" in line:  # counted within the epoch; timm's first epoch is 0
+            step = (epoch - is_espnet) * int(line["of"] or 0) + int(line["batch"])
+        for name, value in pairs.findall(match[0]):
+            if not name.lower().endswith(_ASIDE):
+                yield step, epoch, name.lower(), float(value)
+
+
+def problems(studies: Sequence[Study], machine: Machine) -> Iterator[str]:
+    """What the hosts lack here, a line each."""
+    for host in dict.fromkeys(study.host for study in studies):
+        if importlib.util.find_spec(HOSTS[host].module) is None:
+            yield f"{host} is not installed: pip install 'cape-plugins[{host}]'"
+    if any(study.host == "timm" and script(study, machine) is None for study in studies):
+        yield (
+            f"no train.py of timm in {machine.timm_scripts or 'TIMM_SCRIPTS, which is not set'}: "
+            "git clone https://github.com/huggingface/pytorch-image-models && "
+            f"git -C pytorch-image-models checkout {TIMM_COMMIT} && mkdir scripts && "
+            "cp pytorch-image-models/{train,validate,benchmark}.py scripts; "
+            "then --timm-scripts scripts"
+        )

@@ -1,0 +1,102 @@
+"""The paper's numbers, read from the CSVs in ``configs/studies/paper``: its tables as printed."""
+
+import csv
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
+
+
+class Part(BaseModel):
+    """Of a study; a key that it does not have is an error."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def _first(path: Path, info: ValidationInfo) -> Path:
+    there = [(folder / path).resolve() for folder in info.context or [Path()]]
+    return next((one for one in there if one.exists()), there[0])
+
+
+#: Looked for in the folders that the validation is told.
+File = Annotated[Path, AfterValidator(_first)]
+
+
+class PaperRow(Part):
+    """A number of the paper, to stand beside ours."""
+
+    condition: str = Field(description="as the study's evaluation names it")
+    variant: str = Field(description="of the study")
+    value: float = Field(description="the number")
+    source: str = Field(description="'Table 3'")
+    spread: float | None = Field(None, description="the paper's, over seeds")
+    evaluation: str | None = Field(None, description="default: the report's")
+    metric: str | None = Field(None, description="default: the report's")
+
+
+class PaperTable(Part):
+    """A table of the paper as a CSV, and where its numbers belong in the study.
+
+    A number has fields: its row's columns, and the groups of ``column``. The texts below may name
+    them in braces.
+    """
+
+    file: File = Field(description="the CSV")
+    source: str = Field(description="'Table 3'")
+    where: dict[str, list[str]] = Field({}, description="column → values of rows to keep")
+    column: str = Field(description="regular expression of the columns that hold numbers")
+    names: dict[str, dict[str, str]] = Field({}, description="field → the paper's word → ours")
+    variant: str = Field("{model}", description="whose number it is; others than ours are left out")
+    condition: str = Field(description="as the study's evaluation names it")
+    evaluation: str | None = Field(None, description="default: the report's")
+    metric: str | None = Field(None, description="default: the report's")
+    spread: str | None = Field(None, description="column of the spread over seeds")
+
+
+def rows(table: PaperTable) -> Iterator[PaperRow]:
+    """The numbers of a table.
+
+    Where one is marked as the best of its row, ``*84.25``, the others are differences from it.
+
+    Raises:
+        ValueError: the CSV cannot be read, or lacks a column.
+    """
+    try:
+        with table.file.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{table.file} cannot be read: {error}") from error
+    for line in lines:
+        try:
+            yield from _of_line(table, line)
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"{table.file}: {error!r} in {line}") from error
+
+
+def _of_line(table: PaperTable, line: dict[str, str]) -> Iterator[PaperRow]:
+    if any(line[column] not in values for column, values in table.where.items()):
+        return
+    best = next((float(cell[1:]) for cell in line.values() if cell.startswith("*")), 0.0)
+    for column, cell in line.items():
+        match = re.fullmatch(table.column, column)
+        if match is None or not cell:
+            continue
+        fields = {**line, **{name: group or "" for name, group in match.groupdict().items()}}
+        for name, ours in table.names.items():
+            fields[name] = ours.get(fields[name], fields[name])
+        texts = {
+            key: text.format(**fields)
+            for key in ("variant", "condition", "evaluation", "metric", "spread")
+            if (text := getattr(table, key)) is not None
+        }
+        if texts["condition"].endswith("-"):  # a range without an end
+            texts["condition"] = texts["condition"][:-1] + "+"
+        spread = texts.pop("spread", None)
+        yield PaperRow(
+            **texts,
+            value=float(cell[1:]) if cell.startswith("*") else round(best + float(cell), 6),
+            source=table.source,
+            spread=float(line[spread]) if spread else None,
+        )

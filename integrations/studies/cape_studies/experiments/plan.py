@@ -1,0 +1,287 @@
+"""What a study's steps do and depend on: commands, folders and the keys that they are cached by.
+
+A key is a digest of settings, versions, code and inputs. In it a place such as ``{corpus}`` stands
+for what made it, not for where it is: a study moved to another folder is the same study.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.metadata import distributions
+from modulefinder import ModuleFinder
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cape_plugins
+import cape_studies
+from cape_studies.experiments import hosts
+from cape_studies.experiments.hosts import Machine
+from cape_studies.experiments.study import Study, merge, read_yaml
+
+SMALL = 2**26  # bytes of a folder up to which its files are read
+
+
+def digest(value: object) -> str:
+    """Ten digits that tell a JSON-like value from others."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def fill(value: Any, places: Mapping[str, object]) -> Any:
+    """A value with the places in all its strings filled.
+
+    Raises:
+        ValueError: a place that has no meaning there.
+    """
+    if isinstance(value, str):
+        try:
+            return value.format_map(places)
+        except KeyError as error:
+            raise ValueError(f"{value!r}: there is no {error} at that step") from error
+    if isinstance(value, Mapping):
+        return {key: fill(one, places) for key, one in value.items()}
+    return [fill(one, places) for one in value] if isinstance(value, list) else value
+
+
+@cache
+def data_mark(folder: Path) -> str:
+    """Tells a folder from others by all its files but hidden ones: names and contents.
+
+    Where they are more than :data:`SMALL` in all: names, sizes and times of the last change.
+    """
+    files = sorted(_files(folder))
+    small = sum(stat.st_size for _, stat in files) <= SMALL
+    found = hashlib.sha256()
+    for path, stat in files:
+        about = path.read_bytes() if small else f"{stat.st_size} {stat.st_mtime_ns}".encode()
+        name = str(path.relative_to(folder)).encode(errors="surrogateescape")
+        found.update(digest([name.hex(), hashlib.sha256(about).hexdigest()]).encode())
+    return found.hexdigest()[:10]
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    seen = set()
+    for at, inside, names in os.walk(folder, followlinks=True):
+        here = os.stat(at)
+        if (here.st_dev, here.st_ino) in seen:  # a link to a folder above
+            inside.clear()
+            continue
+        seen.add((here.st_dev, here.st_ino))
+        inside[:] = [name for name in inside if not name.startswith(".")]
+        for path in [Path(at, name) for name in names if not name.startswith(".")]:
+            if path.is_file():
+                yield path, path.stat()
+
+
+@cache
+def versions(host: str) -> dict[str, str]:
+    """Of what numbers depend on."""
+    wanted = {"torch", *hosts.HOSTS[host].packages}
+    found = {one.name: one.version for one in distributions() if one.name in wanted}
+    return {"cape-plugins": cape_plugins.__version__, **dict(sorted(found.items()))}
+
+
+@cache
+def code_mark(package: Path, host: str) -> str:
+    """Of the code of a package of ours, without its parts for other hosts."""
+    files = sorted([*package.glob("*.py"), *(package / host).rglob("*.py")])
+    return digest([(str(path.relative_to(package)), path.read_text("utf-8")) for path in files])
+
+
+PLUGIN = Path(cape_plugins.__file__).parent
+EVALUATION = Path(cape_studies.__file__).parent / "evaluation"
+
+
+@cache
+def script_mark(path: Path | None) -> str | None:
+    """Of the content of a script, and of the modules beside it that it imports.
+
+    Raises:
+        ValueError: there is none, or it cannot be read.
+    """
+    if path is None:
+        return None
+    if not path.is_file():
+        raise ValueError(f"the study's script {path} does not exist")
+    finder = ModuleFinder([str(path.parent)])
+    try:
+        finder.run_script(str(path))
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise ValueError(f"the study's script {path} cannot be read: {error}") from error
+    files = {getattr(one, "__file__", None) for one in finder.modules.values()}
+    return digest([Path(file).read_text("utf-8") for file in sorted(filter(None, files))])
+
+
+class Preparation(NamedTuple):
+    """A folder to be made before any run: the study's name for it, the step's key, how."""
+
+    name: str
+    key: str
+    folder: Path
+    command: list[str]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a study runs.
+
+    Attributes:
+        study: the YAML's content.
+        folder: of the study's results.
+        out: folder of the results of all studies.
+        machine: what each run gets.
+        places: name of what is needed or prepared → folder.
+        marks: the same names → what tells their content.
+    """
+
+    study: Study
+    folder: Path
+    out: Path
+    machine: Machine
+    places: dict[str, str]
+    marks: dict[str, str]
+
+    def run(self, variant: str, seed: int) -> "Run":
+        """One training of the study, and its evaluations."""
+        return Run(self, variant, seed)
+
+
+def prepare(
+    study: Study,
+    out: Path,
+    machine: Machine,
+    data: Mapping[str, Path | None],
+    folder: Path | None = None,
+) -> tuple[Setting, list[Preparation]]:
+    """The study's steps before any run, and where its runs find what they need.
+
+    Args:
+        study, out, machine: see :class:`Setting`.
+        data: what is needed → folder, None where it was not given.
+        folder: of the study's results. Default: of its name, in ``out``.
+    """
+    places = {name: str(path or f"<{name}>") for name, path in data.items()}
+    marks = {name: data_mark(path) if path else "" for name, path in data.items()}
+    if study.recipe is not None:
+        places["recipe"] = str(study.recipe)
+        marks["recipe"] = digest(read_yaml(study.recipe))
+    steps = []
+    for name, step in study.prepare.items():
+        program = ["-m", str(step.module)] if step.module else [str(step.script)]
+        espnet, ours = (program[-1].startswith(f"{p}.") for p in ("espnet2", "cape_studies"))
+        key = digest(
+            [
+                versions(study.host),
+                code_mark(EVALUATION if ours else PLUGIN, study.host),
+                step.module or script_mark(step.script),
+                fill([*step.arguments, step.options], {**marks, "out": ""}),
+            ]
+        )
+        made = out / "prepared" / f"{name}-{key}"
+        given, options = fill([step.arguments, step.options], {**places, "out": made})
+        command = [hosts.PYTHON, *program, *map(str, given), *hosts.words(options, espnet=espnet)]
+        places[name], marks[name] = str(made), key
+        steps.append(Preparation(name, key, made, command))
+    return Setting(study, folder or out / study.name, out, machine, places, marks), steps
+
+
+class Run:
+    """One training and its evaluations.
+
+    Attributes:
+        setting: of the study.
+        variant, seed: of the training.
+        start: the run whose training this one starts from, if there is one.
+        options: of the training, places not filled.
+        settings: all that the training depends on.
+        key: their digest.
+        folder: of everything about the run; the host writes to ``train`` in it.
+        places: that the training's options may name.
+        evaluations: name → the study's, with the options of this variant.
+    """
+
+    def __init__(self, setting: Setting, variant: str, seed: int) -> None:
+        self.setting, self.variant, self.seed = setting, variant, seed
+        study, own = setting.study, setting.study.variants[variant]
+        self.start: Run | None = Run(setting, own.after, seed) if own.after else None
+        self.recipe = own.recipe or study.recipe
+        self.options = merge(study.options, own.options)
+        marks = {**setting.marks, "variant": variant}
+        apart = {"seed": "{seed}", "after": "{after}"}  # settings of their own
+        self.settings: dict[str, Any] = {
+            "host": study.host,
+            "recipe": read_yaml(self.recipe) if self.recipe else {},
+            "trainer": script_mark(hosts.script(study, setting.machine)),
+            "options": fill(self.options, {**marks, **apart}),
+            "seed": seed,
+            "processes": setting.machine.gpus * setting.machine.nodes,
+            "start": self.start.key if self.start else "",
+            "versions": versions(study.host),
+            "code": code_mark(PLUGIN, study.host),
+        }
+        self.key: str = digest(self.settings)
+        self.folder = setting.folder / "runs" / f"{variant}-seed{seed}-{self.key}"
+        self.places: dict[str, object] = {
+            **setting.places,
+            "variant": variant,
+            "seed": seed,
+            "after": self.start.folder / "train" if self.start else "",
+        }
+        self.evaluations = {
+            name: one.model_copy(
+                update={"options": merge(one.options, own.evaluate.get(name) or {})}
+            )
+            for name, one in study.evaluations.items()
+            if own.evaluate.get(name, {}) is not None
+        }
+        none = dict.fromkeys(("trained", "checkpoint", "csv", "items"), "")
+        what = partial(fill, places={**marks, **none, "seed": seed, "after": ""})
+        self.evaluation_keys = {
+            name: digest(
+                [
+                    [study.name, variant, self.key, study.checkpoint],
+                    code_mark(EVALUATION, study.host),
+                    what(one.model_dump(mode="json", exclude={"script"})),
+                    script_mark(one.script),
+                ]
+            )
+            for name, one in self.evaluations.items()
+        }
+
+    @property
+    def study(self) -> Study:
+        """The whole."""
+        return self.setting.study
+
+    @property
+    def checkpoint(self) -> str:
+        """The file that is tested, in the folder of the training; empty: the folder."""
+        return self.study.checkpoint or hosts.HOSTS[self.study.host].checkpoint
+
+    @property
+    def train_command(self) -> list[str]:
+        """As it has to be now: it names a checkpoint where there is one to go on from."""
+        options, folder = fill(self.options, self.places), self.folder / "train"
+        machine = self.setting.machine
+        return hosts.train(self.study, self.recipe, options, self.seed, folder, machine)
+
+    def evaluation_command(self, name: str) -> list[str]:
+        """Of one evaluation; empty where the training's own metrics are its scores."""
+        one, study = self.evaluations[name], self.study
+        trained, device = self.folder / "train", self.setting.machine.device
+        own: dict[str, Any] = {"checkpoint": trained / self.checkpoint, "device": device}
+        own |= {"csv": self.csv(name), "items": self.csv(name, "items-raw")}
+        options = fill(one.options, {**self.places, **own, "trained": trained})
+        if one.script:
+            return [hosts.PYTHON, str(one.script), *hosts.words({**options, "device": device})]
+        own["overwrite"] = True
+        if one.command == "training":
+            return []
+        return hosts.evaluate(study.host, one.command, options, self.variant, own)
+
+    def csv(self, evaluation: str, kind: str = "evaluate") -> Path:
+        """What an evaluation writes, or what is made of it."""
+        return self.folder / f"{kind}-{evaluation}.csv"

@@ -1,0 +1,345 @@
+"""A study as its YAML tells it: composed by Hydra, checked here before anything runs.
+
+Options are mappings in the host's own names and are given to its commands as they are; strings in
+them may hold ``{places}``: what is needed and what is prepared goes by its name, the rest by
+:data:`PLACES`. Paths of recipes and scripts are relative to the YAML, else to ``configs/studies``.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from string import Formatter
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from hydra.version import VersionBase
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
+
+from cape_studies.experiments.paper import File, PaperRow, PaperTable, Part, rows
+
+Options = dict[str, Any]
+
+#: What a string may hold in braces, beside the names of what is needed and prepared.
+PLACES = {
+    "recipe": "the recipe's path",
+    "out": "in prepare: the folder to make",
+    "seed": "of the training",
+    "variant": "its name",
+    "trained": "in evaluations: the folder that the host trained into",
+    "checkpoint": "in evaluations: the file in it to test",
+    "after": "the folder of the training that this one starts from",
+    "csv": "in evaluations by a script: the tidy CSV to write",
+    "items": "the same: the CSV of single items to write",
+}
+
+_PLACES = ", ".join(PLACES)
+
+Kind = TypeVar("Kind", bound=BaseModel)
+
+
+def _without_null(parts: Any) -> Any:
+    return {k: v for k, v in parts.items() if v is not None} if isinstance(parts, dict) else parts
+
+
+Parts = Annotated[dict[str, Kind], BeforeValidator(_without_null)]
+
+
+class Need(Part):
+    """Data that the user brings: ``--data NAME=FOLDER``."""
+
+    what: str = Field(description="what it is")
+    source: str = Field("yours", description="where it comes from")
+    layout: str = Field("the host reads it", description="of the folder, in words")
+    files: list[str] = Field([], description="patterns in the folder: each must match something")
+
+
+class Prepare(Part):
+    """A folder made once for all runs, by a script or a module; its name is the folder's place."""
+
+    script: File | None = Field(None, description="a Python file")
+    module: str | None = Field(None, description="or a module, as for python -m")
+    arguments: list[str | int | float] = Field([], description="words, before the options")
+    options: Options = Field({}, description="of the script: name → value")
+
+    @model_validator(mode="after")
+    def _one_program(self) -> "Prepare":
+        if (self.script is None) == (self.module is None):
+            raise ValueError("give either script or module")
+        return self
+
+
+class Variant(Part):
+    """One row of the table: what differs from the study's options."""
+
+    options: Options = Field({}, description="over the study's")
+    recipe: File | None = Field(None, description="in place of the study's")
+    after: str | None = Field(None, description="start from this variant's training, same seed")
+    evaluate: dict[str, Options | None] = Field(
+        {}, description="evaluation → options that differ; null leaves it out"
+    )
+    trained_on: list[str] | None = Field(None, description="in place of the report's")
+
+
+class Evaluation(Part):
+    """One call of cape-timm-eval, cape-fairseq-eval or cape-espnet-eval, or of a script.
+
+    It writes a CSV with a row for each condition and metric: columns that tell the conditions
+    apart, then metric, value, how (percent, mean, bleu, bleu_unsmoothed, number), items, weight.
+    A script writes condition, metric, value, items.
+    """
+
+    command: str | None = Field(
+        None, description="of cape-fairseq-eval: bleu, loss; 'training': the training's own metrics"
+    )
+    script: File | None = Field(None, description="in place of the host's evaluation")
+    options: Options = Field({}, description="of the command or the script: name → value")
+    metrics: dict[str, Literal["higher", "lower"]] = Field(description="name → which is better")
+    condition: list[str] = Field([], description="columns that name it; default: the host's own")
+    where: dict[str, str | int | float] = Field({}, description="column → value of rows to keep")
+    ranges: list[int] = Field(
+        [], description="[10, 20]: the condition is a number, in 1–10 and 11–20"
+    )
+    name: str | None = Field(None, description="the condition's, where no column tells it")
+
+
+class Report(Part):
+    """What cape-report shows."""
+
+    baseline: str = Field("", description="variant to compare with; default: the first")
+    evaluation: str = Field("", description="that is shown first; default: the first")
+    metric: str = Field("", description="of it; default: its first")
+    x_label: str = Field("", description="of the figure: what the conditions are, with the unit")
+    y_label: str = Field("", description="of the figure; default: the metric")
+    title: str = Field("", description="of the figure; default: the study's")
+    trained_on: list[str] = Field([], description="conditions seen in training")
+    tables: Parts[PaperTable] = Field({}, description="of the paper; to stand beside ours")
+    paper: list[PaperRow] = Field([], description="numbers of the paper; tables are added to them")
+
+
+class Study(Part):
+    """The whole YAML."""
+
+    title: str = Field(description="in a line")
+    host: Literal["timm", "fairseq", "espnet"] = Field(description="whose trainer trains")
+    protocol: str = Field("", description="what is done and expected, written before it runs")
+    cost: str = Field("not known", description="in words")
+    disk_gb: float = Field(1.0, gt=0, description="that a run takes, about")
+    needs: Parts[Need] = Field({}, description="data by name; null: without it")
+    prepare: Parts[Prepare] = Field({}, description="folders by name, made in this order")
+    recipe: File | None = Field(None, description="the host's own; none: options alone")
+    trainer: File | None = Field(None, description="a script in place of the host's trainer")
+    checkpoint: str | None = Field(None, description="file to test; default: the host's")
+    options: Options = Field({}, description="of the trainer: name → value; null leaves one out")
+    variants: Parts[Variant] = Field(min_length=1, description="by name")
+    run: list[str] = Field([], description="variants to run; default: all")
+    seeds: list[int] = Field([0], min_length=1, description="each variant is trained with each")
+    evaluations: Parts[Evaluation] = Field(min_length=1, description="by name; null: without it")
+    report: Report = Field({}, validate_default=True, description="what is shown")
+    quick: dict[str, Any] = Field({}, description="changes for --quick: to see that it runs")
+    quick_run: bool = Field(False, description="written by cape-run: these changes were made")
+    runs: list[str] = Field([], description="written by cape-run: folders of this study's runs")
+
+    _path: Path = PrivateAttr(Path())
+
+    @property
+    def path(self) -> Path:
+        """Of the YAML."""
+        return self._path
+
+    @property
+    def name(self) -> str:
+        """That of the file."""
+        return self.path.stem
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> "Study":
+        for name in (*self.needs, *self.prepare):
+            if not name.isidentifier() or name in PLACES:
+                raise ValueError(f"{name!r} of needs or prepare must be a word, none of {_PLACES}")
+        self._keep_what_runs()
+        for name, variant in self.variants.items():
+            known(f"variants.{name}.evaluate", variant.evaluate, self.evaluations)
+        places = {*PLACES, *self.needs}
+        for name, step in self.prepare.items():  # each may use those before it
+            known(f"prepare.{name}", places_in(step.model_dump()), places)
+            places.add(name)
+        for part, value in self.model_dump(include={"options", "variants", "evaluations"}).items():
+            known(part, places_in(value), places)
+        self._complete(self.report)
+        return self
+
+    def _keep_what_runs(self) -> None:
+        """Of the variants those to run, in their order, and those that they start from."""
+        for name, one in self.variants.items():
+            known(f"variants.{name}.after", [one.after] if one.after else [], self.variants)
+        self.run = self.run or list(self.variants)
+        known("run", self.run, self.variants)
+        starts = [self.variants[name].after for name in self.run]
+        kept = dict.fromkeys([*self.run, *(name for name in starts if name)])
+        self.variants = {name: self.variants[name] for name in kept}
+
+    def _complete(self, report: Report) -> None:
+        """Fill the defaults, and the paper's numbers for variants that run."""
+        report.baseline = report.baseline or next(iter(self.variants))
+        report.evaluation = report.evaluation or next(iter(self.evaluations))
+        known("report.baseline", [report.baseline], self.variants)
+        known("report.evaluation", [report.evaluation], self.evaluations)
+        metrics = self.evaluations[report.evaluation].metrics
+        report.metric = report.metric or next(iter(metrics), "")
+        known("report.metric", [report.metric], metrics)
+        report.y_label = report.y_label or report.metric
+        report.title = report.title or self.title
+        found = [row for one in report.tables.values() for row in rows(one)]
+        report.paper = [*report.paper, *(row for row in found if row.variant in self.variants)]
+        report.tables = {}
+
+
+def known(where: str, names: Iterable[str], there: Iterable[str]) -> None:
+    """Raise ValueError, with what there is, for the first name that there is not."""
+    for name in names:
+        if name not in there:
+            raise ValueError(f"{where}: no {name!r}; there is {', '.join(sorted(there))}")
+
+
+def places_in(value: Any) -> set[str]:
+    """Names in braces in all strings of nested lists and mappings, keys aside."""
+    if isinstance(value, str):
+        return {name for _, name, _, _ in Formatter().parse(value) if name}
+    parts = value.values() if isinstance(value, Mapping) else value
+    return set().union(*map(places_in, parts)) if isinstance(value, list | Mapping) else set()
+
+
+def merge(base: Options, over: Options) -> Options:
+    """``base`` with the values of ``over``, mapping by mapping."""
+    merged = OmegaConf.merge(OmegaConf.create(base), over)
+    return OmegaConf.to_container(merged)  # type: ignore[return-value]
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file.
+
+    Raises:
+        ValueError: it cannot be read, or is no mapping.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} cannot be read: {one_line(error)}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must be a mapping")
+    return content
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, without its line ends."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def composed(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What Hydra makes of a YAML, its defaults list and overrides.
+
+    Names in the defaults list are looked for beside the YAML and in ``configs/studies``.
+
+    Raises:
+        ValueError: it cannot be read or composed.
+    """
+    read_yaml(path)
+    version = VersionBase.instance()
+    before = version.version_base
+    search = [f"hydra.searchpath=[{json.dumps(f'file://{folder}')}]" for folder in folders()]
+    try:
+        with initialize_config_dir(str(path.resolve().parent), version_base=None):
+            found = compose(path.stem, overrides=[*search, *overrides])
+        return OmegaConf.to_container(found, resolve=True)  # type: ignore[return-value]
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(f"{path}: {one_line(error)}") from error
+    finally:  # fairseq's own calls of Hydra want what was there
+        version.version_base = before
+
+
+def load(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> list[Study]:
+    """Read and check a study, or the several that a set names.
+
+    Args:
+        path: the YAML.
+        overrides: in Hydra's grammar, such as ``options.epochs=1``, ``+options.new=2``.
+        quick: with the changes that the study lists for this, before the overrides.
+
+    Raises:
+        ValueError: names the first thing that is wrong.
+    """
+    content = composed(path)
+    if isinstance(content.get("studies"), list):
+        paths = [path.parent / f"{name}.yaml" for name in content["studies"]]
+        return [one for each in paths for one in load(each, overrides, quick)]
+    if quick and content.get("quick"):  # a config of its own, after all others of the list
+        ConfigStore.instance().store("study", content["quick"], "quick_run", package="_global_")
+        overrides = ["+quick_run=study", *overrides]
+    study = _checked(composed(path, overrides) if overrides else content, path)
+    study.quick_run = quick
+    return [study]
+
+
+def load_written(path: Path) -> Study:
+    """A study.yaml of cape-run.
+
+    Raises:
+        ValueError: it cannot be read, or is none.
+    """
+    return _checked(read_yaml(path), path)
+
+
+def _checked(content: dict[str, Any], path: Path) -> Study:
+    try:
+        study = Study.model_validate(content, context=[path.parent, *folders()])
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        message = first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{path}: {where}{message}{more}") from error
+    study._path = path.resolve()
+    return study
+
+
+def folders() -> list[Path]:
+    """``configs/studies`` of the checkout that this package or the shell is in; none without."""
+    roots = Path(__file__).resolve().parents[4], Path.cwd()
+    there = [root / "configs" / "studies" for root in roots]
+    return [folder for folder in there if folder.is_dir()][:1]
+
+
+def names() -> list[Path]:
+    """The YAMLs of the checkout."""
+    return sorted(path for folder in folders() for path in folder.glob("*.yaml"))
+
+
+def find(name: str) -> Path:
+    """The YAML of a study: a path, or a name in a checkout.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name.endswith(".yaml") and Path(name).is_file():
+        return Path(name)
+    there = {path.stem: path for path in names()}
+    if name not in there:
+        near = get_close_matches(name, there) or ["none like it"]
+        raise ValueError(
+            f"no study {name!r}: in configs/studies there is {', '.join(near)} (cape-run --list "
+            "shows all); else give the path of a NAME.yaml"
+        )
+    return there[name]

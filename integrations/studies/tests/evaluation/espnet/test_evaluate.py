@@ -1,0 +1,399 @@
+"""``cape-espnet-eval`` on checkpoints: one trained here in seconds, one of ESPnet's own encoder."""
+
+import csv
+import logging
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("espnet2")
+pytest.importorskip("jiwer")
+soundfile = pytest.importorskip("soundfile")
+yaml = pytest.importorskip("yaml")
+
+from espnet2.bin import asr_inference  # noqa: E402
+from espnet2.tasks.asr import ASRTask  # noqa: E402
+
+from cape_studies.evaluation.espnet import evaluate, segments, testset  # noqa: E402
+from cape_studies.evaluation.espnet.decoding import decode  # noqa: E402
+from cape_studies.evaluation.espnet.models import Model  # noqa: E402
+from cape_studies.evaluation.espnet.options import EspnetOptions  # noqa: E402
+
+RATE = 8000
+PITCH = {"low": 400, "high": 1600}
+CPU = torch.device("cpu")
+
+
+def write_set(folder: Path, counts: list[int], seed: int) -> Path:
+    """Utterances of so many words, each a tone of 0.25 s."""
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(seed)
+    files: dict[str, str] = dict.fromkeys(("wav.scp", "text", "shape"), "")
+    time = np.arange(RATE // 4) / RATE
+    for index, count in enumerate(counts):
+        words = random.choice(list(PITCH), size=count).tolist()
+        tones = [np.sin(2 * np.pi * PITCH[word] * time) * np.hanning(len(time)) for word in words]
+        samples = 0.5 * np.concatenate(tones)
+        samples += 0.01 * random.standard_normal(len(samples))
+        path = folder / f"u{index}.wav"
+        soundfile.write(path, samples, RATE)
+        for name, value in zip(files, (path, " ".join(words), len(samples)), strict=True):
+            files[name] += f"u{index} {value}\n"
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    return folder
+
+
+def asr_train(work: Path, config: dict, token_type: str, tokens: list[str], *more: str) -> Path:
+    """ESPnet's training, in this process; returns its output folder."""
+    out = work / f"exp_{token_type}"
+    (work / f"{token_type}.txt").write_text("".join(f"{token}\n" for token in tokens))
+    (work / f"{token_type}.yaml").write_text(yaml.safe_dump(config))
+    command = ["--config", work / f"{token_type}.yaml", "--ngpu", 0, "--output_dir", out]
+    command += ["--token_type", token_type, "--token_list", work / f"{token_type}.txt"]
+    for part, name in (("train", "train"), ("valid", "short")):
+        folder = work / name
+        command += [f"--{part}_shape_file", folder / "shape"]
+        for file, kind in (("wav.scp", "speech,sound"), ("text", "text,text")):
+            command += [f"--{part}_data_path_and_name_and_type", f"{folder / file},{kind}"]
+    handlers = logging.root.handlers[:]
+    ASRTask.main(cmd=[*map(str, command), *more])
+    logging.root.handlers[:] = handlers
+    return out
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory) -> Path:
+    """Data; a model with padding-free training in ``exp_word``."""
+    work = tmp_path_factory.mktemp("evaluate")
+    write_set(work / "train", np.random.default_rng(1).integers(2, 9, 48).tolist(), 0)
+    write_set(work / "short", [2, 3, 3, 4, 5, 8], 1)
+    write_set(work / "long", [30, 41], 2)
+    config = {
+        "frontend": "cape_fbank",
+        "frontend_conf": dict(fs=RATE, n_mels=20),
+        "model": "cape_asr",
+        "model_conf": dict(ctc_weight=1.0),
+        "encoder": "cape_transformer",
+        "encoder_conf": dict(
+            output_size=32, attention_heads=2, linear_units=64, num_blocks=2, max_global_shift=5,
+            dropout_rate=0.0, attention_dropout_rate=0.0, conv_dropout_rate=0.0,
+            layer_drop_rate=0.0,
+        ),
+        "normalize": "utterance_mvn",
+        "normalize_conf": dict(norm_means=True, norm_vars=True),
+        "optim": "adam",
+        "optim_conf": dict(lr=0.01),
+        "max_epoch": 8,
+        "iterator_type": "task",
+        "batch_type": "length",
+        "batch_bins": 8 * RATE,
+        "valid_batch_type": "unsorted",
+        "valid_batch_size": 1,
+        "best_model_criterion": [["valid", "loss", "min"]],
+        "keep_nbest_models": 1,
+        "num_workers": 0,
+        "use_tensorboard": False,
+        "use_matplotlib": False,
+    }  # fmt: skip
+    asr_train(work, config, "word", ["<blank>", "<unk>", "high", "low", "<sos/eos>"])
+    return work
+
+
+@pytest.fixture(scope="module")
+def stock(work) -> Path:
+    """ESPnet's encoder, frontend and model with letters as tokens, untrained."""
+    config = {
+        "frontend_conf": dict(fs="8k", n_fft=256, hop_length=80, n_mels=20),
+        "encoder": "transformer",
+        "encoder_conf": dict(output_size=16, attention_heads=2, linear_units=32, num_blocks=1),
+        "model_conf": dict(ctc_weight=1.0),
+        "normalize": "utterance_mvn",
+        "normalize_conf": dict(norm_vars=True),
+    }
+    tokens = ["<blank>", "<unk>", "<space>", *"ghilow", "<sos/eos>"]
+    out = asr_train(work, config, "char", tokens, "--dry_run", "true")
+    torch.manual_seed(0)
+    model, _ = ASRTask.build_model_from_file(out / "config.yaml", None)
+    torch.save(model.state_dict(), out / "valid.acc.best.pth")
+    return out
+
+
+def run(*arguments: object) -> None:
+    evaluate.main([*map(str, arguments), "--device", "cpu"])
+
+
+def failed(capsys, *arguments: object) -> str:
+    """The one line that a wrong call ends with."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        run(*arguments)
+    assert stop.value.code == 2
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("cape-espnet-eval")]
+    return line
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def load(folder: Path) -> Model:
+    return Model("m", *folder.glob("valid.*.best.pth"), {}, CPU)
+
+
+def decoded(model: Model, folder: Path, **options: object) -> list[list[int] | None]:
+    (utterances,) = testset.open_sets([str(folder)]).values()
+    given = EspnetOptions(model=["m"], data=["d"], **options)
+    return decode(model, utterances, segments.cut(utterances, None), given)[0]
+
+
+def test_words_are_recognised_and_counted_by_duration(work, tmp_path):
+    run(
+        *("--model", f"cape={work / 'exp_word'}", "--data", work / "short", work / "long"),
+        *("--bins", 1, 2, "--out", tmp_path / "wer", "--hypotheses", tmp_path / "h"),
+    )
+    rows = [row for row in read_csv(tmp_path / "wer.csv") if row["metric"] == "wer"]
+    assert [(row["test_set"], row["bin"], row["items"], row["weight"]) for row in rows] == [
+        ("short", "all", "6", "25"),
+        ("short", "<1", "3", "8"),
+        ("short", "1-2", "2", "9"),
+        ("short", ">=2", "1", "8"),
+        ("long", "all", "2", "71"),
+        ("long", ">=2", "2", "71"),
+    ]
+    assert all(float(row["value"]) < 5 for row in rows)  # 0 where this was written
+    assert list(rows[0]) == [
+        *("model", "checkpoint", "logn", "test_set", "segment", "hop_ms", "bin"),
+        *("metric", "value", "how", "items", "weight"),
+    ]
+    recognised = (tmp_path / "h" / "cape.short.txt").read_text().split()
+    assert recognised[:3] == (work / "short" / "text").read_text().split()[:3]
+
+
+def test_a_decoder_is_searched_as_by_asr_inference(work, tmp_path, capsys):
+    config = {
+        **yaml.safe_load((work / "word.yaml").read_text()),
+        "model_conf": dict(ctc_weight=0.0),
+        "decoder": "cape_transformer",
+        "decoder_conf": dict(attention_heads=2, linear_units=32, num_blocks=1),
+    }
+    tokens = ["<blank>", "<unk>", "high", "low", "<sos/eos>"]
+    (tmp_path / "train").symlink_to(work / "train")
+    (tmp_path / "short").symlink_to(work / "short")
+    out = asr_train(tmp_path, config, "word", tokens, "--dry_run", "true")
+    torch.manual_seed(0)
+    model, _ = ASRTask.build_model_from_file(out / "config.yaml", None)
+    file = out / "valid.acc.best.pth"
+    torch.save(model.state_dict(), file)
+
+    arguments = ["--model", file, "--data", work / "short", "--bins"]
+    assert "no CTC (ctc_weight: 0), so it needs --search" in failed(capsys, *arguments)
+    options = ["--search", "beam_size=2", "ctc_weight=0.0", "maxlenratio=-12"]
+    run(*arguments, *options, "--hypotheses", tmp_path / "ours")
+    command = ["--ngpu", 0, "--num_workers", 0, "--output_dir", tmp_path, "--beam_size", 2]
+    command += ["--ctc_weight", 0.0, "--maxlenratio", -12]
+    command += ["--data_path_and_name_and_type", f"{work / 'short' / 'wav.scp'},speech,sound"]
+    command += ["--asr_train_config", out / "config.yaml", "--asr_model_file", file]
+    handlers = logging.root.handlers[:]
+    asr_inference.main([*map(str, command)])
+    logging.root.handlers[:] = handlers
+    theirs = (tmp_path / "1best_recog" / "text").read_text()
+    ours = (tmp_path / "ours" / f"{file.name}.short.txt").read_text()
+    assert sorted(ours.splitlines()) == sorted(line.rstrip() for line in theirs.splitlines())
+    assert len(ours.split()) > 12  # words, beside the six names
+
+    for wrong, message in {
+        "beam=2": "with --search {'beam': 2}: .* unexpected keyword argument 'beam'",
+        "beam_size=x": "--search .*beam_size.* is not an instance of int",
+        "beam_size": "--search takes NAME=VALUE, got 'beam_size'",
+    }.items():
+        assert re.search(message, failed(capsys, *arguments, "--search", wrong))
+
+
+def test_padded_batches_give_what_single_utterances_give(work):
+    model = load(work / "exp_word")
+    model.set_hop(5.0)  # where the model errs, batches could differ
+    alone = decoded(model, work / "short", batch_seconds=0.1)
+    together = decoded(model, work / "short", batch_seconds=100)
+    assert model.padded
+    assert together == alone
+    assert sum(map(len, alone)) >= 25
+
+
+def test_espnets_own_encoder_is_decoded_without_padding(work, stock):
+    model = load(stock)
+    assert not model.padded
+    (utterances,) = testset.open_sets([str(work / "short")]).values()
+    found = decoded(model, work / "short")
+    for utterance, ids in zip(utterances, found, strict=True):
+        speech = torch.from_numpy(soundfile.read(utterance.path, dtype="float32")[0])[None]
+        with torch.no_grad():
+            out, _ = model.asr.encode(speech, torch.tensor([speech.shape[1]]))
+        expected = model.asr.ctc.argmax(out)[0].unique_consecutive().tolist()
+        assert ids == [i for i in expected if i not in (0, model.asr.eos)]
+
+
+@pytest.mark.parametrize("name", ["exp_word", "exp_char"])
+def test_attention_logn_stands_beside_the_model_as_trained(work, stock, tmp_path, name):
+    found = {}
+    for given in ((), ("--attention-logn", 0, 2)):
+        options = ("--bins", "--out", tmp_path / "n", "--overwrite", *given)
+        run("--model", f"x={work / name}", "--data", work / "long", "--hops", 5, *options)
+        found |= {(r["logn"], r["metric"]): r["value"] for r in read_csv(tmp_path / "n.csv")}
+    assert found["0", "cer"] == found["", "cer"] != found["2", "cer"]
+
+
+def test_the_texts_of_pieces_are_joined(work, tmp_path):
+    run(
+        *("--model", f"cape={work / 'exp_word'}", "--data", work / "long", "--bins"),
+        *("--segment", 2, "whole", "--out", tmp_path / "cut", "--hypotheses", tmp_path / "h"),
+    )
+    pieces, _, whole, _ = read_csv(tmp_path / "cut.csv")
+    assert (pieces["segment"], whole["segment"]) == ("2.0", "")
+    assert pieces["weight"] == whole["weight"] == "71"
+    # cut in the pauses, it is the same text
+    joined = (tmp_path / "h" / "cape.long.2.txt").read_text()
+    assert joined == (tmp_path / "h" / "cape.long.txt").read_text()
+
+
+def test_several_models_and_errors_of_utterances_add_up_to_the_rates(work, stock, tmp_path):
+    run(
+        *("--model", f"ours={work / 'exp_word'}", f"stock={stock}", "--bins", 1, 2),
+        *("--data", work / "short", work / "long"),
+        *("--out", tmp_path / "wer", "--items", tmp_path / "items.csv"),
+    )
+    items = read_csv(tmp_path / "items.csv")
+    rows = read_csv(tmp_path / "wer.csv")
+    assert len(rows) == 2 * 2 * 6
+    for row in rows:
+        key = {name: row[name] for name in ("model", "test_set", "bin", "metric", "how")}
+        mine = [item for item in items if key.items() <= item.items()]
+        assert len({item["item"] for item in mine}) == len(mine) == int(row["items"])
+        errors, length = (sum(int(item[name]) for item in mine) for name in ("value", "weight"))
+        assert length == int(row["weight"])
+        assert 100 * errors / length == pytest.approx(float(row["value"]))
+        # nothing was learned in the other
+        assert float(row["value"]) > 50 if row["model"] == "stock" else float(row["value"]) < 5
+
+
+def test_a_sweep_of_hops_changes_the_frames_and_measures_throughput(work, tmp_path):
+    run(
+        *("--model", f"cape={work / 'exp_word'}", "--data", work / "long", "--bins"),
+        *("--hops", 8, 16, "--out", tmp_path / "hops"),
+    )
+    rows = [row for row in read_csv(tmp_path / "hops.csv") if row["metric"] == "throughput"]
+    assert [(row["hop_ms"], row["how"]) for row in rows] == [("8.0", "number"), ("16.0", "number")]
+    assert all(float(row["value"]) > 1 and row["weight"] == "17.75" for row in rows)
+
+    model = load(work / "exp_word")
+    speech, lengths = torch.randn(1, RATE), torch.tensor([RATE])
+    frames = {}
+    with torch.no_grad():
+        for hop in (8, 10, 16):
+            model.set_hop(hop)
+            frames[hop] = model.asr.encode(speech, lengths)[1].item()
+    assert frames == {8: 42, 10: 34, 16: 21}  # a third of 126, 101 and 63
+
+
+@pytest.mark.parametrize("name", ["exp_word", "exp_char"])
+def test_audio_too_short_for_a_frame_counts_as_deletions(work, stock, tmp_path, caplog, name):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    soundfile.write(folder / "click.wav", np.full(50, 0.5), RATE)
+    (folder / "wav.scp").write_text(f"click {folder / 'click'}.wav\n")
+    (folder / "text").write_text("click high low\n")
+    run("--model", work / name, "--data", folder, "--bins", "--out", tmp_path / "x")
+    row = read_csv(tmp_path / "x.csv")[0]
+    assert (row["metric"], float(row["value"]), row["weight"]) == ("wer", 100, "2")
+    assert "1 of 1 in data are too short for a single frame, such as click" in caplog.text
+
+
+def test_mixed_precision_and_processes_that_read_recognise_the_same(work, tmp_path):
+    arguments = ["--model", work / "exp_word", "--data", work / "long", "--bins", "--amp"]
+    run(*arguments, "--workers", 1, "--out", tmp_path / "x")
+    assert float(read_csv(tmp_path / "x.csv")[0]["value"]) < 5
+
+
+def test_score_sh_evaluates_what_asr_sh_has_decoded(work, tmp_path):
+    # asr.sh leaves exp/<inference>/<set>/text; its data are in dump/raw
+    exp = shutil.copytree(work / "exp_word", tmp_path / "exp")
+    (exp / "valid.cer_ctc.best.pth").symlink_to("valid.loss.best.pth")
+    (exp / "decode" / "short").mkdir(parents=True)
+    (exp / "decode" / "short" / "text").write_text("")
+    score = Path(__file__).parents[4] / "espnet" / "egs2_template" / "local" / "score.sh"
+    options = ["--dumpdir", work, "--bins", "1", "--python", sys.executable]
+    subprocess.run([*map(str, (score, *options, exp))], check=True, timeout=300)
+    rows = [row for row in read_csv(exp / "cape_eval.csv") if row["metric"] == "wer"]
+    assert [(row["test_set"], row["bin"]) for row in rows] == [
+        *(("short", label) for label in ("all", "<1", ">=1"))
+    ]
+
+
+# --- mistakes, found before any work
+
+
+@pytest.mark.parametrize(
+    ("spoil", "arguments", "message"),
+    [
+        ("", "--hops 10 4", "m: --hops must lie within 5 … 20 ms, got 4"),
+        ("", "--hypotheses {}", "exists: choose another name or give --overwrite"),
+        ("", "--out {}/no/x", "no such folder"),
+        ("rate", "", "data has audio at 16000 Hz, m was trained at 8000 Hz"),
+        ("case", "", "25 of 25 tokens in the transcripts of data are not in .*upper case"),
+    ],
+)
+def test_what_does_not_fit_is_an_error(work, tmp_path, capsys, spoil, arguments, message):
+    folder = shutil.copytree(work / "short", tmp_path / "data")
+    if spoil == "rate":
+        soundfile.write(tmp_path / "a.wav", np.zeros(RATE), 2 * RATE)
+        (folder / "wav.scp").write_text(f"u0 {tmp_path / 'a.wav'}\n")
+    elif spoil == "case":
+        text = (folder / "text").read_text()
+        (folder / "text").write_text(text.replace("low", "LOW").replace("high", "HIGH"))
+    given = arguments.format(tmp_path).split()
+    line = failed(capsys, "--model", f"m={work / 'exp_word'}", "--data", folder, *given)
+    assert re.search(message, line)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        # ESPnet itself would load them with strict=False and leave the rest at random
+        ("weight", "it lacks 1 weights, such as encoder.after_norm.weight"),
+        ("list", "cannot be loaded: .*ctc.ctc_lo.weight"),
+        ("pos", "x.pth cannot be loaded: .*trained with encoder_conf pos: cape"),
+        ("yaml", "cannot be loaded: while parsing"),
+        ("torn", "x.pth cannot be loaded"),
+        ("empty", "x.pth cannot be loaded"),
+    ],
+)
+def test_weights_that_are_not_the_models_are_an_error(work, tmp_path, capsys, spoil, message):
+    state = torch.load(work / "exp_word" / "valid.loss.best.pth", weights_only=False)
+    config = yaml.safe_load((work / "exp_word" / "config.yaml").read_text())
+    if spoil == "weight":
+        del state["encoder.after_norm.weight"]
+    elif spoil == "list":
+        config["token_list"].insert(2, "middle")
+    elif spoil == "pos":
+        config["encoder_conf"] = {**config["encoder_conf"], "pos": "sinpos"}
+        del config["encoder_conf"]["max_global_shift"]
+    file = tmp_path / "x.pth"
+    torch.save(state, file)
+    file.write_bytes(file.read_bytes()[: {"torn": 20_000, "empty": 0}.get(spoil)])
+    (tmp_path / "config.yaml").write_text("[" if spoil == "yaml" else yaml.safe_dump(config))
+    line = failed(capsys, "--model", file, "--data", work / "short")
+    assert re.search(message, line)
+
+
+def test_a_model_that_diverged_is_an_error(work):
+    model = load(work / "exp_word")
+    torch.nn.init.constant_(model.asr.ctc.ctc_lo.bias, float("nan"))
+    with pytest.raises(ValueError, match="output is not finite"):
+        decoded(model, work / "short")

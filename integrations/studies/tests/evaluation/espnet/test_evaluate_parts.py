@@ -1,0 +1,236 @@
+"""What ``cape-espnet-eval`` is made of, without a model: data, cuts, batches, counts, options."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("espnet2")
+jiwer = pytest.importorskip("jiwer")
+soundfile = pytest.importorskip("soundfile")
+
+from espnet2.train.preprocessor import CommonPreprocessor  # noqa: E402
+
+from cape_studies.evaluation.espnet import evaluate, models, segments, testset  # noqa: E402
+from cape_studies.evaluation.espnet.decoding import batches  # noqa: E402
+from cape_studies.evaluation.espnet.segments import Piece  # noqa: E402
+
+RATE = 8000
+
+
+# --- counting
+
+
+def test_errors_are_those_counted_by_hand():
+    words, characters = jiwer.process_words, jiwer.process_characters
+    # two → too; four left out; five six → a b, c put in
+    assert evaluate.errors(words, "one two three", "one too three") == (1, 3)
+    assert evaluate.errors(words, "four", "") == (1, 1)
+    assert evaluate.errors(words, "five six", "a b c") == (3, 2)
+    assert evaluate.errors(characters, "ab cd", "abcd") == (1, 5)  # the space between words
+    assert evaluate.errors(words, "", "two") == (1, 0)
+
+
+def test_an_edge_belongs_to_the_bin_above():
+    found = evaluate.bins([10.0, 15.0, 20.0])
+    assert [label for label, _, _ in found] == ["all", "<10", "10-15", "15-20", ">=20"]
+    durations = [0.1, 9.999, 10.0, 14.999, 15.0, 19.999, 20.0, 500.0]
+    inside = [[i for i, (_, a, b) in enumerate(found) if a <= d < b] for d in durations]
+    assert inside == [[0, bin] for bin in (1, 1, 2, 2, 3, 3, 4, 4)]
+
+
+# --- cutting and joining
+
+
+def write_audio(folder, samples, name="u") -> testset.Utterance:
+    path = folder / f"{name}.wav"
+    soundfile.write(path, samples, RATE, subtype="FLOAT")
+    return testset.Utterance(name, str(path), "", len(samples), RATE)
+
+
+def test_pieces_follow_each_other_and_cover_the_audio(tmp_path):
+    utterance = write_audio(tmp_path, np.random.default_rng(0).uniform(-1, 1, int(11.5 * RATE)))
+    pieces = segments.cut([utterance], 3.0)
+    assert all(2.5 * RATE <= piece.samples <= 3 * RATE for piece in pieces[:-1])
+    assert [p.end for p in pieces[:-1]] == [p.start for p in pieces[1:]]
+    assert (pieces[0].start, pieces[-1].end) == (0, utterance.samples)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(3.9, [3.9]), (4.0, [3, 1]), (6.9, [3, 3.9]), (7.0, [3, 3, 1])]
+)
+def test_less_than_a_second_at_the_end_stays_with_the_piece_before(
+    tmp_path, seconds, expected, monkeypatch
+):
+    monkeypatch.setattr(segments, "quietest", lambda audio, first, last, rate: last)
+    utterance = write_audio(tmp_path, np.ones(round(seconds * RATE)) / 2)
+    pieces = segments.cut([utterance], 3.0)
+    assert [p.samples / RATE for p in pieces] == expected
+
+
+def test_a_piece_ends_in_the_pause_before_its_limit(tmp_path):
+    samples = np.random.default_rng(0).uniform(-1, 1, 6 * RATE)
+    pause = slice(int(2.70 * RATE), int(2.76 * RATE))
+    samples[pause] = 0
+    first, second = segments.cut([write_audio(tmp_path, samples)], 3.0)
+    assert pause.start < first.end < pause.stop
+    assert (second.start, second.end) == (first.end, len(samples))
+
+
+def test_texts_are_joined_in_the_order_of_time():
+    pieces = [Piece(0, 0, 4), Piece(0, 4, 8), Piece(0, 8, 9), Piece(1, 0, 5)]
+    assert evaluate.joined(3, pieces, ["a", "", "c", "x"]) == ["a c", "x", ""]
+
+
+def test_batches_are_sorted_and_no_larger_than_asked():
+    samples = dict(enumerate([3, 10, 9, 1, 4, 30, 3]))
+    # 30 is too long for any other
+    assert batches(samples, 20) == [[5], [1, 2], [4, 0, 6, 3]]
+    assert batches(samples, 0) == [[5], [1], [2], [4], [0], [6], [3]]
+
+
+# --- transcripts
+
+
+def made(**changes) -> models.Model:
+    tokens = ["<blank>", "<unk>", "<noise>", "<space>", "a", "b", "<sos/eos>"]
+    settings = dict(token_list=tokens, token_type="char", non_linguistic_symbols=["<noise>"])
+    model = object.__new__(models.Model)
+    model.prepare = CommonPreprocessor(False, **{**settings, **changes})
+    return model
+
+
+def test_characters_become_words_and_noises_are_left_out_on_both_sides():
+    model = made()
+    assert model.hypothesis([4, 2, 3, 3, 5, 5]) == "a bb"
+    assert model.reference("a <noise> bb ") == "a bb"
+    assert model.unknown("ab B") == (4, ["B"])
+
+
+# --- test sets
+
+
+@pytest.fixture
+def folder(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in "ab":
+        soundfile.write(data / f"{name}.wav", np.full(800, 0.5), RATE)
+    (data / "wav.scp").write_text(f"a {data / 'a.wav'}\nb {data / 'b.wav'}\n")
+    (data / "text").write_text("a one two\nb\n")
+    return data
+
+
+def test_a_test_set_has_a_name_and_its_utterances(folder):
+    sets = testset.open_sets([f"dev={folder}", str(folder)])
+    assert list(sets) == ["dev", "data"]
+    assert [(u.name, u.text, u.seconds) for u in sets["dev"]] == [
+        ("a", "one two", 0.1),
+        ("b", "", 0.1),
+    ]
+
+
+def sound(folder, samples, rate=RATE):
+    soundfile.write(folder / "b.wav", np.array(samples), rate, subtype="FLOAT")
+
+
+BAD = [
+    (lambda data: sound(data, [0.0, np.nan]), "b in .*wav.scp .*NaN or infinite"),
+    (lambda data: sound(data, []), "b in .*wav.scp .*is empty"),
+    (lambda data: sound(data, np.zeros((800, 2))), "b in .*wav.scp .*2 channels"),
+    (lambda data: sound(data, np.zeros(800), 2 * RATE), "rates: 8000 Hz \\(a\\), 16000 Hz \\(b\\)"),
+    (lambda data: (data / "b.wav").write_text("not a WAV file"), "b in .*cannot be read"),
+    (lambda data: (data / "b.wav").unlink(), "b in .*cannot be read"),
+    (
+        lambda data: (data / "text").write_text("a one\n"),
+        "not in text, such as b",
+    ),
+    (lambda data: (data / "text").unlink(), "no such file of test data: .*text"),
+    (lambda data: (data / "segments").write_text("a1 a 0 1\n"), "segments file.*format_wav_scp"),
+    (lambda data: (data / "wav.scp").write_text("b sox b.flac - |\n"), "b in .*if it is a pipe"),
+    (lambda data: (data / "wav.scp").write_text("b x.wav\nb y.wav\n"), "b is duplicated"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), BAD, ids=[message for _, message in BAD])
+def test_bad_data_is_an_error_that_names_the_utterance(folder, spoil, message):
+    spoil(folder)
+    with pytest.raises(ValueError, match=message):
+        testset.open_sets([str(folder)])
+
+
+def test_the_readmes_librispeech_sets_are_what_the_evaluation_reads(tmp_path):
+    readme = Path(__file__).parents[4] / "espnet" / "README.md"
+    blocks = [block.split("```")[0] for block in readme.read_text("utf-8").split("```sh\n")[1:]]
+    (script,) = [block for block in blocks if "LibriSpeech/" in block]
+    for name, chapter in (("test-clean", "1089/134686"), ("test-other", "116/288045")):
+        folder = tmp_path / "LibriSpeech" / name / chapter
+        folder.mkdir(parents=True)
+        prefix = chapter.replace("/", "-")
+        for index in range(2):
+            soundfile.write(folder / f"{prefix}-000{index}.flac", np.zeros(800), 16000)
+        lines = [f"{prefix}-000{index} HE SAID\n" for index in range(2)]
+        (folder / f"{prefix}.trans.txt").write_text("".join(lines))
+    subprocess.run(["bash", "-euc", script], cwd=tmp_path, check=True)
+    names = ("test-clean", "test-other")
+    sets = testset.open_sets([str(tmp_path / "data" / name) for name in names])
+    assert [u.name for u in sets["test-clean"]] == ["1089-134686-0000", "1089-134686-0001"]
+    assert {u.text for utterances in sets.values() for u in utterances} == {"he said"}
+
+
+# --- finding checkpoints
+
+
+@pytest.fixture
+def trained(tmp_path):
+    for name in ("config.yaml", "valid.loss.best.pth", "3epoch.pth"):
+        (tmp_path / name).write_text("")
+    return tmp_path
+
+
+def test_the_best_checkpoint_of_a_folder_is_taken(trained):
+    best, third = trained / "valid.loss.best.pth", trained / "3epoch.pth"
+    assert models.sources([f"cape={trained}"], None) == {"cape": best}
+    assert models.sources([str(third)], None) == {"3epoch.pth": third}
+    assert models.sources([str(trained)], "3epoch.pth") == {trained.name: third}
+    (trained / "valid.acc.best.pth").symlink_to(best.name)  # one file needs no choice
+    assert models.sources([f"cape={trained}"], None)["cape"].resolve() == best.resolve()
+    (trained / "valid.cer_ctc.best.pth").write_text("")
+    with pytest.raises(ValueError, match=r"has several valid.*choose with --checkpoint-name"):
+        models.sources([str(trained)], None)
+
+
+@pytest.mark.parametrize(
+    ("given", "missing", "message"),
+    [
+        (["{}"], "valid.loss.best.pth", "has no valid.*.best.pth, it has 3epoch.pth"),
+        (["{}"], "config.yaml", "no such file or folder: .*config.yaml"),
+        (["{}/gone"], "3epoch.pth", "no such file or folder"),
+        (["a={}", "a={}"], "3epoch.pth", "has 'a' twice"),
+    ],
+)
+def test_models_that_are_not_there_are_errors(trained, given, missing, message):
+    (trained / missing).unlink()
+    with pytest.raises(ValueError, match=message):
+        models.sources([one.format(trained) for one in given], None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--bins 10 10", "--bins must be seconds > 0 that increase"),
+        ("--bins 0 10", "--bins must be"),
+        ("--segment 10 ten", "--segment: input should be a valid number, .* got 'ten'"),
+        ("--segment 10 0.5", "--segment: input should be greater than 1"),
+        ("--segment 10 20 10", "--segment has 10.0 twice"),
+        ("--hops 10 -5", "--hops: input should be greater than 0"),
+        ("--batch-seconds 0", "--batch-seconds: input should be greater than 0"),
+        ("--workers -1", "--workers: input should be greater than or equal to 0"),
+    ],
+)
+def test_options_out_of_range(options, message, capsys):
+    with pytest.raises(SystemExit):
+        evaluate.main(["--model", "m", "--data", "d", *options.split()])
+    assert re.search(message, capsys.readouterr().err)

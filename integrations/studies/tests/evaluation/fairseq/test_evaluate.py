@@ -1,0 +1,349 @@
+"""cape-fairseq-eval on models that fairseq trained for seconds."""
+
+import argparse
+import csv
+import math
+import re
+import shutil
+from io import StringIO
+from itertools import zip_longest
+
+import pytest
+import torch
+
+options = pytest.importorskip("fairseq.options")
+evaluate = pytest.importorskip("cape_studies.evaluation.fairseq.evaluate")
+bleu, generate = evaluate.bleu, pytest.importorskip("cape_studies.evaluation.fairseq.generate")
+Score = evaluate.Score
+
+PAIRS = [
+    ("a dog runs", "ein hund rennt"),
+    ("the dog runs", "der hund rennt"),
+    ("a small dog runs fast", "ein kleiner hund rennt schnell"),
+    ("the cat sleeps", "die katze schläft jetzt"),
+    ("a cat sleeps on the sofa", "eine katze schläft jetzt auf dem sofa"),
+    ("the small cat sees the dog", "die kleine katze sieht den hund"),
+    ("the dog sees a cat", "der hund sieht eine katze"),
+    ("on the sofa sleeps a dog", "auf dem sofa schläft jetzt ein hund"),
+    ("runs", "rennt"),
+    ("the cat runs and the dog sleeps", "die katze rennt und der hund schläft jetzt"),
+]
+N = 51  # sentences of a subset
+SHORT = ("--max-len-a", 1, "--max-len-b", 15)  # what has hardly learnt would go on to 200 tokens
+TRAIN = (
+    *("--cpu", "--optimizer", "adam", "--lr", 0.005, "--criterion", "cross_entropy"),
+    *("--lr-scheduler", "fixed", "--batch-size", 7, "--num-workers", 0, "--seed", 3),
+    *("--log-format", "none", "--required-batch-size-multiple", 1, "--no-last-checkpoints"),
+    *("--disable-validation",),
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Text, BPE codes, and binarised data in folder / "bin": N sentences in every subset, each two
+    of the pairs with a comma between them."""
+    from fairseq_cli.preprocess import main
+    from subword_nmt.apply_bpe import BPE
+    from subword_nmt.learn_bpe import learn_bpe
+
+    folder = tmp_path_factory.mktemp("corpus")
+    stacked = [(PAIRS[i % 10], PAIRS[(i // 10 + 3 * i) % 10]) for i in range(N)]
+    text = {
+        language: [f"{first[side]} , {second[side]} ." for first, second in stacked]
+        for side, language in enumerate(("en", "de"))
+    }
+    codes = StringIO()
+    learn_bpe(StringIO("\n".join(text["en"] + text["de"])), codes, 40)
+    (folder / "codes").write_text(codes.getvalue(), encoding="utf-8")
+    bpe = BPE(StringIO(codes.getvalue()))
+    for language, lines in text.items():
+        (folder / f"tok.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        cut = "".join(f"{bpe.process_line(line).strip()}\n" for line in lines)
+        (folder / f"bpe.{language}").write_text(cut, encoding="utf-8")
+    assert "@@ " in (folder / "bpe.de").read_text(encoding="utf-8")
+    given = ["--source-lang", "en", "--target-lang", "de", "--joined-dictionary"]
+    for subset in ("train", "valid", "test"):
+        given += [f"--{subset}pref", str(folder / "bpe")]
+    given += ["--destdir", str(folder / "bin")]
+    main(options.get_preprocessing_parser().parse_args(given))
+    return folder
+
+
+def train(data, folder, *arguments):
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from fairseq_cli.train import main
+
+    given = [data, "--save-dir", folder, *TRAIN, *arguments]
+    parser = options.get_training_parser()
+    args = options.parse_args_and_arch(parser, input_args=list(map(str, given)))
+    main(convert_namespace_to_omegaconf(args))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cape(corpus, tmp_path_factory):
+    """Checkpoints 1 to 4 of a small model that has not quite learnt the corpus."""
+    options = ("--max-epoch", 4, "--dropout", 0, "--max-global-shift", 1, "--max-local-shift", 0.1)
+    folder = tmp_path_factory.mktemp("runs") / "cape"
+    return train(corpus / "bin", folder, "--arch", "cape_transformer_tiny", *options)
+
+
+@pytest.fixture(scope="module")
+def best(cape):
+    return cape / "checkpoint4.pt"
+
+
+@pytest.fixture(scope="module")
+def stock(corpus, cape):
+    """fairseq's own Transformer, after two epochs."""
+    options = ("--arch", "transformer_tiny", "--max-epoch", 2, "--dropout", 0)
+    return train(corpus / "bin", cape.parent / "stock", *options) / "checkpoint2.pt"
+
+
+@pytest.fixture(scope="module")
+def others(corpus, cape):
+    """Two other variants after one update; sentences of at most 64 tokens."""
+    options = ("--arch", "cape_transformer_tiny", "--max-epoch", 1, "--batch-size", N)
+    options += ("--max-source-positions", 64, "--max-target-positions", 64)
+    return {
+        pos: train(corpus / "bin", cape.parent / pos, *options, "--pos", pos) / "checkpoint1.pt"
+        for pos in ("abspos", "relpos")
+    }
+
+
+@pytest.fixture(scope="module")
+def stacked(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stacked") / "long"
+    text = ("--source", corpus / "tok.en", "--target", corpus / "tok.de", "--min-tokens", 100)
+    command("stack", *text, "--codes", corpus / "codes", "--data", corpus / "bin", "--out", folder)
+    return folder
+
+
+def fairseq_generate(data, path, capsys, *arguments):
+    """What fairseq-generate prints."""
+    from fairseq_cli.generate import main
+
+    given = [data, "--path", path, "--cpu", "--required-batch-size-multiple", 1, *arguments]
+    given += ["--num-workers", 0]
+    parser = options.get_generation_parser()
+    capsys.readouterr()
+    # fairseq's own checkpoints hold a Namespace, which torch ≥ 2.6 refuses
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        main(options.parse_args_and_arch(parser, input_args=list(map(str, given))))
+    return capsys.readouterr().out
+
+
+def command(*arguments):
+    evaluate.main(list(map(str, arguments)))
+
+
+def rows(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The command, and the rows of its CSV."""
+
+    def call(*arguments):
+        command(*arguments, "--csv", tmp_path / "o.csv", "--overwrite")
+        return rows(tmp_path / "o.csv")
+
+    return call
+
+
+@pytest.fixture
+def refused(capsys):
+    """The line that the command ends with."""
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            command(*arguments)
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert ended.value.code == 2
+        return line
+
+    return call
+
+
+@pytest.mark.parametrize("kind", ["best", "stock"])
+def test_bleu_is_that_of_fairseq_generate_and_of_its_sentences(
+    corpus, kind, run, request, capsys, tmp_path
+):
+    path, search = request.getfixturevalue(kind), ("--beam", 3, "--lenpen", 0.8, *SHORT)
+    files = ("--reference", corpus / "tok.de", "--items", tmp_path / "items.csv")
+    found = run("bleu", corpus / "bin", "--model", path, *search, *files)
+    items = rows(tmp_path / "items.csv")
+    assert [item["item"] for item in items] == 2 * [str(i) for i in range(N)]
+    columns = ["model", "checkpoint", "logn", "subset", "metric", "value", "how", "items", "weight"]
+    assert list(found[0]) == columns
+    for row, (metric, how) in zip(
+        found, (("bleu", "bleu_unsmoothed"), ("sacrebleu", "bleu")), strict=True
+    ):
+        assert (row["metric"], row["how"], row["items"]) == (metric, how, str(N))
+        mine = [item for item in items if item["metric"] == metric]
+        statistics = [
+            [int(one["item"]), *(int(one[f"stats_{i}"]) for i in range(10))] for one in mine
+        ]
+        assert Score.of({}, metric, how, statistics).value == pytest.approx(float(row["value"]))
+    printed = capsys.readouterr().out
+    assert "sacrebleu: BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:" in printed
+    output = fairseq_generate(corpus / "bin", path, capsys, *search, "--remove-bpe")
+    (theirs,) = re.findall(r"BLEU4 = ([\d.]+)", output)
+    assert f"{float(found[0]['value']):.2f}" == theirs
+    assert float(theirs) > 1
+
+
+def test_losses_are_those_of_fairseq_generate_score_reference_and_of_its_sentences(
+    corpus, best, run, capsys, tmp_path
+):
+    found = run("loss", corpus / "bin", "--model", best, "--items", tmp_path / "items.csv")
+    output = fairseq_generate(corpus / "bin", best, capsys, "--score-reference")
+    scores = re.findall(r"^P-\d+\t(.*)$", output, flags=re.MULTILINE)
+    assert len(scores) == N
+    by_position = zip_longest(*([-float(s) * math.log(2) for s in p.split()] for p in scores))
+    items = rows(tmp_path / "items.csv")
+    for i, (row, theirs) in enumerate(zip(found, by_position, strict=True), 1):
+        theirs = [loss for loss in theirs if loss is not None]
+        nats = [float(item["value"]) for item in items if item["position"] == row["position"]]
+        assert (row["metric"], row["how"], int(row["position"])) == ("loss", "mean", i)
+        assert int(row["items"]) == float(row["weight"]) == len(theirs) == len(nats)
+        assert float(row["value"]) == pytest.approx(sum(theirs) / len(theirs), abs=1e-4)
+        assert float(row["value"]) == pytest.approx(sum(nats) / len(nats), abs=1e-5)
+    tokens = [0] * N
+    for item in items:
+        tokens[int(item["item"])] += int(item["weight"])
+    target = (corpus / "bpe.de").read_text(encoding="utf-8").splitlines()
+    assert tokens == [len(line.split()) + 1 for line in target]  # with EOS
+
+
+def test_attention_logn_stands_beside_the_model_as_trained(corpus, best, stock, run, refused):
+    losses = {}
+    for given in ((), ("--attention-logn", 0, 2)):
+        for row in run("loss", corpus / "bin", "--model", best, *given):
+            losses.setdefault(row["logn"], []).append(float(row["value"]))
+    assert losses["0"] == pytest.approx(losses[""], abs=1e-4)
+    assert losses["2"] != pytest.approx(losses[""], abs=1e-2)
+    message = refused("loss", corpus / "bin", "--model", stock, "--attention-logn", 9)
+    assert "is no cape_transformer: leave out --attention-logn" in message
+
+
+def test_losses_do_not_depend_on_batches(corpus, best, run):
+    found = []
+    for size in (("--batch-size", 7), ("--max-tokens", 300, "--workers", 1), ("--amp",)):
+        given = run("loss", corpus / "bin", "--model", best, *size)
+        found.append([float(row["value"]) for row in given])
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
+    assert found[0] != pytest.approx(found[2], abs=1e-5)  # mixed precision was used
+    assert found[0] == pytest.approx(found[2], abs=0.1)
+
+
+def test_the_checkpoint_with_the_best_validation_bleu_is_tested(corpus, cape, run, capsys):
+    found = run(
+        *("bleu", corpus / "bin", "--model", f"mine={cape}", "--beam", 1, "--from-epoch", 2),
+        *("--reference", corpus / "tok.de", *SHORT),
+    )
+    printed = re.findall(r"checkpoint(\d).pt (\w+) bleu: .*? = ([\d.]+) ", capsys.readouterr().out)
+    assert [(subset, epoch) for epoch, subset, _ in printed[:-1]] == [("valid", i) for i in "234"]
+    best = max(printed[:-1], key=lambda one: float(one[2]))[0]
+    assert [(row["subset"], row["metric"]) for row in found] == [
+        *(("valid", "bleu"), ("valid", "sacrebleu"), ("test", "bleu"), ("test", "sacrebleu"))
+    ]
+    assert {row["checkpoint"] for row in found} == {str(cape / f"checkpoint{best}.pt")}
+    assert found[0]["value"] == found[2]["value"]  # the two sets are the same here
+
+
+def test_a_stacked_set_is_scored_with_the_dictionaries_of_the_training(corpus, best, stacked, run):
+    lines = (stacked / "stacked.bpe.de").read_text(encoding="utf-8").splitlines()
+    assert min(len(line.split()) for line in lines) >= 100
+    found = run("loss", stacked, "--model", best)
+    assert [int(row["items"]) for row in found[:101]] == [len(lines)] * 101
+    assert len(found) == max(len(line.split()) for line in lines) + 1
+    for language in ("en", "de"):
+        name = f"dict.{language}.txt"
+        assert (stacked / name).read_bytes() == (corpus / "bin" / name).read_bytes()
+    # before BPE it is what stacking makes of the text
+    text = (stacked / "stacked.de").read_text(encoding="utf-8").splitlines()
+    assert [line.replace("@@ ", "") for line in lines] == text
+
+
+def test_sentences_left_out_are_an_error(corpus, best, monkeypatch):
+    # num_shards is how fairseq shares batches among processes: here half of them are missing
+    given = evaluate.LossOptions(data=corpus / "bin", model=[str(best)], batch_size=10)
+    test = generate.open_test(*evaluate.load(best, None, given), {"subset": "test"}, given)
+    iterator = test.task.get_batch_iterator
+    monkeypatch.setattr(
+        test.task, "get_batch_iterator", lambda **given: iterator(**given, num_shards=2)
+    )
+    with pytest.raises(RuntimeError, match=rf"\d+ of {N} sentences were evaluated"):
+        generate.score_references(test, given)
+
+
+def scores(translations, *given):
+    both = bleu.compared(translations, *given).items()
+    return {name: Score.of({}, name, each.how, each.items()).value for name, each in both}
+
+
+def test_hypotheses_are_detokenised_for_sacrebleu():
+    translations = [("Ein Hund , der rennt .", "Ein Hund , der läuft .")]
+    found = scores(translations, "de", ["Ein Hund, der rennt."])
+    assert (found["bleu"] < 100, found["sacrebleu"]) == (True, pytest.approx(100))
+    assert scores(translations, "de")["sacrebleu"] < 100
+
+
+def test_too_long_sentences_are_refused(stacked, others, best, run, refused, tmp_path):
+    message = refused("bleu", stacked, "--model", best, "--max-len-b", 50)
+    assert "but hypotheses would end at 50" in message
+    assert "--max-len-a 2" in message
+    given = ("loss", stacked, "--csv", tmp_path / "loss.csv", "--model")
+    message = refused(*given, others["abspos"])
+    assert re.search(r"a source sentence of 'test' has \d+ tokens, more than 64", message)
+    assert "cannot be loaded" in refused(*given, others["abspos"], "--max-positions", 200)
+    assert "--max-tokens" in refused(*given, best, "--max-tokens", 40)
+    assert not (tmp_path / "loss.csv").exists()
+    # distances have no table of positions
+    assert len(run("loss", stacked, "--model", others["relpos"], "--max-positions", 200)) > 100
+
+
+def test_other_dictionaries_are_refused(corpus, best, refused, tmp_path):
+    data = shutil.copytree(corpus / "bin", tmp_path / "bin")
+    words = (data / "dict.de.txt").read_text(encoding="utf-8").splitlines()
+    (data / "dict.de.txt").write_text("\n".join([words[1], words[0], *words[2:]]) + "\n")
+    assert "dict.de.txt differ" in refused("loss", data, "--model", best)
+    (data / "dict.de.txt").write_text("\n".join([*words, "new 1"]) + "\n")
+    assert "cannot be loaded" in refused("loss", data, "--model", best)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("bleu bin --model nowhere.pt", "no such checkpoint: nowhere.pt"),
+        ("bleu bin --model no.pt", "no.pt cannot be loaded"),
+        ("loss nothing --model PT", "cannot be loaded with nothing"),
+        ("loss bin --model PT --gen-subset a", "no subset 'a' of en-de, .*: it has test, train"),
+        ("bleu bin --model PT --csv there.csv", "there.csv exists: .*--overwrite"),
+        (
+            "bleu bin --model PT --csv there.csv --items there.csv --overwrite",
+            "there.csv would be written over another output",
+        ),
+        ("loss bin --model PT --csv no/a.csv", "no such folder"),
+        ("bleu bin --model CAPE --from-epoch 9", "no checkpoint.* of epoch 9 or later in"),
+        ("bleu bin --model CAPE CAPE", "--model has cape twice: give each as NAME=PATH"),
+        ("loss bin --model a=CAPE", "no such checkpoint: .*checkpoint_best.pt"),
+        ("bleu bin --model PT --beam 0", "--beam: input should be greater than 0, got '0'"),
+        ("loss bin --model PT --device nothing", "--device nothing cannot be used"),
+        ("bleu bin --model PT --reference there.csv", f"has 1 lines, .* has {N} sentences"),
+        ("stack --source t --target t --codes c --data . --out there", "holds no binarised data"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_any_work(
+    corpus, cape, refused, tmp_path, monkeypatch, arguments, message
+):
+    (tmp_path / "there.csv").write_text("kept")
+    (tmp_path / "no.pt").write_text("no checkpoint")
+    (tmp_path / "bin").symlink_to(corpus / "bin")
+    monkeypatch.chdir(tmp_path)
+    given = arguments.replace("PT", f"{cape}/checkpoint4.pt").replace("CAPE", str(cape))
+    assert re.search(message, refused(*given.split()))
+    assert (tmp_path / "there.csv").read_text() == "kept"

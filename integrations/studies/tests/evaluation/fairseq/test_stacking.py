@@ -1,0 +1,108 @@
+"""Stacked test sets, on captions of Multi30k's test set of 2016, tokenised by sacremoses."""
+
+import pytest
+
+pytest.importorskip("fairseq")
+stacking = pytest.importorskip("cape_studies.evaluation.fairseq.stacking")
+stacked_data = pytest.importorskip("cape_studies.evaluation.fairseq.stacked_data")
+
+ENGLISH = [
+    "A man in an orange hat starring at something .",
+    "A Boston Terrier is running on lush green grass in front of a white fence .",
+    "A girl in karate uniform breaking a stick with a front kick .",
+    "Five people wearing winter jackets and helmets stand in the snow , with snowmobiles in the "
+    "background .",
+    "People are fixing the roof of a house .",
+]
+GERMAN = [
+    "Ein Mann mit einem orangefarbenen Hut , der etwas anstarrt .",
+    "Ein Boston Terrier läuft über saftig-grünes Gras vor einem weißen Zaun .",
+    "Ein Mädchen in einem Karateanzug bricht ein Brett mit einem Tritt .",
+    "Fünf Leute in Winterjacken und mit Helmen stehen im Schnee mit Schneemobilen im Hintergrund .",
+    "Leute Reparieren das Dach eines Hauses .",
+]
+
+
+def words(line):
+    return len(line.split())
+
+
+def test_inner_full_stops_become_commas_and_first_letters_lower_case():
+    assert stacking.join(ENGLISH[:3]) == (
+        "A man in an orange hat starring at something , "
+        "a Boston Terrier is running on lush green grass in front of a white fence , "
+        "a girl in karate uniform breaking a stick with a front kick ."
+    )
+
+
+def test_sentences_are_stacked_in_order_until_the_target_is_long_enough():
+    found = stacking.stack(ENGLISH, GERMAN, words, min_tokens=20)
+    assert found.tokens == [words(target) for _, target in found.pairs] == [23, 27]
+    assert found.pairs[0] == (stacking.join(ENGLISH[:2]), stacking.join(GERMAN[:2]))
+    assert found.pairs[1] == (stacking.join(ENGLISH[2:4]), stacking.join(GERMAN[2:4]))
+    assert found.left_off == 1
+
+
+def test_tokens_are_counted_after_bpe_of_the_changed_text():
+    seen = []
+
+    def count(line):
+        seen.append(line)
+        return len(line)
+
+    stacking.stack(ENGLISH[:2], GERMAN[:2], count, min_tokens=100)
+    assert seen == [GERMAN[0], stacking.join(GERMAN[:2])]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "changed"),
+    [
+        ("a dog .", "a dog ,"),
+        ("a dog.", "a dog,"),  # not tokenised
+        ("really ?", "really ?"),
+        ("wait ...", "wait ..."),
+        ("in the U.S.", "in the U.S."),
+        ("he said : &quot; go . &quot;", "he said : &quot; go . &quot;"),
+        ("no stop", "no stop"),
+        (".", ","),
+    ],
+)
+def test_only_a_final_full_stop_becomes_a_comma(sentence, changed):
+    assert stacking.full_stop_to_comma(sentence) == changed
+
+
+@pytest.mark.parametrize(
+    ("sentence", "changed"),
+    [
+        ("Über den Zaun", "über den Zaun"),
+        ("&quot; Halt &quot; sagt er", "&quot; halt &quot; sagt er"),
+        ("( Ein Hund )", "( ein Hund )"),
+        ("3 Hunde", "3 Hunde"),
+        ("BMX-Fahrer", "bMX-Fahrer"),
+        ("...", "..."),
+    ],
+)
+def test_only_the_first_letter_becomes_lower_case(sentence, changed):
+    assert stacking.lower_first_letter(sentence) == changed
+
+
+def test_text_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="5 source lines for 4 target lines"):
+        stacking.stack(ENGLISH, GERMAN[:4], words)
+    with pytest.raises(ValueError, match="target line 2 is empty"):
+        stacking.stack(ENGLISH[:2], [GERMAN[0], " "], words)
+    with pytest.raises(ValueError, match="all 5 sentences together have fewer than 300"):
+        stacking.stack(ENGLISH, GERMAN, words)
+
+
+def test_lines_end_at_newlines_alone(tmp_path):
+    (tmp_path / "text").write_text("one\u2028line\nanother\n", encoding="utf-8")
+    assert stacked_data.read_lines(tmp_path / "text") == ["one\u2028line", "another"]
+
+
+def test_a_file_that_is_no_bpe_codes_is_refused(tmp_path):
+    (tmp_path / "codes").write_text("#version: 0.2\na b c\n")
+    with pytest.raises(ValueError, match="is no codes file of subword-nmt"):
+        stacked_data.subword_nmt(tmp_path / "codes")
+    with pytest.raises(ValueError, match="is no codes file of subword-nmt"):
+        stacked_data.subword_nmt(tmp_path / "nothing")

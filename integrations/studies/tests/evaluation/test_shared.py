@@ -1,0 +1,312 @@
+"""What the evaluation commands share: their ways in and out, options, scores and items."""
+
+import argparse
+import ast
+import csv
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import pytest
+import torch  # noqa: F401 - once, and not in each child process below
+from pydantic import Field, PositiveInt, ValidationError, model_validator
+
+import cape_plugins
+from cape_studies.evaluation import command, output
+from cape_studies.evaluation.options import Options, RunOptions, Typed, named, once
+from cape_studies.evaluation.output import Results, Score
+
+# --- ways in and out
+
+
+def call_without(missing, package) -> None:
+    """In a child process: the command of a package, imported anew where something is missing."""
+    anew = ("cape_studies.evaluation.", f"{missing}.")
+    for module in [module for module in sys.modules if module.startswith(anew)]:
+        del sys.modules[module]
+    sys.modules[missing] = None
+    try:
+        importlib.import_module(package).main(["--help"])
+    except SystemExit as end:
+        sys.stderr.flush()
+        os._exit(end.code)
+    finally:
+        os._exit(1)
+
+
+@pytest.mark.parametrize(
+    ("host", "missing"), [("timm", "timm"), ("fairseq", "fairseq"), ("espnet", "espnet2")]
+)
+def test_a_command_without_its_host_says_in_one_line_what_to_install(host, missing, capfd):
+    child = os.fork()
+    if not child:
+        call_without(missing, f"cape_studies.evaluation.{host}")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"cape-{host}-eval: error: ")
+    assert missing in line
+    assert line.endswith(f"pip install 'cape-plugins[{host}]'")
+
+
+@pytest.mark.release
+@pytest.mark.parametrize(
+    ("host", "module", "known"),
+    [
+        ("timm", "timm.loading", "timm.is_model('vit_tiny_patch16_cape_224')"),
+        ("fairseq", "fairseq.evaluate", "'cape_transformer' in fairseq.models.MODEL_REGISTRY"),
+        ("espnet2", "espnet.evaluate", "'cape_asr' in espnet2.tasks.asr.model_choices.classes"),
+    ],
+)
+def test_our_models_are_known_where_autoload_is_switched_off(host, module, known):
+    pytest.importorskip(host)
+    code = f"import cape_studies.evaluation.{module}, {host}\nprint('known:', {known})"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "CAPE_PLUGINS_AUTOLOAD": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines()[-1:] == ["known: True"], done.stderr
+
+
+def test_importing_a_commands_package_imports_nothing_heavy():
+    code = (
+        "import sys, cape_studies.evaluation.timm, cape_studies.evaluation.fairseq, "
+        "cape_studies.evaluation.espnet\n"
+        "print([name for name in sys.modules if name in ('torch', 'timm', 'fairseq', 'espnet2')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_plug_in_imports_nothing_of_the_laboratory():
+    files = [*Path(cape_plugins.__file__).parent.rglob("*.py")]
+    assert len(files) > 20
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in getattr(node, "names", []) if hasattr(alias, "name")]
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{name}" for name in names]
+            assert not [name for name in names if name.startswith("cape_studies")], path
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("two\n  lines", "two lines"),
+        ("Caught it\nOriginal Traceback (most recent call last):\n  x\nValueError: a.png", "a.png"),
+    ],
+)
+def test_an_error_is_one_line_and_a_loading_processs_traceback_is_left_out(text, line, capsys):
+    with pytest.raises(SystemExit) as stop, command.one_line_errors("tool"):
+        raise ValueError(text)
+    assert stop.value.code == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("tool: error: ")
+    assert said.endswith(line)
+    assert "Traceback" not in said
+
+
+# --- options
+
+
+class Small(Options):
+    """Of a command."""
+
+    groups: ClassVar[dict[str, str]] = {"rate": "speed"}
+
+    folder: Annotated[Path, Typed("DIR", positional=True)] = Field(description="where")
+    path: Annotated[list[str], Typed(flag="-p")] = Field(description="100 % of it")
+    sizes: list[PositiveInt] = Field([8, 16], description="of images")
+    edges: Annotated[list[float], Typed("S", empty=True)] = Field([1.0, 2.5], description="in s")
+    rate: float | None = Field(None, description="in Hz")
+    batch: PositiveInt | None = Field(None, description="most")
+    fast: bool = Field(False, description="or not")
+    smooth: bool = Field(True, description="too")
+    kind: Literal["one", "two"] = Field("one", description="of these")
+    settings: dict[str, Any] = Field({}, description="of the model")
+
+    @model_validator(mode="after")
+    def check(self) -> "Small":
+        once(self.sizes, "--sizes")
+        return self
+
+
+def read(*arguments: str) -> Small:
+    return Small.read(Small.add_to(argparse.ArgumentParser()).parse_args(arguments))
+
+
+def test_the_command_line_is_made_from_the_fields():
+    assert read("d", "--path", "a") == Small(folder=Path("d"), path=["a"])
+    typed = (
+        "d -p a=1,2.pt b[3] --sizes 1 2 --edges --rate 3 --batch 2 --fast --no-smooth --kind two"
+    )
+    kwargs = ["img_size=(32,48)", "scale=-0.5", "name=x=y", "on=True"]
+    assert read(*typed.split(), "--settings", *kwargs) == Small(
+        folder=Path("d"),
+        path=["a=1,2.pt", "b[3]"],
+        sizes=[1, 2],
+        edges=[],
+        rate=3.0,
+        batch=2,
+        fast=True,
+        smooth=False,
+        kind="two",
+        settings=dict(img_size=(32, 48), scale=-0.5, name="x=y", on=True),
+    )
+
+
+def test_the_help_tells_values_defaults_and_groups():
+    text = " ".join(Small.add_to(argparse.ArgumentParser()).format_help().split())
+    for part in (
+        "DIR where",
+        "-p PATH [PATH ...], --path PATH [PATH ...] 100 % of it",
+        "--sizes N [N ...] of images (default: 8 16)",
+        "--edges [S ...] in s (default: 1 2.5)",
+        "speed: --rate X in Hz --batch N most --fast or not --smooth, --no-smooth too",
+        "--kind {one,two} of these (default: one)",
+        "--settings NAME=VALUE [NAME=VALUE ...] of the model",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("d -p a --sizes 0", "--sizes: input should be greater than 0, got '0'"),
+        ("d -p a --sizes 2.5", "unable to parse string as an integer, got '2.5'"),
+        ("d -p a --sizes 4 4", "tool: error: --sizes has 4 twice"),
+        ("d", "the following arguments are required: -p/--path"),
+        ("-p a", "the following arguments are required: DIR"),
+        ("d -p a --kind three", "argument --kind: invalid choice: 'three'"),
+        ("d -p a --settings =3", "--settings takes NAME=VALUE, got '=3'"),
+        ("d -p a --other", "unrecognized arguments: --other"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_one_line_of_error_and_status_2(typed, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command.main("tool", Small, print, typed.split())
+    assert stop.value.code == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert message in err.splitlines()[-1]
+
+
+def test_options_that_do_not_exist_are_refused_in_python_too():
+    with pytest.raises(ValidationError, match="sise"):
+        Small(folder=Path("d"), path=["a"], sise=3)
+
+
+def test_a_name_is_what_stands_before_the_equals_sign_unless_that_is_a_path(tmp_path):
+    assert named("a=b", "--model") == ("a", "b")
+    (tmp_path / "a=b").mkdir()
+    assert named(f"{tmp_path}/a=b", "--model") == (None, f"{tmp_path}/a=b")
+    with pytest.raises(ValueError, match="--model takes PATH or NAME=PATH, got '=b'"):
+        named("=b", "--model")
+
+
+class Run(RunOptions):
+    """Of a command that runs models."""
+
+    model: list[str] = Field([], description="NAME=PATH")
+
+
+def test_no_output_is_an_input_or_another_output(tmp_path):
+    given = tmp_path / "model.pt"
+    given.write_text("weights")
+    message = r"model\.pt would be written over --model: choose another"
+    with pytest.raises(ValueError, match=message):
+        Run(model=[f"name={given}"], csv=tmp_path / "." / "model.pt", overwrite=True)
+    with pytest.raises(ValueError, match="would be written over another output"):
+        Run(out=str(tmp_path / "a"), items=tmp_path / "a.csv")
+    assert Run(model=[str(given)], out=f"{tmp_path}/model").csv_path == tmp_path / "model.csv"
+
+
+# --- scores and items
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_items_make_the_score_that_stands_beside_them(tmp_path, capsys):
+    about, ones = {"model": "m", "resolution": 8}, [("a", 1, 1), ("b", 0, 3)]
+    with Results(tmp_path / "o.csv", tmp_path / "i.csv") as results:
+        results.add(Score(about, "speed", "number", 12.5, 4))
+        results.add(Score.of(about, "top1", "percent", ones), Score.of(about, "x", "mean", ones))
+    columns = ["metric", "value", "how", "items", "weight"]
+    assert [[row[name] for name in columns] for row in rows_of(tmp_path / "o.csv")] == [
+        ["speed", "12.5", "number", "4", ""],
+        ["top1", "25.0", "percent", "2", "4"],
+        ["x", "0.25", "mean", "2", "4"],
+    ]
+    shared = {"model": "m", "resolution": "8", "how": "percent"}
+    first, second, *others = rows_of(tmp_path / "i.csv")
+    assert first == {**shared, "metric": "top1", "item": "a", "value": "1", "weight": "1"}
+    assert second == {**shared, "metric": "top1", "item": "b", "value": "0", "weight": "3"}
+    assert [row["metric"] for row in others] == ["x", "x"]
+    head, _, line = capsys.readouterr().out.strip().splitlines()
+    assert head.replace("|", " ").split() == ["model", "speed", "top1", "x"]
+    assert line.replace("|", " ").split() == ["m", "12.50", "25.00", "0.25"]
+    nothing = Score.of(about, "x", "mean", [("a", 0, 0)])
+    assert nothing.value != nothing.value  # NaN
+
+
+def test_bleu_is_sacrebleus_and_without_smoothing_fairseqs():
+    from sacrebleu.metrics import BLEU
+
+    bleu, lines = BLEU(), ["the cat sat on the mat", "a dog"]
+    references = ["the cat sat on a mat", "a dog barks"]
+    sums = bleu._extract_corpus_statistics(lines, [references])
+    items = [(i, *statistics) for i, statistics in enumerate(sums)]
+    score = Score.of({}, "bleu", "bleu", items)
+    assert score.value == bleu.corpus_score(lines, [references]).score
+    assert (score.count, score.weight) == (2, 9)
+    none_of_four = [("a", 5, 5, 3, 2, 1, 0, 5, 4, 3, 2)]
+    assert Score.of({}, "bleu", "bleu_unsmoothed", none_of_four).value == 0
+    assert Score.of({}, "bleu", "bleu", none_of_four).value > 0
+
+
+def test_an_old_file_stays_as_it_is_until_the_one_that_replaces_it_is_done(tmp_path):
+    path, score = tmp_path / "a.csv", Score({"model": "m"}, "x", "number", 1.0)
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), Results(path, None) as results:  # noqa: PT012
+        results.add(score)
+        raise KeyboardInterrupt
+    assert path.read_text() == "old"
+    assert len(rows_of(tmp_path / "a.csv.part")) == 1  # what was known
+    with Results(path, None) as results:
+        results.add(score)
+        assert path.read_text() == "old"
+    assert len(rows_of(path)) == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_command_that_dies_before_its_first_score_leaves_nothing(tmp_path):
+    with pytest.raises(ValueError, match="no"), Results(tmp_path / "a.csv", tmp_path / "i.csv"):
+        raise ValueError("no")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_device_is_written_in_place(monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as /dev is for users
+    output.check_absent([Path(os.devnull)], overwrite=True)
+    with output.replaced(Path(os.devnull)) as file:
+        assert file.name == os.devnull
+
+
+def test_a_place_where_no_file_can_be_is_refused(tmp_path):
+    for overwrite in (False, True):
+        with pytest.raises(ValueError, match="is a folder: give the name of a file"):
+            output.check_absent([tmp_path], overwrite)
+    with pytest.raises(ValueError, match="no such folder"):
+        output.check_absent([tmp_path / "no" / "a.csv"], False)
+    with (
+        pytest.raises(ValueError, match="cannot be written"),
+        output.replaced(tmp_path / "n" / "a"),
+    ):
+        pass

@@ -1,0 +1,203 @@
+"""cape-timm-eval on scikit-learn's digits: what it finds is what a plain loop finds."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+timm = pytest.importorskip("timm")
+
+from timm.data import create_transform  # noqa: E402
+
+from cape_plugins.timm.attention import use_logn  # noqa: E402
+from cape_studies.evaluation.timm import loading  # noqa: E402
+from cape_studies.evaluation.timm.evaluate import extent_modules  # noqa: E402
+from cape_studies.evaluation.timm.options import TimmOptions  # noqa: E402
+from cape_studies.evaluation.timm.throughput import throughput  # noqa: E402
+
+CPU = torch.device("cpu")
+SMALL = dict(depth=1, embed_dim=32, num_heads=2)
+both = pytest.mark.parametrize("checkpoint", ["cape", "abspos"], indirect=True)
+
+
+@pytest.fixture
+def checkpoint(request):
+    return request.getfixturevalue(request.param)
+
+
+def load(path: Path | str, model: str | None = None, **kwargs) -> torch.nn.Module:
+    options = TimmOptions(checkpoint=[str(path)], model=model, model_kwargs=kwargs, data=["x"])
+    return loading.load(str(path), options, CPU).model
+
+
+def by_hand(model, data: Path, *sizes: int, crop_pct: float = 0.875, log=False) -> list[int]:
+    """[images, top-1, top-5] with timm's transforms."""
+    paths = sorted((data / "validation").glob("*/*.png"))
+    images = [Image.open(path).convert("RGB") for path in paths]
+    each = []
+    for size in sizes:
+        transform = create_transform(
+            size, crop_pct=crop_pct, interpolation="bicubic", mean=(0.5,) * 3, std=(0.5,) * 3
+        )
+        with torch.no_grad():
+            each.append(model(torch.stack([transform(image) for image in images])))
+    logits = sum(x.log_softmax(-1) for x in each) if log else sum(each) / len(each)
+    targets = torch.tensor([int(path.parent.name) for path in paths])[:, None]
+    right = logits.argsort(dim=-1, descending=True) == targets
+    return [len(paths), *(int(right[:, :top].sum()) for top in (1, 5))]
+
+
+def counted(rows: list[dict[str, str]]) -> list[list[int]]:
+    """The same of each condition of a CSV, whose two rows follow one another."""
+    found = []
+    for one, five in zip(rows[::2], rows[1::2], strict=True):
+        assert (one["metric"], five["metric"], one["how"]) == ("top1", "top5", "percent")
+        images = int(one["items"])
+        right = (round(float(row["value"]) * images / 100) for row in (one, five))
+        found.append([images, *right])
+    return found
+
+
+@both
+def test_accuracy_is_that_of_a_plain_loop_over_timms_transforms(checkpoint, data, run):
+    sizes = (12, 16, 24)
+    rows = run("-c", checkpoint, "--data", data, "--resolutions", *sizes, "--crop-pct", 0.875)
+    assert [int(row["resolution"]) for row in rows[::2]] == [12, 16, 24]
+    assert counted(rows) == [by_hand(load(checkpoint), data, size) for size in sizes]
+    assert 20 < float(rows[2]["value"]) < 100  # it has learned, so the counts mean something
+
+
+TTA = ("--tta", "--tta-step", 8, "--resolutions", 16, "--crop-pct", 0.875)
+
+
+def test_tta_averages_logits_over_three_sizes(cape, data, run):
+    rows = run("-c", cape, "--data", data, *TTA)
+    model = load(cape)
+    assert rows[0]["tta"] == "8"
+    assert counted(rows) == [by_hand(model, data, 8, 16, 24)]
+    assert counted(rows) == [by_hand(model, data, 8, 16, 24, log=True)]  # as the authors do it
+    assert counted(rows) != [by_hand(model, data, 16)]
+
+
+def test_the_ratio_of_extent_is_that_of_each_size_of_tta(cape, data, run):
+    rows = run("-c", cape, "--data", data, *TTA, "--extent", "ratio")
+    models = [load(cape, extent=extent) for extent in (0.5, 1.0, 1.5)]
+
+    def by_size(images: torch.Tensor) -> torch.Tensor:
+        return models[images.shape[-1] // 8 - 1](images)
+
+    assert counted(rows) == [by_hand(by_size, data, 8, 16, 24)]
+
+
+def test_extent_follows_the_rules_of_table_6(cape, data, run):
+    extents = ("1", "ratio", "sqrt", "0.25")
+    options = ("--resolutions", 24, "--crop-pct", 1.0)
+    rows = run("-c", cape, "--data", data, *options, "--extent", *extents)
+    assert tuple(row["extent"] for row in rows[::2]) == extents
+    models = [load(cape, extent=gamma) for gamma in (1.0, 1.5, 1.5**0.5, 0.25)]
+    assert counted(rows) == [by_hand(model, data, 24, crop_pct=1.0) for model in models]
+
+
+def test_extent_is_for_models_with_coordinates_alibi_included(abspos, data, run, caplog):
+    rows = run("-c", abspos, "--data", data, "--extent", "1", "ratio")
+    assert [row["extent"] for row in rows] == ["", ""]
+    assert "--extent has no effect" in caplog.text
+    model = timm.create_model("vit_tiny_patch4_alibi_32", **SMALL)
+    loaded = loading.Loaded(model, "", "", 32, {}, CPU)
+    assert extent_modules(loaded) == [model.position]
+    loaded.model = timm.create_model("vit_tiny_patch4_nopos_32", **SMALL)
+    assert extent_modules(loaded) == []
+
+
+@both
+def test_attention_logn_is_a_condition(checkpoint, data, run):
+    options = ("--resolutions", 24, "--crop-pct", 0.875, "--attention-logn", 0, 3)
+    rows = run("-c", checkpoint, "--data", data, *options)
+    assert [row["logn"] for row in rows[::2]] == ["0", "3"]
+    plain, scaled = load(checkpoint), load(checkpoint)
+    use_logn(scaled, 3)
+    assert counted(rows) == [by_hand(model, data, 24) for model in (plain, scaled)]
+    assert rows[0]["value"] != rows[2]["value"]
+
+
+@both
+def test_plain_state_dicts_safetensors_and_local_dir_give_the_same_model(checkpoint, tmp_path):
+    expected = load(checkpoint)
+    args = torch.load(checkpoint, weights_only=False)["args"]
+    name, kwargs = args.model, {**args.model_kwargs, "num_classes": 10}
+    torch.save(expected.state_dict(), tmp_path / "plain.pth")
+    timm.models.save_for_hf(expected, str(tmp_path / "hub"), safe_serialization=True)
+    x = torch.randn(2, 3, 24, 32, generator=torch.Generator().manual_seed(0))
+    for found in (
+        load(tmp_path / "plain.pth", name, **kwargs),
+        load(tmp_path / "hub" / "model.safetensors", name, **kwargs),
+        load(f"name=local-dir:{tmp_path / 'hub'}"),
+    ):
+        torch.testing.assert_close(found(x), expected(x))
+
+
+def test_several_models_and_folders_make_one_csv_and_one_table(
+    cape, abspos, data, run, capsys, tmp_path
+):
+    (tmp_path / "again").symlink_to(data / "validation")
+    options = ("--data", data, tmp_path / "again", "--resolutions", 16, 24, "--crop-pct", 1)
+    rows = run("-c", f"ours={cape}", abspos, *options, "--amp", "--amp-dtype", "bfloat16")
+    assert [row["model"] for row in rows] == ["ours"] * 8 + ["vit_tiny_patch16_224"] * 8
+    about = "model checkpoint dataset resolution extent logn tta strategy bin crop_pct"
+    about += " interpolation precision metric value how items weight"
+    assert list(rows[0]) == about.split()
+    assert (rows[0]["checkpoint"], rows[0]["precision"]) == (str(cape), "bfloat16")
+    head, _, *lines = capsys.readouterr().out.strip().splitlines()
+    assert len(lines) == 8
+    # what is the same in all lines is left out
+    shown = ["model", "checkpoint", "dataset", "resolution", "extent", "top1", "top5"]
+    assert head.replace("|", " ").split() == shown
+
+
+def test_items_add_up_to_the_accuracies_with_batches_of_any_size(cape, data, run, tmp_path):
+    options = ["-c", cape, "--data", data, "--resolutions", 12, 24]
+    rows = run(*options, "--items", tmp_path / "i.csv", "--batch-size", 7)
+    found: dict[tuple[str, str], dict[str, int]] = {}
+    with (tmp_path / "i.csv").open(newline="") as file:
+        for item in csv.DictReader(file):
+            assert (item["weight"], item["how"]) == ("1", "percent")
+            of = found.setdefault((item["resolution"], item["metric"]), {})
+            of[item["item"]] = int(item["value"])
+    files = {f"{path.parent.name}/{path.name}" for path in data.glob("validation/*/*.png")}
+    for row in rows:
+        right = found.pop((row["resolution"], row["metric"]))
+        assert set(right) == files
+        assert 100 * sum(right.values()) / len(right) == pytest.approx(float(row["value"]))
+    assert not found
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "i.csv", tmp_path / "o.csv"]
+    assert run(*options, "--overwrite") == rows
+
+
+def test_throughput_stands_beside_the_accuracy_or_alone(cape, data, run):
+    options = ("--throughput", "--runs", 1, "--max-batch", 3, "--resolutions", 16, 32)
+    rows = run("-c", cape, "--data", data, *options)
+    assert [row["metric"] for row in rows] == ["images_per_second", "top1", "top5"] * 2
+    assert (rows[0]["how"], rows[0]["items"]) == ("number", "3")
+    assert float(rows[0]["value"]) > 0
+    rows = run("-c", cape, *options, "--overwrite")
+    assert [(row["resolution"], row["metric"]) for row in rows] == [
+        ("16", "images_per_second"),
+        ("32", "images_per_second"),
+    ]
+
+
+def test_throughput_halves_the_batch_until_it_fits():
+    model, tried = timm.create_model("vit_tiny_patch4_cape_32", **SMALL).eval(), []
+
+    def small_memory(module, args) -> None:
+        tried.append(len(args[0]))
+        if len(args[0]) > 3:
+            raise torch.OutOfMemoryError("full")
+
+    model.register_forward_pre_hook(small_memory)
+    batch, speed = throughput(loading.Loaded(model, "", "", 32, {}, CPU), 16, 10, runs=2)
+    assert tried[:3] == [10, 5, 2]
+    assert batch == 2
+    assert speed > 0

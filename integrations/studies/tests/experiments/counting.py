@@ -1,0 +1,26 @@
+"""The study counting.yaml, whose trainer is count.py, and what its runs leave."""
+
+import csv
+from pathlib import Path
+
+import yaml
+
+HERE = Path(__file__).parent
+STUDY = yaml.safe_load(
+    (HERE / "counting.yaml").read_text().replace("count.py", str(HERE / "count.py"))
+)
+
+
+def runs(tmp_path, variant):
+    return sorted((tmp_path / "out" / "counting" / "runs").glob(f"{variant}-seed*"))
+
+
+def scores(folder):
+    with (folder / "scores.csv").open() as file:
+        return {row["condition"]: row for row in csv.DictReader(file)}
+
+
+def begins(folder):
+    """Where each start of the trainer began to count."""
+    lines = (folder / "train.log").read_text().splitlines()
+    return [int(line.split()[-1]) for line in lines if line.startswith("begins at")]

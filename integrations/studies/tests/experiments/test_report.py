@@ -1,0 +1,604 @@
+"""cape-report on a small study folder, written here as cape-run writes it."""
+
+import itertools
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from cape_studies.experiments import report, report_figures, report_read, report_scores
+from cape_studies.experiments.report_scores import Scores
+
+SIZES = ("24", "32", "64")
+STUDY = {
+    "title": "A small study <of positions> & sizes",
+    "host": "timm",
+    "protocol": "Two variants, the same recipe. Expected: cape flatter beyond the trained size.",
+    "cost": "a minute",
+    "options": {"epochs": 2},
+    "variants": {"cape": {}, "sinpos": {}, "nopos": {}},
+    "seeds": [0, 1, 2],
+    "evaluations": {"sizes": {"metrics": {"top1": "higher"}}},
+    "report": {
+        "baseline": "sinpos",
+        "evaluation": "sizes",
+        "metric": "top1",
+        "x_label": "image side (pixels)",
+        "y_label": "top-1 accuracy (%)",
+        "title": "trained at 32²",
+        "trained_on": ["32"],
+        "paper": [
+            {"condition": "64", "variant": "cape", "value": 75.5, "source": "Table 2"},
+            {"condition": "64", "variant": "rope", "value": 1.0, "source": "Table 9"},
+        ],
+    },
+}
+RATES = {"cape": (0.6, 0.8, 0.75), "sinpos": (0.5, 0.8, 0.4), "nopos": (0.4, 0.7, 0.55)}
+RUN = "runs/cape-seed1-0abcd"
+
+
+def write_run(folder: Path, variant: str, seed: int, images: int = 200, **settings) -> Path:
+    """A run with items that make its scores."""
+    run = folder / "runs" / f"{variant}-seed{seed}-{len(settings)}abcd"
+    run.mkdir(parents=True)
+    random = np.random.default_rng([seed, len(variant)])
+    right = {c: random.random(images) < r for c, r in zip(SIZES, RATES[variant], strict=True)}
+    scores, items = [], []
+    for condition, hits in right.items():
+        about = (folder.name, "timm", variant, seed, "sizes", condition, "top1")
+        scores.append((*about, 100 * hits.mean(), True, condition == "32", images, "percent"))
+        each = enumerate(hits)
+        items += [(condition, "top1", "percent", f"{i}.png", int(hit), 1) for i, hit in each]
+    columns = ["condition", "metric", "how", "item", "value", "weight"]
+    pd.DataFrame(scores, columns=report_read.TIDY).to_csv(run / "scores.csv", index=False)
+    pd.DataFrame(items, columns=columns).to_csv(run / "items-sizes.csv", index=False)
+    about = {"study": folder.name, "variant": variant, "seed": seed, "host": "timm"}
+    about |= {"options": {"epochs": 2, "log": "{seed}"}, **settings}
+    (run / "settings.yaml").write_text(yaml.safe_dump(about))
+    record = {
+        "git_commit": "0123abc",
+        "versions": {"torch": "2.14.1", "timm": "1.0.31"},
+        "machine": {"host": "here", "cores": 2},
+        "train": {"command": ["train.py", "--model", f"vit_{variant}"], "seconds": 61.5},
+        "evaluate-sizes": {"command": ["cape-timm-eval", "-c", "a b"], "seconds": 2.5},
+    }
+    (run / "record.json").write_text(json.dumps(record))
+    return run
+
+
+def write_study(folder: Path, seeds=(0, 1, 2), **changes) -> Path:
+    folder.mkdir(parents=True)
+    runs = [write_run(folder, variant, seed).name for seed in seeds for variant in RATES]
+    study = {**STUDY, "runs": runs, **changes}
+    (folder / "study.yaml").write_text(yaml.safe_dump(study, allow_unicode=True, sort_keys=False))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def figures(monkeypatch, request):
+    """They take most of a report's time: what is drawn is kept, and no picture made of it."""
+    if "page" in request.fixturenames:  # which has them
+        return None
+    made = []
+
+    def keep(figure, out, **_):
+        made.append(figure)
+        out.write_bytes(b"PNG")
+
+    monkeypatch.setattr(report_figures.Figure, "savefig", keep)
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Three seeds of three variants."""
+    return write_study(tmp_path / "small")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    """Of two studies, one of three seeds and one of one."""
+    root = tmp_path_factory.mktemp("page")
+    write_study(root / "small")
+    write_study(root / "one", seeds=[0])
+    report.main([str(root), "--out", str(root / "report")])
+    return root / "report" / "index.html"
+
+
+def scores_of(folder: Path) -> Scores:
+    return Scores(report_read.read([folder])[0], "sizes", "top1")
+
+
+def reported(*arguments: object) -> str:
+    """The tables of a report in the folder, or in --out."""
+    report.main([*map(str, arguments)])
+    out = arguments[-1] if "--out" in arguments else f"{arguments[0]}/report"
+    return Path(out, "table.md").read_text()
+
+
+def row(text: str, variant: str, table: int = 0) -> list[str]:
+    """The cells of a variant in one of the tables."""
+    lines = [line for line in text.splitlines() if line.startswith(f"| {variant} ")]
+    return [cell.strip() for cell in lines[table].split("|")[1:-1]]
+
+
+def refused(capsys, *arguments: object) -> str:
+    """The one line that the command ends with."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        report.main([*map(str, arguments)])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 2
+    return line
+
+
+def replace_in(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+# --- intervals
+
+
+@given(st.lists(st.floats(-100, 100), min_size=3, max_size=6, unique=True))
+def test_over_trainings_alone_the_interval_is_students(values):
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    found = report_scores.interval(np.array(values))
+    assert found == pytest.approx(tuple(expected), rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize(("trainings", "spread"), [(3, 10), (5, 10), (3, 0.1), (3, 2)])
+def test_the_interval_holds_in_nineteen_of_twenty_cases(trainings, spread):
+    """Of trainings that differ by ``spread`` standard errors of the test items."""
+    random, items, held, ranges = np.random.default_rng(0), 50, 0, 0
+    for _ in range(200):
+        parts = random.normal(0, math.sqrt(items), items) + random.normal(0, spread, (trainings, 1))
+        each = parts.mean(axis=1)
+        low, high = report_scores.interval(each, report_scores.draws(items) / items @ parts.T)
+        held += low < 0 < high
+        ranges += each.min() < 0 < each.max()  # the percentiles of three resampled trainings
+    assert 0.9 <= held / 200 <= 1
+    assert trainings > 3 or ranges < held
+
+
+def test_a_difference_is_of_the_same_seeds_and_items(folder):
+    """nopos gets the very answers of sinpos, but for ten images of each training."""
+    for seed in range(3):
+        theirs = pd.read_csv(folder / f"runs/sinpos-seed{seed}-0abcd/items-sizes.csv")
+        ten = theirs.index[theirs["condition"] == 64][:10]
+        theirs.loc[ten, "value"] = 1 - theirs.loc[ten, "value"]
+        run = folder / f"runs/nopos-seed{seed}-0abcd"
+        theirs.to_csv(run / "items-sizes.csv", index=False)
+        rows = pd.read_csv(run / "scores.csv")
+        rows["value"] = 100 * theirs.groupby("condition", sort=False)["value"].mean().to_numpy()
+        rows.to_csv(run / "scores.csv", index=False)
+    scores = scores_of(folder)
+    assert scores.differences["nopos", "32"][1:] == (0, 0, True)
+    apart = {v: s.high - s.low for (v, c), s in scores.differences.items() if c == "64"}
+    assert 0 < apart["nopos"] < apart["cape"] / 2
+    assert scores.differences["cape", "64"].low > 0
+    assert ("sinpos", "64") not in scores.differences
+
+
+def without_items(folder):
+    for path in folder.glob("runs/*/items-*.csv"):
+        path.unlink()
+
+
+def other_items(folder):
+    replace_in(folder / RUN / "items-sizes.csv", "7.png", "x.png")
+
+
+def items_without_how(folder):
+    for path in folder.glob("runs/*/items-*.csv"):
+        pd.read_csv(path).drop(columns="how").to_csv(path, index=False)
+
+
+@pytest.mark.parametrize("spoil", [without_items, items_without_how])
+def test_without_items_the_interval_is_over_trainings_alone_and_the_table_says_so(folder, spoil):
+    with_items = reported(folder)
+    assert "over trainings and test items, by a bootstrap of both." in with_items
+    assert "‡" not in with_items
+    spoil(folder)
+    text = reported(folder)
+    assert "Brackets: 95 % interval over trainings alone" in text
+    assert "bootstrap" not in text
+    cape, sinpos = (
+        list(
+            report_read.read([folder])[0].scores.query("variant == @v and condition == '64'").value
+        )
+        for v in ("cape", "sinpos")
+    )
+    low, high = stats.ttest_rel(cape, sinpos).confidence_interval(0.95)
+    assert f"[{low:+.2f}, {high:+.2f}]" in row(text, "cape", 1)[-1]
+
+
+def test_scores_whose_items_are_not_the_same_are_marked(folder):
+    other_items(folder)
+    text = reported(folder)
+    assert row(text, "cape")[2].endswith("]‡")
+    assert row(text, "sinpos")[2].endswith("]")
+    assert "‡: the interval over trainings alone" in text
+
+
+def test_of_fewer_than_three_trainings_there_are_values_and_no_interval(tmp_path):
+    two, one = write_study(tmp_path / "two", [0, 1]), write_study(tmp_path / "one", [0])
+    text = reported(two)
+    each = scores_of(two).found["cape", "64"].each
+    assert row(text, "cape")[4] == f"{sum(each) / 2:.2f} ({each[0]:.2f}, {each[1]:.2f})"
+    assert "[" not in text
+    assert "Parentheses: each training; of fewer than three there is no interval." in text
+    assert row(reported(one), "cape")[4] == f"{each[0]:.2f}"
+
+
+# --- missing scores
+
+
+def lose(folder, value):
+    """The score of cape, seed 1, at 64."""
+    path = folder / RUN / "scores.csv"
+    rows = pd.read_csv(path, dtype=str)
+    if value is None:
+        rows = rows[rows["condition"] != "64"]
+    rows.loc[rows["condition"] == "64", "value"] = value
+    rows.to_csv(path, index=False)
+
+
+@pytest.mark.parametrize("value", ["", "nan", "inf", None])
+def test_a_training_without_a_score_is_seen_and_there_is_no_mean(folder, figures, value):
+    lose(folder, value)
+    text, scores = reported(folder), scores_of(folder)
+    first, _, last = scores.found["cape", "64"].each
+    assert row(text, "cape")[1:3] == ["3", "1"]
+    assert row(text, "cape")[-1] == f"† ({first:.2f}, –, {last:.2f})"
+    assert row(text, "cape", 1)[-1].startswith("† (")
+    assert row(text, "sinpos")[2] == ""
+    assert "seeds without a score" in text
+    assert "† A training has no score there" in text
+    assert scores.found["cape", "24"].known
+    paper = [line for line in text.splitlines() if "Table 2" in line]
+    assert len(paper) == 1
+    assert "†" in paper[0]
+    lines = {line.get_label(): line.get_ydata() for line in figures[0].axes[0].lines}
+    assert np.isnan(lines["cape †"]).tolist() == [False, False, True]
+
+
+def test_without_the_baselines_score_there_is_no_difference(folder):
+    path = folder / RUN.replace("cape", "sinpos") / "scores.csv"
+    pd.read_csv(path).assign(value=math.nan).to_csv(path, index=False)
+    text = reported(folder)
+    assert all("† (" in cell for cell in row(text, "nopos", 1)[3:])
+
+
+# --- what is written
+
+
+def test_the_table_has_intervals_bold_arrows_and_the_paper(folder):
+    scores, text = scores_of(folder), reported(folder)
+    found = scores.found["cape", "32"]
+    assert row(text, "cape")[3] == f"**{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]**"
+    assert "**" not in row(text, "cape")[2] + row(text, "cape")[4]
+    assert "### sizes, top1 ↑\n" in text
+    ours = scores.found["cape", "64"].value
+    paper = row(text, "cape", 2)
+    assert paper[3:] == ["75.5", f"{ours - 75.5:+.2f}".replace("-", "−"), "Table 2"]
+    assert "Table 9" not in text  # of a variant that was not run
+
+
+def test_the_figure_has_the_intervals_and_the_papers_values(folder, figures):
+    reported(folder)
+    (axis,) = figures[0].axes
+    lines = {line.get_label(): line for line in axis.lines}
+    assert lines["cape, paper"].get_xydata().tolist() == [[64, 75.5]]
+    found = scores_of(folder).found
+    shade = axis.collections[0].get_paths()[0].vertices  # the band of cape
+    assert shade[:, 1].min() == pytest.approx(min(found["cape", size].low for size in SIZES))
+    assert lines["nopos"].get_ydata() == pytest.approx([found["nopos", s].value for s in SIZES])
+    assert figures[0].get_suptitle() == "trained at 32²"
+
+
+def test_no_two_of_forty_variants_are_drawn_alike():
+    assert len({tuple(report_figures.of_variant(index).items()) for index in range(40)}) == 40
+
+
+def test_another_variant_may_be_the_baseline(folder):
+    text = reported(folder, "--baseline", "cape")
+    assert "difference from cape" in text
+    assert "difference from sinpos" not in text
+
+
+def test_a_report_of_the_stored_scores_and_items_is_the_same(folder, monkeypatch, tmp_path):
+    write_study(tmp_path / "other", seeds=[5])
+    text = reported(tmp_path, "--out", tmp_path / "out")
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    pictures = {"figure-small.png", "figure-other.png"}
+    scores = {"scores.csv", "scores-items.csv.xz"}
+    assert files == {*scores, "table.md", "index.html", *pictures}
+    monkeypatch.setattr(report_read, "find", lambda name: tmp_path / name / "study.yaml")
+    for name in scores:
+        shutil.copy(tmp_path / "out" / name, tmp_path / name.replace("scores", "kept"))
+    again = reported(tmp_path / "kept.csv", "--out", tmp_path / "again")
+    note = "From kept.csv: the test items of these trainings are not stored, so that intervals, "
+    note += "from three trainings on, leave them out.\n\n"
+    assert again.replace(note, "") == text  # of one training none are kept
+    (tmp_path / "kept-items.csv.xz").unlink()
+    alone = reported(tmp_path / "kept.csv", "--out", tmp_path / "alone")
+    assert alone.count("From kept.csv: the test items of these trainings are not stored") == 2
+    assert "over trainings alone" in alone
+
+
+def test_what_a_reader_should_know_of_the_runs_is_noted(tmp_path, figures):
+    folder = write_study(tmp_path / "small", host="fairseq")
+    (folder / "runs/cape-seed0-0abcd/scores.csv").unlink()
+    write_run(folder, "cape", 3, learning_rate=2)
+    replace_in(folder / RUN / "record.json", '"seconds": 61.5', '"seconds": 1, "interrupted": 2')
+    text = reported(folder)
+    assert "Not finished: cape-seed0-0abcd." in text
+    assert "Left out, as the study has other settings now: cape-seed3-1abcd." in text
+    assert "went on from a checkpoint: cape-seed1-0abcd (2 times)." in text
+    assert "fairseq's batches come in another order after that" in text
+    assert row(text, "cape")[1:3] == ["3", "0"]  # which may have diverged: no mean without it
+    assert row(text, "cape")[-1].startswith("† (–, ")
+
+
+def test_a_quick_run_looks_like_one(tmp_path, figures):
+    text = reported(write_study(tmp_path / "small", quick_run=True))
+    assert text.startswith("## QUICK RUN: A small study")
+    assert "its numbers say nothing." in text
+    assert figures[0].get_suptitle() == "QUICK RUN: trained at 32²"
+
+
+def test_a_report_is_made_anew_and_other_files_are_not_replaced(folder, tmp_path, capsys):
+    reported(folder)
+    reported(folder)
+    (tmp_path / "table.md").write_text("mine")
+    line = refused(capsys, folder, "--out", tmp_path)
+    assert f"{tmp_path}/table.md exists: choose another --out or give --overwrite" in line
+    assert (tmp_path / "table.md").read_text() == "mine"
+    assert not (tmp_path / "index.html").exists()
+    assert "sizes, top1" in reported(folder, "--overwrite", "--out", tmp_path)
+
+
+# --- refusals
+
+
+def unwritten(folder):
+    for path in folder.glob("runs/*/scores.csv"):
+        path.unlink()
+
+
+def other_run(seed, **settings):
+    """A run of cape that the study lists as its own."""
+
+    def add(folder):
+        replace_in(folder / "study.yaml", "runs:\n", "runs:\n- cape-other\n")
+        made = write_run(folder.parent / "elsewhere", "cape", seed, **settings)
+        shutil.move(made, folder / "runs" / "cape-other")
+
+    return add
+
+
+def with_(name, old, new):
+    return lambda folder: replace_in(folder / name, old, new)
+
+
+def holding(name, text):
+    return lambda folder: (folder / name).write_bytes(text)
+
+
+def another(folder):
+    write_study(folder.parent / "deeper" / "small", seeds=[0])
+
+
+NOT_SEEDS = (
+    "cape-other and cape-seed0-0abcd in {{}}/small/runs are not two seeds of one training ({}): "
+    "move one of them away"
+)
+ITEMS, SCORES = f"{RUN}/items-sizes.csv", f"{RUN}/scores.csv"
+CUT = "24,top1,percent,7.png,1,1"
+REFUSED = [
+    (None, "no", "no such file or folder: {}/no"),
+    (lambda folder: Path("empty").mkdir(), "empty", "empty was not written by cape-run: there"),
+    (unwritten, "small", "small has no scores yet: cape-run small makes"),
+    (None, "small --baseline rope", "--baseline: no 'rope'; there is cape, nopos, sinpos"),
+    (other_run(3, options={"epochs": 9}), "small", NOT_SEEDS.format("options")),
+    (other_run(0, x=1), "small", NOT_SEEDS.format("x")),
+    (other_run(0), "small", NOT_SEEDS.format("seed")),
+    (with_(SCORES, ",sizes,24,", ",sizes,32,"), "small", "sizes has several top1 of cape 32 1"),
+    (with_(SCORES, "higher_is_better", "better"), "small", "no column 'higher_is_better'"),
+    (holding(SCORES, b""), "small", f"small/{SCORES} cannot be read: No columns"),
+    (with_(ITEMS, CUT, "24,top"), "small", f"{ITEMS}: how is nan, not one of percent, mean"),
+    (with_(ITEMS, CUT, CUT[:-1]), "small", f"{ITEMS}: item 7.png of '24' lacks a number"),
+    (with_(ITEMS, ",7.png,", ",7.png,no"), "small", f"{ITEMS} cannot be read: Unable to parse"),
+    (with_(ITEMS, "item", "image"), "small", f"{ITEMS} cannot be read: it has no column"),
+    (holding(ITEMS, b"\xff\xfe"), "small", f"{ITEMS} cannot be read"),
+    (with_(ITEMS, "percent", "promille"), "small", f"{ITEMS}: how is 'promille', not one of"),
+    (holding(f"{RUN}/record.json", b'{"a'), "small", "record.json cannot be read: while"),
+    (holding(f"{RUN}/record.json", b"[]"), "small", "record.json must be a mapping"),
+    (holding(f"{RUN}/settings.yaml", b"a: ["), "small", "settings.yaml cannot be read: while"),
+    (holding("study.yaml", b"a: [\n"), "small", "small/study.yaml cannot be read: while"),
+    (holding("study.yaml", b"title: x\n"), "small", "small/study.yaml: host: Field required"),
+    (another, "small deeper/small", "--out DIR is needed for more than one folder"),
+    (another, "small deeper/small --out o", "2 studies 'small': report them apart"),
+    (None, "small small --out o", "twice"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "arguments", "message"), REFUSED)
+def test_what_is_no_study_of_cape_run_is_refused(
+    folder, monkeypatch, capsys, spoil, arguments, message
+):
+    monkeypatch.chdir(folder.parent)
+    if spoil:
+        spoil(folder)
+    assert message.format(folder.parent) in refused(capsys, *arguments.split())
+    assert not (folder / "report").exists()
+
+
+def test_items_that_do_not_make_the_score_are_refused(folder, capsys):
+    path = folder / ITEMS
+    pd.read_csv(path).query("item != '0.png' and item != '1.png'").to_csv(path, index=False)
+    for other in folder.glob("runs/cape-seed[02]*/items-sizes.csv"):
+        pd.read_csv(other).query("item != '0.png' and item != '1.png'").to_csv(other, index=False)
+    line = refused(capsys, folder)
+    assert "small: cape 0 sizes 24 top1 is 60.5, its items make 60.6061" in line
+
+
+# --- evaluators' CSVs
+
+
+def write_csv(path: Path, rows: list[dict[str, object]]) -> Path:
+    """As evaluators write them."""
+    last = {"metric": "top1", "value": 0.0, "how": "percent", "items": 100, "weight": 100}
+    frame = pd.DataFrame(
+        [{**row, **{key: row.get(key, last[key]) for key in last}} for row in rows]
+    )
+    frame[[*(name for name in frame if name not in last), *last]].to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture
+def csvs(tmp_path) -> list[Path]:
+    """Two seeds of two models at two sizes, on two data sets."""
+    return [
+        write_csv(
+            tmp_path / f"{model}-{seed}.csv",
+            [
+                {"model": model, "checkpoint": f"runs/{model}-{seed}.pt", "dataset": data}
+                | {"resolution": size, "value": top1 + seed - size / 10}
+                for data, size in itertools.product(("v1", "v2"), (32, 48))
+            ],
+        )
+        for model, top1 in (("cape", 70), ("sinpos", 60))
+        for seed in (0, 2)
+    ]
+
+
+def drawn(figure) -> list[dict[str, list[float]]]:
+    return [
+        {line.get_label(): line.get_xydata().tolist() for line in axis.lines}
+        for axis in figure.axes
+    ]
+
+
+def test_evaluators_csvs_make_a_curve_of_each_file_or_of_what_a_group_finds(
+    csvs, figures, tmp_path
+):
+    group = ["--group", r"runs/(\w+)-", "--panels", "dataset"]
+    text = reported(*csvs, *group, "--x", "resolution", "--out", tmp_path / "o")
+    for panel in drawn(figures[0]):
+        assert panel == {"cape": [[32, 67.8], [48, 66.2]], "sinpos": [[32, 57.8], [48, 56.2]]}
+    assert [axis.get_title() for axis in figures[0].axes] == ["v1", "v2"]
+    assert row(text, "cape")[2] == "67.80 (66.80, 68.80)"
+    assert "difference from cape" in text
+    one = reported(*csvs, "--x", "resolution", "--out", tmp_path / "one")
+    assert row(one, "sinpos, sinpos-2, dataset v2")[1:3] == ["1", "58.80"]
+
+
+def test_conditions_that_vary_are_lines_and_a_group_averages_trainings_alone(tmp_path, figures):
+    about = [
+        {"model": "vit", "checkpoint": f"runs/{n}/last.pt", "shift": s}
+        for n, s in (("a", 0), ("b", 1))
+    ]
+    rows = [
+        {**one, "resolution": size, "extent": extent, "value": size + one["shift"]}
+        for one, size, extent in itertools.product(about, (32, 48), ("1", "sqrt"))
+    ]
+    path = write_csv(tmp_path / "gamma.csv", rows)
+    reported(path, "--out", tmp_path / "o")
+    assert set(drawn(figures[0])[0]) == {
+        f"vit, shift {s}, extent {e}" for s in (0, 1) for e in ("1", "sqrt")
+    }
+    reported(path, "--group", "r(uns)", "--out", tmp_path / "g")
+    assert drawn(figures[1])[0]["uns, extent sqrt"] == [[32, 32.5], [48, 48.5]]
+    tta = write_csv(tmp_path / "tta.csv", [{**one, "tta": 32} for one in rows])
+    plain = write_csv(tmp_path / "plain.csv", [{**one, "tta": 0} for one in rows])
+    reported(plain, tta, "--group", "r(uns)", "--x", "resolution", "--out", tmp_path / "t")
+    assert {name.split(", ")[-1] for name in drawn(figures[2])[0]} == {"tta 0", "tta 32"}
+
+
+def test_bins_are_a_curve_without_their_total_and_other_columns_are_of_the_total(tmp_path, figures):
+    rows = [
+        {"model": "cape", "hop_ms": hop, "bin": bin, "metric": "wer", "value": hop + len(bin)}
+        for hop, bin in itertools.product((5, 10), ("all", "0–10", "10–20"))
+    ]
+    path = write_csv(tmp_path / "speech.csv", rows)
+    reported(path, "--x", "hop_ms", "--trained-on", "10", "--out", tmp_path / "o")
+    assert drawn(figures[0])[0]["cape"] == [[5, 8], [10, 13]]
+    assert figures[0].axes[0].get_ylabel() == "wer (%)"
+    text = reported(path, "--x", "bin", "--out", tmp_path / "b")
+    assert "### wer ↓" in text
+    assert [line for line in text.splitlines() if "0–10" in line and "all" not in line]
+
+
+def test_a_moving_average_is_weighed_and_few_items_are_left_out(tmp_path, figures):
+    losses, weights = [4.0, 1.0, 3.0, 5.0, 9.0], [8, 4, 2, 2, 1]
+    rows = [
+        {"model": "cape", "position": i + 1, "metric": "loss", "how": "mean"}
+        | {"value": loss, "weight": weight, "items": weight}
+        for i, (loss, weight) in enumerate(zip(losses, weights, strict=True))
+    ]
+    path = write_csv(tmp_path / "loss.csv", rows)
+    reported(path, "--window", 3, "--least", 2, "--out", tmp_path / "o")
+    expected = [36 / 12, 42 / 14, 20 / 8, 16 / 4]
+    assert [y for _, y in drawn(figures[0])[0]["cape"]] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--x", "size"], "--x: no 'size'; there is dataset, resolution"),
+        (["--metric", "top5"], "--metric: no 'top5'; there is top1"),
+        (["--group", "("], "--group '(' is no regular expression"),
+        (["--group", "mamba"], "--group 'mamba' finds nothing in"),
+        (["--panels", "set"], "--panels: no 'set'"),
+        (["--window", "0"], "--window"),
+        (["--least", "101"], "no rows with 101 test items: give a smaller --least"),
+    ],
+)
+def test_what_the_csvs_do_not_have_is_refused(csvs, tmp_path, capsys, arguments, message):
+    assert message in refused(capsys, *csvs, *arguments, "--out", tmp_path / "o")
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_csv_of_something_else_is_named_and_many_conditions_have_no_table(tmp_path, capsys):
+    path = tmp_path / "x.csv"
+    path.write_text("model,value\ncape,1\n")
+    line = refused(capsys, path, "--out", tmp_path / "o")
+    assert f"{path} cannot be read: it has no column 'metric'" in line
+    many = [{"model": "cape", "position": i} for i in range(60)]
+    text = reported(write_csv(tmp_path / "loss.csv", many), "--out", tmp_path / "o")
+    assert "60 conditions: see the figure and scores.csv." in text
+
+
+# --- the page
+
+
+def test_the_page_stands_alone_and_has_it_all(page):
+    text = page.read_text()
+    assert "http" not in text.replace('http-equiv="Content-Security-Policy"', "")
+    sources = [part.split('"')[1] for part in text.split(" src")[1:]]
+    assert len(sources) == 2
+    assert all(one.startswith("data:image/png;base64,iVBOR") for one in sources)
+    for part in (
+        "A small study &lt;of positions&gt; &amp; sizes",
+        "Expected: cape flatter beyond the trained size.",
+        "sizes, top1 ↑, difference from sinpos",
+        "over trainings and test items, by a bootstrap of both.",
+        "Table 2",
+        "torch 2.14.1, timm 1.0.31",
+        "train.py --model vit_cape",
+        "cape-timm-eval -c &#39;a b&#39;",
+        "epochs: 2",
+    ):
+        assert part in text, part
+    assert text.count("<td><strong>") == 2 * (3 + 2)  # the column 32 of scores and of differences

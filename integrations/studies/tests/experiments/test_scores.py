@@ -1,0 +1,129 @@
+"""Tidy scores of what the evaluations write."""
+
+import math
+
+import pytest
+
+pytest.importorskip("pandas")
+
+from cape_studies.experiments import scores
+from cape_studies.experiments.study import Evaluation
+
+
+def tidy(tmp_path, host, text, **about):
+    path = tmp_path / "x.csv"
+    path.write_text(text)
+    metrics = about.pop("metrics", {"top1": "higher"})
+    one = Evaluation.model_validate({"metrics": metrics, **about}, context=[tmp_path])
+    return [(r["condition"], r["value"], r["items"]) for r in scores.tidy(one, host, path)]
+
+
+def csv(columns, *rows):
+    return "\n".join([f"model,{columns},metric,value,how,items,weight", *rows])
+
+
+def test_images_by_size(tmp_path):
+    text = csv("resolution", "m,24,top1,50.5,percent,100,100", "m,32,top1,60,percent,100,100")
+    assert tidy(tmp_path, "timm", text) == [("24", 50.5, 100), ("32", 60.0, 100)]
+
+
+def test_several_columns_name_a_condition_and_where_keeps_rows(tmp_path):
+    rows = (f"m,24,{extent},{tta},top1,{value},percent,9,9" for extent, tta, value in
+            [("1", 0, 50), ("sqrt", 0, 51), ("1", 1, 52)])  # fmt: skip
+    text = csv("resolution,extent,tta", *rows)
+    found = tidy(tmp_path, "timm", text, condition=["resolution", "extent"], where={"tta": 0})
+    assert found == [("24 1", 50.0, 9), ("24 sqrt", 51.0, 9)]
+
+
+LOSSES = csv(
+    "position", *(f"m,{p},loss,{v},mean,{n},{n}" for p, v, n in
+                  [(1, 2.0, 3), (2, 4.0, 1), (3, 6.0, 1), (9, 1.0, 1)])
+)  # fmt: skip
+
+
+def test_losses_by_position_become_ranges_weighed_by_tokens(tmp_path):
+    about = {"command": "loss", "condition": ["position"], "metrics": {"loss": "lower"}}
+    assert tidy(tmp_path, "fairseq", LOSSES, ranges=[2, 4], **about) == [
+        ("1–2", 2.5, 4),
+        ("3–4", 6.0, 1),
+    ]
+    about["condition"] = []
+    assert tidy(tmp_path, "fairseq", LOSSES, name="all of it", **about) == [
+        ("all of it", 17 / 6, 6)
+    ]
+
+
+def test_what_cannot_be_averaged_is_refused(tmp_path):
+    about = {"command": "loss", "metrics": {"loss": "lower"}}
+    with pytest.raises(ValueError, match=r"4 values of loss .* cannot be averaged \(bleu\)"):
+        tidy(tmp_path, "fairseq", LOSSES.replace("mean", "bleu"), **about)
+
+
+def test_word_errors_of_whole_sets_unless_bins_are_asked_for(tmp_path):
+    text = csv("test_set,bin", "m,dev,all,wer,9,percent,5,50", "m,dev,<10,wer,8,percent,3,30")
+    about = {"metrics": {"wer": "lower"}}
+    assert tidy(tmp_path, "espnet", text, **about) == [("dev", 9.0, 5)]
+    bins = tidy(tmp_path, "espnet", text, condition=["bin"], **about)
+    assert bins == [("all", 9.0, 5), ("<10", 8.0, 3)]
+
+
+def test_a_script_writes_conditions_itself(tmp_path):
+    text = "condition,metric,value,items\n8,right,90,50\n8,wrong,10,50\n16,right,70,20\n"
+    found = tidy(tmp_path, "fairseq", text, script="x.py", metrics={"right": "higher"})
+    assert found == [("8", 90.0, 50), ("16", 70.0, 20)]
+
+
+def test_metrics_of_the_training_itself(tmp_path):
+    text = "step,epoch,name,value\n10,1,loss,3\n10,1,lr,0.1\n20,1,loss,2\n"
+    found = tidy(
+        *(tmp_path, "fairseq", text),
+        **{"command": "training", "condition": ["step"], "metrics": {"loss": "lower"}},
+    )
+    assert found == [("10", 3.0, None), ("20", 2.0, None)]
+
+
+@pytest.mark.parametrize("value", ["", "nan", "diverged"])
+def test_a_missing_score_keeps_its_row(tmp_path, value):
+    text = csv("resolution", f"m,24,top1,{value},percent,100,100", "m,32,top1,60,percent,9,9")
+    (missing, _, count), there = tidy(tmp_path, "timm", text)
+    assert (missing, count, there) == ("24", 100, ("32", 60.0, 9))
+    losses = LOSSES.replace("4.0", value)  # within a range
+    about = {"metrics": {"loss": "lower"}, "condition": ["position"], "ranges": [2, 4]}
+    (_, value, _), (_, there, _) = tidy(tmp_path, "fairseq", losses, **about)
+    assert (math.isnan(value), there) == (True, 6.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            csv("width", "m,24,top1,5,percent,1,1"),
+            r"columns of .*x\.csv: no 'resolution'; there is how",
+        ),
+        (
+            csv("resolution", "m,24,top5,5,percent,1,1"),
+            r"metrics of .*x\.csv: no 'top1'; there is top5",
+        ),
+        ("resolution,top1\n24,5\n", r"columns of .*x\.csv: no 'metric'; there is resolution, top1"),
+        ("", r"x\.csv cannot be read"),
+    ],
+)
+def test_a_csv_of_something_else_is_named(tmp_path, text, message):
+    with pytest.raises(ValueError, match=message):
+        tidy(tmp_path, "timm", text)
+
+
+def test_single_items_get_the_conditions_of_their_scores(tmp_path):
+    raw = tmp_path / "raw.csv"
+    raw.write_text(
+        "position,metric,how,item,value,weight\n"
+        "1,loss,mean,0,2,1\n2,loss,mean,0,4,1\n1,loss,mean,1,3,1\n"
+    )
+    one = Evaluation.model_validate(
+        {"metrics": {"loss": "lower"}, "condition": ["position"], "ranges": [2]}, context=[tmp_path]
+    )
+    assert scores.items(one, "fairseq", raw).to_csv(index=False).split() == [
+        "condition,metric,how,item,value,weight",
+        "1–2,loss,mean,0,6,2",
+        "1–2,loss,mean,1,3,1",
+    ]

@@ -1,0 +1,323 @@
+"""configs/studies: each is whole, its hosts understand it, and docs/experiments.md lists it."""
+
+import argparse
+import csv
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("exca")
+pytest.importorskip("pydantic")
+
+from cape_studies.experiments import plan, run, study
+from cape_studies.experiments.hosts import Machine
+
+ROOT = Path(__file__).resolve().parents[4]
+PATHS = {path.stem: path for path in study.names()}
+SINGLE = [name for name, path in PATHS.items() if "studies" not in study.read_yaml(path)]
+PAGE = ROOT / "docs" / "studies.md"
+
+
+def load(name: str, quick: bool = False) -> study.Study:
+    (one,) = study.load(PATHS[name], (), quick)
+    return one
+
+
+def runs(name: str) -> list[plan.Run]:
+    """One of each variant, tiny, its data not there."""
+    one, out = load(name, quick=True), Path("out")
+    setting, _ = plan.prepare(one, out, Machine(), dict.fromkeys(one.needs), out / name)
+    return [plan.Run(setting, variant, one.seeds[0]) for variant in one.variants]
+
+
+def of_host(host: str) -> list[str]:
+    return [name for name in SINGLE if load(name).host == host]
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_the_papers_numbers_are_of_the_studys_variants_and_tests(name):
+    one = load(name)
+    for row in one.report.paper:
+        assert row.variant in one.variants
+        evaluation = one.evaluations[row.evaluation or one.report.evaluation]
+        assert (row.metric or one.report.metric) in evaluation.metrics
+    assert len(one.protocol) > 80  # what is done, and what is expected
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_a_dry_run_prints_every_command_and_what_is_missing(name, tmp_path, capsys):
+    run.main([name, "--quick", "--dry-run", "--out", str(tmp_path)])
+    told = capsys.readouterr()
+    studies = study.load(PATHS[name], (), True)
+    expected = sum(len(one.variants) * len(one.seeds) for one in studies)
+    assert told.out.count("\n# train ") + told.out.startswith("# train ") == expected
+    for one in studies:
+        for need, about in one.needs.items():
+            assert f"missing: give --data {need}=DIR: {about.what}" in told.err
+        for evaluation in one.evaluations:
+            assert f"# evaluate {evaluation}\n" in told.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_study_has_its_row_in_the_table_of_experiments():
+    table = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `cape-run (\w+)([^`]*)`", table, re.MULTILINE)
+    demo = set(study.read_yaml(PATHS["demo"])["studies"])  # its parts have no row
+    assert sorted(name for name, _ in rows) == sorted({*PATHS} - demo)
+    for name, options in rows:
+        needs = {need for one in study.load(PATHS[name]) for need in one.needs}
+        if "imagenet=…" not in options:  # explained above the table
+            assert set(re.findall(r"(\w+)=DIR", options)) == needs
+        else:
+            assert needs == {"imagenet", "v2a", "v2b", "v2c"}
+    assert "docs/experiments.md" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+# --- the hosts understand them; with the sizes of --quick, so that models are built at once
+
+
+@pytest.mark.parametrize("name", of_host("timm"))
+def test_timm_has_the_models_with_their_options(name):
+    timm = pytest.importorskip("timm")
+    import cape_plugins.timm  # noqa: F401
+    from cape_studies.evaluation.timm.options import TimmOptions
+
+    for one in runs(name):
+        if one.study.trainer is None:
+            timm.create_model(one.options["model"], **one.options.get("model-kwargs", {}))
+        parse(one, lambda command: TimmOptions)
+
+
+@pytest.mark.parametrize("name", of_host("fairseq"))
+def test_fairseq_has_the_models_with_their_options(name):
+    pytest.importorskip("fairseq")
+    from fairseq import options
+    from omegaconf import OmegaConf
+
+    from cape_plugins.fairseq.config import CapeTransformerConfig
+    from cape_studies.evaluation.fairseq.evaluate import COMMANDS
+
+    for one in runs(name):
+        if one.settings["recipe"]:
+            model = study.merge(one.settings["recipe"], one.options)["model"]
+            assert model.pop("_name") == "cape_transformer"
+            OmegaConf.merge(OmegaConf.structured(CapeTransformerConfig), model)
+        elif one.study.trainer is None:
+            options.parse_args_and_arch(options.get_training_parser(), one.train_command[1:])
+        parse(one, lambda command: COMMANDS[command][0])
+
+
+@pytest.mark.parametrize("name", of_host("espnet"))
+def test_espnet_builds_the_models_with_their_options(name):
+    pytest.importorskip("espnet2")
+    pytest.importorskip("jiwer")
+    from espnet2.tasks.asr import ASRTask
+
+    import cape_plugins.espnet  # noqa: F401
+    from cape_studies.evaluation.espnet.options import EspnetOptions
+
+    for one in runs(name):
+        if one.study.trainer is None:
+            arguments = ASRTask.get_parser().parse_args(one.train_command[3:])
+            arguments.token_list = ["<blank>", "<unk>", "a", "<sos/eos>"]
+            ASRTask.build_model(arguments)
+        parse(one, lambda command: EspnetOptions)
+
+
+def parse(one, options_of) -> None:
+    """Read the options of a run's evaluations as their commands do."""
+    for name, evaluation in one.evaluations.items():
+        if evaluation.script is None and evaluation.command != "training":
+            _, _, _, *words = one.evaluation_command(name)
+            words = words[1:] if evaluation.command else words
+            kind = options_of(evaluation.command)
+            kind.read(kind.add_to(argparse.ArgumentParser()).parse_args(words))
+
+
+# --- one for each host in full, on stand-ins of the same layout
+
+
+def scores(out: Path) -> list[dict[str, str]]:
+    found = []
+    for path in sorted(out.glob("*/runs/*/scores.csv")):
+        with path.open(newline="", encoding="utf-8") as file:
+            found += list(csv.DictReader(file))
+    return found
+
+
+def conditions(rows: list[dict[str, str]], evaluation: str) -> list[str]:
+    return list(dict.fromkeys(r["condition"] for r in rows if r["evaluation"] == evaluation))
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def images(folder: Path) -> None:
+    """ImageNet's layout, two classes."""
+    import numpy as np
+    from PIL import Image
+
+    draw = np.random.default_rng(0)
+    for inside in ("train/n01", "train/n02", "validation/n01", "validation/n02"):
+        (folder / inside).mkdir(parents=True)
+        for index in range(6):
+            image = Image.fromarray(draw.integers(256, size=(40, 50, 3)).astype("uint8"))
+            image.save(folder / inside / f"{index}.JPEG")
+
+
+def recordings(corpus: Path) -> None:
+    """WSJ's layout in ESPnet's files, a few seconds of noise."""
+    import numpy as np
+    import soundfile
+
+    draw = np.random.default_rng(0)
+    for name, durations in (("train", [1, 2] * 8), ("valid", [1, 1]), ("test", [1, 5])):
+        (corpus / name).mkdir(parents=True)
+        scp, text = [], []
+        for index, seconds in enumerate(durations):
+            path = corpus / name / f"{name}{index}.wav"
+            soundfile.write(path, 0.1 * draw.standard_normal(16000 * seconds), 16000)
+            scp.append(f"{path.stem} {path}\n")
+            text.append(f"{path.stem} AB BA\n")
+        (corpus / name / "wav.scp").write_text("".join(scp))
+        (corpus / name / "text").write_text("".join(text))
+    (corpus / "tokens.txt").write_text("<blank>\n<unk>\n<space>\nA\nB\n<sos/eos>\n")
+
+
+def pairs(folder: Path) -> None:
+    """Multi30k's layout in French: counted dogs."""
+    import gzip
+
+    lines = {"en": "the dog number {} runs .\n", "fr": "le chien numéro {} court .\n"}
+    folder.mkdir()
+    for split, count in (("train", 40), ("val", 4), ("test_2016_flickr", 24)):
+        for language, line in lines.items():
+            with gzip.open(folder / f"{split}.{language}.gz", "wt", encoding="utf-8") as file:
+                file.writelines(line.format(number) for number in range(count))
+
+
+@pytest.mark.release
+def test_imagenet_trained_and_fine_tuned_on_a_folder_of_its_layout(tmp_path):
+    pytest.importorskip("timm")
+    if "TIMM_SCRIPTS" not in os.environ:
+        pytest.skip("needs TIMM_SCRIPTS, a folder with timm's train.py")
+    images(tmp_path / "imagenet")
+    without = [f"{part}.{name}=null" for name in ("v2a", "v2b", "v2c")
+               for part in ("needs", "evaluations")]  # fmt: skip
+    run.main(
+        [
+            *("imagenet_finetuned", *without, "--quick", "--variants", "abspos_ft"),
+            *("--data", f"imagenet={tmp_path / 'imagenet'}", "--out", str(tmp_path / "out")),
+        ]
+    )
+    rows = scores(tmp_path / "out")
+    assert {row["variant"] for row in rows} == {"abspos_ft"}
+    assert conditions(rows, "sizes") == ["32", "48"]
+    (tuned,) = (tmp_path / "out").glob("imagenet_finetuned/runs/abspos_ft-*/train.log")
+    (start,) = (tmp_path / "out").glob("imagenet_finetuned/runs/abspos-*/train/last.pth.tar")
+    assert f"Loading pretrained weights from file ({start})" in tuned.read_text()
+
+
+@pytest.mark.release
+def test_wsj_without_padding_on_utterances_of_its_layout(tmp_path):
+    pytest.importorskip("espnet2")
+    pytest.importorskip("jiwer")
+    pytest.importorskip("soundfile")
+    corpus = tmp_path / "wsj"
+    recordings(corpus)
+    run.main(
+        [
+            *("wsj_padding_free", "evaluations.test.options.bins=[2,4]", "--quick"),
+            *("--variants", "cape_padding_free", "--data", str(corpus)),
+            *("--out", str(tmp_path / "out")),
+        ]
+    )
+    rows = scores(tmp_path / "out")
+    assert conditions(rows, "test") == ["all", "<2", ">=4"]
+    assert conditions(rows, "hops") == ["8", "12"]
+    assert {row["metric"] for row in rows} == {"wer", "cer", "throughput"}
+
+
+@pytest.mark.release
+def test_wmt_translated_and_stacked_on_a_corpus_of_its_layout(tmp_path):
+    pytest.importorskip("fairseq")
+    pytest.importorskip("subword_nmt")
+    pytest.importorskip("sacremoses")
+    pairs(tmp_path / "raw")
+    script = ROOT / "integrations" / "fairseq" / "prepare_multi30k.py"
+    options = ["--target-lang", "fr", "--merges", "30"]
+    command = [sys.executable, str(script), str(tmp_path / "raw"), str(tmp_path / "wmt"), *options]
+    subprocess.run(command, check=True, capture_output=True)
+    run.main(
+        [
+            *("wmt14_en_fr", "--quick", "--data", str(tmp_path / "wmt")),
+            *("--variants", "cape_50", "--out", str(tmp_path / "out")),
+        ]
+    )
+    rows = scores(tmp_path / "out")
+    assert sorted(conditions(rows, "bleu")) == ["test", "valid"]
+    assert {row["metric"] for row in rows} == {"bleu", "sacrebleu", "loss"}
+    assert conditions(rows, "loss_stacked") == ["1–50", "51–100"]
+
+
+# --- docs/studies.md: the keys, and a study for each host as it stands there
+
+
+def of_page(name: str, folder: Path) -> Path:
+    """A study of the page as a file."""
+    blocks = re.findall(r"```yaml\n(# (\S+\.yaml):.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    path = folder / name
+    path.write_text({name: block for block, name in blocks}[name], encoding="utf-8")
+    return path
+
+
+def test_the_page_of_keys_is_made_from_the_models():
+    made, text = runpy.run_path(str(ROOT / "docs" / "keys.py")), PAGE.read_text(encoding="utf-8")
+    assert made["page"](text) == text, "python docs/keys.py"
+    changed = text.replace("variants to run; default: all", "")
+    assert made["page"](changed) == text != changed
+
+
+@pytest.mark.parametrize("name", ["images.yaml", "pairs.yaml", "speech.yaml"])
+def test_a_study_of_the_page_is_whole(name, tmp_path, capsys):
+    path = of_page(name, tmp_path)
+    assert len(path.read_text().splitlines()) <= 13
+    run.main([str(path), "--dry-run", "--out", str(tmp_path / "out")])
+    assert capsys.readouterr().out.count("# train ") == 2
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("name", ["images.yaml", "pairs.yaml", "speech.yaml"])
+def test_a_study_of_the_page_runs_as_it_stands(name, tmp_path):
+    """As it stands but for the length of its training."""
+    path, data, change = of_page(name, tmp_path), tmp_path / "data", []
+    if name == "images.yaml":
+        if "TIMM_SCRIPTS" not in os.environ:
+            pytest.skip("needs TIMM_SCRIPTS, a folder with timm's train.py")
+        images(data)
+        change = ["options.epochs=1", "options.num-classes=2", "+options.batch-size=4"]
+    elif name == "pairs.yaml":
+        pytest.importorskip("fairseq")
+        pairs(tmp_path / "raw")
+        script = ROOT / "integrations" / "fairseq" / "prepare_multi30k.py"
+        options = ["--target-lang", "fr", "--merges", "30"]
+        command = [sys.executable, str(script), str(tmp_path / "raw"), str(data), *options]
+        subprocess.run(command, check=True, capture_output=True)
+        data = data / "data-bin"
+        change = ["options.max-update=2", "+options.required-batch-size-multiple=1"]  # not of 8
+    else:
+        pytest.importorskip("espnet2")
+        recordings(data)
+        change = ["--quick"]
+    run.main([str(path), *change, "--data", str(data), "--out", str(tmp_path / "out")])
+    rows = scores(tmp_path / "out")
+    assert {row["variant"] for row in rows} == {"sinpos", "cape"}
+    assert all(row["value"] for row in rows)

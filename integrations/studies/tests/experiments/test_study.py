@@ -1,0 +1,218 @@
+"""The YAML of a study: what it may say, and what is refused before anything runs."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra.version import VersionBase
+
+from cape_studies.experiments import study
+
+STUDY = {
+    "title": "small",
+    "host": "timm",
+    "protocol": "none",
+    "cost": "nothing",
+    "needs": {"photos": {"what": "photos", "source": "here", "layout": "*.jpg"}},
+    "prepare": {"images": {"module": "json.tool", "arguments": ["{photos}", "{out}"]}},
+    "options": {"data-dir": "{images}", "model-kwargs": {"depth": 2, "embed_dim": 8}},
+    "variants": {"cape": {"options": {"model": "vit_{variant}"}}, "sinpos": {}},
+    "seeds": [0],
+    "evaluations": {"sizes": {"options": {"data": "{images}"}, "metrics": {"top1": "higher"}}},
+    "report": {
+        "baseline": "sinpos",
+        "evaluation": "sizes",
+        "metric": "top1",
+        "x_label": "pixels",
+        "y_label": "%",
+        "title": "small",
+    },
+    "quick": {"options": {"epochs": 1}, "seeds": [7]},
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write(tmp_path, STUDY)
+
+
+def write(folder, content, name="small"):
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+def load(path, *changes, **more):
+    (one,) = study.load(path, changes, **more)
+    return one
+
+
+def test_a_study_has_the_name_of_its_file(path):
+    assert load(path).name == "small"
+
+
+def test_hydra_is_left_as_it_was_for_fairseqs_own_calls(path):
+    before = VersionBase.instance().getbase()
+    load(path, "seeds=[1]")
+    assert VersionBase.instance().getbase() is before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("+optoins.epochs=1", "optoins: Extra inputs are not permitted"),
+        ("+variants.cape.option.x=1", "variants.cape.option: Extra inputs"),
+        ("host=jax", "host: Input should be 'timm', 'fairseq' or 'espnet'"),
+        ("seeds=[]", "seeds: List should have at least 1 item"),
+        ("+run=[nopos]", "run: no 'nopos'; there is cape, sinpos"),
+        ("report.baseline=nopos", "report.baseline: no 'nopos'; there is cape, sinpos"),
+        ("report.evaluation=bins", "report.evaluation: no 'bins'; there is sizes"),
+        ("report.metric=top5", "report.metric: no 'top5'; there is top1"),
+        ("+variants.cape.after=deit", "variants.cape.after: no 'deit'"),
+        ("+variants.cape.evaluate.tta={}", "variants.cape.evaluate: no 'tta'"),
+        ("evaluations.sizes.metrics.top1=best", "Input should be 'higher' or 'lower'"),
+        ("+options.x='{nowhere}'", "options: no 'nowhere'; there is after"),
+        ("prepare.images.arguments=['{images}']", "prepare.images: no 'images'"),
+        ("+prepare.images.script=x.py", "give either script or module"),
+        ("+needs.out={what: a}", "'out' of needs or prepare must be a word"),
+        ("title=null", "title: Input should be a valid string"),
+        ("seed=[1]", "Could not override 'seed'. To append to your config use +seed=[1]"),
+        ("seeds=[1", "at input '[1'"),
+        ("seeds", "Error parsing override 'seeds'"),
+        ("+options.x=${nowhere}", "Interpolation key 'nowhere' not found"),
+    ],
+)
+def test_what_does_not_fit_is_named(path, change, message):
+    with pytest.raises(ValueError, match=r"small\.yaml: ") as error:
+        load(path, change)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_changes_are_hydras_and_null_takes_a_part_away(path):
+    changes = ["options.model-kwargs.depth=3", "seeds=[1,2]", "~prepare", "options.data-dir=null"]
+    one = load(path, *changes, "evaluations.sizes.options.data='{photos}'")
+    assert one.options == {"model-kwargs": {"depth": 3, "embed_dim": 8}, "data-dir": None}
+    assert one.seeds == [1, 2]
+    assert one.prepare == {}
+    assert list(load(path, "variants.cape=null").variants) == ["sinpos"]
+
+
+def test_quick_takes_the_changes_of_the_study_and_the_command_line_has_the_last_word(path):
+    assert load(path, quick=True).seeds == [7]
+    assert load(path, quick=True).quick_run
+    assert load(path, "seeds=[3]", quick=True).seeds == [3]
+    assert load(path).seeds == [0]
+
+
+def test_a_study_is_composed_of_others_beside_it_and_in_the_checkout(path):
+    more = {"defaults": ["small", "_self_"], "title": "other", "variants": {"nopos": {}}}
+    one = load(write(path.parent, more, "other"))
+    assert (one.name, one.title) == ("other", "other")
+    assert list(one.variants) == ["cape", "sinpos", "nopos"]
+    digits = load(write(path.parent, {"defaults": ["demo_timm", "_self_"], "seeds": [3]}, "mine"))
+    assert (
+        digits.trainer
+        == study.find("demo_timm").parents[2] / "integrations/timm/train_lightning.py"
+    )
+    with pytest.raises(ValueError, match=r"bad\.yaml: .*Could not load 'nowhere'"):
+        load(write(path.parent, {"defaults": ["nowhere", "_self_"]}, "bad"))
+
+
+def test_a_study_runs_the_variants_that_it_lists_and_knows_those_that_they_start_from(path):
+    variants = {"cape": {"after": "nopos"}, "nopos": {}, "other": {}}
+    one = load(write(path.parent, {**STUDY, "variants": variants, "run": ["cape"], "report": {}}))
+    assert one.run == ["cape"]
+    assert list(one.variants) == ["cape", "nopos"]
+
+
+def test_the_least_that_a_study_needs(path):
+    least = {"title": "least", "host": "timm", "variants": {"cape": {}},
+             "evaluations": {"sizes": {"metrics": {"top1": "higher"}}}}  # fmt: skip
+    about = load(write(path.parent, least, "least")).report
+    assert (about.baseline, about.evaluation, about.metric) == ("cape", "sizes", "top1")
+    assert (about.title, about.y_label) == ("least", "top1")
+
+
+# --- the paper's numbers
+
+
+def paper(path, text, **about):
+    (path.parent / "table.csv").write_text(text)
+    table = {"file": "table.csv", "source": "Table 1", "condition": "{size}", **about}
+    return write(path.parent, {**STUDY, "report": {"tables": {"one": table}}}, "paper")
+
+
+def test_the_papers_numbers_are_read_from_its_tables(path):
+    text = "model,set,top_8,top_16,std\nCAPE,a,1.5,2,0.1\nCAPE,b,9,9,9\nrelpos,a,7,7,7\n"
+    about = {"where": {"set": ["a"]}, "column": r"top_(?P<size>\d+)", "spread": "std",
+             "names": {"model": {"CAPE": "cape"}, "size": {"8": "small"}}}  # fmt: skip
+    rows = load(paper(path, text, **about)).report.paper
+    found = [(row.condition, row.variant, row.value, row.spread) for row in rows]
+    assert found == [("small", "cape", 1.5, 0.1), ("16", "cape", 2.0, 0.1)]
+
+
+def test_differences_from_a_rows_best_become_numbers_and_a_range_may_have_no_end(path):
+    text = "low,high,x,y\n1,2,*84.25,-0.25\n3,,-1,*70\n"
+    about = {"column": "x|y", "variant": "cape", "condition": "{low}-{high}"}
+    rows = load(paper(path, text, **about)).report.paper
+    found = [(row.condition, row.value) for row in rows]
+    assert found == [("1-2", 84.25), ("1-2", 84.0), ("3+", 69.0), ("3+", 70.0)]
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ({"file": "nowhere.csv"}, r"nowhere\.csv cannot be read"),
+        ({"where": {"height": ["1"]}}, r"table\.csv: .*'height'"),
+        ({"condition": "{height}"}, r"table\.csv: .*'height'"),
+        ({"column": "model"}, r"table\.csv: .*could not convert"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_named(path, about, message):
+    with pytest.raises(ValueError, match=message):
+        load(paper(path, "model,size,top\ncape,8,1\n", **{"column": "top", **about}))
+
+
+# --- sets, names, the checkout's own
+
+
+def test_a_set_is_all_its_studies_with_the_same_changes(path):
+    file = write(path.parent, {"title": "both", "studies": ["small", "small"]}, "both")
+    assert [one.seeds for one in study.load(file, ["seeds=[4]"])] == [[4], [4]]
+    with pytest.raises(ValueError, match=r"both\.yaml: .*(Field required|Extra inputs)"):
+        study.load(write(path.parent, {"title": "both", "studys": []}, "both"))
+    with pytest.raises(ValueError, match=r"nowhere\.yaml cannot be read"):
+        study.load(write(path.parent, {"title": "both", "studies": ["nowhere"]}, "both"))
+
+
+def test_paths_are_those_of_the_yaml(path):
+    one = load(path, "+recipe=../recipe.yaml")
+    assert one.recipe == path.parent.parent / "recipe.yaml"
+
+
+def test_a_name_is_found_in_a_checkout_and_an_unknown_one_is_told_the_others(monkeypatch, path):
+    assert study.find("cifar10").name == "cifar10.yaml"
+    assert study.find(str(path)) == path
+    with pytest.raises(ValueError, match=r"no study 'cifar100': .* cifar10, .*--list"):
+        study.find("cifar100")
+
+
+@pytest.mark.parametrize("content", ["- a\n- b\n", "a: [\n", None])
+def test_what_is_no_yaml_mapping_is_refused(tmp_path, content):
+    file = tmp_path / "x.yaml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ValueError, match=r"x\.yaml"):
+        study.load(file)
+
+
+@pytest.mark.parametrize("path", study.names(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("quick", [False, True])
+def test_every_study_of_the_checkout_is_valid_and_its_files_exist(path, quick):
+    for one in study.load(path, quick=quick):
+        scripts = [step.script for step in one.prepare.values()]
+        scripts += [each.script for each in one.evaluations.values()]
+        recipes = [each.recipe for each in one.variants.values()]
+        for file in [one.recipe, one.trainer, *scripts, *recipes]:
+            assert file is None or Path(file).is_file()

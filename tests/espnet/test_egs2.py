@@ -1,0 +1,101 @@
+"""The egs2 template: what run.sh hands to asr.sh."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("espnet2")
+
+from espnet2.tasks.asr import ASRTask
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATE = ROOT / "integrations" / "espnet" / "egs2_template"
+
+
+@pytest.fixture
+def run_cape(tmp_path):
+    """corpus, arguments, variables → the finished run_cape.sh, and its recipe's folder.
+
+    The folder is as the template's README has it, with a recorder of asr.sh's arguments.
+    """
+
+    def run_cape(corpus: str, /, *arguments: str, **variables: str):
+        recipe = tmp_path / "egs2" / corpus / "asr1"
+        (recipe / "conf" / "cape").mkdir(parents=True, exist_ok=True)
+        configs = ROOT / "configs" / "espnet"
+        for path in (*(configs / corpus).glob("*.yaml"), *configs.glob("*.yaml")):
+            shutil.copy(path, recipe / "conf" / "cape")
+        shutil.copy(TEMPLATE / "run.sh", recipe / "run_cape.sh")
+        (recipe / "asr.sh").write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@" > arguments\n')
+        (recipe / "asr.sh").chmod(0o755)
+        done = subprocess.run(
+            ["./run_cape.sh", *arguments],
+            cwd=recipe,
+            env={**os.environ, "python": sys.executable, **variables},
+            capture_output=True,
+            text=True,
+        )
+        return done, recipe
+
+    return run_cape
+
+
+@pytest.mark.parametrize("script", ["run.sh", "local/score.sh"])
+def test_the_templates_scripts_are_bash(script):
+    assert os.access(TEMPLATE / script, os.X_OK)
+    subprocess.run(["bash", "-n", str(TEMPLATE / script)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("corpus", "variant", "ngpu", "batch_bins", "accum_grad", "positions"),
+    [
+        ("wsj", "cape", 1, 3_840_000, 16, {"pos": "cape", "max_global_scale": 1.1}),
+        ("tedlium3", "cape", 2, 7_680_000, 8, {"pos": "cape", "max_global_scale": 2.0}),
+        ("tedlium3", "cape_padding_free", 4, 15_360_000, 4, {"max_global_scale": 1.0}),
+        ("tedlium3", "seq2seq_relpos", 16, 12_800_000, 1, {"pos": "relpos"}),
+    ],
+)
+def test_run_sh_gives_asr_sh_the_variant_and_the_papers_batch_on_any_number_of_gpus(
+    corpus, variant, ngpu, batch_bins, accum_grad, positions, run_cape
+):
+    stage = ("--stage", "10")
+    done, recipe = run_cape(corpus, variant, *stage, ngpu=str(ngpu), asr_args="--seed 3")
+    assert done.returncode == 0, done.stderr
+    given = (recipe / "arguments").read_text().splitlines()
+    assert given[-2:] == ["--stage", "10"]
+    given = dict(zip(given[::2], given[1::2], strict=True))
+    assert given["--ngpu"] == str(ngpu)
+    assert given["--feats_normalize"] == "utterance_mvn"
+    assert (recipe / given["--inference_config"]).is_file()
+    # what asr.sh makes of it for asr_train
+    config = ["--config", str(recipe / given["--asr_config"]), "--frontend_conf", "fs=16k"]
+    config += ["--output_dir", "unused", "--token_list", "unused"]
+    parsed = ASRTask.get_parser().parse_args([*config, *shlex.split(given["--asr_args"])])
+    assert (parsed.batch_bins, parsed.accum_grad, parsed.seed) == (batch_bins, accum_grad, 3)
+    assert positions.items() <= parsed.encoder_conf.items()
+    assert (parsed.iterator_type == "task") == variant.endswith("padding_free")
+    assert (parsed.decoder is not None) == variant.startswith("seq2seq")
+    assert given["--asr_tag"] == f"train_asr_{variant}_raw_en_char_seed3"
+    criterion = ".".join(parsed.best_model_criterion[0][:2])
+    assert given["--inference_asr_model"] == f"{criterion}.best.pth"
+
+
+@pytest.mark.parametrize(
+    ("variant", "variables", "says"),
+    [
+        ("cappe", {}, "cappe is no variant of wsj/train_asr, these are: nopos, sinpos, abspos,"),
+        ("seq2seq_relpos", {}, "relpos is no variant of wsj/train_asr_seq2seq, these are: none"),
+        ("cape", {"ngpu": "3"}, "ngpu must divide 16, the paper's GPUs, got 3"),
+        ("cape", {"corpus": "aishell"}, "knows egs2/wsj and egs2/tedlium3, not aishell"),
+    ],
+)
+def test_run_sh_says_what_it_cannot_do(variant, variables, says, run_cape):
+    done, recipe = run_cape("wsj", variant, **variables)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert not (recipe / "arguments").exists()

@@ -1,0 +1,306 @@
+"""Positions of our encoders are seconds of frames: where a frame is, how far, in which unit."""
+
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("espnet2")
+
+from espnet2.torch_utils.initialize import initialize
+
+from cape_plugins import variants
+from cape_plugins.alibi import alibi_slopes
+from cape_plugins.attention import PositionalAttention
+from cape_plugins.augment import Augmentation
+from cape_plugins.positions import frame_times
+
+TABLE = variants.names(axes=1)
+ESPNETS = ["cape_conformer", "cape_e_branchformer", "cape_branchformer"]
+ALL = ["cape_transformer", *ESPNETS]
+MATRIX = [(n, p) for n in ALL for p in (*TABLE, "rel_pos")]
+matrix = pytest.mark.parametrize(("name", "pos"), MATRIX)
+every_encoder = pytest.mark.parametrize("name", ALL)
+
+
+def watch(encoder) -> list:
+    """Fills with what each forward adds positions to: content and seconds after subsampling."""
+    seen, add_positions = [], encoder.add_positions
+
+    def watched(x, seconds):
+        seen.append((x, seconds))
+        return add_positions(x, seconds)
+
+    encoder.add_positions = watched
+    return seen
+
+
+# --- given, or counted
+
+
+@matrix
+def test_times_count_and_without_them_the_frame_shift(name, pos, make, batch):
+    features, lengths = batch(50, 31)
+    times = frame_times(lengths, 0.02, 50, dtype=torch.float64)
+    options = {"max_local_shift": 0.0} if "cape" in pos else {}
+    at_10_ms, at_20_ms = make(name, pos, **options).eval(), make(name, pos, frame_shift=0.02).eval()
+    weights = {k: v for k, v in at_10_ms.state_dict().items() if "mark" not in k}
+    if any(weights[k].shape != v.shape for k, v in at_20_ms.named_parameters()):
+        at_10_ms = at_20_ms  # contexts in seconds make tables of another size
+    else:
+        at_20_ms.load_state_dict(weights, strict=False)
+    assert at_10_ms(features, lengths, times=times)[0].equal(at_20_ms(features, lengths)[0])
+
+
+@matrix
+def test_each_utterances_clock_may_start_late_but_for_absolute_positions(name, pos, make, batch):
+    encoder = make(name, pos).eval()
+    features, lengths = batch(50, 31)
+    times = frame_times(lengths, 0.01, 50, dtype=torch.float64)
+    now, olens, _ = encoder(features, lengths, times=times)
+    later = encoder(features, lengths, times=times + torch.tensor([[100.0], [7.0]]))[0]
+    for row, length in enumerate(olens):
+        same = torch.allclose(now[row, :length], later[row, :length], atol=1e-3)
+        assert same is (pos not in ("sinpos", "abspos"))
+
+
+@pytest.mark.parametrize("pos", ["sinpos", "cape", "rope", "alibi", "random", "random_rope"])
+@every_encoder
+def test_a_clock_that_goes_slow_or_unevenly_counts_but_for_random(name, pos, make, batch):
+    encoder = make(name, pos, frame_shift=0.1).eval()
+    features, lengths = batch(163, 120)
+    out = encoder(features, lengths)[0]
+    slow = frame_times(lengths, 0.2, 163, dtype=torch.float64)
+    for times in (slow, slow**2 + 7):
+        found = encoder(features, lengths, times=times)[0]
+        assert torch.allclose(found, out, rtol=1e-4, atol=1e-4) is ("random" in pos)
+
+
+@every_encoder
+def test_a_row_of_the_table_is_a_pos_of_each_encoder(name, make, batch, new_variant, assert_alone):
+    encoder, nopos = make(name, new_variant, frame_shift=0.1), make(name, "nopos", frame_shift=0.1)
+    features, lengths = batch(163, 120, 20)
+    assert_alone(encoder.eval(), features, lengths)
+    out = encoder(features, lengths)[0]
+    assert not torch.allclose(out, nopos.eval()(features, lengths)[0], atol=1e-3)
+    slower = encoder(features, lengths, times=frame_times(lengths, 0.2, 163))[0]
+    assert not torch.allclose(slower, out, atol=1e-3)
+
+
+# --- after subsampling
+
+
+def test_the_transformer_has_a_frame_for_every_three_begun(make, batch):
+    encoder = make().eval()
+    seen = watch(encoder)
+    for frames in range(1, 12):
+        out, olens, _ = encoder(*batch(frames))
+        assert out.shape[1] == olens.max() == math.ceil(frames / 3)
+        assert out.isfinite().all()
+        torch.testing.assert_close(seen[-1][1][0], 0.03 * torch.arange(len(out[0])).double())
+
+
+@pytest.mark.parametrize(
+    ("input_layer", "frames"),  # of 61
+    [
+        *[("linear", 61), ("conv2d", 14), ("conv2d1", 57), ("conv2d2", 28), ("conv2d6", 9)],
+        *[("conv2d8", 6), ("conv1d1", 57), ("conv1d2", 29), ("conv1d3", 19)],
+    ],
+)
+def test_a_frame_is_where_the_middle_of_what_its_convolutions_see_is(
+    input_layer, frames, make, batch
+):
+    encoder = make("cape_e_branchformer", "sinpos", input_layer=input_layer, num_blocks=1)
+    features, lengths = batch(61)
+    features.requires_grad_()
+    seen = watch(encoder)
+    encoder.eval()(features, lengths, times=frame_times(lengths, 0.02) + 5)
+    ((content, seconds),) = seen
+    assert content.shape[1] == frames
+    for frame in (0, content.shape[1] // 2, content.shape[1] - 1):
+        (gradient,) = torch.autograd.grad(
+            content[0, frame].square().sum(), features, retain_graph=True
+        )
+        (sees,) = gradient[0].abs().sum(dim=1).nonzero(as_tuple=True)
+        middle = 5 + 0.02 * (sees[0] + sees[-1]).item() / 2
+        assert seconds[0, frame].item() == pytest.approx(middle)
+
+
+# --- what options in seconds become
+
+
+def contexts(encoder) -> list[int]:
+    """Frames to each side, of each table of distances."""
+    return [m.context for m in encoder.modules() if type(m).__name__ == "RelativeAttention"]
+
+
+def test_options_are_in_seconds_after_subsampling(make):
+    for name, stride in (("cape_transformer", 3), ("cape_e_branchformer", 4)):
+        found = make(name, frame_shift=0.02).position.augmentation
+        assert found.max_local_shift == pytest.approx(0.01 * stride)  # half of stride × 20 ms
+        given = make(name, frame_shift=0.02, max_local_shift=0.01).position.augmentation
+        assert given.max_local_shift == 0.01
+        rows = make(name, "abspos", abspos_context=0.12 * stride, perturb=False).position.table
+        assert rows.shape == (12, 16)
+        assert 0.08 < rows.abs().max() <= 0.1
+        assert round(13.8 / stride * 100) == len(make(name, "abspos").position.table)
+        for pos, seconds in (("relpos", 26.8), ("relpos_first", 27.6)):
+            for given in (seconds, 0.6, 0.11):
+                options = {} if given == seconds else {"relpos_context": given}
+                frames = round(given / (0.01 * stride))
+                found = contexts(make(name, pos, **options))
+                assert found == [frames] * (2 if pos == "relpos" else 1)
+
+
+@pytest.mark.parametrize("init", ["xavier_uniform", "kaiming_normal"])
+@pytest.mark.parametrize("pos", ["abspos", "relpos"])
+@every_encoder
+def test_espnets_init_leaves_learnable_positions_as_the_authors_draw_them(name, pos, init, make):
+    encoder = make(name, pos)
+    initialize(encoder, init)
+    drawn = [p for n, p in encoder.named_parameters() if "positional" in n or "table" in n]
+    assert len(drawn) == (2 if pos == "relpos" else 1)
+    for table in drawn:
+        assert 0.09 < table.abs().max() <= 0.1
+        assert table.mean().abs() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("pos", "shift", "seconds", "warned"),
+    [
+        ("cape", 5.0, 21, True),
+        ("cape", 5.0, 19, False),
+        ("cape", 0.0, 21, False),
+        ("sinpos", 30.0, 200, False),
+    ],
+)
+def test_recordings_far_longer_than_the_global_shift_covers_are_warned_of_once(
+    pos, shift, seconds, warned, caplog, make, batch
+):
+    encoder = make(pos=pos, max_global_shift=shift, num_blocks=1).eval()
+    for _ in range(2):
+        encoder(*batch(100 * seconds))
+    assert len(caplog.messages) == warned
+    if warned:
+        assert "a recording of 21 s reaches ± 10 s" in caplog.text
+        assert "max_global_shift: 5: train with max_global_shift ≥ 10" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("pos", "shift", "warned"),
+    [("cape", 0.02, True), ("cape", 0.015, False), ("cape", None, False), ("nopos", None, False)],
+)
+def test_a_local_shift_beyond_half_a_frame_is_warned_of(pos, shift, warned, caplog, make):
+    make(pos=pos, max_local_shift=shift)
+    assert len(caplog.messages) == warned
+    assert not warned or "max_local_shift: 0.02 s is more than half of the 0.03 s" in caplog.text
+
+
+# --- references: what the formulas give
+
+
+@pytest.mark.parametrize("pos", ["sinpos", "cape"])
+@pytest.mark.parametrize("given", [False, True], ids=["default times", "times"])
+def test_an_hour_of_frames_is_embedded_within_2e_6_end_to_end(pos, given, make):
+    encoder = make(pos=pos).eval()
+    encoder.encoders = torch.nn.ModuleList()  # attention over 120 000 frames is not the question
+    seen = []
+    add = encoder.position.add
+    encoder.position.add = lambda content, positions: seen.append(positions) or content
+    features, lengths = torch.zeros(1, 360_000, 20), torch.tensor([360_000])
+    times = frame_times(lengths, 0.01, dtype=torch.float64) if given else None
+    encoder(features, lengths, times=times)
+    embedded = add(torch.zeros(1, 120_000, 16), seen[0])[0]
+    exact = torch.arange(120_000, dtype=torch.float64) * 3 / 100
+    if pos == "cape":
+        exact = exact - 119_999 * 3 / 200
+    frequencies = 30 * 10_000 ** (-2 * torch.arange(8, dtype=torch.float64) / 16)
+    phases = exact[:, None] * frequencies
+    expected = torch.cat([phases.cos(), phases.sin()], dim=1)
+    assert (embedded.double() - expected).abs().max() < 2e-6
+
+
+@pytest.mark.parametrize("pos", ["rope", "cape_rope"])
+def test_the_same_seconds_at_another_frame_shift_turn_by_the_same_angles(pos, make, batch):
+    features, _ = batch(61)
+    turned = []
+    for every, shift in ((1, 0.01), (2, 0.02)):
+        encoder = make(pos=pos, frame_shift=shift).eval()
+        encoder.encoders[0].register_forward_pre_hook(lambda _, given: turned.append(given[0][1]))
+        encoder(features[:, ::every], torch.tensor([len(features[0, ::every])]))
+    fine, coarse = turned
+    torch.testing.assert_close(fine[:, ::2], coarse, rtol=0, atol=1e-5)
+    phases = torch.arange(11)[:, None] * 0.06 * 30 * 10_000 ** (-torch.arange(4) / 4)
+    if pos == "cape_rope":
+        phases = phases - phases.mean(dim=0)  # centred, which no score sees
+    torch.testing.assert_close(coarse[0, :, :4], phases.cos(), rtol=0, atol=1e-5)
+
+
+def test_alibi_counts_distances_in_thirtieths_of_a_second(make):
+    encoder = make(pos="alibi").eval()
+    times = frame_times([9], 0.05)  # output frames 150 ms apart
+    prepared = variants.prepare("alibi", times[:, ::3], encoder.attention_settings)
+    bias = encoder.encoders[1].self_attn.positional.bias(torch.zeros(1, 2, 3, 8), 3, prepared)
+    expected = -alibi_slopes(2) * 0.15 * 30
+    torch.testing.assert_close(bias[0, :, 0, 1], expected)
+    torch.testing.assert_close(bias[0, :, 2, 0], 2 * expected)
+
+
+def test_abspos_counts_frames_and_begins_again_beyond_its_table(make, batch):
+    encoder = make(pos="abspos", abspos_context=0.3)  # 10 frames of 30 ms
+    seen = []
+    encoder.encoders[0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    inputs = batch(75)
+    encoder.eval()(*inputs)
+    content = encoder.embed(inputs[0])
+    table = encoder.position.table
+    expected = torch.cat([table, table, table[:5]])
+    torch.testing.assert_close((seen[0] - content)[0], expected, rtol=0, atol=1e-6)
+
+
+def test_random_spreads_frames_over_its_range_in_evaluation(make):
+    encoder = make(pos="random", random_range=30.0).eval()
+    found = encoder.position.augment(torch.tensor([[0.0, 0.03, 0.06, 0.09, math.nan]]), 1)
+    expected = torch.tensor([[6.0, 12, 18, 24, math.nan]])
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+# --- relative positions: which layers know distances, how far, in which tables
+
+
+def tables(encoder) -> dict[str, tuple[int, ...]]:
+    return {n: tuple(p.shape) for n, p in encoder.named_parameters() if "positional" in n}
+
+
+def test_tables_of_distances_are_shared_by_the_heads_of_a_layer(make):
+    keys = "encoders.{}.self_attn.positional.keys".format
+    options = dict(attention_heads=4, output_size=32)
+    shape = (2 * 893 + 1, 8)  # 26.8 s of 30 ms, 32 channels in 4 heads
+    assert tables(make(pos="relpos", **options)) == {keys(0): shape, keys(1): shape}
+    first = make(pos="relpos_first", relpos_context=6, **options)
+    assert tables(first) == {keys(0): (401, 8)}
+
+
+# --- all layers of a forward get the same
+
+
+def test_all_layers_see_the_same_augmented_seconds_of_each_utterance(monkeypatch, make, batch):
+    seen = []
+
+    class Sees(PositionalAttention):
+        def bias(self, query, keys, positions=None):
+            seen.append(positions)
+
+    options = variants.get("cape").options
+    row = variants.Variant(99, "nothing", Augmentation, Sees, axes=(1,), options=options)
+    monkeypatch.setitem(variants.VARIANTS, "augmented", row)
+    encoder = make(pos="augmented", max_local_shift=0.0, max_global_scale=2.0)
+    features, lengths = batch(50, 31)
+    encoder(features, lengths)
+    assert torch.equal(seen[0].isnan(), torch.arange(17) >= torch.tensor([[17], [11]]))
+    torch.testing.assert_close(seen[0], seen[1], rtol=0, atol=0, equal_nan=True)
+    spacing = seen[0].diff(dim=1) / 0.03  # λ of each utterance
+    torch.testing.assert_close(spacing[0], spacing[:1, 0].expand(16), rtol=1e-3, atol=0)
+    assert 0.5 < spacing[0, 0] != spacing[1, 0] < 2
+    encoder.eval()(features, lengths)
+    torch.testing.assert_close(seen[-1].diff(dim=1)[1, :10], torch.full((10,), 0.03))

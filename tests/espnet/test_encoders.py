@@ -1,0 +1,270 @@
+"""What our four encoders do, each with every ``pos`` of the table, and with ESPnet's own."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("espnet2")
+
+from espnet2.bin import asr_inference
+from espnet2.main_funcs.calculate_all_attentions import calculate_all_attentions
+
+from cape_plugins import variants
+from cape_plugins.attention import PositionalAttention
+from cape_plugins.augment import Identity
+from cape_plugins.embedding import PositionalEmbedding
+from cape_plugins.espnet.layers import use_logn
+from cape_plugins.positions import frame_times
+
+TABLE = variants.names(axes=1)
+ESPNETS = ["cape_conformer", "cape_e_branchformer", "cape_branchformer"]
+ALL = ["cape_transformer", *ESPNETS]
+OURS = [(name, pos) for name in ALL for pos in TABLE]
+MATRIX = [*OURS, *((name, "rel_pos") for name in ALL)]
+
+matrix = pytest.mark.parametrize(("name", "pos"), MATRIX)
+table = pytest.mark.parametrize(("name", "pos"), OURS)
+every_encoder = pytest.mark.parametrize("name", ALL)
+
+
+@matrix
+def test_forward_and_backward_reach_the_input_and_every_parameter(name, pos, make, batch):
+    for options in ({}, {"normalize_before": False} if name == "cape_transformer" else {}):
+        encoder = make(name, pos, perturb=False, **options)
+        features, lengths = batch(50, 44)
+        features.requires_grad_()
+        out, olens, states = encoder(features, lengths, None)
+        frames = [17, 15] if name == "cape_transformer" else [11, 10]
+        assert (out.shape, olens.tolist(), states) == ((2, frames[0], 16), frames, None)
+        assert encoder.output_size() == 16
+        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
+        (out * weights).sum().backward()
+        assert features.grad.any()
+        silent = [n for n, p in encoder.named_parameters() if p.grad is None or not p.grad.any()]
+        assert silent == []
+
+
+# --- padding
+
+PADDED = [
+    *((name, pos, {}) for name, pos in MATRIX),
+    *((name, pos, {"attention_logn": 7}) for name, pos in OURS),
+    *(  # beyond the context
+        (name, pos, {"relpos_context": 0.3}) for name in ALL for pos in ("relpos", "relpos_first")
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "pos", "options"),
+    [pytest.param(*case, id="-".join([*case[:2], *case[2]])) for case in PADDED],
+)
+def test_a_padded_utterance_gives_the_result_it_gives_alone(
+    name, pos, options, make, batch, assert_alone
+):
+    assert_alone(make(name, pos, **options).eval(), *batch(163, 120, 118, 7))
+
+
+@every_encoder
+def test_what_lies_in_the_padding_does_not_matter(name, make, batch):
+    encoder = make(name).eval()
+    features, lengths = batch(60, 40)
+    times = frame_times(lengths, 0.01, 60)
+    clean, olens, _ = encoder(features, lengths, times=times)
+    for garbage in (1e6, math.nan):
+        features[1, 40:], times[1, 40:] = garbage, -garbage
+        dirty, _, _ = encoder(features, lengths, times=times)
+        assert dirty[1, : olens[1]].equal(clean[1, : olens[1]])
+        assert dirty.isfinite().all()
+
+
+@every_encoder
+def test_an_empty_utterance_disturbs_nothing(name, make, batch):
+    for pos in ("cape", "relpos"):
+        encoder = make(name, pos)
+        out, olens, _ = encoder(batch(30, 30)[0], torch.tensor([30, 0]))
+        assert olens[1] == 0
+        out.sum().backward()
+        assert all(p.grad.isfinite().all() for p in encoder.parameters())
+
+
+@pytest.mark.parametrize(("frames", "lengths"), [(6, [6, 6]), (0, [0, 0])])
+@every_encoder
+def test_no_frame_is_what_espnets_decoding_calls_too_short(name, frames, lengths, make):
+    encoder, inputs = make(name), (torch.zeros(2, frames, 20), torch.tensor(lengths))
+    if name == "cape_transformer" and lengths[0]:  # which pads
+        assert encoder(*inputs)[1].tolist() == [2, 2]
+        return
+    with pytest.raises(asr_inference.TooShortUttError, match="frames and needs at least"):
+        encoder(*inputs)
+
+
+# --- training and evaluation
+
+
+@matrix
+def test_evaluation_is_deterministic_and_training_random_where_it_augments(name, pos, make, batch):
+    encoder = make(name, pos).eval()
+    inputs = batch(40, 30)
+    assert encoder(*inputs)[0].equal(encoder(*inputs)[0])
+    augments = pos in TABLE and variants.get(pos).augment is not Identity
+    encoder.train()
+    assert encoder(*inputs)[0].equal(encoder(*inputs)[0]) is not augments
+
+
+@pytest.mark.parametrize("name", ["cape_transformer", "cape_e_branchformer"])
+def test_without_shifts_and_scale_cape_trains_as_it_evaluates(name, make, batch):
+    encoder = make(name, max_global_shift=0, max_local_shift=0, max_global_scale=1)
+    inputs = batch(40, 30)
+    torch.testing.assert_close(encoder.train()(*inputs)[0], encoder.eval()(*inputs)[0])
+
+
+@pytest.mark.parametrize("pos", ["sinpos", "relpos"])
+@every_encoder
+def test_each_dropout_acts_in_training_only(name, pos, make, batch):
+    rates = ["dropout_rate", "positional_dropout_rate", "attention_dropout_rate"]
+    for rate in [*rates, *(["conv_dropout_rate"] if name == "cape_transformer" else [])]:
+        encoder = make(name, pos, **{rate: 0.5})
+        inputs = batch(40)
+        assert not encoder.train()(*inputs)[0].equal(encoder(*inputs)[0])
+        assert encoder.eval()(*inputs)[0].equal(encoder(*inputs)[0])
+
+
+@matrix
+def test_under_autocast_the_result_stays_close_an_hour_into_the_recording(name, pos, make, batch):
+    encoder = make(name, pos).eval()
+    features, lengths = batch(50, 31)
+    times = frame_times(lengths, 0.01, 50, dtype=torch.float64) + 3600
+    exact, olens, _ = encoder(features, lengths, times=times)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out, _, _ = encoder(features, lengths, times=times)
+        encoder.train()(features, lengths, times=times)[0].float().sum().backward()
+    for row, length in enumerate(olens.tolist()):
+        assert (out[row, :length].float() - exact[row, :length]).abs().max() < 0.15
+    assert all(p.grad.isfinite().all() for p in encoder.parameters())
+
+
+@pytest.mark.parametrize("pos", ["cape", "relpos", "random_rope"])
+@every_encoder
+def test_trains_in_bfloat16(name, pos, make, batch):
+    drop = {"layer_drop_rate": 0.5} if name == "cape_transformer" else {}
+    encoder = make(name, pos, **drop).bfloat16()
+    features, lengths = batch(50, 31)
+    out, _, _ = encoder(features.bfloat16(), lengths)
+    assert out.dtype == torch.bfloat16
+    out.sum().backward()
+    assert all(p.grad.isfinite().all() for p in encoder.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "pos", "training"),
+    [
+        ("cape_transformer", "random", True),
+        ("cape_conformer", "alibi", True),  # ESPnet's draws in the others break the graph
+        ("cape_e_branchformer", "cape", False),
+    ],
+)
+def test_compiles_into_one_graph(name, pos, training, make, batch):
+    torch.compiler.reset()
+    encoder = make(name, pos, num_blocks=1)
+    compiled = torch.compile(encoder, fullgraph=True, backend="aot_eager")
+    inputs = batch(30, 20)
+    if training:
+        compiled(*inputs)[0].sum().backward()
+    compiled.eval(), encoder.eval()
+    torch.testing.assert_close(compiled(*inputs)[0], encoder(*inputs)[0])
+
+
+@matrix
+def test_a_checkpoint_restores_every_parameter_and_knows_its_pos(name, pos, make, batch):
+    """ESPnet loads with strict=False, so a key that changed would be lost in silence."""
+    saved = make(name, pos).eval()
+    restored = make(name, pos, perturb=False).eval()
+    for parameter in restored.parameters():
+        nn.init.zeros_(parameter)
+    restored.load_state_dict(saved.state_dict())
+    inputs = batch(50, 31)
+    assert restored(*inputs)[0].equal(saved(*inputs)[0])
+    if pos not in ("nopos", "rel_pos"):
+        with pytest.raises((ValueError, RuntimeError)):
+            make(name, "nopos").load_state_dict(saved.state_dict())
+    tables = [key for key in saved.state_dict() if "table" in key]
+    assert tables == (["position.table"] if pos == "abspos" else [])
+    modules = [*saved.modules()]
+    assert sum(isinstance(m, PositionalEmbedding) for m in modules) == (pos != "rel_pos")
+    learned = [m for m in modules if isinstance(m, PositionalAttention) and [*m.parameters()]]
+    assert len(learned) == {"relpos": 2, "relpos_first": 1}.get(pos, 0)
+
+
+# --- attention: ESPnet's pictures, log N
+
+
+class Recorded(nn.Module):
+    """What ESPnet's pictures of attention take: a model that is called with a batch."""
+
+    def __init__(self, encoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, speech, speech_lengths):
+        self.encoder(speech, speech_lengths)
+
+
+@pytest.mark.parametrize("options", [{}, {"attention_logn": 6}], ids=["", "logn"])
+@table
+def test_espnets_pictures_are_of_the_weights_in_use(name, pos, options, make, batch):
+    encoder = make(name, pos, **options).eval()
+    features, lengths = batch(60, 40)
+    given = {"speech": features, "speech_lengths": lengths}
+    found = calculate_all_attentions(Recorded(encoder), given)
+    many, few = (20, 14) if name == "cape_transformer" else (14, 9)
+    assert len(found) == 2
+    for seen in found.values():
+        assert [tuple(one.shape) for one in seen] == [(2, many, many), (2, few, few)]
+        torch.testing.assert_close(seen[1].sum(dim=2), torch.ones(2, few))
+    # the values that they mix are what attention makes without a picture
+    key = next(iter(found))
+    attention = encoder.get_submodule(key.removeprefix("encoder."))
+    inside = []
+    positional = attention.positional.register_forward_hook(
+        lambda _, given, made: inside.append((given[2], made[0]))
+    )
+    attention.attn = None
+    encoder(features[1:, :40], lengths[1:])
+    positional.remove()
+    (value, mixed), *_ = inside
+    torch.testing.assert_close(found[key][1] @ value[0], mixed[0])
+    assert attention.attn is None  # nobody asked
+
+
+@table
+def test_log_n_changes_utterances_longer_than_in_training_alone(name, pos, make, batch):
+    as_long, longer = batch(60), batch(163)
+    plain = make(name, pos).eval()
+    for key, parameter in plain.named_parameters():  # logits so large that it matters
+        if any(word in key for word in ("linear_q.weight", "linear_k.weight")):
+            nn.init.normal_(parameter)
+    before, after = plain(*as_long)[0], plain(*longer)[0]
+    scaled = make(name, pos, attention_logn=before.shape[1]).eval()
+    scaled.load_state_dict(plain.state_dict())
+    torch.testing.assert_close(scaled(*as_long)[0], before, rtol=1e-4, atol=1e-4)
+    expected = scaled(*longer)[0]
+    assert not torch.allclose(expected, after, atol=1e-2)
+    use_logn(plain, before.shape[1])  # a trained encoder is given it for a test
+    torch.testing.assert_close(plain(*longer)[0], expected, rtol=1e-4, atol=1e-4)
+    use_logn(plain, 0)
+    torch.testing.assert_close(plain(*longer)[0], after, rtol=1e-4, atol=1e-4)
+
+
+def test_espnets_own_transformer_is_given_it_too_and_others_are_refused_by_name(make, batch):
+    encoder = make("transformer").eval()
+    inputs = batch(163)
+    before, (frames,), _ = encoder(*inputs)
+    use_logn(encoder, int(frames))
+    torch.testing.assert_close(encoder(*inputs)[0], before, rtol=1e-4, atol=1e-4)
+    use_logn(encoder, 3)
+    assert not torch.allclose(encoder(*inputs)[0], before, atol=1e-3)
+    with pytest.raises(ValueError, match="no effect in ConformerEncoder, whose self-attention is "):
+        use_logn(make("conformer"), 100)

@@ -1,0 +1,247 @@
+"""Layers that are dropped or wrapped, and what is read between them: layer drop, intermediate CTC.
+
+ESPnet's own TransformerEncoder and TransformerDecoder take ``layer_drop_rate`` and ignore it.
+"""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("espnet2")
+
+from espnet2.asr.ctc import CTC
+from espnet2.asr.decoder.transformer_decoder import TransformerDecoder
+from espnet2.utils.get_default_kwargs import get_default_kwargs
+
+from cape_plugins.espnet.decoder import CapeTransformerDecoder
+
+either = pytest.mark.parametrize("side", ["encoder", "decoder"])
+both_norms = pytest.mark.parametrize("normalize_before", [True, False])
+
+
+def decoder_of(kind=CapeTransformerDecoder, **options):
+    torch.manual_seed(0)
+    quiet = dict(dropout_rate=0.0, positional_dropout_rate=0.0, use_flash_attn=False)
+    decoder = kind(7, 16, **dict(attention_heads=2, linear_units=32, **quiet) | options)
+    for parameter in decoder.parameters():
+        parameter.data.add_(0.05 * torch.randn_like(parameter))
+    return decoder
+
+
+@pytest.fixture
+def dropping(make):
+    """side, options → our Transformer, in training."""
+
+    def dropping(side: str, **options):
+        if side == "decoder":
+            return decoder_of(**options).train()
+        return make(pos="sinpos", **options).train()
+
+    return dropping
+
+
+@pytest.fixture
+def inputs(batch):
+    """side → what its Transformer is called with; each row of the batch is the same."""
+
+    def inputs(side: str) -> tuple[torch.Tensor, ...]:
+        if side == "encoder":
+            features, lengths = batch(9)
+            return features.expand(3, -1, -1), lengths.expand(3)
+        memory = torch.randn(1, 9, 16, generator=torch.Generator().manual_seed(1))
+        tokens = torch.tensor([[6, 2, 3, 4]])
+        both = memory, torch.tensor([9]), tokens, torch.tensor([4])
+        return tuple(each.expand(3, *each.shape[1:]) for each in both)
+
+    return inputs
+
+
+def norms_alone(model, given) -> torch.Tensor:
+    """What is left of a model of one layer that is dropped."""
+    seen = []
+    layers = model.encoders if hasattr(model, "encoders") else model.decoders
+    hook = layers[0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    model(*given)
+    hook.remove()
+    x = seen[0]
+    names = ("norm_mha", "norm_ff", "norm1", "norm2", "norm3")  # as they run
+    norms = [getattr(layers[0], name) for name in names if hasattr(layers[0], name)]
+    for norm in [model.after_norm] if layers[0].normalize_before else norms:
+        x = norm(x)
+    return model.output_layer(x) if hasattr(model, "output_layer") else x
+
+
+# --- layer drop
+
+
+@both_norms
+@either
+def test_as_many_layers_are_dropped_as_the_rate_says_and_only_norms_are_left(
+    side, normalize_before, dropping, inputs
+):
+    options = dict(num_blocks=1, layer_drop_rate=0.4, normalize_before=normalize_before)
+    model, given = dropping(side, **options), inputs(side)
+    with torch.no_grad():
+        dropped, kept = norms_alone(model, given), model.eval()(*given)[0]
+        model.train()
+        outs = [model(*given)[0] for _ in range(600)]
+    assert not torch.allclose(kept, dropped, atol=1e-3)
+    drops = sum(torch.allclose(out, dropped, atol=1e-6) for out in outs)
+    assert sum(torch.allclose(out, kept, atol=1e-5) for out in outs) == 600 - drops
+    assert 240 - 48 <= drops <= 240 + 48  # 4 standard deviations
+
+
+@either
+def test_each_layer_is_drawn_for_itself_and_the_whole_batch_at_once_by_the_seed(
+    side, dropping, inputs
+):
+    model, given = copy.deepcopy(dropping(side, num_blocks=2, layer_drop_rate=0.5)), inputs(side)
+    different: list[torch.Tensor] = []
+    for seed in range(60):
+        torch.manual_seed(seed)
+        out = model(*given)[0].detach()
+        torch.testing.assert_close(out, out[:1].expand_as(out))
+        if not any(torch.allclose(out, other, atol=1e-4) for other in different):
+            different.append(out)
+    torch.manual_seed(seed)
+    assert model(*given)[0].equal(out)
+    assert len(different) == 4  # both kept, either one, none
+
+
+@both_norms
+@either
+def test_a_dropped_layer_gets_gradients_of_zero_rather_than_none(
+    side, normalize_before, dropping, inputs
+):
+    options = dict(num_blocks=1, layer_drop_rate=0.999999, normalize_before=normalize_before)
+    model = dropping(side, **options)
+    out = model(*inputs(side))[0]
+    (out * torch.randn(out.shape)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    layer = model.encoders[0] if side == "encoder" else model.decoders[0]
+    for name, part in layer.named_children():
+        alive = [p for p in part.parameters() if p.grad.any()]
+        assert bool(alive) is ("norm" in name and not normalize_before), name
+
+
+def test_evaluation_of_the_encoder_keeps_every_layer_and_rescales_nothing(make, batch):
+    drop, plain = (make(num_blocks=3, layer_drop_rate=rate).eval() for rate in (0.9, 0.0))
+    assert drop(*batch(30, 20))[0].equal(plain(*batch(30, 20))[0])
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.9])
+def test_evaluation_of_the_decoder_is_espnets_with_the_same_checkpoint(rate, inputs):
+    ours, theirs = decoder_of(layer_drop_rate=rate).eval(), decoder_of(TransformerDecoder).eval()
+    ours.load_state_dict(theirs.state_dict())
+    memory, _, tokens, _ = inputs("decoder")
+    given = memory, torch.tensor([9, 7, 9]), tokens, torch.tensor([4, 3, 1])
+    assert ours(*given)[0].equal(theirs(*given)[0])
+    step = (tokens[:1, :1], None, memory[:1])
+    assert ours.forward_one_step(*step)[0].equal(theirs.forward_one_step(*step)[0])
+
+
+def test_options_of_the_decoder_are_espnets_and_what_cannot_work_is_refused():
+    assert get_default_kwargs(CapeTransformerDecoder) == get_default_kwargs(TransformerDecoder)
+    with pytest.raises(ValueError, match=r"layer_drop_rate must be a number in \[0, 1\), got 1.0"):
+        decoder_of(layer_drop_rate=1.0)
+    with pytest.raises(ValueError, match="needs concat_after: false"):
+        decoder_of(layer_drop_rate=0.2, concat_after=True)
+
+
+@pytest.mark.parametrize("pos", ["cape", "relpos"])
+def test_ddp_finds_every_parameter_used_at_every_step(pos, tmp_path, make, batch):
+    """Else its next forward raises; ESPnet leaves ``find_unused_parameters`` off."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
+    try:
+        encoder = make(pos=pos, num_blocks=4, layer_drop_rate=0.5).train()
+        model = nn.parallel.DistributedDataParallel(encoder)
+        for _ in range(4):
+            model(*batch(30, 20))[0].sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("pos", ["cape", "relpos", "rel_pos"])
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("cape_conformer", "stochastic_depth_rate"),
+        ("cape_branchformer", "stochastic_depth_rate"),
+        ("cape_e_branchformer", "layer_drop_rate"),
+    ],
+)
+def test_espnets_encoders_leave_layers_out_in_training_as_espnet_does(
+    name, option, pos, make, batch
+):
+    encoder = make(name, pos, num_blocks=3, **{option: 0.5})
+    calls = []
+    for layer in encoder.encoders:
+        layer.norm_mha.register_forward_hook(lambda *_: calls.append(1))
+    for mode, few, many in ((False, 60, 60), (True, 10, 50)):
+        calls.clear()
+        encoder.train(mode)
+        with torch.no_grad():
+            for _ in range(20):
+                assert encoder(*batch(40, 31))[0].isfinite().all()
+        assert few <= len(calls) <= many
+
+
+@pytest.mark.parametrize("pos", ["cape", "relpos", "rel_pos"])
+def test_espnets_activation_checkpointing_gives_the_same_gradients(pos, make, batch):
+    found = []
+    for layers in ([], [0, 1, 2]):
+        encoder = make("cape_e_branchformer", pos, gradient_checkpoint_layers=layers).train()
+        torch.manual_seed(3)
+        encoder(*batch(50, 31))[0].square().sum().backward()
+        found.append([p.grad for p in encoder.parameters()])
+    for plain, checkpointed in zip(*found, strict=True):
+        torch.testing.assert_close(plain, checkpointed)
+
+
+# --- intermediate CTC, with ESPnet's own CTC and ASR model
+
+
+@pytest.fixture
+def conditioned(make):
+    """name, pos, options → three layers, the first two of which feed the CTC's words back."""
+
+    def conditioned(name: str = "cape_transformer", pos: str = "cape", **options):
+        options = dict(interctc_layer_idx=[1, 2], interctc_use_conditioning=True) | options
+        encoder = make(name, pos, num_blocks=3, **options).eval()
+        encoder.conditioning_layer = nn.Linear(5, 16)  # as ESPnet's model does
+        return encoder, CTC(odim=5, encoder_output_size=16)
+
+    return conditioned
+
+
+@pytest.mark.parametrize("pos", ["cape", "relpos", "relpos_first", "rope", "rel_pos"])
+@pytest.mark.parametrize("name", ["cape_transformer", "cape_conformer", "cape_e_branchformer"])
+def test_intermediate_ctc_conditions_the_layers_above(
+    name, pos, conditioned, make, batch, assert_alone
+):
+    encoder, ctc = conditioned(name, pos)
+    features, lengths = batch(163, 120, 40)
+    assert_alone(encoder, features, lengths, ctc=ctc)
+    (out, inside), _, _ = encoder(features, lengths, ctc=ctc)
+    assert [number for number, _ in inside] == [1, 2]
+    plain = make(name, pos, num_blocks=3).eval()
+    assert not torch.allclose(out, plain(features, lengths)[0], atol=1e-3)
+    (out * torch.randn(out.shape)).sum().backward()
+    learned = [*encoder.parameters(), *ctc.parameters()]
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in learned)
+    assert encoder.conditioning_layer.weight.grad.any()
+    assert ctc.ctc_lo.weight.grad.any()
+
+
+def test_frames_that_the_ctc_calls_blank_may_be_trimmed(make, batch):
+    encoder = make("cape_conformer", "rel_pos", interctc_layer_idx=[1], ctc_trim=True).eval()
+    ctc = CTC(odim=5, encoder_output_size=16)
+    with torch.no_grad():
+        ctc.ctc_lo.bias[0] = 100.0  # all blank
+    (out, _), olens, _ = encoder(*batch(60, 50), ctc=ctc)
+    assert out.shape[1] == 5  # what ESPnet leaves of 14
+    assert olens.tolist() == [5, 5]

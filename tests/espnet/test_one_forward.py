@@ -1,0 +1,132 @@
+"""Nothing of one forward is kept for another: every variant, in each of our four encoders."""
+
+import copy
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+pytest.importorskip("espnet2")
+
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
+
+from cape_plugins.positions import frame_times
+from cape_plugins.variants import names
+
+ENCODERS = ["cape_transformer", "cape_conformer", "cape_e_branchformer", "cape_branchformer"]
+
+every_pos = pytest.mark.parametrize("pos", names(1))
+every_encoder = pytest.mark.parametrize("name", ENCODERS)
+
+
+def parts(encoder) -> list[torch.nn.Module]:
+    """What users wrap: its layers, and ESPnet's subsampling."""
+    return [*encoder.encoders, encoder.embed]
+
+
+def checkpointed(encoder):
+    wrapped = set(parts(encoder))
+    apply_activation_checkpointing(encoder, check_fn=lambda module: module in wrapped)
+    return encoder
+
+
+def step(encoder, batch, between: bool = False) -> list[torch.Tensor]:
+    """Two forwards of other lengths and times before one backward; the gradients."""
+    torch.manual_seed(3)
+    loss = 0.0
+    for lengths, shift in (((60, 37), 0.01), ((90, 22), 0.02)):
+        features, counts = batch(*lengths)
+        times = frame_times(counts, shift, dtype=torch.float64)
+        out, olens, _ = encoder.train()(features, counts, times=times)
+        weights = torch.arange(out.numel()).reshape(out.shape).cos()
+        loss = loss + (out * weights)[torch.arange(out.shape[1]) < olens[:, None]].sum()
+    if between:
+        with torch.no_grad():
+            encoder.eval()(*batch(44, 44, 13))
+        encoder.train()
+    loss.backward()
+    return [parameter.grad for parameter in encoder.parameters()]
+
+
+@every_pos
+@every_encoder
+def test_two_forwards_an_evaluation_and_copies_before_one_backward(name, pos, make, batch):
+    encoder = make(name, pos)
+    expected = step(copy.deepcopy(encoder), batch)
+    for between in (False, True):
+        found = step(checkpointed(copy.deepcopy(encoder)), batch, between)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+@every_pos
+@every_encoder
+def test_no_module_keeps_a_tensor_and_copies_are_made_in_the_middle(name, pos, make, batch):
+    encoder = make(name, pos)
+    inputs = batch(60, 37)
+    expected = encoder.eval()(*inputs)[0]
+    loss = encoder.train()(*inputs)[0].square().sum()
+    kept = [
+        (type(module).__name__, key)
+        for module in encoder.modules()
+        for key, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    ]
+    assert kept == []
+    copies = copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder))
+    loss.backward()
+    for each in copies:
+        assert all(parameter.grad is None for parameter in each.parameters())
+        if name != "cape_conformer":  # whose batch norm has learned
+            torch.testing.assert_close(each.eval()(*inputs)[0], expected)
+
+
+def in_turns(encoders, inputs) -> list[torch.Tensor]:
+    """Each encoder in a thread of its own; no thread enters a module before the other does."""
+    barrier = threading.Barrier(2)
+
+    def wait(module, given) -> None:
+        barrier.wait(timeout=5)
+
+    leaves = {m for encoder in encoders for m in encoder.modules() if not list(m.children())}
+    handles = [leaf.register_forward_pre_hook(wait) for leaf in leaves]
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            calls = [
+                pool.submit(encoder, *given[:2], times=given[2])
+                for encoder, given in zip(encoders, inputs, strict=True)
+            ]
+            return [call.result()[0] for call in calls]
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def replica(module: torch.nn.Module) -> torch.nn.Module:
+    """As DataParallel makes them, on the CPU."""
+    copies = {each: each._replicate_for_data_parallel() for each in module.modules()}
+    for each, made in copies.items():
+        for key, child in each._modules.items():
+            made._modules[key] = None if child is None else copies[child]
+        for key, parameter in each._parameters.items():
+            setattr(made, key, None if parameter is None else parameter.clone())
+    return copies[module]
+
+
+@every_pos
+@every_encoder
+def test_two_threads_and_two_replicas_give_what_one_gives(name, pos, make, batch):
+    encoder = make(name, pos).eval()
+    inputs = []
+    for lengths, shift in (((60, 37), 0.01), ((60, 22), 0.03)):
+        features, counts = batch(*lengths)
+        inputs.append((features, counts, frame_times(counts, shift, dtype=torch.float64)))
+    with torch.no_grad():
+        expected = [encoder(*given[:2], times=given[2])[0] for given in inputs]
+    for encoders in ([encoder, encoder], [replica(encoder), replica(encoder)]):
+        for found, out in zip(in_turns(encoders, inputs), expected, strict=True):
+            torch.testing.assert_close(found, out)

@@ -1,0 +1,212 @@
+"""What a variant may do inside self-attention; fairseq's layers know none by name."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+
+from fairseq.modules import MultiheadAttention
+
+from cape_plugins import variants
+from cape_plugins.attention import AttentionSettings, PositionalAttention, RelativeAttention
+from cape_plugins.augment import Augmentation, Identity
+from cape_plugins.fairseq.layers import LAYER, Layer, PositionalMultiheadAttention, during
+
+PAD, EOS = 1, 2
+DIM, HEADS, T, B, CONTEXT = 16, 2, 7, 3, 2
+SOURCE = torch.tensor([[5, 6, 7, 8, 9, EOS], [8, 9, 5, 4, 5, EOS]])
+TARGET = torch.tensor([[EOS, 10, 11, 12, 13, 14], [EOS, 14, 15, 16, 17, 18]])
+SETTINGS = AttentionSettings(head_dim=DIM // HEADS, heads=HEADS, context=CONTEXT)
+# row 0 is padded on the right, row 1 on the left
+PADDING = torch.zeros(B, T, dtype=torch.bool)
+PADDING[0, 5:] = True
+PADDING[1, :2] = True
+CAUSAL = torch.full((T, T), -torch.inf).triu(1)
+
+
+class Everything(PositionalAttention):
+    """Rotates queries and keys and prefers near keys, by positions."""
+
+    def __init__(self, settings):
+        super().__init__()
+        self.slope = torch.nn.Parameter(torch.linspace(0.5, 1.0, settings.heads))
+        self.seen = []
+
+    def embed(self, x, positions):
+        self.seen.append(positions)
+        angle = positions.nan_to_num()[:, None, :, None]
+        first, second = x.chunk(2, dim=-1)
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1).to(x)
+
+    def bias(self, query, keys, positions=None):
+        assert positions.shape[1] == keys
+        positions = positions.nan_to_num()
+        distance = positions[:, -query.shape[2] :, None] - positions[:, None, :]
+        return -self.slope[:, None, None] * distance.abs()[:, None]
+
+
+@pytest.fixture
+def put(monkeypatch):
+    """Put it where relpos is; without relpos' options it takes those that are given."""
+
+    def replace(*options, augment=Identity):
+        row = variants.VARIANTS["relpos"]
+        row = dataclasses.replace(
+            row, attention=Everything, augment=augment, options=frozenset(options)
+        )
+        monkeypatch.setitem(variants.VARIANTS, "relpos", row)
+
+    return replace
+
+
+@pytest.fixture
+def x():
+    return torch.randn(T, B, DIM, generator=torch.Generator().manual_seed(1))
+
+
+def attend(relative, **options):
+    torch.manual_seed(0)
+    module = PositionalMultiheadAttention(DIM, HEADS, relative, **options).eval()
+    for bias in (module.q_proj.bias, module.k_proj.bias, module.v_proj.bias, module.out_proj.bias):
+        torch.nn.init.normal_(bias)  # fairseq's zeros would hide that two change places
+    return module
+
+
+def test_it_sees_source_tokens_after_bos_at_multiples_of_the_source_scale(build, put):
+    put("source_scale")
+    model = build("relpos", source_scale=1.25)
+    model(torch.tensor([[PAD, 5, 6, EOS]]), None, TARGET[:1, :3])
+    nan = float("nan")
+    expected = torch.tensor([[nan, 0, 1.25, 2.5, 3.75]])
+    for found in model.encoder.layers[0].self_attn.relative.seen:
+        torch.testing.assert_close(found, expected, equal_nan=True)
+    for found in model.decoder.layers[1].self_attn.relative.seen:
+        torch.testing.assert_close(found, torch.arange(3.0)[None])
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_all_layers_of_both_sides_see_positions_of_one_draw(build, put, checkpoint):
+    options = ("max_global_shift", "max_local_shift", "max_global_scale", "mean_normalize")
+    put(*options, augment=Augmentation)
+    given = dict(max_local_shift=0.0, max_global_scale=2.0, checkpoint_activations=checkpoint)
+    model = build("relpos", train=True, **given)
+    model(SOURCE, None, TARGET)[0].sum().backward()
+    layers = [*model.encoder.layers, *model.decoder.layers]
+    seen = [positions for layer in layers for positions in layer.self_attn.relative.seen]
+    assert len(seen) == 8 * (1 + checkpoint)  # queries and keys of two layers on either side
+    for positions in seen:
+        torch.testing.assert_close(positions, seen[0], rtol=0, atol=0)
+    scale = seen[0].diff(dim=1)  # λ of each sentence pair
+    torch.testing.assert_close(scale, scale[:, :1].expand(-1, 5))
+    assert 0.5 < scale[0, 0] != scale[1, 0] < 2
+    assert not torch.allclose(seen[0][0, 0] / scale[0, 0], seen[0][1, 0] / scale[1, 0])  # Δ
+    model.eval()(SOURCE, None, TARGET)
+    for layer in layers:
+        last = layer.self_attn.relative.seen[-1]
+        assert torch.equal(last, torch.arange(6.0).expand_as(last))
+
+
+def test_a_half_precision_model_attends_by_float32_positions(build, put):
+    put()
+    model = build("relpos", train=True).bfloat16()
+    assert model(SOURCE, None, TARGET)[0].dtype == torch.bfloat16
+    assert model.encoder.layers[0].self_attn.relative.seen[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("relative", [Everything, RelativeAttention, PositionalAttention])
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_it_attends_as_the_core_does(x, relative, need_weights, causal):
+    ours = attend(relative(SETTINGS))
+    padding = PADDING & torch.tensor([True, not causal, True])[:, None]  # else a row sees nothing
+    positions = (1.5 * torch.arange(float(T))).masked_fill(padding, float("nan"))
+    with during(LAYER, Layer(positions, iter(()))):
+        found, weights = ours(
+            *(x, x, x, padding), attn_mask=CAUSAL if causal else None, need_weights=need_weights
+        )
+    q, k, v = (
+        project(x).view(T, B, HEADS, -1).permute(1, 2, 0, 3)
+        for project in (ours.q_proj, ours.k_proj, ours.v_proj)
+    )
+    seen = ~(((CAUSAL < 0) & causal) | padding[:, None, None])
+    expected, each = ours.relative(q, k, v, positions, seen, need_weights=True)
+    expected = ours.out_proj(expected.permute(2, 0, 1, 3).flatten(2))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert (weights is not None) == need_weights
+    if need_weights:
+        torch.testing.assert_close(weights, each.mean(dim=1))
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_variant_that_does_nothing_is_the_attention_of_fairseq(x, need_weights, causal):
+    ours = attend(PositionalAttention())
+    stock = MultiheadAttention(DIM, HEADS, self_attention=True).eval()
+    stock.load_state_dict(ours.state_dict())
+    padding = PADDING & torch.tensor([True, not causal, True])[:, None]
+    mask = CAUSAL if causal else None
+    for heads in (False, True) if need_weights else (False,):
+        found = ours(
+            *(x, x, x, padding), attn_mask=mask, need_weights=need_weights, need_head_weights=heads
+        )
+        # step by step is fairseq's own path, the only one that gives weights of each head
+        expected = stock(
+            *(x, x, x, padding, {}, need_weights), attn_mask=mask, need_head_weights=heads
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_of_attention_weights_applies_in_training_only(x):
+    module = attend(PositionalAttention(), dropout=0.5)
+    first = module(x, need_weights=False)[0]
+    torch.testing.assert_close(module(x, need_weights=False)[0], first, rtol=0, atol=0)
+    module.train()
+    assert not torch.equal(module(x, need_weights=False)[0], module(x, need_weights=False)[0])
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "one step"])
+def test_log_n_scales_the_scores_of_each_query_by_what_it_sees(x, need_weights, kind):
+    scaled, plain = attend(PositionalAttention()), attend(PositionalAttention())
+    plain.load_state_dict(scaled.state_dict())
+    scaled.relative.logn = 3
+    padding, seen, mask = torch.zeros(B, T, dtype=torch.bool), torch.full((B, T), float(T)), None
+    if kind == "decoder":
+        mask, seen = CAUSAL, torch.arange(1.0, T + 1).expand(B, T)
+    else:
+        padding, seen = PADDING, (~PADDING).sum(dim=1, keepdim=True).float().expand(B, T)
+    state = {} if kind == "one step" else None
+    found = scaled(x, x, x, padding, state, need_weights, attn_mask=mask)[0]
+    factor = (seen.log() / math.log(3)).T[..., None]
+    project = plain.q_proj.forward
+    plain.q_proj.forward = lambda query: project(query) * factor
+    expected = plain(x, x, x, padding, None, need_weights, attn_mask=mask)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_log_n_fits_the_same_weights_and_cross_attention_stays_fairseqs(build):
+    plain, scaled = build("sinpos"), build("sinpos", attention_logn=3)
+    scaled.load_state_dict(plain.state_dict(), strict=False)
+    difference = scaled(SOURCE, None, TARGET)[0] - plain(SOURCE, None, TARGET)[0]
+    assert difference.abs().max() > 1e-3
+    layer = scaled.decoder.layers[0]
+    assert isinstance(layer.self_attn, PositionalMultiheadAttention)
+    assert not isinstance(layer.encoder_attn, PositionalMultiheadAttention)
+
+
+@pytest.mark.parametrize("pos", ["relpos", "relpos_first"])
+def test_relpos_decodes_beyond_its_context(build, assert_decodes_step_by_step, pos):
+    assert_decodes_step_by_step(build(pos, relpos_context=2))
+
+
+def test_every_vector_within_reach_gets_a_gradient(build):
+    model = build("relpos", train=True, relpos_context=2, quant_noise_pq=0.5)
+    model(SOURCE, None, TARGET)[0].square().sum().backward()
+    relative = model.encoder.layers[0].self_attn.relative
+    assert (relative.keys.grad.abs().sum(dim=1) > 0).all()
+    causal = model.decoder.layers[0].self_attn.relative.keys.grad.abs().sum(dim=1) > 0
+    assert causal.tolist() == [True, True, True, False, False]  # never looks ahead

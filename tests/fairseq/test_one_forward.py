@@ -1,0 +1,146 @@
+"""No module keeps anything of one forward for another: positions travel with the forward."""
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+
+from cape_plugins.variants import names
+
+PAD, EOS = 1, 2
+# of other lengths
+SHORT = (torch.tensor([[5, 6, EOS], [8, 9, EOS]]), torch.tensor([[EOS, 10], [EOS, 14]]))
+LONG = (
+    torch.tensor([[5, 6, 7, 8, 9, EOS], [PAD, PAD, 8, 5, 4, EOS]]),
+    torch.tensor([[EOS, 10, 11, 12, 13], [EOS, 14, 15, PAD, PAD]]),
+)
+# as long as LONG, padded elsewhere
+PADDED = (
+    torch.tensor([[PAD, PAD, PAD, 8, 9, EOS], [5, 4, 8, 5, 4, EOS]]),
+    torch.tensor([[PAD, EOS, 11, 12, 13], [PAD, PAD, EOS, 16, 17]]),
+)
+CASES = [("translation", pos, {}) for pos in names(1)]
+CASES += [("language model", pos, {}) for pos in ("cape", "rope", "random_rope")]
+ADMIN = dict(admin_init=True, admin_scales="1,1.5,2,2.5,1,1.1,1.2,1.3,1.4,1.5")
+CASES += [("translation", "sinpos", ADMIN)]
+
+
+@pytest.fixture
+def make(build, build_lm):
+    def make_model(kind, pos, **options):
+        return (build if kind == "translation" else build_lm)(pos, **options)
+
+    return make_model
+
+
+def forward(model, pair):
+    """Logits of what is no padding."""
+    source, target = pair
+    out = model(source, None, target) if hasattr(model, "encoder") else model(target)
+    return out[0][target.ne(PAD)]
+
+
+def nothing(model):
+    pass
+
+
+def gradients(model, between=nothing):
+    """Of two forwards of different lengths before one backward."""
+    torch.manual_seed(3)
+    total = torch.zeros(())
+    for pair in (SHORT, LONG):
+        total = total + forward(model, pair).square().sum()
+        between(model)
+    total.backward()
+    return [p.grad for p in model.parameters()]
+
+
+def evaluate(model):
+    with torch.no_grad():
+        forward(model.eval(), PADDED)
+    model.train()
+
+
+def copy_and_pickle(model):
+    expected = forward(copy.deepcopy(model).eval(), LONG)
+    again = pickle.loads(pickle.dumps(model)).eval()
+    torch.testing.assert_close(forward(again, LONG), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("kind", "pos", "options"), CASES)
+@pytest.mark.parametrize(
+    ("between", "kept"),
+    [
+        (nothing, "checkpoint_activations"),
+        (evaluate, "offload_activations"),  # which implies the other
+        (copy_and_pickle, "checkpoint_activations"),
+    ],
+)
+def test_two_forwards_before_one_backward_with_checkpointing(
+    make, kind, pos, options, between, kept
+):
+    found = gradients(make(kind, pos, train=True, **options, **{kept: True}), between)
+    for mine, plain in zip(found, gradients(make(kind, pos, train=True, **options)), strict=True):
+        # torch takes another kernel of attention where nothing needs a gradient
+        torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-4)
+
+
+def replica(module):
+    """What nn.DataParallel makes of a module for each device; weights are no parameters there."""
+    copied = module._replicate_for_data_parallel()
+    for name, weight in module._parameters.items():
+        copied._parameters[name] = None
+        if weight is not None:
+            del copied._parameters[name]
+            setattr(copied, name, weight.view_as(weight))
+    for name, child in module._modules.items():
+        copied._modules[name] = None if child is None else replica(child)
+    return copied
+
+
+@pytest.mark.parametrize("one_model", [True, False])
+@pytest.mark.parametrize(("kind", "pos", "options"), CASES)
+def test_two_threads_at_the_same_point_of_their_forwards(make, kind, pos, options, one_model):
+    model = make(kind, pos, **options)
+    expected = [forward(model, pair) for pair in (LONG, PADDED)]
+    both = threading.Barrier(2, timeout=60)
+
+    def wait(module, args):
+        both.wait()
+
+    for side in (model.encoder, model.decoder) if hasattr(model, "encoder") else (model.decoder,):
+        for module in (side.embed_tokens, side.layers[1], side.layers[1].fc1):
+            module.register_forward_pre_hook(wait)
+    models = [model, model] if one_model else [replica(model), replica(model)]
+    found = {}
+
+    def run(i):
+        try:
+            found[i] = forward(models[i], (LONG, PADDED)[i])
+        except BaseException:
+            both.abort()  # else the other would wait for the rest of a minute
+            raise
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i in (0, 1):
+        torch.testing.assert_close(found[i], expected[i], rtol=0, atol=1e-6)
+
+
+def test_a_forward_that_fails_leaves_nothing_behind(build):
+    from cape_plugins.fairseq.layers import LAYER, SIDE
+
+    model = build("rope")
+    model.encoder.layers[1].fc2.register_forward_pre_hook(lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        forward(model, SHORT)
+    assert SIDE.get() is LAYER.get() is None
+    with pytest.raises(RuntimeError, match="call the encoder or the decoder"):
+        build("sinpos").encoder.embed_positions(SHORT[0])

@@ -1,0 +1,95 @@
+"""On tensors that only say that they are on CUDA: nothing is made on the CPU, nothing waits.
+
+A tensor of the CPU beside one of CUDA is an error there, and so is reading a value (.item()).
+"""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cape_plugins import (
+    PositionalEmbedding,
+    frame_times,
+    patch_grid,
+    sinusoid_1d,
+    sinusoid_2d,
+    token_positions,
+    variants,
+)
+from cape_plugins.attention import AttentionSettings
+from cape_plugins.ranks import generator_of_rank
+
+pytestmark = pytest.mark.skipif(
+    torch.version.cuda is None or torch.__version__ < "2.6",
+    reason="needs a CUDA build of PyTorch; fake CUDA tensors of torch 2.5 ask a real driver",
+)
+CUDA = torch.device("cuda")
+EACH = [(axes, pos) for axes in (1, 2) for pos in variants.names(axes)]
+
+
+class OnCuda(TorchDispatchMode):
+    """Refuses results on the CPU, even of tensors that nobody mixes with those on CUDA."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for each in out if isinstance(out, tuple | list) else [out]:
+            assert not isinstance(each, torch.Tensor) or each.device.type == "cuda", function
+        return out
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    # it reads its bounds from tensors
+    monkeypatch.setattr(torch.nn.init, "trunc_normal_", lambda *_, **__: None)
+    with FakeTensorMode():
+        yield
+
+
+def grid_or_tokens(axes: int) -> torch.Tensor:
+    if axes == 1:
+        return frame_times(torch.empty(2, dtype=torch.long, device=CUDA), 0.01, 6)
+    return patch_grid(2, 3, device=CUDA)[None]
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize(("axes", "pos"), EACH)
+def test_every_variant_stays_on_its_device(fake, axes, pos, training):
+    sizes = AttentionSettings(head_dim=8, heads=3, axes=axes, context=3)
+    options = dict(max_length=9) if pos == "abspos" else {}
+    with torch.device("cuda"):
+        position = PositionalEmbedding(24, pos, axes=axes, **options).train(training)
+        layers = variants.attention_layers(pos, 2, sizes, logn=10)
+    with OnCuda():
+        content, positions = torch.empty(2, 6, 24, device=CUDA), grid_or_tokens(axes)
+        local = (1 / 2, 1 / 3)[:axes]
+        moved = position.augment(
+            positions, 2, position.draw(2, CUDA), max_local_shift=local if training else None
+        )
+        x = position.add(content, moved)
+        assert (x.shape, x.device.type) == ((2, 6, 24), "cuda")
+        prepared = variants.prepare(pos, moved, sizes)
+        x = x.unflatten(2, (3, 8)).transpose(1, 2)
+        for mask in (None, torch.empty(2, 1, 1, 6, device=CUDA, dtype=torch.bool)):
+            for layer in layers:
+                for need_weights in (False, True):
+                    out, _ = layer(x, x, x, prepared, mask, 0.1 * training, need_weights)
+                    assert (out.shape, out.device.type) == ((2, 3, 6, 8), "cuda")
+
+
+def test_functions_stay_on_their_device(fake):
+    with OnCuda():
+        lengths = torch.empty(2, dtype=torch.long, device=CUDA)
+        assert sinusoid_1d(token_positions(lengths, 6), 8).device.type == "cuda"
+        assert sinusoid_2d(patch_grid(2, 3, device=CUDA), 8).device.type == "cuda"
+        assert generator_of_rank(CUDA) is None
+
+
+def test_the_modes_find_what_they_are_for(fake):
+    with OnCuda():
+        values = torch.empty(2, device=CUDA)
+        with pytest.raises(AssertionError):
+            torch.zeros(2)
+        for read in (torch.Tensor.item, torch.Tensor.tolist, lambda one: bool(one > 0)):
+            with pytest.raises((DataDependentOutputException, RuntimeError)):
+                read(values[0])

@@ -1,0 +1,108 @@
+"""The documentation's code runs: each core module's example, and the page on adding a variant."""
+
+import ast
+import doctest
+import importlib
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from cape_plugins import (
+    PositionalEmbedding,
+    attention,
+    patch_grid,
+    positions,
+    token_positions,
+    variants,
+)
+from cape_plugins.embedding import PositionalEmbedding as Embedding
+
+ROOT = Path(__file__).parents[1]
+MODULES = ["__init__", "positions", "sinusoid", "augment", "random_positions", "attention"]
+MODULES += ["rotary", "alibi", "logn", "embedding", "variants", "settings", "mark"]
+
+
+def given(module: str) -> dict[str, object]:
+    """Names that an example uses without making them."""
+    lengths, heads = torch.tensor([50, 30]), 6 if module == "rotary" else 8
+    tokens = 196 if module == "rotary" else 50
+    query, key, value = torch.randn(3, 2, heads, tokens, 64)
+    names = dict(
+        query=query, key=key, value=value, lengths=lengths, content=torch.randn(2, 50, 512)
+    )
+    names |= dict(patches=torch.randn(2, 196, 384), mask=torch.ones(2, 1, 1, 50).bool())
+    names |= dict(positions=token_positions(lengths), model=torch.nn.Linear(2, 2), torch=torch)
+    return names
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_examples_of_the_core_run(module):
+    source = (ROOT / "cape_plugins" / f"{module}.py").read_text()
+    names = {**vars(positions), **vars(attention), **given(module)}
+    names |= vars(importlib.import_module(f"cape_plugins.{module}".removesuffix(".__init__")))
+    names |= {k: v for k, v in given(module).items() if not isinstance(v, types.ModuleType)}
+    example = doctest.DocTestParser().get_doctest(
+        ast.get_docstring(ast.parse(source)), names, module, None, 0
+    )
+    assert len(example.examples) >= 2
+    failures, tried = doctest.DocTestRunner().run(example)
+    assert (failures, tried) == (0, len(example.examples))
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.S)
+
+
+def test_the_page_on_adding_a_variant_adds_one(monkeypatch):
+    source, rows, script = blocks("adding-a-variant.md")
+    module = types.ModuleType("cape_plugins.fire")
+    exec(source, vars(module))
+    monkeypatch.setitem(sys.modules, "cape_plugins.fire", module)
+    added = eval("{" + rows + "}", {**vars(variants), "Fire": module.Fire})
+    numbers = [variant.number for variant in variants.VARIANTS.values()]
+    assert [variant.number for variant in added.values()] == [max(numbers) + 1, max(numbers) + 2]
+    monkeypatch.setattr(variants, "VARIANTS", {**variants.VARIANTS, **added})
+    names = dict(PositionalEmbedding=Embedding, token_positions=token_positions, torch=torch)
+    names |= dict(AttentionSettings=attention.AttentionSettings, variants=variants)
+    exec(script, names)
+    assert names["out"].shape == (2, 4, 10, 16)
+    assert not torch.equal(names["moved"][0], token_positions([10])[0])
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+def test_the_added_variant_attends_and_learns(axes, monkeypatch):
+    source, rows, _ = blocks("adding-a-variant.md")
+    module = types.ModuleType("cape_plugins.fire")
+    exec(source, vars(module))
+    added = eval("{" + rows + "}", {**vars(variants), "Fire": module.Fire})
+    monkeypatch.setattr(variants, "VARIANTS", {**variants.VARIANTS, **added})
+    sizes = attention.AttentionSettings(head_dim=4, heads=3, axes=axes, unit=0.5)
+    torch.manual_seed(0)
+    (layer,) = variants.attention_layers("fire", 1, sizes)
+    where = token_positions([6, 4], 6) if axes == 1 else patch_grid(2, 3)[None]
+    moved = PositionalEmbedding(12, "fire", axes=axes).eval().augment(where, 2)
+    prepared = variants.prepare("fire", moved, sizes)
+    query, key, value = torch.randn(3, 2, 3, 6, 4)
+    mask = torch.ones(2, 1, 1, 6, dtype=torch.bool)
+    mask[1, ..., 4:] = False
+    _, weights = layer(query, key, value, prepared, mask, need_weights=True)
+    assert not weights[1, ..., 4:].any()
+    for t in range(6):  # step by step as at once
+        seen = slice(t + 1)
+        step = layer(query[:, :, t : t + 1], key[:, :, seen], value[:, :, seen], prepared[:, seen])
+        causal = torch.ones(6, 6, dtype=torch.bool).tril()
+        at_once = layer(query, key, value, prepared, causal)[0]
+        torch.testing.assert_close(step[0], at_once[:, :, t : t + 1])
+    optimizer, losses = torch.optim.Adam(layer.parameters(), 0.05), []
+    target = torch.roll(value, 1, dims=2)  # a token looks at its neighbour
+    for _ in range(200):
+        losses.append((layer(query, key, value, prepared)[0] - target).square().mean())
+        optimizer.zero_grad()
+        losses[-1].backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+        optimizer.step()
+    assert losses[-1] < 0.97 * losses[0]

@@ -1,0 +1,285 @@
+"""timm's rotary ViTs under CAPE: the same models, but for the coordinates in training."""
+
+import math
+
+import pytest
+import timm
+import torch
+from scipy import stats
+from timm.models import eva as timm_eva
+from timm.models import save_for_hf
+from torch import Tensor, nn
+
+from cape_plugins.timm import eva
+
+# indices, indices from 1 re-scaled to a reference's and a table beside them, from -1 to 1, indices
+KINDS = {
+    "cat": "vit_small_patch16_rope_cape_224",
+    "cat_reference": "vit_pe_core_tiny_patch16_cape_384",
+    "dinov3": "vit_small_patch16_dinov3_cape",
+    "mixed": "vit_small_patch16_rope_mixed_cape_224",
+}
+OFF = dict(max_global_shift=0.0, max_local_shift=0.0, max_global_scale=1.0)
+OFF_SETTINGS = eva.ImageSettings(**OFF)
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def create(name: str, perturbed: bool = True, **options) -> nn.Module:
+    torch.manual_seed(0)
+    name = KINDS.get(name, name)
+    small = dict(embed_dim=64, depth=2, num_heads=2, num_classes=5, dynamic_img_size=True)
+    small |= dict(num_kv_heads=1) if "sapiens2" in name else {}  # of theirs there is one a layer
+    small |= dict(img_size=64 if "patch16" in name else 56)
+    model = timm.create_model(name, **{**small, **options})
+    for parameter in model.parameters() if perturbed else []:
+        parameter.data.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def pair(name: str, **options) -> tuple[nn.Module, nn.Module]:
+    """timm's model and ours with its weights."""
+    ours, stock = create(name, False, **options), create(eva._TWINS[KINDS.get(name, name)])
+    ours.load_state_dict(stock.state_dict())  # strictly
+    return stock, ours
+
+
+def images(height: int = 64, width: int = 96, batch: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(height * width)
+    return torch.randn(batch, 3, height, width, generator=generator)
+
+
+def assert_close(found, expected, tolerance: float = 1e-4) -> None:
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def assert_equal(found, expected) -> None:
+    assert_close(found, expected, 0)
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def test_every_rotary_eva_has_a_twin_with_its_weights(monkeypatch):
+    with monkeypatch.context() as nothing_is_built:
+        nothing_is_built.setattr(nn.Module, "__init__", None)
+        assert eva._twins() == eva._TWINS
+    assert len(eva._TWINS) == 60
+    assert set(timm.list_models("*_cape*", module="eva")) == {*eva._TWINS}
+    assert "vit_base_patch16_rope_cape_224" in eva._TWINS
+    assert eva._TWINS["vit_small_patch16_dinov3_qkvb_cape"] == "vit_small_patch16_dinov3_qkvb"
+    others = {*timm.list_models(module="eva")} - {*eva._TWINS} - {*eva._TWINS.values()}
+    giant = {f"eva_giant_patch14_{one}" for one in ("224", "336", "560", "clip_224")}
+    assert others == {*giant, "eva02_enormous_patch14_clip_224"}  # a learnable table alone
+    for ours, stock in eva._TWINS.items():
+        names = [timm.list_models(f"{one}.*", include_tags=True) for one in (ours, stock)]
+        assert [one.replace(ours, stock) for one in names[0]] == names[1]
+        for one, other in zip([ours, *names[0]], [stock, *names[1]], strict=True):
+            cfgs = [timm.get_pretrained_cfg(each).to_dict() for each in (one, other)]
+            assert [cfg.pop("architecture") for cfg in cfgs] == [ours, stock]
+            assert cfgs[0] == cfgs[1]
+            assert timm.is_model_pretrained(one) == timm.is_model_pretrained(other)
+
+
+@pytest.mark.parametrize("name", eva._TWINS)
+def test_every_name_is_timms_model_but_for_the_coordinates(name):
+    stock, ours = (one.eval() for one in pair(name))
+    assert ours.state_dict().keys() == stock.state_dict().keys()
+    assert type(ours).__mro__[1] is type(stock) is timm_eva.Eva
+    patch = ours.patch_embed.patch_size[0]
+    with torch.no_grad():
+        for height, width in ((4, 4), (6, 3), (2, 9)):
+            x = images(height * patch, width * patch)
+            assert_equal(ours(x), stock(x))
+    stock.train().rope.aug_active = False  # Sapiens2's
+    augmented, ours.augmentation = ours.train()(x), eva.CoordinateAugmentation(OFF_SETTINGS)
+    expected = stock(x)
+    assert_close(ours(x), expected)
+    assert not torch.allclose(augmented, expected, rtol=1e-4, atol=1e-4)
+    augmented.square().sum().backward()
+    expected.sum().backward()
+    found = gradients(ours)
+    assert found.keys() == gradients(stock).keys()
+    assert all(one.isfinite().all() for one in found.values())
+    assert ours.no_weight_decay() == stock.no_weight_decay()
+
+
+def coordinates(model: nn.Module, batch: int) -> Tensor:
+    """(B, 15, 2) of 3 × 5 patches, read back from what the blocks get: own unit, height first."""
+    rope, once = model.rope, slice(0, None, 2)  # channels in pairs, or in halves
+    with torch.no_grad():
+        if isinstance(rope, eva._Mixed):
+            rope.freqs.zero_()
+            rope.freqs[0, ..., 7] = rope.freqs[1, ..., 15] = slow = 0.01
+        else:
+            slow = (rope.bands if hasattr(rope, "bands") else 2 * math.pi / rope.periods)[7].item()
+            once = slice(0, 16) if rope.rotate_half else once
+        _, embedding = model._pos_embed(torch.zeros(batch, 3, 5, model.embed_dim))
+    embedding = embedding[-1][..., 1, :, :] if model.rope_mixed else embedding  # a layer, a head
+    sine, cosine = (one[..., once][..., [7, 15]] for one in embedding.chunk(2, -1))
+    found = torch.atan2(sine, cosine).reshape(-1, 15, 2).double() / slow
+    return found if rope.grid_indexing == "ij" else found.flip(-1)
+
+
+def moved(kind: str, **options) -> tuple[Tensor, Tensor]:
+    """Before and after the augmentation, the image [-1, 1]: (15, 2), (3000, 15, 2)."""
+    model = create(kind, **{**OFF, **options})
+    before = coordinates(model.eval(), 1)[0]
+    torch.manual_seed(1)
+    after = coordinates(model.train(), 3000)
+    half = (before[-1] - before[0]) / 2 * torch.tensor([3 / 2, 5 / 4])
+    return (before - before[7]) / half, (after - before[7]) / half
+
+
+def assert_uniform(values: Tensor, bound: float) -> None:
+    uniform = stats.uniform(-bound, 2 * bound).cdf
+    assert stats.kstest(values.flatten().numpy(), uniform).pvalue > 1e-3
+
+
+@every_kind
+def test_the_augmented_coordinates_have_the_papers_distributions(kind):
+    grid = [[(2 * i - 2) / 3, (2 * j - 4) / 5] for i in range(3) for j in range(5)]
+    before, after = moved(kind)
+    assert_close(before, torch.tensor(grid).double())
+    assert_close(after, before.expand_as(after))
+    before, after = moved(kind, max_global_shift=0.5)
+    shift = after - before
+    assert_close(shift, shift[:, :1].expand_as(shift))
+    for axis in (0, 1):
+        assert_uniform(shift[:, 0, axis], 0.5)
+    assert abs(torch.corrcoef(shift[:, 0].T)[0, 1]) < 0.06
+    for given, bounds in ((None, (1 / 3, 1 / 5)), ((0.3, 0.1), (0.3, 0.1))):  # None: half a patch
+        before, after = moved(kind, max_local_shift=given)
+        for axis in (0, 1):
+            assert_uniform((after - before)[:, 1, axis], bounds[axis])
+        assert abs(torch.corrcoef((after - before)[:, :2, 0].T)[0, 1]) < 0.06
+    before, after = moved(kind, max_global_scale=1.4)
+    scale = after[:, 0] / before[0]
+    assert_close(after, before * scale[:, None, :1])
+    assert_uniform(scale[:, 0].log() / math.log(1.4), 1.0)
+    default = create(kind).augmentation.augmentation
+    assert (default.max_global_shift, default.max_global_scale) == (0.5, 1.4)
+
+
+@every_kind
+def test_half_precision_rotates_by_coordinates_of_float32(kind):
+    model, embeddings = create(kind).train(), []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = model.to(dtype)
+        torch.manual_seed(4)
+        embeddings += [model._pos_embed(torch.zeros(2, 4, 6, 64, dtype=dtype))[1]]
+        model(images().to(dtype)).sum().backward()
+    assert [one.dtype for one in embeddings] == [torch.float32] * 2
+    if kind != "mixed":  # whose frequencies are parameters
+        assert torch.equal(*embeddings)
+    assert all(one.isfinite().all() for one in gradients(model).values())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.float()(images()).dtype == torch.bfloat16
+
+
+@every_kind
+def test_compile_and_export(kind):
+    model = create(kind, depth=1)
+    compiled = torch.compile(model, fullgraph=True, backend="eager").train()
+    outputs = [compiled(images()) for _ in range(2)]
+    assert not torch.equal(*outputs)  # another draw
+    outputs[0].sum().backward()
+    assert gradients(model).keys() == {name for name, _ in model.named_parameters()}
+    model.eval()
+    assert_close(compiled(images()), model(images()))
+    exported = torch.export.export(model, (images(),)).module()
+    assert_close(exported(images()), model(images()))
+
+
+@every_kind
+def test_what_else_timms_models_do(kind):
+    stock, ours = pair(kind)
+    torch.manual_seed(5)
+    first = ours.train().forward_intermediates(images())
+    assert not torch.equal(first[0], ours.forward_intermediates(images())[0])
+    found, expected = (one.eval().forward_intermediates(images()) for one in (ours, stock))
+    assert_equal(found, expected)
+    assert_equal(ours.forward_features(images()), expected[0])
+    for extractor in ("getter", "fx"):
+        options = dict(features_only=True, out_indices=[0, 1], feature_cls=extractor)
+        one = create(kind, False, **options, **OFF)
+        two = create(eva._TWINS[KINDS[kind]], False, **options)
+        left = two.load_state_dict(one.state_dict(), strict=False)
+        assert not [name for names in left for name in names if "_tensor_constant" not in name]
+        for training in (True, False):
+            assert_close(one.train(training)(images()), two.train(training)(images()))
+    ours.reset_classifier(3)
+    assert ours(images()).shape == (2, 3)
+    ours.set_input_size((32, 32))
+    assert ours.train()(images(32, 32)).shape == (2, 3)
+    ours.rope.eval()  # as when a part is frozen
+    assert_equal(ours(images()), ours.eval()(images()))
+
+
+@every_kind
+def test_patches_are_dropped_with_their_coordinates(kind):
+    options = dict(patch_drop_rate=0.5, img_size=(64, 96), dynamic_img_size=False)
+    ours, stock = create(kind, **options, **OFF), create(eva._TWINS[KINDS[kind]], **options)
+    ours.load_state_dict(stock.state_dict())
+    for training in (True, False):
+        both = (torch.manual_seed(6) and one.train(training)(images()) for one in (ours, stock))
+        assert_close(*both)
+    embedding = create(kind, **options).train()._pos_embed(torch.zeros(3, 24, 64))[1]
+    assert embedding.shape[:-1] == ((2, 3, 2, 12) if kind == "mixed" else (3, 1, 12))
+
+
+@every_kind
+def test_a_checkpoint_with_other_bounds_is_noticed(kind, caplog):
+    stock, ours = pair(kind, max_global_shift=0.2)
+    other = create(kind, max_local_shift=(0.1, 0.1))
+    other.load_state_dict(stock.state_dict())
+    create(kind, max_global_shift=0.2).load_state_dict(ours.state_dict())
+    assert not caplog.messages  # timm's checkpoint bears no mark
+    other.load_state_dict(ours.state_dict())
+    (line,) = caplog.messages
+    assert "max_global_shift=0.2 max_local_shift=None, this model has" in line
+    assert "max_global_shift=0.5 max_local_shift=(0.1,0.1)" in line
+    stock.load_state_dict(ours.state_dict())  # the other way
+
+
+@every_kind
+def test_weights_travel_by_folder_and_by_file(kind, tmp_path):
+    stock, ours = pair(kind, max_global_shift=0.2)
+    for model, folder in ((stock, tmp_path / "stock"), (ours, tmp_path / "ours")):
+        save_for_hf(model.eval(), folder, model_args=model._model_args)
+    name, options = KINDS[kind], stock._model_args
+    file = dict(file=str(tmp_path / "stock" / "pytorch_model.bin"), num_classes=5)
+    fine_tuned = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=file, **options)
+    again = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True)
+    assert again.augmentation.augmentation.max_global_shift == 0.2
+    for model in (fine_tuned, again):
+        assert_equal(model.eval()(images(64, 64)), stock(images(64, 64)))
+    options = dict(options, num_classes=7, pretrained=True, pretrained_cfg_overlay=file)
+    model = timm.create_model(name, **options).eval()
+    assert_equal(model.forward_features(images()), stock.forward_features(images()))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(rope_shift_coords=0.5), "rope_shift_coords=0.5.*leave it out"),
+        (dict(rope_jitter_coords=1.2, rope_rescale_coords=2), "rope_jitter_coords=1.2, rope_resc"),
+        (dict(use_rot_pos_emb=False), "rotary positions.*None.*choose another"),
+        (dict(rope_type="mrope"), "rotary positions.*mrope.*choose another"),
+        (dict(max_global_scale=0.7), "max_global_scale.*0.7"),
+        (dict(max_global_shift=-1), "max_global_shift.*-1"),
+        (dict(max_local_shift=(0.1, 0.1, 0.1)), "max_local_shift.*height, width"),
+        (dict(use_naflex=True), "cannot be a NaFlexVit"),
+        (dict(use_naflex=None), "TIMM_USE_NAFLEX"),
+        (dict(max_shift=1), "max_shift"),
+    ],
+)
+def test_refusals_come_before_anything_is_built(options, words, monkeypatch):
+    monkeypatch.setattr(nn.Module, "__init__", None)
+    if options.get("use_naflex", 0) is None:
+        monkeypatch.setenv("TIMM_USE_NAFLEX", "1")
+    with pytest.raises(TypeError if "max_shift" in options else ValueError, match=words) as error:
+        timm.create_model("vit_base_patch16_sapiens2_cape", **options)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,96 @@
+"""Models by name train for a few real steps by timm's own train.py; so do the README's commands."""
+
+import csv
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+
+from cape_plugins.timm.registry import variants_by_name
+
+pytestmark = pytest.mark.release
+
+README = Path(__file__).resolve().parents[2] / "integrations" / "timm" / "README.md"
+
+# what train.py runs, for one model after the other: importing takes longer than training
+COMMAND = """
+import logging, sys
+sys.path.insert(0, sys.argv[1])
+import train
+
+for line in sys.argv[2:]:
+    logging.getLogger().handlers.clear()  # of the model before
+    sys.argv = ["train.py", *line.split("|")]
+    train.main()
+"""
+TINY = ["--device", "cpu", "-b", "4", "--epochs", "1", "--warmup-epochs", "0", "--workers", "0"]
+TINY += ["--device-modules", "cape_plugins.timm"]  # where autoload is switched off
+
+
+@pytest.fixture
+def train(tmp_path) -> Callable[[list[list[str]], list[str]], str]:
+    """command lines, names of the experiments → what train.py says; images are in ./images."""
+    scripts = os.environ.get("TIMM_SCRIPTS")
+    if not scripts:
+        pytest.skip("TIMM_SCRIPTS names no folder with timm's train.py")
+    random = np.random.default_rng(0)
+    for split in ("train", "validation"):
+        for label in ("a", "b"):
+            (tmp_path / "images" / split / label).mkdir(parents=True)
+            for index in range(4):
+                pixels = random.integers(0, 256, (32, 32 + 16 * (index % 2), 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "images" / split / label / f"{index}.png")
+
+    def run(lines: list[list[str]], experiments: list[str]) -> str:
+        command = [sys.executable, "-c", COMMAND, os.path.abspath(scripts)]
+        command += ["|".join([*line, *TINY]) for line in lines]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(README.parents[2])}
+        done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr[-3000:]
+        for experiment in experiments:
+            with (tmp_path / "runs" / experiment / "summary.csv").open() as file:
+                (epoch,) = csv.DictReader(file)
+            assert 0 < float(epoch["train_loss"]) < 10
+        return done.stdout + done.stderr
+
+    return run
+
+
+def test_each_trains_and_is_validated(train):
+    shared = ["--data-dir", "images", "--num-classes", "2", "--opt", "adamw", "--lr", "1e-3"]
+    shared += ["--model-kwargs", "depth=2", "--output", "runs"]
+    naflex = ["--naflex-loader", "--naflex-train-seq-lens", "4", "9", "--naflex-max-seq-len", "9"]
+    models = {f"vit_tiny_patch4_{named}_32": [] for named in variants_by_name()}
+    models |= {f"naflexvit_tiny_patch16_{named}_gap": naflex for named in ("cape", "cape_alibi")}
+    lines = [
+        [*shared, *flags, "--model", model, "--experiment", model]
+        for model, flags in models.items()
+    ]
+    train(lines, [*models])
+
+
+def test_the_readmes_commands_for_weights_that_exist(train, tmp_path):
+    section = README.read_text().split("## Backbones that are trained already")[1].split("\n## ")[0]
+    (listed,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    assert len(eval(listed)) == 60
+    blocks = "".join(re.findall(r"```sh\n(.*?)```", section, flags=re.DOTALL))
+    lines = [shlex.split(line) for line in blocks.replace("\\\n", " ").splitlines()]
+    assert all(line[:2] == ["python", "scripts/train.py"] for line in lines)
+    # small ones, in place of those that are downloaded or that the user has
+    for stock in ("deit_base_patch16_224", "vit_small_patch16_dinov3"):
+        weights = timm.create_model(stock, depth=1).state_dict()
+        torch.save({"state_dict": weights}, tmp_path / f"{stock.split('_patch')[0]}.pth.tar")
+    lines = [[*line[2:], "--model-kwargs", "depth=1"] for line in lines]
+    assert "--pretrained-path" not in lines[0]
+    lines[0] += ["--pretrained-path", "vit_small.pth.tar"]
+    told = train(lines, ["dinov3_cape", "deit_to_cape", "deit_to_cape_rope", "deit_to_cape_10"])
+    assert told.count("dropped pos_embed (1, 197, 768) of the checkpoint") == 3
