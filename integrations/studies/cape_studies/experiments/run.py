@@ -295,8 +295,9 @@ class Work:
             except KeyboardInterrupt:
                 for number in (signal.SIGINT, signal.SIGTERM):
                     signal.signal(number, signal.SIG_IGN)  # once is enough
+                pool.shutdown(wait=False, cancel_futures=True)  # before a trainer's end frees a thread
                 steps.end()
-                pool.shutdown(wait=not self.slurm, cancel_futures=True)
+                pool.shutdown(wait=not self.slurm)
                 raise
             finally:
                 note.unlink()

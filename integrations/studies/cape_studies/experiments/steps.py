@@ -248,11 +248,11 @@ def call(command: list[str], log: Path, run: Run | None = None, lock: int | None
         command = [word.replace(hosts.HEAD, head) for word in command]
     if threading.current_thread() is threading.main_thread():  # a job of SLURM
         signal.signal(signal.SIGTERM, lambda *_: terminate())
-    with log.open("a") as file, _starting:
-        about = f"# {time.strftime('%F %T %z')}, {socket.gethostname()}\n$ {shlex.join(command)}"
-        print(about, file=file, flush=True)
+    with _starting, log.open("a") as file:
         if _ending.is_set():
             raise SystemExit("interrupted")
+        about = f"# {time.strftime('%F %T %z')}, {socket.gethostname()}\n$ {shlex.join(command)}"
+        print(about, file=file, flush=True)
         process = subprocess.Popen(  # type: ignore[call-overload]  # Python 3.11's process_group
             command,
             env=environment,

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from timm.data import ImageDataset
@@ -63,7 +64,8 @@ def run(options: TimmOptions) -> None:
             infinite logits; too little memory.
     """
     check_absent([options.csv_path, options.items], options.overwrite)
-    folders = [open_folder(root, options.split) for root in options.data]
+    splits = options.split or [None]
+    folders = [open_folder(root, split) for root in options.data for split in splits]
     device = open_device(options.device)
     for given in options.checkpoint:
         check(load(given, options, device), folders, options)
@@ -146,6 +148,7 @@ def evaluate(
             "model": loaded.name,
             "checkpoint": loaded.checkpoint,
             "dataset": one.images.reader.root if one.images else "",
+            "split": Path(one.images.reader.root).name if one.images else "",
             "resolution": one.resolution,
             "extent": one.extent or (f"{modules[0].extent:g}" if modules else ""),
             "logn": one.logn,

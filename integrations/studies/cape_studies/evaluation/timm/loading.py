@@ -111,7 +111,8 @@ def _load_file(
     args = content.get("args")
     train_args = vars(args) if isinstance(args, argparse.Namespace) else args
     train_args = train_args if isinstance(train_args, dict) else {}
-    weights = clean_state_dict(content.get("state_dict") or content.get("model") or content)
+    kinds = ("state_dict_ema", "state_dict", "model")  # timm's load_checkpoint: the average first
+    weights = clean_state_dict(next(filter(None, map(content.get, kinds)), content))
     if not weights or not all(isinstance(value, Tensor) for value in weights.values()):
         raise ValueError(f"{path} holds no state dict")
     name = name or train_args.get("model") or content.get("arch")

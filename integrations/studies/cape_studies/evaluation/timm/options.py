@@ -45,8 +45,8 @@ class TimmOptions(RunOptions):
     model_kwargs: dict[str, Any] = Field({}, description="beside the file's own record")
 
     data: Annotated[list[str], Typed("DIR")] = Field([], description="folders of class folders")
-    split: str | None = Field(
-        None, description="sub-folder (default: validation, or the folder itself)"
+    split: list[str] = Field(
+        [], description="sub-folders, each a test (default: validation, or the folder itself)"
     )
     crop_pct: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="crop / resized size (default: the model's, else 0.875)"
@@ -92,7 +92,7 @@ class TimmOptions(RunOptions):
                 raise ValueError(f"--{name} takes 1 or 3 numbers, got {len(values)}")
         if 0 in self.std:
             raise ValueError("--std takes numbers above 0, got 0")
-        for name in ("checkpoint", "data", "resolutions", "extent", "size_bins"):
+        for name in ("checkpoint", "data", "split", "resolutions", "extent", "size_bins"):
             once(getattr(self, name) or [], f"--{name.replace('_', '-')}")
         if self.tta and (small := [r for r in self.resolutions if r <= self.tta_step]):
             raise ValueError(
