@@ -84,7 +84,7 @@ docs: install
 # The sdist and the wheel of cape-plugins, the same bytes each time
 dist: install
 	rm -rf dist
-	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build
+	sh tools/dist $(BIN)/python . dist
 	$(BIN)/twine check --strict dist/*
 
 bench: install

@@ -27,6 +27,7 @@ class VariantMark(nn.Module):
         spell: writes an option's name as the host's users type it.
         advice: what to do about another variant's checkpoint, besides building that variant.
         axes: 1 for sequences, 2 for images.
+        added: settings of every variant that older checkpoints lack: name → value, and theirs.
     """
 
     def __init__(
@@ -37,11 +38,14 @@ class VariantMark(nn.Module):
         *,
         advice: str = "give another checkpoint",
         axes: int = 1,
+        added: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
         super().__init__()
         taken = variants.get(pos).taken(axes)
         kept = {name: settings[name] for name in settings if name in taken}
         self.settings = {name: float(value) for name, value in kept.items() if value is not None}
+        self.before = {name: before for name, (_, before) in (added or {}).items()}
+        self.settings |= {name: value for name, (value, _) in (added or {}).items()}
         self.pos, self.spell, self.advice = pos, spell, advice
 
     def get_extra_state(self) -> Tensor:
@@ -63,7 +67,8 @@ class VariantMark(nn.Module):
                 f"the checkpoint was trained with {self.spell('pos')} {pos}, this model has "
                 f"{self.pos}: set {self.spell('pos')} {pos}, or {self.advice}"
             )
-        for (name, mine), theirs in zip(self.settings.items(), found, strict=False):
+        for index, (name, mine) in enumerate(self.settings.items()):
+            theirs = found[index] if index < len(found) else self.before.get(name, mine)
             if not math.isclose(mine, theirs, rel_tol=1e-5):
                 logging.warning(
                     f"the checkpoint was trained with {self.spell(name)} {theirs:g}, this model "

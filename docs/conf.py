@@ -15,7 +15,7 @@ copyright = "the cape-plugins authors"
 version = release = installed("cape-plugins")
 
 extensions = [
-    "myst_parser",
+    "myst_nb",  # MyST and notebooks
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
@@ -24,6 +24,14 @@ extensions = [
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 suppress_warnings = ["myst.header"]  # pages that are read as files too begin their parts at ###
+# Outputs are not committed. timm's notebook takes seconds and is run here, so that its pictures are
+# shown; the other two train for minutes, and say in their text what came out.
+nb_execution_mode = "force"
+nb_execution_excludepatterns = ["notebooks/fairseq.ipynb", "notebooks/espnet.ipynb"]
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+nb_output_stderr = "remove"  # tqdm wants a widget
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"

@@ -1,4 +1,4 @@
-"""Fills the tables of docs/positions.md and README's demo, and makes the pages of docs/results.
+"""Fills the tables of PAGES and makes the pages of docs/results.
 
     cape-report out/digits --out report
     cp report/scores.csv docs/results/digits.csv
@@ -23,6 +23,7 @@ from cape_studies.experiments.report_read import TRAININGS
 from cape_studies.experiments.report_scores import Score, Scores, interval
 
 HERE = Path(__file__).parent
+PAGES = [HERE / name for name in ("positions.md", "results.md", "cost.md")]
 KEYS = ["evaluation", "metric", "condition"]
 # each a heading, an evaluation, its metric and a condition, or none for the mean over all of them
 Columns = list[tuple[str, str, str, str]]
@@ -54,6 +55,7 @@ STUDIES = {
         + sweep("centre", "top1", ["24"], "centre")
         + sweep("anywhere", "top1", ["24"], "anywhere"),
     ),
+    "digit_canvas": (1, sweep("shift", "top1", ["0", "1", "2", "3", "4", "corner"])),
     "cifar10": (1, CIFAR10),
     "backbones": (1, CANVAS),
     "backbones_table": (1, CANVAS),
@@ -107,11 +109,11 @@ OVERALL = [
     ("**BLEU, ≤ 12** ↑", "multi30k_short", "bleu", "bleu", "at most 12"),
     ("> 15 ↑", "multi30k_short", "bleu_long", "bleu", "more than 15"),
 ]
-#: README's demo: host → its metric in words
+#: the demo: host → its metric in words, the variants without and with CAPE, the conditions
 DEMO = {
-    "timm": "top-1 accuracy (%) ↑",
-    "fairseq": "numbers translated correctly, in their place (%) ↑",
-    "espnet": "WER (%) ↓",
+    "timm": ("top-1 accuracy (%) ↑", "rope", "cape_rope", ["0", "2", "4", "corner"]),
+    "fairseq": ("numbers translated (%) ↑", "sinpos", "cape", ["8", "12", "16"]),
+    "espnet": ("WER (%) ↓", "sinpos", "cape_rope", ["1–3 s", "6–12 s", "12–24 s"]),
 }
 MODELS = {"vit_small": "ViT-S", "asr_12": "ASR", "wmt_base": "MT"}
 
@@ -201,7 +203,7 @@ def spread(values: Sequence[float], decimals: int) -> str:
     """The mean, of two trainings with both, from three on with half of the interval."""
     each = np.array(values)
     if len(each) < TRAININGS or np.isnan(each).any():
-        return report_tables.cell(Score(tuple(each)), decimals) if len(each) else ""
+        return report_tables.cell(Score(pd.Series(each)), decimals) if len(each) else ""
     low, high = interval(each)
     return f"{each.mean():.{decimals}f} ± {(high - low) / 2:.{decimals}f}"
 
@@ -212,17 +214,20 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def of_demo() -> str:
-    """README's: a row for each host and condition, with the difference of the two variants."""
+    """The demo: what matters of each host, the variant without CAPE beside that with it."""
     rows = []
-    found = report_read.read([HERE / "results" / "demo.csv"])
-    for one in sorted(found, key=lambda one: list(DEMO).index(one.study.host)):
-        scores = Scores(one, one.about.evaluation, one.about.metric)
-        for condition in scores.conditions:
-            pair = [report_tables.cell(scores.found[v, condition], 1) for v in ("sinpos", "cape")]
-            less = report_tables.cell(scores.differences["cape", condition], 1, "+")
-            bold = f"**{condition}**" if ("cape", condition) in scores.seen else condition
-            rows.append([one.study.host, DEMO[one.study.host], bold, *pair, less])
-    return table(["host", "metric", "tested at", "sinpos", "cape", "cape − sinpos"], rows)
+    found = {one.study.host: one for one in report_read.studies([HERE / "results" / "demo.csv"])}
+    for host, (metric, without, augmented, conditions) in DEMO.items():
+        about = found[host].study.report
+        scores = Scores(found[host], about.evaluation, about.metric)
+        for condition in conditions:
+            pair = [scores.found[variant, condition] for variant in (without, augmented)]
+            less = report_tables.cell(scores.differences[augmented, condition], 1, "+")
+            bold = f"**{condition}**" if (augmented, condition) in scores.seen else condition
+            cells = [report_tables.cell(one, 1) for one in pair]
+            rows.append([f"{host}, {metric}", bold, without, cells[0], augmented, cells[1], less])
+    heads = ["", "tested at", "without CAPE", "", "with CAPE", "", "difference"]
+    return table(heads, rows)
 
 
 def results() -> dict[Path, str]:
@@ -230,7 +235,7 @@ def results() -> dict[Path, str]:
     pages = {}
     for path in sorted((HERE / "results").glob("*.csv")):
         if path.stem != "cost":
-            found = [report.markdown(one, tables_of(one)) for one in report_read.read([path])]
+            found = [report.markdown(one, tables_of(one)) for one in report_read.studies([path])]
             pages[path.with_suffix(".md")] = "\n".join(found)
     return pages
 
@@ -241,12 +246,13 @@ def tables_of(result: report_read.Result) -> list[report_tables.Table]:
     return [each for pair in pairs for each in report_tables.tables(Scores(result, *pair))]
 
 
-def picture() -> None:
-    """Draw the figure that positions.md shows."""
-    path = HERE / "results" / "digits.csv"
-    (one,) = report_read.read([path])
-    scores = Scores(one, one.about.evaluation, one.about.metric)
-    report_figures.draw([scores], path.with_suffix(".png"), one.about.title)
+def pictures() -> None:
+    """Draw the figures that positions.md and README show."""
+    for name in ("digits", "digit_canvas"):
+        path = HERE / "results" / f"{name}.csv"
+        (one,) = report_read.studies([path])
+        scores = Scores(one, one.study.report.evaluation, one.study.report.metric)
+        report_figures.draw(scores, path.with_suffix(".png"))
 
 
 def filled(text: str) -> str:
@@ -266,8 +272,8 @@ def filled(text: str) -> str:
 
 
 if __name__ == "__main__":
-    picture()
-    for path in (HERE / "positions.md", HERE.parent / "README.md"):
+    pictures()
+    for path in PAGES:
         path.write_text(filled(path.read_text()))
     for path, text in results().items():
         path.write_text(text)

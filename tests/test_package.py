@@ -1,16 +1,19 @@
 """The sdist and the wheel: what they hold, and that they work where nothing else is installed."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
 import venv
 import zipfile
-from importlib.metadata import version
+from hashlib import sha256
+from importlib.metadata import Distribution, distribution, version
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = (  # what git holds at the top, but .gitignore
@@ -19,6 +22,7 @@ SHIPPED = (  # what git holds at the top, but .gitignore
     *("constraints.txt", "constraints-py311.txt", "constraints-fairseq-0.12.txt"),
     *("cape_plugins", "tests", "tools", "configs", "integrations", "benchmarks", "docs"),
 )
+LEFT_BEHIND = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
 HOSTS = ("timm/__init__.py", "fairseq/__init__.py", "espnet/__init__.py")
 
 pytestmark = [
@@ -30,22 +34,33 @@ pytestmark = [
 ]
 
 
+def build(source: Path, dist: Path) -> None:
+    """What ``make dist`` does, without its isolation."""
+    tool = ["sh", ROOT / "tools" / "dist", sys.executable, source, dist, "--no-isolation"]
+    clock = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
+    subprocess.run(tool, check=True, capture_output=True, env=clock)
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> SimpleNamespace:
     """The sdist, unpacked, and the wheel that is built from it: its path, names and metadata."""
     # from a copy of what git would ship: setuptools leaves a build folder in the source tree
     source, dist = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     for name in SHIPPED:
-        (source / name).symlink_to(ROOT / name)
-    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, source]
-    subprocess.run(build, check=True, capture_output=True)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=LEFT_BEHIND)
+        else:
+            shutil.copy(ROOT / name, source / name)
+    build(source, dist)
     (sdist,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
     with tarfile.open(sdist) as archive:
         archive.extractall(dist, filter="data")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         about = {Path(n).name: archive.read(n).decode() for n in names if ".dist-info/" in n}
-    return SimpleNamespace(unpacked=dist / "cape_plugins-0.1.0", wheel=wheel, names=names, **about)
+    made = SimpleNamespace(source=source, sdist=sdist, wheel=wheel, names=names, **about)
+    made.unpacked = dist / "cape_plugins-0.1.0"
+    return made
 
 
 def test_the_wheel_is_pure_python_and_holds_the_package_only(built):
@@ -66,14 +81,89 @@ def test_the_wheel_declares_its_entry_point_licence_and_pythons(built):
     assert not [line for line in lines if line.startswith("Classifier: License")]
 
 
+def install(python: Path, *words: object) -> None:
+    """Into the environment of that Python, which needs no pip of its own."""
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-compile", *words]
+    subprocess.run([*map(str, pip)], check=True, capture_output=True)
+
+
 def test_the_wheel_imports_in_an_empty_environment(built, tmp_path):
-    venv.create(tmp_path / "venv", with_pip=True)
+    venv.create(tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--no-deps", "--no-index", built.wheel]
-    subprocess.run(install, check=True, capture_output=True)
+    install(python, "--no-deps", "--no-index", built.wheel)
     code = "import cape_plugins; print(cape_plugins.__version__, len(dir(cape_plugins)) > 9)"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.split() == ["0.1.0", "True"], done.stderr
+
+
+def copy(source: str, target: str) -> None:
+    """A file with another time and other rights."""
+    shutil.copyfile(source, target)
+    os.utime(target, (0, 1234567890))
+    os.chmod(target, Path(source).stat().st_mode & 0o700)
+
+
+def test_sdist_and_wheel_are_the_same_bytes_wherever_and_whenever_they_are_built(built, tmp_path):
+    another = tmp_path / "another"
+    shutil.copytree(built.source, another, ignore=LEFT_BEHIND, copy_function=copy)
+    local = another / "integrations" / "studies" / "cape_studies.egg-info"  # an installation's
+    local.mkdir()
+    (local / "PKG-INFO").write_text("Version: 1")
+    build(another, tmp_path / "dist")
+    for one in (built.sdist, built.wheel):
+        again = tmp_path / "dist" / one.name
+        assert sha256(one.read_bytes()).digest() == sha256(again.read_bytes()).digest()
+
+
+def needed(name: str, known: dict[str, Distribution]) -> dict[str, Distribution]:
+    """A distribution of this environment with all that it needs."""
+    if name not in known:
+        known[name] = distribution(name)
+        for line in known[name].requires or []:
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                needed(requirement.name, known)
+    return known
+
+
+def lend(found: dict[str, Distribution], site: Path) -> None:
+    """Link distributions into another environment."""
+    for one in found.values():
+        for name in {path.parts[0] for path in one.files or []} - {"..", "__pycache__"}:
+            if not (site / name).exists():
+                (site / name).symlink_to(one.locate_file(name))
+
+
+def test_the_wheel_with_timm_knows_our_models_by_name_in_an_empty_environment(built, tmp_path):
+    """pip resolves and installs all but torch and torchvision, gigabytes, which are lent."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--retries", "1"]
+    probe = [*pip, "install", "--dry-run", "--no-deps", "--ignore-installed", "packaging"]
+    if subprocess.run(probe, capture_output=True).returncode:
+        pytest.skip("there is no package index here")
+    venv.create(tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    lend(needed("torchvision", {}), site)
+    before = {path.name for path in site.iterdir()}
+    install(python, "--constraint", ROOT / "constraints.txt", f"{built.wheel}[timm]")
+    assert {"timm", "cape_plugins", "safetensors"} <= {
+        path.name for path in site.iterdir()
+    } - before
+
+    def run(*words: str) -> str:
+        bare = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        done = subprocess.run(
+            [python, *words], capture_output=True, text=True, cwd=tmp_path, env=bare
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    code = "import timm; print(type(timm.create_model('vit_tiny_patch16_cape_224')).__module__)"
+    assert run("-c", code).strip() == "cape_plugins.timm.vision_transformer"
+    about = run("-m", "cape_plugins.env").splitlines()
+    assert about[0] == f"cape-plugins {version('cape-plugins')}"
+    assert [line for line in about if line.startswith("timm ") and ": knows our models" in line]
+    assert "fairseq: not installed" in about
 
 
 def test_the_sdist_holds_what_git_holds_and_its_tests_run(built):

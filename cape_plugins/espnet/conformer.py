@@ -54,7 +54,8 @@ class InSeconds(AbsEncoder):
     - Recipes may keep ``pos_enc_layer_type: rel_pos``, ``rel_pos_type`` and ``rel_selfattn``:
       ``pos`` counts, they do not. ``zero_triu``, ``max_pos_emb_len`` and ``ctc_trim`` are for
       ``pos: rel_pos`` alone.
-    - Content is scaled by √channels before positions are added, as ESPnet does for its own.
+    - Content is scaled by √channels before positions are added, as ESPnet does for its own;
+      ``content_scale`` is another factor.
     - A frame after subsampling is where the middle of what its convolutions see is.
     - Padding changes nothing, except with ``pos: rel_pos`` and ``rel_pos_type: legacy``
       (Conformer's default): then positions are counted from the padded end.
@@ -76,6 +77,7 @@ class InSeconds(AbsEncoder):
     espnets: type[AbsEncoder]
     embed: nn.Module
     frame_shift: float  # seconds between feature frames, where no times are given
+    own_scale: float | None = None  # content_scale unless given; None is ESPnet's, √channels
     longest: float = math.inf  # seconds, beyond which a recording is far longer than Δ covers
 
     def __init_subclass__(cls) -> None:
@@ -150,7 +152,10 @@ class InSeconds(AbsEncoder):
     def _replace_positions(self, settings: SecondsSettings, heads: int) -> None:
         """Put our positions and attention where ESPnet's were."""
         (theirs,) = (m for m in self.embed.modules() if isinstance(m, PositionalEncoding))
-        self.scale, self.dropout = theirs.xscale, theirs.dropout
+        own_scale = theirs.xscale if self.own_scale is None else self.own_scale  # ESPnet's is √d
+        scale = own_scale if settings.content_scale is None else settings.content_scale
+        self.scale = theirs.xscale if scale == "sqrt" else float(scale)
+        self.dropout = theirs.dropout
         replace(self.embed, PositionalEncoding, lambda _: nn.Identity())
         channels, spacing = self.output_size(), self.stride * settings.frame_shift
         local, reach = settings.max_local_shift, settings.relpos_context
@@ -178,10 +183,11 @@ class InSeconds(AbsEncoder):
             replace(layer, MultiHeadedAttention, functools.partial(EspnetAttention, attention))
         self.mark = VariantMark(
             settings.pos,
-            {**vars(settings), "max_local_shift": local},
+            {**vars(settings), "max_local_shift": local, "relpos_context": reach},
             "encoder_conf {}:".format,
             advice="give another checkpoint or --output_dir (to start from its weights all the "
             "same: --init_param FILE:::encoder.mark)",
+            added={"content_scale": (self.scale, own_scale)},
         )
         if settings.takes("max_global_shift") and settings.max_global_shift > 0:
             self.longest = 4 * settings.max_global_shift

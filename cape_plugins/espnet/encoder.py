@@ -77,6 +77,8 @@ class CapeTransformerEncoder(InSeconds, ConformerEncoder):
         ValueError, TypeError: as :class:`cape_plugins.espnet.conformer.InSeconds`.
     """
 
+    own_scale = 1.0  # of the content, as in the authors' code
+
     def __init__(
         self,
         input_size: int,
@@ -101,7 +103,6 @@ class CapeTransformerEncoder(InSeconds, ConformerEncoder):
         given |= dict(input_layer="linear", activation_type="relu", use_cnn_module=False)
         front = ConvolutionalFront(input_size, output_size, conv_dropout_rate)
         super().__init__(front=front, **given, **{"rel_pos_type": "latest", **options})
-        self.scale = 1.0  # of the content, as the authors
         for layer in self.encoders:
             layer.dropout = nn.Identity()
         drop_layers(self.encoders, layer_drop_rate)

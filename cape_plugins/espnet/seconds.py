@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from espnet2.asr.encoder.conformer_encoder import TooShortUttError
 
@@ -47,6 +47,12 @@ class SecondsSettings(SequenceSettings):
     frequency_scale: float = option(
         30.0, "multiplies all frequencies of sinusoids and rotations; 30, as positions are seconds"
     )
+    content_scale: float | Literal["sqrt"] | None = option(
+        None,
+        "what the front gives is multiplied by this before positions are added; sqrt is "
+        "√output_size. null is 1 in cape_transformer (authors' code), and sqrt in ESPnet's "
+        "encoders (its PositionalEncoding)",
+    )
     frame_shift: float = option(
         0.01, "seconds between feature frames, hop_length / fs; model cape_asr checks that they are"
     )
@@ -56,6 +62,11 @@ class SecondsSettings(SequenceSettings):
         if not (is_number(self.frame_shift) and 0 < self.frame_shift <= 1):
             raise ValueError(
                 f"frame_shift must be seconds > 0 and ≤ 1, such as 0.01, got {self.frame_shift!r}"
+            )
+        scale: Any = self.content_scale
+        if not (scale in (None, "sqrt") or (is_number(scale) and scale > 0)):
+            raise ValueError(
+                f"content_scale must be a finite number > 0 or sqrt, √output_size, got {scale!r}"
             )
         self.refuse_options()
 

@@ -1,28 +1,29 @@
-"""Telephone keys (DTMF) dialled in noise, as ESPnet wants them.
+"""Two-tone pages in noise, as ESPnet wants them: the order of a page's tones is its number.
 
     python integrations/espnet/make_tones.py --out tones --train 9000
 
-Recordings at 8 kHz: of 1 to 3 s for training and validation, longer ones for testing. Two short
-presses of a key take as long as one long press: only a gap, short as it may be and in noise, tells
-them apart. Writes <out>/<set>/wav.scp and text, and <out>/tokens.txt.
+So pagers of fire brigades were called (two-tone sequential paging). Recordings at 8 kHz: of 1 to
+3 s for training and validation, longer ones for testing. The silence between the tones is longer
+than what a convolution of the encoder's front sees, so that only positions tell which came first.
+Writes <out>/<set>/wav.scp and text, and <out>/tokens.txt.
 """
 
 import argparse
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 import soundfile
 
 RATE = 8000  # Hz
-ROWS = (697, 770, 852, 941)  # Hz, the lower tone of a key
-COLUMNS = (1209, 1336, 1477)  # Hz, the upper
-KEYS = {**{str(digit): divmod(digit - 1, 3) for digit in range(1, 10)}, "0": (3, 1)}
-TONE_SECONDS = (0.08, 0.30)
-GAP_SECONDS = (0.06, 0.24)
-REPEATED = 0.4  # the share of keys that repeat the one before
-SNR_DECIBEL = -5.0  # of a key at level 0
-LEVEL_DECIBEL = (-6.0, 6.0)
-TESTS = {(1, 3): 120, (3, 6): 50, (6, 12): 25, (12, 24): 12, (24, 36): 6}  # seconds: recordings
+TONES = (600.0, 800.0, 1060.0, 1410.0)  # Hz
+PAGES = ["".join(pair) for pair in permutations("1234", 2)]
+TONE_SECONDS = (0.10, 0.16)
+GAP_SECONDS = (0.12, 0.18)  # between the tones of a page
+PAUSE_SECONDS = (0.24, 0.40)  # between pages
+SNR_DECIBEL = 0.0  # of a tone at level 0
+LEVEL_DECIBEL = (-3.0, 3.0)
+TESTS = {(1, 3): 200, (3, 6): 90, (6, 12): 45, (12, 24): 22}  # seconds: recordings
 
 
 def main() -> None:
@@ -43,43 +44,42 @@ def main() -> None:
         random = np.random.default_rng((arguments.seed, number))
         scp, text = [], []
         for index in range(count):
-            samples, keys = dial(random, random.uniform(*seconds))
+            samples, pages = call(random, random.uniform(*seconds))
             path = folder / "wav" / f"{name}_{index:05d}.wav"
             soundfile.write(path, samples, RATE, subtype="PCM_16")
             scp.append(f"{path.stem} {path}\n")
-            text.append(f"{path.stem} {' '.join(keys)}\n")
+            text.append(f"{path.stem} {' '.join(pages)}\n")
         (folder / "wav.scp").write_text("".join(scp))
         (folder / "text").write_text("".join(text))
-    tokens = ["<blank>", "<unk>", *sorted(KEYS), "<sos/eos>"]
+    tokens = ["<blank>", "<unk>", *PAGES, "<sos/eos>"]
     (arguments.out / "tokens.txt").write_text("".join(f"{token}\n" for token in tokens))
 
 
-def dial(random: np.random.Generator, seconds: float) -> tuple[np.ndarray, list[str]]:
-    """One recording of about ``seconds``: samples in [-1, 1], and the keys dialled."""
-    pieces = [silence(random)]
-    keys: list[str] = []
+def call(random: np.random.Generator, seconds: float) -> tuple[np.ndarray, list[str]]:
+    """One recording of about ``seconds``: samples in [-1, 1], and the pages called."""
+    pieces = [silence(random, PAUSE_SECONDS)]
+    pages: list[str] = []
     while sum(map(len, pieces)) < seconds * RATE:
-        repeats = bool(keys) and random.random() < REPEATED
-        keys.append(keys[-1] if repeats else str(random.integers(10)))
-        pieces += [gain(random.uniform(*LEVEL_DECIBEL)) * tone(random, keys[-1]), silence(random)]
+        pages.append(str(random.choice(PAGES)))
+        first, second = (tone(random, TONES[int(digit) - 1]) for digit in pages[-1])
+        pieces += [first, silence(random, GAP_SECONDS), second, silence(random, PAUSE_SECONDS)]
     clean = np.concatenate(pieces)
     noise = gain(-SNR_DECIBEL) * random.standard_normal(len(clean), np.float32)
-    samples = clean + noise  # a key at level 0 has power 1
-    return samples * (0.9 / np.abs(samples).max()), keys
+    samples = clean + noise  # a tone at level 0 has power 1
+    return samples * (0.9 / np.abs(samples).max()), pages
 
 
-def tone(random: np.random.Generator, key: str) -> np.ndarray:
-    """A key pressed for a while."""
-    row, column = KEYS[key]
+def tone(random: np.random.Generator, hertz: float) -> np.ndarray:
+    """A tone for a while, at a level of its own."""
     time = np.arange(int(random.uniform(*TONE_SECONDS) * RATE)) / RATE
-    phases = random.uniform(0, 2 * np.pi, 2)
-    lower = np.sin(2 * np.pi * ROWS[row] * time + phases[0])
-    return lower + np.sin(2 * np.pi * COLUMNS[column] * time + phases[1])
+    phase = random.uniform(0, 2 * np.pi)
+    level = gain(random.uniform(*LEVEL_DECIBEL))
+    return level * np.sqrt(2) * np.sin(2 * np.pi * hertz * time + phase)
 
 
-def silence(random: np.random.Generator) -> np.ndarray:
-    """Between keys."""
-    return np.zeros(int(random.uniform(*GAP_SECONDS) * RATE))
+def silence(random: np.random.Generator, seconds: tuple[float, float]) -> np.ndarray:
+    """Between tones."""
+    return np.zeros(int(random.uniform(*seconds) * RATE))
 
 
 def gain(decibel: float) -> float:

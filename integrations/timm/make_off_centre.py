@@ -1,47 +1,87 @@
-"""Images on a larger black canvas, in its middle and anywhere on it, as timm's ImageFolder.
+"""Images on a larger black canvas, in its middle, anywhere on it or moved by so much.
 
     python integrations/timm/make_off_centre.py --images images/test --out off_centre
+    python integrations/timm/make_off_centre.py --images images/test --out moved --shifts 0 1 2
 
-Writes {centre,anywhere}/<class>/<image>.png: what differs between the two is where the object is.
+Writes {centre,anywhere}/<class>/<image>.png for timm's ImageFolder: what differs between the two is
+where the object is. With ``--shifts`` writes {0,1,2,corner}/…: the object moved by so many pixels,
+each image in one of the four directions in turn, and into one of the corners.
 """
 
 import argparse
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image
 
+DIRECTIONS = (1, 0), (0, 1), (-1, 0), (0, -1)
+CORNERS = (1, 1), (-1, 1), (-1, -1), (1, -1)
+
 
 def main() -> None:
-    """Write both; ends with status 2 and a line if there are no images."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--images", type=Path, required=True, help="folder of <class>/<image>")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--canvas", type=float, default=1.5, help="its side, in the image's")
-    parser.add_argument("--seed", type=int, default=0, help="of the places")
-    arguments = parser.parse_args()
-    if arguments.canvas < 1:
-        parser.error(f"--canvas must be ≥ 1, got {arguments.canvas:g}")
+    """Write all; ends with status 2 and a line if there are no images or they do not fit."""
+    arguments, parser = parse()
     paths = sorted(path for path in arguments.images.glob("*/*") if path.is_file())
     if not paths:
         parser.error(f"{arguments.images} holds no <class>/<image>")
     places = random.Random(arguments.seed)
-    for path in paths:
+    for number, path in enumerate(paths):
         with Image.open(path) as image:
             size = tuple(round(side * arguments.canvas) for side in image.size)
-            room = [whole - side for whole, side in zip(size, image.size, strict=True)]
-            corners = {
-                "centre": tuple(one // 2 for one in room),
-                "anywhere": tuple(places.randint(0, one) for one in room),
-            }
-            for split, corner in corners.items():
+            room = [(whole - side) // 2 for whole, side in zip(size, image.size, strict=True)]
+            if max(arguments.shifts, default=arguments.jitter) > min(room):
+                parser.error(f"objects have room for {min(room)} pixels to each side on the canvas")
+            moved = moves(number, room, arguments, places)
+            for split, name, move in moved:
                 canvas = Image.new(image.mode, size)
-                canvas.paste(image, corner)
-                out = arguments.out / split / path.parent.name / f"{path.stem}.png"
+                canvas.paste(image, tuple(one + by for one, by in zip(room, move, strict=True)))
+                out = arguments.out / split / path.parent.name / f"{path.stem}{name}.png"
                 out.parent.mkdir(parents=True, exist_ok=True)
                 canvas.save(out)
+
+
+def parse() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--images", type=Path, required=True, help="folder of <class>/<image>")
+    add("--out", type=Path, required=True, help="folder to write")
+    add("--canvas", type=float, default=1.5, help="its side, in the image's (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of the places")
+    add("--jitter", type=int, default=0, help="pixels around the middle, at most (default: none)")
+    add("--copies", type=int, default=1, help="of each image, each at a place of its own")
+    about = "in place of centre and anywhere: pixels that the object is moved by"
+    add("--shifts", type=int, nargs="+", default=[], metavar="N", help=about)
+    arguments = parser.parse_args()
+    if arguments.canvas < 1:
+        parser.error(f"--canvas must be ≥ 1, got {arguments.canvas:g}")
+    for name, least in (("jitter", 0), ("copies", 1)):
+        if getattr(arguments, name) < least:
+            parser.error(f"--{name} must be ≥ {least}, got {getattr(arguments, name)}")
+    if min(arguments.shifts, default=0) < 0 or (arguments.shifts and arguments.jitter):
+        parser.error("--shifts are ≥ 0 pixels, and exact: leave --jitter out")
+    return arguments, parser
+
+
+def moves(
+    number: int, room: list[int], arguments: argparse.Namespace, places: random.Random
+) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Split, end of the file's name, and pixels (x, y) from the middle, of one image's copies."""
+    if arguments.shifts:
+        x, y = DIRECTIONS[number % 4]
+        for shift in arguments.shifts:
+            yield str(shift), "", (shift * x, shift * y)
+        x, y = CORNERS[number % 4]
+        yield "corner", "", (room[0] * x, room[1] * y)
+        return
+    jitter = arguments.jitter
+    for copy in range(arguments.copies):
+        name = f"_{copy}" if arguments.copies > 1 else ""
+        yield "centre", name, tuple(jitter and places.randint(-jitter, jitter) for _ in room)
+        yield "anywhere", name, tuple(places.randint(-one, one) for one in room)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 import lightning
 import timm
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from timm.data import (
     IMAGENET_DEFAULT_MEAN,
@@ -45,6 +45,7 @@ def main() -> None:
         logger=False,
         enable_model_summary=False,
         callbacks=[
+            EMAWeightAveraging(decay=arguments.ema_decay),  # what is left in the model at the end
             ModelCheckpoint(out, "last", every_n_train_steps=100, enable_version_counter=False),
             Progress(),
         ],
@@ -69,6 +70,7 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--data-dir", type=Path, required=True, help="with train/<class>/")
+    add("--train-split", default="train", help="its folder in --data-dir (default: %(default)s)")
     add("--out", type=Path, required=True, help="folder of the checkpoint")
     add("--model", required=True, help="timm's name")
     add("--model-kwargs", nargs="*", default={}, action=ParseKwargs, help="NAME=VALUE")
@@ -79,6 +81,7 @@ def parse() -> argparse.Namespace:
     add("--no-aug", action="store_true", help="no augmentation of the images")
     add("--scale", type=float, nargs=2, default=(0.08, 1.0), help="area of random crops (timm's)")
     add("--hflip", type=float, default=0.5, help="probability of a flip (timm's)")
+    add("--ema-decay", type=float, default=0.99, help="of the average of the weights")
     add("--smoothing", type=float, default=0.1, help="of labels")
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
@@ -88,7 +91,7 @@ def parse() -> argparse.Namespace:
 def images(arguments: argparse.Namespace) -> DataLoader:
     """timm's data pipeline at one image size: its usual augmentation, or a resize alone."""
     return create_loader(
-        create_dataset("", root=str(arguments.data_dir), split="train"),
+        create_dataset("", root=str(arguments.data_dir), split=arguments.train_split),
         input_size=(3, arguments.img_size, arguments.img_size),
         batch_size=arguments.batch_size,
         is_training=True,
@@ -108,7 +111,9 @@ class Classifier(lightning.LightningModule):
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         super().__init__()
-        classes = sum(path.is_dir() for path in (arguments.data_dir / "train").iterdir())
+        classes = sum(
+            path.is_dir() for path in (arguments.data_dir / arguments.train_split).iterdir()
+        )
         own = dict(num_classes=classes, img_size=arguments.img_size)
         self.model_kwargs = own | arguments.model_kwargs
         model = timm.create_model(arguments.model, **self.model_kwargs)

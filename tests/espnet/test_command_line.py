@@ -105,6 +105,7 @@ def test_print_config_prints_the_defaults(runner, monkeypatch):
         ),
         (["--encoder_conf", "frame_shift=0"], "frame_shift"),
         (["--encoder_conf", "frame_shift=0.02"], r"encoder_conf frame_shift is 0[.]02 s"),
+        (["--encoder_conf", "content_scale=root"], "encoder_conf: content_scale must be .*'root'"),
         (["--model_conf", "interctc_weight=0.3"], "interctc_layer_idx"),
         (["--frontend_conf", "hop_unit=nope"], "hop_unit"),
     ],
@@ -232,6 +233,20 @@ def test_another_pos_is_refused_in_one_line_and_other_settings_are_logged(make, 
     make(max_global_shift=7.0).load_state_dict(state)
     (message,) = caplog.messages
     assert message.endswith("trained with encoder_conf max_global_shift: 5, this model has 7")
+
+
+def test_another_content_scale_is_logged_and_older_checkpoints_have_the_default(make, caplog):
+    state = make(content_scale="sqrt").state_dict()
+    make(content_scale=4).load_state_dict(state)
+    assert caplog.messages == []
+    make().load_state_dict(state)
+    assert caplog.messages.pop().endswith("content_scale: 4, this model has 1")
+    caplog.clear()
+    state["mark._extra_state"] = state["mark._extra_state"][:-1]  # as before there was a scale
+    make().load_state_dict(state)
+    assert caplog.messages == []
+    make(content_scale="sqrt").load_state_dict(state)
+    assert caplog.messages.pop().endswith("content_scale: 1, this model has 4")
 
 
 def test_to_resume_or_initialise_or_recognise_with_another_pos_is_refused(

@@ -176,6 +176,7 @@ REFUSED = [
     *(("random_range", value, "finite and > 0") for value in (0, math.nan, True)),
     ("frequency_scale", math.nan, "> 0"),
     *(("attention_logn", value, "number of tokens") for value in (1, -100, 33.3, True, math.nan)),
+    *(("content_scale", value, "> 0 or sqrt") for value in (0, -8.0, math.nan, "root", True)),
     *(("frame_shift", value, "seconds > 0 and ≤ 1") for value in (0, None, 10, "0.01")),
     *((rate, 1.5, r"in \[0, 1\)") for rate in ("layer_drop_rate", "stochastic_depth_rate")),
     *(("interctc_layer_idx", value, "from 1 to 1") for value in ([0, 1], [1, 2], [True], 1, "1")),
@@ -229,6 +230,7 @@ NOT_TAKEN = [
     ("cape_alibi", "max_global_shift", 5.0, "cape"),
     ("rel_pos", "max_global_scale", 2.0, ""),
     ("rel_pos", "attention_logn", 7, ""),
+    ("rel_pos", "content_scale", 1, ""),  # ESPnet's own scales by √channels
     ("rel_pos", "pos_enc_layer_type", "abs_pos", ""),
     ("cape", "pos_enc_layer_type", "scaled_abs_pos", ""),
     ("cape", "zero_triu", True, ""),

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 pytest.importorskip("espnet2")
 
@@ -124,6 +125,32 @@ def test_a_frame_is_where_the_middle_of_what_its_convolutions_see_is(
         (sees,) = gradient[0].abs().sum(dim=1).nonzero(as_tuple=True)
         middle = 5 + 0.02 * (sees[0] + sees[-1]).item() / 2
         assert seconds[0, frame].item() == pytest.approx(middle)
+
+
+# --- content
+
+
+@pytest.mark.parametrize("pos", ["nopos", "cape", "relpos"])
+@every_encoder
+def test_content_is_multiplied_by_its_scale_before_positions_are_added(name, pos, make, batch):
+    own = {"content_scale": None}, 1.0 if name == "cape_transformer" else 4.0  # √16 channels
+    for options, scale in (({}, own[1]), own, ({"content_scale": 8}, 8.0)):
+        plain, scaled = make(name, pos, content_scale=1.0).eval(), make(name, pos, **options).eval()
+        (*_, last) = (m for m in plain.embed.modules() if isinstance(m, (nn.Conv1d, nn.Linear)))
+        # the other half of the convolution's channels are the gates of its GLU
+        content = len(last.weight) // 2 if isinstance(last, nn.Conv1d) else len(last.weight)
+        for parameter in last.parameters():
+            parameter.data[:content] *= scale
+        inputs = batch(61, 40)
+        torch.testing.assert_close(scaled(*inputs)[0], plain(*inputs)[0], rtol=1e-5, atol=1e-5)
+
+
+@every_encoder
+def test_content_scale_sqrt_is_the_root_of_the_channels(name, make, batch):
+    inputs = batch(61, 40)
+    root, four = (make(name, content_scale=scale).eval() for scale in ("sqrt", 4))
+    assert root(*inputs)[0].equal(four(*inputs)[0])
+    assert not root(*inputs)[0].allclose(make(name, content_scale=1).eval()(*inputs)[0], atol=1e-2)
 
 
 # --- what options in seconds become

@@ -1,4 +1,4 @@
-"""The README's first steps, on a small corpus."""
+"""The first steps of README and of integrations/fairseq/README.md, on a small corpus."""
 
 import itertools
 import os
@@ -14,7 +14,8 @@ pytest.importorskip("fairseq")
 pytest.importorskip("subword_nmt")
 pytestmark = pytest.mark.release
 
-README = Path(__file__).resolve().parents[2] / "integrations" / "fairseq" / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "integrations" / "fairseq" / "README.md"
 FIRST_STEPS, _ = README.read_text().split("**Without autoload**")
 BLOCKS = re.findall(r"```sh\n(.*?)```", FIRST_STEPS, flags=re.DOTALL)
 NOUNS = {"dog": "hund", "cat": "katze", "child": "kind", "man": "mann", "bird": "vogel"}
@@ -77,3 +78,18 @@ def test_two_processes_train_together_as_the_readme_says(text):
     output = shell(text, two.replace("wait", "for job in $(jobs -p); do wait $job; done"))
     assert "training on 2 devices" in output
     assert (text / "checkpoints2" / "checkpoint_last.pt").is_file()
+
+
+def test_the_quickstart_of_the_first_page_trains_and_translates(data, tmp_path):
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    (script,) = (block for block in blocks if "fairseq-train" in block)
+    smaller = "--max-update 2 --cpu --required-batch-size-multiple 1"
+    for side in ("encoder", "decoder"):
+        smaller += f" --{side}-layers 1 --{side}-embed-dim 16 --{side}-ffn-embed-dim 32"
+    assert script.count("--max-epoch 50") == 1
+    script = script.replace("--max-epoch 50", smaller)
+    script = script.replace("fairseq-generate data-bin", "fairseq-generate data-bin --cpu")
+    (tmp_path / "data-bin").symlink_to(data)
+    output = shell(tmp_path, script)
+    assert re.search(r"^H-0\t", output, flags=re.MULTILINE)
+    assert "BLEU4 = " in output

@@ -60,37 +60,89 @@ def test_linked_images_are_the_first_of_each_class(
             assert all(path.read_bytes() == b"jpeg" for path in links)
 
 
-def test_the_object_is_whole_on_both_canvases(run, tmp_path):
-    pixels = np.random.default_rng(0).integers(1, 256, (6, 8, 8), dtype=np.uint8)
+@pytest.fixture
+def objects(tmp_path):
+    """Eight images of 8 × 8 pixels, none of them black, in a folder of one class."""
+    pixels = np.random.default_rng(0).integers(1, 256, (8, 8, 8), dtype=np.uint8)
+    (tmp_path / "images" / "a").mkdir(parents=True)
     for index, one in enumerate(pixels):
-        path = tmp_path / "images" / "a" / f"{index}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(one).save(path)
+        Image.fromarray(one).save(tmp_path / "images" / "a" / f"{index}.png")
+    return pixels
+
+
+def place(path, pixels):
+    """How far right and down of the canvas' middle the object is; it must be whole."""
+    canvas = np.asarray(Image.open(path))
+    rows, columns = (np.flatnonzero(canvas.any(axis=axis)) for axis in (1, 0))
+    row, column = rows[0], columns[0]
+    assert (canvas[row : row + 8, column : column + 8] == pixels).all()
+    middle = (len(canvas) - 8) // 2
+    return column - middle, row - middle
+
+
+def test_the_object_is_whole_on_both_canvases(run, tmp_path, objects):
     folders = ["--images", tmp_path / "images", "--out", tmp_path / "out"]
     assert run("make_off_centre.py", *folders) == (0, "")
-    corners = set()
-    for index, one in enumerate(pixels):
-        centre, anywhere = (
-            np.asarray(Image.open(tmp_path / "out" / split / "a" / f"{index}.png"))
-            for split in ("centre", "anywhere")
-        )
-        assert centre.shape == (12, 12)
-        assert (centre[2:10, 2:10] == one).all()
-        rows, columns = (np.flatnonzero(anywhere.any(axis=axis)) for axis in (1, 0))
-        assert (anywhere[rows[0] : rows[0] + 8, columns[0] : columns[0] + 8] == one).all()
-        corners.add((rows[0], columns[0]))
-    assert len(corners) > 1
+    found = [
+        [place(tmp_path / "out" / split / "a" / f"{i}.png", one) for i, one in enumerate(objects)]
+        for split in ("centre", "anywhere")
+    ]
+    assert set(found[0]) == {(0, 0)}
+    assert len(set(found[1])) > 1
+    assert np.abs(found[1]).max() == 2  # the canvas has 12 × 12 pixels
+
+
+def test_copies_of_an_object_are_jittered_around_the_middle(run, tmp_path, objects):
+    folders = ["--images", tmp_path / "images", "--out", tmp_path / "out"]
+    options = ["--canvas", 2, "--jitter", 1, "--copies", 3]
+    assert run("make_off_centre.py", *folders, *options) == (0, "")
+    places = {
+        place(tmp_path / "out" / "centre" / "a" / f"{index}_{copy}.png", one)
+        for index, one in enumerate(objects)
+        for copy in range(3)
+    }
+    assert len(places) > 4
+    assert np.abs(list(places)).max() == 1
+
+
+def test_objects_are_moved_by_so_many_pixels_in_all_directions_and_into_all_corners(
+    run, tmp_path, objects
+):
+    folders = ["--images", tmp_path / "images", "--out", tmp_path / "out"]
+    assert run("make_off_centre.py", *folders, "--canvas", 2, "--shifts", 0, 3) == (0, "")
+    found = {
+        split: {
+            place(tmp_path / "out" / split / "a" / f"{index}.png", one)
+            for index, one in enumerate(objects)
+        }
+        for split in ("0", "3", "corner")
+    }
+    assert found["0"] == {(0, 0)}
+    assert found["3"] == {(3, 0), (0, 3), (-3, 0), (0, -3)}
+    assert found["corner"] == {(4, 4), (-4, 4), (-4, -4), (4, -4)}
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [([], "holds no <class>/<image>"), (["--canvas", 0.5], "must be ≥ 1")]
+    ("options", "message"),
+    [
+        (["--canvas", 0.5], "--canvas must be ≥ 1"),
+        (["--canvas", 2, "--shifts", 5], "objects have room for 4 pixels to each side"),
+        (["--canvas", 2, "--jitter", 5], "objects have room for 4 pixels to each side"),
+        (["--shifts", 1, "--jitter", 1], "leave --jitter out"),
+        (["--copies", 0], "--copies must be ≥ 1"),
+    ],
 )
-def test_a_folder_without_images_and_too_small_a_canvas_are_refused(
-    run, tmp_path, options, message
-):
-    status, error = run("make_off_centre.py", "--images", tmp_path, "--out", tmp_path, *options)
+def test_what_does_not_fit_on_the_canvas_is_refused(run, tmp_path, objects, options, message):
+    folders = ["--images", tmp_path / "images", "--out", tmp_path / "out"]
+    status, error = run("make_off_centre.py", *folders, *options)
     assert status == 2
     assert message in error.splitlines()[-1]
+
+
+def test_a_folder_without_images_is_refused(run, tmp_path):
+    status, error = run("make_off_centre.py", "--images", tmp_path, "--out", tmp_path)
+    assert status == 2
+    assert "holds no <class>/<image>" in error.splitlines()[-1]
 
 
 def test_a_folder_that_is_no_checkout_of_timm_is_named(run, tmp_path):

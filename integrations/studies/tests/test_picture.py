@@ -1,15 +1,17 @@
-"""README's picture, docs/cape.png: the steps that it shows, and that the file is what is drawn."""
+"""The pictures of README and docs/variants.md: what they show, and that files are what is drawn."""
 
+import re
 import runpy
 from pathlib import Path
 
 import pytest
 import torch
 
-from cape_plugins import patch_grid
+from cape_plugins import patch_grid, variants
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 picture = runpy.run_path(str(DOCS / "draw_picture.py"))
+of_variants = runpy.run_path(str(DOCS / "draw_variants.py"))
 
 
 def test_the_steps_of_the_augmentation_add_up():
@@ -24,11 +26,34 @@ def test_the_steps_of_the_augmentation_add_up():
     assert 1.1 < scale <= 1.4
 
 
-def test_the_file_is_what_is_drawn(tmp_path):
+def assert_same(drawn: Path, kept: Path) -> None:
     image = pytest.importorskip("PIL.Image")
-    picture["draw"](tmp_path / "drawn.png")
-    with image.open(tmp_path / "drawn.png") as drawn, image.open(DOCS / "cape.png") as kept:
-        assert drawn.size == kept.size
-        difference = torch.tensor(list(drawn.convert("L").tobytes())).float()
-        difference -= torch.tensor(list(kept.convert("L").tobytes())).float()
+    with image.open(drawn) as one, image.open(kept) as other:
+        assert one.size == other.size
+        difference = torch.tensor(list(one.convert("L").tobytes())).float()
+        difference -= torch.tensor(list(other.convert("L").tobytes())).float()
     assert difference.abs().mean() < 2  # fonts may differ
+
+
+def test_the_file_is_what_is_drawn(tmp_path):
+    picture["draw"](tmp_path / "drawn.png")
+    assert_same(tmp_path / "drawn.png", DOCS / "cape.png")
+
+
+def test_every_variant_that_does_something_has_its_picture_on_the_page():
+    page = (DOCS / "variants.md").read_text("utf-8")
+    shown = re.findall(r"\(variants/(\w+)\.png\)", page)
+    assert sorted(shown) == sorted(of_variants["SHOWN"])
+    assert {*shown, "nopos", "relpos_first"} == {*variants.VARIANTS}  # relpos in the first layer
+
+
+@pytest.mark.parametrize("pos", of_variants["SHOWN"])
+def test_samples_differ_in_training_where_the_variant_augments_and_the_file_is_what_is_drawn(
+    pos, tmp_path
+):
+    one, another, evaluation = of_variants["panels"](pos).values()
+    augments = pos.startswith(("cape", "random"))
+    assert torch.equal(one, another) != augments
+    assert torch.equal(one, evaluation) != augments
+    of_variants["draw"](pos, tmp_path / "drawn.png")
+    assert_same(tmp_path / "drawn.png", DOCS / "variants" / f"{pos}.png")

@@ -6,71 +6,54 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn, TypeVar
+from typing import Any
 
 from cape_studies.evaluation.options import Options
 
-Kind = TypeVar("Kind", bound=Options)
 
-
-def call(module: str, prog: str, extra: str, argv: Sequence[str] | None = None) -> None:
-    """Import the module of a command now, not before, and call its ``main(argv)``.
-
-    Args:
-        module: of the command.
-        prog: the command's name.
-        extra: of cape-plugins, that brings what the command needs.
-        argv: its arguments. Default: those of this process.
+def call(host: str, argv: Sequence[str] | None = None) -> None:
+    """Import the command of timm, fairseq or espnet now, not before, and call its ``main(argv)``.
 
     Raises:
         SystemExit: status 2, with one line on stderr, if something is not installed.
     """
-    try:
-        command = importlib.import_module(module)
-    except ImportError as error:
-        end(prog, f"{error}: pip install 'cape-plugins[{extra}]'")
+    with one_line_errors(f"cape-{host}-eval"):
+        try:
+            command = importlib.import_module(f"cape_studies.evaluation.{host}.evaluate")
+        except ImportError as error:
+            raise ImportError(f"{error}: pip install 'cape-plugins[{host}]'") from error
     command.main(argv)
 
 
 def main(
-    prog: str,
-    kind: type[Kind],
-    work: Callable[[Kind], object],
-    argv: Sequence[str] | None,
-    *,
-    examples: str = "",
+    prog: str, kind: type[Options], work: Callable[[Any], object], argv: Sequence[str] | None
 ) -> None:
     """Read a command's options, which its class describes, and do its work.
 
     Raises:
         SystemExit: as :func:`one_line_errors`.
     """
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description=inspect.getdoc(kind),
-        epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(prog=prog, description=inspect.getdoc(kind))
+    given = kind.add_to(parser).parse_args(argv)
     with one_line_errors(prog):
-        work(kind.read(kind.add_to(parser).parse_args(argv)))
+        work(kind.read(given))
 
 
 @contextmanager
 def one_line_errors(prog: str) -> Iterator[None]:
-    """End with status 2 and one line on stderr where the input is bad."""
+    """End with status 2 and one line on stderr where the input is bad or the memory too small."""
     try:
         yield
-    except (ValueError, ImportError) as error:
-        end(prog, error)
-
-
-def end(prog: str, error: object) -> NoReturn:
-    """Exit with status 2 and one line on stderr."""
-    text = str(error).strip()
-    if "Original Traceback" in text:  # of a process that loads data: its last line is the error
-        text = text.splitlines()[-1]
-    print(f"{prog}: error: {' '.join(text.split())}", file=sys.stderr)
-    sys.exit(2)
+    except (ValueError, ImportError, MemoryError, RuntimeError) as error:
+        text = str(error).strip()
+        if isinstance(error, RuntimeError) and "allocate" not in text:  # as torch's of memory say
+            raise
+        if isinstance(error, MemoryError | RuntimeError):
+            text = f"out of memory, give smaller batches or inputs: {text}"
+        if "Original Traceback" in text:  # of a process that loads data: its last line tells
+            text = text.splitlines()[-1]
+        print(f"{prog}: error: {' '.join(text.split())}", file=sys.stderr)
+        sys.exit(2)
 
 
 def said(error: BaseException, most: int = 1) -> str:

@@ -1,8 +1,7 @@
 """Options of a command: a pydantic model lists them once, and the command line is made from it.
 
-pydantic-settings' own CLI is not used: it cuts every value of a list at its commas and reads it as
-JSON, so that ``--model name=a.pt,b.pt``, ``--model-kwargs img_size=(32,48)`` and several NAME=VALUE
-after one flag come out as something else, or as errors.
+pydantic-settings' own CLI cuts values at their commas and reads them as JSON, so that
+``--model-kwargs img_size=(32,48) depth=2`` comes out as something else.
 """
 
 import argparse
@@ -10,26 +9,22 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 from pydantic.fields import FieldInfo
+from typing_extensions import Self  # pydantic's
 
-Kind = TypeVar("Kind", bound="Options")
-#: how a value stands in the help; others by the option's own name
-_METAVARS = {int: "N", Path: "FILE", float: "X", dict: "NAME=VALUE"}
+#: how a value stands in the help, by its type or format in JSON Schema; others by the option's name
+_METAVARS = {"integer": "N", "path": "FILE", "number": "X", "object": "NAME=VALUE"}
 
 
 @dataclass(frozen=True)
 class Typed:
     """How an option is typed, where its type does not tell: ``Annotated[int, Typed("R")]``.
 
-    Attributes:
-        metavar: its value in the help. Default: N for integers, FILE for paths, …
-        flag: another flag for it, such as ``-c``.
-        positional: it has no flag.
-        empty: of several values: none at all are allowed after the flag.
+    ``metavar`` is its value in the help, ``flag`` another flag such as ``-c``; with ``positional``
+    it has no flag, with ``empty`` the flag may stand without a value.
     """
 
     metavar: str | None = None
@@ -42,11 +37,11 @@ class Options(BaseModel):
     """Options of a command, checked when they are made: before any work.
 
     A field is an option: ``str``, ``int``, ``float``, ``Path``, ``Literal`` (choices), ``bool`` (a
-    flag without a value), ``list`` of these (several values after one flag), ``dict``
+    flag without a value, for True), ``list`` of these (several values after one flag), ``dict``
     (``NAME=VALUE …``, the values as Python writes them, else text), and each with ``| None``.
 
     Attributes:
-        groups: first field of a group → the group's heading in the help, in this order.
+        groups: first field of a group → the group's heading in the help.
 
     Raises:
         pydantic.ValidationError: a value is not allowed; it is a ValueError.
@@ -58,34 +53,30 @@ class Options(BaseModel):
     @classmethod
     def add_to(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         """Give a parser the options; returns it."""
-        headed = {title: parser.add_argument_group(title) for title in cls.groups.values()}
         group: Any = parser
-        for name, field in cls.model_fields.items():
+        schemas, shared = cls.model_json_schema()["properties"], RunOptions.model_fields
+        for name, field in sorted(cls.model_fields.items(), key=lambda one: one[0] in shared):
             if name in cls.groups:
-                group = headed[cls.groups[name]]
+                group = parser.add_argument_group(cls.groups[name])
             typed = next((one for one in field.metadata if isinstance(one, Typed)), Typed())
-            settings = {
-                **_reading(field, typed),
-                "help": _help(field),
-                "default": argparse.SUPPRESS,
-            }
+            settings = _reading(schemas[name], typed)
+            settings |= {"help": _help(field), "default": argparse.SUPPRESS}
             if typed.positional:
                 parser.add_argument(name, **settings)
             else:
-                flags = [typed.flag] if typed.flag else []
-                settings |= {"dest": name, "required": field.is_required()}
-                group.add_argument(*flags, spelled(name), **settings)
+                flags = [flag for flag in (typed.flag, spelled(name)) if flag]
+                group.add_argument(*flags, dest=name, required=field.is_required(), **settings)
         return parser
 
     @classmethod
-    def read(cls: type[Kind], given: argparse.Namespace) -> Kind:
+    def read(cls, given: argparse.Namespace) -> Self:
         """The options that argparse found on a command line; what else it found is left alone.
 
         Raises:
             ValueError: the first thing that is wrong, in one line, as it was typed.
         """
         try:
-            return cls(**{name: vars(given)[name] for name in cls.model_fields if name in given})
+            return cls(**{k: value for k, value in vars(given).items() if k in cls.model_fields})
         except ValidationError as error:
             raise ValueError(problem(error)) from error
 
@@ -109,24 +100,13 @@ class RunOptions(Options):
     overwrite: bool = Field(False, description="replace files that are there, when all is done")
 
     @model_validator(mode="after")
-    def check_run(self) -> "RunOptions":
-        """Refuse values that come twice, and files that would be written over one another."""
+    def check_run(self) -> Self:
+        """Refuse values that come twice, and one file for two outputs."""
         if 1 in self.attention_logn:
             raise ValueError("--attention-logn takes tokens of a training sample, ≥ 2, or 0, got 1")
         once(self.attention_logn, "--attention-logn")
-        outputs = [path for path in (self.csv_path, self.items) if path is not None]
-        if len({path.resolve() for path in outputs}) < len(outputs):
-            raise ValueError(
-                f"{self.items} would be written over another output: choose another name"
-            )
-        for name in set(type(self).model_fields) - {"out", "csv", "items"}:
-            value = getattr(self, name)
-            for one in value if isinstance(value, list) else [value]:
-                given = Path(str(one).rpartition("=")[2])  # NAME=PATH too
-                if given.is_file() and any(given.resolve() == path.resolve() for path in outputs):
-                    raise ValueError(
-                        f"{given} would be written over {spelled(name)}: choose another name"
-                    )
+        outputs = [path.resolve() for path in (self.csv_path, self.items) if path is not None]
+        once(outputs, "the output", ": choose another name")
         return self
 
     @property
@@ -141,13 +121,17 @@ class RunOptions(Options):
 
 
 def problem(error: ValidationError) -> str:
-    """The first of pydantic's findings in one line, with the option's name as it is typed."""
+    """The first of pydantic's findings in one line, with the option's name as it is typed.
+
+    A value that may be of several types has a finding for each.
+    """
     first = error.errors()[0]
-    if "ctx" in first and isinstance(first["ctx"].get("error"), ValueError):  # a validator's own
-        text = str(first["ctx"]["error"])
-        return text if not first["loc"] else f"{spelled(str(first['loc'][0]))}: {text}"
-    name = spelled(str(first["loc"][0]))
-    return f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"
+    name = f"{spelled(str(first['loc'][0]))}: " if first["loc"] else ""
+    if isinstance(own := first.get("ctx", {}).get("error"), ValueError):  # of a validator of ours
+        return f"{name}{own}"
+    alike = [one["msg"] for one in error.errors() if one["loc"][:2] == first["loc"][:2]]
+    text = " or ".join(f"{message[0].lower()}{message[1:]}" for message in alike)
+    return f"{name}{text}, got {first['input']!r}"
 
 
 def spelled(name: str) -> str:
@@ -180,7 +164,7 @@ class _NamesAndValues(argparse.Action):
     """``NAME=VALUE …`` as a dict."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        found = {}
+        found: dict[str, Any] = {}
         for given in values:
             name, equals, value = given.partition("=")
             if not equals or not name.isidentifier():
@@ -192,33 +176,25 @@ class _NamesAndValues(argparse.Action):
         setattr(namespace, self.dest, found)
 
 
-def _reading(field: FieldInfo, typed: Typed) -> dict[str, Any]:
-    """How argparse reads an option: the words only, their values are pydantic's."""
-    kind = field.annotation
-    if get_origin(kind) in (Union, UnionType):
-        kind = next(part for part in get_args(kind) if part is not NoneType)
-    if kind is bool:
-        return {"action": argparse.BooleanOptionalAction if field.default else "store_true"}
-    several = get_origin(kind) or kind
-    settings: dict[str, Any] = {}
-    if several in (list, dict):
+def _reading(schema: dict[str, Any], typed: Typed) -> dict[str, Any]:
+    """How argparse reads an option of this schema: the words, their values are pydantic's."""
+    schema = next((one for one in schema.get("anyOf", []) if one["type"] != "null"), schema)
+    if schema["type"] == "boolean":
+        return {"action": "store_true"}
+    one = schema.get("items", schema)
+    shown = typed.metavar or _METAVARS.get(one.get("format") or one.get("type"))
+    settings: dict[str, Any] = {"choices": one.get("enum"), "metavar": shown}
+    if schema["type"] in ("array", "object"):
         settings["nargs"] = "*" if typed.empty else "+"
-        kind = dict if several is dict else get_args(kind)[0]
-    if several is dict:
+    if schema["type"] == "object":
         settings["action"] = _NamesAndValues
-    if get_origin(kind) is Literal:
-        return {**settings, "choices": get_args(kind)}
-    while hasattr(kind, "__metadata__"):  # Annotated: what is inside
-        kind = get_args(kind)[0]
-    metavar = typed.metavar or _METAVARS.get(kind)  # type: ignore[arg-type]
-    return {**settings, "metavar": metavar} if metavar else settings
+    return settings
 
 
 def _help(field: FieldInfo) -> str:
     """The description, with the default where there is one that it does not tell."""
     text, default = (field.description or "").replace("%", "%%"), field.default
-    if field.is_required() or default in (None, False, "", [], {}) or "default" in text:
+    if field.is_required() or not default or "default" in text:
         return text
-    values = default if isinstance(default, list | tuple) else [default]
-    shown = " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
-    return f"{text} (default: {shown})".strip()
+    values = default if isinstance(default, list) else [default]
+    return f"{text} (default: {' '.join(map(str, values))})".strip()

@@ -1,14 +1,13 @@
 """What an evaluation writes: one tidy CSV of scores, and what each test item adds to them."""
 
-import csv
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
-from tabulate import tabulate
+import pandas as pd
 
 #: How items make a score: 100 × sum of values / sum of weights; the same without 100; sacreBLEU's
 #: BLEU; fairseq's, which smooths nothing; a number that nothing adds up to.
@@ -66,8 +65,10 @@ def made(how: str, sums: Sequence[float]) -> float:
     return BLEU.compute_bleu(counts[:4], counts[4:], hypothesis, reference, smooth).score
 
 
-class Results:
+class Results(AbstractContextManager):
     """Scores of a command: a context that writes them as they come and ends with a table.
+
+    A file is named NAME.part until all is done; the one that it replaces stays till then.
 
     Args:
         scores: CSV with a row for each; None writes none.
@@ -75,91 +76,54 @@ class Results:
     """
 
     def __init__(self, scores: Path | None, items: Path | None) -> None:
-        self.paths = {"scores": scores, "items": items}
-        self.stack = ExitStack()
-        self.files: dict[str, tuple[IO[str], csv.DictWriter[str]]] = {}
-        self.rows: list[dict[str, Any]] = []
+        self.scores, self.items = scores, items
+        self.rows: list[dict[str, object]] = []
+        self.parts: dict[Path, Path] = {}
 
-    def __enter__(self) -> "Results":
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.stack.__exit__(*error)
-        if error[0] is None:
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is None:
+            for path, part in self.parts.items():
+                os.replace(part, path)
             print(f"\n{table(self.rows)}")
 
     def add(self, *scores: Score) -> None:
         """Write scores and their items."""
         for one in scores:
-            columns = {**one.about, "metric": one.metric}
-            row = {"value": one.value, "how": one.how, "items": one.count, "weight": one.weight}
-            self.rows.append({**columns, **row})
-            self._write("scores", self.rows[-1:])
+            condition = {**one.about, "metric": one.metric}
+            values = {"value": one.value, "how": one.how, "items": one.count, "weight": one.weight}
+            self.rows.append({**condition, **values})
+            self._write(self.scores, self.rows[-1:])
             names = _BLEU_PARTS if "bleu" in one.how else _PARTS
-            parts = (dict(zip(names, item, strict=True)) for item in one.items)
-            self._write("items", ({**columns, "how": one.how, **part} for part in parts))
+            parts = [dict(zip(names, item, strict=True)) for item in one.items]
+            self._write(self.items, [{**condition, "how": one.how, **part} for part in parts])
 
-    def _write(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
-        path = self.paths[name]
-        if path is None:
+    def _write(self, path: Path | None, rows: Sequence[Mapping[str, object]]) -> None:
+        if path is None or not rows:
             return
-        for row in rows:
-            if name not in self.files:
-                file = self.stack.enter_context(replaced(path))
-                self.files[name] = file, csv.DictWriter(file, [*row], lineterminator="\n")
-                self.files[name][1].writeheader()
-            self.files[name][1].writerow(row)
-        if name in self.files:
-            self.files[name][0].flush()
+        begins = path not in self.parts
+        part = self.parts.setdefault(path, path.with_name(f"{path.name}.part"))
+        frame = pd.DataFrame(rows, dtype=object)  # or an integer beside None would be a float
+        frame.to_csv(part, mode="w" if begins else "a", header=begins, index=False)
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of a CSV of scores for the terminal: a line for a condition, a column for a metric.
-
-    Conditions that are the same in all lines are left out.
-    """
-    lines: dict[tuple[object, ...], dict[str, object]] = {}
-    for row in rows:
-        about = {name: row[name] for name in row if name not in VALUES}
-        lines.setdefault(tuple(about.values()), about)[row["metric"]] = f"{row['value']:.2f}"
-    metrics = {"model", *(row["metric"] for row in rows)}
-    every = dict.fromkeys(name for line in lines.values() for name in line)
-    differ = {n for n in every if len({str(line.get(n)) for line in lines.values()}) > 1}
-    names = [name for name in every if name in metrics | differ]
-    body = [[line.get(name) for name in names] for line in lines.values()]
-    return tabulate(body, names, tablefmt="github", disable_numparse=True)
-
-
-@contextmanager
-def replaced(path: Path) -> Iterator[IO[str]]:
-    """A text file that takes the place of ``path`` when all went well; until then it is beside it.
-
-    Raises:
-        ValueError: it cannot be written.
-    """
-    is_file = path.is_file() or not path.exists()  # else /dev/stdout and its like
-    beside = path.with_name(f"{path.name}.part") if is_file else path
-    try:
-        file = beside.open("w", newline="", encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error}") from error
-    with file:
-        yield file
-    if is_file:
-        os.replace(beside, path)
+def table(rows: Sequence[Mapping[str, object]]) -> str:
+    """The rows of a CSV of scores for the terminal, without what is the same in all of them."""
+    frame = pd.DataFrame(rows, dtype=object)
+    same = [name for name in frame if frame[name].nunique(dropna=False) == 1]
+    names = [name for name in frame if name not in {*same, *VALUES} - {"model", "metric", "value"}]
+    return frame[names].to_string(index=False, na_rep="", float_format="{:.2f}".format)
 
 
 def check_absent(paths: Sequence[Path | None], overwrite: bool) -> None:
-    """Raise ValueError if a file is there (without ``overwrite``) or cannot be made there."""
+    """Raise ValueError if a CSV is there (without ``overwrite``) or cannot be made there."""
     for path in paths:
         if path is None:
             continue
-        if path.is_dir():
-            raise ValueError(f"{path} is a folder: give the name of a file")
+        if path.suffix != ".csv" or path.is_dir():  # so that no checkpoint is overwritten
+            raise ValueError(f"{path} is no name of a CSV: end it with .csv")
         if path.exists() and not overwrite:
             raise ValueError(f"{path} exists: choose another name or give --overwrite")
         if not path.parent.is_dir():
             raise ValueError(f"no such folder: {path.parent} (for {path.name})")
-        is_file = path.is_file() or not path.exists()  # else /dev/stdout and its like
-        if is_file and not os.access(path.parent, os.W_OK):
+        if not os.access(path.parent, os.W_OK):
             raise ValueError(f"{path} cannot be written: its folder is read-only")

@@ -37,33 +37,30 @@ class Host(NamedTuple):
         module: that must be there.
         packages: that numbers depend on.
         checkpoint: what is tested in the folder of the training; empty: the folder.
-        line: of the log, with updates done, or the batch of how many in which epoch.
-        pairs: names and numbers in it.
         condition: columns of the evaluation's CSV that tell rows apart.
+        line: of the log, with updates done, or the batch of how many in which epoch.
     """
 
     module: str
     packages: tuple[str, ...]
     checkpoint: str
-    line: re.Pattern[str]
-    pairs: re.Pattern[str]
     condition: tuple[str, ...]
+    line: str
 
 
-_NUMBER = r"-?[\d.]+(?:e[-+]?\d+)?|-?inf|nan"
-_TIMM_LINE = re.compile(r"Train: (?P<epoch>\d+) \[ *(?P<batch>\d+)/(?P<of>\d+) .*")
-_TIMM_PAIRS = re.compile(rf"(Loss|LR): ({_NUMBER})")
-_FAIRSEQ_LINE = re.compile(r"epoch (?P<epoch>\d+): .*num_updates=(?P<step>\d+).*")
-_ESPNET_LINE = re.compile(r" (?P<epoch>\d+)epoch:train:\d+-(?P<batch>\d+)batch: .*")
-_SCRIPT_LINE = re.compile(r"^step (?P<step>\d+)\b.*", re.MULTILINE)
-_PAIRS = re.compile(rf"([a-z]\w*)=\s*({_NUMBER})(?![\d.])")  # ESPnet forgets some commas
-_ASIDE = "time", "wall", "wps", "ups", "wpb", "bsz", "gb_free", "clip", "num_updates"
-_FAIRSEQ = "fairseq-fixed", "fairseq"
 HOSTS = {
-    "timm": Host("timm", ("timm",), "last.pth.tar", _TIMM_LINE, _TIMM_PAIRS, ("resolution",)),
-    "fairseq": Host("fairseq", _FAIRSEQ, "checkpoint_best.pt", _FAIRSEQ_LINE, _PAIRS, ()),
-    "espnet": Host("espnet2", ("espnet",), "", _ESPNET_LINE, _PAIRS, ("test_set",)),
-}
+    "timm": Host("timm", ("timm",), "last.pth.tar", ("resolution",),
+                 r"Train: (?P<epoch>\d+) \[ *(?P<batch>\d+)/(?P<of>\d+) .*"),
+    "fairseq": Host("fairseq", ("fairseq-fixed", "fairseq"), "checkpoint_best.pt", (),
+                    r"epoch (?P<epoch>\d+): .*num_updates=(?P<step>\d+).*"),
+    "espnet": Host("espnet2", ("espnet",), "", ("test_set",),
+                   r" (?P<epoch>\d+)epoch:train:\d+-(?P<batch>\d+)batch: .*"),
+}  # fmt: skip
+_SCRIPT_LINE = r"(?m)^step (?P<step>\d+)\b.*"
+_NUMBER = r"-?[\d.]+(?:e[-+]?\d+)?|-?inf|nan"
+_NAME = r"(?<![a-z_])(?!train:|data:)[a-z]\w*"  # ESPnet forgets some commas
+_PAIRS = re.compile(rf"({_NAME})[=:]\s*({_NUMBER})(?![\d.])", re.IGNORECASE)
+_ASIDE = "time", "wall", "wps", "ups", "wpb", "bsz", "gb_free", "clip", "num_updates"
 
 
 def words(options: Mapping[str, Any], espnet: bool = False) -> list[str]:
@@ -102,15 +99,9 @@ def script(study: Study, machine: Machine) -> Path | None:
 def train(
     study: Study, recipe: Path | None, options: Options, seed: int, folder: Path, machine: Machine
 ) -> list[str]:
-    """The command that trains, or goes on from what it finds in its folder.
+    """The command that trains into a folder, or goes on from what it finds there.
 
-    Args:
-        study: tells the host, and the script that may take its trainer's place.
-        recipe: the host's own YAML, if there is one.
-        options: places filled.
-        seed: of the training.
-        folder: that the host writes to.
-        machine: where it runs.
+    The recipe is the host's own YAML, if there is one; the places in the options are filled.
     """
     if study.trainer:
         own = {"seed": seed, "out": folder, "device": machine.device}
@@ -144,23 +135,18 @@ def _fairseq(
 ) -> list[str]:
     """Of several GPUs of a node fairseq makes its own processes; of nodes it joins torchrun's."""
     several = [*_torchrun(on), "--no-python"] if on.nodes > 1 else []
-    program = [*several, str(Path(PYTHON).parent / "fairseq-train")]
-    world = on.gpus * on.nodes or None
+    scripts, world = Path(PYTHON).parent, on.gpus * on.nodes or None
     if recipe is None:
-        own = {"seed": seed, "save-dir": folder, "cpu": not on.gpus}
         data, rest = _apart(options, "data")
-        return [*program, data, *words({**rest, **own, "distributed-world-size": world})]
-    program[-1] = program[-1].replace("fairseq-train", "fairseq-hydra-train")
+        rest |= {"seed": seed, "save-dir": folder, "cpu": not on.gpus}
+        rest["distributed-world-size"] = world
+        return [*several, str(scripts / "fairseq-train"), data, *words(rest)]
     own = {**dict(_dotted(options)), "common.seed": seed, "common.cpu": not on.gpus}
     own["checkpoint.save_dir"] = folder
     own |= {"distributed_training.distributed_world_size": world} if world else {}
-    where = ["--config-dir", str(recipe.parent), "--config-name", recipe.stem]
-    return [
-        *program,
-        *where,
-        *(f"++{k}={_hydra(v)}" for k, v in own.items()),
-        f"hydra.run.dir={folder}",
-    ]
+    start = [*several, str(scripts / "fairseq-hydra-train"), "--config-dir", str(recipe.parent)]
+    changes = [f"++{name}={_hydra(value)}" for name, value in own.items()]
+    return [*start, "--config-name", recipe.stem, *changes, f"hydra.run.dir={folder}"]
 
 
 def _apart(options: Options, name: str) -> tuple[str, Options]:
@@ -197,14 +183,9 @@ def _espnet(
 def evaluate(
     host: str, command: str | None, options: Options, name: str, own: Options
 ) -> list[str]:
-    """The command of a host's evaluation.
+    """The command of a host's evaluation, if it has several that one, of the model of a name.
 
-    Args:
-        host: whose.
-        command: of those that it has, if it has several.
-        options: places filled.
-        name: of the model.
-        own: checkpoint, device, and the files to write.
+    The places in the options are filled; ``own`` are checkpoint, device and the files to write.
     """
     start = [PYTHON, "-m", f"cape_studies.evaluation.{host}"]
     if host == "timm":
@@ -220,22 +201,17 @@ def evaluate(
 def measured(study: Study, settings: Options, text: str) -> Iterator[tuple[int, int, str, float]]:
     """What a log says about the training: updates done, epoch, name, value.
 
-    After a resumption some updates come twice.
-
-    Args:
-        study: tells who wrote it.
-        settings: the recipe with the options.
-        text: of the log.
+    The settings are the recipe with the options. After a resumption some updates come twice.
     """
-    about, is_espnet = HOSTS[study.host], study.host == "espnet"
-    pattern, pairs = (_SCRIPT_LINE, _PAIRS) if study.trainer else (about.line, about.pairs)
+    pattern = _SCRIPT_LINE if study.trainer else HOSTS[study.host].line
     per_epoch = settings.get("num_iters_per_epoch")  # ESPnet's log does not tell it
-    for match in pattern.finditer(text):
+    for match in re.finditer(pattern, text):
         line: dict[str, Any] = {"epoch": "0", "of": per_epoch, **match.groupdict()}
         epoch, step = int(line["epoch"]), int(line.get("step") or 0)
         if "batch" in line:  # counted within the epoch; timm's first epoch is 0
-            step = (epoch - is_espnet) * int(line["of"] or 0) + int(line["batch"])
-        for name, value in pairs.findall(match[0]):
+            whole = epoch - (study.host == "espnet")
+            step = whole * int(line["of"] or 0) + int(line["batch"])
+        for name, value in _PAIRS.findall(match[0]):
             if not name.lower().endswith(_ASIDE):
                 yield step, epoch, name.lower(), float(value)
 

@@ -55,24 +55,21 @@ class PaperTable(Part):
     spread: str | None = Field(None, description="column of the spread over seeds")
 
 
-def rows(table: PaperTable) -> Iterator[PaperRow]:
+def rows(table: PaperTable) -> list[PaperRow]:
     """The numbers of a table.
 
     Where one is marked as the best of its row, ``*84.25``, the others are differences from it.
 
     Raises:
-        ValueError: the CSV cannot be read, or lacks a column.
+        ValueError: the CSV cannot be read, lacks a column or has no number where one should be.
     """
     try:
         with table.file.open(newline="", encoding="utf-8") as file:
-            lines = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError) as error:
+            return [row for line in csv.DictReader(file) for row in _of_line(table, line)]
+    except OSError as error:
         raise ValueError(f"{table.file} cannot be read: {error}") from error
-    for line in lines:
-        try:
-            yield from _of_line(table, line)
-        except (KeyError, ValueError) as error:
-            raise ValueError(f"{table.file}: {error!r} in {line}") from error
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"{table.file}: {error!r}") from error
 
 
 def _of_line(table: PaperTable, line: dict[str, str]) -> Iterator[PaperRow]:
@@ -83,20 +80,14 @@ def _of_line(table: PaperTable, line: dict[str, str]) -> Iterator[PaperRow]:
         match = re.fullmatch(table.column, column)
         if match is None or not cell:
             continue
-        fields = {**line, **{name: group or "" for name, group in match.groupdict().items()}}
-        for name, ours in table.names.items():
-            fields[name] = ours.get(fields[name], fields[name])
-        texts = {
-            key: text.format(**fields)
-            for key in ("variant", "condition", "evaluation", "metric", "spread")
-            if (text := getattr(table, key)) is not None
-        }
-        if texts["condition"].endswith("-"):  # a range without an end
-            texts["condition"] = texts["condition"][:-1] + "+"
-        spread = texts.pop("spread", None)
+        fields = line | {name: group or "" for name, group in match.groupdict().items()}
+        fields |= {name: ours.get(fields[name], fields[name]) for name, ours in table.names.items()}
+        texts = table.model_dump(include={"variant", "condition", "evaluation", "metric"})
+        texts = {key: text.format(**fields) for key, text in texts.items() if text is not None}
+        texts["condition"] = re.sub("-$", "+", texts["condition"])  # a range without an end
         yield PaperRow(
             **texts,
             value=float(cell[1:]) if cell.startswith("*") else round(best + float(cell), 6),
             source=table.source,
-            spread=float(line[spread]) if spread else None,
+            spread=float(line[table.spread.format(**fields)]) if table.spread else None,
         )

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import distributions
 from modulefinder import ModuleFinder
 from pathlib import Path
@@ -19,7 +19,7 @@ import cape_plugins
 import cape_studies
 from cape_studies.experiments import hosts
 from cape_studies.experiments.hosts import Machine
-from cape_studies.experiments.study import Study, merge, read_yaml
+from cape_studies.experiments.study import Evaluation, Study, merge, read_yaml
 
 SMALL = 2**26  # bytes of a folder up to which its files are read
 
@@ -65,11 +65,11 @@ def data_mark(folder: Path) -> str:
 def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     seen = set()
     for at, inside, names in os.walk(folder, followlinks=True):
-        here = os.stat(at)
-        if (here.st_dev, here.st_ino) in seen:  # a link to a folder above
+        real = os.path.realpath(at)
+        if real in seen:  # a link to a folder above
             inside.clear()
             continue
-        seen.add((here.st_dev, here.st_ino))
+        seen.add(real)
         inside[:] = [name for name in inside if not name.startswith(".")]
         for path in [Path(at, name) for name in names if not name.startswith(".")]:
             if path.is_file():
@@ -126,15 +126,10 @@ class Preparation(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a study runs.
+    """Where a study runs: folder of its results, and of all results, and what each run gets.
 
-    Attributes:
-        study: the YAML's content.
-        folder: of the study's results.
-        out: folder of the results of all studies.
-        machine: what each run gets.
-        places: name of what is needed or prepared → folder.
-        marks: the same names → what tells their content.
+    ``places`` are the folders of what is needed or prepared, by name, ``marks`` what tells their
+    content.
     """
 
     study: Study
@@ -143,10 +138,6 @@ class Setting:
     machine: Machine
     places: dict[str, str]
     marks: dict[str, str]
-
-    def run(self, variant: str, seed: int) -> "Run":
-        """One training of the study, and its evaluations."""
-        return Run(self, variant, seed)
 
 
 def prepare(
@@ -172,14 +163,10 @@ def prepare(
     for name, step in study.prepare.items():
         program = ["-m", str(step.module)] if step.module else [str(step.script)]
         espnet, ours = (program[-1].startswith(f"{p}.") for p in ("espnet2", "cape_studies"))
-        key = digest(
-            [
-                versions(study.host),
-                code_mark(EVALUATION if ours else PLUGIN, study.host),
-                step.module or script_mark(step.script),
-                fill([*step.arguments, step.options], {**marks, "out": ""}),
-            ]
-        )
+        code = code_mark(EVALUATION if ours else PLUGIN, study.host)
+        mark = step.module or script_mark(step.script)
+        settings = fill([*step.arguments, step.options], {**marks, "out": ""})
+        key = digest([versions(study.host), code, mark, settings])
         made = out / "prepared" / f"{name}-{key}"
         given, options = fill([step.arguments, step.options], {**places, "out": made})
         command = [hosts.PYTHON, *program, *map(str, given), *hosts.words(options, espnet=espnet)]
@@ -189,23 +176,20 @@ def prepare(
 
 
 class Run:
-    """One training and its evaluations.
+    """One training of a study, and its evaluations, with the options of its variant.
 
     Attributes:
-        setting: of the study.
-        variant, seed: of the training.
         start: the run whose training this one starts from, if there is one.
         options: of the training, places not filled.
-        settings: all that the training depends on.
-        key: their digest.
+        settings: all that the training depends on; ``key`` is their digest.
         folder: of everything about the run; the host writes to ``train`` in it.
         places: that the training's options may name.
-        evaluations: name → the study's, with the options of this variant.
     """
 
     def __init__(self, setting: Setting, variant: str, seed: int) -> None:
         self.setting, self.variant, self.seed = setting, variant, seed
-        study, own = setting.study, setting.study.variants[variant]
+        self.study = study = setting.study
+        own = study.variants[variant]
         self.start: Run | None = Run(setting, own.after, seed) if own.after else None
         self.recipe = own.recipe or study.recipe
         self.options = merge(study.options, own.options)
@@ -224,42 +208,22 @@ class Run:
         }
         self.key: str = digest(self.settings)
         self.folder = setting.folder / "runs" / f"{variant}-seed{seed}-{self.key}"
-        self.places: dict[str, object] = {
-            **setting.places,
-            "variant": variant,
-            "seed": seed,
-            "after": self.start.folder / "train" if self.start else "",
-        }
-        self.evaluations = {
-            name: one.model_copy(
-                update={"options": merge(one.options, own.evaluate.get(name) or {})}
-            )
-            for name, one in study.evaluations.items()
-            if own.evaluate.get(name, {}) is not None
-        }
-        none = dict.fromkeys(("trained", "checkpoint", "csv", "items"), "")
-        what = partial(fill, places={**marks, **none, "seed": seed, "after": ""})
-        self.evaluation_keys = {
-            name: digest(
-                [
-                    [study.name, variant, self.key, study.checkpoint],
-                    code_mark(EVALUATION, study.host),
-                    what(one.model_dump(mode="json", exclude={"script"})),
-                    script_mark(one.script),
-                ]
-            )
-            for name, one in self.evaluations.items()
-        }
-
-    @property
-    def study(self) -> Study:
-        """The whole."""
-        return self.setting.study
-
-    @property
-    def checkpoint(self) -> str:
-        """The file that is tested, in the folder of the training; empty: the folder."""
-        return self.study.checkpoint or hosts.HOSTS[self.study.host].checkpoint
+        after = self.start.folder / "train" if self.start else ""
+        self.places = {**setting.places, "variant": variant, "seed": seed, "after": after}
+        #: the file that is tested, in the folder of the training; empty: the folder
+        self.checkpoint = study.checkpoint or hosts.HOSTS[study.host].checkpoint
+        self.evaluations: dict[str, Evaluation] = {}
+        self.evaluation_keys: dict[str, str] = {}
+        marks |= dict.fromkeys(("after", "trained", "checkpoint", "csv", "items"), "")
+        whose = [study.name, variant, self.key, study.checkpoint]
+        for name, one in study.evaluations.items():
+            changes = own.evaluate.get(name, {})
+            if changes is not None:
+                one = one.model_copy(update={"options": merge(one.options, changes)})
+                about = one.model_dump(mode="json", exclude={"script"})
+                about = fill(about, {**marks, "seed": seed})
+                parts = [whose, code_mark(EVALUATION, study.host), about, script_mark(one.script)]
+                self.evaluations[name], self.evaluation_keys[name] = one, digest(parts)
 
     @property
     def train_command(self) -> list[str]:
@@ -270,17 +234,16 @@ class Run:
 
     def evaluation_command(self, name: str) -> list[str]:
         """Of one evaluation; empty where the training's own metrics are its scores."""
-        one, study = self.evaluations[name], self.study
+        one, host = self.evaluations[name], self.study.host
         trained, device = self.folder / "train", self.setting.machine.device
         own: dict[str, Any] = {"checkpoint": trained / self.checkpoint, "device": device}
         own |= {"csv": self.csv(name), "items": self.csv(name, "items-raw")}
         options = fill(one.options, {**self.places, **own, "trained": trained})
         if one.script:
             return [hosts.PYTHON, str(one.script), *hosts.words({**options, "device": device})]
-        own["overwrite"] = True
         if one.command == "training":
             return []
-        return hosts.evaluate(study.host, one.command, options, self.variant, own)
+        return hosts.evaluate(host, one.command, options, self.variant, {**own, "overwrite": True})
 
     def csv(self, evaluation: str, kind: str = "evaluate") -> Path:
         """What an evaluation writes, or what is made of it."""

@@ -1,9 +1,9 @@
 """``cape-report``: scores as a tidy CSV, Markdown tables, a figure and one page."""
 
 import base64
+import io
+import math
 import shlex
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -11,15 +11,16 @@ from typing import Annotated, Any, ClassVar
 import jinja2
 import pandas as pd
 import yaml
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from cape_studies.evaluation import command
-from cape_studies.evaluation.options import Options, Typed, once
-from cape_studies.experiments import report_csv, report_figures, report_read
+from cape_studies.evaluation.options import Options, Typed
+from cape_studies.experiments import report_figures, report_read, report_scores, scores
 from cape_studies.experiments.report_read import Result
-from cape_studies.experiments.report_scores import Scores
 from cape_studies.experiments.report_tables import Table, tables
 from cape_studies.experiments.study import known
+
+WRITTEN = "table.md", "index.html", "scores.csv", "scores-items.csv.xz", "figure.png"
 
 
 class ReportOptions(Options):
@@ -39,28 +40,14 @@ class ReportOptions(Options):
         None, description="default: FOLDER/report, which is replaced"
     )
     overwrite: bool = Field(False, description="replace files in --out")
-    baseline: Annotated[str | None, Typed("VARIANT")] = Field(
-        None, description="that the others are compared with (default: the study's)"
-    )
-    x: Annotated[str | None, Typed("COLUMN")] = Field(
-        None, description="under the curves (default: the first that varies)"
-    )
-    metric: str | None = Field(None, description="default: the first")
-    group: Annotated[str | None, Typed("REGEX")] = Field(
-        None,
-        description="what it finds in FILE:MODEL:CHECKPOINT (its first group) names a curve, whose "
-        "trainings are averaged (default: the model and what differs)",
-    )
-    panels: Annotated[str | None, Typed("COLUMN")] = Field(None, description="side by side")
-    trained_on: Annotated[list[str], Typed("X")] = Field([], description="values to mark")
-    window: PositiveInt = Field(1, description="of a moving average over x")
-    least: PositiveInt = Field(1, description="leave out values of fewer test items")
-    title: str = Field("", description="of figure and page")
+    baseline: str | None = Field(None, description="a variant (default: the study's)")
+    x: str = Field("", description="column (default: that with most values)")
+    metric: str = Field("", description="default: the first")
+    trained_on: list[str] = Field([], description="values of x to mark")
 
     @model_validator(mode="after")
     def check(self) -> "ReportOptions":
-        """Refuse a source that comes twice, and what has no place to be written to."""
-        once([path.resolve() for path in self.source], "SOURCE")
+        """Refuse what has no place to be written to."""
         if self.out is None and (len(self.source) > 1 or self.source[0].is_file()):
             raise ValueError("--out DIR is needed for more than one folder, and for CSVs")
         return self
@@ -71,88 +58,68 @@ def main(argv: Sequence[str] | None = None) -> None:
     command.main("cape-report", ReportOptions, run, argv)
 
 
-def run(options: ReportOptions) -> Path:
-    """Write scores.csv, their items, table.md, figure.png (of several studies each its own) and
-    index.html.
-
-    Returns:
-        the page.
+def run(options: ReportOptions) -> None:
+    """Write scores.csv, scores-items.csv.xz, table.md, figure.png (of several studies each its own)
+    and index.html.
 
     Raises:
-        ValueError: as :func:`results` and :class:`Scores`, or a file is there.
+        ValueError: a source cannot be read, a study does not have that baseline, a score is not
+            what its items make, or a file is there or cannot be written.
     """
-    found = results(options)
-    out = options.out or options.source[0] / "report"
-    figures = [f"figure-{one.name}.png" for one in found] if len(found) > 1 else ["figure.png"]
-    names = ["scores.csv", "scores-items.csv.xz", "table.md", *figures, "index.html"]
-    for path in (out / name for name in names):
-        if options.out is not None and not options.overwrite and path.exists():
-            raise ValueError(f"{path} exists: choose another --out or give --overwrite")
-    with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder)
-        sections = [section(*one, made) for one in zip(found, figures, strict=True)]
-        pd.concat([one.scores for one in found]).to_csv(made / "scores.csv", index=False)
-        items = [one.items.assign(study=one.name) for one in found if len(one.items)]
-        if items:
-            pd.concat(items).to_csv(made / "scores-items.csv.xz", index=False)
-        text = "\n".join(markdown(one["result"], one["tables"]) for one in sections)
-        (made / "table.md").write_text(text, encoding="utf-8")
-        page = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
-        template = jinja2.Template(page, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-        text = template.render(sections=sections, yaml=_yaml, shell=shlex.join)
-        (made / "index.html").write_text(text, encoding="utf-8")
-        out.mkdir(parents=True, exist_ok=True)
-        for name in names:
-            (out / name).unlink(missing_ok=True)  # of an earlier report, which had items
-        for path in sorted(made.iterdir()):
-            shutil.copy(path, out)
-    print(out / "index.html")
-    return out / "index.html"
-
-
-def results(options: ReportOptions) -> list[Result]:
-    """What is to be shown, compared with the baseline that was asked for.
-
-    Raises:
-        ValueError: a source cannot be read, or a study does not have that baseline.
-    """
-    files = [path for path in options.source if path.is_file()]
-    headers = [report_read.table(path).columns for path in files]
-    if files and all("model" in header for header in headers):
-        found = [report_csv.read(options)]
+    csvs = [path for path in options.source if path.is_file()]
+    if csvs and all("model" in scores.read(path) for path in csvs):
+        found = [report_read.curves(options)]
     else:
-        found = report_read.read(options.source)
+        found = report_read.studies(options.source)
     for one in found:
         if options.baseline is not None:
-            known("--baseline", [options.baseline], one.variants)
-            one.about.baseline = options.baseline
-    return found
+            known("--baseline", [options.baseline], one.study.variants)
+            one.study.report.baseline = options.baseline
+    sections = [section(one) for one in found]
+    page = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
+    template = jinja2.Template(page, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    page = template.render(sections=sections, yaml=_yaml)
+    out = options.out or options.source[0] / "report"
+    there = [path for path in map(out.joinpath, WRITTEN) if path.exists()]
+    if there and options.out is not None and not options.overwrite:
+        raise ValueError(f"{there[0]} exists: choose another --out or give --overwrite")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        items = pd.concat([one.items.assign(study=one.name) for one in found])
+        items.to_csv(out / "scores-items.csv.xz", index=False)
+        pd.concat([one.scores for one in found]).to_csv(out / "scores.csv", index=False)
+        text = "\n".join(markdown(each["result"], each["tables"]) for each in sections)
+        (out / "table.md").write_text(text, encoding="utf-8")
+        (out / "index.html").write_text(page, encoding="utf-8")
+        for each in sections:
+            apart = f"-{each['result'].name}" if len(found) > 1 else ""
+            (out / f"figure{apart}.png").write_bytes(base64.b64decode(each["picture"]))
+    except OSError as error:
+        raise ValueError(f"{out} cannot be written: {error}") from error
+    print(out / "index.html")
 
 
-def markdown(result: Result, every: Sequence[Table]) -> str:
+def section(result: Result) -> dict[str, Any]:
+    """What the page shows of a study."""
+    every, picture = report_scores.every(result), io.BytesIO()
+    report_figures.draw(every[0], picture)
+    shown = [table for one in every for table in tables(one)]
+    steps = [step for run in result.runs.values() for step in run["record"].values()]
+    for step in steps:
+        if isinstance(step, dict) and "command" in step:
+            step["command"] = shlex.join(step["command"])  # as it is typed
+    return {
+        "result": result,
+        "tables": shown,
+        "picture": base64.b64encode(picture.getvalue()).decode(),
+    }
+
+
+def markdown(result: Result, shown: Sequence[Table]) -> str:
     """The tables under the study's title and notes."""
-    parts = [f"## {result.title}", *result.notes, *(one.markdown() for one in every)]
+    parts = [f"## {result.study.title}", *result.notes, *(one.markdown() for one in shown)]
     return "\n\n".join(parts)
 
 
-def section(result: Result, figure: str, made: Path) -> dict[str, Any]:
-    """What the page shows of a study; the figure is left in ``made``."""
-    first, rows = (result.about.evaluation, result.about.metric), result.scores
-    pairs = dict.fromkeys([first, *zip(rows["evaluation"], rows["metric"], strict=True)])
-    scores = {pair: Scores(result, *pair) for pair in pairs}
-    panels = [scores[first]] if result.study else list(scores.values())
-    report_figures.draw(panels, made / figure, result.about.title)
-    picture = base64.b64encode((made / figure).read_bytes()).decode()
-    facts: dict[str, list[str]] = {}  # of the records, beside the steps; most often alike in all
-    for key, value in [item for run in result.runs for item in run.record.items()]:
-        if not (isinstance(value, dict) and "command" in value):
-            parts = value.items() if isinstance(value, dict) else []
-            text = ", ".join(f"{name} {of}" for name, of in parts) or f"{value}"
-            said = facts.setdefault(key.replace("_", " "), [])
-            said += [] if text in said else [text]
-    every = [table for one in scores.values() for table in tables(one)]
-    return {"result": result, "tables": every, "picture": picture, "facts": facts}
-
-
 def _yaml(value: Any) -> str:
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100)
+    return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=math.inf))

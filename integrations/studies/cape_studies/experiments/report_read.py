@@ -1,41 +1,27 @@
-"""What cape-run left of studies: each study, its scores and test items, and what each run notes."""
+"""What is to be shown: studies that cape-run left, or curves of evaluators' CSVs."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from cape_studies.experiments.scores import TIDY
-from cape_studies.experiments.study import Report, Study, find, load, load_written, read_yaml
+from cape_studies.evaluation.output import VALUES
+from cape_studies.experiments.scores import STATS, TIDY, read, text
+from cape_studies.experiments.study import Report, Study, find, known, load, load_written, read_yaml
+
+if TYPE_CHECKING:
+    from cape_studies.experiments.report import ReportOptions
 
 TRAININGS = 3  # for an interval: of two, Student's is 13 times as wide as their standard error
-STATS = [f"stats_{i}" for i in range(10)]  # of an item in BLEU
 #: how items make a score → the columns of theirs that do
 PARTS = {"percent": ["value", "weight"], "mean": ["value", "weight"]}
 PARTS |= {"bleu": STATS, "bleu_unsmoothed": STATS}
-_ITEMS = ["variant", "seed", "evaluation", "condition", "metric", "how", "item"]
-
-
-@dataclass(frozen=True)
-class Run:
-    """One training and its tests.
-
-    Attributes:
-        scores: tidy rows.
-        settings: all that the training depends on.
-        record: commands, versions, machine, seconds.
-    """
-
-    folder: Path
-    variant: str
-    seed: int
-    scores: pd.DataFrame
-    settings: dict[str, Any]
-    record: dict[str, Any]
+NO_ITEMS = pd.DataFrame(columns=["variant", "seed", "evaluation", "condition", "metric", "item"])
+LOWER = {"wer", "cer", "loss"}  # the evaluators' metrics of which less is better
 
 
 @dataclass(frozen=True)
@@ -43,75 +29,32 @@ class Result:
     """What is shown of one study, or of evaluators' CSVs.
 
     Attributes:
-        name: the folder's or file's.
-        title: in words.
-        about: what is shown first, and with what.
-        scores: tidy rows of all trainings.
+        study: as it was run; of evaluators' CSVs there is no host.
+        scores: tidy rows of all trainings; without a value for those that are not done.
         items: what each test item adds to them, of variants with ``TRAININGS`` and more; empty
             where that is not stored.
-        variants: in the order to show.
         notes: what a reader should know.
-        runs: that are done; none of CSVs.
-        study: as it was run; None of evaluators' CSVs.
-        begun: (variant, seed) of all trainings that have begun.
+        runs: that are done, by folder: their records and settings.
     """
 
-    name: str
-    title: str
-    about: Report
+    study: Study
     scores: pd.DataFrame
     items: pd.DataFrame
-    variants: list[str]
-    notes: list[str]
-    runs: list[Run] = field(default_factory=list)
-    study: Study | None = None
-    begun: list[tuple[str, int]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The study's, in one word."""
+        return str(self.scores["study"].iat[0])
 
 
-def table(path: Path, columns: Sequence[str] = ()) -> pd.DataFrame:
-    """A CSV, compressed or not; an empty value is missing, ``nan`` in a name is not.
-
-    Raises:
-        ValueError: it cannot be read, or lacks one of the columns; names the file.
-    """
-    text = dict.fromkeys(("variant", "condition", "metric", "how", "item"), str)
-    try:
-        rows = pd.read_csv(path, dtype=text, keep_default_na=False, na_values=[""])
-        for name in rows.columns.intersection(["seed", "value", "weight", *STATS]):
-            numbers = pd.to_numeric(rows[name].replace(["nan", "NaN"], np.nan))
-            rows[name] = numbers.replace([np.inf, -np.inf], np.nan)
-        if lacking := [name for name in columns if name not in rows]:
-            raise ValueError(f"it has no column {lacking[0]!r}")
-    except (OSError, EOFError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error
-    return rows
-
-
-def items(path: Path) -> pd.DataFrame:
-    """Of a file that may not be there; none of one from before evaluators said how they count.
-
-    Raises:
-        ValueError: it cannot be read, or an item lacks a number; names the file.
-    """
-    if not path.exists() or "how" not in (rows := table(path, ["condition", "metric", "item"])):
-        return pd.DataFrame(columns=_ITEMS)
-    for how, same in rows.groupby("how", dropna=False):
-        if how not in PARTS:
-            raise ValueError(f"{path}: how is {how!r}, not one of {', '.join(PARTS)}")
-        lacking = same.reindex(columns=PARTS[how]).isna().any(axis=1)
-        if lacking.any():
-            item, condition = same[lacking][["item", "condition"]].iloc[0]
-            raise ValueError(f"{path}: item {item} of {condition!r} lacks a number")
-    return rows
-
-
-def read(paths: Sequence[Path]) -> list[Result]:
+def studies(paths: Sequence[Path]) -> list[Result]:
     """The studies in folders, one without a study.yaml may hold several, and in stored scores.
 
     Raises:
         ValueError: a folder is missing, of something else or without scores, two are of one name,
-            a file cannot be read, or there are runs of different settings, which must not pass for
-            seeds.
+            or a file cannot be read.
     """
     found: list[Result] = []
     for path in map(Path.resolve, paths):
@@ -120,47 +63,61 @@ def read(paths: Sequence[Path]) -> list[Result]:
             continue
         if not path.is_dir():
             raise ValueError(f"no such file or folder: {path}")
-        inside = [path, *sorted(path.iterdir())]
-        inside = [one for one in inside if (one / "study.yaml").exists()]
+        inside = [one for one in (path, *sorted(path.iterdir())) if (one / "study.yaml").exists()]
         if not inside:
             raise ValueError(f"{path} was not written by cape-run: there is no study.yaml")
         found += [_read(one) for one in (inside[:1] if inside[0] == path else inside)]
-    names = [one.name for one in found]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{names.count(name)} studies {name!r}: report them apart")
+    for name, times in Counter(one.name for one in found).items():
+        if times > 1:
+            raise ValueError(f"{times} studies {name!r}: report them apart")
     return found
+
+
+def _items(path: Path) -> pd.DataFrame:
+    """Of a file that may not be there; none of one from before evaluators said how they count."""
+    if not path.exists() or "how" not in (rows := read(path, ["condition", "metric", "item"])):
+        return NO_ITEMS
+    for how, same in rows.groupby("how", dropna=False):
+        if how not in PARTS:
+            raise ValueError(f"{path}: how is {how!r}, not one of {', '.join(PARTS)}")
+        lacking = same[same.reindex(columns=PARTS[how]).isna().any(axis=1)]
+        for item, condition in zip(lacking["item"], lacking["condition"], strict=True):
+            raise ValueError(f"{path}: item {item} of {condition!r} lacks a number")
+    return rows
 
 
 def _stored(path: Path) -> list[Result]:
     """The studies of a ``scores.csv`` that cape-report wrote, under any name."""
-    rows = table(path, TIDY[:-1]).reindex(columns=TIDY)  # older ones have no how
-    parts = items(path.with_name(f"{path.stem}-items.csv.xz"))
+    rows = read(path, TIDY[:-1]).reindex(columns=TIDY)  # older ones have no how
+    items = _items(path.with_name(f"{path.stem}-items.csv.xz"))
     note = f"From {path.name}: the test items of these trainings are not stored, so that intervals"
     found = []
     for name, scores in rows.groupby("study", sort=False):
         (study,) = load(find(str(name)))
-        mine = parts[parts["study"] == name] if len(parts) else parts
-        variants = list(dict.fromkeys(scores["variant"]))
+        mine = items[items["study"] == name] if len(items) else items
         notes = [] if len(mine) else [f"{note}, from three trainings on, leave them out."]
-        about = (study.title, study.report, scores, mine, variants, notes)
-        found.append(Result(str(name), *about, study=study))
+        found.append(Result(study, scores, mine, notes))
     return found
 
 
 def _read(folder: Path) -> Result:
     study = load_written(folder / "study.yaml")
     there = sorted(path.name for path in (folder / "runs").glob("*") if path.is_dir())
-    names = study.runs or there
-    done = [name for name in names if (folder / "runs" / name / "scores.csv").exists()]
+    begun = [folder / "runs" / name for name in study.runs if name in there]
+    done = [run for run in begun if (run / "scores.csv").exists()]
     if not done:
         raise ValueError(f"{folder} has no scores yet: cape-run {folder.name} makes them")
-    runs = [_run(folder / "runs" / name, study) for name in done]
-    _check_alike(runs)
-    breaks = {run.folder.name: run.record.get("train", {}).get("interrupted", 0) for run in runs}
+    runs = {
+        run.name: {
+            "record": read_yaml(run / "record.json"),  # which is YAML too
+            "settings": read_yaml(run / "settings.yaml"),
+        }
+        for run in done
+    }
+    breaks = {n: r["record"].get("train", {}).get("interrupted", 0) for n, r in runs.items()}
     listed = {
-        "Not finished": [name for name in names if name not in done],
-        "Left out, as the study has other settings now": [n for n in there if n not in names],
+        "Not finished": [name for name in study.runs if name not in runs],
+        "Left out, as the study has other settings now": [n for n in there if n not in study.runs],
         "Training was interrupted and went on from a checkpoint": [
             f"{name} ({times} times)" for name, times in breaks.items() if times
         ],
@@ -168,47 +125,64 @@ def _read(folder: Path) -> Result:
     notes = [f"{what}: {', '.join(names)}." for what, names in listed.items() if names]
     if any(breaks.values()) and study.host == "fairseq":
         notes.append("fairseq's batches come in another order after that than without a break.")
-    title, shown = study.title, study.report
     if study.quick_run:
-        title, shown.title = f"QUICK RUN: {title}", f"QUICK RUN: {shown.title}"
+        study.title = f"QUICK RUN: {study.title}"
+        study.report.title = f"QUICK RUN: {study.report.title}"
         notes.insert(0, "A quick run, to see that everything works: its numbers say nothing.")
-    scores = pd.concat([run.scores for run in runs], ignore_index=True)
-    trainings = Counter(run.variant for run in runs)
-    parts = [
-        items(run.folder / f"items-{evaluation}.csv").assign(
-            variant=run.variant, seed=run.seed, evaluation=evaluation
+    scores = pd.concat([read(run / "scores.csv", TIDY) for run in done], ignore_index=True)
+    trainings, items = Counter(_training(run)[0] for run in done), [NO_ITEMS]
+    for run in begun:
+        variant, seed = _training(run)
+        mine = scores[scores["variant"] == variant].drop_duplicates(
+            ["evaluation", "condition", "metric"]
         )
-        for run in runs
-        if trainings[run.variant] >= TRAININGS
-        for evaluation in run.scores["evaluation"].unique()
-    ]
-    parts = [one for one in parts if len(one)]
-    every = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=_ITEMS)
-    parted = [name.rpartition("-")[0].rpartition("-seed") for name in names if name in there]
-    begun = [(variant, int(seed)) for variant, _, seed in parted]
-    about = (folder.name, title, shown, scores, every, list(study.variants), notes, runs, study)
-    return Result(*about, begun)
+        if run not in done:  # it may have diverged
+            scores = pd.concat([scores, mine.assign(seed=seed, value=np.nan, items=np.nan)])
+        elif trainings[variant] >= TRAININGS:
+            for name in mine["evaluation"].unique():
+                own = _items(run / f"items-{name}.csv")
+                items.append(own.assign(variant=variant, seed=seed, evaluation=name))
+    return Result(study, scores, pd.concat(items, ignore_index=True), notes, runs)
 
 
-def _run(folder: Path, study: Study) -> Run:
-    rows = table(folder / "scores.csv", TIDY)
-    told = rows[["variant", "seed"]].drop_duplicates()
-    if len(told) != 1 or told["variant"].iat[0] not in study.variants:
-        raise ValueError(f"{folder}/scores.csv must be of one seed of a variant of {study.path}")
-    about = [folder / name for name in ("settings.yaml", "record.json")]  # which is YAML too
-    notes = [read_yaml(path) if path.exists() else {} for path in about]
-    return Run(folder, told["variant"].iat[0], int(told["seed"].iat[0]), rows, *notes)
+def _training(run: Path) -> tuple[str, int]:
+    """Variant and seed, as cape-run names a run's folder."""
+    variant, _, seed = run.name.rpartition("-")[0].rpartition("-seed")
+    return variant, int(seed)
 
 
-def _check_alike(runs: Sequence[Run]) -> None:
-    """Raise ValueError if runs of a variant differ in anything but the seed."""
-    for i, run in enumerate(runs):
-        for other in [one for one in runs[:i] if one.variant == run.variant]:
-            mine, its = run.settings, other.settings
-            keys = {**mine, **its}.keys() - {"seed", "start", "study", "variant"}
-            wrong = sorted(key for key in keys if mine.get(key) != its.get(key))
-            if wrong or run.seed == other.seed:
-                raise ValueError(
-                    f"{other.folder.name} and {run.folder.name} in {run.folder.parent} are not two "
-                    f"seeds of one training ({', '.join(wrong) or 'seed'}): move one of them away"
-                )
+def curves(options: "ReportOptions") -> Result:
+    """Scores over a column of evaluators' CSVs: a line for each model, file and value of the other
+    columns, as far as these differ; the checkpoints of a line are its trainings.
+
+    Rows ``all`` are left out where x is their column; where it is not, the others are.
+
+    Raises:
+        ValueError: a file cannot be read, or lacks a column or the metric.
+    """
+    about = ["model", "checkpoint", *VALUES]
+    tables = [read(one, about).assign(file=one.stem) for one in options.source]
+    rows = pd.concat(tables, ignore_index=True)
+    metric = options.metric or next(iter(rows["metric"]), "")
+    known("--metric", [metric], set(rows["metric"]))
+    rows = rows[rows["metric"] == metric].copy()
+    tests = [one for one in rows.dropna(axis=1, how="all") if one not in (*about, "file")]
+    x = options.x or max(tests, key=lambda one: rows[one].nunique(), default="")
+    known("--x", [x], tests)
+    rows[tests] = rows[tests].map(text).replace("nan", "–")  # the model's own
+    for name in tests:
+        if "all" in set(rows[name]):
+            rows = rows[(rows[name] == "all") != (name == x)]
+    differ = [one for one in ("model", "file", *tests) if one != x and rows[one].nunique() > 1]
+    rows["variant"] = rows[differ or ["model"]].agg(", ".join, axis=1)
+    rows["seed"] = rows.groupby("variant")["checkpoint"].transform(lambda of: pd.factorize(of)[0])
+    rows = rows.rename(columns={x: "condition"}).assign(
+        study=metric, host="", evaluation=metric, higher_is_better=metric not in LOWER
+    )
+    rows["trained_on"] = rows["condition"].isin(options.trained_on)
+    unit = " (%)" if (rows["how"] == "percent").all() else ""
+    labels: dict[str, Any] = {"metric": metric, "x_label": x, "y_label": f"{metric}{unit}"}
+    report = Report(baseline=rows["variant"].iat[0], evaluation=metric, **labels)
+    variants = dict.fromkeys(rows["variant"])
+    study = Study.model_construct(title=metric, host="", variants=variants, report=report)
+    return Result(study, rows.reindex(columns=TIDY), NO_ITEMS)

@@ -22,12 +22,12 @@ class Score(NamedTuple):
     """A score or a difference under one condition.
 
     Attributes:
-        each: of every training; NaN where one has no score.
+        each: of every training, by seed; NaN where one has no score.
         low, high: of the 95 % interval; NaN without one.
         items: whether it is over test items too.
     """
 
-    each: tuple[float, ...]
+    each: pd.Series
     low: float = math.nan
     high: float = math.nan
     items: bool = False
@@ -35,12 +35,12 @@ class Score(NamedTuple):
     @property
     def value(self) -> float:
         """The mean over trainings; NaN if one of them has no score."""
-        return float(np.mean(self.each))
+        return float(np.mean(self.each.to_numpy()))
 
     @property
-    def missing(self) -> bool:
-        """Whether a training has no score."""
-        return math.isnan(self.value)
+    def lacking(self) -> set[int]:
+        """Seeds of trainings that have no score."""
+        return {*self.each.index[self.each.isna()]}
 
     @property
     def known(self) -> bool:
@@ -83,19 +83,14 @@ def draws(items: int) -> np.ndarray:
 class Scores:
     """The scores of one evaluation by one metric.
 
-    Args:
-        result: the study's.
-        evaluation, metric: which.
-
     Attributes:
-        baseline: the variant that the others are compared with.
+        result, evaluation, metric: which.
         higher: whether that is better.
         variants: that have been tested, in the study's order.
         conditions: in the order of the tests.
         seen: (variant, condition) that the training knew.
         found: (variant, condition) → score.
         differences: the same → what it has more than the baseline, in the seeds that both have.
-        lacking: variant → seeds that lack a score which another seed or variant has there.
         paper: its numbers.
 
     Raises:
@@ -104,58 +99,52 @@ class Scores:
 
     def __init__(self, result: Result, evaluation: str, metric: str) -> None:
         self.result, self.evaluation, self.metric = result, evaluation, metric
-        about, every = result.about, result.scores
-        rows = every[(every["evaluation"] == evaluation) & (every["metric"] == metric)]
+        about, rows, items = result.study.report, result.scores, result.items
+        base, seeds = about.baseline, rows.groupby("variant")["seed"].unique()
+        rows = rows[(rows["evaluation"] == evaluation) & (rows["metric"] == metric)]
+        items = items[(items["evaluation"] == evaluation) & (items["metric"] == metric)]
         keys = ["variant", "condition", "seed"]
         if (twice := rows.duplicated(keys)).any():
             of = " ".join(map(str, rows[twice][keys].iloc[0]))
             raise ValueError(f"{result.name}: {evaluation} has several {metric} of {of}")
-        self.baseline, self.higher = about.baseline, bool(rows["higher_is_better"].all())
-        self.variants = [name for name in result.variants if name in set(rows["variant"])]
-        self.conditions: list[str] = list(dict.fromkeys(rows["condition"]))
-        known = rows[rows["trained_on"]]
-        self.seen = set(zip(known["variant"], known["condition"], strict=True))
+        self.higher = bool(rows["higher_is_better"].all())
+        self.variants = [name for name in result.study.variants if name in set(rows["variant"])]
+        self.conditions: list[str] = list(rows["condition"].unique())
+        seen = rows[rows["trained_on"]]
+        self.seen = set(zip(seen["variant"], seen["condition"], strict=True))
         self.paper = [
             row
             for row in about.paper
             if (row.evaluation or about.evaluation) == evaluation
             and (row.metric or about.metric) == metric
         ]
-        trainings = {*result.begun, *zip(every["variant"], every["seed"], strict=True)}
         self._values: dict[tuple[str, str], pd.Series] = {
-            key: of.set_index("seed")["value"].reindex(
-                sorted(seed for variant, seed in trainings if variant == key[0])
-            )
+            key: of.set_index("seed")["value"].reindex(sorted(seeds[key[0]]))
             for key, of in rows.groupby(["variant", "condition"], sort=False)
         }
-        items = result.items
-        items = items[(items["evaluation"] == evaluation) & (items["metric"] == metric)]
         self._items = dict(list(items.groupby(["variant", "seed", "condition"], sort=False)))
         self._resampled = cache(self._resample)
-        self.found = {key: self._score(key[1], {key[0]: 1}) for key in self._values}
-        self.differences = {
-            (variant, condition): found
-            for variant, condition in self._values
-            if variant != self.baseline and (self.baseline, condition) in self._values
-            if (found := self._score(condition, {variant: 1, self.baseline: -1})).each
+        self.found = {(v, c): self._score(c, {v: 1}) for v, c in self._values}
+        differences = {
+            (v, c): self._score(c, {v: 1, base: -1})
+            for v, c in self._values
+            if v != base and (base, c) in self._values
         }
-        self.lacking = {variant: set[int]() for variant in self.variants}
-        for (variant, _), of in self._values.items():
-            self.lacking[variant] |= {*of.index[of.isna()]}
+        self.differences = {key: one for key, one in differences.items() if len(one.each)}
 
     def _score(self, condition: str, signs: dict[str, int]) -> Score:
         """A score, or the difference of two."""
         rows = pd.concat([self._values[v, condition] for v in signs], axis=1, join="inner")
-        each = rows.to_numpy() @ list(signs.values())
-        if len(each) < TRAININGS or np.isnan(each).any():
-            return Score(tuple(each))
-        found = [[self._resampled(v, int(seed), condition) for seed in rows.index] for v in signs]
+        each = rows @ list(signs.values())
+        if len(each) < TRAININGS or each.isna().any():
+            return Score(each)
+        found = [[self._resampled(v, seed, condition) for seed in each.index] for v in signs]
         names = {names for of in found for names, _ in of}
         if len(names) > 1 or () in names:  # not the same items, or none
-            return Score(tuple(each), *interval(each))
+            return Score(each, *interval(each.to_numpy()))
         scores = np.array([[resampled for _, resampled in of] for of in found])
         resampled = np.einsum("v,vnr->rn", list(signs.values()), scores)
-        return Score(tuple(each), *interval(each, resampled), items=True)
+        return Score(each, *interval(each.to_numpy(), resampled), items=True)
 
     def _resample(self, variant: str, seed: int, condition: str) -> tuple[tuple[str, ...], Any]:
         """The items' names, and (R,) scores on draws of them; no names where they are not there."""
@@ -168,6 +157,12 @@ class Scores:
         if not math.isclose(score, value, rel_tol=1e-3, abs_tol=1e-3):
             about = f"{self.result.name}: {variant} {seed} {self.evaluation} {condition}"
             raise ValueError(f"{about} {self.metric} is {value:g}, its items make {score:g}")
-        batches = np.array_split(draws(len(of)), 10)
-        sums = np.concatenate([batch.astype(float) @ numbers for batch in batches])
-        return tuple(of["item"]), np.array([made(how, row) for row in sums])
+        return tuple(of["item"]), np.array([made(how, row @ numbers) for row in draws(len(of))])
+
+
+def every(result: Result) -> list[Scores]:
+    """All evaluations and metrics, first what the study's report shows first."""
+    about, rows = result.study.report, result.scores
+    evaluations, metrics = [about.evaluation, *rows["evaluation"]], [about.metric, *rows["metric"]]
+    tests = dict.fromkeys(zip(evaluations, metrics, strict=True))
+    return [Scores(result, *test) for test in tests]

@@ -1,7 +1,8 @@
 """Tables of scores, of differences from the baseline, and of ours beside the paper's."""
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tabulate import tabulate
 
@@ -11,19 +12,22 @@ NO_SCORE = "†"
 ALONE = "‡"  # an interval over trainings alone, in a table that has others too
 
 
-@dataclass(frozen=True)
-class Table:
-    """Cells between double stars are bold, as in Markdown."""
+class Table(NamedTuple):
+    """Rows of the same columns; what is between double stars is bold."""
 
     title: str
-    header: list[str]
-    body: list[list[str]]
+    rows: list[dict[str, str]]
     legend: str
 
     def markdown(self) -> str:
         """With its title and legend."""
-        body = tabulate(self.body, self.header, tablefmt="github", disable_numparse=True)
-        return f"### {self.title}\n\n{body}\n\n{self.legend}\n"
+        cells = tabulate(self.rows, "keys", "github", disable_numparse=True)
+        return f"### {self.title}\n\n{cells}\n\n{self.legend}\n"
+
+    def html(self) -> str:
+        """The cells alone."""
+        cells = tabulate(self.rows, "keys", "html", disable_numparse=True)
+        return re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", cells)
 
 
 def tables(scores: Scores) -> list[Table]:
@@ -31,44 +35,45 @@ def tables(scores: Scores) -> list[Table]:
     arrow = f"{'↑ higher' if scores.higher else '↓ lower'} is better."
     title = f"{', '.join(dict.fromkeys([scores.evaluation, scores.metric]))} {arrow[0]}"
     if (many := len(scores.conditions)) > 50:
-        return [Table(title, [], [], f"{many} conditions: see the figure and scores.csv.")]
+        return [Table(title, [], f"{many} conditions: see the figure and scores.csv.")]
     arrow += " In bold: conditions seen in training." if scores.seen else ""
     found = [_grid(scores, scores.found, title, arrow)]
     if scores.differences:
-        pairs = f"{title}, difference from {scores.baseline}"
+        pairs = f"{title}, difference from {scores.result.study.report.baseline}"
         found.append(_grid(scores, scores.differences, pairs, "Of the same seeds.", "+"))
-    body, digits = [], _digits(scores)
+    beside, digits = [], _digits(scores)
     for row in scores.paper:
-        ours = scores.found.get((row.variant, row.condition))
-        if ours is not None:
-            theirs = f"{row.value:g}" + (f" ± {row.spread:g}" if row.spread is not None else "")
-            less = "" if ours.missing else _number(ours.value - row.value, digits, "+")
-            body.append([row.variant, row.condition, cell(ours, digits), theirs, less, row.source])
-    if body:
-        header = ["variant", "condition", "ours", "paper", "ours − paper", "source"]
-        found.append(Table(f"{title}, beside the paper", header, body, ""))
-    return found
+        if ours := scores.found.get((row.variant, row.condition)):
+            columns = {"variant": row.variant, "condition": row.condition}
+            columns["ours"] = cell(ours, digits)
+            columns["paper"] = f"{row.value:g}{'' if row.spread is None else f' ± {row.spread:g}'}"
+            columns["ours − paper"] = _number(ours.value - row.value, digits, "+")
+            beside.append({**columns, "source": row.source})
+    return [*found, Table(f"{title}, beside the paper", beside, "")] if beside else found
 
 
 def _grid(
     scores: Scores, found: Mapping[tuple[str, str], Score], title: str, legend: str, sign: str = ""
 ) -> Table:
     """Variants down, conditions across, and what brackets, parentheses and marks are."""
-    ways = {one.items for one in found.values() if one.known}
-    lacking = {variant: seeds for variant, seeds in scores.lacking.items() if seeds}
-    body = []
+    ways, digits = {one.items for one in found.values() if one.known}, _digits(scores)
+    lacking = any(one.lacking for one in found.values())
+    rows = []
     for variant in scores.variants:
-        mine = {c: found[variant, c] for c in scores.conditions if (variant, c) in found}
-        texts = []
-        for condition in scores.conditions:
-            one = mine.get(condition)
-            text = cell(one, _digits(scores), sign) if one else ""
-            text += ALONE if one and one.known and not one.items and len(ways) > 1 else ""
-            texts.append(f"**{text}**" if text and (variant, condition) in scores.seen else text)
-        if mine:
-            about = [", ".join(map(str, sorted(lacking.get(variant, []))))] if lacking else []
-            counts = sorted({len(one.each) for one in mine.values()})
-            body.append([variant, "–".join(map(str, counts)), *about, *texts])
+        mine = {c: one for (v, c), one in found.items() if v == variant}
+        if not mine:
+            continue
+        counts = sorted({len(one.each) for one in mine.values()})
+        row = {"variant": variant, "trainings": "–".join(map(str, counts))}
+        if lacking:
+            seeds = sorted(set().union(*(one.lacking for one in mine.values())))
+            row["seeds without a score"] = ", ".join(map(str, seeds))
+        row |= dict.fromkeys(scores.conditions, "")
+        for condition, one in mine.items():
+            text = cell(one, digits, sign)
+            text += ALONE if one.known and not one.items and len(ways) > 1 else ""
+            row[condition] = f"**{text}**" if (variant, condition) in scores.seen else text
+        rows.append(row)
     if any(1 < len(one.each) < TRAININGS for one in found.values()):
         legend += " Parentheses: each training; of fewer than three there is no interval."
     if True in ways:
@@ -78,23 +83,21 @@ def _grid(
         legend += f" {mark} interval over trainings alone (Student's t), without test items."
     if lacking:
         legend += f" {NO_SCORE} A training has no score there: those of the others, and no mean."
-    about = ["seeds without a score"] if lacking else []
-    return Table(title, ["variant", "trainings", *about, *scores.conditions], body, legend)
+    return Table(title, rows, legend)
 
 
 def cell(one: Score, digits: int, sign: str = "") -> str:
     """``+2.34 [+1.10, +3.58]``, of few trainings ``+2.34 (+1.10, +3.58)``, of none a dagger."""
-    each = ", ".join("–" if x != x else _number(x, digits, sign) for x in one.each)
-    if one.missing:
-        return f"{NO_SCORE} ({each})"
-    text = _number(one.value, digits, sign)
+    value, *each = (_number(x, digits, sign) for x in (one.value, *one.each))
     if one.known:
-        return f"{text} [{_number(one.low, digits, sign)}, {_number(one.high, digits, sign)}]"
-    return f"{text} ({each})" if len(one.each) > 1 else text
+        return f"{value} [{_number(one.low, digits, sign)}, {_number(one.high, digits, sign)}]"
+    if one.lacking:
+        return f"{NO_SCORE} ({', '.join(each)})"
+    return f"{value} ({', '.join(each)})" if len(each) > 1 else value
 
 
 def _number(number: float, digits: int, sign: str = "") -> str:
-    return f"{number:{sign}.{digits}f}".replace("-", "−")
+    return "–" if number != number else f"{number:{sign}.{digits}f}".replace("-", "−")
 
 
 def _digits(scores: Scores) -> int:

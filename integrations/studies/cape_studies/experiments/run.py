@@ -1,7 +1,7 @@
 """``cape-run``: a study's trainings by each host's own trainer, its tests and scores.
 
 Steps are cached by settings, versions, code and inputs: what is done is not done again, what was
-interrupted goes on, what has changed is done anew. ``cape-report`` shows the results.
+interrupted or has failed goes on, what has changed is done anew. ``cape-report`` shows the results.
 """
 
 import argparse
@@ -17,53 +17,39 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from exca.cachedict.inflight import Pid
 from exca.steps.backends import Backend, Cached, Slurm
 
 from cape_studies.evaluation.command import one_line_errors
 from cape_studies.experiments import hosts, steps, study
-from cape_studies.experiments.plan import Preparation, Run, Setting, data_mark, prepare, script_mark
+from cape_studies.experiments.plan import Preparation, Run, Setting, digest, prepare
 
-EVERY = 60  # seconds between two lines of a run
+SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 CANCEL_SECONDS = 30  # for cape-run and its trainers to end
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; bad input ends it with status 2 and one line, before any work."""
     arguments = parse(argv)
-    with one_line_errors("cape-run"):
-        if arguments.list:
-            print(listing())
-            return
-        if arguments.status or arguments.cancel:
-            folders = written(study.find(arguments.study), arguments.out.resolve())
-            print(cancel(folders) if arguments.cancel else status(folders))
-            return
-        work = Work(arguments)
-        problems = [*work.problems, *hosts.problems(work.studies, work.machine), *work.check()]
-        if problems and not arguments.dry_run:
-            raise ValueError(problems[0])
-    if arguments.dry_run:
-        work.show()
-        print(*(f"cape-run: missing: {one}" for one in problems), sep="\n", file=sys.stderr)
-        return
     try:
         with one_line_errors("cape-run"):
-            failed = work.do()
+            failed = command(arguments)
     except KeyboardInterrupt:
-        still = "jobs of SLURM go on, --cancel ends them" if work.slurm else "all is stopped"
+        slurm = arguments.cluster == "slurm"
+        still = "jobs of SLURM go on, --cancel ends them" if slurm else "all is stopped"
         print(
             f"cape-run: interrupted, {still}: the same command goes on from the last checkpoints, "
             f"cape-run {arguments.study} --out {arguments.out} --status shows what there is",
             file=sys.stderr,
             flush=True,
         )
-        os._exit(130)  # threads that wait for SLURM would hold an ordinary exit
+        os._exit(130)  # threads that wait for SLURM or another cape-run would hold an exit
     if failed:
         sys.exit("\n".join(f"cape-run: {line}" for line in failed))
 
@@ -84,8 +70,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--data", nargs="+", default=[], metavar="[NAME=]DIR", help="what the study needs")
     add("--out", type=Path, default=Path("out"), help="folder of all results (default: out)")
     add("--dry-run", action="store_true", help="print the commands, and what is missing")
-    add("--force", action="store_true", help="all anew: the results of these runs are lost")
-    add("--retry", action="store_true", help="once more what has failed")
     add("--timm-scripts", type=Path, help="folder of timm's train.py (default: TIMM_SCRIPTS)")
     add = parser.add_argument_group("where").add_argument
     add("--cluster", choices=["local", "slurm"], default="local", help="default: local")
@@ -104,40 +88,43 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
+def command(arguments: argparse.Namespace) -> list[str]:
+    """Do what the command line asks for; returns a line for each step that failed."""
+    if arguments.list:
+        print(listing())
+    elif arguments.status or arguments.cancel:
+        folder = arguments.out.resolve() / study.find(arguments.study).stem
+        folders = sorted(one.parent for at in ("", "*/") for one in folder.glob(f"{at}study.yaml"))
+        if not folders:
+            raise ValueError(f"{folder} holds no study yet: give the --out that it was run with")
+        print(cancel(folder, folders) if arguments.cancel else status(folders))
+    else:
+        work = Work(arguments)
+        problems = [*work.problems, *hosts.problems(work.studies, work.machine), *work.check()]
+        if not arguments.dry_run and not problems:
+            return work.do()
+        if not arguments.dry_run:
+            raise ValueError(problems[0])
+        work.show()
+        print(*(f"cape-run: missing: {one}" for one in problems), sep="\n", file=sys.stderr)
+    return []
+
+
 def listing() -> str:
     """All studies of the checkout, and the sets of them."""
-    width, found = min(100, shutil.get_terminal_size().columns), []
+    found = []
     for path in study.names():
-        several = study.load(path)
-        one = several[0]
-        if one.path != path.resolve():
-            lines = [f"{path.stem}: {' + '.join(each.name for each in several)}"]
-        else:
-            needs = [f"needs {name}: {need.what}" for name, need in one.needs.items()]
-            lines = [f"{path.stem} ({one.host}): {one.title}", *needs, f"costs {one.cost}"]
-        found += [
-            textwrap.fill(line, width, initial_indent="  " * bool(i), subsequent_indent="    ")
-            for i, line in enumerate(lines)
-        ]
+        one, *more = study.load(path)
+        about = [f"{path.stem} ({one.host}): {one.title}", f"costs {one.cost}"]
+        about += [f"needs {name}: {need.what}" for name, need in one.needs.items()]
+        if more:
+            about = [f"{path.stem}: {' + '.join(each.name for each in (one, *more))}"]
+        found.append(textwrap.fill("; ".join(about), 100, subsequent_indent="    "))
     return "\n".join(found)
 
 
-def written(path: Path, out: Path) -> list[Path]:
-    """The folders that cape-run has written for a study, or for those of a set.
-
-    Raises:
-        ValueError: there are none.
-    """
-    folder = out / path.stem
-    found = [one.parent for one in (folder / "study.yaml", *sorted(folder.glob("*/study.yaml")))
-             if one.exists()]  # fmt: skip
-    if not found:
-        raise ValueError(f"{folder} holds no study yet: give the --out that it was run with")
-    return found
-
-
 def status(folders: Sequence[Path]) -> str:
-    """A line for each run of studies."""
+    """A line for each run of the studies in these folders."""
     runs = [
         folder / "runs" / name
         for folder in folders
@@ -146,8 +133,8 @@ def status(folders: Sequence[Path]) -> str:
     return "\n".join(f"{run.relative_to(run.parents[2])}: {steps.state(run)}" for run in runs)
 
 
-def cancel(folders: Sequence[Path]) -> str:
-    """End cape-run where it runs these studies, and trainers that outlived it."""
+def cancel(folder: Path, folders: Sequence[Path]) -> str:
+    """End cape-run where it runs these studies, trainers that outlived it, and jobs of SLURM."""
     ended: set[int] = set()
     limit = time.monotonic() + CANCEL_SECONDS
     while (there := running(folders)) and time.monotonic() < limit:
@@ -156,20 +143,31 @@ def cancel(folders: Sequence[Path]) -> str:
                 os.kill(pid, signal.SIGTERM)
         ended |= there
         time.sleep(0.1)
-    jobs = [path for folder in folders for path in folder.glob("runs/*/.slurm")]
-    if jobs:
-        subprocess.run(["scancel", *(path.read_text() for path in jobs)], check=False)
-    for path in jobs:
-        path.unlink()
-    return f"{len(ended)} processes and {len(jobs)} jobs of SLURM ended\n{status(folders)}"
+    if shutil.which("scancel"):
+        subprocess.run(["scancel", f"--name={job_name(folder)}"], check=False)
+    return f"{len(ended)} processes of this machine ended\n{status(folders)}"
 
 
 def running(folders: Sequence[Path]) -> set[int]:
-    """Processes of this machine that run studies: cape-run's and trainers."""
-    locks = [path for folder in folders for path in folder.glob(".cape-run-*")]
-    locks += [path for folder in folders for path in folder.glob("runs/*/.lock")]
-    holders = filter(None, map(steps.holder, locks))
-    return {pid for host, pid in holders if host == socket.gethostname() and pid}
+    """Of this machine, cape-run where it runs these studies; if it does not, trainers without it.
+
+    A trainer that another asked to end may seem to be done to those who wait for it.
+    """
+    for locks, alive in ((".cape-run-*", [True]), ("runs/*/.lock", [False, True])):
+        holders = [steps.holder(path) or ["none"] for one in folders for path in one.glob(locks)]
+        found = {
+            int(pids[-1])
+            for host, *pids in holders
+            if [Pid(host=host, pid=int(pid)).is_alive() for pid in pids] == alive
+        }
+        if found:
+            return found
+    return set()
+
+
+def job_name(folder: Path) -> str:
+    """Of SLURM's jobs of a study, or of a set, with this folder."""
+    return f"cape-run-{folder.name}-{digest(folder)}"
 
 
 class Work:
@@ -188,11 +186,11 @@ class Work:
         self.out = arguments.out.resolve()
         self.studies = study.load(path, arguments.overrides, arguments.quick)
         self.problems: list[str] = []
-        for mark in (data_mark, script_mark):
-            mark.cache_clear()
-        data = self._data()
         self.preparations: list[Preparation] = []
         self.runs: list[Run] = []
+        self.jobs: list[Future[None]] = []
+        self.infra = self._infra(self.out / path.stem)
+        data = self._data()
         for one in self.studies:
             of_set = [path.stem] if one.path != path.resolve() else []
             folder = self.out.joinpath(*of_set, one.name)
@@ -202,7 +200,17 @@ class Work:
             variants = arguments.variants or one.run
             study.known("--variants", variants, one.variants)
             for seed in arguments.seeds or one.seeds:
-                self.runs += [setting.run(variant, seed) for variant in variants]
+                self.runs += [Run(setting, variant, seed) for variant in variants]
+
+    def _infra(self, folder: Path) -> Backend:
+        """exca's: where jobs run, and the cache."""
+        given = self.arguments
+        about: dict[str, Any] = {"folder": self.out / ".exca", "mode": "retry"}
+        if not self.slurm:
+            return Cached(**about)
+        about |= {"timeout_min": int(60 * given.timeout), "gpus_per_node": given.gpus or None}
+        about |= {"nodes": given.nodes, "partition": given.partition}
+        return Slurm(job_name=job_name(folder), **about)
 
     def _data(self) -> dict[str, Path]:
         """What was given as ``--data``; what is missing becomes a problem."""
@@ -226,18 +234,17 @@ class Work:
         return found
 
     def check(self) -> list[str]:
-        """What stands in the way of the runs, a line each."""
-        given, gpus, found = self.arguments, self.machine.gpus, []
+        """What of this machine stands in the way of the runs, a line each."""
+        given, found = self.arguments, []
         if self.slurm and shutil.which("sbatch") is None:
             found.append("--cluster slurm: there is no sbatch here")
-        elif not self.slurm:
-            if given.nodes > 1:
-                found.append("--nodes needs --cluster slurm")
-            if gpus:
-                import torch
+        if given.nodes > 1 and not self.slurm:
+            found.append("--nodes needs --cluster slurm")
+        if given.gpus and not self.slurm:
+            import torch
 
-                if gpus > torch.cuda.device_count():
-                    found.append(f"--gpus {gpus}: there are {torch.cuda.device_count()} here")
+            if given.gpus > torch.cuda.device_count():
+                found.append(f"--gpus {given.gpus}: there are {torch.cuda.device_count()} here")
         needed = sum(run.study.disk_gb for run in self.runs if not run.folder.exists())
         there = next(folder for folder in (self.out, *self.out.parents) if folder.exists())
         try:
@@ -247,9 +254,7 @@ class Work:
                 found.append(f"{there} has {free:.1f} GB free, the runs take about {needed:.1f}")
         except OSError as error:
             found.append(f"--out {self.out} cannot be written: {error.strerror}")
-            return found
-        runs = [] if given.force else self.runs
-        return [*found, *(line for run in runs for line in steps.gone(run, self.infra()))]
+        return found
 
     def show(self) -> None:
         """Print what would be done."""
@@ -261,19 +266,6 @@ class Work:
                 print(f"# evaluate {name}\n{shlex.join(run.evaluation_command(name))}")
             print()
 
-    def infra(self) -> Backend:
-        """exca's: where jobs run, and the cache."""
-        given = self.arguments
-        about: dict[str, Any] = {
-            "folder": self.out / ".exca",
-            "mode": "retry" if given.retry else "cached",
-        }
-        if not self.slurm:
-            return Cached(**about)
-        about |= {"timeout_min": int(60 * given.timeout), "gpus_per_node": given.gpus or None}
-        about |= {"nodes": given.nodes, "partition": given.partition, "max_jobs": len(self.runs)}
-        return Slurm(job_name="cape-run", **about)
-
     def do(self) -> list[str]:
         """Prepare, then run all; returns a line for each step that failed.
 
@@ -282,7 +274,7 @@ class Work:
         """
         for name in ("exca", "submitit"):
             logging.getLogger(name).setLevel(logging.ERROR)
-        for number in (signal.SIGTERM, signal.SIGHUP):  # are what Ctrl-C is
+        for number in SIGNALS[1:]:  # are what Ctrl-C is
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
                 signal.signal(number, signal.default_int_handler)
         at_once = len(self.runs) if self.slurm else self.arguments.jobs
@@ -293,62 +285,48 @@ class Work:
             try:
                 return self._prepare(pool) or self._train(pool)
             except KeyboardInterrupt:
-                for number in (signal.SIGINT, signal.SIGTERM):
+                for number in SIGNALS:
                     signal.signal(number, signal.SIG_IGN)  # once is enough
-                pool.shutdown(wait=False, cancel_futures=True)  # before a trainer's end frees a thread
+                pool.shutdown(wait=False, cancel_futures=True)  # before an end frees a thread
                 steps.end()
-                pool.shutdown(wait=not self.slurm)
+                wait([job for job in self.jobs if not job.cancelled()], timeout=1)
                 raise
             finally:
                 note.unlink()
 
     def _prepare(self, pool: ThreadPoolExecutor) -> list[str]:
-        infra = self.infra()
         for step in self.preparations:
-            found = steps.Prepare(infra=infra).lookup(step)
+            found = steps.Prepare(infra=self.infra).lookup(step)
             if found.status == "success" and not step.folder.exists():
                 found.clear_cache()
             if found.status != "success":
                 print(f"preparing {step.folder}", flush=True)
-            job = pool.submit(steps.Prepare(infra=infra).run, step)
-            if error := job.exception():
-                return [f"preparing {step.name} failed: {why(found, error)}"]
+            self.jobs = [pool.submit(steps.Prepare(infra=self.infra).run, step)]
+            if error := self.jobs[0].exception():
+                return [f"preparing {step.name} failed: {study.one_line(error)}"]
         return []
 
     def _train(self, pool: ThreadPoolExecutor) -> list[str]:
-        infra = self.infra()
         for run in self.runs:
-            steps.forget(run, infra, everything=self.arguments.force)
+            steps.forget(run, self.infra)
         for setting, runs in groupby(self.runs, lambda run: run.setting):
             write_study(setting, list(runs))
         failed = []
         for second in (False, True):  # those that start from another training
             now = [run for run in self.runs if bool(run.start) is second]
-            if self.slurm and now:  # one array; then each is waited for
-                steps.Whole(infra=infra).run_many(now)
-                for run in now:
-                    if job := steps.Whole(infra=infra).lookup(run).job():
-                        steps.write(run.folder / ".slurm", job.job_id)
-            jobs = {pool.submit(steps.Whole(infra=infra).run, run): run for run in now}
-            watch(jobs)
-            for run in now:
-                (run.folder / ".slurm").unlink(missing_ok=True)
-            failed += [
-                f"{run.folder} failed: {why(steps.Whole(infra=infra).lookup(run), error)}"
-                for job, run in jobs.items()
-                if (error := job.exception())
-            ]
+            self.jobs = [pool.submit(self._run, run) for run in now]
+            ended = [(run, job.exception()) for run, job in zip(now, self.jobs, strict=True)]
+            failed += [f"{run.folder}: {steps.state(run.folder)}" for run, error in ended if error]
         return failed
 
-
-def why(found: Any, error: BaseException) -> str:
-    """Why a step failed, in a line: what it raised, which exca keeps, or that it was ended."""
-    if found.status != "error":
-        return f"it was interrupted, the same command goes on ({study.one_line(error)})"
-    try:
-        return str(found.result())
-    except Exception as kept:
-        return f"{str(kept).splitlines()[0]}; --retry tries again"
+    def _run(self, run: Run) -> None:
+        """A run, with a line where it begins and where it ends."""
+        label = f"{run.study.name} {run.variant} seed {run.seed}"  # and one write for each line
+        print(f"{label}: {run.folder}\n", end="", flush=True)
+        try:
+            steps.Whole(infra=self.infra).run(run)
+        finally:
+            print(f"{label}: {steps.state(run.folder)}\n", end="", flush=True)
 
 
 def write_study(setting: Setting, runs: list[Run]) -> None:
@@ -360,27 +338,7 @@ def write_study(setting: Setting, runs: list[Run]) -> None:
         known = {*before.get("runs", []), *(run.folder.name for run in runs)}
         seeds = [*one.seeds, *before.get("seeds", []), *(run.seed for run in runs)]
         seeds = list(dict.fromkeys(seeds))
-        every = [setting.run(variant, seed).folder for variant in one.variants for seed in seeds]
+        every = [Run(setting, variant, seed).folder for variant in one.variants for seed in seeds]
         kept = [at.name for at in every if at.name in known or (at / "scores.csv").exists()]
         about = one.model_dump(mode="json", exclude_unset=True) | {"seeds": seeds, "runs": kept}
         steps.write(path, about)
-
-
-def watch(jobs: dict[Future[str], Run]) -> None:
-    """A line where a run begins and ends, and now and then the last of its log."""
-    left, begun, told = set(jobs), set(), time.monotonic()
-    while left:
-        done, _ = wait(left, 1, FIRST_COMPLETED)
-        due = time.monotonic() - told > EVERY
-        told = time.monotonic() if due else told
-        for job in [job for job in left if job.running() or job in done]:
-            run = jobs[job]
-            label = f"{run.study.name} {run.variant} seed {run.seed}"
-            if job not in begun:
-                begun.add(job)
-                print(f"{label}: {run.folder}", flush=True)
-            if job in done:
-                print(f"{label}: {'failed' if job.exception() else 'done'}", flush=True)
-            elif due:
-                print(f"{label}: {steps.state(run.folder)}", flush=True)
-        left -= done

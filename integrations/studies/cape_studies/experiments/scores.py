@@ -1,9 +1,11 @@
-"""From what the evaluations write to tidy scores: condition, metric, value."""
+"""Reads what the evaluations write, and makes tidy scores of it: condition, metric, value."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from cape_studies.experiments.hosts import HOSTS
@@ -14,6 +16,27 @@ TIDY = [
     *("higher_is_better", "trained_on", "items", "how"),
 ]
 RATIOS = "percent", "mean"  # those that rows of one condition may be put together by
+STATS = [f"stats_{i}" for i in range(10)]  # of an item in BLEU
+
+
+def read(path: Path, columns: Sequence[str] = ()) -> pd.DataFrame:
+    """A CSV, compressed or not. A value that is empty or no finite number is missing.
+
+    Raises:
+        ValueError: it cannot be read, or lacks one of the columns; names the file.
+    """
+    words = "model", "checkpoint", "variant", "condition", "metric", "how", "item"
+    types: dict[Any, Any] = dict.fromkeys(words, str)
+    empty: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}  # "nan" may be a name
+    try:
+        rows = pd.read_csv(path, dtype={**types, "seed": int}, low_memory=False, **empty)
+    except (OSError, EOFError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error
+    known(f"columns of {path}", columns, rows)
+    for name in rows.columns.intersection(["value", "weight", *STATS]):
+        numbers = pd.to_numeric(rows[name], errors="coerce")
+        rows[name] = numbers.replace([np.inf, -np.inf], np.nan)
+    return rows
 
 
 def tidy(evaluation: Evaluation, host: str, path: Path) -> list[dict[str, Any]]:
@@ -30,44 +53,32 @@ def tidy(evaluation: Evaluation, host: str, path: Path) -> list[dict[str, Any]]:
     """
     rows = read(path).rename(columns={"name": "metric"})
     known(f"columns of {path}", ["metric", "value"], rows)
-    known(f"metrics of {path}", evaluation.metrics, set(rows["metric"]))
+    known(f"metrics of {path}", evaluation.metrics, set(rows["metric"].dropna()))
     rows = conditions(rows, evaluation, host, path)
     rows = rows[rows["metric"].isin(evaluation.metrics)]
     defaults = {"how": None, "weight": 1.0, "items": None}
     rows = rows.assign(**{name: rows.get(name, value) for name, value in defaults.items()})
-    rows["value"] = pd.to_numeric(rows["value"], errors="coerce")
     found = []
     for (condition, metric), group in rows.groupby(["condition", "metric"], sort=False):
-        how = group["how"].iloc[0]
-        if len(group) > 1 and how not in (*RATIOS, None):
-            raise ValueError(
-                f"{path}: {len(group)} values of {metric} in condition {condition!r}, which "
-                f"cannot be averaged ({how}): name more of {list(group)} in condition or where"
-            )
-        weighed = (group["value"] * group["weight"]).sum(skipna=False) / group["weight"].sum()
+        how, value = group["how"].iat[0], group["value"].iat[0]
+        if len(group) > 1:
+            if how not in (*RATIOS, None):
+                raise ValueError(
+                    f"{path}: {len(group)} values of {metric} in condition {condition!r}, which "
+                    f"cannot be averaged ({how}): name more of {list(group)} in condition or where"
+                )
+            value = (group["value"] * group["weight"]).sum(skipna=False) / group["weight"].sum()
         found.append(
             {
                 "condition": condition,
                 "metric": metric,
-                "value": float(group["value"].iloc[0] if len(group) == 1 else weighed),
+                "value": float(value),
                 "higher_is_better": evaluation.metrics[metric] == "higher",
                 "items": int(group["items"].sum()) if group["items"].notna().all() else None,
                 "how": how if isinstance(how, str) else None,
             }
         )
     return found
-
-
-def read(path: Path) -> pd.DataFrame:
-    """A CSV.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
-    try:
-        return pd.read_csv(path, dtype={"condition": str, "item": str}, low_memory=False)
-    except (OSError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
 
 
 def conditions(rows: pd.DataFrame, evaluation: Evaluation, host: str, path: Path) -> pd.DataFrame:
@@ -87,9 +98,13 @@ def conditions(rows: pd.DataFrame, evaluation: Evaluation, host: str, path: Path
         labels = [f"{low + 1}–{high}" for low, high in pairwise(edges)]
         found = pd.cut(rows[names[0]], edges, labels=labels).astype(object)
     elif names:
-        text = rows[names].map(lambda v: f"{v:g}" if isinstance(v, float) else str(v))
-        found = text.agg(" ".join, axis=1)
+        found = rows[names].map(text).agg(" ".join, axis=1)
     return rows.assign(condition=found).dropna(subset="condition")
+
+
+def text(value: object) -> str:
+    """Of a condition: 0.5, and 8 where a column has it as 8.0."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def items(evaluation: Evaluation, host: str, raw: Path) -> pd.DataFrame:

@@ -8,11 +8,13 @@ import fcntl
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +34,7 @@ from cape_studies.experiments.plan import Preparation, Run
 from cape_studies.experiments.study import merge, one_line, places_in, read_yaml
 
 SECONDS_TO_END = 10  # that a trainer has after SIGTERM
+SECONDS_TO_HEAR = 1.0  # the signal that has ended a trainer, perhaps with status 0
 
 
 class Prepare(Step):
@@ -78,6 +81,11 @@ class Evaluate(Step):
         one = run.evaluations[name]
         if one.command == "training":
             return scores.tidy(one, host, run.folder / "metrics.csv")
+        whole = one.script is not None and "checkpoint" not in places_in(one.options)
+        folder = (run.folder / "train").resolve()  # of another run, if that has trained it
+        needed = folder / ("" if whole else run.checkpoint)
+        if not needed.exists():
+            raise RuntimeError(f"{needed} is deleted: without {folder.parent} it is trained anew")
         work(run, f"evaluate-{name}", lambda: run.evaluation_command(name))
         raw = run.csv(name, "items-raw")
         if raw.exists():
@@ -94,10 +102,12 @@ class Whole(Step):
         return "-".join([value.folder.name, *value.evaluation_keys.values()])
 
     def _run(self, run: Run) -> str:
+        failed = run.folder / "failed"
+        failed.unlink(missing_ok=True)
         try:
             table = self._scores(run)
         except Exception as error:
-            write_record(run.folder, {**read_record(run.folder), "failed": one_line(error)})
+            write(failed, one_line(error))
             raise
         write(run.folder / "scores.csv", table.to_csv(index=False))
         return run.folder.name
@@ -128,53 +138,31 @@ def share(run: Run, trained: str) -> None:
         return
     run.folder.mkdir(parents=True, exist_ok=True)
     for name in ("train", "train.log", "metrics.csv", "settings.yaml"):
-        if not (run.folder / name).exists():
+        with suppress(FileExistsError):
             (run.folder / name).symlink_to(os.path.relpath(other / name, run.folder))
     if not (run.folder / "record.json").exists():
-        write_record(run.folder, {**read_record(other), "trained_in": trained})
+        write(run.folder / "record.json", {**read_record(other), "trained_in": trained})
 
 
-def forget(run: Run, infra: Backend, everything: bool) -> None:
-    """Take a run out of the cache: what has been deleted since, or everything, files too."""
+def forget(run: Run, infra: Backend) -> None:
+    """Take out of the cache what of a run has been deleted since."""
     train = Train(infra=infra).lookup(run)
     found = [(Whole(infra=infra).lookup(run), run.folder / "scores.csv")]
+    if train.status == "success":
+        found.append((train, run.setting.out / train.result()))
     for name, one in run.evaluations.items():
         file = run.folder if one.command == "training" else run.csv(name)
         found.append((Evaluate(infra=infra).lookup((run, name)), file))
-    if train.status == "success":
-        found.append((train, run.setting.out / train.result()))
-    if everything:
-        shutil.rmtree(run.folder, ignore_errors=True)
-    for one_found, path in found:
-        if everything or (one_found.status == "success" and not path.exists()):
-            one_found.clear_cache()
-
-
-def gone(run: Run, infra: Backend) -> Iterator[str]:
-    """What evaluations that are still to do need of a finished training, and is deleted."""
-    train = Train(infra=infra).lookup(run) if run.folder.exists() else None
-    if train is None or train.status != "success":
-        return
-    folder = run.setting.out / train.result()
-    for name, one in run.evaluations.items():
-        done = Evaluate(infra=infra).lookup((run, name)).status == "success"
-        if (done and run.csv(name).exists()) or one.command == "training" or not folder.exists():
-            continue
-        whole = one.script is not None and "checkpoint" not in places_in(one.options)
-        needed = folder / "train" / ("" if whole else run.checkpoint)
-        if not needed.exists():
-            yield f"{needed} is deleted, and the evaluation {name} needs it: --force trains anew"
+    for entry, path in found:
+        if entry.status == "success" and not path.exists():
+            entry.clear_cache()
 
 
 def work(run: Run, step: str, command: Callable[[], list[str]]) -> Path:
     """Run a step's command, alone in the run's folder, and note it in record.json.
 
-    Seconds are those of interrupted attempts too. Gives the log.
-
-    Args:
-        run: whose.
-        step: its log's name.
-        command: made when it starts: what to go on from may come until then.
+    Seconds are those of interrupted attempts too. The command is made when it starts: what to go
+    on from may come until then. Gives the log, which is named after the step.
 
     Raises:
         RuntimeError, SystemExit: see :func:`call`.
@@ -182,42 +170,39 @@ def work(run: Run, step: str, command: Callable[[], list[str]]) -> Path:
     with locked(run.folder / ".lock") as lock:  # waits for a trainer that outlived its job
         log, began = run.folder / f"{step}.log", time.time()
         record = {**read_record(run.folder), **_here(run)}
-        record.pop("failed", None)
         one = record.get(step) or {"interrupted": 0, "seconds": 0.0}
         if "began" in one and log.exists():  # killed: it lived until the log's last line
             one["interrupted"] += 1
             one["seconds"] += max(0.0, log.stat().st_mtime - one["began"])
         record[step] = one | {"command": command(), "began": began}
-        write_record(run.folder, record)
-        call(record[step]["command"], log, run, lock)
-        seconds = one["seconds"] + time.time() - record[step].pop("began")
+        write(run.folder / "record.json", record)
+        ended = call(record[step]["command"], log, run, lock)
+        seconds = one["seconds"] + ended - record[step].pop("began")
         record[step]["seconds"] = round(seconds, 3)
-        write_record(run.folder, record)
+        write(run.folder / "record.json", record)
     return log
 
 
 def _here(run: Run) -> dict[str, Any]:
     """What a record says about code and machine."""
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    commit = subprocess.run([*git, "--abbrev=40"], capture_output=True, text=True).stdout.strip()
-    cpu = Path("/proc/cpuinfo")
-    names = [line for line in cpu.open() if line.startswith("model name")] if cpu.exists() else []
-    processor = names[0].split(":")[1].strip() if names else platform.processor()
-    gpus = run.setting.machine.gpus
+    git = "git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"
+    cpu, gpus = Path("/proc/cpuinfo"), run.setting.machine.gpus
+    names = re.findall(r"model name\s*: (.*)", cpu.read_text() if cpu.exists() else "")
+    processor = names[0] if names else platform.processor()
+    gpu = hosts.PYTHON, "-c", "import torch; print(torch.cuda.get_device_name())"
     return {
         "versions": run.settings["versions"],
         "python": platform.python_version(),
-        "git_commit": commit or None,
+        "git_commit": _said(*git) or None,
         "machine": {"host": socket.gethostname(), "processor": processor, "cores": os.cpu_count()},
-        "device": f"{gpus} x {_gpu()}" if gpus else "cpu",
+        "device": f"{gpus} x {_said(*gpu)}" if gpus else "cpu",
     }
 
 
 @cache
-def _gpu() -> str:
-    """Its name; asked in a process of its own, which gives the memory back."""
-    ask = [hosts.PYTHON, "-c", "import torch; print(torch.cuda.get_device_name())"]
-    return subprocess.run(ask, capture_output=True, text=True).stdout.strip()
+def _said(*command: str) -> str:
+    """What a command prints; a process of its own gives the memory of a GPU back."""
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 _starting = threading.Lock()
@@ -225,16 +210,11 @@ _started: set[subprocess.Popen[bytes]] = set()
 _ending = threading.Event()
 
 
-def call(command: list[str], log: Path, run: Run | None = None, lock: int | None = None) -> None:
-    """Run a command; its whole output is added to the log.
+def call(command: list[str], log: Path, run: Run | None = None, lock: int | None = None) -> float:
+    """Run a command; its whole output is added to the log. Gives the time of its end.
 
-    It is the first of a group of processes, so that Ctrl-C reaches cape-run alone.
-
-    Args:
-        command: as typed.
-        log: file.
-        run: that it is for; on the CPU it gets one thread, as small models side by side want.
-        lock: that it shares, and that tells where it runs.
+    It is the first of a group of processes, so that Ctrl-C reaches cape-run alone. For a run on the
+    CPU it gets one thread, as small models side by side want; it shares the run's lock.
 
     Raises:
         RuntimeError: it failed.
@@ -247,7 +227,7 @@ def call(command: list[str], log: Path, run: Run | None = None, lock: int | None
         head = submitit.JobEnvironment().hostnames[0]
         command = [word.replace(hosts.HEAD, head) for word in command]
     if threading.current_thread() is threading.main_thread():  # a job of SLURM
-        signal.signal(signal.SIGTERM, lambda *_: terminate())
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("SIGTERM"))
     with _starting, log.open("a") as file:
         if _ending.is_set():
             raise SystemExit("interrupted")
@@ -263,34 +243,34 @@ def call(command: list[str], log: Path, run: Run | None = None, lock: int | None
             process_group=0,
         )
         _started.add(process)
-    if run is not None:
-        (run.folder / ".lock").write_text(f"{socket.gethostname()} {process.pid}")
     try:
-        code = process.wait()
-    except BaseException:  # submitit leaves a job that is to be requeued so
+        if run is not None:
+            told = f"{socket.gethostname()} {os.getpid()} {process.pid}"
+            (run.folder / ".lock").write_text(told)
+        code, ended = process.wait(), time.time()
+        _ending.wait(SECONDS_TO_HEAR)  # SLURM's signal may reach the trainer first
+    except BaseException as signalled:  # of a job of SLURM; submitit's own, before a requeue
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
         end()
-        raise
+        raise SystemExit(f"interrupted: {signalled}") from signalled
     finally:
         _started.discard(process)
     if code < 0 or _ending.is_set():  # a trainer may end with status 0 when it is asked to
         raise SystemExit(f"{command[0]} was ended by signal {-code if code < 0 else 'SIGTERM'}")
     if code:
         raise RuntimeError(f"exit status {code}, {last_line(log)[:300]} ({log})")
-
-
-def terminate() -> None:
-    """Ask what :func:`call` started in this process to end; nothing starts any more."""
-    _ending.set()
-    for process in list(_started):
-        process.terminate()
+    return ended
 
 
 def end() -> None:
-    """End what :func:`call` started in this process, politely at first."""
+    """End what :func:`call` started in this process, politely at first; nothing starts any more."""
     with _starting:
-        terminate()
+        _ending.set()
+        there = list(_started)
+    for process in there:
+        process.terminate()
     limit = time.monotonic() + SECONDS_TO_END
-    for process in list(_started):
+    for process in there:
         with suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, limit - time.monotonic()))
         with suppress(ProcessLookupError):
@@ -307,30 +287,28 @@ def locked(path: Path) -> Iterator[int]:
         yield file.fileno()
 
 
-def holder(path: Path) -> tuple[str, int] | None:
-    """Host and process that hold a lock file, as it tells; None where nothing holds it."""
-    if not path.exists():
-        return None
-    with path.open() as file:
+def holder(path: Path) -> list[str] | None:
+    """Host, process and perhaps its trainer that hold a lock file; None where nothing holds it."""
+    with suppress(FileNotFoundError), path.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            host, _, pid = file.read().partition(" ")
-            return host, int(pid or 0)  # 0: it is being written
+            return file.read().split()  # nothing, while it is being written
     return None
 
 
 def state(folder: Path) -> str:
     """In words, what a run's folder tells."""
-    record = read_record(folder)
-    if holder(folder / ".lock"):
+    failed = folder / "failed"
+    if holder(folder / ".lock") is not None:
         logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
         return f"running {logs[-1].stem}: {last_line(logs[-1])[:100]}" if logs else "running"
-    if "failed" in record:
-        return f"failed: {record['failed']}"
+    if failed.exists():
+        return f"failed: {failed.read_text()}"
     if (folder / "scores.csv").exists():
         return "done"
-    begun = any(isinstance(step, dict) and "began" in step for step in record.values())
+    steps = read_record(folder).values()
+    begun = any(isinstance(step, dict) and "began" in step for step in steps)
     return "interrupted" if begun else "waiting"
 
 
@@ -343,25 +321,18 @@ def last_line(log: Path) -> str:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """What a run's folder tells about its making.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
+    """What a run's folder tells about its making; ValueError where it cannot be read."""
     path = folder / "record.json"
     return read_yaml(path) if path.exists() else {}  # which JSON is
 
 
-def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """See :func:`read_record`."""
-    write(folder / "record.json", json.dumps(record, indent=2) + "\n")
-
-
 def write(path: Path, content: str | dict[str, Any]) -> None:
-    """Replace a file at once, no reader finds half of it; a mapping is written as YAML."""
+    """Replace a file at once, no reader finds half of it; a mapping is written as JSON or YAML."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(content, dict):
+    if path.suffix == ".json":
+        content = json.dumps(content, indent=2) + "\n"
+    elif path.suffix == ".yaml":
         content = str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
     part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
-    part.write_text(content, encoding="utf-8")
+    part.write_text(str(content), encoding="utf-8")
     os.replace(part, path)

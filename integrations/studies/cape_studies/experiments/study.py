@@ -16,7 +16,6 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
-from hydra.version import VersionBase
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import (
@@ -44,8 +43,6 @@ PLACES = {
     "csv": "in evaluations by a script: the tidy CSV to write",
     "items": "the same: the CSV of single items to write",
 }
-
-_PLACES = ", ".join(PLACES)
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -168,10 +165,18 @@ class Study(Part):
     def _names_fit(self) -> "Study":
         for name in (*self.needs, *self.prepare):
             if not name.isidentifier() or name in PLACES:
-                raise ValueError(f"{name!r} of needs or prepare must be a word, none of {_PLACES}")
-        self._keep_what_runs()
+                taken = ", ".join(PLACES)
+                raise ValueError(f"{name!r} of needs or prepare must be a word, none of {taken}")
         for name, variant in self.variants.items():
             known(f"variants.{name}.evaluate", variant.evaluate, self.evaluations)
+            known(f"variants.{name}.after", filter(None, [variant.after]), self.variants)
+        self.run = self.run or list(self.variants)
+        known("run", self.run, self.variants)
+        kept = [*self.run]
+        for name in kept:  # which grows: of what a variant starts from, that too
+            if (start := self.variants[name].after) and start not in kept:
+                kept.append(start)
+        self.variants = {name: self.variants[name] for name in kept}
         places = {*PLACES, *self.needs}
         for name, step in self.prepare.items():  # each may use those before it
             known(f"prepare.{name}", places_in(step.model_dump()), places)
@@ -180,16 +185,6 @@ class Study(Part):
             known(part, places_in(value), places)
         self._complete(self.report)
         return self
-
-    def _keep_what_runs(self) -> None:
-        """Of the variants those to run, in their order, and those that they start from."""
-        for name, one in self.variants.items():
-            known(f"variants.{name}.after", [one.after] if one.after else [], self.variants)
-        self.run = self.run or list(self.variants)
-        known("run", self.run, self.variants)
-        starts = [self.variants[name].after for name in self.run]
-        kept = dict.fromkeys([*self.run, *(name for name in starts if name)])
-        self.variants = {name: self.variants[name] for name in kept}
 
     def _complete(self, report: Report) -> None:
         """Fill the defaults, and the paper's numbers for variants that run."""
@@ -257,26 +252,20 @@ def composed(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         ValueError: it cannot be read or composed.
     """
     read_yaml(path)
-    version = VersionBase.instance()
-    before = version.version_base
     search = [f"hydra.searchpath=[{json.dumps(f'file://{folder}')}]" for folder in folders()]
-    try:
-        with initialize_config_dir(str(path.resolve().parent), version_base=None):
+    try:  # the version that fairseq wants of Hydra, whose setting is the process's
+        with initialize_config_dir(str(path.resolve().parent), version_base="1.1"):
             found = compose(path.stem, overrides=[*search, *overrides])
         return OmegaConf.to_container(found, resolve=True)  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(f"{path}: {one_line(error)}") from error
-    finally:  # fairseq's own calls of Hydra want what was there
-        version.version_base = before
 
 
 def load(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> list[Study]:
     """Read and check a study, or the several that a set names.
 
-    Args:
-        path: the YAML.
-        overrides: in Hydra's grammar, such as ``options.epochs=1``, ``+options.new=2``.
-        quick: with the changes that the study lists for this, before the overrides.
+    ``quick`` is with the changes that the study lists for this, before the overrides, which are in
+    Hydra's grammar: ``options.epochs=1``, ``+options.new=2``.
 
     Raises:
         ValueError: names the first thing that is wrong.

@@ -8,7 +8,7 @@ pytest.importorskip("pydantic")
 
 from cape_studies.experiments import hosts, study
 from cape_studies.experiments.hosts import Machine
-from cape_studies.experiments.plan import prepare, script_mark
+from cape_studies.experiments.plan import Run, prepare, script_mark
 
 SCRIPTS = Path("/scripts")
 
@@ -18,7 +18,7 @@ def runs(name, tmp_path, machine=None, changes=()):
     machine = machine or Machine(timm_scripts=SCRIPTS)
     (one,) = study.load(study.find(name), changes)
     setting, steps = prepare(one, tmp_path, machine, dict.fromkeys(one.needs))
-    return steps, [setting.run(variant, 5) for variant in one.variants]
+    return steps, [Run(setting, variant, 5) for variant in one.variants]
 
 
 def has(command, *expected):

@@ -91,7 +91,7 @@ def figures(monkeypatch, request):
 
     def keep(figure, out, **_):
         made.append(figure)
-        out.write_bytes(b"PNG")
+        out.write(b"PNG")
 
     monkeypatch.setattr(report_figures.Figure, "savefig", keep)
     return made
@@ -114,7 +114,7 @@ def page(tmp_path_factory) -> Path:
 
 
 def scores_of(folder: Path) -> Scores:
-    return Scores(report_read.read([folder])[0], "sizes", "top1")
+    return Scores(report_read.studies([folder])[0], "sizes", "top1")
 
 
 def reported(*arguments: object) -> str:
@@ -214,7 +214,9 @@ def test_without_items_the_interval_is_over_trainings_alone_and_the_table_says_s
     assert "bootstrap" not in text
     cape, sinpos = (
         list(
-            report_read.read([folder])[0].scores.query("variant == @v and condition == '64'").value
+            report_read.studies([folder])[0]
+            .scores.query("variant == @v and condition == '64'")
+            .value
         )
         for v in ("cape", "sinpos")
     )
@@ -253,7 +255,7 @@ def lose(folder, value):
     rows.to_csv(path, index=False)
 
 
-@pytest.mark.parametrize("value", ["", "nan", "inf", None])
+@pytest.mark.parametrize("value", ["", "nan", "inf", "diverged", None])
 def test_a_training_without_a_score_is_seen_and_there_is_no_mean(folder, figures, value):
     lose(folder, value)
     text, scores = reported(folder), scores_of(folder)
@@ -306,6 +308,27 @@ def test_the_figure_has_the_intervals_and_the_papers_values(folder, figures):
     assert figures[0].get_suptitle() == "trained at 32²"
 
 
+def test_conditions_that_are_numbers_stand_at_them_with_a_band_of_three_trainings(
+    folder, figures, tmp_path
+):
+    """A shift in pixels, in the order of the tests."""
+    for path in folder.glob("runs/*/*.csv"):
+        rows = pd.read_csv(path, dtype=str)
+        rows["condition"] = rows["condition"].replace({"24": "10", "32": "0", "64": "2"})
+        rows.to_csv(path, index=False)
+    replace_in(folder / "study.yaml", "image side (pixels)", "shift (pixels)")
+    reported(folder)
+    (axis,), found = figures[0].axes, scores_of(folder).found
+    lines = {line.get_label(): line.get_xydata() for line in axis.lines}
+    assert lines["nopos"][:, 0].tolist() == [0, 2, 10]
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["10", "0", "2"]
+    assert axis.get_xlabel() == "shift (pixels)"
+    bands = [one.get_paths()[0].vertices for one in axis.collections if "Fill" in repr(one)]
+    assert len(bands) == 3
+    low = {at: bands[0][bands[0][:, 0] == at, 1].min() for at in (0, 2, 10)}
+    assert low == pytest.approx({at: found["cape", str(at)].low for at in (0, 2, 10)})
+
+
 def test_no_two_of_forty_variants_are_drawn_alike():
     assert len({tuple(report_figures.of_variant(index).items()) for index in range(40)}) == 40
 
@@ -348,6 +371,8 @@ def test_what_a_reader_should_know_of_the_runs_is_noted(tmp_path, figures):
     assert "fairseq's batches come in another order after that" in text
     assert row(text, "cape")[1:3] == ["3", "0"]  # which may have diverged: no mean without it
     assert row(text, "cape")[-1].startswith("† (–, ")
+    stored = report_read.read(folder / "report" / "scores.csv")
+    assert stored[stored["value"].isna()]["seed"].unique().tolist() == [0]  # nor when it is stored
 
 
 def test_a_quick_run_looks_like_one(tmp_path, figures):
@@ -376,15 +401,11 @@ def unwritten(folder):
         path.unlink()
 
 
-def other_run(seed, **settings):
-    """A run of cape that the study lists as its own."""
-
-    def add(folder):
-        replace_in(folder / "study.yaml", "runs:\n", "runs:\n- cape-other\n")
-        made = write_run(folder.parent / "elsewhere", "cape", seed, **settings)
-        shutil.move(made, folder / "runs" / "cape-other")
-
-    return add
+def twice(folder):
+    """A run of cape, seed 0, that the study lists as its own, beside the one that is there."""
+    replace_in(folder / "study.yaml", "runs:\n", "runs:\n- cape-seed0-other\n")
+    made = write_run(folder.parent / "elsewhere" / "small", "cape", 0)
+    shutil.move(made, folder / "runs" / "cape-seed0-other")
 
 
 def with_(name, old, new):
@@ -399,10 +420,6 @@ def another(folder):
     write_study(folder.parent / "deeper" / "small", seeds=[0])
 
 
-NOT_SEEDS = (
-    "cape-other and cape-seed0-0abcd in {{}}/small/runs are not two seeds of one training ({}): "
-    "move one of them away"
-)
 ITEMS, SCORES = f"{RUN}/items-sizes.csv", f"{RUN}/scores.csv"
 CUT = "24,top1,percent,7.png,1,1"
 REFUSED = [
@@ -410,16 +427,18 @@ REFUSED = [
     (lambda folder: Path("empty").mkdir(), "empty", "empty was not written by cape-run: there"),
     (unwritten, "small", "small has no scores yet: cape-run small makes"),
     (None, "small --baseline rope", "--baseline: no 'rope'; there is cape, nopos, sinpos"),
-    (other_run(3, options={"epochs": 9}), "small", NOT_SEEDS.format("options")),
-    (other_run(0, x=1), "small", NOT_SEEDS.format("x")),
-    (other_run(0), "small", NOT_SEEDS.format("seed")),
+    (twice, "small", "small: sizes has several top1 of cape 24 0"),
     (with_(SCORES, ",sizes,24,", ",sizes,32,"), "small", "sizes has several top1 of cape 32 1"),
-    (with_(SCORES, "higher_is_better", "better"), "small", "no column 'higher_is_better'"),
+    (
+        with_(SCORES, "higher_is_better", "better"),
+        "small",
+        f"columns of {{}}/small/{SCORES}: no 'higher_is_better'",
+    ),
     (holding(SCORES, b""), "small", f"small/{SCORES} cannot be read: No columns"),
     (with_(ITEMS, CUT, "24,top"), "small", f"{ITEMS}: how is nan, not one of percent, mean"),
     (with_(ITEMS, CUT, CUT[:-1]), "small", f"{ITEMS}: item 7.png of '24' lacks a number"),
-    (with_(ITEMS, ",7.png,", ",7.png,no"), "small", f"{ITEMS} cannot be read: Unable to parse"),
-    (with_(ITEMS, "item", "image"), "small", f"{ITEMS} cannot be read: it has no column"),
+    (with_(ITEMS, ",7.png,", ",7.png,no"), "small", f"{ITEMS}: item 7.png of '24' lacks"),
+    (with_(ITEMS, "item", "image"), "small", f"{ITEMS}: no 'item'; there is condition"),
     (holding(ITEMS, b"\xff\xfe"), "small", f"{ITEMS} cannot be read"),
     (with_(ITEMS, "percent", "promille"), "small", f"{ITEMS}: how is 'promille', not one of"),
     (holding(f"{RUN}/record.json", b'{"a'), "small", "record.json cannot be read: while"),
@@ -429,7 +448,8 @@ REFUSED = [
     (holding("study.yaml", b"title: x\n"), "small", "small/study.yaml: host: Field required"),
     (another, "small deeper/small", "--out DIR is needed for more than one folder"),
     (another, "small deeper/small --out o", "2 studies 'small': report them apart"),
-    (None, "small small --out o", "twice"),
+    (None, "small small --out o", "2 studies 'small': report them apart"),
+    (None, "small --out small/study.yaml", "small/study.yaml cannot be written"),
 ]
 
 
@@ -458,111 +478,66 @@ def test_items_that_do_not_make_the_score_are_refused(folder, capsys):
 
 def write_csv(path: Path, rows: list[dict[str, object]]) -> Path:
     """As evaluators write them."""
+    first = {"model": "cape", "checkpoint": "cape.pt"}
     last = {"metric": "top1", "value": 0.0, "how": "percent", "items": 100, "weight": 100}
-    frame = pd.DataFrame(
-        [{**row, **{key: row.get(key, last[key]) for key in last}} for row in rows]
-    )
+    frame = pd.DataFrame([{**first, **last, **row} for row in rows])
     frame[[*(name for name in frame if name not in last), *last]].to_csv(path, index=False)
     return path
 
 
 @pytest.fixture
 def csvs(tmp_path) -> list[Path]:
-    """Two seeds of two models at two sizes, on two data sets."""
+    """A file for each of two models, of two seeds at two sizes, on two data sets."""
     return [
         write_csv(
-            tmp_path / f"{model}-{seed}.csv",
+            tmp_path / f"{model}.csv",
             [
                 {"model": model, "checkpoint": f"runs/{model}-{seed}.pt", "dataset": data}
                 | {"resolution": size, "value": top1 + seed - size / 10}
-                for data, size in itertools.product(("v1", "v2"), (32, 48))
+                for seed, data, size in itertools.product((0, 2), ("v1", "v2"), (32, 48))
             ],
         )
         for model, top1 in (("cape", 70), ("sinpos", 60))
-        for seed in (0, 2)
     ]
 
 
-def drawn(figure) -> list[dict[str, list[float]]]:
-    return [
-        {line.get_label(): line.get_xydata().tolist() for line in axis.lines}
-        for axis in figure.axes
-    ]
+def drawn(figure) -> dict[str, list[list[float]]]:
+    return {line.get_label(): line.get_xydata().tolist() for line in figure.axes[0].lines}
 
 
-def test_evaluators_csvs_make_a_curve_of_each_file_or_of_what_a_group_finds(
+def test_evaluators_csvs_make_a_line_of_what_differs_and_trainings_are_averaged(
     csvs, figures, tmp_path
 ):
-    group = ["--group", r"runs/(\w+)-", "--panels", "dataset"]
-    text = reported(*csvs, *group, "--x", "resolution", "--out", tmp_path / "o")
-    for panel in drawn(figures[0]):
-        assert panel == {"cape": [[32, 67.8], [48, 66.2]], "sinpos": [[32, 57.8], [48, 56.2]]}
-    assert [axis.get_title() for axis in figures[0].axes] == ["v1", "v2"]
-    assert row(text, "cape")[2] == "67.80 (66.80, 68.80)"
-    assert "difference from cape" in text
-    one = reported(*csvs, "--x", "resolution", "--out", tmp_path / "one")
-    assert row(one, "sinpos, sinpos-2, dataset v2")[1:3] == ["1", "58.80"]
-
-
-def test_conditions_that_vary_are_lines_and_a_group_averages_trainings_alone(tmp_path, figures):
-    about = [
-        {"model": "vit", "checkpoint": f"runs/{n}/last.pt", "shift": s}
-        for n, s in (("a", 0), ("b", 1))
-    ]
-    rows = [
-        {**one, "resolution": size, "extent": extent, "value": size + one["shift"]}
-        for one, size, extent in itertools.product(about, (32, 48), ("1", "sqrt"))
-    ]
-    path = write_csv(tmp_path / "gamma.csv", rows)
-    reported(path, "--out", tmp_path / "o")
-    assert set(drawn(figures[0])[0]) == {
-        f"vit, shift {s}, extent {e}" for s in (0, 1) for e in ("1", "sqrt")
-    }
-    reported(path, "--group", "r(uns)", "--out", tmp_path / "g")
-    assert drawn(figures[1])[0]["uns, extent sqrt"] == [[32, 32.5], [48, 48.5]]
-    tta = write_csv(tmp_path / "tta.csv", [{**one, "tta": 32} for one in rows])
-    plain = write_csv(tmp_path / "plain.csv", [{**one, "tta": 0} for one in rows])
-    reported(plain, tta, "--group", "r(uns)", "--x", "resolution", "--out", tmp_path / "t")
-    assert {name.split(", ")[-1] for name in drawn(figures[2])[0]} == {"tta 0", "tta 32"}
+    text = reported(*csvs, "--x", "resolution", "--out", tmp_path / "o")
+    lines = drawn(figures[0])
+    assert lines["cape, cape, v1"] == [[32, 67.8], [48, 66.2]]
+    assert lines["sinpos, sinpos, v2"] == [[32, 57.8], [48, 56.2]]
+    assert figures[0].axes[0].get_ylabel() == "top1 (%)"
+    assert row(text, "cape, cape, v2")[1:3] == ["2", "67.80 (66.80, 68.80)"]
+    assert "difference from cape, cape, v1" in text
+    reported(csvs[0], "--x", "dataset", "--trained-on", "v1", "--out", tmp_path / "one")
+    assert set(drawn(figures[1])) - {"_child0"} == {"32", "48"}
 
 
 def test_bins_are_a_curve_without_their_total_and_other_columns_are_of_the_total(tmp_path, figures):
     rows = [
-        {"model": "cape", "hop_ms": hop, "bin": bin, "metric": "wer", "value": hop + len(bin)}
+        {"hop_ms": hop, "bin": bin, "metric": "wer", "value": hop + len(bin)}
         for hop, bin in itertools.product((5, 10), ("all", "0–10", "10–20"))
     ]
     path = write_csv(tmp_path / "speech.csv", rows)
-    reported(path, "--x", "hop_ms", "--trained-on", "10", "--out", tmp_path / "o")
-    assert drawn(figures[0])[0]["cape"] == [[5, 8], [10, 13]]
-    assert figures[0].axes[0].get_ylabel() == "wer (%)"
-    text = reported(path, "--x", "bin", "--out", tmp_path / "b")
+    text = reported(path, "--x", "hop_ms", "--trained-on", "10", "--out", tmp_path / "o")
+    assert drawn(figures[0])["cape"] == [[5, 8], [10, 13]]
     assert "### wer ↓" in text
+    assert row(text, "cape")[2:] == ["8.00", "**13.00**"]
+    text = reported(path, "--x", "bin", "--out", tmp_path / "b")
     assert [line for line in text.splitlines() if "0–10" in line and "all" not in line]
-
-
-def test_a_moving_average_is_weighed_and_few_items_are_left_out(tmp_path, figures):
-    losses, weights = [4.0, 1.0, 3.0, 5.0, 9.0], [8, 4, 2, 2, 1]
-    rows = [
-        {"model": "cape", "position": i + 1, "metric": "loss", "how": "mean"}
-        | {"value": loss, "weight": weight, "items": weight}
-        for i, (loss, weight) in enumerate(zip(losses, weights, strict=True))
-    ]
-    path = write_csv(tmp_path / "loss.csv", rows)
-    reported(path, "--window", 3, "--least", 2, "--out", tmp_path / "o")
-    expected = [36 / 12, 42 / 14, 20 / 8, 16 / 4]
-    assert [y for _, y in drawn(figures[0])[0]["cape"]] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--x", "size"], "--x: no 'size'; there is dataset, resolution"),
-        (["--metric", "top5"], "--metric: no 'top5'; there is top1"),
-        (["--group", "("], "--group '(' is no regular expression"),
-        (["--group", "mamba"], "--group 'mamba' finds nothing in"),
-        (["--panels", "set"], "--panels: no 'set'"),
-        (["--window", "0"], "--window"),
-        (["--least", "101"], "no rows with 101 test items: give a smaller --least"),
+        (["--x", "resolution", "--metric", "top5"], "--metric: no 'top5'; there is top1"),
     ],
 )
 def test_what_the_csvs_do_not_have_is_refused(csvs, tmp_path, capsys, arguments, message):
@@ -573,9 +548,9 @@ def test_what_the_csvs_do_not_have_is_refused(csvs, tmp_path, capsys, arguments,
 def test_a_csv_of_something_else_is_named_and_many_conditions_have_no_table(tmp_path, capsys):
     path = tmp_path / "x.csv"
     path.write_text("model,value\ncape,1\n")
-    line = refused(capsys, path, "--out", tmp_path / "o")
-    assert f"{path} cannot be read: it has no column 'metric'" in line
-    many = [{"model": "cape", "position": i} for i in range(60)]
+    line = refused(capsys, path, "--x", "size", "--out", tmp_path / "o")
+    assert f"columns of {path}: no 'checkpoint'; there is model, value" in line
+    many = [{"subset": "test", "position": i} for i in range(60)]
     text = reported(write_csv(tmp_path / "loss.csv", many), "--out", tmp_path / "o")
     assert "60 conditions: see the figure and scores.csv." in text
 
@@ -595,7 +570,7 @@ def test_the_page_stands_alone_and_has_it_all(page):
         "sizes, top1 ↑, difference from sinpos",
         "over trainings and test items, by a bootstrap of both.",
         "Table 2",
-        "torch 2.14.1, timm 1.0.31",
+        "torch: 2.14.1",
         "train.py --model vit_cape",
         "cape-timm-eval -c &#39;a b&#39;",
         "epochs: 2",

@@ -1,6 +1,5 @@
 """Decoding pieces of audio: greedy CTC in batches, or ESPnet's own search."""
 
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -10,10 +9,10 @@ from espnet2.asr.encoder.conformer_encoder import TooShortUttError
 from espnet2.fileio.sound_scp import soundfile_read
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.benchmark import timer
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from cape_studies.evaluation import device
 from cape_studies.evaluation.espnet.models import Model
 from cape_studies.evaluation.espnet.options import EspnetOptions
 from cape_studies.evaluation.espnet.segments import Piece
@@ -44,15 +43,14 @@ def decode(
         tokens; reading is not in it.
 
     Raises:
-        ValueError: a batch does not fit the memory, or the model's output is not finite.
+        ValueError: the model's output is not finite.
     """
     place = torch.device(model.speech2text.device)
     recognise = _searched if model.searches else _greedy
     padded = model.padded and not model.searches
     most = options.batch_seconds * utterances[0].rate if padded else 0
-    samples = {
-        i: piece.samples for i, piece in enumerate(pieces) if piece.samples >= model.shortest
-    }
+    lengths = (piece.end - piece.start for piece in pieces)
+    samples = {i: length for i, length in enumerate(lengths) if length >= model.shortest}
     loader: Any = DataLoader(
         batches(samples, most),  # type: ignore[arg-type]
         batch_size=None,
@@ -61,18 +59,16 @@ def decode(
     )
     found: list[Ids] = [None] * len(pieces)
     seconds, warm = 0.0, not options.hops
-    with torch.inference_mode(), device.memory_errors("lower --batch-seconds"):
-        for group, speech, lengths in tqdm(loader, title, disable=None, leave=False):
-            speech, lengths = speech.to(place), lengths.to(place)
+    with torch.inference_mode():
+        for group, *given in tqdm(loader, title, disable=None, leave=False):
+            batch = [part.to(place) for part in given]
             with torch.autocast(place.type, torch.bfloat16, enabled=options.amp):
                 if not warm:
-                    recognise(model, speech, lengths)
+                    recognise(model, *batch)
                     warm = True
-                device.synchronise(place)
-                began = time.perf_counter()
-                tokens = recognise(model, speech, lengths)
-                device.synchronise(place)
-                seconds += time.perf_counter() - began
+                began = timer()  # waits for the GPU
+                tokens = recognise(model, *batch)
+                seconds += timer() - began
             for index, ids in zip(group, tokens, strict=True):
                 found[index] = ids
     return found, seconds

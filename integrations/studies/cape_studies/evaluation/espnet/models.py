@@ -1,16 +1,13 @@
 """Models of ``espnet2.bin.asr_train``: finding them, and loading them with ESPnet's Speech2Text."""
 
-import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from espnet2.asr.frontend.default import DefaultFrontend
 from espnet2.bin.asr_inference import Speech2Text
 from espnet2.tasks.asr import ASRTask
-from typeguard import TypeCheckError
 
 import cape_plugins.espnet  # noqa: F401 - registers, also where autoload is switched off
 from cape_plugins.espnet.frontend import CapeFbank, sampling_rate
@@ -19,7 +16,6 @@ from cape_studies.evaluation.command import said
 from cape_studies.evaluation.espnet.testset import split_name
 from cape_studies.evaluation.options import once
 
-BEST = "valid.*.best.pth"
 HOP_LIMITS_MS = (5.0, 20.0)  # half of 10 ms and twice, as far as cape_fbank matches hops
 
 
@@ -70,14 +66,11 @@ class Model:
             self.rate, _, self.shortest = facts(self.asr.frontend)
             if self.rate is None and (fs := (args.frontend_conf or {}).get("fs")) is not None:
                 self.rate = sampling_rate(fs)
-        except (
-            *(RuntimeError, ValueError, TypeError, AttributeError, KeyError, OSError),
-            *(TypeCheckError, yaml.YAMLError, pickle.UnpicklingError, EOFError),
-        ) as error:
+        except Exception as error:  # ESPnet has many kinds for bad files and options
             how = f" with --search {dict(search)}" if search else ""
             raise ValueError(f"{file} cannot be loaded{how}: {said(error, 3)}") from error
-        cape = isinstance(self.asr, CapeASRModel), isinstance(self.asr.frontend, CapeFbank)
-        self.padded = all(cape)
+        own = isinstance(self.asr, CapeASRModel), isinstance(self.asr.frontend, CapeFbank)
+        self.padded = all(own)
 
     def set_hop(self, milliseconds: float) -> None:
         """Give the frontend another hop; ``model: cape_asr`` takes its timestamps from it.
@@ -85,17 +78,15 @@ class Model:
         Raises:
             ValueError: the frontend has no hop to set, or this one is out of its range.
         """
-        holder: Any = self.asr.frontend
-        if isinstance(holder, DefaultFrontend):
-            holder = holder.stft  # nothing reads that of the frontend itself
-        elif not isinstance(holder, CapeFbank):
-            holder = None
-        if holder is None or self.rate is None:
-            kind = type(self.asr.frontend).__name__
+        frontend = self.asr.frontend
+        if not isinstance(frontend, DefaultFrontend | CapeFbank) or self.rate is None:
+            kind = type(frontend).__name__
             raise ValueError(f"--hops needs frontend: cape_fbank or default, not {kind}")
         low, high = HOP_LIMITS_MS
         if not low <= milliseconds <= high:
             raise ValueError(f"--hops must lie within {low:g} … {high:g} ms, got {milliseconds:g}")
+        # nothing reads that of the default frontend itself
+        holder: Any = frontend.stft if isinstance(frontend, DefaultFrontend) else frontend
         holder.hop_length = round(milliseconds * self.rate / 1000)
 
     def reference(self, text: str) -> str:
@@ -124,7 +115,7 @@ class Model:
         return len(tokens), [token for token in tokens if token not in known]
 
 
-def sources(given: Sequence[str], checkpoint_name: str | None) -> dict[str, Path]:
+def sources(given: Sequence[str], checkpoint_name: str | None = None) -> dict[str, Path]:
     """Names and files of ``--model``.
 
     Args:
@@ -137,7 +128,8 @@ def sources(given: Sequence[str], checkpoint_name: str | None) -> dict[str, Path
     """
     paths = [split_name(one, "--model") for one in given]
     once([repr(name) for name, _ in paths], "--model", ": give names with --model NAME=PATH")
-    found = {name: _best(path, checkpoint_name) if path.is_dir() else path for name, path in paths}
+    wanted = checkpoint_name or "valid.*.best.pth"
+    found = {name: _one(path, wanted) if path.is_dir() else path for name, path in paths}
     for file in found.values():
         for needed in (file, file.parent / "config.yaml"):
             if not needed.is_file():
@@ -145,22 +137,19 @@ def sources(given: Sequence[str], checkpoint_name: str | None) -> dict[str, Path
     return found
 
 
-def _best(folder: Path, checkpoint_name: str | None) -> Path:
-    wanted = checkpoint_name or BEST
+def _one(folder: Path, wanted: str) -> Path:
     found = {path.resolve(): path for path in sorted(folder.glob(wanted))}  # some are links
     if len(found) == 1:
         return next(iter(found.values()))
     have = ", ".join(sorted(path.name for path in folder.glob("*.pth"))) or "no .pth at all"
-    what = "several" if found else "no"
-    raise ValueError(f"{folder} has {what} {wanted}, it has {have}: choose with --checkpoint-name")
+    raise ValueError(f"{folder} needs one {wanted}, it has {have}: choose with --checkpoint-name")
 
 
 def _check_keys(have: set[str], want: set[str]) -> None:
     """Raise ValueError for weights too few or too many: ESPnet loads with strict=False."""
-    want.discard("encoder.mark._extra_state")  # of the variant, which older checkpoints lack
-    have.discard("encoder.mark._extra_state")
-    for keys, what in ((want - have, "lacks"), (have - want, "has, unlike config.yaml's model,")):
-        if keys:
-            raise ValueError(
-                f"it {what} {len(keys)} weights, such as {min(keys)}: is it of another training?"
-            )
+    wrong = (have ^ want) - {"encoder.mark._extra_state"}  # which older checkpoints lack
+    if wrong:
+        raise ValueError(
+            f"of config.yaml's weights it lacks {len(wrong - have)}, and it has "
+            f"{len(wrong & have)} others, such as {min(wrong)}: is it of another training?"
+        )

@@ -3,7 +3,7 @@
 import itertools
 import math
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, model_validator
 
@@ -13,12 +13,6 @@ from cape_studies.evaluation.options import RunOptions, Typed, once
 
 class EspnetOptions(RunOptions):
     """Error rates of ESPnet's ASR models by greedy CTC decoding, or by ESPnet's own search."""
-
-    groups: ClassVar[dict[str, str]] = {
-        "model": "models and data",
-        "bins": "conditions",
-        **RunOptions.groups,
-    }
 
     model: Annotated[list[str], Typed("[NAME=]PATH")] = Field(
         description="folder of asr_train --output_dir, or a .pth with config.yaml beside"

@@ -26,11 +26,6 @@ class Piece(NamedTuple):
     start: int
     end: int
 
-    @property
-    def samples(self) -> int:
-        """How many it has."""
-        return self.end - self.start
-
 
 def cut(utterances: Sequence[Utterance], seconds: float | None) -> list[Piece]:
     """Cut utterances into consecutive pieces.

@@ -1,6 +1,5 @@
 """Test sets in Kaldi's format: a folder with ``wav.scp`` and ``text``."""
 
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ from tqdm import tqdm
 
 from cape_studies.evaluation.options import named, once
 
-_logger = logging.getLogger(__name__)
 _WAVS = "write one WAV per utterance first (asr.sh stage 3, scripts/audio/format_wav_scp.sh)"
 
 
@@ -25,11 +23,6 @@ class Utterance(NamedTuple):
     text: str
     samples: int
     rate: int
-
-    @property
-    def seconds(self) -> float:
-        """Its duration."""
-        return self.samples / self.rate
 
 
 def split_name(given: str, option: str) -> tuple[str, Path]:
@@ -69,14 +62,10 @@ def _open_set(name: str, folder: Path) -> list[Utterance]:
         raise ValueError(f"{folder} has a segments file, which ESPnet does not read: {_WAVS}")
     if not wavs:
         raise ValueError(f"{folder}/wav.scp is empty")
-    if missing := [key for key in wavs if key not in texts]:
+    if alone := sorted(wavs.keys() ^ texts.keys()):
         raise ValueError(
-            f"{len(missing)} utterances of {folder}/wav.scp are not in text, such as {missing[0]}"
-        )
-    if beyond := [key for key in texts if key not in wavs]:
-        _logger.warning(
-            "%s/text has %d utterances that wav.scp does not have, such as %s: they are not scored",
-            *(folder, len(beyond), beyond[0]),
+            f"{len(alone)} utterances are in one of wav.scp and text in {folder}, not in both, "
+            f"such as {alone[0]}"
         )
     bar = tqdm(wavs.items(), f"reading {name}", disable=None, leave=False)
     utterances = [_look_at(key, path, texts[key], folder) for key, path in bar]

@@ -1,10 +1,7 @@
 """BLEU and loss by position of fairseq's translation models: ``cape-fairseq-eval``."""
 
-from collections.abc import Sequence
+from functools import partial
 
-from cape_studies.evaluation import command
+from cape_studies.evaluation.command import call
 
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; without fairseq one line that says what to install."""
-    command.call("cape_studies.evaluation.fairseq.evaluate", "cape-fairseq-eval", "fairseq", argv)
+main = partial(call, "fairseq")

@@ -2,10 +2,9 @@
 
 import argparse
 import pickle
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from fairseq import checkpoint_utils
@@ -18,34 +17,20 @@ from cape_studies.evaluation.fairseq.options import ModelOptions
 from cape_studies.evaluation.options import named, once
 
 # checkpoint12.pt of epoch 12, checkpoint_12_34000.pt of update 34000 in it
-_NUMBERED = re.compile(r"checkpoint_?(\d+)(?:_(\d+))?\.pt")
-
-# what fairseq raises for files that are no checkpoints, or other data's
-_BROKEN = (
-    *(OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, EOFError),
-    *(AssertionError, pickle.UnpicklingError),
-)
+_NUMBERED = r"checkpoint_?(\d+)(?:_\d+)?\.pt"
 
 
-class Source(NamedTuple):
-    """One training: its label, and its checkpoints in the order of training."""
-
-    name: str
-    candidates: list[Path]
-
-
-def sources(
-    arguments: Sequence[str], *, from_epoch: int | None = None, only_best: bool = False
-) -> list[Source]:
+def sources(arguments: Sequence[str], *, only_best: bool = False) -> list[tuple[str, list[Path]]]:
     """Read ``--model``: each ``PATH`` or ``NAME=PATH`` is one training.
 
     Args:
         arguments: a PATH is a checkpoint or a folder. Without a name, the folder's own is taken,
             or the folder's and the file's. Seeds may share a NAME.
-        from_epoch: leave out what a folder has of earlier epochs; the authors' en-de runs are
-            compared from 50 on.
         only_best: take ``checkpoint_best.pt`` of a folder. Default: all with a number in their
             name, or if there are none ``checkpoint*.pt``.
+
+    Returns:
+        the name of each training, and its checkpoints in the order of their epochs.
 
     Raises:
         ValueError: a file is missing, or two trainings would get the same name.
@@ -56,31 +41,18 @@ def sources(
         path = Path(given)
         files = [path]
         if path.is_dir():
-            files = [path / "checkpoint_best.pt"] if only_best else _in_folder(path, from_epoch)
+            numbered = checkpoint_utils.checkpoint_paths(given, _NUMBERED)[::-1]
+            files = list(map(Path, numbered)) or sorted(path.glob("checkpoint*.pt"))
+        if (only_best and path.is_dir()) or not files:
+            files = [path / "checkpoint_best.pt"]
         if missing := [file for file in files if not file.is_file()]:
             raise ValueError(f"no such checkpoint: {missing[0]}")
         if name is None:
             own = path.resolve()
             name = own.name if path.is_dir() else f"{own.parent.name}/{own.stem}"
             unnamed.append(name)
-        found.append(Source(name, files))
+        found.append((name, files))
     once(unnamed, "--model", ": give each as NAME=PATH")
-    return found
-
-
-def _in_folder(folder: Path, from_epoch: int | None) -> list[Path]:
-    there = sorted(folder.glob("checkpoint*.pt"))
-    numbers = {path: _NUMBERED.fullmatch(path.name) for path in there}
-    order = {path: (int(m[1]), float(m[2] or "inf")) for path, m in numbers.items() if m}
-    found = sorted(order, key=order.__getitem__)
-    if from_epoch is not None:
-        found = [path for path in found if order[path][0] >= from_epoch]
-    elif not found:
-        found = there
-    if not found:
-        least = f" of epoch {from_epoch} or later" if from_epoch else ""
-        have = ", ".join(path.name for path in there) or "none"
-        raise ValueError(f"no checkpoint*.pt{least} in {folder}: it has {have}")
     return found
 
 
@@ -90,9 +62,7 @@ def load(path: Path, logn: int | None, options: ModelOptions) -> tuple[Any, Any]
     Args:
         path: the file.
         logn: attention_logn instead of the checkpoint's.
-        options: the data, with the dictionaries of the training; max_positions, instead of the
-            longest source and target that the task and the model allow (impossible for models with
-            a table of positions).
+        options: the data, with the dictionaries of the training.
 
     Returns:
         the model in float32 on the CPU, in eval mode, and its task.
@@ -103,9 +73,6 @@ def load(path: Path, logn: int | None, options: ModelOptions) -> tuple[Any, Any]
     changes: dict[str, Any] = {"data": str(options.data), "eval_bleu": False}
     if logn is not None:
         changes["attention_logn"] = logn
-    if options.max_positions is not None:
-        for side in ("source", "target"):
-            changes[f"max_{side}_positions"] = options.max_positions
     try:
         # in the checkpoints of fairseq's own Transformer, which torch ≥ 2.6 refuses else
         with torch.serialization.safe_globals([argparse.Namespace]):
@@ -118,7 +85,7 @@ def load(path: Path, logn: int | None, options: ModelOptions) -> tuple[Any, Any]
         trained_on = str(getattr(cfg.task, "data", "")).split(":")[0]
         overwrite_args_by_name(cfg, changes)
         (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], state=state)
-    except _BROKEN as error:
+    except Exception as error:  # fairseq has many kinds for no checkpoint, or other data's
         more = ""
         if isinstance(error, pickle.UnpicklingError):  # it may hold more than plain options
             more = "; if you trust it, set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1"

@@ -10,23 +10,16 @@ exactly once, or the command fails.
 import argparse
 import inspect
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Sequence
-from itertools import product
-from pathlib import Path
+from itertools import product, zip_longest
 from typing import Any
 
 from cape_studies.evaluation.command import one_line_errors
-from cape_studies.evaluation.fairseq import bleu, stacked_data
-from cape_studies.evaluation.fairseq.checkpoints import Source, load, sources
+from cape_studies.evaluation.fairseq import bleu, stacking
+from cape_studies.evaluation.fairseq.checkpoints import sources
 from cape_studies.evaluation.fairseq.generate import Test, open_test, score_references, translate
-from cape_studies.evaluation.fairseq.options import (
-    BleuOptions,
-    LossOptions,
-    ModelOptions,
-    StackOptions,
-)
+from cape_studies.evaluation.fairseq.options import BleuOptions, LossOptions, StackOptions
 from cape_studies.evaluation.options import Options
 from cape_studies.evaluation.output import Results, Score, check_absent
 
@@ -59,45 +52,34 @@ def run_bleu(options: BleuOptions) -> None:
         ValueError: something does not fit, found before any work and before a file is made.
     """
     check_absent([options.csv_path, options.items], options.overwrite)
-    found = sources(options.model, from_epoch=options.from_epoch)
-    raw = None if options.reference is None else stacked_data.read_lines(options.reference)
-    for source in found:
-        test = _open(source, source.candidates[0], options.logns[0], options.gen_subset, options)
+    found = sources(options.model)
+    raw = None if options.reference is None else stacking.read_lines(options.reference)
+    for name, (path, *others) in found:
+        test = open_test(name, path, options.logns[0], options.gen_subset, options)
         if raw is not None and len(raw) != len(test.dataset):
             raise ValueError(
                 f"{options.reference} has {len(raw)} lines, {options.gen_subset!r} in "
                 f"{options.data} has {len(test.dataset)} sentences"
             )
-        if len(source.candidates) > 1:
-            _open(source, source.candidates[0], options.logns[0], options.valid_subset, options)
-    if raw is None:
-        print(
-            "warning: without --reference sacreBLEU is against detokenised references: do not "
-            "compare it with published numbers",
-            file=sys.stderr,
-        )
+        if others:
+            open_test(name, path, options.logns[0], "valid", options)
     with Results(options.csv_path, options.items) as results:
-        for source, logn in product(found, options.logns):
-            best, subset = source.candidates[0], options.valid_subset
-            if len(source.candidates) > 1:
+        for (name, paths), logn in product(found, options.logns):
+            best = paths[0]
+            if len(paths) > 1:
                 valid = {
-                    path: _bleu(_open(source, path, logn, subset, options), None, options)
-                    for path in source.candidates
+                    path: _bleu(open_test(name, path, logn, "valid", options), None, options)
+                    for path in paths
                 }
                 best = max(valid, key=lambda path: valid[path][0].value)
                 results.add(*valid[best])
-            test = _open(source, best, logn, options.gen_subset, options)
+            test = open_test(name, best, logn, options.gen_subset, options)
             results.add(*_bleu(test, raw, options))
 
 
 def _bleu(test: Test, raw: Sequence[str] | None, options: BleuOptions) -> list[Score]:
-    moses = options.post_process != "sentencepiece"
-    texts, language = translate(test, options), test.task.cfg.target_lang
-    scores = []
-    for metric, each in bleu.compared(texts, language, raw, moses=moses).items():
-        print(f"{test.title} {metric}: {each}", flush=True)
-        scores.append(Score.of(test.about, metric, each.how, each.items()))
-    return scores
+    language = test.task.cfg.target_lang
+    return list(bleu.scores(test.about, translate(test, options), language, raw))
 
 
 def run_loss(options: LossOptions) -> None:
@@ -107,33 +89,21 @@ def run_loss(options: LossOptions) -> None:
         ValueError: something does not fit, found before any work and before a file is made.
     """
     check_absent([options.csv_path, options.items], options.overwrite)
-    subset, found = options.gen_subset, sources(options.model, only_best=True)
-    trained = [(source, source.candidates[0], logn) for source in found for logn in options.logns]
+    found = sources(options.model, only_best=True)
+    trained = [(name, path, logn) for name, (path,) in found for logn in options.logns]
     for one in trained:
-        _open(*one, subset, options)
+        open_test(*one, options.gen_subset, options)
     with Results(options.csv_path, options.items) as results:
         for one in trained:
-            test = _open(*one, subset, options)
-            losses = score_references(test, options)
-            positions: list[list[tuple[int, float, int]]] = [[] for _ in max(losses, key=len)]
-            for sentence, nats in enumerate(losses):
-                for here, loss in zip(positions, nats, strict=False):
-                    here.append((sentence, loss, 1))
-            for position, items in enumerate(positions, 1):
+            test = open_test(*one, options.gen_subset, options)
+            for position, nats in enumerate(zip_longest(*score_references(test, options)), 1):
+                items = [(i, loss, 1) for i, loss in enumerate(nats) if loss is not None]
                 about = {**test.about, "position": position}
                 results.add(Score.of(about, "loss", "mean", items))
-            tokens = sum(map(len, losses))
-            mean = sum(map(sum, losses)) / tokens
-            print(f"{test.title}: {mean:.4f} nats, {tokens} tokens, {len(losses)} sentences")
 
 
 COMMANDS: dict[str, tuple[type[Options], Callable[[Any], None]]] = {
     "bleu": (BleuOptions, run_bleu),
     "loss": (LossOptions, run_loss),
-    "stack": (StackOptions, stacked_data.write),
+    "stack": (StackOptions, stacking.write),
 }
-
-
-def _open(source: Source, path: Path, logn: int | None, subset: str, options: ModelOptions) -> Test:
-    about = {"model": source.name, "checkpoint": str(path), "logn": logn}
-    return open_test(*load(path, logn, options), {**about, "subset": subset}, options)

@@ -1,5 +1,7 @@
 """fairseq's generator, or its scorer of references, on a test set: every sentence exactly once."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -10,6 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cape_studies.evaluation.device import open_device
+from cape_studies.evaluation.fairseq.checkpoints import load
 from cape_studies.evaluation.fairseq.options import BleuOptions, ModelOptions
 
 _UNKNOWN = "UNKNOWNTOKENINHYP", "UNKNOWNTOKENINREF"  # alike they would match, and they must not
@@ -19,33 +22,31 @@ class Test(NamedTuple):
     """A model, its task, and the task's dataset that it is tested on.
 
     Attributes:
+        limits: tokens of source and target, at most.
         about: columns that tell its scores from others.
     """
 
     model: Any
     task: Any
     dataset: Any
-    about: dict[str, object]
-
-    @property
-    def title(self) -> str:
-        """For the terminal."""
-        return " ".join(str(value) for value in self.about.values() if value is not None)
-
-    @property
-    def limits(self) -> tuple[int, int]:
-        """Tokens of source and target, at most."""
-        return utils.resolve_max_positions(self.task.max_positions(), self.model.max_positions())
+    limits: tuple[int, int]
+    about: Mapping[str, object]
 
 
-def open_test(model: Any, task: Any, about: dict[str, object], options: ModelOptions) -> Test:
-    """Load the subset of ``about`` and find out whether the model can take every sentence.
+def open_test(name: str, path: Path, logn: int | None, subset: str, options: ModelOptions) -> Test:
+    """Load a checkpoint and a subset, and find out whether the model can take every sentence.
+
+    Args:
+        name: of the training.
+        path, logn, options: as :func:`load`'s.
+        subset: of the data.
 
     Raises:
-        ValueError: it is missing, empty, has no references, or a sentence is longer than the
-            model, a batch or a hypothesis can be.
+        ValueError: as :func:`load`; or the subset is missing, empty, has no references, or a
+            sentence is longer than the model, a batch or a hypothesis can be.
     """
-    subset = about["subset"]
+    model, task = load(path, logn, options)
+    about = {"model": name, "checkpoint": str(path), "logn": logn, "subset": subset}
     try:
         task.load_dataset(subset)
     except FileNotFoundError as error:
@@ -54,19 +55,20 @@ def open_test(model: Any, task: Any, about: dict[str, object], options: ModelOpt
             f"no subset {subset!r} of {task.cfg.source_lang}-{task.cfg.target_lang}, which the "
             f"checkpoint was trained on, in {options.data}: it has {', '.join(there) or 'none'}"
         ) from error
-    test = Test(model, task, task.dataset(subset), about)
+    limits = utils.resolve_max_positions(task.max_positions(), model.max_positions())
+    test = Test(model, task, task.dataset(subset), limits, about)
     source, target = test.dataset.src_sizes, test.dataset.tgt_sizes
     if len(source) == 0 or target is None:
         raise ValueError(f"the subset {subset!r} in {options.data} is empty or has no target side")
-    for side, sizes, limit in zip(("source", "target"), (source, target), test.limits, strict=True):
+    for side, sizes, limit in zip(("source", "target"), (source, target), limits, strict=True):
         longest = int(sizes.max())
         for most, option in (
-            (limit, "--max-positions (not for abspos, whose table has no more)"),
-            (options.max_tokens, "--max-tokens"),
+            (limit, "the model was trained for"),
+            (options.max_tokens, "of --max-tokens"),
         ):
             if longest > most:
                 what = f"a {side} sentence of {subset!r} has {longest} tokens"
-                raise ValueError(f"{what}, more than {most}: raise {option}")
+                raise ValueError(f"{what}, more than the {most} {option}")
     if isinstance(options, BleuOptions):
         allowed = (options.max_len_a * source + options.max_len_b).astype(int)
         worst = int((target - allowed).argmax())
@@ -91,11 +93,12 @@ def translate(test: Test, options: BleuOptions) -> list[tuple[str, str]]:
     test.model.prepare_for_inference_(SimpleNamespace(generation=config))
     generator, found = _generate(test, config, options)
     words = test.task.target_dictionary
-    bpe = None if options.post_process == "none" else options.post_process
     left_out = getattr(generator, "symbols_to_strip_from_output", {generator.eos})
 
     def text(tokens: Tensor, unknown: str) -> str:
-        return words.string(tokens.int(), bpe, extra_symbols_to_ignore=left_out, unk_string=unknown)
+        return words.string(
+            tokens.int(), "subword_nmt", extra_symbols_to_ignore=left_out, unk_string=unknown
+        )
 
     return [
         (text(hypothesis["tokens"], _UNKNOWN[0]), text(target, _UNKNOWN[1]))
@@ -137,7 +140,8 @@ def _generate(test: Test, config: Any, options: ModelOptions) -> tuple[Any, list
         disable_iterator_cache=True,
     ).next_epoch_itr(shuffle=False)
     found: list[tuple[int, tuple[Any, Any]]] = []
-    for batch in tqdm(iterator, desc=test.title, unit=" batches", disable=None, leave=False):
+    title = f"{test.about['model']} {test.about['subset']}"
+    for batch in tqdm(iterator, desc=title, unit=" batches", disable=None, leave=False):
         sample = utils.apply_to_sample(lambda tensor: tensor.to(place), batch)
         with torch.autocast(place.type, torch.bfloat16, enabled=options.amp):
             hypotheses = task.inference_step(generator, [model], sample)

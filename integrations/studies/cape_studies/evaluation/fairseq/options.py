@@ -1,18 +1,15 @@
 """The options of ``cape-fairseq-eval``'s three commands."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated
 
 from pydantic import Field, FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from cape_studies.evaluation.fairseq.stacking import MIN_TOKENS
 from cape_studies.evaluation.options import Options, RunOptions, Typed
 
 
 class ModelOptions(RunOptions):
     """What the commands share that run models."""
-
-    groups: ClassVar[dict[str, str]] = {"model": "models", **RunOptions.groups}
 
     data: Annotated[Path, Typed("DATA", positional=True)] = Field(
         description="folder of binarised data"
@@ -21,36 +18,20 @@ class ModelOptions(RunOptions):
         description="each is one training: a checkpoint, or its folder"
     )
     gen_subset: Annotated[str, Typed("SUBSET")] = Field("test", description="to test on")
-    max_positions: PositiveInt | None = Field(
-        None, description="tokens (default: the checkpoint's limits)"
-    )
     batch_size: PositiveInt = Field(128, description="sentences")
     max_tokens: PositiveInt = Field(4096, description="of a batch, with padding")
 
 
 class BleuOptions(ModelOptions):
-    """Translate a test set and score it.
+    """Translate a test set and score it, with subword-nmt's subwords joined.
 
-    A folder is tested at the checkpoint with the best BLEU on the validation set.
+    A folder is tested at the checkpoint with the best BLEU on the subset valid.
     """
-
-    groups: ClassVar[dict[str, str]] = ModelOptions.groups | {
-        "valid_subset": "choice of the checkpoint",
-        "beam": "search, by fairseq's generator",
-        "post_process": "text",
-    }
-
-    valid_subset: Annotated[str, Typed("SUBSET")] = "valid"
-    from_epoch: PositiveInt | None = Field(None, description="leave out earlier epochs of folders")
 
     beam: PositiveInt = Field(4, description="default: 4 (en-de; en-fr 5)")
     lenpen: FiniteFloat = Field(0.6, description="default: 0.6 (en-de; en-fr 0.8)")
     max_len_a: NonNegativeFloat = Field(0.0, description="hypotheses end at A · source")
     max_len_b: NonNegativeInt = Field(200, description="tokens + B (default: 0 and 200)")
-
-    post_process: Literal["subword_nmt", "sentencepiece", "none"] = Field(
-        "subword_nmt", description="what joins subwords"
-    )
     reference: Path | None = Field(None, description="raw lines of the test set, for sacreBLEU")
 
 
@@ -77,6 +58,5 @@ class StackOptions(Options):
         description="made: binarised data with the subset test"
     )
     min_tokens: PositiveInt = Field(
-        MIN_TOKENS, description="of a target, without EOS (default: 300, the paper's)"
+        300, description="of a target, without EOS (default: 300, the paper's)"
     )
-    overwrite: bool = Field(False, description="replace a folder that this command made")

@@ -1,28 +1,18 @@
 """Long test sets: consecutive sentences joined into one, as in section 4.3 of the paper."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from pathlib import Path
 
-# 270 of newstest2014's 3003 pairs came out of this in the paper
-MIN_TOKENS = 300
+from fairseq.data.data_utils import infer_language_pair
+from subword_nmt.apply_bpe import BPE
+
+from cape_studies.evaluation.fairseq.options import StackOptions
 
 # quotes and brackets, also as the Moses tokeniser writes them (&quot;), before the first letter
 _FIRST_LETTER = re.compile(r"((?:&#?\w+;|[^\w])*)(\w)(.*)", re.DOTALL)
-
-
-class Stacks(NamedTuple):
-    """Joined sentence pairs, before BPE.
-
-    Attributes:
-        pairs: (source, target).
-        tokens: of each target after BPE.
-        left_off: sentences at the end that did not make up a whole stack.
-    """
-
-    pairs: list[tuple[str, str]]
-    tokens: list[int]
-    left_off: int
 
 
 def join(sentences: Sequence[str]) -> str:
@@ -50,11 +40,8 @@ def lower_first_letter(sentence: str) -> str:
 
 
 def stack(
-    sources: Sequence[str],
-    targets: Sequence[str],
-    count: Callable[[str], int],
-    min_tokens: int = MIN_TOKENS,
-) -> Stacks:
+    sources: Sequence[str], targets: Sequence[str], count: Callable[[str], int], min_tokens: int
+) -> tuple[list[tuple[str, str]], list[int], int]:
     """Join pairs in their order until the target has enough tokens, and begin again.
 
     The sentences at the end that do not reach it are left off: the paper's test set has 300 tokens
@@ -63,7 +50,12 @@ def stack(
     Args:
         sources, targets: sentences before BPE, line by line.
         count: tokens of a target after BPE, without EOS.
-        min_tokens: tokens of a stacked target, at least; 300 in the paper.
+        min_tokens: tokens of a stacked target, at least; 300 in the paper, where newstest2014's
+            3003 pairs became 270.
+
+    Returns:
+        the joined pairs (source, target) before BPE; tokens of each target after BPE; how many
+        sentences at the end did not make up a whole stack.
 
     Raises:
         ValueError: unequal numbers of lines, an empty line, or too little text for one stack.
@@ -74,16 +66,87 @@ def stack(
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 raise ValueError(f"{side} line {number} is empty: remove that pair")
-    stacks, begin = Stacks([], [], 0), 0
+    pairs, tokens, begin = [], [], 0
     for end in range(1, len(targets) + 1):
         target = join(targets[begin:end])
         size = count(target)
         if size >= min_tokens:
-            stacks.pairs.append((join(sources[begin:end]), target))
-            stacks.tokens.append(size)
+            pairs.append((join(sources[begin:end]), target))
+            tokens.append(size)
             begin = end
-    if not stacks.pairs:
+    if not pairs:
         raise ValueError(
             f"all {len(targets)} sentences together have fewer than {min_tokens} target tokens"
         )
-    return stacks._replace(left_off=len(targets) - begin)
+    return pairs, tokens, len(targets) - begin
+
+
+def subword_nmt(codes: Path) -> Callable[[str], str]:
+    """BPE with a codes file of subword-nmt.
+
+    Raises:
+        ValueError: the file is missing or is none.
+    """
+    try:
+        with codes.open(encoding="utf-8") as file:
+            bpe = BPE(file)
+    except (OSError, UnicodeDecodeError, SystemExit, ValueError, IndexError) as error:
+        # subword-nmt exits on a line that is no pair
+        raise ValueError(f"{codes} is no codes file of subword-nmt: {error}") from error
+    return lambda line: bpe.process_line(line).strip()
+
+
+def write(options: StackOptions) -> None:
+    """Stack a test set, segment it and binarise it with fairseq-preprocess, whose log is shown.
+
+    Args:
+        options: the text before BPE, one sentence a line; the data with the dictionaries and the
+            pair of languages; the folder to make, which gets ``test.*``, the dictionaries, and the
+            text as ``stacked.LANG`` (before BPE) and ``stacked.bpe.LANG``.
+
+    Raises:
+        ValueError: a file is missing or does not fit, or the folder is there.
+    """
+    data, folder = options.data, options.out
+    languages = [one for one in infer_language_pair(str(data)) if one] if data.is_dir() else []
+    if len(languages) < 2:
+        raise ValueError(f"{data} holds no binarised data")
+    cuts = [subword_nmt(codes) for codes in options.codes]
+    lines = read_lines(options.source), read_lines(options.target)
+    pairs, tokens, left_off = stack(
+        *lines, lambda text: len(cuts[-1](text).split()), options.min_tokens
+    )
+    if folder.exists():
+        raise ValueError(f"{folder} exists: choose another name")
+    folder.mkdir(parents=True)
+    for side, (language, cut) in enumerate(zip(languages, (cuts[0], cuts[-1]), strict=True)):
+        text = [pair[side] for pair in pairs]
+        for name, written in (("stacked", text), ("stacked.bpe", map(cut, text))):
+            content = "".join(f"{line}\n" for line in written)
+            (folder / f"{name}.{language}").write_text(content, encoding="utf-8")
+    arguments = [
+        *("--source-lang", languages[0], "--srcdict", data / f"dict.{languages[0]}.txt"),
+        *("--target-lang", languages[1], "--tgtdict", data / f"dict.{languages[1]}.txt"),
+        *("--testpref", folder / "stacked.bpe", "--destdir", folder),
+    ]
+    if subprocess.call([sys.executable, "-m", "fairseq_cli.preprocess", *map(str, arguments)]):
+        raise ValueError("fairseq-preprocess failed: see above")
+    print(
+        f"{folder}: {len(lines[0])} sentences became {len(tokens)} of {min(tokens)} to "
+        f"{max(tokens)} target tokens (mean {sum(tokens) / len(tokens):.1f}); {left_off} at "
+        "the end were left off. Many tokens replaced by <unk> (see above) mean other BPE codes or "
+        f"another tokeniser than in {data}"
+    )
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file, split at newlines alone.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    return text.removesuffix("\n").split("\n") if text else []

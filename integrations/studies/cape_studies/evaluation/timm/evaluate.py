@@ -7,53 +7,29 @@ abspos ``vit_*``/``deit_*`` and rotary ViTs, all treated alike.
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from timm.data import ImageDataset
 
 from cape_plugins.timm.attention import use_logn
-from cape_plugins.timm.positions import PatchPositions
 from cape_studies.evaluation import command
 from cape_studies.evaluation.device import open_device
 from cape_studies.evaluation.output import Results, Score, check_absent
 from cape_studies.evaluation.timm import size_bins
 from cape_studies.evaluation.timm.images import Batches, open_folder, own_sizes
 from cape_studies.evaluation.timm.loading import Loaded, load
-from cape_studies.evaluation.timm.options import EXAMPLES, TimmOptions
-from cape_studies.evaluation.timm.scoring import right_answers
+from cape_studies.evaluation.timm.options import TimmOptions
+from cape_studies.evaluation.timm.scoring import right_answers, throughput
 from cape_studies.evaluation.timm.size_bins import LABELS, View
-from cape_studies.evaluation.timm.throughput import throughput
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Condition:
-    """How a model is tested.
-
-    Attributes:
-        images: of the test set; None for throughput alone.
-        resolution: of square images, in pixels; None where each image has its own.
-        sizes: that a square image is fed in: the resolution, with TTA two more.
-        extent: the paper's γ: a number, ``ratio`` or ``sqrt``; empty for models without it.
-        logn: N_train of the test, 0 for off; None: as trained.
-        strategy: of size bins; else empty.
-    """
-
-    images: ImageDataset | None
-    resolution: int | None
-    sizes: list[int]
-    extent: str
-    logn: int | None
-    strategy: str
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; ends with status 2 and one line on stderr if something is wrong."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    command.main("cape-timm-eval", TimmOptions, run, argv, examples=EXAMPLES)
+    command.main("cape-timm-eval", TimmOptions, run, argv)
 
 
 def run(options: TimmOptions) -> None:
@@ -61,10 +37,10 @@ def run(options: TimmOptions) -> None:
 
     Raises:
         ValueError: something does not fit, found before any work and before a file is made; NaN or
-            infinite logits; too little memory.
+            infinite logits.
     """
     check_absent([options.csv_path, options.items], options.overwrite)
-    splits = options.split or [None]
+    splits: Sequence[str | None] = options.split or [None]
     folders = [open_folder(root, split) for root in options.data for split in splits]
     device = open_device(options.device)
     for given in options.checkpoint:
@@ -81,11 +57,13 @@ def check(loaded: Loaded, folders: Sequence[ImageDataset], options: TimmOptions)
     Raises:
         ValueError: it does not take a size or log N, or has other classes than the images.
     """
-    if options.extent and not extent_modules(loaded):
+    if options.extent and not loaded.extent_modules:
         _logger.warning("--extent has no effect on %s (%s)", loaded.checkpoint, loaded.name)
     for logn in options.attention_logn:
         use_logn(loaded.model, logn)
-    sizes = {size for one in conditions(loaded, folders, options) for size in one.sizes}
+    squares = options.resolutions or [loaded.train_size]
+    used = not options.strategies or "fixed" in options.strategies
+    sizes = {size for square in squares if used for size in views_of(square, options)}
     outputs = 0
     for size in sizes | ({2 * loaded.train_size} if options.strategies else set()):
         try:
@@ -105,105 +83,91 @@ def check(loaded: Loaded, folders: Sequence[ImageDataset], options: TimmOptions)
             )
 
 
-def conditions(
-    loaded: Loaded, folders: Sequence[ImageDataset], options: TimmOptions
-) -> list[Condition]:
-    """Every combination that is asked for; γ where the model has it."""
-    extents = options.extent if options.extent and extent_modules(loaded) else [""]
-    squares: Sequence[int | None] = options.resolutions or [loaded.train_size]
-    sets: Sequence[ImageDataset | None] = folders or [None]
+def views_of(resolution: int, options: TimmOptions) -> list[int]:
+    """The sizes in pixels that a square image is fed in: the resolution, with TTA two more."""
     steps = (-options.tta_step, 0, options.tta_step) if options.tta else (0,)
-    return [
-        Condition(folder, size, [size + step for step in steps if size], extent, logn, strategy)
-        for folder in sets
-        for strategy in options.strategies or [""]
-        for size in (squares if strategy in ("", "fixed") else [None])
-        for extent in extents
-        for logn in options.logns
-    ]
+    return [resolution + step for step in steps]
 
 
-def extent_modules(loaded: Loaded) -> list[PatchPositions]:
-    """The parts of a model that have the paper's γ; none in abspos, nopos and timm's rotary."""
-    found = [one for one in loaded.model.modules() if isinstance(one, PatchPositions)]
-    return [one for one in found if one.settings.takes("extent")]
-
-
-def gamma(rule: str, size: int, train_size: int) -> float:
+def gamma(rule: float | str, size: int, train_size: int) -> float:
     """γ by Table 6's rules: ``ratio`` is size / train_size, ``sqrt`` its root; or a number."""
     ratio = size / train_size
-    return {"ratio": ratio, "sqrt": math.sqrt(ratio)}.get(rule) or float(rule)
+    return {"ratio": ratio, "sqrt": math.sqrt(ratio)}.get(str(rule)) or float(rule)
 
 
 def evaluate(
     loaded: Loaded, folders: Sequence[ImageDataset], options: TimmOptions
 ) -> Iterator[Score]:
     """The scores of one model under all conditions; see :func:`run`."""
-    modules = extent_modules(loaded)
-    speed: dict[int, tuple[int, float]] = {}
-    for one in conditions(loaded, folders, options):
-        if one.logn is not None:
-            use_logn(loaded.model, one.logn)
+    modules = loaded.extent_modules
+    own = f"{modules[0].extent:g}" if modules else ""
+    squares: Sequence[int | None] = options.resolutions or [loaded.train_size]
+    conditions = (
+        (folder, strategy, size, extent, logn)
+        for folder in (*folders,) or (None,)  # none for throughput alone
+        for strategy in options.strategies or [""]
+        for size in (squares if strategy in ("", "fixed") else [None])  # or each image's own
+        for extent in (modules and options.extent) or [None]
+        for logn in options.logns
+    )
+
+    for folder, strategy, size, extent, logn in conditions:
+        if logn is not None:
+            use_logn(loaded.model, logn)
+        root = folder.reader.root if folder else ""
         about: dict[str, object] = {
             "model": loaded.name,
             "checkpoint": loaded.checkpoint,
-            "dataset": one.images.reader.root if one.images else "",
-            "split": Path(one.images.reader.root).name if one.images else "",
-            "resolution": one.resolution,
-            "extent": one.extent or (f"{modules[0].extent:g}" if modules else ""),
-            "logn": one.logn,
+            "dataset": root,
+            "split": Path(root).name,
+            "resolution": size,
+            "extent": f"{extent:g}" if isinstance(extent, float) else extent or own,
+            "logn": logn,
             "tta": options.tta_step if options.tta else 0,
-            "strategy": one.strategy,
+            "strategy": strategy,
             "bin": "",
             "crop_pct": loaded.config["crop_pct"],
             "interpolation": loaded.config["interpolation"],
-            "precision": options.amp_dtype if options.amp else "float32",
+            "precision": "float16" if options.amp else "float32",
         }
-        if options.throughput and (size := one.resolution):
-            if size not in speed:
-                speed[size] = throughput(loaded, size, options.max_batch, options.runs)
-            batch, value = speed[size]
+        if options.throughput and size:
+            batch, value = throughput(loaded, size, options.max_batch, options.runs)
             yield Score(about, "images_per_second", "number", value, batch)
-        if one.images is not None:
-            yield from accuracy(one, one.images, about, loaded, options)
+        if folder is not None:
+            yield from accuracy(loaded, folder, strategy, size, extent, about, options)
 
 
 def accuracy(
-    one: Condition,
-    folder: ImageDataset,
-    about: dict[str, object],
     loaded: Loaded,
+    folder: ImageDataset,
+    strategy: str,
+    resolution: int | None,
+    extent: float | str | None,
+    about: dict[str, object],
     options: TimmOptions,
 ) -> Iterator[Score]:
     """Top-1 and top-5 under a condition; with size bins of each bin, then of all together."""
     crop_pct = loaded.config["crop_pct"]
-    views: list[list[View | None]] = [
-        [View(size, size, crop_pct)] * len(folder) for size in one.sizes
-    ]
+    sizes = views_of(resolution, options) if resolution else [loaded.train_size]
+    views: list[list[View | None]] = [[View(size, size, crop_pct)] * len(folder) for size in sizes]
     bins: list[int | None] = []
-    if one.strategy:
+    if strategy:
         own = own_sizes(folder)
         bins = [size_bins.bin_of(*size) for size in own]
-        settings = dict(crop_pct=crop_pct, resolution=one.resolution)
-        views = [[size_bins.view_of(one.strategy, *size, **settings) for size in own]]
-
-    def set_extent(view: int) -> None:
-        for module in extent_modules(loaded) if one.extent else []:
-            size = one.sizes[view] if one.sizes else loaded.train_size
-            module.extent = gamma(one.extent, size, loaded.train_size)
-
+        settings = dict(crop_pct=crop_pct, resolution=resolution)
+        views = [[size_bins.view_of(strategy, *size, **settings) for size in own]]
     right = right_answers(
         loaded,
         [Batches(folder, each, loaded, options.batch_size) for each in views],
+        [gamma(extent, size, loaded.train_size) for size in sizes] if extent else [],
         options.workers,
-        before_view=set_extent,
-        title=f"{loaded.checkpoint} {one.strategy} {one.resolution or ''}".strip(),
+        f"{loaded.checkpoint} {strategy} {resolution or ''}".strip(),
     )
     names, numbers = folder.filenames(), sorted(right)
     groups = {label: [i for i in numbers if bins[i] == n] for n, label in enumerate(LABELS) if bins}
     groups["all" if bins else ""] = numbers
     if not numbers:
-        raise ValueError(f"{folder.reader.root} has no image that --size-bins {one.strategy} feeds")
+        raise ValueError(f"{folder.reader.root} has no image that --size-bins {strategy} feeds")
     for label, members in groups.items():
         for which, metric in enumerate(("top1", "top5")):
             if members:

@@ -87,6 +87,16 @@ class Batches(Dataset):
         for i, view in enumerate(views):
             if view is not None:
                 groups.setdefault(view, []).append(i)
+        self.transforms = {
+            view: create_transform(
+                (3, view.height, view.width),
+                interpolation=self.config["interpolation"],
+                crop_pct=view.crop_pct,
+                crop_mode=self.config["crop_mode"],
+                use_prefetcher=True,  # whose loader normalises
+            )
+            for view in groups
+        }
         self.members = [
             group[start : start + batch_size]
             for group in groups.values()
@@ -102,25 +112,20 @@ class Batches(Dataset):
         Raises:
             ValueError: an image cannot be read; timm would put the next one in its place.
         """
-        pixels, targets = [], []
-        for i in self.members[number]:
-            file, target = self.images.reader[i]
-            try:
-                with file, Image.open(file) as image:
-                    pixels.append(self._prepare(image.convert("RGB"), self.views[i]))
-            except OSError as error:
-                path = self.images.filename(i, absolute=True)
-                raise ValueError(f"{path} cannot be read: {error}") from error
-            targets.append(target)
+        pixels, targets = zip(*map(self._image, self.members[number]), strict=True)
         return torch.stack(pixels), torch.tensor(targets)
 
-    def _prepare(self, image: Image.Image, view: Any) -> Tensor:
-        config = self.config["interpolation"], self.config["crop_mode"]
-        pixels = torch.as_tensor(_transform(view, *config)(image))
-        rows, columns = (
-            side // p * p for side, p in zip(pixels.shape[1:], self.patch, strict=True)
-        )
-        return pixels[:, :rows, :columns]
+    def _image(self, i: int) -> tuple[Tensor, int]:
+        file, target = self.images.reader[i]
+        transform: Any = self.transforms[self.views[i]]  # type: ignore[index]  # no view, no batch
+        try:
+            with file, Image.open(file) as image:
+                pixels = torch.as_tensor(transform(image.convert("RGB")))
+        except OSError as error:
+            path = self.images.filename(i, absolute=True)
+            raise ValueError(f"{path} cannot be read: {error}") from error
+        height, width = (n // p * p for n, p in zip(pixels.shape[1:], self.patch, strict=True))
+        return pixels[:, :height, :width], target
 
     def loader(self, device: torch.device, workers: int) -> Any:
         """timm's loader of the batches, normalised on the device: (B, 3, H, W) float32 and (B,)."""
@@ -135,14 +140,3 @@ class Batches(Dataset):
             pin_memory=device.type == "cuda",
             device=device,
         )
-
-
-@cache
-def _transform(view: View, interpolation: str, crop_mode: str) -> Any:
-    return create_transform(
-        (3, view.height, view.width),
-        interpolation=interpolation,
-        crop_pct=view.crop_pct,
-        crop_mode=crop_mode,
-        use_prefetcher=True,  # whose loader normalises
-    )

@@ -342,7 +342,7 @@ def test_score_sh_evaluates_what_asr_sh_has_decoded(work, tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "arguments", "message"),
     [
-        ("", "--hops 10 4", "m: --hops must lie within 5 … 20 ms, got 4"),
+        ("", "--hops 10 4", "--hops must lie within 5 … 20 ms, got 4"),
         ("", "--hypotheses {}", "exists: choose another name or give --overwrite"),
         ("", "--out {}/no/x", "no such folder"),
         ("rate", "", "data has audio at 16000 Hz, m was trained at 8000 Hz"),
@@ -354,6 +354,7 @@ def test_what_does_not_fit_is_an_error(work, tmp_path, capsys, spoil, arguments,
     if spoil == "rate":
         soundfile.write(tmp_path / "a.wav", np.zeros(RATE), 2 * RATE)
         (folder / "wav.scp").write_text(f"u0 {tmp_path / 'a.wav'}\n")
+        (folder / "text").write_text("u0 low\n")
     elif spoil == "case":
         text = (folder / "text").read_text()
         (folder / "text").write_text(text.replace("low", "LOW").replace("high", "HIGH"))
@@ -366,7 +367,7 @@ def test_what_does_not_fit_is_an_error(work, tmp_path, capsys, spoil, arguments,
     ("spoil", "message"),
     [
         # ESPnet itself would load them with strict=False and leave the rest at random
-        ("weight", "it lacks 1 weights, such as encoder.after_norm.weight"),
+        ("weight", "it lacks 1, and it has 0 others, such as encoder.after_norm.weight"),
         ("list", "cannot be loaded: .*ctc.ctc_lo.weight"),
         ("pos", "x.pth cannot be loaded: .*trained with encoder_conf pos: cape"),
         ("yaml", "cannot be loaded: while parsing"),

@@ -53,7 +53,7 @@ def write_audio(folder, samples, name="u") -> testset.Utterance:
 def test_pieces_follow_each_other_and_cover_the_audio(tmp_path):
     utterance = write_audio(tmp_path, np.random.default_rng(0).uniform(-1, 1, int(11.5 * RATE)))
     pieces = segments.cut([utterance], 3.0)
-    assert all(2.5 * RATE <= piece.samples <= 3 * RATE for piece in pieces[:-1])
+    assert all(2.5 * RATE <= p.end - p.start <= 3 * RATE for p in pieces[:-1])
     assert [p.end for p in pieces[:-1]] == [p.start for p in pieces[1:]]
     assert (pieces[0].start, pieces[-1].end) == (0, utterance.samples)
 
@@ -67,7 +67,7 @@ def test_less_than_a_second_at_the_end_stays_with_the_piece_before(
     monkeypatch.setattr(segments, "quietest", lambda audio, first, last, rate: last)
     utterance = write_audio(tmp_path, np.ones(round(seconds * RATE)) / 2)
     pieces = segments.cut([utterance], 3.0)
-    assert [p.samples / RATE for p in pieces] == expected
+    assert [(p.end - p.start) / RATE for p in pieces] == expected
 
 
 def test_a_piece_ends_in_the_pause_before_its_limit(tmp_path):
@@ -126,9 +126,9 @@ def folder(tmp_path):
 def test_a_test_set_has_a_name_and_its_utterances(folder):
     sets = testset.open_sets([f"dev={folder}", str(folder)])
     assert list(sets) == ["dev", "data"]
-    assert [(u.name, u.text, u.seconds) for u in sets["dev"]] == [
-        ("a", "one two", 0.1),
-        ("b", "", 0.1),
+    assert [(u.name, u.text, u.samples, u.rate) for u in sets["dev"]] == [
+        ("a", "one two", 800, RATE),
+        ("b", "", 800, RATE),
     ]
 
 
@@ -143,13 +143,14 @@ BAD = [
     (lambda data: sound(data, np.zeros(800), 2 * RATE), "rates: 8000 Hz \\(a\\), 16000 Hz \\(b\\)"),
     (lambda data: (data / "b.wav").write_text("not a WAV file"), "b in .*cannot be read"),
     (lambda data: (data / "b.wav").unlink(), "b in .*cannot be read"),
-    (
-        lambda data: (data / "text").write_text("a one\n"),
-        "not in text, such as b",
-    ),
+    (lambda data: (data / "text").write_text("a one\n"), "1 utterances .*not in both, such as b"),
+    (lambda data: (data / "text").write_text("a\nb\nc d\n"), "not in both, such as c"),
     (lambda data: (data / "text").unlink(), "no such file of test data: .*text"),
     (lambda data: (data / "segments").write_text("a1 a 0 1\n"), "segments file.*format_wav_scp"),
-    (lambda data: (data / "wav.scp").write_text("b sox b.flac - |\n"), "b in .*if it is a pipe"),
+    (
+        lambda data: (data / "wav.scp").write_text("a sox a.flac - |\nb x.wav\n"),
+        "a in .*if it is a pipe",
+    ),
     (lambda data: (data / "wav.scp").write_text("b x.wav\nb y.wav\n"), "b is duplicated"),
 ]
 
@@ -198,14 +199,14 @@ def test_the_best_checkpoint_of_a_folder_is_taken(trained):
     (trained / "valid.acc.best.pth").symlink_to(best.name)  # one file needs no choice
     assert models.sources([f"cape={trained}"], None)["cape"].resolve() == best.resolve()
     (trained / "valid.cer_ctc.best.pth").write_text("")
-    with pytest.raises(ValueError, match=r"has several valid.*choose with --checkpoint-name"):
+    with pytest.raises(ValueError, match=r"needs one valid.*choose with --checkpoint-name"):
         models.sources([str(trained)], None)
 
 
 @pytest.mark.parametrize(
     ("given", "missing", "message"),
     [
-        (["{}"], "valid.loss.best.pth", "has no valid.*.best.pth, it has 3epoch.pth"),
+        (["{}"], "valid.loss.best.pth", "needs one valid.*.best.pth, it has 3epoch.pth"),
         (["{}"], "config.yaml", "no such file or folder: .*config.yaml"),
         (["{}/gone"], "3epoch.pth", "no such file or folder"),
         (["a={}", "a={}"], "3epoch.pth", "has 'a' twice"),

@@ -101,14 +101,11 @@ def stock(corpus, cape):
 
 
 @pytest.fixture(scope="module")
-def others(corpus, cape):
-    """Two other variants after one update; sentences of at most 64 tokens."""
+def abspos(corpus, cape):
+    """Another variant after one update; sentences of at most 64 tokens."""
     options = ("--arch", "cape_transformer_tiny", "--max-epoch", 1, "--batch-size", N)
-    options += ("--max-source-positions", 64, "--max-target-positions", 64)
-    return {
-        pos: train(corpus / "bin", cape.parent / pos, *options, "--pos", pos) / "checkpoint1.pt"
-        for pos in ("abspos", "relpos")
-    }
+    options += ("--max-source-positions", 64, "--max-target-positions", 64, "--pos", "abspos")
+    return train(corpus / "bin", cape.parent / "abspos", *options) / "checkpoint1.pt"
 
 
 @pytest.fixture(scope="module")
@@ -241,11 +238,11 @@ def test_losses_do_not_depend_on_batches(corpus, best, run):
 
 def test_the_checkpoint_with_the_best_validation_bleu_is_tested(corpus, cape, run, capsys):
     found = run(
-        *("bleu", corpus / "bin", "--model", f"mine={cape}", "--beam", 1, "--from-epoch", 2),
+        *("bleu", corpus / "bin", "--model", f"mine={cape}", "--beam", 1),
         *("--reference", corpus / "tok.de", *SHORT),
     )
     printed = re.findall(r"checkpoint(\d).pt (\w+) bleu: .*? = ([\d.]+) ", capsys.readouterr().out)
-    assert [(subset, epoch) for epoch, subset, _ in printed[:-1]] == [("valid", i) for i in "234"]
+    assert [(subset, epoch) for epoch, subset, _ in printed[:-1]] == [("valid", i) for i in "1234"]
     best = max(printed[:-1], key=lambda one: float(one[2]))[0]
     assert [(row["subset"], row["metric"]) for row in found] == [
         *(("valid", "bleu"), ("valid", "sacrebleu"), ("test", "bleu"), ("test", "sacrebleu"))
@@ -271,7 +268,7 @@ def test_a_stacked_set_is_scored_with_the_dictionaries_of_the_training(corpus, b
 def test_sentences_left_out_are_an_error(corpus, best, monkeypatch):
     # num_shards is how fairseq shares batches among processes: here half of them are missing
     given = evaluate.LossOptions(data=corpus / "bin", model=[str(best)], batch_size=10)
-    test = generate.open_test(*evaluate.load(best, None, given), {"subset": "test"}, given)
+    test = generate.open_test("model", best, None, "test", given)
     iterator = test.task.get_batch_iterator
     monkeypatch.setattr(
         test.task, "get_batch_iterator", lambda **given: iterator(**given, num_shards=2)
@@ -280,9 +277,8 @@ def test_sentences_left_out_are_an_error(corpus, best, monkeypatch):
         generate.score_references(test, given)
 
 
-def scores(translations, *given):
-    both = bleu.compared(translations, *given).items()
-    return {name: Score.of({}, name, each.how, each.items()).value for name, each in both}
+def scores(*given):
+    return {score.metric: score.value for score in bleu.scores({}, *given)}
 
 
 def test_hypotheses_are_detokenised_for_sacrebleu():
@@ -292,18 +288,17 @@ def test_hypotheses_are_detokenised_for_sacrebleu():
     assert scores(translations, "de")["sacrebleu"] < 100
 
 
-def test_too_long_sentences_are_refused(stacked, others, best, run, refused, tmp_path):
+def test_too_long_sentences_are_refused(stacked, abspos, best, refused, tmp_path):
     message = refused("bleu", stacked, "--model", best, "--max-len-b", 50)
     assert "but hypotheses would end at 50" in message
     assert "--max-len-a 2" in message
     given = ("loss", stacked, "--csv", tmp_path / "loss.csv", "--model")
-    message = refused(*given, others["abspos"])
-    assert re.search(r"a source sentence of 'test' has \d+ tokens, more than 64", message)
-    assert "cannot be loaded" in refused(*given, others["abspos"], "--max-positions", 200)
-    assert "--max-tokens" in refused(*given, best, "--max-tokens", 40)
+    message = refused(*given, abspos)
+    message = re.search(r"a source sentence of 'test' has \d+ tokens, more than the (.*)", message)
+    assert message[1] == "64 the model was trained for"
+    message = refused(*given, best, "--max-tokens", 40)
+    assert "more than the 40 of --max-tokens" in message
     assert not (tmp_path / "loss.csv").exists()
-    # distances have no table of positions
-    assert len(run("loss", stacked, "--model", others["relpos"], "--max-positions", 200)) > 100
 
 
 def test_other_dictionaries_are_refused(corpus, best, refused, tmp_path):
@@ -325,10 +320,10 @@ def test_other_dictionaries_are_refused(corpus, best, refused, tmp_path):
         ("bleu bin --model PT --csv there.csv", "there.csv exists: .*--overwrite"),
         (
             "bleu bin --model PT --csv there.csv --items there.csv --overwrite",
-            "there.csv would be written over another output",
+            "the output has .*there.csv twice: choose another name",
         ),
         ("loss bin --model PT --csv no/a.csv", "no such folder"),
-        ("bleu bin --model CAPE --from-epoch 9", "no checkpoint.* of epoch 9 or later in"),
+        ("bleu bin --model .", "no such checkpoint: checkpoint_best.pt"),
         ("bleu bin --model CAPE CAPE", "--model has cape twice: give each as NAME=PATH"),
         ("loss bin --model a=CAPE", "no such checkpoint: .*checkpoint_best.pt"),
         ("bleu bin --model PT --beam 0", "--beam: input should be greater than 0, got '0'"),

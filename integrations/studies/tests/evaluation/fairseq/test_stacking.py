@@ -4,7 +4,6 @@ import pytest
 
 pytest.importorskip("fairseq")
 stacking = pytest.importorskip("cape_studies.evaluation.fairseq.stacking")
-stacked_data = pytest.importorskip("cape_studies.evaluation.fairseq.stacked_data")
 
 ENGLISH = [
     "A man in an orange hat starring at something .",
@@ -36,11 +35,11 @@ def test_inner_full_stops_become_commas_and_first_letters_lower_case():
 
 
 def test_sentences_are_stacked_in_order_until_the_target_is_long_enough():
-    found = stacking.stack(ENGLISH, GERMAN, words, min_tokens=20)
-    assert found.tokens == [words(target) for _, target in found.pairs] == [23, 27]
-    assert found.pairs[0] == (stacking.join(ENGLISH[:2]), stacking.join(GERMAN[:2]))
-    assert found.pairs[1] == (stacking.join(ENGLISH[2:4]), stacking.join(GERMAN[2:4]))
-    assert found.left_off == 1
+    pairs, tokens, left_off = stacking.stack(ENGLISH, GERMAN, words, min_tokens=20)
+    assert tokens == [words(target) for _, target in pairs] == [23, 27]
+    assert pairs[0] == (stacking.join(ENGLISH[:2]), stacking.join(GERMAN[:2]))
+    assert pairs[1] == (stacking.join(ENGLISH[2:4]), stacking.join(GERMAN[2:4]))
+    assert left_off == 1
 
 
 def test_tokens_are_counted_after_bpe_of_the_changed_text():
@@ -88,21 +87,21 @@ def test_only_the_first_letter_becomes_lower_case(sentence, changed):
 
 def test_text_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="5 source lines for 4 target lines"):
-        stacking.stack(ENGLISH, GERMAN[:4], words)
+        stacking.stack(ENGLISH, GERMAN[:4], words, 300)
     with pytest.raises(ValueError, match="target line 2 is empty"):
-        stacking.stack(ENGLISH[:2], [GERMAN[0], " "], words)
+        stacking.stack(ENGLISH[:2], [GERMAN[0], " "], words, 300)
     with pytest.raises(ValueError, match="all 5 sentences together have fewer than 300"):
-        stacking.stack(ENGLISH, GERMAN, words)
+        stacking.stack(ENGLISH, GERMAN, words, 300)
 
 
 def test_lines_end_at_newlines_alone(tmp_path):
     (tmp_path / "text").write_text("one\u2028line\nanother\n", encoding="utf-8")
-    assert stacked_data.read_lines(tmp_path / "text") == ["one\u2028line", "another"]
+    assert stacking.read_lines(tmp_path / "text") == ["one\u2028line", "another"]
 
 
 def test_a_file_that_is_no_bpe_codes_is_refused(tmp_path):
     (tmp_path / "codes").write_text("#version: 0.2\na b c\n")
     with pytest.raises(ValueError, match="is no codes file of subword-nmt"):
-        stacked_data.subword_nmt(tmp_path / "codes")
+        stacking.subword_nmt(tmp_path / "codes")
     with pytest.raises(ValueError, match="is no codes file of subword-nmt"):
-        stacked_data.subword_nmt(tmp_path / "nothing")
+        stacking.subword_nmt(tmp_path / "nothing")

@@ -13,9 +13,8 @@ from timm.data import create_transform  # noqa: E402
 
 from cape_plugins.timm.attention import use_logn  # noqa: E402
 from cape_studies.evaluation.timm import loading  # noqa: E402
-from cape_studies.evaluation.timm.evaluate import extent_modules  # noqa: E402
 from cape_studies.evaluation.timm.options import TimmOptions  # noqa: E402
-from cape_studies.evaluation.timm.throughput import throughput  # noqa: E402
+from cape_studies.evaluation.timm.scoring import throughput  # noqa: E402
 
 CPU = torch.device("cpu")
 SMALL = dict(depth=1, embed_dim=32, num_heads=2)
@@ -106,9 +105,9 @@ def test_extent_is_for_models_with_coordinates_alibi_included(abspos, data, run,
     assert "--extent has no effect" in caplog.text
     model = timm.create_model("vit_tiny_patch4_alibi_32", **SMALL)
     loaded = loading.Loaded(model, "", "", 32, {}, CPU)
-    assert extent_modules(loaded) == [model.position]
+    assert loaded.extent_modules == [model.position]
     loaded.model = timm.create_model("vit_tiny_patch4_nopos_32", **SMALL)
-    assert extent_modules(loaded) == []
+    assert loaded.extent_modules == []
 
 
 @both
@@ -123,19 +122,33 @@ def test_attention_logn_is_a_condition(checkpoint, data, run):
 
 
 @both
-def test_plain_state_dicts_safetensors_and_local_dir_give_the_same_model(checkpoint, tmp_path):
+def test_plain_state_dicts_and_safetensors_give_the_same_model(checkpoint, tmp_path):
     expected = load(checkpoint)
     args = torch.load(checkpoint, weights_only=False)["args"]
     name, kwargs = args.model, {**args.model_kwargs, "num_classes": 10}
     torch.save(expected.state_dict(), tmp_path / "plain.pth")
     timm.models.save_for_hf(expected, str(tmp_path / "hub"), safe_serialization=True)
     x = torch.randn(2, 3, 24, 32, generator=torch.Generator().manual_seed(0))
-    for found in (
-        load(tmp_path / "plain.pth", name, **kwargs),
-        load(tmp_path / "hub" / "model.safetensors", name, **kwargs),
-        load(f"name=local-dir:{tmp_path / 'hub'}"),
-    ):
+    for file in ("plain.pth", "hub/model.safetensors"):
+        found = load(tmp_path / file, name, **kwargs)
         torch.testing.assert_close(found(x), expected(x))
+
+
+def test_the_averaged_weights_of_train_py_are_tested_where_it_kept_them(cape, tmp_path, data, run):
+    content = torch.load(cape, weights_only=False)
+    average = {name: value.clone() for name, value in content["state_dict"].items()}
+    average["head.weight"] += 0.5 * torch.randn(10, 32, generator=torch.Generator().manual_seed(0))
+    torch.save({**content, "state_dict": average}, tmp_path / "alone.pth.tar")
+    content["state_dict_ema"] = {f"module.{name}": value for name, value in average.items()}
+    torch.save(content, tmp_path / "both.pth.tar")  # ModelEma's names; ModelEmaV3 has no prefix
+    found, alone, trained = (
+        run("-c", f"x={path}", "--data", data, "--items", tmp_path / "i.csv", "--overwrite")
+        for path in (tmp_path / "both.pth.tar", tmp_path / "alone.pth.tar", cape)
+    )
+    assert counted(found) == counted(alone) != counted(trained)
+    theirs = load(cape)
+    timm.models.load_checkpoint(theirs, str(tmp_path / "both.pth.tar"), weights_only=False)
+    torch.testing.assert_close(load(tmp_path / "both.pth.tar").state_dict(), theirs.state_dict())
 
 
 def test_several_models_and_folders_make_one_csv_and_one_table(
@@ -143,17 +156,41 @@ def test_several_models_and_folders_make_one_csv_and_one_table(
 ):
     (tmp_path / "again").symlink_to(data / "validation")
     options = ("--data", data, tmp_path / "again", "--resolutions", 16, 24, "--crop-pct", 1)
-    rows = run("-c", f"ours={cape}", abspos, *options, "--amp", "--amp-dtype", "bfloat16")
+    rows = run("-c", f"ours={cape}", abspos, *options, "--amp")
     assert [row["model"] for row in rows] == ["ours"] * 8 + ["vit_tiny_patch16_224"] * 8
-    about = "model checkpoint dataset resolution extent logn tta strategy bin crop_pct"
+    about = "model checkpoint dataset split resolution extent logn tta strategy bin crop_pct"
     about += " interpolation precision metric value how items weight"
     assert list(rows[0]) == about.split()
-    assert (rows[0]["checkpoint"], rows[0]["precision"]) == (str(cape), "bfloat16")
-    head, _, *lines = capsys.readouterr().out.strip().splitlines()
-    assert len(lines) == 8
-    # what is the same in all lines is left out
-    shown = ["model", "checkpoint", "dataset", "resolution", "extent", "top1", "top5"]
-    assert head.replace("|", " ").split() == shown
+    assert (rows[0]["checkpoint"], rows[0]["precision"]) == (str(cape), "float16")
+    assert {(row["dataset"], row["split"]) for row in rows} == {
+        (str(data / "validation"), "validation"),
+        (str(tmp_path / "again"), "again"),
+    }
+    head, *lines = capsys.readouterr().out.strip().splitlines()
+    assert len(lines) == 16
+    assert head.split() == [*about.split()[:6], "metric", "value"]  # the others do not change
+
+
+def test_several_splits_in_one_call_give_the_rows_of_several_calls(cape, data, tmp_path, run):
+    for i, path in enumerate(sorted(data.glob("validation/*/*.png"))):
+        for split in ("0", "corner") if i % 3 else ("0",):
+            link = tmp_path / "moved" / split / path.parent.name / path.name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path)
+    options = ("-c", cape, "--data", tmp_path / "moved", "--resolutions", 12, 24, "--overwrite")
+    items = ("--items", tmp_path / "i.csv")
+    both = run(*options, "--split", "0", "corner", *items)
+    found = (tmp_path / "i.csv").read_text().splitlines()
+    alone, head = [], found[0]
+    for split in ("0", "corner"):
+        alone += run(*options, "--split", split, *items)
+        lines = (tmp_path / "i.csv").read_text().splitlines()
+        assert lines[0] == head
+        assert lines[1:] == [line for line in found if f"moved/{split},{split}," in line]
+    assert both == alone
+    assert [(row["split"], row["items"]) for row in both[::2]] == [
+        *(("0", "120"), ("0", "120"), ("corner", "80"), ("corner", "80"))
+    ]
 
 
 def test_items_add_up_to_the_accuracies_with_batches_of_any_size(cape, data, run, tmp_path):

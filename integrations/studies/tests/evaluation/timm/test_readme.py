@@ -33,7 +33,7 @@ def test_the_evaluations_of_the_readme_parse(tmp_path):
         tests.add((tuple(read.extent), read.tta, bool(read.strategies)))
     assert tests >= {
         ((), False, False),
-        (("1", "ratio", "sqrt"), False, False),
+        ((1.0, "ratio", "sqrt"), False, False),
         ((), True, False),
         ((), False, True),
     }

@@ -1,0 +1,195 @@
+"""``cape-studies export``: a finished run as a folder that its host loads, with a model card.
+
+Such a folder needs nothing of the study: it can be moved, and put on a model hub.
+"""
+
+import argparse
+import importlib.util
+import inspect
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+
+from cape_studies.evaluation import command
+from cape_studies.evaluation.options import Options, Typed
+from cape_studies.experiments import steps
+from cape_studies.experiments.hosts import HOSTS
+from cape_studies.experiments.study import Study, load_written, read_yaml
+from cape_studies.model_card import model_card
+
+
+class ExportOptions(Options):
+    """A finished run of cape-run as a folder that its host loads, with a model card.
+
+    timm: config.json and model.safetensors, for timm.create_model and for transformers. fairseq:
+    model.pt, dictionaries and the merges of BPE. ESPnet: model.zip, made by espnet2.bin.pack.
+    """
+
+    run: Annotated[Path, Typed("RUN", positional=True)] = Field(
+        description="out/STUDY/runs/VARIANT-seedN-KEY"
+    )
+    folder: Annotated[Path, Typed("FOLDER", positional=True)] = Field(description="a new one")
+    checkpoint: Annotated[str | None, Typed("NAME")] = Field(
+        None, description="file in RUN/train (default: the one that the study tests)"
+    )
+    license: Annotated[str, Typed("NAME")] = Field(
+        "mit", description="of the weights, as model hubs call it; the code's is mit"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """``cape-studies``; ends with status 2 and one line on stderr if something is wrong."""
+    parser = argparse.ArgumentParser(prog="cape-studies", description="What becomes of studies.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    about = "a run as a folder that its host loads"
+    one = commands.add_parser("export", help=about, description=inspect.getdoc(ExportOptions))
+    ExportOptions.add_to(one)
+    given = parser.parse_args(argv)
+    with command.one_line_errors("cape-studies export"):
+        print(export(ExportOptions.read(given)))
+
+
+def export(options: ExportOptions) -> Path:
+    """Write the folder; none is left where that fails.
+
+    Returns:
+        the folder.
+
+    Raises:
+        ValueError: RUN is no run or not finished, FOLDER exists, or the checkpoint cannot be read.
+        ImportError: the host is not installed.
+    """
+    run, folder = options.run.resolve(), options.folder.resolve()
+    about = run.parent.parent / "study.yaml"
+    for needed in (run / "record.json", run / "settings.yaml", about):
+        if not needed.is_file():
+            raise ValueError(
+                f"{run} is no run of cape-run, {needed} is missing: give the folder where it was "
+                "written, out/STUDY/runs/VARIANT-seedN-KEY"
+            )
+    if (state := steps.state(run)) != "done":
+        raise ValueError(f"{run} is not finished ({state}): the same cape-run goes on with it")
+    if folder.exists():
+        raise ValueError(f"{folder} exists: name a new folder")
+    study = load_written(about)
+    if importlib.util.find_spec(HOSTS[study.host].module) is None:
+        raise ImportError(
+            f"{study.host} is not installed: pip install 'cape-plugins[{study.host}]'"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".export-") as parent:
+        made = Path(parent) / folder.name
+        made.mkdir()
+        card = model_card(run, study, options.license)
+        (made / "README.md").write_text(card, encoding="utf-8")
+        _SAVE[study.host](_checkpoint(run / "train", study, options.checkpoint), made)
+        made.rename(folder)
+    return folder
+
+
+def _checkpoint(trained: Path, study: Study, name: str | None) -> Path:
+    """The file to export: that of the name, else the one that the study tests."""
+    if study.host == "espnet":
+        from cape_studies.evaluation.espnet.models import sources
+
+        (file,) = sources([f"model={trained}"], name or study.checkpoint).values()
+        return file
+    file = trained / (name or study.checkpoint or HOSTS[study.host].checkpoint)
+    if not file.is_file():
+        have = ", ".join(sorted(path.name for path in trained.glob("*.p*"))) or "none"
+        raise ValueError(f"{file} is no checkpoint: choose with --checkpoint; there is {have}")
+    return file
+
+
+def _timm(checkpoint: Path, folder: Path) -> None:
+    from timm.models import save_for_hf
+
+    from cape_studies.evaluation.timm.loading import load
+    from cape_studies.evaluation.timm.options import TimmOptions
+
+    plain = TimmOptions.model_construct(checkpoint=[str(checkpoint)])
+    loaded = load(str(checkpoint), plain, torch.device("cpu"))
+    save_for_hf(loaded.model, str(folder), data_config=loaded.config, safe_serialization=True)
+    path = folder / "config.json"
+    content = json.loads(path.read_text("utf-8"))
+    # it stands beside model_args too, which timm reads; transformers 5.23 stumbles over the second
+    content.get("model_args", {}).pop("num_classes", None)
+    content["pretrained_cfg"].pop("license", None)  # the architecture's; README.md has the weights'
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _fairseq(checkpoint: Path, folder: Path) -> None:
+    from fairseq.data.data_utils import infer_language_pair
+
+    try:
+        content = torch.load(checkpoint, map_location="cpu")
+        task = content["cfg"]["task"]
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{checkpoint} cannot be read as a checkpoint of fairseq ≥ 0.12: {command.said(error)}"
+        ) from error
+    if "source_lang" not in task:
+        raise ValueError(f"{checkpoint} is of {task['_name']}: only translation is exported")
+    data = Path(task["data"].split(":")[0])
+    if not data.is_dir():
+        raise ValueError(f"{data} is gone, and the dictionaries with it: cape-run prepares it anew")
+    if task["source_lang"] is None or task["target_lang"] is None:
+        task["source_lang"], task["target_lang"] = infer_language_pair(str(data))
+    for dictionary in data.glob("dict.*.txt"):
+        shutil.copy(dictionary, folder)
+    if (codes := data.parent / "codes").is_file():
+        shutil.copy(codes, folder / "bpecodes")  # the name that from_pretrained looks for
+        bpe = {"_name": "subword_nmt", "bpe_codes": "bpecodes", "bpe_separator": "@@"}
+        content["cfg"]["bpe"] = bpe
+    content["last_optimizer_state"] = None  # two thirds of the file, and of use to a training alone
+    content["extra_state"] = {"train_iterator": content["extra_state"]["train_iterator"]}
+    torch.save(content, folder / "model.pt")
+
+
+def _espnet(checkpoint: Path, folder: Path) -> None:
+    config = read_yaml(checkpoint.parent / "config.yaml")
+    if (bpe := config.get("bpemodel")) and not Path(bpe).is_file():
+        raise ValueError(f"{bpe} is gone, and the tokens with it: cape-run prepares it anew")
+    with tempfile.TemporaryDirectory() as place:
+        stage = Path(place)
+        for name in ("exp", "data"):
+            (stage / name).mkdir()
+        steps.write(stage / "exp" / "config.yaml", _with_files(config, stage))
+        shutil.copy(checkpoint, stage / "exp" / "model.pth")
+        shutil.copy(folder / "README.md", stage)
+        pack = [sys.executable, "-m", "espnet2.bin.pack", "asr"]
+        pack += ["--outpath", str(folder / "model.zip")]
+        pack += ["--asr_train_config", "exp/config.yaml", "--asr_model_file", "exp/model.pth"]
+        for file in ("README.md", *sorted((stage / "data").iterdir())):
+            pack += ["--option", str(file)]
+        subprocess.run(pack, cwd=stage, check=True, stdout=subprocess.DEVNULL)
+
+
+_DATA = ("shape_file", "data_path_and_name_and_type")
+_TRAINING = {"config", "init_param", "output_dir"}  # what only a training reads
+_TRAINING |= {f"{part}_{kind}" for part in ("train", "valid") for kind in _DATA}
+
+
+def _with_files(value: Any, stage: Path) -> Any:
+    """A config without what only the training reads; files that it names come into ``data``."""
+    if isinstance(value, dict):
+        return {k: _with_files(one, stage) for k, one in value.items() if k not in _TRAINING}
+    if isinstance(value, list):
+        return [_with_files(one, stage) for one in value]
+    if not isinstance(value, str) or not Path(value).is_absolute() or not Path(value).is_file():
+        return value
+    name = f"data/{len(list((stage / 'data').iterdir()))}-{Path(value).name}"
+    shutil.copy(value, stage / name)
+    return name
+
+
+_SAVE = {"timm": _timm, "fairseq": _fairseq, "espnet": _espnet}

@@ -1,0 +1,240 @@
+"""``cape-studies export``: real runs of cape-run, which the hosts' own functions load."""
+
+import importlib.util
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+pytest.importorskip("exca")
+
+from cape_studies import export
+from cape_studies.experiments import run
+
+TINY = dict(patch_size=4, img_size=32, embed_dim=32, depth=1, num_heads=2)
+LOSS = {"loss": {"command": "training", "metrics": {"loss": "lower"}, "condition": ["step"]}}
+SHOWN = dict(evaluation="loss", metric="loss", trained_on=[], baseline="cape")
+STUDIES = {
+    "timm": dict(
+        title="Noise",
+        host="timm",
+        recipe="../timm/cifar10.yaml",
+        variants={"cape": {"options": {"model": "vit_tiny_patch4_cape_low_32"}}},
+        options={"model-kwargs": TINY, "num-classes": 2, "batch-size": 2, "epochs": 1,
+                 "warmup-epochs": 0, "log-interval": 1},
+        evaluations=LOSS,
+    ),
+    "fairseq": dict(
+        defaults=["demo_fairseq", "_self_"], evaluations={"length": None, **LOSS}, report=SHOWN
+    ),
+    "espnet": dict(defaults=["demo_espnet", "_self_"]),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """host → the folder of its run, whose weights are then moved off what it learnt; made once."""
+    made = {}
+
+    def train(host: str) -> Path:
+        folder = tmp_path_factory.mktemp(host)
+        study = {**STUDIES[host]}
+        if host == "timm":
+            study["options"] = {**study["options"], "data-dir": str(images(folder / "images"))}
+        (folder / "small.yaml").write_text(yaml.safe_dump(study))
+        which = ["--variants", "cape_rope" if host == "espnet" else "cape", "--seeds", "3"]
+        run.main([str(folder / "small.yaml"), *which, "--quick", "--out", str(folder / "out")])
+        (found,) = (folder / "out" / "small" / "runs").iterdir()
+        file = checkpoint(found)
+        content = torch.load(file, weights_only=False)
+        weights = content.get("state_dict", content.get("model", content))
+        for name, value in weights.items():
+            if value.is_floating_point() and not name.endswith("_extra_state"):  # the settings
+                value.add_(0.1 * torch.randn_like(value))
+        torch.save(content, file)
+        return found
+
+    def once(host: str) -> Path:
+        pytest.importorskip({"espnet": "espnet2"}.get(host, host))
+        if host == "timm" and not os.environ.get("TIMM_SCRIPTS"):
+            pytest.skip("TIMM_SCRIPTS does not name a folder with timm's train.py")
+        if host not in made:
+            made[host] = train(host)
+        return made[host]
+
+    return once
+
+
+def images(folder: Path) -> Path:
+    """Two classes, two images of noise each."""
+    from PIL import Image
+
+    for index in range(4):
+        path = folder / "train" / "ab"[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = torch.randint(256, (32, 32, 3), dtype=torch.uint8)
+        Image.fromarray(pixels.numpy()).save(path)
+    return folder
+
+
+def checkpoint(found: Path) -> Path:
+    """The file that the study tests."""
+    names = ("last.pth.tar", "checkpoint_last.pt", "valid.cer_ctc.best.pth")
+    (file,) = (found / "train" / name for name in names if (found / "train" / name).exists())
+    return file
+
+
+def exported(found: Path, folder: Path, *options: str) -> Path:
+    export.main(["export", str(found), str(folder), *options])
+    return folder
+
+
+def loaded_as_the_card_says(folder: Path):
+    """What the code of README.md calls ``model``; the header of README.md."""
+    text = (folder / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
+    names: dict = {}
+    exec(code.replace("FOLDER", str(folder)), names)
+    return names["model"], yaml.safe_load(text.split("---")[1])
+
+
+def test_timm_and_transformers_load_a_run_of_train_py(finished, tmp_path):
+    found = finished("timm")
+    folder = exported(found, tmp_path / "model", "--license", "cc-by-4.0")
+    model, card = loaded_as_the_card_says(folder)
+    assert card["license"] == "cc-by-4.0"
+    assert card["pipeline_tag"] == "image-classification"
+
+    import timm
+
+    own = timm.create_model("vit_tiny_patch4_cape_low_32", num_classes=2, **TINY).eval()
+    timm.models.load_checkpoint(own, str(checkpoint(found)), weights_only=False)
+    pixels = torch.randn(2, 3, 32, 48)
+    expected = own(pixels)
+    assert expected.shape == (2, 2)
+    assert torch.equal(model.eval()(pixels), expected)
+    config = timm.data.resolve_model_data_config(model)
+    assert config["input_size"] == (3, 32, 32)
+    assert tuple(config["mean"]) == (0.4914, 0.4822, 0.4465)  # the recipe's
+
+    transformers = pytest.importorskip("transformers")
+    wrapped = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
+    assert torch.equal(wrapped(pixels).logits, expected)
+
+
+def test_fairseq_loads_a_run_whose_data_are_gone_and_cuts_words(finished, tmp_path):
+    found = finished("fairseq")
+    (prepared,) = (found.parents[2] / "prepared").glob("numbers-??????????")
+    (prepared / "codes").write_text("#version: 0.2\no n\nt w\n")
+    folder = exported(found, tmp_path / "model")
+    prepared.rename(tmp_path / "moved")
+    try:
+        model, _ = loaded_as_the_card_says(folder)
+    finally:
+        (tmp_path / "moved").rename(prepared)
+    assert model.bpe.encode("two") == "tw@@ o"
+    assert len(model.translate(["one two", "two"], beam=1, max_len_b=5)) == 2
+
+    from fairseq.checkpoint_utils import load_model_ensemble
+
+    (own,), _ = load_model_ensemble([str(checkpoint(found))])
+    given = torch.tensor([[5, 6, 7, 2]]), torch.tensor([4]), torch.tensor([[2, 8, 9]])
+    expected = own.eval()(*given)[0]
+    torch.testing.assert_close(model.models[0](*given)[0], expected, rtol=0, atol=0)
+    size = [(path.stat().st_size) for path in (checkpoint(found), folder / "model.pt")]
+    assert size[1] < 0.5 * size[0]  # without the optimizer's state
+
+
+def test_espnet_loads_a_run_from_its_zip(finished, tmp_path, monkeypatch):
+    found = finished("espnet")
+    folder = exported(found, tmp_path / "model")
+    monkeypatch.setenv("HOME", str(tmp_path))  # where the downloader unpacks
+    model, card = loaded_as_the_card_says(folder)
+    assert card["library_name"] == "espnet"
+
+    from espnet2.bin.asr_inference import Speech2Text
+
+    own = Speech2Text(found / "train" / "config.yaml", checkpoint(found)).asr_model.eval()
+    speech, lengths = torch.randn(1, 8000), torch.tensor([8000])
+    expected, _ = own.encode(speech, lengths)
+    torch.testing.assert_close(model.asr_model.encode(speech, lengths)[0], expected)
+    expected = own.ctc.log_softmax(expected)
+    again = model.asr_model.ctc.log_softmax(model.asr_model.encode(speech, lengths)[0])
+    torch.testing.assert_close(again, expected)
+
+
+def test_files_that_a_config_names_come_along_but_for_those_of_the_training(tmp_path):
+    for name in ("bpe.model", "shape"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "stage" / "data").mkdir(parents=True)
+    config = {
+        "bpemodel": str(tmp_path / "bpe.model"),
+        "normalize_conf": {"stats_file": str(tmp_path / "shape")},
+        "train_shape_file": [str(tmp_path / "shape")],
+        "token_list": ["/", "a", "bpe.model"],
+    }
+    assert export._with_files(config, tmp_path / "stage") == {
+        "bpemodel": "data/0-bpe.model",
+        "normalize_conf": {"stats_file": "data/1-shape"},
+        "token_list": ["/", "a", "bpe.model"],
+    }
+    assert (tmp_path / "stage" / "data" / "0-bpe.model").read_text() == "bpe.model"
+
+
+def test_the_card_tells_scores_settings_and_versions(finished, tmp_path):
+    text = (exported(finished("fairseq"), tmp_path / "model") / "README.md").read_text()
+    assert "# small: cape, seed 3\n\nSpelled-out numbers" in text
+    assert "A quick run" in text
+    assert re.search(r"\| loss +\| .*\| loss ↓ ", text)
+    assert re.search(r"^  max-global-shift: \d", text, flags=re.M)
+    assert f"| torch | {torch.__version__.split('+')[0]}" in text
+    assert "pip install 'cape-plugins[fairseq]'" in text
+    assert str(Path(__file__).parents[3]) not in text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("no run", "is no run of cape-run"),
+        ("not finished", "is not finished (waiting)"),
+        ("failed", "is not finished (failed: out of luck)"),
+        ("folder exists", "exists: name a new folder"),
+        ("no host", "fairseq is not installed: pip install 'cape-plugins[fairseq]'"),
+        ("no file", "is no checkpoint: choose with --checkpoint; there is checkpoint_last.pt"),
+        ("data gone", "is gone, and the dictionaries with it"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_line(wrong, said, finished, tmp_path, monkeypatch, capsys):
+    found, folder, options = finished("fairseq"), tmp_path / "model", []
+    study = tmp_path / "small"
+    shutil.copytree(found.parents[1], study)
+    copy = study / "runs" / found.name
+    if wrong == "no run":
+        copy = study
+    elif wrong == "not finished":
+        (copy / "scores.csv").unlink()
+    elif wrong == "failed":
+        (copy / "failed").write_text("out of luck")
+    elif wrong == "folder exists":
+        folder.mkdir()
+    elif wrong == "no host":
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    elif wrong == "no file":
+        options = ["--checkpoint", "checkpoint_best.pt"]
+    elif wrong == "data gone":
+        content = torch.load(checkpoint(copy))
+        content["cfg"]["task"]["data"] = str(tmp_path / "gone")
+        torch.save(content, checkpoint(copy))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        exported(copy, folder, *options)
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert end.value.code == 2
+    assert line.startswith("cape-studies export: error: ")
+    assert said in line
+    assert wrong == "folder exists" or not folder.exists()
+    assert not list(tmp_path.glob(".export-*"))

@@ -1,0 +1,108 @@
+"""docs/other-doors.md: each example is run as it stands there, on batches made here."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+PAGE = (Path(__file__).parents[1] / "docs" / "other-doors.md").read_text()
+SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, flags=re.S | re.M))
+
+
+def blocks(section: str, language: str = "python") -> list[str]:
+    found = re.findall(rf"```{language}\n(.*?)```", SECTIONS[section], flags=re.S)
+    assert all(len(block.splitlines()) <= 24 for block in found)
+    return found
+
+
+def tagged(count: int, seed: int) -> list[tuple[torch.Tensor, ...]]:
+    """Batches of words; a word's tag tells whether the word before it is odd: order matters."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for _ in range(count):
+        words = torch.randint(1, 9, (32, 10), generator=generator)
+        lengths = torch.randint(5, 11, (32,), generator=generator)
+        tags = words.roll(1, 1) % 2
+        tags[:, 0] = -100
+        tags[torch.arange(10) >= lengths[:, None]] = -100
+        found.append((words, lengths, tags))
+    return found
+
+
+def right(model: torch.nn.Module) -> float:
+    """The share of tags that a model in evaluation gives right."""
+    ((words, lengths, tags),) = tagged(1, seed=1)
+    with torch.inference_mode():
+        guessed = model.eval()(words, lengths).argmax(dim=-1)
+    return (guessed == tags)[tags >= 0].float().mean().item()
+
+
+def test_every_door_is_tested_or_closed():
+    tests = {"Plain PyTorch", "Lightning", "SpeechBrain", "transformers"}
+    assert set(SECTIONS) == {*tests, "NeMo"}
+    assert not blocks("NeMo")
+
+
+def test_plain_pytorch_learns_what_needs_positions():
+    torch.manual_seed(0)
+    names: dict = {"batches": tagged(300, seed=0)}
+    for block in blocks("Plain PyTorch"):
+        exec(block, names)
+    assert right(names["model"]) > 0.95
+
+
+def test_lightning_trains_the_same_model(tmp_path, monkeypatch):
+    pytest.importorskip("lightning")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names: dict = {"batches": tagged(300, seed=0)}
+    exec(blocks("Plain PyTorch")[0], names)
+    exec(blocks("Lightning")[0], names)
+    assert right(names["model"].model) > 0.95
+
+
+def test_speechbrain_builds_and_trains_it_from_a_recipe(tmp_path, monkeypatch):
+    pytest.importorskip("speechbrain")
+    monkeypatch.chdir(tmp_path)
+    (recipe,) = blocks("SpeechBrain", "yaml")
+    (tmp_path / "hparams.yaml").write_text(recipe)
+    features, clicks = 0.1 * torch.randn(64, 40, 64), torch.randint(5, (64,))
+    features[torch.arange(64), 4 + 6 * clicks] += 1.0
+    relative = torch.where(torch.arange(64) < 32, 1.0, 0.8)
+    data = torch.utils.data.TensorDataset(features, relative, clicks)
+    names: dict = {"loader": torch.utils.data.DataLoader(data, batch_size=8)}
+    torch.manual_seed(0)
+    exec(blocks("SpeechBrain")[0], names)
+    torch.manual_seed(0)
+    fresh, trained = names["load_hyperpyyaml"](recipe)["modules"], names["brain"].modules
+    for part in ("encoder", "output"):
+        pairs = zip(fresh[part].parameters(), trained[part].parameters(), strict=True)
+        assert all(not torch.equal(*pair) for pair in pairs)
+    assert names["brain"].avg_train_loss < 2.0
+    position = trained["position"].train()
+    assert type(position).__module__ == "cape_plugins.embedding"
+    assert (position.pos, position.frequency_scale) == ("cape", 30.0)
+    content, seconds = torch.zeros(1, 40, 64), names["frame_times"]([40], 0.01)
+    assert not torch.equal(position(content, seconds), position(content, seconds))  # it augments
+
+
+def test_transformers_knows_the_names_trains_saves_and_loads(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    pytest.importorskip("timm")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names: dict = {"pixels": torch.randn(2, 3, 32, 48), "labels": torch.tensor([1, 2])}
+    (block,) = blocks("transformers")
+    exec(block, names)
+    model = names["model"]
+    inside = type(model.timm_model)
+    assert inside.__module__ == "cape_plugins.timm.vision_transformer"
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    for parameter in model.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained("moved")
+    again = type(names["again"]).from_pretrained("moved")
+    pixels = names["pixels"]
+    assert torch.equal(again.eval()(pixels).logits, model.eval()(pixels).logits)
+    assert not torch.equal(again.train()(pixels).logits, model.eval()(pixels).logits)

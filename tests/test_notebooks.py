@@ -1,0 +1,64 @@
+"""The notebooks of docs/notebooks: committed without outputs, and run from first cell to last."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+nbclient = pytest.importorskip("nbclient", reason="of the extra [docs], which is for Python 3.12")
+nbformat = pytest.importorskip("nbformat")
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+def path(request) -> Path:
+    return request.param
+
+
+def test_there_is_one_for_each_host():
+    assert [path.stem for path in NOTEBOOKS] == ["espnet", "fairseq", "timm"]
+
+
+def test_it_is_valid_and_holds_no_outputs(path):
+    book = nbformat.read(path, as_version=4)
+    nbformat.validate(book)
+    code = [cell for cell in book.cells if cell.cell_type == "code"]
+    assert code
+    assert not [cell.id for cell in code if cell.outputs or cell.execution_count is not None]
+    assert any("assert" in cell.source for cell in code)  # what running it here can find out
+
+
+def test_every_file_that_it_links_to_exists(path):
+    text = nbformat.read(path, as_version=4).cells
+    links = re.findall(r"\]\(([^)#\s]+)", "".join(c.source for c in text if c.cell_type != "code"))
+    assert links
+    assert not [link for link in links if not (path.parent / link).exists()]
+
+
+@pytest.mark.release
+def test_it_runs(path, tmp_path, monkeypatch):
+    here = tmp_path / "docs" / "notebooks"  # it finds scripts and configs from there
+    here.mkdir(parents=True)
+    for folder in ("integrations", "configs"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    # as in an active environment, whose commands its shell cells call
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    book = nbformat.read(path, as_version=4)
+    client = nbclient.NotebookClient(
+        book, timeout=900, kernel_name="python3", resources={"metadata": {"path": str(here)}}
+    )
+    try:
+        client.execute()
+    except nbclient.exceptions.CellExecutionError as error:
+        logs = [
+            f"{log.name}:\n{log.read_text()[-2000:]}"
+            for log in tmp_path.glob("out/notebooks/*/*.log")
+        ]
+        pytest.fail("\n".join([str(error), *logs]))
+    shown = [output for cell in book.cells for output in cell.get("outputs", [])]
+    assert any("image/png" in output.get("data", {}) for output in shown)
