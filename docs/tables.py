@@ -20,7 +20,7 @@ from tabulate import tabulate
 
 from cape_studies.experiments import report, report_figures, report_read, report_tables
 from cape_studies.experiments.report_read import TRAININGS
-from cape_studies.experiments.report_scores import Score, Scores, interval
+from cape_studies.experiments.report_scores import Score, Scores, every, interval
 
 HERE = Path(__file__).parent
 PAGES = [HERE / name for name in ("positions.md", "results.md", "cost.md")]
@@ -235,15 +235,15 @@ def results() -> dict[Path, str]:
     pages = {}
     for path in sorted((HERE / "results").glob("*.csv")):
         if path.stem != "cost":
-            found = [report.markdown(one, tables_of(one)) for one in report_read.studies([path])]
-            pages[path.with_suffix(".md")] = "\n".join(found)
+            found = report_read.studies([path])
+            pages[path.with_suffix(".md")] = "\n".join(map(page, found))
     return pages
 
 
-def tables_of(result: report_read.Result) -> list[report_tables.Table]:
-    """Of every evaluation and metric."""
-    pairs = dict.fromkeys(zip(result.scores["evaluation"], result.scores["metric"], strict=True))
-    return [each for pair in pairs for each in report_tables.tables(Scores(result, *pair))]
+def page(result: report_read.Result) -> str:
+    """Of a study: the tables of every evaluation and metric."""
+    shown = [table for scores in every(result) for table in report_tables.tables(scores)]
+    return report.markdown(result, shown)
 
 
 def pictures() -> None:
