@@ -115,23 +115,34 @@ def test_sdist_and_wheel_are_the_same_bytes_wherever_and_whenever_they_are_built
         assert sha256(one.read_bytes()).digest() == sha256(again.read_bytes()).digest()
 
 
-def needed(name: str, known: dict[str, Distribution]) -> dict[str, Distribution]:
-    """A distribution of this environment with all that it needs."""
-    if name not in known:
-        known[name] = distribution(name)
-        for line in known[name].requires or []:
-            requirement = Requirement(line)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                needed(requirement.name, known)
+def needed(wanted: str, known: dict[str, Distribution]) -> dict[str, Distribution]:
+    """A distribution of this environment, as ``name[extra,...]``, with all that it needs."""
+    root = Requirement(wanted)
+    if wanted not in known:
+        known[wanted] = distribution(root.name)
+        for line in known[wanted].requires or []:
+            one = Requirement(line)
+            extras = ("", *root.extras)
+            if one.marker is None or any(one.marker.evaluate({"extra": name}) for name in extras):
+                needed(f"{one.name}[{','.join(sorted(one.extras))}]", known)
     return known
 
 
-def lend(found: dict[str, Distribution], site: Path) -> None:
-    """Link distributions into another environment."""
+def lend(found: dict[str, Distribution], site: Path) -> list[Path]:
+    """Link distributions into another environment, file by file.
+
+    A linked folder would let pip write into ours, where other tests load libraries: two
+    distributions may share one, such as ``nvidia/``.
+    """
+    links = []
     for one in found.values():
-        for name in {path.parts[0] for path in one.files or []} - {"..", "__pycache__"}:
-            if not (site / name).exists():
-                (site / name).symlink_to(one.locate_file(name))
+        for path in one.files or []:
+            link = site / path
+            if path.parts[0] != ".." and path.suffix != ".pyc" and not link.is_symlink():
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(one.locate_file(path))
+                links.append(link)
+    return links
 
 
 def test_the_wheel_with_timm_knows_our_models_by_name_in_an_empty_environment(built, tmp_path):
@@ -143,12 +154,13 @@ def test_the_wheel_with_timm_knows_our_models_by_name_in_an_empty_environment(bu
     venv.create(tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
-    lend(needed("torchvision", {}), site)
+    lent = lend(needed("torchvision", {}), site)
     before = {path.name for path in site.iterdir()}
     install(python, "--constraint", ROOT / "constraints.txt", f"{built.wheel}[timm]")
     assert {"timm", "cape_plugins", "safetensors"} <= {
         path.name for path in site.iterdir()
     } - before
+    assert all(link.is_symlink() for link in lent)  # pip found them and left them
 
     def run(*words: str) -> str:
         bare = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
