@@ -12,6 +12,7 @@ intervals over test items too where these are stored, are in docs/results/NAME.m
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from cape_studies.experiments.report_read import TRAININGS
 from cape_studies.experiments.report_scores import Score, Scores, every, interval
 
 HERE = Path(__file__).parent
-PAGES = [HERE / name for name in ("positions.md", "results.md", "cost.md")]
+PAGES = [HERE / name for name in ("../README.md", "positions.md", "results.md", "cost.md")]
 KEYS = ["evaluation", "metric", "condition"]
 # each a heading, an evaluation, its metric and a condition, or none for the mean over all of them
 Columns = list[tuple[str, str, str, str]]
@@ -115,6 +116,7 @@ DEMO = {
     "fairseq": ("numbers translated (%) ↑", "sinpos", "cape", ["8", "12", "16"]),
     "espnet": ("WER (%) ↓", "sinpos", "cape_rope", ["1–3 s", "6–12 s", "12–24 s"]),
 }
+SHORT = {"0", "corner", "8", "12", "1–3 s", "6–12 s"}  # README's
 MODELS = {"vit_small": "ViT-S", "asr_12": "ASR", "wmt_base": "MT"}
 
 
@@ -213,7 +215,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return tabulate(rows, heads, tablefmt="github", disable_numparse=True) + "\n"
 
 
-def of_demo() -> str:
+def of_demo(short: bool = False) -> str:
     """The demo: what matters of each host, the variant without CAPE beside that with it."""
     rows = []
     found = {one.study.host: one for one in report_read.studies([HERE / "results" / "demo.csv"])}
@@ -221,6 +223,8 @@ def of_demo() -> str:
         about = found[host].study.report
         scores = Scores(found[host], about.evaluation, about.metric)
         for condition in conditions:
+            if short and condition not in SHORT:
+                continue
             pair = [scores.found[variant, condition] for variant in (without, augmented)]
             less = report_tables.cell(scores.differences[augmented, condition], 1, "+")
             bold = f"**{condition}**" if (augmented, condition) in scores.seen else condition
@@ -265,6 +269,7 @@ def filled(text: str) -> str:
     def anew(match: re.Match[str]) -> str:
         name = match[1]
         own = {"cost": of_cost, "overall": overall, "demo": of_demo}
+        own["demo_short"] = partial(of_demo, short=True)
         body = own[name]() if name in own else of_study(name)
         return f"<!-- {name} -->\n{body}<!-- -->"
 

@@ -4,8 +4,9 @@
 
 Each utterance is one speaker's digits with short pauses between them, at 8 kHz. Recordings 0–4 of
 each speaker and digit are for testing, 5–9 for validation, the others for training: no recording
-is heard in two of them. Speakers are the same throughout, unless one is left --unheard: then the
-sets unheard_3-6 and so on have that speaker alone, all recordings, and no other set does.
+is heard in two of them. valid has training's lengths, valid_8-12 and so on those of the tests.
+Speakers are the same throughout, unless one is left --unheard: then the sets unheard_3-6 and so on
+have that speaker alone, all recordings, and no other set does.
 
 Writes <out>/wav/<set>/*.wav with text.txt, and through prepare_wavs.py <out>/data/<set>/wav.scp
 and text, and <out>/data/tokens.txt. The same seed gives the same samples.
@@ -107,6 +108,8 @@ def make(recordings: Path, out: Path, sizes: Sizes) -> None:
             raise ValueError(f"no speaker {sizes.unheard!r}: there is {', '.join(sorted(spoken))}")
         alone = {sizes.unheard: spoken.pop(sizes.unheard)}
         sets |= {f"unheard_{f}-{m}": (f, m, count) for f, m, count in sizes.tests}
+    # last, as a set's number draws it
+    sets |= {f"valid_{f}-{m}": (f, m, n) for f, m, n in sizes.tests if f > TRAINED_ON[1]}
     for number, (name, (fewest, most, count)) in enumerate(sets.items()):
         part = PARTS[name.partition("_")[0]]
         speakers = alone if part is PARTS["unheard"] else spoken
