@@ -215,10 +215,10 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return tabulate(rows, heads, tablefmt="github", disable_numparse=True) + "\n"
 
 
-def of_demo(short: bool = False) -> str:
+def of_demo(run: str = "demo", short: bool = False) -> str:
     """The demo: what matters of each host, the variant without CAPE beside that with it."""
     rows = []
-    found = {one.study.host: one for one in report_read.studies([HERE / "results" / "demo.csv"])}
+    found = {one.study.host: one for one in report_read.studies([HERE / "results" / f"{run}.csv"])}
     for host, (metric, without, augmented, conditions) in DEMO.items():
         about = found[host].study.report
         scores = Scores(found[host], about.evaluation, about.metric)
@@ -270,6 +270,7 @@ def filled(text: str) -> str:
         name = match[1]
         own = {"cost": of_cost, "overall": overall, "demo": of_demo}
         own["demo_short"] = partial(of_demo, short=True)
+        own["demo_again"] = partial(of_demo, "demo_again")
         body = own[name]() if name in own else of_study(name)
         return f"<!-- {name} -->\n{body}<!-- -->"
 
