@@ -56,6 +56,7 @@ STUDIES = {
         + sweep("centre", "top1", ["24"], "centre")
         + sweep("anywhere", "top1", ["24"], "anywhere"),
     ),
+    "canvas": (1, sweep("shift", "top1", ["0", "4", "8", "12", "16", "corner"])),
     "digit_canvas": (1, sweep("shift", "top1", ["0", "1", "2", "3", "4", "corner"])),
     "cifar10": (1, CIFAR10),
     "backbones": (1, CANVAS),
@@ -252,7 +253,7 @@ def page(result: report_read.Result) -> str:
 
 def pictures() -> None:
     """Draw the figures that positions.md and README show."""
-    for name in ("digits", "digit_canvas"):
+    for name in ("digits", "digit_canvas", "canvas"):
         path = HERE / "results" / f"{name}.csv"
         (one,) = report_read.studies([path])
         scores = Scores(one, one.study.report.evaluation, one.study.report.metric)
