@@ -12,7 +12,8 @@ PAGES = {path.name: path.read_text() for path in tables["PAGES"]}
 
 
 def test_every_study_with_scores_has_a_table_or_is_linked():
-    named = {"demo", "demo_again", "cost"} | set(re.findall(r"\(results/(\w+)\.md\)", PAGES["positions.md"]))
+    named = {"demo", "demo_again", "cost"}
+    named |= set(re.findall(r"\(results/(\w+)\.md\)", PAGES["positions.md"]))
     named |= set(re.findall(r"<!-- (\w+) -->\n\|", PAGES["positions.md"]))
     scores = {path.stem for path in (DOCS / "results").glob("*.csv")}
     assert named == scores
