@@ -12,7 +12,7 @@ intervals over test items too where these are stored, are in docs/results/NAME.m
 
 import re
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -216,23 +216,27 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return tabulate(rows, heads, tablefmt="github", disable_numparse=True) + "\n"
 
 
-def of_demo(run: str = "demo", short: bool = False) -> str:
-    """The demo: what matters of each host, the variant without CAPE beside that with it."""
+@cache
+def demo(run: str) -> list[list[str]]:
+    """A row for each condition of each host: the variant without CAPE beside that with it."""
     rows = []
     found = {one.study.host: one for one in report_read.studies([HERE / "results" / f"{run}.csv"])}
     for host, (metric, without, augmented, conditions) in DEMO.items():
         about = found[host].study.report
         scores = Scores(found[host], about.evaluation, about.metric)
         for condition in conditions:
-            if short and condition not in SHORT:
-                continue
             pair = [scores.found[variant, condition] for variant in (without, augmented)]
             less = report_tables.cell(scores.differences[augmented, condition], 1, "+")
             bold = f"**{condition}**" if (augmented, condition) in scores.seen else condition
             cells = [report_tables.cell(one, 1) for one in pair]
             rows.append([f"{host}, {metric}", bold, without, cells[0], augmented, cells[1], less])
+    return rows
+
+
+def of_demo(run: str = "demo", short: bool = False) -> str:
+    """What matters of a run of the demo, in README in short."""
     heads = ["", "tested at", "without CAPE", "", "with CAPE", "", "difference"]
-    return table(heads, rows)
+    return table(heads, [row for row in demo(run) if not short or row[1].strip("*") in SHORT])
 
 
 def results() -> dict[Path, str]:
@@ -269,9 +273,13 @@ def filled(text: str) -> str:
 
     def anew(match: re.Match[str]) -> str:
         name = match[1]
-        own = {"cost": of_cost, "overall": overall, "demo": of_demo}
-        own["demo_short"] = partial(of_demo, short=True)
-        own["demo_again"] = partial(of_demo, "demo_again")
+        own = {
+            "cost": of_cost,
+            "overall": overall,
+            "demo": of_demo,
+            "demo_short": partial(of_demo, short=True),
+            "demo_again": partial(of_demo, "demo_again"),
+        }
         body = own[name]() if name in own else of_study(name)
         return f"<!-- {name} -->\n{body}<!-- -->"
 

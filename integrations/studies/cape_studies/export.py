@@ -4,7 +4,6 @@ Such a folder needs nothing of the study: it can be moved, and put on a model hu
 """
 
 import argparse
-import importlib.util
 import inspect
 import json
 import pickle
@@ -22,7 +21,7 @@ from pydantic import Field
 from cape_studies.evaluation import command
 from cape_studies.evaluation.options import Options, Typed
 from cape_studies.experiments import steps
-from cape_studies.experiments.hosts import HOSTS
+from cape_studies.experiments.hosts import HOSTS, missing
 from cape_studies.experiments.study import Study, load_written, read_yaml
 from cape_studies.model_card import model_card
 
@@ -81,10 +80,8 @@ def export(options: ExportOptions) -> Path:
     if folder.exists():
         raise ValueError(f"{folder} exists: name a new folder")
     study = load_written(about)
-    if importlib.util.find_spec(HOSTS[study.host].module) is None:
-        raise ImportError(
-            f"{study.host} is not installed: pip install 'cape-plugins[{study.host}]'"
-        )
+    if advice := missing(study.host):
+        raise ImportError(advice)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".export-") as parent:
         made = Path(parent) / folder.name

@@ -216,11 +216,16 @@ def measured(study: Study, settings: Options, text: str) -> Iterator[tuple[int, 
                 yield step, epoch, name.lower(), float(value)
 
 
+def missing(host: str) -> str:
+    """What to do where a host is not installed; empty where it is."""
+    if importlib.util.find_spec(HOSTS[host].module) is None:
+        return f"{host} is not installed: pip install 'cape-plugins[{host}]'"
+    return ""
+
+
 def problems(studies: Sequence[Study], machine: Machine) -> Iterator[str]:
     """What the hosts lack here, a line each."""
-    for host in dict.fromkeys(study.host for study in studies):
-        if importlib.util.find_spec(HOSTS[host].module) is None:
-            yield f"{host} is not installed: pip install 'cape-plugins[{host}]'"
+    yield from filter(None, map(missing, dict.fromkeys(study.host for study in studies)))
     if any(study.host == "timm" and script(study, machine) is None for study in studies):
         yield (
             f"no train.py of timm in {machine.timm_scripts or 'TIMM_SCRIPTS, which is not set'}: "
