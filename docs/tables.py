@@ -70,6 +70,7 @@ STUDIES = {
     "band_digits": (1, sweep("length", "wer", ["validation"])),
     "band_multi30k": (3, sweep("loss", "loss", ["validation"])),
     "digits": (1, sweep("length", "wer", LENGTHS)),
+    "digits_settings": (1, sweep("length", "wer", LENGTHS)),
     "digits_unheard": (
         1,
         sweep("length", "wer", LENGTHS) + sweep("unheard", "wer", LENGTHS, "{}, unheard"),
