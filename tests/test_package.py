@@ -106,7 +106,7 @@ def copy(source: str, target: str) -> None:
 def test_sdist_and_wheel_are_the_same_bytes_wherever_and_whenever_they_are_built(built, tmp_path):
     another = tmp_path / "another"
     shutil.copytree(built.source, another, ignore=LEFT_BEHIND, copy_function=copy)
-    local = another / "integrations" / "studies" / "cape_studies.egg-info"  # an installation's
+    local = another / "studies" / "cape_studies.egg-info"  # an installation's
     local.mkdir()
     (local / "PKG-INFO").write_text("Version: 1")
     build(another, tmp_path / "dist")

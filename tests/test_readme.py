@@ -1,7 +1,7 @@
 """README: its Python runs, its variants, extras and files exist.
 
 Its shell commands run in tests/fairseq/test_readme.py, tests/espnet/test_readme.py and
-integrations/studies/tests/test_readme.py.
+studies/tests/test_readme.py.
 """
 
 import re

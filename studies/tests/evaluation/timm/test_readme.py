@@ -11,7 +11,7 @@ pytest.importorskip("timm")
 
 from cape_studies.evaluation.timm.options import TimmOptions
 
-README = Path(__file__).resolve().parents[5] / "integrations" / "timm" / "README.md"
+README = Path(__file__).resolve().parents[4] / "integrations" / "timm" / "README.md"
 
 
 def test_the_evaluations_of_the_readme_parse(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).resolve().parents[4] / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 tables = runpy.run_path(str(DOCS / "tables.py"))
 PAGES = {path.name: path.read_text() for path in tables["PAGES"]}
 

@@ -306,7 +306,7 @@ def _checked(content: dict[str, Any], path: Path) -> Study:
 
 def folders() -> list[Path]:
     """``configs/studies`` of the checkout that this package or the shell is in; none without."""
-    roots = Path(__file__).resolve().parents[4], Path.cwd()
+    roots = Path(__file__).resolve().parents[3], Path.cwd()
     there = [root / "configs" / "studies" for root in roots]
     return [folder for folder in there if folder.is_dir()][:1]
 

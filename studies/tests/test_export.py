@@ -193,7 +193,7 @@ def test_the_card_tells_scores_settings_and_versions(finished, tmp_path):
     assert re.search(r"^  max-global-shift: \d", text, flags=re.M)
     assert f"| torch | {torch.__version__.split('+')[0]}" in text
     assert "pip install 'cape-plugins[fairseq]'" in text
-    assert str(Path(__file__).parents[3]) not in text
+    assert str(Path(__file__).parents[2]) not in text
 
 
 @pytest.mark.parametrize(

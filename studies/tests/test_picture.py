@@ -9,7 +9,7 @@ import torch
 
 from cape_plugins import patch_grid, variants
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 picture = runpy.run_path(str(DOCS / "draw_picture.py"))
 of_variants = runpy.run_path(str(DOCS / "draw_variants.py"))
 

@@ -163,7 +163,7 @@ def test_bad_data_is_an_error_that_names_the_utterance(folder, spoil, message):
 
 
 def test_the_readmes_librispeech_sets_are_what_the_evaluation_reads(tmp_path):
-    readme = Path(__file__).parents[4] / "espnet" / "README.md"
+    readme = Path(__file__).parents[4] / "integrations" / "espnet" / "README.md"
     blocks = [block.split("```")[0] for block in readme.read_text("utf-8").split("```sh\n")[1:]]
     (script,) = [block for block in blocks if "LibriSpeech/" in block]
     for name, chapter in (("test-clean", "1089/134686"), ("test-other", "116/288045")):

@@ -17,7 +17,7 @@ pytest.importorskip("pydantic")
 from cape_studies.experiments import plan, run, study
 from cape_studies.experiments.hosts import Machine
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[3]
 PATHS = {path.stem: path for path in study.names()}
 SINGLE = [name for name, path in PATHS.items() if "studies" not in study.read_yaml(path)]
 PAGE = ROOT / "docs" / "studies.md"

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("timm")
 pytestmark = pytest.mark.release
 
-README = Path(__file__).resolve().parents[3] / "README.md"
+README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 def test_the_three_commands_list_run_and_report(tmp_path):
