@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cape_plugins.positions import Device, Generator, check_positions, is_number, widest
+from cape_plugins.checks import check_positions, is_number
+from cape_plugins.positions import Device, Generator, widest
 
 LocalShift = float | tuple[float, ...] | Tensor
 
@@ -43,7 +44,7 @@ class Identity:
         """Δ and λ that several sequences may share; None where the variant has none."""
         return None
 
-    def train(
+    def in_training(
         self,
         positions: Tensor,
         batch_size: int,
@@ -63,12 +64,14 @@ class Identity:
             generator: source of randomness on the positions' device.
 
         Returns:
-            (1 or B, N, axes) in the positions' dtype. ValueError: the draw, the generator or one
-            shift per axis does not fit the positions.
+            (1 or B, N, axes) in the positions' dtype.
+
+        Raises:
+            ValueError: the draw, the generator or one shift per axis does not fit the positions.
         """
         return positions
 
-    def evaluate(self, positions: Tensor) -> Tensor:
+    def in_evaluation(self, positions: Tensor) -> Tensor:
         """What becomes of positions (1 or B, N, axes) in evaluation, where nothing is random."""
         return positions
 
@@ -123,21 +126,24 @@ class Augmentation(Identity):
             generator: source of randomness for ε.
 
         Returns:
-            positions in their dtype, float32 at least. ValueError as for :meth:`Identity.train`,
-            and for positions that are infinite or have another shape.
+            positions in their dtype, float32 at least.
+
+        Raises:
+            ValueError: positions are infinite or have another shape; see also
+                :meth:`Identity.in_training`.
         """
         if positions.ndim not in (2, 3):
             raise ValueError(
                 f"positions must be (B, N) or (B, N, axes), got shape {tuple(positions.shape)}"
             )
-        wide = checked(positions)
+        wide = with_axes(positions)
         if draw is None:
-            moved = self.evaluate(wide)
+            moved = self.in_evaluation(wide)
         else:
-            moved = self.train(wide, len(wide), draw, generator=generator)
+            moved = self.in_training(wide, len(wide), draw, generator=generator)
         return moved.reshape(positions.shape)
 
-    def train(
+    def in_training(
         self,
         positions: Tensor,
         batch_size: int,
@@ -146,7 +152,7 @@ class Augmentation(Identity):
         max_local_shift: LocalShift | None = None,
         generator: Generator = None,
     ) -> Tensor:
-        """(positions - mean + Δ + ε) · λ; the arguments are those of :meth:`Identity.train`."""
+        """(positions - mean + Δ + ε) · λ; arguments as :meth:`Identity.in_training`."""
         device, dtype = positions.device, positions.dtype
         axes = positions.shape[2]
         if draw is None:
@@ -161,18 +167,18 @@ class Augmentation(Identity):
         noise = uniform(shape, device, dtype, generator)
         local = self.max_local_shift if max_local_shift is None else max_local_shift
         noise = noise * _per_axis(local, axes, noise)
-        moved = self.evaluate(positions) + draw.shift[:, None, :] + noise
+        moved = self.in_evaluation(positions) + draw.shift[:, None, :] + noise
         return (moved * draw.scale[:, None, None]).to(dtype)
 
-    def evaluate(self, positions: Tensor) -> Tensor:
+    def in_evaluation(self, positions: Tensor) -> Tensor:
         """Centred where ``mean_normalize`` is on; (1 or B, N, axes) → same."""
         return centre(positions) if self.mean_normalize else positions
 
 
-def checked(positions: Tensor) -> Tensor:
+def with_axes(positions: Tensor) -> Tensor:
     """Positions (B, N[, axes]) as augmentations take them: (B, N, axes), float32 at least.
 
-    ValueError for infinite ones, as :func:`cape_plugins.positions.check_positions`.
+    ValueError for infinite ones, as :func:`cape_plugins.checks.check_positions`.
     """
     check_positions(positions)
     wide = positions.to(torch.promote_types(positions.dtype, torch.float32))

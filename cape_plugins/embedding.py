@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cape_plugins import sinusoid, variants
-from cape_plugins.augment import Draw, LocalShift, checked
-from cape_plugins.positions import Generator, check_values
+from cape_plugins.augment import Draw, LocalShift, with_axes
+from cape_plugins.checks import check_values
+from cape_plugins.positions import Generator
 
 
 class PositionalEmbedding(nn.Module):
@@ -120,7 +121,7 @@ class PositionalEmbedding(nn.Module):
         Raises:
             ValueError: shapes that do not fit; content that is not of a float dtype; infinite
                 positions, or with ``overflow="error"`` positions beyond the table (on CUDA:
-                :func:`cape_plugins.positions.check_values`).
+                :func:`cape_plugins.checks.check_values`).
         """
         if content.ndim != 3 or content.shape[2] != self.dim or not content.is_floating_point():
             raise ValueError(
@@ -163,13 +164,13 @@ class PositionalEmbedding(nn.Module):
         Returns:
             (1 or B, N[, 2]), what the variant makes of the positions, in float32 at least.
         """
-        wide = checked(positions)
+        wide = with_axes(positions)
         if self.training:
-            wide = self.augmentation.train(
+            wide = self.augmentation.in_training(
                 wide, batch_size, draw, max_local_shift=max_local_shift, generator=generator
             )
         else:
-            wide = self.augmentation.evaluate(wide)
+            wide = self.augmentation.in_evaluation(wide)
         return wide if self.axes > 1 else wide[..., 0]
 
     def add(self, content: Tensor, positions: Tensor) -> Tensor:
@@ -210,7 +211,7 @@ def look_up(positions: Tensor, table: Tensor, wrap: bool) -> Tensor:
     """Rows of a table (rows, D) at positions (B, N), rounded to the nearest integer: (B, N, D).
 
     Padding (NaN) gets zeros. ``wrap`` takes the index modulo the number of rows; without it an
-    index beyond the table is a ValueError (on CUDA: :func:`cape_plugins.positions.check_values`).
+    index beyond the table is a ValueError (on CUDA: :func:`cape_plugins.checks.check_values`).
     """
     padding = positions.isnan()
     index = positions.masked_fill(padding, 0.0).round().long()

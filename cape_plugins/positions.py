@@ -1,4 +1,4 @@
-"""Positions of tokens, audio frames and image patches, and the checks of numbers.
+"""Positions of tokens, audio frames and image patches.
 
 A position is a float32 (or float64) number. NaN marks padding; it survives augmentation and its
 embedding is zero.
@@ -11,11 +11,12 @@ embedding is zero.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from cape_plugins.checks import check_positive, check_values
 
 Device = torch.device | str | None
 Generator = torch.Generator | None
@@ -45,8 +46,9 @@ def token_positions(
         (B, N), NaN beyond each length.
 
     Raises:
-        ValueError: ``lengths`` is not one-dimensional and integer, is negative or exceeds
-            ``max_length`` (on CUDA: :func:`check_values`), or ``spacing`` is not finite and > 0.
+        ValueError: ``spacing`` is not finite and > 0, or ``lengths`` is not one-dimensional and
+            integer, is negative or exceeds ``max_length`` (on CUDA:
+            :func:`cape_plugins.checks.check_values`).
     """
     check_positive("spacing", spacing)
     lengths = torch.as_tensor(lengths, device=device)
@@ -118,53 +120,3 @@ def _axis(patches: int, extent: float, device: Device) -> Tensor:
 def widest(device: torch.device) -> torch.dtype:
     """Float64 where the device has it, float32 on MPS."""
     return torch.float32 if device.type == "mps" else torch.float64
-
-
-def check_positive(name: str, value: Any, *, unit: str = "") -> None:
-    """Raise ValueError unless the value is finite and > 0."""
-    if not (is_number(value) and value > 0):
-        raise ValueError(f"{name} must be finite and > 0{unit}, got {value!r}")
-
-
-def is_number(value: Any) -> bool:
-    """Whether a setting is a finite real number."""
-    # not `float | int`: Dynamo of torch 2.5 cannot trace a union
-    is_real = isinstance(value, (float, int)) and not isinstance(value, bool)
-    return is_real and -math.inf < value < math.inf
-
-
-def check_values(values: Tensor, ok: Callable[[], Tensor], rule: str) -> None:
-    """Raise ValueError unless all values keep a rule.
-
-    On CUDA the check does not wait for the device. There a broken rule ends the process with
-    "device-side assert triggered", at a later call, as every error on a GPU does;
-    ``CUDA_LAUNCH_BLOCKING=1`` shows the call. Code that is compiled, traced or transformed by
-    torch.func is not checked.
-
-    ``ok`` makes a bool tensor in the values' shape, True where they keep the ``rule``, which says
-    in words what is allowed.
-    """
-    if can_look_at(values) and not bool((kept := ok()).all()):
-        where = (~kept).nonzero()[0].tolist()
-        raise ValueError(f"{rule}, got {values[tuple(where)].item():g} at index {where}")
-    if values.device.type == "cuda" and _is_eager(values):
-        torch._assert_async(ok().all(), rule)
-
-
-def can_look_at(tensor: Tensor) -> bool:
-    """Whether a check may read values: eager on the CPU, where no device must be waited for."""
-    return tensor.device.type == "cpu" and _is_eager(tensor)
-
-
-def _is_eager(tensor: Tensor) -> bool:
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return False
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # vmap, grad, …
-        return False
-    return type(tensor) is Tensor  # no FakeTensor, no proxy
-
-
-def check_positions(positions: Tensor) -> None:
-    """Raise ValueError for infinite positions; on CUDA the process ends: :func:`check_values`."""
-    rule = "positions must be finite, or NaN for padding"
-    check_values(positions, lambda: ~positions.isinf(), rule)

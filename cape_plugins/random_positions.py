@@ -6,7 +6,7 @@ position that is new, as long as it lies in the range. Tokens keep their order, 
 
     >>> positions = token_positions([5, 3])[..., None]      # (2, 5, 1)
     >>> augmentation = RandomPositions(random_range=(0.0, 256.0))
-    >>> drawn = augmentation.train(positions, batch_size=2)
+    >>> drawn = augmentation.in_training(positions, batch_size=2)
 """
 
 import math
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from cape_plugins.augment import Draw, Identity, LocalShift, uniform
-from cape_plugins.positions import Generator, is_number
+from cape_plugins.checks import is_number
+from cape_plugins.positions import Generator
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class RandomPositions(Identity):
         if not (is_number(low) and is_number(high) and low < high):
             raise ValueError(f"random_range must be (low, high), low < high, got {low!r}, {high!r}")
 
-    def train(
+    def in_training(
         self,
         positions: Tensor,
         batch_size: int,
@@ -49,10 +50,10 @@ class RandomPositions(Identity):
         max_local_shift: LocalShift | None = None,
         generator: Generator = None,
     ) -> Tensor:
-        """Sorted draws; of the arguments of :meth:`Identity.train` it needs no Δ, ε and λ."""
+        """Sorted draws; of the arguments of :meth:`Identity.in_training` it needs no Δ, ε and λ."""
         return randomise(positions.expand(batch_size, -1, -1), *self.random_range, generator)
 
-    def evaluate(self, positions: Tensor) -> Tensor:
+    def in_evaluation(self, positions: Tensor) -> Tensor:
         """(1 or B, N, axes) → same, spread evenly where ``spread`` is on."""
         return spread_evenly(positions, *self.random_range) if self.spread else positions
 

@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 from cape_plugins import variants
 from cape_plugins.attention import AttentionSettings, PositionalAttention
 from cape_plugins.augment import Augmentation
+from cape_plugins.checks import check_positive, is_number
 from cape_plugins.embedding import PositionalEmbedding
 from cape_plugins.logn import check_logn
-from cape_plugins.positions import check_positive, is_number
 
 
 def option(default: Any, help: str) -> Any:

@@ -14,7 +14,8 @@ import math
 import torch
 from torch import Tensor
 
-from cape_plugins.positions import check_positions, check_positive, widest
+from cape_plugins.checks import check_positions, check_positive
+from cape_plugins.positions import widest
 
 
 def sinusoid_1d(
@@ -34,7 +35,7 @@ def sinusoid_1d(
 
     Raises:
         ValueError: ``dim`` is odd or < 2, ``base`` or ``frequency_scale`` is out of range, or
-            positions are infinite (on CUDA: :func:`cape_plugins.positions.check_values`).
+            positions are infinite (on CUDA: :func:`cape_plugins.checks.check_values`).
     """
     check_dim(dim)
     check_frequencies(base, frequency_scale)

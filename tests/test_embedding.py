@@ -92,7 +92,7 @@ def test_random_spreads_positions_evenly_in_evaluation_or_leaves_them(axes):
     embed = sinusoid_1d if axes == 1 else sinusoid_2d
     spread = build("random", axes, random_range=(0.0, 7.0)).eval()
     expected = (
-        RandomPositions((0.0, 7.0)).evaluate(positions.view(1, 6, axes)).view(positions.shape)
+        RandomPositions((0.0, 7.0)).in_evaluation(positions.view(1, 6, axes)).view(positions.shape)
     )
     torch.testing.assert_close(
         spread(content, positions), embed(expected, 8).expand_as(content), atol=2e-6, rtol=0

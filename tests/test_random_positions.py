@@ -83,30 +83,30 @@ def test_padding_changes_nothing_in_evaluation():
 def test_the_augmentation_draws_in_training_only(spread):
     augmentation = RandomPositions((20.0, 60.0), spread)
     seconds = frame_times([5, 3], 0.03)[..., None]
-    first, second = (augmentation.train(seconds, 2) for _ in range(2))
+    first, second = (augmentation.in_training(seconds, 2) for _ in range(2))
     assert not torch.equal(first[0], second[0])
     assert 20 <= first[0].min() < first[0].max() <= 60
     # Δ and λ change nothing: it draws none
     assert augmentation.draw(2, 1) is None
     draw, same = Draw(torch.full((2, 1), 9.0), torch.full((2,), 9.0)), generator()
-    by_draw = augmentation.train(seconds, 2, draw, max_local_shift=9.0, generator=same)
+    by_draw = augmentation.in_training(seconds, 2, draw, max_local_shift=9.0, generator=same)
     expected = randomise(seconds, 20.0, 60.0, generator())
     torch.testing.assert_close(by_draw, expected, rtol=0, atol=0, equal_nan=True)
     expected = spread_evenly(seconds, 20.0, 60.0) if spread else seconds
-    found = augmentation.evaluate(seconds)
+    found = augmentation.in_evaluation(seconds)
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_shared_positions_are_drawn_for_each_sample_in_their_dtype(dtype):
-    drawn = RandomPositions().train(tokens(5).to(dtype), 3)
+    drawn = RandomPositions().in_training(tokens(5).to(dtype), 3)
     assert (drawn.shape, drawn.dtype) == ((3, 5, 1), dtype)
     assert not torch.equal(drawn[0], drawn[1])
     assert drawn.min() >= 0
     assert drawn.max() <= 1
-    grid = RandomPositions().train(torch.rand(1, 5, 2, dtype=dtype), 3)
+    grid = RandomPositions().in_training(torch.rand(1, 5, 2, dtype=dtype), 3)
     assert grid.shape == (3, 5, 2)
-    assert RandomPositions().evaluate(tokens(5).to(dtype)).dtype == dtype
+    assert RandomPositions().in_evaluation(tokens(5).to(dtype)).dtype == dtype
 
 
 @pytest.mark.parametrize("given_range", [(1.0, 1.0), (2.0, 1.0), (0.0, math.inf), ("0", 1.0)])
@@ -117,7 +117,7 @@ def test_an_empty_range_is_refused(given_range):
 
 def test_it_compiles_into_one_graph():
     augmentation, positions = RandomPositions((0.0, 60.0)), tokens(5, 2)
-    for method in (augmentation.evaluate, lambda given: augmentation.train(given, 2)):
+    for method in (augmentation.in_evaluation, lambda given: augmentation.in_training(given, 2)):
         torch.manual_seed(0)
         expected = method(positions)
         torch.manual_seed(0)

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cape_plugins import variants
 from cape_plugins.attention import AttentionSettings, PositionalAttention
+from cape_plugins.checks import check_values
 from cape_plugins.embedding import PositionalEmbedding
 from cape_plugins.espnet.layers import EspnetAttention, MultiHeadedAttention, replace
 from cape_plugins.espnet.padding import hide_padding
@@ -37,7 +38,7 @@ from cape_plugins.espnet.seconds import (
     check_sizes,
 )
 from cape_plugins.mark import VariantMark
-from cape_plugins.positions import check_values, frame_times, widest
+from cape_plugins.positions import frame_times, widest
 from cape_plugins.ranks import generator_of_rank
 from cape_plugins.settings import split_options
 
@@ -231,7 +232,7 @@ class InSeconds(AbsEncoder):
         Raises:
             TooShortUttError: T is too short for subsampling; asr_inference writes an empty result.
             ValueError: shapes that do not fit; lengths beyond T, or times of real frames that are
-                NaN or infinite (on CUDA see :func:`cape_plugins.positions.check_values`).
+                NaN or infinite (on CUDA see :func:`cape_plugins.checks.check_values`).
         """
         times, padding = self._real_times(xs_pad, ilens, times)
         hidden = padding if xs_pad.ndim == 2 else padding[..., None]

@@ -12,8 +12,9 @@ from espnet2.asr.frontend.abs_frontend import AbsFrontend
 from espnet2.layers.log_mel import LogMel
 from torch import Tensor
 
+from cape_plugins.checks import check_values
 from cape_plugins.espnet.seconds import check_count, check_long_enough
-from cape_plugins.positions import check_values, widest
+from cape_plugins.positions import widest
 
 WINDOW_SECONDS = 0.025
 HOP_SECONDS = 0.010
@@ -130,7 +131,7 @@ class CapeFbank(AbsFrontend):
             ValueError: shapes that do not fit; several channels; an utterance that is not finite
                 or shorter than :attr:`min_samples`; with ``match_frames`` one of more than twice
                 or less than half the mean duration (on CUDA see
-                :func:`cape_plugins.positions.check_values`).
+                :func:`cape_plugins.checks.check_values`).
         """
         if speech.ndim != 2:
             raise ValueError(
@@ -169,7 +170,7 @@ class CapeFbank(AbsFrontend):
 
         Raises:
             ValueError: an utterance lasts more than twice or less than half the mean (on CUDA see
-                :func:`cape_plugins.positions.check_values`).
+                :func:`cape_plugins.checks.check_values`).
         """
         mean = lengths.double().mean()
         check_values(
@@ -208,7 +209,7 @@ def check_finite(speech: Tensor, lengths: Tensor) -> None:
     """Raise ValueError for samples (B, N), or features (B, T, channels), that are not finite.
 
     What lies beyond the (B,) lengths is ignored; on CUDA see
-    :func:`cape_plugins.positions.check_values`.
+    :func:`cape_plugins.checks.check_values`.
     """
 
     def finite() -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from espnet2.asr.encoder.conformer_encoder import TooShortUttError
 
-from cape_plugins.positions import is_number
+from cape_plugins.checks import is_number
 from cape_plugins.settings import SequenceSettings, option
 
 # Seconds to each side of relative positions: in every layer (section 4.2), in the first (appendix)

@@ -11,9 +11,9 @@ import torch
 from fairseq.dataclass import FairseqDataclass
 
 from cape_plugins import variants
+from cape_plugins.checks import is_number
 from cape_plugins.fairseq.config import TokenSettings, check_reach, checkpoint_options
 from cape_plugins.fairseq.radam import RADAM, check_radam
-from cape_plugins.positions import is_number
 
 ANOTHER_CHECKPOINT = "give another --save-dir, --restore-file or --finetune-from-model"
 

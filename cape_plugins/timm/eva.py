@@ -102,7 +102,7 @@ class CoordinateAugmentation(nn.Module):
     def forward(self, coords: Tensor, batch: int, height: int, width: int) -> Tensor:
         """(1 or B, N, 2) → (B, N, 2), for each of B images by itself; ε: half a patch or as set."""
         local: Any = self.settings.max_local_shift or (1 / height, 1 / width)
-        return self.augmentation.train(coords, batch, max_local_shift=local)
+        return self.augmentation.in_training(coords, batch, max_local_shift=local)
 
 
 class EvaCape(timm_eva.Eva):

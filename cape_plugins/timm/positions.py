@@ -14,7 +14,7 @@ from timm.layers import register_notrace_module, trunc_normal_
 from torch import Tensor, nn
 
 from cape_plugins.attention import AttentionSettings
-from cape_plugins.positions import check_positive, is_number
+from cape_plugins.checks import check_positive, is_number
 from cape_plugins.settings import PositionSettings, split_options
 from cape_plugins.variants import VARIANTS, names, prepare
 

@@ -193,7 +193,7 @@ def test_a_replicas_share_is_cut_to_its_longest_utterance(build, audio):
 
 def test_the_way_to_the_encoder_waits_for_no_gpu(monkeypatch, build):
     """On fake CUDA tensors, which have no values; only in training frames are counted."""
-    monkeypatch.setattr("cape_plugins.positions._is_eager", lambda tensor: True)
+    monkeypatch.setattr("cape_plugins.checks._is_eager", lambda tensor: True)
     model, seen = build().eval(), []
     model._modules["encoder"] = lambda *given, times: seen.extend([*given, times]) or (*given, None)
     with FakeTensorMode():

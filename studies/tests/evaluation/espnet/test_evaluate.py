@@ -327,7 +327,7 @@ def test_score_sh_evaluates_what_asr_sh_has_decoded(work, tmp_path):
     (exp / "valid.cer_ctc.best.pth").symlink_to("valid.loss.best.pth")
     (exp / "decode" / "short").mkdir(parents=True)
     (exp / "decode" / "short" / "text").write_text("")
-    score = Path(__file__).parents[4] / "integrations" / "espnet" / "egs2_template" / "local" / "score.sh"
+    score = Path(__file__).parents[4] / "integrations/espnet/egs2_template/local/score.sh"
     options = ["--dumpdir", work, "--bins", "1", "--python", sys.executable]
     subprocess.run([*map(str, (score, *options, exp))], check=True, timeout=300)
     rows = [row for row in read_csv(exp / "cape_eval.csv") if row["metric"] == "wer"]
