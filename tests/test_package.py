@@ -20,7 +20,7 @@ SHIPPED = (  # what git holds at the top, but .gitignore
     *("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "Makefile", ".ci", ".github"),
     *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md", ".pre-commit-config.yaml"),
     *("constraints.txt", "constraints-py311.txt", "constraints-fairseq-0.12.txt"),
-    *("cape_plugins", "tests", "tools", "configs", "integrations", "benchmarks", "docs"),
+    *("cape_plugins", "studies", "tests", "tools", "configs", "integrations", "benchmarks", "docs"),
 )
 LEFT_BEHIND = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
 HOSTS = ("timm/__init__.py", "fairseq/__init__.py", "espnet/__init__.py")
