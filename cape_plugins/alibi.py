@@ -40,6 +40,8 @@ class Alibi(PositionalAttention):
         settings: ``heads`` and ``unit``, what counts as a distance of one, are used.
     """
 
+    remembers = frozenset({"unit"})
+
     def __init__(self, settings: AttentionSettings) -> None:
         super().__init__()
         self.settings = settings

@@ -11,6 +11,7 @@ out as (T, T, d): queries meet each distance once, and a view shifts that produc
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -54,12 +55,15 @@ class PositionalAttention(nn.Module):
 
     Attributes:
         logn: N_train of :func:`cape_plugins.logn.scale_queries`; 0 leaves queries as they are.
+        remembers: names of those settings that no weight shows and no option of a host's, so that
+            checkpoints keep them: a subclass names its own.
 
     Raises:
         ValueError: settings that the variant cannot serve.
     """
 
     logn: int = 0
+    remembers: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, settings: AttentionSettings | None = None) -> None:
         super().__init__()

@@ -14,6 +14,17 @@ from torch import Tensor, nn
 
 from cape_plugins import variants
 
+# Each setting's place in a mark, whatever the variant; only ever append.
+SLOTS = (
+    *("max_global_shift", "max_local_shift", "max_global_scale", "frequency_scale"),
+    *("random_range", "relpos_context", "abspos_context", "source_scale", "unit", "content_scale"),
+)
+# In place of a setting that a variant does not have, as all are ≥ 0. Not NaN, which equals nothing
+# where checkpoints are compared, and looks as if a training had diverged.
+ABSENT = -1.0
+# Marks of before there were slots are of at most so many numbers: no gaps between the settings.
+_GAPLESS = 6
+
 
 class VariantMark(nn.Module):
     """Keeps the variant and its settings among the weights, and compares them when they load.
@@ -23,11 +34,15 @@ class VariantMark(nn.Module):
 
     Args:
         pos: the variant.
-        settings: by their names in the host; those that the variant takes are kept.
+        settings: by their names in the host; those that the variant takes or wants remembered
+            (:attr:`cape_plugins.attention.PositionalAttention.remembers`) are kept.
         spell: writes an option's name as the host's users type it.
         advice: what to do about another variant's checkpoint, besides building that variant.
         axes: 1 for sequences, 2 for images.
         added: settings of every variant that older checkpoints lack: name → value, and theirs.
+
+    Raises:
+        ValueError: unknown variant, or a setting that has no slot.
     """
 
     def __init__(
@@ -41,20 +56,23 @@ class VariantMark(nn.Module):
         added: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
         super().__init__()
-        taken = variants.get(pos).taken(axes)
-        kept = {name: settings[name] for name in settings if name in taken}
-        self.settings = {name: float(value) for name, value in kept.items() if value is not None}
+        kept = variants.get(pos).taken(axes) | variants.remembers(pos)
+        given = {name: settings[name] for name in settings if name in kept}
         self.before = {name: before for name, (_, before) in (added or {}).items()}
-        self.settings |= {name: value for name, (value, _) in (added or {}).items()}
+        given |= {name: value for name, (value, _) in (added or {}).items()}
+        self.settings = {k: float(v) for k, v in given.items() if v is not None}
+        if unknown := self.settings.keys() - set(SLOTS):
+            raise ValueError(f"no slot in a mark, append to SLOTS: {', '.join(sorted(unknown))}")
         self.pos, self.spell, self.advice = pos, spell, advice
 
     def get_extra_state(self) -> Tensor:
-        """The variant's number, then the settings: (1 + settings,) float32."""
+        """The variant's number, then a value for each slot, ABSENT where it has none: float32."""
         number = variants.get(self.pos).number
-        return torch.tensor([number, *self.settings.values()], dtype=torch.float32)
+        slots = [self.settings.get(name, ABSENT) for name in SLOTS]
+        return torch.tensor([number, *slots], dtype=torch.float32)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Compare with a checkpoint's; a setting that differs is logged as a warning.
+        """Compare with a checkpoint's; a setting that both have and that differs is a warning.
 
         Raises:
             ValueError: the checkpoint is of another variant.
@@ -67,8 +85,11 @@ class VariantMark(nn.Module):
                 f"the checkpoint was trained with {self.spell('pos')} {pos}, this model has "
                 f"{self.pos}: set {self.spell('pos')} {pos}, or {self.advice}"
             )
-        for index, (name, mine) in enumerate(self.settings.items()):
-            theirs = found[index] if index < len(found) else self.before.get(name, mine)
+        gapless = len(state) <= _GAPLESS
+        names = [name for name in SLOTS if not gapless or name in self.settings]
+        kept = {k: v for k, v in zip(names, found, strict=False) if v >= 0}
+        for name, mine in self.settings.items():
+            theirs = kept.get(name, self.before.get(name, mine))
             if not math.isclose(mine, theirs, rel_tol=1e-5):
                 logging.warning(
                     f"the checkpoint was trained with {self.spell(name)} {theirs:g}, this model "

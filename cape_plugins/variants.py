@@ -161,6 +161,11 @@ def attention_layers(
     return built
 
 
+def remembers(pos: str) -> frozenset[str]:
+    """Names of the :class:`AttentionSettings` that checkpoints of the variant keep."""
+    return (get(pos).attention or PositionalAttention).remembers
+
+
 def prepare(pos: str, positions: Tensor, settings: AttentionSettings) -> Tensor | None:
     """What the attention of every layer gets as positions; None where the variant has none there.
 

@@ -9,12 +9,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from cape_plugins import Augmentation, Draw, token_positions
+from cape_support import seeded
 
 NAN = float("nan")
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def test_without_a_draw_only_the_mean_of_the_real_tokens_is_subtracted():

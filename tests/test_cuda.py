@@ -6,7 +6,6 @@ A tensor of the CPU beside one of CUDA is an error there, and so is reading a va
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from cape_plugins import (
     PositionalEmbedding,
@@ -19,23 +18,11 @@ from cape_plugins import (
 )
 from cape_plugins.attention import AttentionSettings
 from cape_plugins.ranks import generator_of_rank
+from cape_support import OnCuda, fakes_cuda
 
-pytestmark = pytest.mark.skipif(
-    torch.version.cuda is None or torch.__version__ < "2.6",
-    reason="needs a CUDA build of PyTorch; fake CUDA tensors of torch 2.5 ask a real driver",
-)
+pytestmark = fakes_cuda
 CUDA = torch.device("cuda")
 EACH = [(axes, pos) for axes in (1, 2) for pos in variants.names(axes)]
-
-
-class OnCuda(TorchDispatchMode):
-    """Refuses results on the CPU, even of tensors that nobody mixes with those on CUDA."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        for each in out if isinstance(out, tuple | list) else [out]:
-            assert not isinstance(each, torch.Tensor) or each.device.type == "cuda", function
-        return out
 
 
 @pytest.fixture

@@ -3,10 +3,8 @@
 import ast
 import doctest
 import importlib
-import re
 import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,8 +18,8 @@ from cape_plugins import (
     variants,
 )
 from cape_plugins.embedding import PositionalEmbedding as Embedding
+from cape_support import ROOT, blocks
 
-ROOT = Path(__file__).parents[1]
 MODULES = ["__init__", "positions", "sinusoid", "augment", "random_positions", "attention"]
 MODULES += ["rotary", "alibi", "logn", "embedding", "variants", "settings", "mark"]
 
@@ -53,12 +51,11 @@ def test_the_examples_of_the_core_run(module):
     assert (failures, tried) == (0, len(example.examples))
 
 
-def blocks(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.S)
+FIRE = blocks(ROOT / "docs" / "adding-a-variant.md", "python")
 
 
 def test_the_page_on_adding_a_variant_adds_one(monkeypatch):
-    source, rows, script = blocks("adding-a-variant.md")
+    source, rows, script = FIRE
     module = types.ModuleType("cape_plugins.fire")
     exec(source, vars(module))
     monkeypatch.setitem(sys.modules, "cape_plugins.fire", module)
@@ -75,7 +72,7 @@ def test_the_page_on_adding_a_variant_adds_one(monkeypatch):
 
 @pytest.mark.parametrize("axes", [1, 2])
 def test_the_added_variant_attends_and_learns(axes, monkeypatch):
-    source, rows, _ = blocks("adding-a-variant.md")
+    source, rows, _ = FIRE
     module = types.ModuleType("cape_plugins.fire")
     exec(source, vars(module))
     added = eval("{" + rows + "}", {**vars(variants), "Fire": module.Fire})

@@ -25,16 +25,13 @@ from cape_plugins import (
     variants,
 )
 from cape_plugins.random_positions import RandomPositions
+from cape_support import seeded
 
 NAN = math.nan
 PAPER = dict(max_global_shift=5.0, max_local_shift=0.5, max_global_scale=1.4)
 EACH = [(1, pos) for pos in ("nopos", "abspos", "sinpos", "cape", "random")]
 EACH += [(2, pos) for pos in ("nopos", "sinpos", "cape", "random")]
 HALF_ULP = {torch.float64: 0.0, torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2**-8}
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def build(pos: str, axes: int = 1, dim: int = 8, **options) -> PositionalEmbedding:

@@ -5,15 +5,14 @@ studies/tests/test_readme.py.
 """
 
 import re
-from pathlib import Path
 
 import pytest
 
 from cape_plugins import variants
+from cape_support import ROOT, blocks
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
-TIMM, CORE = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+TIMM, CORE = blocks(README, "python")
 PAGES = [
     ROOT / "README.md",
     *(ROOT / "integrations").glob("*/README.md"),

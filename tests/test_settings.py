@@ -12,7 +12,7 @@ from torch import nn
 
 from cape_plugins import variants
 from cape_plugins.attention import AttentionSettings
-from cape_plugins.mark import VariantMark
+from cape_plugins.mark import ABSENT, SLOTS, VariantMark
 from cape_plugins.settings import PositionSettings, SequenceSettings, option, split_options
 
 
@@ -172,7 +172,9 @@ def test_the_advice_and_the_number_of_a_later_version_are_in_the_message():
 def test_other_settings_are_warned_of_and_those_not_taken_are_not_kept(caplog):
     state = Model("cape").state_dict()
     assert Model("cape").mark.settings == dict(max_global_shift=30.0, frequency_scale=30.0)
-    assert state["mark._extra_state"].tolist() == [3.0, 30.0, 30.0]
+    kept = dict(zip(("pos", *SLOTS), state["mark._extra_state"].tolist(), strict=True))
+    given = {name: value for name, value in kept.items() if value != ABSENT}
+    assert given == dict(pos=3.0, max_global_shift=30.0, frequency_scale=30.0)
     with caplog.at_level(logging.WARNING):
         Model("cape", {**SETTINGS, "max_global_shift": 5.0, "random_range": 1.0}).load_state_dict(
             state
@@ -182,6 +184,49 @@ def test_other_settings_are_warned_of_and_those_not_taken_are_not_kept(caplog):
     assert Model("cape_rope").mark.settings == dict(frequency_scale=30.0)
     assert Model("cape_rope", axes=2).mark.settings["max_global_shift"] == 30.0
     assert repr(Model("sinpos").mark) == "VariantMark('sinpos', {'frequency_scale': 30.0})"
+
+
+def test_a_setting_added_in_the_middle_takes_no_others_place(caplog):
+    older = Model("cape", dict(max_global_shift=5.0, frequency_scale=30.0)).state_dict()
+    now = dict(max_global_shift=5.0, max_local_shift=0.5, frequency_scale=30.0)
+    Model("cape", now).load_state_dict(older)
+    longer = Model("cape", now).state_dict()
+    state = longer["mark._extra_state"]
+    longer["mark._extra_state"] = torch.cat([state, torch.ones(1)])  # of a later version
+    Model("cape", now).load_state_dict(longer)
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("pos", "numbers", "says"),
+    [
+        ("cape", [3, 5, 0.5, 1, 30, 1], None),
+        ("cape", [3, 5, 0.5, 1, 30], "content_scale 4, this model has 1"),
+        ("cape", [3, 5, 0.25, 1, 30, 1], "max_local_shift 0.25, this model has 0.5"),
+        ("random", [12, 30, 9, 1], "random_range 9, this model has 7"),
+        ("relpos", [4, 99, 1], None),
+    ],
+)
+def test_marks_of_before_there_were_slots_are_read(pos, numbers, says, caplog):
+    settings = dict(max_global_shift=5.0, max_local_shift=0.5, max_global_scale=1.0)
+    settings |= dict(frequency_scale=30.0, random_range=7.0, relpos_context=99)
+    model = Model(pos, settings, added={"content_scale": (1.0, 4.0)})
+    state = {**model.state_dict(), "mark._extra_state": torch.tensor(numbers).float()}
+    model.load_state_dict(state)
+    assert len(caplog.records) == (says is not None)
+    assert says is None or says in caplog.text
+
+
+def test_what_a_variants_attention_wants_remembered_is_kept_with_it(caplog):
+    state = Model("alibi", dict(unit=0.5, max_global_shift=5.0)).state_dict()
+    Model("alibi", dict(unit=0.25)).load_state_dict(state)
+    assert "encoder_conf unit 0.5, this model has 0.25" in caplog.text
+    assert Model("rope", dict(unit=0.5)).mark.settings == {}
+
+
+def test_a_setting_without_a_slot_is_refused():
+    with pytest.raises(ValueError, match="no slot in a mark, append to SLOTS: base"):
+        Model("cape", dict(base=100.0))
 
 
 def test_the_state_survives_averaging_copies_and_pickles(caplog):

@@ -1,0 +1,153 @@
+"""What the tests of several folders share; pytest finds it by ``pythonpath`` in pyproject.toml."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent  # of this environment's commands
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# What a page says
+
+
+def blocks(page: Path | str, language: str = "sh") -> list[str]:
+    """The fenced blocks of a page (or of a text) in a language, in their order."""
+    text = page.read_text("utf-8") if isinstance(page, Path) else page
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def block_with(page: Path | str, words: str, language: str = "sh") -> str:
+    """The only block in which the words stand."""
+    (found,) = (block for block in blocks(page, language) if words in block)
+    return found
+
+
+def commands(page: Path | str) -> list[list[str]]:
+    """The command lines of a page's blocks of shell, each as its words."""
+    lines = "".join(blocks(page)).replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+# Commands in processes of their own
+
+
+def environment(**more: object) -> dict[str, str]:
+    """This process's, with the commands beside this Python first and one thread."""
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    more = {"PATH": path, "OMP_NUM_THREADS": "1", **more}
+    return {**os.environ, **{name: str(value) for name, value in more.items()}}
+
+
+def run(*command: object, cwd: Path | None = None, **more: object) -> tuple[int, str]:
+    """Exit status, output and errors together; ``more`` is added to the environment."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=environment(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return done.returncode, done.stdout
+
+
+def shell(script: str, cwd: Path, **more: object) -> str:
+    """What a script prints, which ends at its first error."""
+    status, output = run("bash", "-euo", "pipefail", "-c", script, cwd=cwd, **more)
+    assert status == 0, output[-3000:]
+    return output
+
+
+# On a CUDA device that is not there
+
+fakes_cuda = pytest.mark.skipif(
+    torch.version.cuda is None or torch.__version__ < "2.6",
+    reason="needs a CUDA build of PyTorch; fake CUDA tensors of torch 2.5 ask a real driver",
+)
+
+
+class OnCuda(TorchDispatchMode):
+    """Refuses tensors made elsewhere, even those that nobody mixes with tensors on CUDA.
+
+    ``but_for``: tensors of the CPU that the host itself makes.
+    """
+
+    def __init__(self, but_for: Callable[[Tensor], bool] = lambda made: False) -> None:
+        super().__init__()
+        self.but_for = but_for
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        out = operation(*args, **(kwargs or {}))
+        for made in tree_leaves(out):
+            if isinstance(made, Tensor) and made.device.type != "cuda" and not self.but_for(made):
+                raise AssertionError(f"{operation} makes a tensor on {made.device}")
+        return out
+
+
+def fake(value: Any) -> Any:
+    """For a tensor one on CUDA of its shape and dtype, under FakeTensorMode."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty(value.shape, dtype=value.dtype, device="cuda")
+
+
+def on_cuda(
+    module: nn.Module,
+    *given: Any,
+    but_for: Callable[[Tensor], bool] = lambda made: False,
+    call: Callable[..., Any] | None = None,
+    **named: Any,
+) -> Any:
+    """What a module makes of its arguments, all tensors and weights fake ones on CUDA.
+
+    Waiting for the device (``.item()``, ``.tolist()``, ``bool(tensor)``) is an error there, and so
+    are tensors of two devices in one operation. ``call(module, …)`` in place of ``module(…)``.
+    """
+
+    class Called(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, *given: Any, **named: Any) -> Any:
+            return (call or nn.Module.__call__)(self.module, *given, **named)
+
+    called = Called()
+    with FakeTensorMode(), OnCuda(but_for):
+        state = dict([*called.named_parameters(), *called.named_buffers()])
+        given, named = tree_map(fake, given), tree_map(fake, named)
+        return torch.func.functional_call(called, tree_map(fake, state), given, named)
+
+
+# On several devices
+
+
+def replica(module: nn.Module) -> nn.Module:
+    """What nn.DataParallel makes of a module for each device; its weights are no parameters."""
+    copies = {each: each._replicate_for_data_parallel() for each in module.modules()}
+    for each, made in copies.items():
+        for name, child in each._modules.items():
+            made._modules[name] = None if child is None else copies[child]
+        for name, weight in each._parameters.items():
+            made._parameters[name] = None
+            if weight is not None:
+                del made._parameters[name]
+                setattr(made, name, weight.view_as(weight))
+    return copies[module]
