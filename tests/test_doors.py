@@ -42,7 +42,7 @@ def right(model: torch.nn.Module) -> float:
 
 
 def test_every_door_is_tested_or_closed():
-    tests = {"Plain PyTorch", "Lightning", "SpeechBrain", "transformers"}
+    tests = {"Plain PyTorch", "Lightning", "torchaudio", "SpeechBrain", "transformers"}
     assert set(SECTIONS) == {*tests, "NeMo"}
     assert not blocks("NeMo")
 
@@ -63,6 +63,32 @@ def test_lightning_trains_the_same_model(tmp_path, monkeypatch):
     exec(blocks("Plain PyTorch")[0], names)
     exec(blocks("Lightning")[0], names)
     assert right(names["model"].model) > 0.95
+
+
+def test_torchaudio_gets_the_same_seconds_at_two_hops():
+    pytest.importorskip("torchaudio")
+    torch.manual_seed(0)
+    names: dict = {"waves": torch.randn(2, 16_000), "samples": torch.tensor([16_000, 12_000])}
+    definition, use = blocks("torchaudio")
+    exec(definition, names)
+    given: list[torch.Tensor] = []
+    recognizer = names["Recognizer"]
+
+    class Watched(recognizer):  # type: ignore[misc, valid-type]
+        def __init__(self, tokens: int) -> None:
+            super().__init__(tokens)
+            self.position.register_forward_pre_hook(lambda _, args: given.append(args[1]))
+
+    names["Recognizer"] = Watched
+    exec(use, names)
+    fine, coarse = given
+    assert (fine.shape, coarse.shape) == ((2, 98), (2, 79))
+    torch.testing.assert_close(fine[0, 5::5], coarse[0, 4::4])  # 0.05 s apart
+    assert fine.isnan().sum(dim=1).tolist() == [0, 25]
+    model = names["model"]
+    assert all(one.grad.any() for one in model.parameters() if one.grad is not None)
+    scores = [model.eval()(names["waves"], names["samples"], hop)[0].shape[1] for hop in (160, 200)]
+    assert scores == [98, 79]
 
 
 @pytest.fixture
