@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cape_plugins.attention import AttentionSettings, PositionalAttention
+from cape_plugins.checks import check_count
 from cape_plugins.positions import Device, widest
 
 
@@ -22,7 +23,11 @@ def alibi_slopes(heads: int, device: Device = None) -> Tensor:
 
     For n heads, n a power of two: 2^(-8/n), 2^(-16/n), … For another number: that of the power of
     two below it, then every other slope of twice as many heads (as in the paper's code).
+
+    Raises:
+        ValueError: ``heads`` is no integer or below 1.
     """
+    check_count("heads", heads)
     device = torch.device("cpu" if device is None else device)
     head = torch.arange(heads, device=device).to(widest(device))
     below = 2 ** (heads.bit_length() - 1)
@@ -48,11 +53,15 @@ class Alibi(PositionalAttention):
 
     @staticmethod
     def prepare(positions: Tensor, settings: AttentionSettings) -> Tensor:
-        """What the scores get, (B, N, heads, N) float32."""
-        positions = positions[..., None] if positions.ndim == 2 else positions
-        positions = positions.float() / settings.unit
+        """What the scores get, (B, N, heads, N) float32.
+
+        Distances are taken in the positions' dtype: an hour from the start float32 is too coarse.
+        """
+        positions = positions[..., None] if positions.ndim == 2 else positions  # (B, N, axes)
+        positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
+        apart = distances(positions[:, :, None], positions[:, None]) / settings.unit  # (B, N, N)
         slopes = alibi_slopes(settings.heads, positions.device)[:, None]
-        return -slopes * distances(positions[:, :, None], positions[:, None])[:, :, None]
+        return -slopes * apart[:, :, None].float()
 
     def bias(self, query: Tensor, keys: int, positions: Tensor | None = None) -> Tensor:
         """What :meth:`prepare` gave, (1 or B, heads, queries, keys) in float32."""

@@ -1,9 +1,10 @@
 """What positions do in self-attention: the base class of all variants, and ``relpos``.
 
 ``relpos`` has learnable relative positions (Shaw et al. 2018, https://arxiv.org/abs/1803.02155),
-the paper's baseline in speech and translation. Query i scores key j by q_i · (k_j + a_(j-i));
-distances beyond the context count as the context. The heads share the vectors. They are never laid
-out as (T, T, d): queries meet each distance once, and a view shifts that product's rows into place.
+the paper's baseline in speech and translation. Query i scores key j by q_i · (k_j + a_(j-i)), where
+a is a table of one vector per distance, shared by the heads; distances beyond the context take the
+vector of the context. The table is not spread out to (T, T, d), one vector per pair: each query
+meets each distance once, and a view shifts the rows of that product to where their keys stand.
 
     >>> settings = AttentionSettings(head_dim=64, heads=8, context=150)
     >>> attention = RelativeAttention(settings)
@@ -17,12 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cape_plugins.checks import check_count, check_positive
 from cape_plugins.logn import scale_queries
 
 
 @dataclass(frozen=True)
 class AttentionSettings:
-    """What a host says of its self-attention, the same for all its layers.
+    """What the classes here must know of a host's self-attention; its layers share it.
 
     Attributes:
         head_dim: channels of a head.
@@ -33,6 +35,9 @@ class AttentionSettings:
         frequency_scale: rope: multiplies all frequencies, as it does those of the host's sinusoids.
         context: relpos: distances -context … context have a vector each; those beyond share the
             last.
+
+    Raises:
+        ValueError: a value is out of range.
     """
 
     head_dim: int
@@ -41,6 +46,12 @@ class AttentionSettings:
     unit: float = 1.0
     frequency_scale: float = 1.0
     context: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("head_dim", "heads", "axes", "context"):
+            check_count(name, getattr(self, name))
+        for name in ("unit", "frequency_scale"):
+            check_positive(name, getattr(self, name))
 
 
 class PositionalAttention(nn.Module):
@@ -199,7 +210,7 @@ class RelativeAttention(PositionalAttention):
     """Learnable vectors for how far, in tokens, each key is from the query.
 
     Args:
-        settings: ``head_dim`` and ``context`` are used; ValueError below 1.
+        settings: ``head_dim`` and ``context`` are used.
 
     Attributes:
         keys: (2 · context + 1, head_dim), uniform in ± 0.1 at first (authors).
@@ -208,11 +219,6 @@ class RelativeAttention(PositionalAttention):
     def __init__(self, settings: AttentionSettings) -> None:
         super().__init__()
         self.head_dim, self.context = settings.head_dim, settings.context
-        if self.head_dim < 1 or self.context < 1:
-            raise ValueError(
-                f"head_dim and context must be ≥ 1, got head_dim={self.head_dim} and "
-                f"context={self.context}"
-            )
         self.keys = nn.Parameter(torch.empty(2 * self.context + 1, self.head_dim))
         self.reset_parameters()
 
@@ -224,6 +230,9 @@ class RelativeAttention(PositionalAttention):
         """What distances add to the scores: (B, heads, queries, d) → (B, heads, queries, keys).
 
         Distances are counted in tokens, whatever the positions are.
+
+        Raises:
+            ValueError: the queries have another number of channels than the table.
         """
         if query.shape[3] != self.head_dim:
             raise ValueError(f"queries of {query.shape[3]} channels, built for {self.head_dim}")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cape_plugins.checks import check_positions, is_number
+from cape_plugins.checks import check_count, check_positions, check_values, is_number, is_traced
 from cape_plugins.positions import Device, Generator, widest
 
 LocalShift = float | tuple[float, ...] | Tensor
@@ -60,14 +60,15 @@ class Identity:
             batch_size: B.
             draw: Δ and λ. Default: drawn here.
             max_local_shift: in place of the settings' ε: a number, one per axis, or a tensor that
-                broadcasts to (B, N, axes).
+                broadcasts to (B, N, axes); finite and ≥ 0.
             generator: source of randomness on the positions' device.
 
         Returns:
             (1 or B, N, axes) in the positions' dtype.
 
         Raises:
-            ValueError: the draw, the generator or one shift per axis does not fit the positions.
+            ValueError: the draw, the generator or one shift per axis does not fit the positions, or
+                ε is out of range (on CUDA: :func:`cape_plugins.checks.check_values`).
         """
         return positions
 
@@ -107,8 +108,11 @@ class Augmentation(Identity):
     ) -> Draw:
         """Draw Δ and λ for each of B samples, in float32 on the device (default: the CPU).
 
-        The generator must be of that kind of device (else ValueError). Default: its global one.
+        Raises:
+            ValueError: ``batch_size`` is negative or no integer, or the generator (default: the
+                device's global one) is of another kind of device.
         """
+        check_count("batch_size", batch_size, least=0)
         device = torch.device("cpu" if device is None else device)
         shift = uniform([batch_size, axes], device, torch.float32, generator)
         log_scale = uniform([batch_size], device, torch.float32, generator)
@@ -163,10 +167,12 @@ class Augmentation(Identity):
                 f"and scale ({batch_size},), got {tuple(draw.shift.shape)} and "
                 f"{tuple(draw.scale.shape)}"
             )
-        shape = [batch_size, *positions.shape[1:]]
-        noise = uniform(shape, device, dtype, generator)
-        local = self.max_local_shift if max_local_shift is None else max_local_shift
-        noise = noise * _per_axis(local, axes, noise)
+        local: LocalShift = self.max_local_shift
+        if max_local_shift is not None:
+            local = max_local_shift
+            _check_local_shift(local)
+        noise = uniform([batch_size, *positions.shape[1:]], device, dtype, generator)
+        noise = noise * _per_axis(local, axes, noise)  # (B, N, axes)
         moved = self.in_evaluation(positions) + draw.shift[:, None, :] + noise
         return (moved * draw.scale[:, None, None]).to(dtype)
 
@@ -178,7 +184,8 @@ class Augmentation(Identity):
 def with_axes(positions: Tensor) -> Tensor:
     """Positions (B, N[, axes]) as augmentations take them: (B, N, axes), float32 at least.
 
-    ValueError for infinite ones, as :func:`cape_plugins.checks.check_positions`.
+    Raises:
+        ValueError: as :func:`cape_plugins.checks.check_positions`.
     """
     check_positions(positions)
     wide = positions.to(torch.promote_types(positions.dtype, torch.float32))
@@ -206,22 +213,35 @@ def centre(positions: Tensor) -> Tensor:
 def uniform(
     shape: list[int], device: torch.device, dtype: torch.dtype, generator: Generator
 ) -> Tensor:
-    """Uniform in [-1, 1), drawn on the device itself; ValueError if the generator is elsewhere."""
+    """Uniform in [-1, 1), drawn on the device itself.
+
+    Raises:
+        ValueError: the generator is of another kind of device.
+    """
     if generator is not None and generator.device.type != device.type:
         raise ValueError(
             f"the generator lives on {generator.device.type}, the positions on {device.type}: "
             f"make it with torch.Generator({device.type!r})"
         )
-    # not torch.rand, which with a generator takes no symbolic sizes under torch.compile
-    return torch.empty(shape, device=device, dtype=dtype).uniform_(-1.0, 1.0, generator=generator)
+    # out of place, as torch.vmap wants it; torch.compile knows the first form only
+    if generator is None:
+        draws = torch.rand(shape, device=device, dtype=dtype)
+    else:
+        draws = torch.rand(shape, device=device, dtype=dtype, generator=generator)
+    return 2 * draws - 1
 
 
 def _check_local_shift(shift: Any) -> None:
-    """Raise ValueError unless ε is a number, or one per axis, each ≥ 0."""
-    if isinstance(shift, Sequence) and len(shift) == 0:
-        raise ValueError("max_local_shift must be a number or one per axis, got none")
-    for one in shift if isinstance(shift, tuple | list) else [shift]:
-        _check_number("max_local_shift", one, least=0.0)
+    """Raise ValueError unless ε is a number, one per axis, or a tensor, all ≥ 0."""
+    if isinstance(shift, Tensor):
+        rule = "max_local_shift must be finite and ≥ 0"
+        check_values(shift, lambda: shift.isfinite() & (shift >= 0), rule)
+    elif not is_traced():  # there it may be a symbol, such as 1 / width
+        each = shift if isinstance(shift, tuple | list) else [shift]
+        if not each:
+            raise ValueError("max_local_shift must be a number or one per axis, got none")
+        for one in each:
+            _check_number("max_local_shift", one, least=0.0)
 
 
 def _per_axis(shift: LocalShift, axes: int, like: Tensor) -> float | Tensor:

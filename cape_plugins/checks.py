@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -14,6 +15,17 @@ def check_positive(name: str, value: Any, *, unit: str = "") -> None:
         raise ValueError(f"{name} must be finite and > 0{unit}, got {value!r}")
 
 
+def check_count(name: str, value: Any, *, least: int = 1) -> None:
+    """Raise ValueError unless the value is an integer of at least so much.
+
+    Sizes may be symbols where code is compiled or traced: they are taken there.
+    """
+    if is_traced():
+        return
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
+        raise ValueError(f"{name} must be an integer ≥ {least}, got {value!r}")
+
+
 def is_number(value: Any) -> bool:
     """Whether a setting is a finite real number."""
     # not `float | int`: Dynamo of torch 2.5 cannot trace a union
@@ -22,37 +34,48 @@ def is_number(value: Any) -> bool:
 
 
 def check_values(values: Tensor, ok: Callable[[], Tensor], rule: str) -> None:
-    """Raise ValueError unless all values keep a rule.
+    """Check all values of a tensor.
 
     On CUDA the check does not wait for the device. There a broken rule ends the process with
     "device-side assert triggered", at a later call, as every error on a GPU does;
     ``CUDA_LAUNCH_BLOCKING=1`` shows the call. Code that is compiled, traced or transformed by
     torch.func is not checked.
 
-    ``ok`` makes a bool tensor in the values' shape, True where they keep the ``rule``, which says
-    in words what is allowed.
+    Args:
+        values: of any shape.
+        ok: makes a bool tensor of that shape, True where a value keeps the rule.
+        rule: says in words what is allowed.
+
+    Raises:
+        ValueError: a value on the CPU breaks the rule.
     """
-    if can_look_at(values) and not bool((kept := ok()).all()):
+    if not _is_eager(values):
+        return
+    if values.device.type == "cuda":
+        torch._assert_async(ok().all(), rule)
+    elif values.device.type == "cpu" and not bool((kept := ok()).all()):
         where = (~kept).nonzero()[0].tolist()
         raise ValueError(f"{rule}, got {values[tuple(where)].item():g} at index {where}")
-    if values.device.type == "cuda" and _is_eager(values):
-        torch._assert_async(ok().all(), rule)
 
 
-def can_look_at(tensor: Tensor) -> bool:
-    """Whether a check may read values: eager on the CPU, where no device must be waited for."""
-    return tensor.device.type == "cpu" and _is_eager(tensor)
+def is_traced() -> bool:
+    """Whether torch.compile, torch.export or torch.jit.trace runs the code to record it."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def _is_eager(tensor: Tensor) -> bool:
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return False
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # vmap, grad, …
-        return False
-    return type(tensor) is Tensor  # no FakeTensor, no proxy
+    # torch.func's tensors (vmap, grad) have no values that one may read, nor have fake ones
+    transformed = torch._C._functorch.is_functorch_wrapped_tensor
+    return not is_traced() and not transformed(tensor) and type(tensor) is Tensor
 
 
 def check_positions(positions: Tensor) -> None:
-    """Raise ValueError for infinite positions; on CUDA the process ends: :func:`check_values`."""
+    """Check that positions are real numbers, finite or NaN.
+
+    Raises:
+        ValueError: they are complex or infinite (on CUDA: :func:`check_values`).
+    """
+    if positions.is_complex():
+        raise ValueError(f"positions must be real numbers, got {positions.dtype}")
     rule = "positions must be finite, or NaN for padding"
     check_values(positions, lambda: ~positions.isinf(), rule)

@@ -1,8 +1,9 @@
-"""Content + positional embedding: the module that hosts put before their first layer.
+"""Content + positional embedding, for all variants of the table, in sequences and images.
 
-One forward serves all variants of the table, in sequences and images. It keeps no buffer:
-frequencies are computed anew, so ``.half()`` and ``.to_empty()`` leave them alone. The only state
-is the table of ``abspos``.
+A model of one's own calls :class:`PositionalEmbedding` before its first layer. The hosts call its
+two halves, ``augment`` and ``add``, because their attention reads the augmented positions too. It
+has no buffer: frequencies are computed anew, so ``.half()`` and ``.to_empty()`` leave them alone.
+The only state is the table of ``abspos``.
 
     >>> position = PositionalEmbedding(512, "cape", max_global_shift=5.0, max_local_shift=0.5)
     >>> x = position(content, token_positions(lengths, content.shape[1]))    # (B, N, 512)
@@ -17,18 +18,19 @@ from torch import Tensor, nn
 
 from cape_plugins import sinusoid, variants
 from cape_plugins.augment import Draw, LocalShift, with_axes
-from cape_plugins.checks import check_values
+from cape_plugins.checks import check_count, check_positions, check_values
 from cape_plugins.positions import Generator
 
 
 class PositionalEmbedding(nn.Module):
     """Adds positions to the tokens of a sequence or the patches of an image.
 
-    - ``nopos`` adds nothing, and so do the variants that sit in self-attention.
+    - ``nopos`` adds nothing, and neither do the variants that sit in self-attention, such as
+      ``rope``: of these it only augments the positions.
     - ``abspos`` adds learnable vectors, looked up by the position rounded to the nearest integer:
       give it indices (tokens, frames), not seconds.
     - ``sinpos`` adds sinusoids of the positions as given.
-    - ``cape`` centres the positions, in training augments them, then adds their sinusoids.
+    - ``cape`` adds sinusoids of positions that are centred and, in training, shifted and scaled.
     - ``random`` adds sinusoids of sorted random positions in training, and in evaluation of the
       mean of such draws (:class:`cape_plugins.random_positions.RandomPositions`).
 
@@ -71,15 +73,27 @@ class PositionalEmbedding(nn.Module):
         spread: bool = True,
     ) -> None:
         super().__init__()
-        given: dict[str, Any] = {k: v for k, v in locals().items() if k in _DEFAULTS}
+        given: dict[str, Any] = dict(
+            max_global_shift=max_global_shift,
+            max_local_shift=max_local_shift,
+            max_global_scale=max_global_scale,
+            mean_normalize=mean_normalize,
+            base=base,
+            frequency_scale=frequency_scale,
+            max_length=max_length,
+            overflow=overflow,
+            random_range=random_range,
+            spread=spread,
+        )
         variant = variants.get(pos, variants.names(axes))
+        check_count("dim", dim)
         if variant.adds == "sinusoid":
             sinusoid.check_dim(dim)
         sinusoid.check_frequencies(base, frequency_scale)
         if overflow not in ("wrap", "error"):
             raise ValueError(f"overflow must be 'wrap' or 'error', got {overflow!r}")
-        if max_length is not None and max_length < 1:
-            raise ValueError(f"max_length must be ≥ 1, got {max_length}")
+        if max_length is not None:
+            check_count("max_length", max_length)
         self.augmentation = variants.augmentation(pos, given)
         variants.refuse_options(pos, given, _DEFAULTS, axes=axes)
         self.dim, self.pos, self.axes = dim, pos, axes
@@ -119,9 +133,9 @@ class PositionalEmbedding(nn.Module):
             (B, N, dim) in content's dtype; the sum is taken in float32 at least.
 
         Raises:
-            ValueError: shapes that do not fit; content that is not of a float dtype; infinite
-                positions, or with ``overflow="error"`` positions beyond the table (on CUDA:
-                :func:`cape_plugins.checks.check_values`).
+            ValueError: shapes that do not fit; content that is not of a float dtype; complex or
+                infinite positions, or with ``overflow="error"`` positions beyond the table; ε
+                below 0 or not finite (on CUDA: :func:`cape_plugins.checks.check_values`).
         """
         if content.ndim != 3 or content.shape[2] != self.dim or not content.is_floating_point():
             raise ValueError(
@@ -136,6 +150,7 @@ class PositionalEmbedding(nn.Module):
                 f"{[1, *wanted]}), got {list(positions.shape)}"
             )
         if self.adds_nothing:
+            check_positions(positions)
             return content
         moved = self.augment(positions, batch, draw, generator, max_local_shift=max_local_shift)
         return self.add(content, moved)
@@ -163,8 +178,11 @@ class PositionalEmbedding(nn.Module):
 
         Returns:
             (1 or B, N[, 2]), what the variant makes of the positions, in float32 at least.
+
+        Raises:
+            ValueError: as :meth:`forward`, of positions, draw, generator and ε.
         """
-        wide = with_axes(positions)
+        wide = with_axes(positions)  # (1 or B, N, axes)
         if self.training:
             wide = self.augmentation.in_training(
                 wide, batch_size, draw, max_local_shift=max_local_shift, generator=generator
@@ -186,6 +204,9 @@ class PositionalEmbedding(nn.Module):
         Args:
             positions: (1 or B, N[, 2]).
             dtype: of the content. Sinusoids are in this dtype, float32 at least.
+
+        Raises:
+            ValueError: with ``overflow="error"`` positions beyond the table of ``abspos``.
         """
         if self.table is not None:
             return look_up(positions, self.table, wrap=self.overflow == "wrap")
@@ -193,7 +214,7 @@ class PositionalEmbedding(nn.Module):
         if self.axes > 1:
             frequencies = sinusoid.frequencies_2d(self.dim, scale, device)
         else:
-            positions = positions[..., None]
+            positions = positions[..., None]  # (1 or B, N, 1)
             frequencies = sinusoid.frequencies_1d(self.dim, self.base, scale, device)[None]
         return sinusoid.embed(positions, frequencies, torch.promote_types(dtype, torch.float32))
 
@@ -210,8 +231,11 @@ del _DEFAULTS["axes"]
 def look_up(positions: Tensor, table: Tensor, wrap: bool) -> Tensor:
     """Rows of a table (rows, D) at positions (B, N), rounded to the nearest integer: (B, N, D).
 
-    Padding (NaN) gets zeros. ``wrap`` takes the index modulo the number of rows; without it an
-    index beyond the table is a ValueError (on CUDA: :func:`cape_plugins.checks.check_values`).
+    Padding (NaN) gets zeros. ``wrap`` takes the index modulo the number of rows.
+
+    Raises:
+        ValueError: without ``wrap`` an index is beyond the table (on CUDA:
+            :func:`cape_plugins.checks.check_values`).
     """
     padding = positions.isnan()
     index = positions.masked_fill(padding, 0.0).round().long()

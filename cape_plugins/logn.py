@@ -17,7 +17,11 @@ HIDDEN = -1000.0  # a score this far below the others has no weight in any dtype
 
 
 def check_logn(value: Any, name: str = "attention_logn") -> int:
-    """N_train of an option: an integer ≥ 2; 0 and None, for off, give 0; ValueError otherwise."""
+    """N_train of an option, which is an integer ≥ 2, or 0 or None for off; these give 0.
+
+    Raises:
+        ValueError: it is none of these.
+    """
     if value is None or (value == 0 and not isinstance(value, bool)):
         return 0
     if isinstance(value, bool) or not isinstance(value, int) or value < 2:

@@ -16,8 +16,16 @@ from cape_plugins import variants
 
 # Each setting's place in a mark, whatever the variant; only ever append.
 SLOTS = (
-    *("max_global_shift", "max_local_shift", "max_global_scale", "frequency_scale"),
-    *("random_range", "relpos_context", "abspos_context", "source_scale", "unit", "content_scale"),
+    "max_global_shift",
+    "max_local_shift",
+    "max_global_scale",
+    "frequency_scale",
+    "random_range",
+    "relpos_context",
+    "abspos_context",
+    "source_scale",
+    "unit",
+    "content_scale",
 )
 # In place of a setting that a variant does not have, as all are ≥ 0. Not NaN, which equals nothing
 # where checkpoints are compared, and looks as if a training had diverged.
@@ -29,8 +37,8 @@ _GAPLESS = 6
 class VariantMark(nn.Module):
     """Keeps the variant and its settings among the weights, and compares them when they load.
 
-    Its state is one vector of float32, which ``model.half()`` does not touch and which the hosts'
-    averaging of checkpoints leaves as it is.
+    Its state is one vector of float32. It is no parameter or buffer, so ``model.half()`` leaves it
+    alone; and the hosts' averages of checkpoints, which are all of one training, keep its values.
 
     Args:
         pos: the variant.
@@ -39,7 +47,8 @@ class VariantMark(nn.Module):
         spell: writes an option's name as the host's users type it.
         advice: what to do about another variant's checkpoint, besides building that variant.
         axes: 1 for sequences, 2 for images.
-        added: settings of every variant that older checkpoints lack: name → value, and theirs.
+        added: settings that all variants have and that checkpoints from before they were added
+            lack: name → (this model's value, the value those were trained with).
 
     Raises:
         ValueError: unknown variant, or a setting that has no slot.

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cape_plugins.checks import check_positive, check_values
+from cape_plugins.checks import check_count, check_positive, check_values, is_traced
 
 Device = torch.device | str | None
 Generator = torch.Generator | None
@@ -46,8 +46,8 @@ def token_positions(
         (B, N), NaN beyond each length.
 
     Raises:
-        ValueError: ``spacing`` is not finite and > 0, or ``lengths`` is not one-dimensional and
-            integer, is negative or exceeds ``max_length`` (on CUDA:
+        ValueError: ``spacing`` is not finite and > 0, ``max_length`` is no integer, or ``lengths``
+            is not one-dimensional and integer, is negative or exceeds ``max_length`` (on CUDA:
             :func:`cape_plugins.checks.check_values`).
     """
     check_positive("spacing", spacing)
@@ -61,6 +61,7 @@ def token_positions(
         )
     if max_length is None:
         max_length = int(lengths.max()) if lengths.numel() else 0
+    check_count("max_length", max_length, least=0)
     check_values(
         lengths,
         lambda: (lengths >= 0) & (lengths <= max_length),
@@ -81,7 +82,10 @@ def frame_times(
 ) -> Tensor:
     """Times of audio frames, (B, N) seconds: frame i of each utterance is at ``i * frame_shift``.
 
-    These are :func:`token_positions` with ``frame_shift`` (seconds, finite and > 0) as spacing.
+    These are :func:`token_positions` with ``frame_shift``, in seconds, as spacing.
+
+    Raises:
+        ValueError: ``frame_shift`` is not finite and > 0, or as there.
     """
     check_positive("frame_shift", frame_shift, unit=" seconds")
     return token_positions(lengths, max_length, spacing=frame_shift, device=device, dtype=dtype)
@@ -100,15 +104,15 @@ def patch_grid(height: int, width: int, *, extent: float = 1.0, device: Device =
         width. An axis of one patch is at 0.
 
     Raises:
-        ValueError: a size below 1, or ``extent`` is not finite and > 0.
+        ValueError: a size is no integer or below 1, or ``extent`` is not finite and > 0.
     """
-    if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):  # sizes are symbols there
+    check_count("height in patches", height)
+    check_count("width in patches", width)
+    if not is_traced():
         check_positive("extent", extent)
-        if height < 1 or width < 1:
-            raise ValueError(f"a patch grid needs at least 1 × 1 patches, got {height} × {width}")
     rows = _axis(height, extent, device)[:, None].expand(height, width)
     columns = _axis(width, extent, device)[None, :].expand(height, width)
-    return torch.stack([rows, columns], dim=-1).reshape(height * width, 2)
+    return torch.stack([rows, columns], dim=-1).reshape(height * width, 2)  # (H · W, 2)
 
 
 def _axis(patches: int, extent: float, device: Device) -> Tensor:

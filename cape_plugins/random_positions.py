@@ -10,6 +10,7 @@ position that is new, as long as it lies in the range. Tokens keep their order, 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,17 +30,21 @@ class RandomPositions(Identity):
     positions as given. Both papers draw in evaluation too; here evaluation is deterministic.
 
     Attributes:
-        random_range: (low, high), in the unit of the positions; ValueError if empty or not finite.
+        random_range: (low, high), in the unit of the positions.
         spread: whether evaluation spreads tokens over the range.
+
+    Raises:
+        ValueError: ``random_range`` is no pair of finite numbers, or not low < high.
     """
 
     random_range: tuple[float, float] = (0.0, 1.0)
     spread: bool = True
 
     def __post_init__(self) -> None:
-        low, high = self.random_range
-        if not (is_number(low) and is_number(high) and low < high):
-            raise ValueError(f"random_range must be (low, high), low < high, got {low!r}, {high!r}")
+        given = self.random_range
+        is_pair = isinstance(given, Sequence) and len(given) == 2
+        if not (is_pair and all(map(is_number, given)) and given[0] < given[1]):
+            raise ValueError(f"random_range must be (low, high) with low < high, got {given!r}")
 
     def in_training(
         self,

@@ -36,8 +36,10 @@ class RotaryAttention(PositionalAttention):
 
     Args:
         settings: ``frequency_scale`` multiplies all frequencies: 1 for tokens, 30 for seconds, 1
-            for patches whose axes run from -1 to 1. ValueError unless ``head_dim`` is even, with
-            two axes a multiple of 4.
+            for patches whose axes run from -1 to 1.
+
+    Raises:
+        ValueError: ``head_dim`` is odd, or with two axes no multiple of 4.
     """
 
     def __init__(self, settings: AttentionSettings) -> None:
@@ -73,12 +75,15 @@ class MixedRotaryAttention(PositionalAttention):
     """The same on a plane, each head and layer with learnable frequencies along both axes.
 
     Args:
-        settings: ``head_dim`` (ValueError unless a multiple of 4) and ``heads`` are used.
+        settings: ``head_dim`` and ``heads`` are used.
 
     Attributes:
         frequencies: (2, heads, head_dim / 2), along the height and the width, in units of 2π
             radians per unit of position. At first half of each head's lie along a random direction
             and half across it, as in rope-vit.
+
+    Raises:
+        ValueError: ``head_dim`` is no multiple of 4.
     """
 
     def __init__(self, settings: AttentionSettings) -> None:
@@ -111,7 +116,7 @@ class MixedRotaryAttention(PositionalAttention):
 
 
 def _check_channels(head_dim: int, axes: int) -> None:
-    if head_dim < 1 or head_dim % (2 * axes):
+    if head_dim % (2 * axes):
         raise ValueError(
             f"rotary positions with {axes} {'axis' if axes == 1 else 'axes'} need heads of a "
             f"multiple of {2 * axes} channels, got {head_dim}: change the width or the number "

@@ -75,9 +75,10 @@ class PositionSettings:
         return name in self.variant.taken(self.axes)
 
     def refuse_options(self, spell: Callable[[str], str] = str) -> None:
-        """Raise ValueError for an option that the variant does not take.
+        """Refuse what the variant does not take; ``spell`` writes names as users type them.
 
-        ``spell`` writes an option's name as the host's users type it.
+        Raises:
+            ValueError: an option that the variant does not take is not at its default.
         """
         given = {name: getattr(self, name) for name in self.defaults()}
         variants.refuse_options(self.pos, given, self.defaults(), spell, axes=self.axes)
@@ -86,7 +87,10 @@ class PositionSettings:
         """What is added at the input, ``dim`` channels wide.
 
         ``options`` of :class:`cape_plugins.PositionalEmbedding` replace the settings'; those that
-        the variant does not take have no effect. A name that is no option is a TypeError.
+        the variant does not take have no effect.
+
+        Raises:
+            TypeError: a name is no option.
         """
         known = PositionalEmbedding.__init__.__kwdefaults__ or {}
         if typos := options.keys() - known.keys():

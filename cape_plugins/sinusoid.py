@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from cape_plugins.checks import check_positions, check_positive
+from cape_plugins.checks import check_count, check_positions, check_positive, is_traced
 from cape_plugins.positions import widest
 
 
@@ -114,16 +114,16 @@ def _arange(n: int, device: torch.device) -> Tensor:
 
 def check_dim(dim: int) -> None:
     """Raise ValueError unless ``dim`` channels split into cosines and sines."""
-    if dim < 2 or dim % 2:
+    check_count("dim", dim)
+    if dim % 2:
         raise ValueError(
-            f"dim must be even and ≥ 2 (half cosines, half sines), got {dim}; "
-            f"the nearest that works is {max(2, dim + 1)}"
+            f"dim must be even (half cosines, half sines), got {dim}: {dim + 1} is the next"
         )
 
 
 def check_frequencies(base: float, frequency_scale: float) -> None:
-    """Raise ValueError unless :func:`sinusoid_1d` can make frequencies of them."""
-    if torch.compiler.is_compiling():
+    """Raise ValueError unless :func:`sinusoid_1d` can make frequencies of these."""
+    if is_traced():
         return  # they may be symbolic; eager code and the modules' constructors have checked
     if not (math.isfinite(base) and base > 1):
         raise ValueError(f"base must be finite and > 1, got {base}")

@@ -88,14 +88,22 @@ VARIANTS = {
 
 
 def names(axes: int) -> tuple[str, ...]:
-    """Names of the variants for sequences (1 axis) or images (2 axes); ValueError otherwise."""
+    """Names of the variants for sequences (1 axis) or images (2 axes).
+
+    Raises:
+        ValueError: there are not 1 or 2 axes.
+    """
     if axes not in (1, 2):
         raise ValueError(f"axes must be 1 (sequences) or 2 (images), got {axes!r}")
     return tuple(name for name, variant in VARIANTS.items() if axes in variant.axes)
 
 
 def get(pos: str, allowed: Sequence[str] | None = None) -> Variant:
-    """The row of a variant; ValueError unless its name is allowed (default: the whole table)."""
+    """The row of a variant.
+
+    Raises:
+        ValueError: its name is not among those allowed (default: all of the table).
+    """
     allowed = tuple(VARIANTS) if allowed is None else allowed
     if pos not in allowed:
         raise ValueError(f"unknown variant {pos!r}: choose one of {', '.join(allowed)}")
@@ -110,7 +118,7 @@ def refuse_options(
     *,
     axes: int,
 ) -> None:
-    """Raise ValueError for an option that the variant does not take.
+    """Refuse what the variant does not take.
 
     Args:
         pos: the variant.
@@ -118,6 +126,9 @@ def refuse_options(
         defaults: option → value that counts as not given.
         spell: writes an option's name as the host's users type it.
         axes: 1 for sequences, 2 for images: whose variants are named.
+
+    Raises:
+        ValueError: an option that the variant does not take differs from its default.
     """
     takers = {name: VARIANTS[name].taken(axes) for name in names(axes)}
     every = frozenset[str]().union(*(variant.options for variant in VARIANTS.values()))
@@ -148,7 +159,10 @@ def attention_layers(
     """What sits in the self-attention of each layer; None is the host's own attention.
 
     ``logn`` is N_train of :func:`cape_plugins.logn.scale_queries`; where it is not 0, every layer
-    has a :class:`PositionalAttention`. ValueError: unknown variant, or settings that it refuses.
+    has a :class:`PositionalAttention`.
+
+    Raises:
+        ValueError: unknown variant, or settings that it cannot serve.
     """
     variant = get(pos)
     own = variant.attention or PositionalAttention

@@ -66,6 +66,18 @@ def test_under_a_causal_mask_it_is_the_papers_row_of_the_keys_positions():
     torch.testing.assert_close(module(query, key, value, prepared, causal)[0], expected)
 
 
+@pytest.mark.parametrize("heads", [0, -1, 2.5])
+def test_a_number_of_heads_that_is_none_is_refused(heads):
+    with pytest.raises(ValueError, match=f"heads must be an integer ≥ 1, got {heads}"):
+        alibi_slopes(heads)
+
+
+def test_an_hour_from_the_start_distances_are_as_at_the_start():
+    times = frame_times([6], 0.04, dtype=torch.float64)
+    early, late = (bias(each, heads=1, unit=1 / 30) for each in (times, times + 3600))
+    torch.testing.assert_close(late, early, atol=1e-8, rtol=1e-7)
+
+
 def test_the_unit_is_a_distance_of_one():
     found = bias(frame_times([5, 5], 0.04), unit=0.04)
     torch.testing.assert_close(found[:1], bias(token_positions([5])))

@@ -171,6 +171,23 @@ def test_positions_and_draws_that_do_not_fit_say_which_shape_is_needed():
         three_axes.apply(torch.zeros(2, 3, 2), three_axes.draw(2, 2))
 
 
-def test_infinite_positions_are_refused():
+def test_infinite_and_complex_positions_are_refused():
     with pytest.raises(ValueError, match=r"must be finite.* got inf at index \[0, 1\]"):
         Augmentation().apply(torch.tensor([[0.0, math.inf]]))
+    with pytest.raises(ValueError, match=r"must be real numbers, got torch.complex64"):
+        Augmentation().apply(torch.zeros(1, 2, dtype=torch.cfloat))
+
+
+@pytest.mark.parametrize("count", [-1, 2.5, True])
+def test_draws_are_for_a_number_of_samples(count):
+    with pytest.raises(ValueError, match=f"batch_size must be an integer ≥ 0, got {count}"):
+        Augmentation(5.0).draw(count)
+    assert Augmentation(5.0).draw(0, 2).shift.shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "shift", [NAN, -0.1, math.inf, (0.1, NAN), torch.tensor([0.1, NAN]), torch.tensor(-0.1)]
+)
+def test_the_local_shift_of_a_call_is_checked_as_that_of_the_settings(shift):
+    with pytest.raises(ValueError, match=r"max_local_shift must be .*finite.*, got (nan|-0.1|inf)"):
+        Augmentation().in_training(torch.zeros(2, 3, 2), 2, max_local_shift=shift)

@@ -396,6 +396,28 @@ def test_torch_func_and_forward_mode_derivatives():
     assert torch.equal(found[1], tangent)
 
 
+@pytest.mark.parametrize(("axes", "pos"), EACH)
+def test_gradients_per_sample_in_training(axes, pos):
+    """As in differentially private training: each sample has weights of its own to vary."""
+    module, embed = build(pos, axes), torch.nn.Linear(3, 8)
+    weights = dict(embed.named_parameters())
+    content, positions = torch.randn(4, 6, 3), where(axes)[0]
+
+    def loss(weights, content, generator=None):
+        x = torch.func.functional_call(embed, weights, content)[None]
+        return module(x, positions[None], generator=generator).square().sum()
+
+    for generator in (None, seeded()):
+        per_sample = torch.vmap(torch.func.grad(loss), (None, 0, None), randomness="different")
+        found = per_sample(weights, content, generator)["weight"]
+        assert found.shape == (4, 8, 3)
+        assert found.isfinite().all()
+    same = content[:1].expand(4, -1, -1)  # of one sample, too, each draws its own positions
+    found = per_sample(weights, same, None)["weight"]
+    drawn = pos in ("cape", "random")
+    assert torch.allclose(found, found[:1].expand_as(found), atol=1e-4) != drawn
+
+
 @pytest.mark.parametrize(("axes", "pos"), [(1, "abspos"), (1, "cape"), (2, "cape")])
 def test_copies_and_pickles_are_the_same_module(axes, pos):
     module, content = build(pos, axes), torch.randn(2, 6, 8)
@@ -477,13 +499,16 @@ def test_an_exported_model_takes_any_size(axes, pos):
         (dict(pos="rope_mixed"), "unknown variant 'rope_mixed'"),
         (dict(axes=3), "axes must be 1 .* or 2 .*, got 3"),
         (dict(dim=7), "dim must be even"),
+        (dict(dim=8.0), "dim must be an integer ≥ 1, got 8.0"),
+        (dict(pos="nopos", dim=True), "dim must be an integer ≥ 1, got True"),
+        (dict(pos="abspos", max_length=2.5), "max_length must be an integer ≥ 1, got 2.5"),
         (dict(pos="sinpos", dim=7), "dim must be even"),
         (dict(max_global_scale=0.5), "max_global_scale must be a finite number ≥ 1"),
         (dict(max_local_shift=math.nan), "max_local_shift"),
         (dict(pos="nopos", base=0.0), "base must be finite and > 1"),
         (dict(pos="nopos", frequency_scale=0.0), "frequency_scale must be finite and > 0"),
         (dict(pos="nopos", overflow="clamp"), "overflow must be 'wrap' or 'error'"),
-        (dict(pos="nopos", max_length=0), "max_length must be ≥ 1, got 0"),
+        (dict(pos="nopos", max_length=0), "max_length must be an integer ≥ 1, got 0"),
         (dict(pos="abspos"), "abspos needs max_length"),
         (dict(pos="random", random_range=(1.0, 1.0)), "random_range must be"),
         # what the variant does not take
@@ -528,9 +553,11 @@ def test_inputs_that_do_not_fit_are_refused_by_every_variant(axes, pos):
             module(content, given_positions)
 
 
-@pytest.mark.parametrize(("axes", "pos"), [case for case in EACH if case[1] != "nopos"])
-def test_infinite_positions_and_generators_elsewhere_are_refused(axes, pos):
+@pytest.mark.parametrize(("axes", "pos"), EACH)
+def test_infinite_and_complex_positions_and_generators_elsewhere_are_refused(axes, pos):
     positions = where(axes)
+    with pytest.raises(ValueError, match=r"positions must be real numbers, got torch.complex64"):
+        build(pos, axes)(torch.zeros(1, 6, 8), positions.cfloat())
     positions[0, 1] = math.inf
     with pytest.raises(ValueError, match=r"positions must be finite.* got inf at index \[0, 1"):
         build(pos, axes)(torch.zeros(1, 6, 8), positions)

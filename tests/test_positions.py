@@ -71,7 +71,10 @@ def test_a_single_patch_sits_at_zero():
         (lambda: token_positions([1], spacing=0.0), "spacing must be finite and > 0"),
         (lambda: token_positions([1], spacing=float("nan")), "spacing must be finite"),
         (lambda: frame_times([1], -0.01), "frame_shift must be finite and > 0 seconds, got -0.01"),
-        (lambda: patch_grid(0, 3), "at least 1 × 1"),
+        (lambda: token_positions([1], 2.5), "max_length must be an integer ≥ 0, got 2.5"),
+        (lambda: patch_grid(0, 3), "height in patches must be an integer ≥ 1, got 0"),
+        (lambda: patch_grid(2.5, 3), "height in patches must be an integer ≥ 1, got 2.5"),
+        (lambda: patch_grid(2, 0), "width in patches must be an integer ≥ 1, got 0"),
         (lambda: patch_grid(2, 2, extent=float("inf")), "extent must be finite"),
     ],
 )

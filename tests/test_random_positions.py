@@ -109,9 +109,11 @@ def test_shared_positions_are_drawn_for_each_sample_in_their_dtype(dtype):
     assert RandomPositions().in_evaluation(tokens(5).to(dtype)).dtype == dtype
 
 
-@pytest.mark.parametrize("given_range", [(1.0, 1.0), (2.0, 1.0), (0.0, math.inf), ("0", 1.0)])
-def test_an_empty_range_is_refused(given_range):
-    with pytest.raises(ValueError, match=r"random_range must be \(low, high\), low < high, got"):
+@pytest.mark.parametrize(
+    "given_range", [(1.0, 1.0), (2.0, 1.0), (0.0, math.inf), ("0", 1.0), 3, (1.0,), "09"]
+)
+def test_what_is_no_range_is_refused(given_range):
+    with pytest.raises(ValueError, match=r"must be \(low, high\) with low < high, got"):
         RandomPositions(given_range)
 
 

@@ -152,7 +152,6 @@ def test_the_settings_are_printed():
     ("kind", "dim", "axes", "message"),
     [
         (RotaryAttention, 7, 1, "1 axis need heads of a multiple of 2 channels, got 7"),
-        (RotaryAttention, 0, 1, "a multiple of 2 channels, got 0"),
         (RotaryAttention, 6, 2, "2 axes need heads of a multiple of 4 channels, got 6"),
         (MixedRotaryAttention, 10, 2, "a multiple of 4 channels, got 10: change the width"),
     ],

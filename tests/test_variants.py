@@ -25,6 +25,8 @@ def test_images_have_those_with_two_axes():
     assert lines - planes == {"abspos", "relpos", "relpos_first"}
     assert planes - lines == {"rope_mixed", "cape_rope_mixed"}
     assert lines | planes == {*variants.VARIANTS}
+    # γ of evaluation moves whatever has positions
+    assert {pos for pos in planes if "extent" in variants.get(pos).taken(2)} == planes - {"nopos"}
 
 
 @pytest.mark.parametrize("axes", [1, 2])
