@@ -47,10 +47,6 @@ class Alibi(PositionalAttention):
 
     remembers = frozenset({"unit"})
 
-    def __init__(self, settings: AttentionSettings) -> None:
-        super().__init__()
-        self.settings = settings
-
     @staticmethod
     def prepare(positions: Tensor, settings: AttentionSettings) -> Tensor:
         """What the scores get, (B, N, heads, N) float32.
@@ -66,17 +62,13 @@ class Alibi(PositionalAttention):
     def bias(self, query: Tensor, keys: int, positions: Tensor | None = None) -> Tensor:
         """What :meth:`prepare` gave, (1 or B, heads, queries, keys) in float32."""
         assert positions is not None, "alibi needs positions"
-        bias = positions.transpose(1, 2)
+        bias = positions.transpose(1, 2)  # (1 or B, heads, N, N)
         return bias[:, :, bias.shape[2] - query.shape[2] :, bias.shape[3] - keys :]
-
-    def extra_repr(self) -> str:
-        """The settings, for ``print(model)``."""
-        return f"heads={self.settings.heads}, unit={self.settings.unit:g}"
 
 
 def distances(first: Tensor, second: Tensor) -> Tensor:
     """Euclidean distances (…, axes), (…, axes) → (…), 0 where either has no position (NaN)."""
-    apart = first - second
+    apart = first - second  # (…, axes)
     # vector_norm of one axis keeps it on fake tensors (torch.compile) in PyTorch 2.12
     found = apart[..., 0].abs() if apart.shape[-1] == 1 else torch.linalg.vector_norm(apart, dim=-1)
     return found.nan_to_num(0.0)

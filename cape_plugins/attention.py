@@ -12,7 +12,7 @@ meets each distance once, and a view shifts the rows of that product to where th
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -78,6 +78,7 @@ class PositionalAttention(nn.Module):
 
     def __init__(self, settings: AttentionSettings | None = None) -> None:
         super().__init__()
+        self.settings: Any = settings
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew."""
@@ -147,7 +148,7 @@ class PositionalAttention(nn.Module):
         queries, keys = query.shape[2], key.shape[2]
         if queries > keys:
             raise ValueError(f"{queries} queries are not the last positions of {keys} keys")
-        last = None if positions is None else positions[:, keys - queries :]
+        last = None if positions is None else positions[:, keys - queries :]  # (B, queries, …)
         query, key = self.embed(query, last), self.embed(key, positions)
         return self.attend(query, key, value, positions, mask, dropout, need_weights)
 
@@ -177,7 +178,9 @@ class PositionalAttention(nn.Module):
     ) -> Tensor:
         """What the softmax gets, (B, heads, queries, keys); the arguments are :meth:`attend`'s."""
         query, bias = self._query_and_bias(query, key, positions, mask)
-        scores = (query * query.shape[3] ** -0.5) @ key.transpose(-2, -1)
+        scores = (query * query.shape[3] ** -0.5) @ key.transpose(
+            -2, -1
+        )  # (B, heads, queries, keys)
         if bias is not None and bias.dtype == torch.bool:
             return scores.masked_fill(~bias, -torch.inf)
         return scores if bias is None else scores + bias
@@ -190,6 +193,10 @@ class PositionalAttention(nn.Module):
         if self.logn:
             query = scale_queries(query, keys, mask, self.logn)
         return query, merge_bias(self.bias(query, keys, positions), mask, query.dtype)
+
+    def extra_repr(self) -> str:
+        """The settings, for ``print(model)``."""
+        return "" if self.settings is None else str(self.settings)
 
 
 def merge_bias(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -217,7 +224,7 @@ class RelativeAttention(PositionalAttention):
     """
 
     def __init__(self, settings: AttentionSettings) -> None:
-        super().__init__()
+        super().__init__(settings)
         self.head_dim, self.context = settings.head_dim, settings.context
         self.keys = nn.Parameter(torch.empty(2 * self.context + 1, self.head_dim))
         self.reset_parameters()
@@ -240,7 +247,7 @@ class RelativeAttention(PositionalAttention):
         query = query * self.head_dim**-0.5
         scores = query @ self.keys[rows].to(query.dtype).T  # (B, heads, queries, distances)
         # one column per distance -(keys - 1) … queries - 1, and one more for the shift below
-        nearest = scores[..., :1].expand(*scores.shape[:3], before)
+        nearest = scores[..., :1].expand(*scores.shape[:3], before)  # (…, before)
         farthest = scores[..., -1:].expand(*scores.shape[:3], after + 1)
         return _shift_rows(torch.cat([nearest, scores, farthest], dim=-1))[..., :keys]
 
@@ -250,10 +257,6 @@ class RelativeAttention(PositionalAttention):
         first, last = max(lowest, -self.context), min(highest, self.context)
         rows = slice(first + self.context, last + self.context + 1)
         return first - lowest, rows, highest - last
-
-    def extra_repr(self) -> str:
-        """The settings, for ``print(model)``."""
-        return f"head_dim={self.head_dim}, context={self.context}"
 
 
 def _shift_rows(scores: Tensor) -> Tensor:

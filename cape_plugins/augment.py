@@ -140,7 +140,7 @@ class Augmentation(Identity):
             raise ValueError(
                 f"positions must be (B, N) or (B, N, axes), got shape {tuple(positions.shape)}"
             )
-        wide = with_axes(positions)
+        wide = with_axes(positions)  # (B, N, axes)
         if draw is None:
             moved = self.in_evaluation(wide)
         else:
@@ -202,9 +202,9 @@ def centre(positions: Tensor) -> Tensor:
     wide = positions.to(widest(positions.device))
     if positions.device.type == "cpu" and positions.shape[1] > 0:
         # elsewhere cumsum is slow, or not deterministic
-        real = ~wide.isnan()
+        real = ~wide.isnan()  # (B, N, axes)
         total = wide.masked_fill(~real, 0.0).cumsum(dim=1).narrow(1, positions.shape[1] - 1, 1)
-        mean = total / real.sum(dim=1, keepdim=True)
+        mean = total / real.sum(dim=1, keepdim=True)  # (B, 1, axes)
     else:
         mean = wide.nanmean(dim=1, keepdim=True)
     return (wide - mean).to(positions.dtype)

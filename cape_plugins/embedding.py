@@ -212,7 +212,7 @@ class PositionalEmbedding(nn.Module):
             return look_up(positions, self.table, wrap=self.overflow == "wrap")
         device, scale = positions.device, self.frequency_scale
         if self.axes > 1:
-            frequencies = sinusoid.frequencies_2d(self.dim, scale, device)
+            frequencies = sinusoid.frequencies_2d(self.dim, scale, device)  # (2, dim / 2)
         else:
             positions = positions[..., None]  # (1 or B, N, 1)
             frequencies = sinusoid.frequencies_1d(self.dim, self.base, scale, device)[None]
@@ -238,7 +238,7 @@ def look_up(positions: Tensor, table: Tensor, wrap: bool) -> Tensor:
             :func:`cape_plugins.checks.check_values`).
     """
     padding = positions.isnan()
-    index = positions.masked_fill(padding, 0.0).round().long()
+    index = positions.masked_fill(padding, 0.0).round().long()  # (B, N)
     rows = table.shape[0]
     if wrap:
         index = index.remainder(rows)

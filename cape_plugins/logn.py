@@ -50,7 +50,7 @@ def scale_queries(query: Tensor, keys: int, mask: Tensor | None, trained: int) -
         seen = torch.full([1], keys, device=query.device, dtype=torch.float32)
     else:
         visible = mask if mask.dtype == torch.bool else mask > HIDDEN
-        seen = visible.expand(*visible.shape[:-1], keys).sum(dim=-1, keepdim=True).float()
+        seen = visible.expand(*visible.shape[:-1], keys).sum(dim=-1, keepdim=True).float()  # (…, 1)
     # a tensor's logarithm: PyTorch 2.5 cannot compile that of a number
     then = torch.full([1], trained, device=query.device, dtype=torch.float32)
     # at least 1: a query in padding may see nothing, and must not become NaN

@@ -15,18 +15,9 @@ from torch import Tensor, nn
 from cape_plugins import variants
 
 # Each setting's place in a mark, whatever the variant; only ever append.
-SLOTS = (
-    "max_global_shift",
-    "max_local_shift",
-    "max_global_scale",
-    "frequency_scale",
-    "random_range",
-    "relpos_context",
-    "abspos_context",
-    "source_scale",
-    "unit",
-    "content_scale",
-)
+SLOTS = ["max_global_shift", "max_local_shift", "max_global_scale", "frequency_scale"]
+SLOTS += ["random_range", "relpos_context", "abspos_context", "source_scale"]
+SLOTS += ["unit", "content_scale"]
 # In place of a setting that a variant does not have, as all are ≥ 0. Not NaN, which equals nothing
 # where checkpoints are compared, and looks as if a training had diverged.
 ABSENT = -1.0

@@ -71,7 +71,7 @@ def randomise(positions: Tensor, low: float, high: float, generator: Generator =
     """
     rank, count = _ranks(positions)
     shape, device, dtype = list(positions.shape), positions.device, positions.dtype
-    draws = uniform(shape, device, dtype, generator)
+    draws = uniform(shape, device, dtype, generator)  # (B, N, axes)
     unused = torch.arange(positions.shape[1], device=device)[:, None] >= count
     draws = draws.masked_fill(unused, 1.0).sort(dim=1).values.gather(1, rank)
     return (low + (high - low) * (draws + 1) / 2).masked_fill(positions.isnan(), math.nan)
@@ -80,7 +80,7 @@ def randomise(positions: Tensor, low: float, high: float, generator: Generator =
 def spread_evenly(positions: Tensor, low: float, high: float) -> Tensor:
     """The mean of :func:`randomise`: of n positions, number i lands i / (n + 1) into the range."""
     rank, count = _ranks(positions)
-    fraction = (rank + 1).to(positions.dtype) / (count + 1).to(positions.dtype)
+    fraction = (rank + 1).to(positions.dtype) / (count + 1).to(positions.dtype)  # (B, N, axes)
     return (low + (high - low) * fraction).masked_fill(positions.isnan(), math.nan)
 
 

@@ -43,8 +43,7 @@ class RotaryAttention(PositionalAttention):
     """
 
     def __init__(self, settings: AttentionSettings) -> None:
-        super().__init__()
-        self.settings = settings
+        super().__init__(settings)
         _check_channels(settings.head_dim, settings.axes)
 
     @staticmethod
@@ -55,20 +54,15 @@ class RotaryAttention(PositionalAttention):
         if settings.axes > 1:
             base, scale = BASE_PLANE, settings.frequency_scale * PLANE_SCALE
         width = settings.head_dim // settings.axes
-        frequencies = frequencies_1d(width, base, scale, positions.device)[None]
+        frequencies = frequencies_1d(width, base, scale, positions.device)[None]  # (1, width / 2)
         cos, sin = cos_sin(positions[..., None], frequencies, torch.float32)  # (B, N, axes, ·)
-        cos, sin = cos.flatten(2), sin.flatten(2)
+        cos, sin = cos.flatten(2), sin.flatten(2)  # (B, N, head_dim / 2)
         return _table(cos.masked_fill(without, 1.0), sin.masked_fill(without, 0.0))
 
     def embed(self, x: Tensor, positions: Tensor | None) -> Tensor:
         """Rotate (B, heads, N, head_dim), in float32 at least, by what :meth:`prepare` gave."""
         assert positions is not None, "rotary attention needs positions"
         return _rotate(x, positions[:, None])
-
-    def extra_repr(self) -> str:
-        """The settings, for ``print(model)``."""
-        one = self.settings
-        return f"head_dim={one.head_dim}, axes={one.axes}, frequency_scale={one.frequency_scale:g}"
 
 
 class MixedRotaryAttention(PositionalAttention):
@@ -87,7 +81,7 @@ class MixedRotaryAttention(PositionalAttention):
     """
 
     def __init__(self, settings: AttentionSettings) -> None:
-        super().__init__()
+        super().__init__(settings)
         _check_channels(settings.head_dim, 2)
         self.frequencies = nn.Parameter(torch.empty(2, settings.heads, settings.head_dim // 2))
         self.reset_parameters()
@@ -97,10 +91,10 @@ class MixedRotaryAttention(PositionalAttention):
         _, heads, half = self.frequencies.shape
         device = self.frequencies.device
         along = frequencies_1d(half, BASE_MIXED, 1.0, device)  # (half / 2,)
-        angle = 2 * math.pi * torch.rand(heads, 1, device=device)
+        angle = 2 * math.pi * torch.rand(heads, 1, device=device)  # (heads, 1)
         angles = torch.cat([angle, angle + math.pi / 2], dim=1)[..., None]  # (heads, 2, 1)
         with torch.no_grad():
-            self.frequencies[0] = (along * angles.cos()).flatten(1)
+            self.frequencies[0] = (along * angles.cos()).flatten(1)  # (heads, head_dim / 2)
             self.frequencies[1] = (along * angles.sin()).flatten(1)
 
     def embed(self, x: Tensor, positions: Tensor | None) -> Tensor:
@@ -108,9 +102,10 @@ class MixedRotaryAttention(PositionalAttention):
         assert positions is not None, "rotary attention needs positions"
         positions, _ = _split(positions)  # 0, which turns nothing, without a position
         frequencies = self.frequencies.to(torch.promote_types(x.dtype, positions.dtype))
-        along_height, along_width = (frequencies * PLANE_SCALE).unbind()
+        along_height, along_width = (frequencies * PLANE_SCALE).unbind()  # (heads, head_dim / 2)
         # elementwise rather than a matrix product, which autocast would run in half precision
-        height, width = positions[:, None, :, :1], positions[:, None, :, 1:]
+        height, width = positions[:, None, :, :1], positions[:, None, :, 1:]  # (B, 1, N, 1)
+        # (B, heads, N, head_dim / 2)
         phases = height * along_height[:, None] + width * along_width[:, None]
         return _rotate(x, _table(phases.cos(), phases.sin()))
 

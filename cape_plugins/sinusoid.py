@@ -75,8 +75,8 @@ def embed(positions: Tensor, frequencies: Tensor, dtype: torch.dtype | None = No
         frequencies: (axes, K) radians per unit of position.
         dtype: of the result. Default: the positions', float32 at least.
     """
-    padding = positions.isnan().any(dim=-1, keepdim=True)
-    cos, sin = cos_sin(positions.masked_fill(padding, 0.0), frequencies, dtype)
+    padding = positions.isnan().any(dim=-1, keepdim=True)  # (..., 1)
+    cos, sin = cos_sin(positions.masked_fill(padding, 0.0), frequencies, dtype)  # (..., K)
     return torch.cat([cos, sin], dim=-1).masked_fill(padding, 0.0)
 
 
@@ -88,7 +88,7 @@ def cos_sin(
         dtype = torch.promote_types(positions.dtype, torch.float32)
     turns, wide = frequencies / math.tau, positions.to(frequencies.dtype)
     # elementwise rather than a matrix product, which autocast would run in half precision
-    phase = wide[..., 0, None] * turns[0]
+    phase = wide[..., 0, None] * turns[0]  # (..., K), in turns
     for axis in range(1, turns.shape[0]):
         phase = phase + wide[..., axis, None] * turns[axis]
     phase = ((phase - phase.round()) * math.tau).to(dtype)
@@ -103,7 +103,7 @@ def frequencies_1d(dim: int, base: float, frequency_scale: float, device: torch.
 def frequencies_2d(dim: int, frequency_scale: float, device: torch.device) -> Tensor:
     """Radians per unit along the height and the width of :func:`sinusoid_2d`, (2, dim / 2)."""
     j = _arange(dim // 2, device)
-    radius = frequency_scale * math.pi * torch.pow(10.0, (j + 1) / (dim // 2))
+    radius = frequency_scale * math.pi * torch.pow(10.0, (j + 1) / (dim // 2))  # (dim / 2,)
     return torch.stack([radius * torch.cos(j), radius * torch.sin(j)])
 
 

@@ -119,4 +119,4 @@ def test_distances_are_in_float32_whatever_the_positions_and_queries_are(dtype):
 
 def test_it_learns_nothing():
     assert Alibi(sizes()).state_dict() == {}
-    assert repr(Alibi(sizes(unit=0.5))) == "Alibi(heads=4, unit=0.5)"
+    assert "heads=4, axes=1, unit=0.5" in repr(Alibi(sizes(unit=0.5)))

@@ -144,8 +144,7 @@ def test_padding_has_no_position():
 
 
 def test_the_settings_are_printed():
-    shown = repr(RotaryAttention(sizes(8, 2, scale=0.5)))
-    assert shown == "RotaryAttention(head_dim=8, axes=2, frequency_scale=0.5)"
+    assert "frequency_scale=0.5" in repr(RotaryAttention(sizes(8, 2, scale=0.5)))
 
 
 @pytest.mark.parametrize(
