@@ -51,32 +51,33 @@ def test_the_examples_of_the_core_run(module):
     assert (failures, tried) == (0, len(example.examples))
 
 
-FIRE = blocks(ROOT / "docs" / "adding-a-variant.md", "python")
+SOURCE, ROWS, SCRIPT = blocks(ROOT / "docs" / "adding-a-variant.md", "python")
 
 
-def test_the_page_on_adding_a_variant_adds_one(monkeypatch):
-    source, rows, script = FIRE
+@pytest.fixture
+def fire(monkeypatch) -> dict[str, variants.Variant]:
+    """The rows that docs/adding-a-variant.md adds to the table, where they are now."""
     module = types.ModuleType("cape_plugins.fire")
-    exec(source, vars(module))
+    exec(SOURCE, vars(module))
     monkeypatch.setitem(sys.modules, "cape_plugins.fire", module)
-    added = eval("{" + rows + "}", {**vars(variants), "Fire": module.Fire})
-    numbers = [variant.number for variant in variants.VARIANTS.values()]
-    assert [variant.number for variant in added.values()] == [max(numbers) + 1, max(numbers) + 2]
+    added = eval("{" + ROWS + "}", {**vars(variants), "Fire": module.Fire})
     monkeypatch.setattr(variants, "VARIANTS", {**variants.VARIANTS, **added})
+    return added
+
+
+def test_the_page_on_adding_a_variant_adds_one(fire):
+    numbers = [variant.number for variant in variants.VARIANTS.values()]
+    assert numbers == [*range(len(numbers))]
+    assert [*variants.VARIANTS.values()][-2:] == [*fire.values()]
     names = dict(PositionalEmbedding=Embedding, token_positions=token_positions, torch=torch)
     names |= dict(AttentionSettings=attention.AttentionSettings, variants=variants)
-    exec(script, names)
+    exec(SCRIPT, names)
     assert names["out"].shape == (2, 4, 10, 16)
     assert not torch.equal(names["moved"][0], token_positions([10])[0])
 
 
 @pytest.mark.parametrize("axes", [1, 2])
-def test_the_added_variant_attends_and_learns(axes, monkeypatch):
-    source, rows, _ = FIRE
-    module = types.ModuleType("cape_plugins.fire")
-    exec(source, vars(module))
-    added = eval("{" + rows + "}", {**vars(variants), "Fire": module.Fire})
-    monkeypatch.setattr(variants, "VARIANTS", {**variants.VARIANTS, **added})
+def test_the_added_variant_attends_and_learns(axes, fire):
     sizes = attention.AttentionSettings(head_dim=4, heads=3, axes=axes, unit=0.5)
     torch.manual_seed(0)
     (layer,) = variants.attention_layers("fire", 1, sizes)

@@ -532,10 +532,6 @@ def test_any_width_goes_where_no_sinusoids_are_added():
         assert PositionalEmbedding(7, pos)(torch.ones(1, 6, 7), where(1)).shape == (1, 6, 7)
 
 
-def test_in_images_the_shift_of_rotations_is_taken():
-    PositionalEmbedding(8, "cape_rope", axes=2, max_global_shift=1.0)
-
-
 @pytest.mark.parametrize(("axes", "pos"), EACH)
 def test_inputs_that_do_not_fit_are_refused_by_every_variant(axes, pos):
     module, positions = build(pos, axes), where(axes, 6, 6)

@@ -85,10 +85,3 @@ def test_2d_equals_the_listing(dtype, grid):
     theirs = listing_sinusoid_2d(expected[..., 0], expected[..., 1], 64)
     assert ours.dtype == dtype
     assert np.abs(ours.double().numpy() - theirs).max() < TOLERANCE[dtype]
-
-
-def test_the_listings_grid_runs_x_along_the_height():
-    height, width = 5, 3
-    x = np.repeat(np.linspace(-1, 1, height), width)
-    y = np.tile(np.linspace(-1, 1, width), height)
-    assert np.abs(patch_grid(height, width).numpy() - np.stack([x, y], -1)).max() < 1e-7

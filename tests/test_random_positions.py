@@ -9,21 +9,18 @@ from hypothesis import strategies as st
 
 from cape_plugins import Draw, frame_times, patch_grid, token_positions
 from cape_plugins.random_positions import RandomPositions, randomise, spread_evenly
+from cape_support import seeded
 
 
 def tokens(*lengths: int) -> torch.Tensor:
     return token_positions(list(lengths))[..., None]
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=4), st.integers(0, 2**31))
 def test_draws_are_in_range_in_order_and_padding_stays(lengths, seed):
     positions = tokens(*lengths)
-    drawn = randomise(positions, 5.0, 100.0, generator(seed))
+    drawn = randomise(positions, 5.0, 100.0, seeded(seed))
     assert torch.equal(drawn.isnan(), positions.isnan())
     for row, length in zip(drawn[..., 0], lengths, strict=True):
         assert (row[:length].diff() > 0).all()
@@ -31,7 +28,7 @@ def test_draws_are_in_range_in_order_and_padding_stays(lengths, seed):
 
 
 def test_each_position_is_that_order_statistic_of_a_uniform_distribution():
-    drawn = randomise(tokens(4).expand(20_000, 4, 1), 0.0, 10.0, generator())[..., 0]
+    drawn = randomise(tokens(4).expand(20_000, 4, 1), 0.0, 10.0, seeded())[..., 0]
     order = torch.arange(1.0, 5)
     torch.testing.assert_close(drawn.mean(0), 10 * order / 5, rtol=0, atol=0.05)
     variance = 100 * order * (5 - order) / (5**2 * 6)  # of Beta(i, n + 1 - i), times the range²
@@ -39,21 +36,21 @@ def test_each_position_is_that_order_statistic_of_a_uniform_distribution():
 
 
 def test_samples_draw_apart_and_the_same_generator_draws_the_same():
-    drawn = randomise(tokens(5).expand(2, 5, 1), 0.0, 1.0, generator())
+    drawn = randomise(tokens(5).expand(2, 5, 1), 0.0, 1.0, seeded())
     assert not torch.equal(drawn[0], drawn[1])
-    assert torch.equal(drawn, randomise(tokens(5).expand(2, 5, 1), 0.0, 1.0, generator()))
+    assert torch.equal(drawn, randomise(tokens(5).expand(2, 5, 1), 0.0, 1.0, seeded()))
 
 
 def test_tokens_keep_their_order_whatever_it_is():
     positions = torch.tensor([[3.5, math.nan, -1.0, 7.0]])[..., None]
-    drawn = randomise(positions, 0.0, 1.0, generator())[0, :, 0]
+    drawn = randomise(positions, 0.0, 1.0, seeded())[0, :, 0]
     assert drawn[2] < drawn[0] < drawn[3]
     assert drawn[1].isnan()
 
 
 def test_a_grid_stays_a_grid():
     grid = patch_grid(3, 5)[None].expand(2, 15, 2)
-    drawn = randomise(grid, -1.0, 1.0, generator()).view(2, 3, 5, 2)
+    drawn = randomise(grid, -1.0, 1.0, seeded()).view(2, 3, 5, 2)
     rows, columns = drawn[..., 0], drawn[..., 1]
     assert torch.equal(rows, rows[:, :, :1].expand_as(rows))
     assert torch.equal(columns, columns[:, :1].expand_as(columns))
@@ -66,7 +63,7 @@ def test_evaluation_is_the_mean_of_the_draws():
     expected = 3 + torch.tensor([[1.0, 2, 3, 4], [5 / 3, 10 / 3, math.nan, math.nan]])[..., None]
     found = spread_evenly(tokens(4, 2), 3.0, 8.0)
     torch.testing.assert_close(found, expected, equal_nan=True)
-    sampled = randomise(tokens(4, 2).repeat(10_000, 1, 1), 3.0, 8.0, generator())
+    sampled = randomise(tokens(4, 2).repeat(10_000, 1, 1), 3.0, 8.0, seeded())
     mean = sampled.view(10_000, 2, 4, 1).nanmean(dim=0)
     torch.testing.assert_close(mean, expected, rtol=0, atol=0.05, equal_nan=True)
 
@@ -88,9 +85,9 @@ def test_the_augmentation_draws_in_training_only(spread):
     assert 20 <= first[0].min() < first[0].max() <= 60
     # Δ and λ change nothing: it draws none
     assert augmentation.draw(2, 1) is None
-    draw, same = Draw(torch.full((2, 1), 9.0), torch.full((2,), 9.0)), generator()
+    draw, same = Draw(torch.full((2, 1), 9.0), torch.full((2,), 9.0)), seeded()
     by_draw = augmentation.in_training(seconds, 2, draw, max_local_shift=9.0, generator=same)
-    expected = randomise(seconds, 20.0, 60.0, generator())
+    expected = randomise(seconds, 20.0, 60.0, seeded())
     torch.testing.assert_close(by_draw, expected, rtol=0, atol=0, equal_nan=True)
     expected = spread_evenly(seconds, 20.0, 60.0) if spread else seconds
     found = augmentation.in_evaluation(seconds)

@@ -8,7 +8,6 @@ import re
 
 import pytest
 
-from cape_plugins import variants
 from cape_support import ROOT, blocks
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -34,12 +33,6 @@ def test_timms_quickstart_makes_the_models_that_it_says(capsys):
     exec(TIMM.replace("pretrained=True", "pretrained=False"), names)  # weights are downloaded
     assert names["model"].num_classes == 10
     assert capsys.readouterr().out == re.findall(r"# (torch\.Size\(.*?\)):", TIMM)[0] + "\n"
-
-
-def test_every_variant_has_its_row_and_every_row_is_of_variants():
-    rows = re.findall(r"^\| (`[^|]*`) \|", README.split("## Variants")[1], re.MULTILINE)
-    listed = re.findall(r"`(\w+)`", "".join(rows[1:]))
-    assert sorted(listed) == sorted(variants.VARIANTS)
 
 
 def test_the_extras_and_the_targets_exist():

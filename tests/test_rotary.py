@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cape_plugins import patch_grid, token_positions
+from cape_plugins import patch_grid
 from cape_plugins.attention import AttentionSettings
 from cape_plugins.rotary import MixedRotaryAttention, RotaryAttention
 
@@ -134,17 +134,6 @@ def test_positions_in_float64_are_used():
     exact = (seconds * 30).cos().float()
     table = RotaryAttention.prepare(seconds[None], sizes(scale=30.0))
     torch.testing.assert_close(table[0, :, 0], exact, rtol=0, atol=2e-7)
-
-
-def test_padding_has_no_position():
-    table = RotaryAttention.prepare(token_positions([6, 4]), sizes())
-    assert table.isfinite().all()
-    assert torch.equal(table[1, 4:, :8], torch.ones(2, 8))
-    assert not table[1, 4:, 8:].any()
-
-
-def test_the_settings_are_printed():
-    assert "frequency_scale=0.5" in repr(RotaryAttention(sizes(8, 2, scale=0.5)))
 
 
 @pytest.mark.parametrize(
