@@ -17,7 +17,12 @@ from timm.layers import register_notrace_module, trunc_normal_
 from timm.models import naflexvit
 from torch import Tensor, nn
 
-from cape_plugins.timm.attention import add_positions, positional_parameters
+from cape_plugins.timm.attention import (
+    block_classes,
+    install_positions,
+    positional_parameters,
+    take_over,
+)
 from cape_plugins.timm.mark import adapt, add_mark, drop_table
 from cape_plugins.timm.positions import ImageSettings, PatchPositions
 from cape_plugins.timm.registry import SIZES, build, register_variants
@@ -131,11 +136,13 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
     def __init__(self, cfg: naflexvit.NaFlexVitCfg | None = None, **kwargs: Any) -> None:
         settings, kwargs = ImageSettings.split(kwargs)
         cfg = cfg or naflexvit.NaFlexVitCfg()
-        _refuse_table_options({**vars(cfg), **kwargs}, settings)
-        super().__init__(cfg, **{**kwargs, "pos_embed": "none"})
-        self.embeds.__class__ = NaFlexEmbedsCape
-        grid = self.embeds.pos_embed_grid_size or (16, 16)
-        self.embeds.take(add_positions(self, settings, max(grid)))
+        given = {**vars(cfg), **kwargs}
+        _refuse_table_options(given, settings)
+        kwargs |= {"pos_embed": "none", **block_classes(settings, given)}
+        super().__init__(cfg, **kwargs)
+        position = install_positions(self, settings, max(self.embeds.pos_embed_grid_size or [16]))
+        self.embeds = take_over(NaFlexEmbedsCape, self.embeds)
+        self.embeds.take(position)
         add_mark(self)
         self.register_load_state_dict_pre_hook(drop_table)
 
@@ -150,7 +157,7 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
         patch_valid: Tensor | None,
         attn_mask: Tensor | None,
     ) -> dict[str, Any]:
-        if self.embeds.position.attention is None:
+        if self.embeds.position.attention_settings is None:
             return super()._forward_embeds(x, patch_coord, patch_valid, attn_mask)
         x, _, positions = self.embeds(x, patch_coord=patch_coord, patch_valid=patch_valid)
         if attn_mask is None:
@@ -219,10 +226,13 @@ def create_from_vit(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Mo
 
 default_cfgs: dict[str, Any] = {}
 register_variants(
-    *(__name__, _create, "naflexvit_{size}_patch16_{variant}_gap", SIZES),
+    __name__,
+    _create,
+    "naflexvit_{size}_patch16_{variant}_gap",
+    SIZES,
     # but for sizes and positions as timm's naflexvit_base_patch16_gap, to compare with it
-    dict(patch_size=16, init_values=1e-5, global_pool="avg", reg_tokens=4, fc_norm=True),
-    dict(
+    shared=dict(patch_size=16, init_values=1e-5, global_pool="avg", reg_tokens=4, fc_norm=True),
+    cfg=dict(
         input_size=(3, 384, 384),
         crop_pct=1.0,
         mean=IMAGENET_INCEPTION_MEAN,

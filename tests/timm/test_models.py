@@ -177,7 +177,7 @@ def test_what_train_py_makes_of_model_kwargs_works(create, images):
         assert model(images(1, 3, 32, 48)).isfinite().all()
 
 
-IN_BLOCKS = "alibi sits in timm's Block and Attention, and the model has "
+IN_BLOCKS = "alibi needs CapeBlock with CapeAttention .* and the model has "
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -218,10 +218,14 @@ IN_BLOCKS = "alibi sits in timm's Block and Attention, and the model has "
         ("sinpos", dict(max_global_scale=1.0), "max_global_scale = 1.0 is for cape"),
         ("alibi", dict(frequency_scale=0.2), "is for sinpos, cape, rope, cape_rope, random, rand"),
         # what is not handed the positions
-        ("alibi", dict(attn_layer="diff"), IN_BLOCKS + "Block with DiffAttention"),
+        ("alibi", dict(attn_layer="diff"), IN_BLOCKS + "CapeBlock with DiffAttention"),
         ("alibi", dict(block_fn=timm.models.vision_transformer.ParallelScalingBlock), IN_BLOCKS),
         ("cape_rope", dict(patch_drop_rate=0.5), "patch_drop_rate > 0 leaves the attention of cap"),
-        ("cape", dict(attention_logn=197, attn_layer="diff"), "attention_logn sits in timm's Att"),
+        (
+            "cape",
+            dict(attention_logn=197, attn_layer="diff"),
+            "attention_logn needs .* the model has Block with D",
+        ),
         *(
             (variant, dict(embed_dim=12), "2 axes need heads of a multiple of 4 channels, got 6")
             for variant in ("ropepos", "ropepos_mixed", "cape_rope", "cape_rope_mixed")

@@ -54,7 +54,7 @@ def test_intermediates_have_the_form_of_timms(create, images, options, checkpoin
         for variant in ("alibi", "nopos")
     )
     for block in ours.blocks:
-        block.attn.relative = None  # now both are timm's model without positions
+        block.attn.positional = None  # now both are timm's model without positions
     for model in (ours, timms):
         model.set_grad_checkpointing(checkpointing)
     x = images(2, 3, 64, 96)
