@@ -73,17 +73,14 @@ class CapeBlock(Block):
 
 
 def block_classes(settings: ImageSettings, given: Mapping[str, Any]) -> dict[str, type[nn.Module]]:
-    """timm's arguments ``block_fn`` and ``attn_layer`` for a variant; none where it needs none.
+    """What timm's constructor is to build blocks of: nothing to say of variants at the input.
 
-    A class that is ``given`` there stays, for :func:`install_positions` to refuse.
+    A class that is ``given`` for it stays, and :func:`install_positions` refuses it.
     """
-    ours: dict[str, type[nn.Module]] = {}
-    if settings.variant.attention is not None:
-        ours["block_fn"] = CapeBlock
-    if ours or settings.attention_logn:
-        ours["attn_layer"] = CapeAttention
+    ours: dict[str, type[nn.Module]] = dict(block_fn=CapeBlock, attn_layer=CapeAttention)
     standard = (None, "", "attn", Block, Attention)
-    return {name: kind for name, kind in ours.items() if given.get(name) in standard}
+    wanted = ours if settings.variant.attention is not None else {}
+    return {name: wanted[name] for name in wanted if given.get(name) in standard}
 
 
 def install_positions(
@@ -102,11 +99,9 @@ def install_positions(
     Raises:
         ValueError: blocks or their attention are others, or patches are dropped on their way there.
     """
-    in_blocks = settings.variant.attention is not None
     attention_settings = None
-    if in_blocks or settings.attention_logn:
-        name = settings.pos if in_blocks else "attention_logn"
-        attentions = _attentions(model, CapeBlock if in_blocks else nn.Module, name)
+    if settings.variant.attention is not None:
+        attentions = _attentions(model, settings.pos)
         attention_settings = AttentionSettings(
             head_dim=attentions[0].head_dim,
             heads=attentions[0].num_heads,
@@ -117,32 +112,30 @@ def install_positions(
         layers = settings.attention_layers(len(attentions), attention_settings)
         for attention, positional in zip(attentions, layers, strict=True):
             attention.positional = positional and positional.to(attention.qkv.weight)
-    prefix = model.num_prefix_tokens
-    if not in_blocks:
-        return PatchPositions(model.embed_dim, settings, prefix=prefix)
+    if settings.attention_logn:
+        use_logn(model, settings.attention_logn)
+    return PatchPositions(model.embed_dim, settings, attention_settings, model.num_prefix_tokens)
+
+
+def _attentions(model: VisionTransformer | NaFlexVit, pos: str) -> list[CapeAttention]:
+    """The attention of each block; ValueError if positions would not reach it."""
     if not isinstance(model.patch_drop, nn.Identity | None):
         raise ValueError(
-            f"patch_drop_rate > 0 leaves the attention of {settings.pos} without the positions of "
-            "the patches that are left: set it to 0, or choose a variant that is added at the input"
+            f"patch_drop_rate > 0 leaves the attention of {pos} without the positions of the "
+            "patches that are left: set it to 0, or choose a variant that is added at the input"
         )
-    return PatchPositions(model.embed_dim, settings, attention_settings, prefix)
-
-
-def _attentions(
-    model: VisionTransformer | NaFlexVit, block_fn: type[nn.Module], name: str
-) -> list[Any]:
-    """The attention of each block; ValueError if blocks or attention are not ours."""
-    blocks: Any = model.blocks
-    attentions = [getattr(block, "attn", None) for block in blocks]
-    for block, attention in zip(blocks, attentions, strict=True):
-        if not (isinstance(block, block_fn) and isinstance(attention, CapeAttention)):
+    found = []
+    for block in model.blocks.children():
+        attention = getattr(block, "attn", None)
+        if not (isinstance(block, CapeBlock) and isinstance(attention, CapeAttention)):
             raise ValueError(
-                f"{name} needs CapeBlock with CapeAttention in place of timm's own classes, "
-                f"and the model has {type(block).__name__} with {type(attention).__name__}: leave "
-                "block_fn, attn_layer, attn_type and what else replaces them at their defaults, or "
-                "choose a variant that is added at the input, without attention_logn"
+                f"{pos} needs CapeBlock with CapeAttention in place of timm's own, and the model "
+                f"has {type(block).__name__} with {type(attention).__name__}: leave block_fn, "
+                "attn_layer, attn_type and what else replaces them at their defaults, or choose a "
+                "variant that is added at the input"
             )
-    return attentions
+        found.append(attention)
+    return found
 
 
 def take_over(kind: type[Module], theirs: nn.Module) -> Module:
@@ -170,7 +163,7 @@ def use_logn(model: nn.Module, logn: int) -> None:
             "has in each of its blocks: leave it out, or choose another model"
         )
     for block in blocks:
-        if type(block.attn) is Attention:
+        if type(block.attn) is Attention:  # built already, so not by attn_layer
             block.attn = take_over(CapeAttention, block.attn)
             block.attn.positional = None
         block.attn.positional = block.attn.positional or PositionalAttention()

@@ -23,7 +23,7 @@ from cape_plugins.timm.attention import (
     positional_parameters,
     take_over,
 )
-from cape_plugins.timm.mark import adapt, add_mark, drop_table
+from cape_plugins.timm.mark import adapt, add_mark, convert
 from cape_plugins.timm.positions import ImageSettings, PatchPositions
 from cape_plugins.timm.registry import SIZES, build, register_variants
 
@@ -144,7 +144,7 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
         self.embeds = take_over(NaFlexEmbedsCape, self.embeds)
         self.embeds.take(position)
         add_mark(self)
-        self.register_load_state_dict_pre_hook(drop_table)
+        self.register_load_state_dict_pre_hook(convert)
 
     def no_weight_decay(self) -> set[str]:
         """timm's set, and what is learned about positions."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from cape_plugins.positions import patch_grid
 from cape_plugins.timm import naflexvit
 from cape_plugins.timm.attention import block_classes, install_positions, positional_parameters
-from cape_plugins.timm.mark import adapt, add_mark, drop_table
+from cape_plugins.timm.mark import adapt, add_mark, convert
 from cape_plugins.timm.positions import ImageSettings
 from cape_plugins.timm.registry import SIZES, build, register_variants
 
@@ -52,7 +52,7 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
         super().__init__(*args, **kwargs)
         self.position = install_positions(self, settings, max(self.patch_embed.grid_size))
         add_mark(self)
-        self.register_load_state_dict_pre_hook(drop_table)
+        self.register_load_state_dict_pre_hook(convert)
         cls_token = None if self.no_embed_class else self.cls_token
         self.cls_pos_embed = self.position.class_position(cls_token)
 

@@ -65,7 +65,9 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 def test_every_rotary_eva_has_a_twin_with_its_weights(monkeypatch):
     with monkeypatch.context() as nothing_is_built:
         nothing_is_built.setattr(nn.Module, "__init__", None)
-        assert eva._twins() == eva._TWINS
+        assert {name: {*eva._arguments(name)} for name in eva._STOCK} == {
+            name: {*arguments} for name, arguments in eva._STOCK.items()
+        }
     assert len(eva._TWINS) == 60
     assert set(timm.list_models("*_cape*", module="eva")) == {*eva._TWINS}
     assert "vit_base_patch16_rope_cape_224" in eva._TWINS
@@ -104,6 +106,12 @@ def test_every_name_is_timms_model_but_for_the_coordinates(name):
     assert found.keys() == gradients(stock).keys()
     assert all(one.isfinite().all() for one in found.values())
     assert ours.no_weight_decay() == stock.no_weight_decay()
+
+
+def test_a_timm_without_rotary_models_is_an_error_that_names_its_version(monkeypatch):
+    monkeypatch.setattr(eva, "_STOCK", {"eva_giant_patch14_224": {}})
+    with pytest.raises(ImportError, match=f"timm {timm.__version__} has no rotary model"):
+        eva._twins()
 
 
 def coordinates(model: nn.Module, batch: int) -> Tensor:

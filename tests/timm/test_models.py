@@ -108,6 +108,16 @@ def test_entrypoints_are_functions_of_their_modules_as_timms_are():
             assert others.kind is inspect.Parameter.VAR_KEYWORD
 
 
+@pytest.mark.parametrize("version", ["1.0.30", "1.0.29.dev0"])
+def test_an_older_timm_is_named_and_the_version_that_is_needed(monkeypatch, version):
+    monkeypatch.setattr(timm, "__version__", version)
+    message = rf"needs timm ≥ 1\.0\.31 \(found {version} in .*timm\): pip install"
+    with pytest.raises(ImportError, match=message):
+        cape_plugins.timm.register()
+    monkeypatch.setattr(timm, "__version__", "1.0.31")
+    cape_plugins.timm.register()
+
+
 # what the models do
 
 
@@ -224,7 +234,7 @@ IN_BLOCKS = "alibi needs CapeBlock with CapeAttention .* and the model has "
         (
             "cape",
             dict(attention_logn=197, attn_layer="diff"),
-            "attention_logn needs .* the model has Block with D",
+            "attention_logn sits in timm's Att",
         ),
         *(
             (variant, dict(embed_dim=12), "2 axes need heads of a multiple of 4 channels, got 6")
