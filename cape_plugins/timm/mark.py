@@ -55,9 +55,7 @@ def read_mark(state_dict: dict[str, Tensor], prefix: str = "") -> dict[str, Any]
 
 def drop_mark(state_dict: dict[str, Tensor]) -> None:
     """Forget what the weights were trained with."""
-    for weight in state_dict.values():
-        if hasattr(weight, _ATTRIBUTE):
-            delattr(weight, _ATTRIBUTE)
+    vars(state_dict.get(_CARRIER, torch.empty(0))).pop(_ATTRIBUTE, None)
 
 
 def describe(of: dict[str, Any] | None) -> str:
@@ -91,12 +89,11 @@ def adapt(state_dict: dict[str, Tensor], model: Any) -> None:
 
 
 def convert(model: Any, state_dict: dict[str, Any], prefix: str = "", *_: Any) -> None:
-    """Give a checkpoint the model's names, and drop a standard ViT's table of positions.
+    """Give weights the model's names, and drop a standard ViT's table, with a line in the log.
 
-    A line in the log tells of the table. Its row of the class token becomes that token's position;
-    zeros where it has no such row (timm's no_embed_class). It is a hook before ``load_state_dict``
-    too, because timm's ``--initial-checkpoint`` and ``checkpoint_path`` call no filter; there
-    ``prefix`` names the model in what holds it.
+    The table's row of the class token becomes that token's position; zeros where it has no such row
+    (timm's no_embed_class). It is a hook before ``load_state_dict`` too, because timm's
+    ``--initial-checkpoint`` calls no filter; ``prefix`` is there where the model is a part.
     """
     for name in [name for name in state_dict if name.startswith(f"{prefix}blocks.")]:
         renamed = name.replace(".attn.relative.", ".attn.positional.")  # until 2026-11
@@ -111,27 +108,23 @@ def convert(model: Any, state_dict: dict[str, Any], prefix: str = "", *_: Any) -
             "and the other weights, which are kept, learn to use them in training"
         )
         if table.ndim == 3 and embeds.cls_pos_embed is not None:
-            patches = getattr(getattr(model, "patch_embed", None), "num_patches", None)
-            has_row = _has_class_row(table.shape[1], state_dict, prefix, patches)
-            row = table[:, :1]
-            state_dict[f"{within}cls_pos_embed"] = row if has_row else torch.zeros_like(row)
+            prefixes = [state_dict.get(prefix + one) for one in ("cls_token", "reg_token")]
+            tokens = [0 if one is None else one.shape[1] for one in prefixes]
+            patches = model.patch_embed.num_patches if embeds is model else None
+            has_row = tokens[0] and _has_rows(table.shape[1], sum(tokens), patches)
+            state_dict[f"{within}cls_pos_embed"] = table[:, :1] * (1.0 if has_row else 0.0)
 
 
-def _has_class_row(
-    rows: int, state_dict: dict[str, Tensor], prefix: str, patches: int | None
-) -> bool:
-    """Whether a ViT's table of so many rows begins with the class token's.
+def _has_rows(rows: int, tokens: int, patches: int | None) -> bool:
+    """Whether a ViT's table of so many rows begins with those of its prefix tokens.
 
-    The rows after those of class token and registers are then the model's ``patches``, or a square
-    that all rows together are not. A grid that is neither does not say: False.
+    The others are then the model's ``patches``, or a square that all rows together are not. A grid
+    that is neither does not say: False.
     """
-    cls_token, reg_token = (state_dict.get(prefix + name) for name in ("cls_token", "reg_token"))
-    if cls_token is None:
-        return False
-    others = rows - 1 - (0 if reg_token is None else reg_token.shape[1])
+    others = max(rows - tokens, 0)
     if patches in (rows, others):
         return patches == others
-    return [math.isqrt(max(n, 0)) ** 2 == n for n in (rows, others)] == [False, True]
+    return [math.isqrt(n) ** 2 == n for n in (rows, others)] == [False, True]
 
 
 def _write(model: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) -> None:

@@ -17,12 +17,7 @@ from timm.layers import register_notrace_module, trunc_normal_
 from timm.models import naflexvit
 from torch import Tensor, nn
 
-from cape_plugins.timm.attention import (
-    block_classes,
-    install_positions,
-    positional_parameters,
-    take_over,
-)
+from cape_plugins.timm import attention
 from cape_plugins.timm.mark import adapt, add_mark, convert
 from cape_plugins.timm.positions import ImageSettings, PatchPositions
 from cape_plugins.timm.registry import SIZES, build, register_variants
@@ -138,17 +133,17 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
         cfg = cfg or naflexvit.NaFlexVitCfg()
         given = {**vars(cfg), **kwargs}
         _refuse_table_options(given, settings)
-        kwargs |= {"pos_embed": "none", **block_classes(settings, given)}
+        kwargs |= {"pos_embed": "none", **attention.block_classes(settings, given)}
         super().__init__(cfg, **kwargs)
-        position = install_positions(self, settings, max(self.embeds.pos_embed_grid_size or [16]))
-        self.embeds = take_over(NaFlexEmbedsCape, self.embeds)
-        self.embeds.take(position)
+        patches = max(self.embeds.pos_embed_grid_size or [16])
+        self.embeds = attention.take_over(NaFlexEmbedsCape, self.embeds)
+        self.embeds.take(attention.install_positions(self, settings, patches))
         add_mark(self)
         self.register_load_state_dict_pre_hook(convert)
 
     def no_weight_decay(self) -> set[str]:
         """timm's set, and what is learned about positions."""
-        return {*super().no_weight_decay(), *positional_parameters(self)}
+        return {*super().no_weight_decay(), *attention.positional_parameters(self)}
 
     def _forward_embeds(
         self,
@@ -161,13 +156,15 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
             return super()._forward_embeds(x, patch_coord, patch_valid, attn_mask)
         x, _, positions = self.embeds(x, patch_coord=patch_coord, patch_valid=patch_valid)
         if attn_mask is None:
-            key_only, prefix = self.use_key_only_attn_mask, self.num_prefix_tokens
-            shape = dict(num_prefix_tokens=prefix, symmetric=not key_only, dtype=x.dtype)
-            q_len = 1 if key_only else None
-            attn_mask = naflexvit.create_attention_mask(patch_valid, q_len=q_len, **shape)
-        # timm's loops over the blocks hand them what they find under this name
-        found = dict(rope_embeds=positions, attn_mask=attn_mask, keep_indices=None)
-        return dict(patches=self.norm_pre(x), patch_valid=patch_valid, **found)
+            attn_mask = naflexvit.create_attention_mask(
+                patch_valid,
+                num_prefix_tokens=self.num_prefix_tokens,
+                symmetric=not self.use_key_only_attn_mask,
+                q_len=1 if self.use_key_only_attn_mask else None,
+                dtype=x.dtype,
+            )
+        found = dict(patches=self.norm_pre(x), patch_valid=patch_valid, attn_mask=attn_mask)
+        return {**found, "rope_embeds": positions}  # timm hands the blocks what has this name
 
 
 def _refuse_table_options(given: dict[str, Any], settings: ImageSettings) -> None:
