@@ -11,22 +11,16 @@ from timm.models import save_for_hf
 from torch import Tensor, nn
 
 from cape_plugins.timm import eva
+from timm_support import EVAS
 
-# indices, indices from 1 re-scaled to a reference's and a table beside them, from -1 to 1, indices
-KINDS = {
-    "cat": "vit_small_patch16_rope_cape_224",
-    "cat_reference": "vit_pe_core_tiny_patch16_cape_384",
-    "dinov3": "vit_small_patch16_dinov3_cape",
-    "mixed": "vit_small_patch16_rope_mixed_cape_224",
-}
 OFF = dict(max_global_shift=0.0, max_local_shift=0.0, max_global_scale=1.0)
 OFF_SETTINGS = eva.ImageSettings(**OFF)
-every_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind = pytest.mark.parametrize("kind", EVAS)
 
 
 def create(name: str, perturbed: bool = True, **options) -> nn.Module:
     torch.manual_seed(0)
-    name = KINDS.get(name, name)
+    name = EVAS.get(name, name)
     small = dict(embed_dim=64, depth=2, num_heads=2, num_classes=5, dynamic_img_size=True)
     small |= dict(num_kv_heads=1) if "sapiens2" in name else {}  # of theirs there is one a layer
     small |= dict(img_size=64 if "patch16" in name else 56)
@@ -38,7 +32,7 @@ def create(name: str, perturbed: bool = True, **options) -> nn.Module:
 
 def pair(name: str, **options) -> tuple[nn.Module, nn.Module]:
     """timm's model and ours with its weights."""
-    ours, stock = create(name, False, **options), create(eva._TWINS[KINDS.get(name, name)])
+    ours, stock = create(name, False, **options), create(eva._TWINS[EVAS.get(name, name)])
     ours.load_state_dict(stock.state_dict())  # strictly
     return stock, ours
 
@@ -213,7 +207,7 @@ def test_what_else_timms_models_do(kind):
     for extractor in ("getter", "fx"):
         options = dict(features_only=True, out_indices=[0, 1], feature_cls=extractor)
         one = create(kind, False, **options, **OFF)
-        two = create(eva._TWINS[KINDS[kind]], False, **options)
+        two = create(eva._TWINS[EVAS[kind]], False, **options)
         left = two.load_state_dict(one.state_dict(), strict=False)
         assert not [name for names in left for name in names if "_tensor_constant" not in name]
         for training in (True, False):
@@ -229,7 +223,7 @@ def test_what_else_timms_models_do(kind):
 @every_kind
 def test_patches_are_dropped_with_their_coordinates(kind):
     options = dict(patch_drop_rate=0.5, img_size=(64, 96), dynamic_img_size=False)
-    ours, stock = create(kind, **options, **OFF), create(eva._TWINS[KINDS[kind]], **options)
+    ours, stock = create(kind, **options, **OFF), create(eva._TWINS[EVAS[kind]], **options)
     ours.load_state_dict(stock.state_dict())
     for training in (True, False):
         both = (torch.manual_seed(6) and one.train(training)(images()) for one in (ours, stock))
@@ -257,7 +251,7 @@ def test_weights_travel_by_folder_and_by_file(kind, tmp_path):
     stock, ours = pair(kind, max_global_shift=0.2)
     for model, folder in ((stock, tmp_path / "stock"), (ours, tmp_path / "ours")):
         save_for_hf(model.eval(), folder, model_args=model._model_args)
-    name, options = KINDS[kind], stock._model_args
+    name, options = EVAS[kind], stock._model_args
     file = dict(file=str(tmp_path / "stock" / "pytorch_model.bin"), num_classes=5)
     fine_tuned = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=file, **options)
     again = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True)
