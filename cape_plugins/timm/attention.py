@@ -44,7 +44,7 @@ class CapeAttention(Attention):
         batch, tokens, _ = x.shape
         gate = None if self.gate is None else self.gate(x).sigmoid()
         qkv = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, self.head_dim)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, N, head_dim)
         query, key = self.q_norm(query), self.k_norm(key)
         mask = resolve_self_attn_mask(tokens, query, attn_mask, is_causal)
         dropout = self.attn_drop.p if self.training else 0.0
@@ -53,7 +53,7 @@ class CapeAttention(Attention):
         )
         if weights is not None and not self.training:
             self.attn_drop(weights)  # changes nothing; timm's AttentionExtract listens here
-        x = self.norm(x.transpose(1, 2).reshape(batch, tokens, self.attn_dim))
+        x = self.norm(x.transpose(1, 2).reshape(batch, tokens, self.attn_dim))  # (B, N, ·)
         return self.proj_drop(self.proj(x if gate is None else x * gate))
 
 
@@ -121,8 +121,8 @@ def _attentions(model: VisionTransformer | NaFlexVit, pos: str) -> list[CapeAtte
     """The attention of each block; ValueError if positions would not reach it."""
     if not isinstance(model.patch_drop, nn.Identity | None):
         raise ValueError(
-            f"patch_drop_rate > 0 leaves the attention of {pos} without the positions of the "
-            "patches that are left: set it to 0, or choose a variant that is added at the input"
+            f"patch_drop_rate > 0 drops patches before the attention of {pos}, which would then not "
+            "know whose positions it gets: set it to 0, or choose a variant added at the input"
         )
     found = []
     for block in model.blocks.children():

@@ -75,11 +75,11 @@ def _embed(rotary: Any, coords: Tensor, height: int, width: int) -> Tensor:
         own.append(coords[..., axis] * half + middle)
     own = own if rotary.grid_indexing == "ij" else own[::-1]
     if mixed:
-        x, y = (one[:, None] for one in own)
+        x, y = (one[:, None] for one in own)  # (B, 1, N)
         return layers.get_mixed_freqs(rotary.freqs[:, :, None], x, y, torch.float32)
-    turned = torch.stack(own, dim=-1)[..., None]
+    turned = torch.stack(own, dim=-1)[..., None]  # (B, N, 2, 1)
     angles = 2 * torch.pi * turned / rotary.periods if dinov3 else turned * rotary.bands
-    angles = angles.flatten(2)  # each stands twice in what timm wants
+    angles = angles.flatten(2)  # (B, N, head_dim / 2): each stands twice in what timm wants
     angles = torch.cat([angles] * 2, -1) if rotary.rotate_half else angles.repeat_interleave(2, -1)
     return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, None]
 
@@ -111,9 +111,10 @@ class EvaCape(timm_eva.Eva):
     """timm's Eva, whose rotary coordinates CAPE augments in training, each image by itself.
 
     Args:
-        kwargs: ``max_global_shift``, ``max_local_shift`` and ``max_global_scale`` (Δ, ε, λ): 0.5,
-            half a patch and 1.4 where the image spans [-1, 1] from edge to edge, whatever the
-            model's own unit; λ acts about its middle. And those of Eva, which rejects unknown ones.
+        kwargs: Eva's, which rejects unknown ones, and CAPE's bounds, of coordinates in which the
+            image spans [-1, 1] from edge to edge, in whatever unit the model counts itself:
+            ``max_global_shift`` (Δ) is 0.5, ``max_local_shift`` (ε) half a patch, and
+            ``max_global_scale`` (λ), which acts about the image's middle, 1.4.
 
     Raises:
         ValueError: an option is out of range; the model's positions are not rotary of a kind that
@@ -143,8 +144,8 @@ class EvaCape(timm_eva.Eva):
         x, embedding = super()._pos_embed(x)
         if self.rope.training and embedding is not None:
             # timm has dropped rows with patch_drop_rate, and put the axis of heads or layers in
-            coords = embedding.reshape(-1, embedding.shape[-2], 2)
-            coords = self.augmentation(coords, x.shape[0], height, width)
+            coords = embedding.reshape(-1, embedding.shape[-2], 2)  # (1 or B, N, 2)
+            coords = self.augmentation(coords, x.shape[0], height, width)  # (B, N, 2)
             embedding = _embed(self.rope, coords, height, width)
         return x, embedding
 

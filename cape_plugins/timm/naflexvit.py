@@ -80,9 +80,11 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
         """Images (B, C, H, W), or patches with coordinates, as in timm.
 
         Returns:
-            tokens with prefix, the grid of images (None for patches), and where the variant sits
-            in self-attention what the blocks get. ValueError: the patch size does not divide an
-            image, without ``dynamic_img_pad``.
+            (B, prefix + N, dim) tokens, the grid of images (None for patches), and where the
+            variant sits in self-attention what the blocks get, (1 or B, prefix + N, …).
+
+        Raises:
+            ValueError: the patch size does not divide an image, without ``dynamic_img_pad``.
         """
         if patch_coord is None and not self.dynamic_img_pad:
             height, width = x.shape[-2:]
@@ -92,13 +94,13 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
                     f"{self.patch_size}: resize it, or create the model with dynamic_img_pad=True"
                 )
         grid: Any
-        x, grid = super().forward(x, patch_coord=patch_coord, patch_valid=patch_valid)
+        x, grid = super().forward(x, patch_coord, patch_valid)
         prefix, patches = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
         if self.cls_pos_embed is not None:
             prefix = torch.cat([prefix[:, :1] + self.cls_pos_embed, prefix[:, 1:]], dim=1)
         if patch_coord is None:
             axes = (torch.arange(side, device=x.device) for side in grid)
-            patch_coord = torch.cartesian_prod(*axes)[None]
+            patch_coord = torch.cartesian_prod(*axes)[None]  # (1, N, 2)
         extent, keep_aspect = self.position.extent, self.pos_embed_ar_preserving
         where, spans = naflex_positions(
             patch_coord, patch_valid, extent=extent, keep_aspect=keep_aspect

@@ -123,10 +123,10 @@ class PatchPositions(nn.Module):
             return patches, None
         default = local_shift if self.settings.max_local_shift is None else None
         batch = patches.shape[0]  # len() would be a constant under torch.export
-        moved = self.embedding.augment(positions, batch, max_local_shift=default)
+        moved = self.embedding.augment(positions, batch, max_local_shift=default)  # (1|B, N, 2)
         prepared = None
         if self.attention_settings is not None:
-            tokens = F.pad(moved, (0, 0, self.prefix, 0), value=float("nan"))
+            tokens = F.pad(moved, (0, 0, self.prefix, 0), value=float("nan"))  # prefix + N
             prepared = prepare(self.settings.pos, tokens, self.attention_settings)
         return self.embedding.add(patches, moved), prepared
 

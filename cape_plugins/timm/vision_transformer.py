@@ -81,8 +81,8 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
             height, width = x.shape[1], x.shape[2]
             x = x.reshape(x.shape[0], -1, x.shape[3])
         extent = self.position.extent
-        grid = patch_grid(height, width, extent=extent, device=x.device)[None]
-        x, positions = self.position(x, grid, (extent / height, extent / width))
+        grid = patch_grid(height, width, extent=extent, device=x.device)[None]  # (1, N, 2)
+        x, positions = self.position(x, grid, (extent / height, extent / width))  # (B, N, C)
         prefix: list[Any] = [self.cls_token, self.reg_token]
         if self.cls_pos_embed is not None:
             prefix[0] = prefix[0] + self.cls_pos_embed

@@ -214,7 +214,11 @@ IN_BLOCKS = "alibi needs CapeBlock with CapeAttention .* and the model has "
         # what is not handed the positions
         ("alibi", dict(attn_layer="diff"), IN_BLOCKS + "CapeBlock with DiffAttention"),
         ("alibi", dict(block_fn=timm.models.vision_transformer.ParallelScalingBlock), IN_BLOCKS),
-        ("cape_rope", dict(patch_drop_rate=0.5), "patch_drop_rate > 0 leaves the attention of cap"),
+        (
+            "cape_rope",
+            dict(patch_drop_rate=0.5),
+            "patch_drop_rate > 0 drops patches before the attention of cap",
+        ),
         (
             "cape",
             dict(attention_logn=197, attn_layer="diff"),
