@@ -121,7 +121,7 @@ def _attentions(model: VisionTransformer | NaFlexVit, pos: str) -> list[CapeAtte
     """The attention of each block; ValueError if positions would not reach it."""
     if not isinstance(model.patch_drop, nn.Identity | None):
         raise ValueError(
-            f"patch_drop_rate > 0 drops patches before the attention of {pos}, which would then not "
+            f"patch_drop_rate > 0 drops patches before the attention of {pos}, which would not "
             "know whose positions it gets: set it to 0, or choose a variant added at the input"
         )
     found = []

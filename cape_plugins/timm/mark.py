@@ -92,8 +92,9 @@ def convert(model: Any, state_dict: dict[str, Any], prefix: str = "", *_: Any) -
     """Give weights the model's names, and drop a standard ViT's table, with a line in the log.
 
     The table's row of the class token becomes that token's position; zeros where it has no such row
-    (timm's no_embed_class). It is a hook before ``load_state_dict`` too, because timm's
-    ``--initial-checkpoint`` calls no filter; ``prefix`` is there where the model is a part.
+    (timm's no_embed_class): it has as many as the model patches, or a square number. It is a hook
+    before ``load_state_dict`` too, as timm's ``--initial-checkpoint`` calls no filter; ``prefix``
+    is there where the model is a part.
     """
     for name in [name for name in state_dict if name.startswith(f"{prefix}blocks.")]:
         renamed = name.replace(".attn.relative.", ".attn.positional.")  # until 2026-11
@@ -108,23 +109,12 @@ def convert(model: Any, state_dict: dict[str, Any], prefix: str = "", *_: Any) -
             "and the other weights, which are kept, learn to use them in training"
         )
         if table.ndim == 3 and embeds.cls_pos_embed is not None:
-            prefixes = [state_dict.get(prefix + one) for one in ("cls_token", "reg_token")]
-            tokens = [0 if one is None else one.shape[1] for one in prefixes]
-            patches = model.patch_embed.num_patches if embeds is model else None
-            has_row = tokens[0] and _has_rows(table.shape[1], sum(tokens), patches)
+            rows = table.shape[1]
+            patches = model.patch_embed.num_patches if embeds is model else 0
+            is_square = math.isqrt(rows) ** 2 == rows
+            of_patches = rows == patches or (is_square and rows != patches + 1)
+            has_row = f"{prefix}cls_token" in state_dict and not of_patches
             state_dict[f"{within}cls_pos_embed"] = table[:, :1] * (1.0 if has_row else 0.0)
-
-
-def _has_rows(rows: int, tokens: int, patches: int | None) -> bool:
-    """Whether a ViT's table of so many rows begins with those of its prefix tokens.
-
-    The others are then the model's ``patches``, or a square that all rows together are not. A grid
-    that is neither does not say: False.
-    """
-    others = max(rows - tokens, 0)
-    if patches in (rows, others):
-        return patches == others
-    return [math.isqrt(n) ** 2 == n for n in (rows, others)] == [False, True]
 
 
 def _write(model: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) -> None:

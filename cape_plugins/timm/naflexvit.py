@@ -224,18 +224,9 @@ def create_from_vit(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Mo
 
 
 default_cfgs: dict[str, Any] = {}
-register_variants(
-    __name__,
-    _create,
-    "naflexvit_{size}_patch16_{variant}_gap",
-    SIZES,
-    # but for sizes and positions as timm's naflexvit_base_patch16_gap, to compare with it
-    shared=dict(patch_size=16, init_values=1e-5, global_pool="avg", reg_tokens=4, fc_norm=True),
-    cfg=dict(
-        input_size=(3, 384, 384),
-        crop_pct=1.0,
-        mean=IMAGENET_INCEPTION_MEAN,
-        std=IMAGENET_INCEPTION_STD,
-        first_conv="embeds.proj",
-    ),
-)
+# but for sizes and positions as timm's naflexvit_base_patch16_gap, to compare with it
+_shared = dict(patch_size=16, init_values=1e-5, global_pool="avg", reg_tokens=4, fc_norm=True)
+_cfg = dict(input_size=(3, 384, 384), crop_pct=1.0, first_conv="embeds.proj")
+_cfg |= dict(mean=IMAGENET_INCEPTION_MEAN, std=IMAGENET_INCEPTION_STD)
+_names = "naflexvit_{size}_patch16_{variant}_gap"
+register_variants(__name__, _create, _names, SIZES, _shared, _cfg)

@@ -172,12 +172,8 @@ def _create(
 
 default_cfgs: dict[str, Any] = {}
 for _sizes, _patch, _image in ([*SIZES], 16, 224), (["tiny"], 8, 64), (["tiny"], 4, 32):
-    register_variants(
-        __name__,
-        _create,
-        f"vit_{{size}}_patch{_patch}_{{variant}}_{_image}",
-        _sizes,
-        shared=dict(patch_size=_patch, img_size=_image),
-        # small images have no border to lose
-        cfg=dict(input_size=(3, _image, _image), crop_pct=0.875 if _image == 224 else 1.0),
-    )
+    _names = f"vit_{{size}}_patch{_patch}_{{variant}}_{_image}"
+    _shared = dict(patch_size=_patch, img_size=_image)
+    # small images have no border to lose
+    _cfg = dict(input_size=(3, _image, _image), crop_pct=0.875 if _image == 224 else 1.0)
+    register_variants(__name__, _create, _names, _sizes, _shared, _cfg)
