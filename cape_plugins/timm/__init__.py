@@ -6,8 +6,17 @@ tests group models by them.
 
 
 def register() -> None:
-    """Register the models with timm; idempotent. ImportError: timm is missing or too old."""
+    """Register the models with timm; idempotent.
+
+    Raises:
+        ImportError: timm is missing or too old, or has not what the models are made of.
+    """
     try:
+        import timm
+        from packaging.version import Version  # timm needs it too
+
+        if Version(timm.__version__) < Version("1.0.31.dev0"):
+            raise ImportError(f"found {timm.__version__} in {timm.__path__[0]}")
         from cape_plugins.timm import eva, naflexvit, vision_transformer  # noqa: F401 - they register
     except ImportError as error:
         raise ImportError(

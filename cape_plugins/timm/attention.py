@@ -1,6 +1,7 @@
 """Positions inside the self-attention of timm's blocks, which get them as an argument."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from timm.layers import Attention, register_notrace_module, resolve_self_attn_mask
 from timm.models.naflexvit import NaFlexVit
@@ -10,15 +11,22 @@ from torch import Tensor, nn
 from cape_plugins.attention import AttentionSettings, PositionalAttention
 from cape_plugins.timm.positions import ImageSettings, PatchPositions
 
+Module = TypeVar("Module", bound=nn.Module)
+
 
 @register_notrace_module  # positions have sizes that torch.fx cannot trace
-class PositionedAttention(Attention):
-    """timm's self-attention, and what a variant does in it; timm's own where ``relative`` is None.
+class CapeAttention(Attention):
+    """timm's self-attention, with its arguments and weights, and what a variant does in it.
 
-    :func:`add_positions` and :func:`use_logn` make it of timm's, which has no such attribute.
+    Attributes:
+        positional: what attends; None at first, which is timm's own attention.
     """
 
-    relative: PositionalAttention | None
+    positional: PositionalAttention | None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.positional = None
 
     def forward(
         self,
@@ -31,25 +39,25 @@ class PositionedAttention(Attention):
 
         ``positions`` are those of :func:`cape_plugins.variants.prepare`, (B or 1, N, …).
         """
-        if self.relative is None:
+        if self.positional is None:
             return super().forward(x, attn_mask, is_causal)
         batch, tokens, _ = x.shape
         gate = None if self.gate is None else self.gate(x).sigmoid()
         qkv = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, self.head_dim)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, N, head_dim)
         query, key = self.q_norm(query), self.k_norm(key)
         mask = resolve_self_attn_mask(tokens, query, attn_mask, is_causal)
         dropout = self.attn_drop.p if self.training else 0.0
-        x, weights = self.relative(
+        x, weights = self.positional(
             query, key, value, positions, mask, dropout, need_weights=not self.fused_attn
         )
         if weights is not None and not self.training:
             self.attn_drop(weights)  # changes nothing; timm's AttentionExtract listens here
-        x = self.norm(x.transpose(1, 2).reshape(batch, tokens, self.attn_dim))
+        x = self.norm(x.transpose(1, 2).reshape(batch, tokens, self.attn_dim))  # (B, N, ·)
         return self.proj_drop(self.proj(x if gate is None else x * gate))
 
 
-class PositionedBlock(Block):
+class CapeBlock(Block):
     """timm's block, which hands the positions of its tokens to its attention."""
 
     def forward(  # type: ignore[override]  # without positions it would be another model
@@ -64,82 +72,105 @@ class PositionedBlock(Block):
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
 
 
-def add_positions(
+def block_classes(settings: ImageSettings, given: Mapping[str, Any]) -> dict[str, type[nn.Module]]:
+    """What timm's constructor is to build blocks of: nothing to say of variants at the input.
+
+    A class that is ``given`` for it stays, and :func:`install_positions` refuses it.
+    """
+    ours: dict[str, type[nn.Module]] = dict(block_fn=CapeBlock, attn_layer=CapeAttention)
+    standard = (None, "", "attn", Block, Attention)
+    wanted = ours if settings.variant.attention is not None else {}
+    return {name: wanted[name] for name in wanted if given.get(name) in standard}
+
+
+def install_positions(
     model: VisionTransformer | NaFlexVit, settings: ImageSettings, patches: int
 ) -> PatchPositions:
     """Put what the variant does in self-attention into the blocks of timm's ViT or NaFlexVit.
 
     Args:
-        model: timm's, of its standard blocks if the variant does something in them.
+        model: timm's, built with :func:`block_classes`.
         settings: the variant.
         patches: along the longer side of an image in training; alibi counts distances in them.
 
     Returns:
-        what adds positions at the input, and prepares them for the blocks. ValueError: the blocks
-        or their attention are others, or patches are dropped on their way to them.
+        what adds positions at the input, and prepares them for the blocks.
+
+    Raises:
+        ValueError: blocks or their attention are others, or patches are dropped on their way there.
     """
-    attention = None
+    attention_settings = None
     if settings.variant.attention is not None:
-        attention = _into_blocks(model, settings, patches)
+        attentions = _attentions(model, settings.pos)
+        attention_settings = AttentionSettings(
+            head_dim=attentions[0].head_dim,
+            heads=attentions[0].num_heads,
+            axes=2,
+            unit=2 / max(patches - 1, 1),
+            frequency_scale=settings.frequency_scale,
+        )
+        layers = settings.attention_layers(len(attentions), attention_settings)
+        for attention, positional in zip(attentions, layers, strict=True):
+            attention.positional = positional and positional.to(attention.qkv.weight)
     if settings.attention_logn:
         use_logn(model, settings.attention_logn)
-    return PatchPositions(model.embed_dim, settings, attention, prefix=model.num_prefix_tokens)
+    return PatchPositions(model.embed_dim, settings, attention_settings, model.num_prefix_tokens)
 
 
-def _into_blocks(
-    model: VisionTransformer | NaFlexVit, settings: ImageSettings, patches: int
-) -> AttentionSettings:
+def _attentions(model: VisionTransformer | NaFlexVit, pos: str) -> list[CapeAttention]:
+    """The attention of each block; ValueError if positions would not reach it."""
     if not isinstance(model.patch_drop, nn.Identity | None):
         raise ValueError(
-            f"patch_drop_rate > 0 leaves the attention of {settings.pos} without the positions of "
-            "the patches that are left: set it to 0, or choose a variant that is added at the input"
+            f"patch_drop_rate > 0 drops patches before the attention of {pos}, which would not "
+            "know whose positions it gets: set it to 0, or choose a variant added at the input"
         )
-    blocks: Any = model.blocks
-    for block in blocks:
+    found = []
+    for block in model.blocks.children():
         attention = getattr(block, "attn", None)
-        if (type(block), type(attention)) != (Block, Attention):
+        if not (isinstance(block, CapeBlock) and isinstance(attention, CapeAttention)):
             raise ValueError(
-                f"{settings.pos} sits in timm's Block and Attention, and the model has "
-                f"{type(block).__name__} with {type(attention).__name__}: leave block_fn, "
+                f"{pos} needs CapeBlock with CapeAttention in place of timm's own, and the model "
+                f"has {type(block).__name__} with {type(attention).__name__}: leave block_fn, "
                 "attn_layer, attn_type and what else replaces them at their defaults, or choose a "
                 "variant that is added at the input"
             )
-        block.__class__, attention.__class__ = PositionedBlock, PositionedAttention
-    attentions = [block.attn for block in blocks]
-    found = AttentionSettings(
-        head_dim=attentions[0].head_dim,
-        heads=attentions[0].num_heads,
-        axes=2,
-        unit=2 / max(patches - 1, 1),
-        frequency_scale=settings.frequency_scale,
-    )
-    layers = settings.attention_layers(len(attentions), found)
-    for attention, relative in zip(attentions, layers, strict=True):
-        attention.relative = relative and relative.to(attention.qkv.weight)
+        found.append(attention)
     return found
+
+
+def take_over(kind: type[Module], theirs: nn.Module) -> Module:
+    """A module of ``kind``, a subclass of theirs, with all that theirs holds: weights, hooks, …"""
+    ours = kind.__new__(kind)
+    nn.Module.__init__(ours)
+    ours.__dict__.update(vars(theirs))
+    return ours
 
 
 def use_logn(model: nn.Module, logn: int) -> None:
     """Multiply the logits of a ViT's self-attention by log N / log ``logn``, timm's own ViTs too.
 
     N are the tokens that a query sees, class token and registers among them; ``logn`` is N in
-    training, 0 for off. ValueError: the model's blocks have another attention than timm's.
+    training, 0 for off.
+
+    Raises:
+        ValueError: the model's blocks have another attention than timm's.
     """
     blocks: Any = getattr(model, "blocks", [])
-    attentions: list[Any] = [getattr(block, "attn", None) for block in blocks]
-    if not attentions or not {type(one) for one in attentions} <= {Attention, PositionedAttention}:
+    kinds = {type(getattr(block, "attn", None)) for block in blocks}
+    if not kinds or not kinds <= {Attention, CapeAttention}:
         raise ValueError(
             f"attention_logn sits in timm's Attention, which is not what {type(model).__name__} "
             "has in each of its blocks: leave it out, or choose another model"
         )
-    for attention in attentions:
-        if type(attention) is Attention:
-            attention.__class__ = PositionedAttention  # which adds what the next line sets
-        attention.relative = getattr(attention, "relative", None) or PositionalAttention()
-        attention.relative.logn = logn
+    for block in blocks:
+        if type(block.attn) is Attention:  # built already, so not by attn_layer
+            block.attn = take_over(CapeAttention, block.attn)
+            block.attn.positional = None
+        block.attn.positional = block.attn.positional or PositionalAttention()
+        block.attn.positional.logn = logn
 
 
 def positional_parameters(model: nn.Module) -> set[str]:
     """Names of what is learned about positions: not decayed, as timm's positions are not."""
     names = [name for name, _ in model.named_parameters()]
-    return {name for name in names if ".relative." in name or name.endswith("cls_pos_embed")}
+    return {name for name in names if ".positional." in name or name.endswith("cls_pos_embed")}

@@ -1,20 +1,21 @@
 """CAPE for timm's rotary ViTs, with their weights: DINOv3, Perception Encoder, EVA-02, RoPE-ViT, …
 
 Each name of timm's class ``Eva`` that has rotary positions gets a twin with ``_cape`` after the
-architecture: the same parameters and pretrained weights, in evaluation the same model. In training
-it turns each image's queries and keys by coordinates that CAPE has augmented (paper, section 3.2):
-ε and λ change the distances between patches, Δ and λ those to the class token and the registers,
-which are not turned. A learnable table of positions, where the model has one, stays as it is.
+architecture: the same parameters and pretrained weights, in evaluation the same model (but for
+``torch.jit.script``, which does not take ours). In training it turns each image's queries and keys
+by coordinates that CAPE has augmented (paper, section 3.2): ε and λ change the distances between
+patches, Δ and λ those to the class token and the registers, which are not turned. A learnable table
+of positions, where the model has one, stays as it is.
 
     >>> model = timm.create_model("vit_small_patch16_dinov3_cape", pretrained=True)
 """
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
+import timm
 import torch
 from timm import layers
 from timm.layers.pos_embed_sincos import make_coords_dinov3
@@ -23,6 +24,7 @@ from timm.models import eva as timm_eva
 from torch import Tensor, nn
 
 from cape_plugins.augment import Augmentation
+from cape_plugins.timm.attention import take_over
 from cape_plugins.timm.mark import add_mark
 from cape_plugins.timm.positions import ImageSettings
 from cape_plugins.timm.registry import build, register_models
@@ -73,11 +75,11 @@ def _embed(rotary: Any, coords: Tensor, height: int, width: int) -> Tensor:
         own.append(coords[..., axis] * half + middle)
     own = own if rotary.grid_indexing == "ij" else own[::-1]
     if mixed:
-        x, y = (one[:, None] for one in own)
+        x, y = (one[:, None] for one in own)  # (B, 1, N)
         return layers.get_mixed_freqs(rotary.freqs[:, :, None], x, y, torch.float32)
-    turned = torch.stack(own, dim=-1)[..., None]
+    turned = torch.stack(own, dim=-1)[..., None]  # (B, N, 2, 1)
     angles = 2 * torch.pi * turned / rotary.periods if dinov3 else turned * rotary.bands
-    angles = angles.flatten(2)  # each stands twice in what timm wants
+    angles = angles.flatten(2)  # (B, N, head_dim / 2): each stands twice in what timm wants
     angles = torch.cat([angles] * 2, -1) if rotary.rotate_half else angles.repeat_interleave(2, -1)
     return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, None]
 
@@ -109,9 +111,10 @@ class EvaCape(timm_eva.Eva):
     """timm's Eva, whose rotary coordinates CAPE augments in training, each image by itself.
 
     Args:
-        kwargs: ``max_global_shift``, ``max_local_shift`` and ``max_global_scale`` (Δ, ε, λ): 0.5,
-            half a patch and 1.4 where the image spans [-1, 1] from edge to edge, whatever the
-            model's own unit; λ acts about its middle. And those of Eva, which rejects unknown ones.
+        kwargs: Eva's, which rejects unknown ones, and CAPE's bounds, of coordinates in which the
+            image spans [-1, 1] from edge to edge, in whatever unit the model counts itself:
+            ``max_global_shift`` (Δ) is 0.5, ``max_local_shift`` (ε) half a patch, and
+            ``max_global_scale`` (λ), which acts about the image's middle, 1.4.
 
     Raises:
         ValueError: an option is out of range; the model's positions are not rotary of a kind that
@@ -131,7 +134,7 @@ class EvaCape(timm_eva.Eva):
         if timms:
             raise ValueError(f"{timms} augments what CAPE augments: leave it out or use timm's own")
         super().__init__(**kwargs)
-        self.rope.__class__ = _KINDS[kind]
+        self.rope = take_over(_KINDS[kind], self.rope)
         self.augmentation = CoordinateAugmentation(settings)
         add_mark(self)
 
@@ -141,8 +144,8 @@ class EvaCape(timm_eva.Eva):
         x, embedding = super()._pos_embed(x)
         if self.rope.training and embedding is not None:
             # timm has dropped rows with patch_drop_rate, and put the axis of heads or layers in
-            coords = embedding.reshape(-1, embedding.shape[-2], 2)
-            coords = self.augmentation(coords, x.shape[0], height, width)
+            coords = embedding.reshape(-1, embedding.shape[-2], 2)  # (1 or B, N, 2)
+            coords = self.augmentation(coords, x.shape[0], height, width)  # (B, N, 2)
             embedding = _embed(self.rope, coords, height, width)
         return x, embedding
 
@@ -152,33 +155,32 @@ def _kind(options: dict[str, Any]) -> str | None:
     return options.get("rope_type", "cat") if options.get("use_rot_pos_emb") else None
 
 
-def _call(stock: str, create: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call timm's function for a name, with another function where it calls ``_create_eva``."""
-    entrypoint = model_entrypoint(stock)
-    names = {**vars(timm_eva), "_create_eva": create}
-    return FunctionType(entrypoint.__code__, names, stock, entrypoint.__defaults__)(*args, **kwargs)
+def _arguments(stock: str) -> dict[str, Any]:
+    """What timm's function for a name makes an Eva of; it runs, but builds nothing."""
+    function = model_entrypoint(stock)
+    if "_create_eva" not in function.__code__.co_names:
+        return {}
+    # its code, with another function where it calls timm's builder: timm's own stays as it is
+    names = {**vars(timm_eva), "_create_eva": lambda name, pretrained, **arguments: arguments}
+    return FunctionType(function.__code__, names, stock, function.__defaults__)()
 
 
 def _twins() -> dict[str, str]:
-    """Our names → timm's of rotary Evas, found without building a model."""
+    """Our names → timm's of rotary Evas."""
     found = {}
-    for stock in list_models(module="eva"):
-        if "_create_eva" not in model_entrypoint(stock).__code__.co_names:
-            continue
-        if _kind(_call(stock, lambda _, pretrained, **options: options)) in _KINDS:
+    for stock, arguments in _STOCK.items():
+        if _kind(arguments) in _KINDS:
             name, _, size = stock.rpartition("_")
             found[f"{name}_cape_{size}" if size.isdigit() else f"{stock}_cape"] = stock
+    if not found:
+        raise ImportError(f"timm {timm.__version__} has no rotary model of its class Eva")
     return found
 
 
 def _create(name: str, pretrained: bool, use_naflex: bool | None = None, **kwargs: Any) -> Any:
     if use_naflex or (use_naflex is None and os.environ.get("TIMM_USE_NAFLEX") == "1"):
         raise ValueError(f"{name} cannot be a NaFlexVit: leave out use_naflex, TIMM_USE_NAFLEX=1")
-
-    def create(_: str, pretrained: bool, **options: Any) -> nn.Module:
-        return build(EvaCape, timm_eva.checkpoint_filter_fn, name, pretrained, **options)
-
-    return _call(_TWINS[name], create, pretrained, **kwargs)
+    return build(EvaCape, timm_eva.checkpoint_filter_fn, name, pretrained, **kwargs)
 
 
 def _cfgs(name: str, stock: str) -> dict[str, PretrainedCfg]:
@@ -192,9 +194,11 @@ def _cfgs(name: str, stock: str) -> dict[str, PretrainedCfg]:
     return cfgs
 
 
+_STOCK = {stock: _arguments(stock) for stock in list_models(module="eva")}
 _TWINS = _twins()
 default_cfgs = generate_default_cfgs(
     {tagged: cfg for twin in _TWINS.items() for tagged, cfg in _cfgs(*twin).items()}
 )
 # Sapiens2's arguments have timm's augmentation: ours takes its place
-register_models(__name__, _create, {name: dict.fromkeys(_TIMMS) for name in _TWINS})
+models = {name: _STOCK[stock] | dict.fromkeys(_TIMMS) for name, stock in _TWINS.items()}
+register_models(__name__, _create, models)

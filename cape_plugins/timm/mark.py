@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cape_plugins.alibi import Alibi
+from cape_plugins import variants
 from cape_plugins.timm.positions import ImageSettings
 
 _logger = logging.getLogger(__name__)
@@ -34,31 +34,28 @@ def settings(model: nn.Module) -> dict[str, Any] | None:
 
     ``frequency_scale`` is left out where it is the paper's 1. None for models that are not ours.
     """
-    held = (getattr(module, "settings", None) for module in model.modules())
-    ours = next((one for one in held if isinstance(one, ImageSettings)), None)
-    if ours is None:
+    modules: list[Any] = [*model.modules()]
+    held = [one for one in modules if isinstance(getattr(one, "settings", None), ImageSettings)]
+    if not held:
         return None
+    ours = held[0].settings
     kept = {name: getattr(ours, name) for name in sorted(ours.defaults()) if ours.takes(name)}
     kept.pop("extent", None)  # the paper changes γ at evaluation
     if ours.frequency_scale == 1:
         kept.pop("frequency_scale", None)
-    alibi = next((one for one in model.modules() if isinstance(one, Alibi)), None)
-    if alibi is not None:  # counts distances in patches of the training's grid
-        kept["unit"] = alibi.settings.unit
+    for name in variants.remembers(ours.pos):
+        kept[name] = getattr(held[0].attention_settings, name)
     return {"pos": ours.pos, **kept}
 
 
-def read_mark(state_dict: dict[str, Tensor]) -> dict[str, Any] | None:
+def read_mark(state_dict: dict[str, Tensor], prefix: str = "") -> dict[str, Any] | None:
     """The settings that a checkpoint was trained with; None where it has no mark."""
-    found = (getattr(weight, _ATTRIBUTE, None) for weight in state_dict.values())
-    return next((one for one in found if one is not None), None)
+    return getattr(state_dict.get(prefix + _CARRIER), _ATTRIBUTE, None)
 
 
 def drop_mark(state_dict: dict[str, Tensor]) -> None:
     """Forget what the weights were trained with."""
-    for weight in state_dict.values():
-        if hasattr(weight, _ATTRIBUTE):
-            delattr(weight, _ATTRIBUTE)
+    vars(state_dict.get(_CARRIER, torch.empty(0))).pop(_ATTRIBUTE, None)
 
 
 def describe(of: dict[str, Any] | None) -> str:
@@ -88,29 +85,36 @@ def adapt(state_dict: dict[str, Tensor], model: Any) -> None:
             f"the checkpoint is a ViT of width {width} with {len(blocks)} blocks, the model has "
             f"width {model.embed_dim} and {len(model.blocks)} blocks: create the model it fits"
         )
-    drop_table(model, state_dict)
+    convert(model, state_dict)
 
 
-def drop_table(model: Any, state_dict: dict[str, Any], *_: Any) -> None:
-    """Drop a standard ViT's table of positions, with a line in the log.
+def convert(model: Any, state_dict: dict[str, Any], prefix: str = "", *_: Any) -> None:
+    """Give weights the model's names, and drop a standard ViT's table, with a line in the log.
 
-    Its row of the class token becomes that token's position; zeros where it has no such row
-    (timm's no_embed_class). It is a hook before ``load_state_dict`` too, because timm's
-    ``--initial-checkpoint`` and ``checkpoint_path`` call no filter.
+    The table's row of the class token becomes that token's position; zeros where it has no such row
+    (timm's no_embed_class): it has as many as the model patches, or a square number. It is a hook
+    before ``load_state_dict`` too, as timm's ``--initial-checkpoint`` calls no filter; ``prefix``
+    is there where the model is a part.
     """
+    for name in [name for name in state_dict if name.startswith(f"{prefix}blocks.")]:
+        renamed = name.replace(".attn.relative.", ".attn.positional.")  # until 2026-11
+        state_dict[renamed] = state_dict.pop(name)
     embeds = getattr(model, "embeds", model)
-    own = "cls_pos_embed" if embeds is model else "embeds.cls_pos_embed"
-    tables = [name for name in state_dict if name.removeprefix("embeds.").startswith("pos_embed")]
-    for name in tables:
+    within = prefix if embeds is model else f"{prefix}embeds."
+    tables = (f"{prefix}pos_embed", f"{within}pos_embed")  # of a ViT, of a NaFlexVit
+    for name in [name for name in state_dict if name.startswith(tables)]:
         table = state_dict.pop(name)
         _logger.warning(
             f"dropped {name} {tuple(table.shape)} of the checkpoint: positions are computed here, "
             "and the other weights, which are kept, learn to use them in training"
         )
         if table.ndim == 3 and embeds.cls_pos_embed is not None:
-            # a table of patches alone is square
-            has_class_row = math.isqrt(table.shape[1]) ** 2 != table.shape[1]
-            state_dict[own] = table[:, :1] if has_class_row else torch.zeros_like(table[:, :1])
+            rows = table.shape[1]
+            patches = model.patch_embed.num_patches if embeds is model else 0
+            is_square = math.isqrt(rows) ** 2 == rows
+            of_patches = rows == patches or (is_square and rows != patches + 1)
+            has_row = f"{prefix}cls_token" in state_dict and not of_patches
+            state_dict[f"{within}cls_pos_embed"] = table[:, :1] * (1.0 if has_row else 0.0)
 
 
 def _write(model: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) -> None:
@@ -119,13 +123,18 @@ def _write(model: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) ->
         setattr(carrier, _ATTRIBUTE, settings(model))
 
 
-def _compare(model: nn.Module, state_dict: dict[str, Any], *_: Any) -> None:
-    """Log other shifts and scales; another variant or ``frequency_scale`` is a ValueError."""
-    mine, theirs = settings(model) or {}, read_mark(state_dict)
+def _compare(model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Log other shifts and scales.
+
+    Raises:
+        ValueError: another variant, or what makes other positions of the same grid in evaluation:
+            ``frequency_scale``, and the unit of alibi, which is that of a model's ``img_size``.
+    """
+    mine, theirs = settings(model) or {}, read_mark(state_dict, prefix)
     if theirs is None or theirs == mine:
         return
     differ = f"the checkpoint was trained with {describe(theirs)}, this model has {describe(mine)}"
-    if any(theirs.get(name) != mine.get(name) for name in ("pos", "frequency_scale")):
+    if any(theirs.get(name) != mine.get(name) for name in ("pos", "frequency_scale", "unit")):
         raise ValueError(
             f"{differ}: create the model it was trained as, or give another checkpoint (to start "
             "from its weights all the same: --pretrained --pretrained-path)"

@@ -17,8 +17,8 @@ from timm.layers import register_notrace_module, trunc_normal_
 from timm.models import naflexvit
 from torch import Tensor, nn
 
-from cape_plugins.timm.attention import add_positions, positional_parameters
-from cape_plugins.timm.mark import adapt, add_mark, drop_table
+from cape_plugins.timm import attention
+from cape_plugins.timm.mark import adapt, add_mark, convert
 from cape_plugins.timm.positions import ImageSettings, PatchPositions
 from cape_plugins.timm.registry import SIZES, build, register_variants
 
@@ -80,9 +80,11 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
         """Images (B, C, H, W), or patches with coordinates, as in timm.
 
         Returns:
-            tokens with prefix, the grid of images (None for patches), and where the variant sits
-            in self-attention what the blocks get. ValueError: the patch size does not divide an
-            image, without ``dynamic_img_pad``.
+            (B, prefix + N, dim) tokens, the grid of images (None for patches), and where the
+            variant sits in self-attention what the blocks get, (1 or B, prefix + N, …).
+
+        Raises:
+            ValueError: the patch size does not divide an image, without ``dynamic_img_pad``.
         """
         if patch_coord is None and not self.dynamic_img_pad:
             height, width = x.shape[-2:]
@@ -92,13 +94,13 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
                     f"{self.patch_size}: resize it, or create the model with dynamic_img_pad=True"
                 )
         grid: Any
-        x, grid = super().forward(x, patch_coord=patch_coord, patch_valid=patch_valid)
+        x, grid = super().forward(x, patch_coord, patch_valid)
         prefix, patches = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
         if self.cls_pos_embed is not None:
             prefix = torch.cat([prefix[:, :1] + self.cls_pos_embed, prefix[:, 1:]], dim=1)
         if patch_coord is None:
             axes = (torch.arange(side, device=x.device) for side in grid)
-            patch_coord = torch.cartesian_prod(*axes)[None]
+            patch_coord = torch.cartesian_prod(*axes)[None]  # (1, N, 2)
         extent, keep_aspect = self.position.extent, self.pos_embed_ar_preserving
         where, spans = naflex_positions(
             patch_coord, patch_valid, extent=extent, keep_aspect=keep_aspect
@@ -131,17 +133,19 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
     def __init__(self, cfg: naflexvit.NaFlexVitCfg | None = None, **kwargs: Any) -> None:
         settings, kwargs = ImageSettings.split(kwargs)
         cfg = cfg or naflexvit.NaFlexVitCfg()
-        _refuse_table_options({**vars(cfg), **kwargs}, settings)
-        super().__init__(cfg, **{**kwargs, "pos_embed": "none"})
-        self.embeds.__class__ = NaFlexEmbedsCape
-        grid = self.embeds.pos_embed_grid_size or (16, 16)
-        self.embeds.take(add_positions(self, settings, max(grid)))
+        given = {**vars(cfg), **kwargs}
+        _refuse_table_options(given, settings)
+        kwargs |= {"pos_embed": "none", **attention.block_classes(settings, given)}
+        super().__init__(cfg, **kwargs)
+        patches = max(self.embeds.pos_embed_grid_size or [16])
+        self.embeds = attention.take_over(NaFlexEmbedsCape, self.embeds)
+        self.embeds.take(attention.install_positions(self, settings, patches))
         add_mark(self)
-        self.register_load_state_dict_pre_hook(drop_table)
+        self.register_load_state_dict_pre_hook(convert)
 
     def no_weight_decay(self) -> set[str]:
         """timm's set, and what is learned about positions."""
-        return {*super().no_weight_decay(), *positional_parameters(self)}
+        return {*super().no_weight_decay(), *attention.positional_parameters(self)}
 
     def _forward_embeds(
         self,
@@ -150,17 +154,19 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
         patch_valid: Tensor | None,
         attn_mask: Tensor | None,
     ) -> dict[str, Any]:
-        if self.embeds.position.attention is None:
+        if self.embeds.position.attention_settings is None:
             return super()._forward_embeds(x, patch_coord, patch_valid, attn_mask)
         x, _, positions = self.embeds(x, patch_coord=patch_coord, patch_valid=patch_valid)
         if attn_mask is None:
-            key_only, prefix = self.use_key_only_attn_mask, self.num_prefix_tokens
-            shape = dict(num_prefix_tokens=prefix, symmetric=not key_only, dtype=x.dtype)
-            q_len = 1 if key_only else None
-            attn_mask = naflexvit.create_attention_mask(patch_valid, q_len=q_len, **shape)
-        # timm's loops over the blocks hand them what they find under this name
-        found = dict(rope_embeds=positions, attn_mask=attn_mask, keep_indices=None)
-        return dict(patches=self.norm_pre(x), patch_valid=patch_valid, **found)
+            attn_mask = naflexvit.create_attention_mask(
+                patch_valid,
+                num_prefix_tokens=self.num_prefix_tokens,
+                symmetric=not self.use_key_only_attn_mask,
+                q_len=1 if self.use_key_only_attn_mask else None,
+                dtype=x.dtype,
+            )
+        found = dict(patches=self.norm_pre(x), patch_valid=patch_valid, attn_mask=attn_mask)
+        return {**found, "rope_embeds": positions}  # timm hands the blocks what has this name
 
 
 def _refuse_table_options(given: dict[str, Any], settings: ImageSettings) -> None:
@@ -218,15 +224,9 @@ def create_from_vit(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Mo
 
 
 default_cfgs: dict[str, Any] = {}
-register_variants(
-    *(__name__, _create, "naflexvit_{size}_patch16_{variant}_gap", SIZES),
-    # but for sizes and positions as timm's naflexvit_base_patch16_gap, to compare with it
-    dict(patch_size=16, init_values=1e-5, global_pool="avg", reg_tokens=4, fc_norm=True),
-    dict(
-        input_size=(3, 384, 384),
-        crop_pct=1.0,
-        mean=IMAGENET_INCEPTION_MEAN,
-        std=IMAGENET_INCEPTION_STD,
-        first_conv="embeds.proj",
-    ),
-)
+# but for sizes and positions as timm's naflexvit_base_patch16_gap, to compare with it
+_shared = dict(patch_size=16, init_values=1e-5, global_pool="avg", reg_tokens=4, fc_norm=True)
+_cfg = dict(input_size=(3, 384, 384), crop_pct=1.0, first_conv="embeds.proj")
+_cfg |= dict(mean=IMAGENET_INCEPTION_MEAN, std=IMAGENET_INCEPTION_STD)
+_names = "naflexvit_{size}_patch16_{variant}_gap"
+register_variants(__name__, _create, _names, SIZES, _shared, _cfg)

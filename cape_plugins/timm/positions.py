@@ -83,7 +83,7 @@ class PatchPositions(nn.Module):
     Args:
         dim: channels.
         settings: variant and augmentation.
-        attention: what the variant is told of self-attention; None where it does nothing there.
+        attention_settings: what the variant is told of self-attention; None where it does nothing.
         prefix: tokens before the patches (class token, registers), which have no position.
 
     Attributes:
@@ -94,11 +94,12 @@ class PatchPositions(nn.Module):
         self,
         dim: int,
         settings: ImageSettings,
-        attention: AttentionSettings | None = None,
+        attention_settings: AttentionSettings | None = None,
         prefix: int = 0,
     ) -> None:
         super().__init__()
-        self.settings, self.attention, self.prefix = settings, attention, prefix
+        self.settings, self.prefix = settings, prefix
+        self.attention_settings = attention_settings
         self.extent = float(settings.extent)
         # a grid is spread evenly over the range of random positions already
         span = (-self.extent, self.extent)
@@ -118,15 +119,15 @@ class PatchPositions(nn.Module):
             the patches with positions, and what the blocks get: (B or 1, prefix + N, …), or None
             where the variant does nothing in self-attention.
         """
-        if self.embedding.adds_nothing and self.attention is None:
+        if self.embedding.adds_nothing and self.attention_settings is None:
             return patches, None
         default = local_shift if self.settings.max_local_shift is None else None
         batch = patches.shape[0]  # len() would be a constant under torch.export
-        moved = self.embedding.augment(positions, batch, max_local_shift=default)
+        moved = self.embedding.augment(positions, batch, max_local_shift=default)  # (1|B, N, 2)
         prepared = None
-        if self.attention is not None:
-            tokens = F.pad(moved, (0, 0, self.prefix, 0), value=float("nan"))
-            prepared = prepare(self.settings.pos, tokens, self.attention)
+        if self.attention_settings is not None:
+            tokens = F.pad(moved, (0, 0, self.prefix, 0), value=float("nan"))  # prefix + N
+            prepared = prepare(self.settings.pos, tokens, self.attention_settings)
         return self.embedding.add(patches, moved), prepared
 
     def class_position(self, cls_token: Tensor | None) -> nn.Parameter | None:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from cape_plugins.positions import patch_grid
 from cape_plugins.timm import naflexvit
-from cape_plugins.timm.attention import add_positions, positional_parameters
-from cape_plugins.timm.mark import adapt, add_mark, drop_table
+from cape_plugins.timm.attention import block_classes, install_positions, positional_parameters
+from cape_plugins.timm.mark import adapt, add_mark, convert
 from cape_plugins.timm.positions import ImageSettings
 from cape_plugins.timm.registry import SIZES, build, register_variants
 
@@ -47,11 +47,12 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
 
     def __init__(self, *args: Any, dynamic_img_size: bool = True, **kwargs: Any) -> None:
         settings, kwargs = ImageSettings.split(kwargs)
+        kwargs.update(block_classes(settings, kwargs))
         kwargs.update(pos_embed="none", dynamic_img_size=dynamic_img_size)
         super().__init__(*args, **kwargs)
-        self.position = add_positions(self, settings, max(self.patch_embed.grid_size))
+        self.position = install_positions(self, settings, max(self.patch_embed.grid_size))
         add_mark(self)
-        self.register_load_state_dict_pre_hook(drop_table)
+        self.register_load_state_dict_pre_hook(convert)
         cls_token = None if self.no_embed_class else self.cls_token
         self.cls_pos_embed = self.position.class_position(cls_token)
 
@@ -80,8 +81,8 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
             height, width = x.shape[1], x.shape[2]
             x = x.reshape(x.shape[0], -1, x.shape[3])
         extent = self.position.extent
-        grid = patch_grid(height, width, extent=extent, device=x.device)[None]
-        x, positions = self.position(x, grid, (extent / height, extent / width))
+        grid = patch_grid(height, width, extent=extent, device=x.device)[None]  # (1, N, 2)
+        x, positions = self.position(x, grid, (extent / height, extent / width))  # (B, N, C)
         prefix: list[Any] = [self.cls_token, self.reg_token]
         if self.cls_pos_embed is not None:
             prefix[0] = prefix[0] + self.cls_pos_embed
@@ -94,7 +95,7 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
         """Images (B, C, H, W) → tokens (B, N, dim), arguments as in timm."""
-        if self.position.attention is None:
+        if self.position.attention_settings is None:
             return super().forward_features(x, attn_mask, is_causal)
         return self.norm(self._run(x, self.blocks, [], attn_mask, is_causal)[0])
 
@@ -112,7 +113,7 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
         is_causal: bool = False,
     ) -> Any:
         """As timm's, where the arguments and the result are described."""
-        if self.position.attention is None:
+        if self.position.attention_settings is None:
             given = (return_prefix_tokens, norm, stop_early, output_fmt, intermediates_only)
             return super().forward_intermediates(
                 x, indices, *given, output_dict, attn_mask, is_causal
@@ -171,9 +172,8 @@ def _create(
 
 default_cfgs: dict[str, Any] = {}
 for _sizes, _patch, _image in ([*SIZES], 16, 224), (["tiny"], 8, 64), (["tiny"], 4, 32):
-    register_variants(
-        *(__name__, _create, f"vit_{{size}}_patch{_patch}_{{variant}}_{_image}", _sizes),
-        dict(patch_size=_patch, img_size=_image),
-        # small images have no border to lose
-        dict(input_size=(3, _image, _image), crop_pct=0.875 if _image == 224 else 1.0),
-    )
+    _names = f"vit_{{size}}_patch{_patch}_{{variant}}_{_image}"
+    _shared = dict(patch_size=_patch, img_size=_image)
+    # small images have no border to lose
+    _cfg = dict(input_size=(3, _image, _image), crop_pct=0.875 if _image == 224 else 1.0)
+    register_variants(__name__, _create, _names, _sizes, _shared, _cfg)

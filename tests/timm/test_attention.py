@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cape_plugins import patch_grid, variants
 from cape_plugins.attention import AttentionSettings, PositionalAttention, RelativeAttention
 from cape_plugins.augment import Augmentation
-from cape_plugins.timm.attention import PositionedAttention, use_logn
+from cape_plugins.timm.attention import CapeAttention, use_logn
 from cape_plugins.timm.mark import drop_mark
 from cape_plugins.timm.registry import variants_by_name
 
@@ -93,12 +93,12 @@ def test_the_bias_is_the_variants_and_zero_for_the_class_token_and_joins_masks(c
     model = create(pos="distance", reg_tokens=1).eval()
     attention, x = model.blocks[0].attn, images(2, 2 + 6, 32)
     positions = prepared(model, 2, 3)
-    bias = attention.relative.bias(x, 8, positions)
+    bias = attention.positional.bias(x, 8, positions)
     assert bias.shape == (1, 2, 8, 8)
     assert not bias[..., :2, :].any()
     assert not bias[..., :, :2].any()
     expected = torch.cdist(patch_grid(2, 3), patch_grid(2, 3))
-    slopes = attention.relative.slopes[:, None, None]
+    slopes = attention.positional.slopes[:, None, None]
     torch.testing.assert_close(bias[0, :, 2:, 2:], -slopes * expected)
     out = attention(x, positions=positions)
     torch.testing.assert_close(out, attend(model, x, bias))
@@ -119,9 +119,9 @@ def test_all_layers_see_the_positions_that_are_embedded(
     x = batch() if host.endswith("padded") else images(2, 3, 64, 96)
     for training in (True, False):
         for block in model.blocks:
-            block.attn.relative.seen.clear()
+            block.attn.positional.seen.clear()
         model.train(training)(x).sum().backward()
-        seen = [positions for block in model.blocks for positions in block.attn.relative.seen]
+        seen = [positions for block in model.blocks for positions in block.attn.positional.seen]
         assert len(seen) == 2 + 2 * checkpointing
         for positions in seen:
             n, exactly = model.num_prefix_tokens, dict(rtol=0, atol=0, equal_nan=True)
@@ -163,11 +163,11 @@ def test_a_variant_that_does_nothing_is_timms_model(create, images, options, fus
 @pytest.mark.parametrize("fused", [True, False])
 def test_dropout_gate_and_norms_are_timms(images, fused):
     given = dict(gated=True, qk_norm=True, norm_layer=nn.LayerNorm)
-    attention, stock = PositionedAttention(16, 2, **given), Attention(16, 2, **given)
+    attention, stock = CapeAttention(16, 2, **given), Attention(16, 2, **given)
     for parameter in attention.parameters():  # fresh norms are alike
         parameter.data.add_(0.5 * torch.randn_like(parameter))
     stock.load_state_dict(attention.state_dict())
-    attention.relative, x = PositionalAttention(), images(2, 5, 16)
+    attention.positional, x = PositionalAttention(), images(2, 5, 16)
     attention.fused_attn = stock.fused_attn = fused
     torch.testing.assert_close(attention(x), stock(x))
     attention.attn_drop.p = 0.5
@@ -186,8 +186,8 @@ def test_timms_attention_extract_finds_the_weights(create, images):
 
 def test_a_variant_of_the_first_layer_leaves_the_others_to_timm(create, images):
     model, x = create(pos="distance_first").eval(), images(1, 5, 32)
-    assert "blocks.0.attn.relative.slopes" in model.state_dict()
-    assert "blocks.1.attn.relative.slopes" not in model.state_dict()
+    assert "blocks.0.attn.positional.slopes" in model.state_dict()
+    assert "blocks.1.attn.positional.slopes" not in model.state_dict()
     stock = Attention(32, 2, qkv_bias=True)
     stock.load_state_dict(model.blocks[1].attn.state_dict())
     assert torch.equal(model.blocks[1].attn(x), stock(x))
@@ -243,7 +243,7 @@ def test_the_extent_keeps_the_distances_of_patches_at_another_size(create, varia
     large = create(variant, extent=7 / 3).eval()  # 4 patches from -1 to 1, 8 from -7/3 to 7/3
     for model, side in ((small, 4), (large, 8)):
         x = torch.ones(1, 2, 1 + side**2, 16)
-        turned = model.blocks[0].attn.relative.embed(x, prepared(model, side, side))[:, :, 1:]
+        turned = model.blocks[0].attn.positional.embed(x, prepared(model, side, side))[:, :, 1:]
         scores = turned @ turned.mT  # all that matters is the distance
         tables.append(scores.unflatten(2, (side, -1)).unflatten(4, (side, -1)))
     near = tables[1][:, :, :4, :4, :4, :4]
@@ -253,7 +253,7 @@ def test_the_extent_keeps_the_distances_of_patches_at_another_size(create, varia
 @pytest.mark.parametrize("host", HOSTS)
 def test_learnt_frequencies_are_not_decayed_and_reach_every_layer(create, images, host):
     model = create("ropepos_mixed", host)
-    names = {f"blocks.{layer}.attn.relative.frequencies" for layer in range(2)}
+    names = {f"blocks.{layer}.attn.positional.frequencies" for layer in range(2)}
     assert names <= model.no_weight_decay()
     model(images(2, 3, 64, 96)).square().sum().backward()
     parameters = dict(model.named_parameters())

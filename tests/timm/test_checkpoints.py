@@ -102,9 +102,35 @@ def test_a_standard_vit_loads_and_one_line_says_that_its_table_is_dropped(
         assert model.head.weight.shape == (10, 32)  # another head keeps the rest
 
 
-def test_a_table_without_a_row_for_the_class_token_leaves_it_without_position(load, tmp_path):
-    model = load(save(stock(no_embed_class=True), tmp_path / "stock.pth"))
-    assert torch.equal(model.cls_pos_embed, torch.zeros(1, 1, 32))
+@pytest.mark.parametrize(
+    ("theirs", "ours", "has_row"),
+    [
+        (dict(no_embed_class=True), {}, False),
+        (dict(reg_tokens=4), dict(reg_tokens=4), True),
+        (dict(img_size=(160, 224)), dict(img_size=(160, 224)), True),
+        (dict(img_size=(160, 224), no_embed_class=True), dict(img_size=(160, 224)), False),
+        (dict(img_size=(128, 160)), dict(img_size=(128, 160)), True),  # 81 rows are a square too
+        (dict(img_size=(160, 224)), {}, True),  # another size, no square: most have a row
+        (dict(class_token=False, global_pool="avg", reg_tokens=4), dict(reg_tokens=4), False),
+    ],
+)
+def test_the_class_tokens_row_of_a_table_becomes_its_position(create, theirs, ours, has_row):
+    given, model = (torch.nn.ModuleDict({"part": one}) for one in (stock(**theirs), create(**ours)))
+    found = model.load_state_dict(given.state_dict(), strict=False)
+    assert not [name for name in found.unexpected_keys if "pos_embed" in name]
+    row = given["part"].pos_embed[:, :1]
+    assert torch.equal(model["part"].cls_pos_embed, row if has_row else 0 * row)
+
+
+@pytest.mark.parametrize("host", ["vit", "naflexvit"])
+def test_weights_by_the_name_of_before_load(create, load, host, tmp_path):
+    model = create("ropepos_mixed", host)
+    weights = {k.replace(".positional.", ".relative."): v for k, v in model.state_dict().items()}
+    assert sum(".attn.relative.frequencies" in name for name in weights) == 2
+    torch.save(weights, tmp_path / "before.pth")
+    again = create("ropepos_mixed", host, fresh=True, checkpoint_path=str(tmp_path / "before.pth"))
+    for one in (again, load(tmp_path / "before.pth", "ropepos_mixed", host)):
+        assert torch.equal(*(each.blocks[1].attn.positional.frequencies for each in (one, model)))
 
 
 @pytest.mark.parametrize("name", [STOCK, "naflexvit_base_patch16_gap"])
@@ -221,13 +247,14 @@ def test_other_shifts_and_scales_are_logged(plain, variant, options, message, ch
     assert message is None or re.search(message, caplog.text)
 
 
-def test_alibis_unit_is_part_of_the_mark(plain, caplog):
-    trained = plain("alibi", img_size=224).state_dict()
-    with caplog.at_level(logging.WARNING):
-        plain("alibi", img_size=224).load_state_dict(trained)
-        assert not caplog.messages
-        plain("alibi", img_size=384).load_state_dict(trained)
-    assert f"pos=alibi unit={2 / 13}, this model has pos=alibi unit={2 / 23}" in caplog.text
+def test_a_model_whose_alibi_counts_other_patches_is_refused(plain, images, caplog):
+    trained = plain("alibi", img_size=224)
+    plain("alibi", img_size=224).load_state_dict(trained.state_dict())
+    assert not caplog.messages
+    units = f"pos=alibi unit={2 / 13}, this model has pos=alibi unit={2 / 23}: create the model it"
+    with pytest.raises(ValueError, match=units):
+        plain("alibi", img_size=384).load_state_dict(trained.state_dict())
+    assert trained(images(1, 3, 384, 384)).isfinite().all()  # of the training's size it takes all
 
 
 def test_pretrained_weights_may_be_of_another_variant_and_the_log_says_so(
@@ -266,3 +293,6 @@ def test_copies_of_a_model_mark_and_compare_as_well(plain, again):
         plain("sinpos").load_state_dict(model.state_dict())
     with pytest.raises(ValueError, match="this model has pos=cape"):
         model.load_state_dict(plain("sinpos").state_dict())
+    whole, other = torch.nn.Sequential(model), torch.nn.Sequential(plain("sinpos"))
+    with pytest.raises(ValueError, match=REFUSED):  # as a part too
+        other.load_state_dict(whole.state_dict())

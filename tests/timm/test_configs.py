@@ -3,7 +3,6 @@
 import itertools
 import os
 import re
-import shlex
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -11,9 +10,9 @@ from pathlib import Path
 import pytest
 import timm
 import yaml
-from timm.layers import to_2tuple
 
-ROOT = Path(__file__).resolve().parents[2]
+from cape_support import ROOT, commands
+
 CONFIGS = ROOT / "configs" / "timm"
 README = ROOT / "integrations" / "timm" / "README.md"
 RECIPES = sorted(CONFIGS.glob("*.yaml"))
@@ -31,21 +30,8 @@ def recipe_name(path):
 
 def readme_commands():
     """The README's command lines that start train.py, as lists of words."""
-    blocks = re.findall(r"```sh\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [shlex.split(line) for line in lines if re.search(r"train\.py (-c|--config)", line)]
-
-
-def readme_table(first_heading):
-    """Rows of the README's table whose first column is headed so, as lists of cells."""
-    lines = README.read_text().splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {first_heading} |"))
-    rows = []
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip() for cell in line.strip("|").split("|")])
-    return rows
+    found = [" ".join(words) for words in commands(README)]
+    return [line.split() for line in found if re.search(r"train\.py (-c|--config)", line)]
 
 
 def flag(words, *names, default=None):
@@ -100,17 +86,6 @@ def test_every_key_and_value_is_one_of_train_py(path, train_parser):
         assert getattr(train_parser.parse_args(arguments), key) == value
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=recipe_name)
-def test_train_py_takes_the_recipe_as_its_defaults(path, train_parser):
-    before = {action.dest: action.default for action in train_parser._actions}
-    train_parser.set_defaults(**read(path))
-    try:
-        parsed = vars(train_parser.parse_args([]))
-    finally:
-        train_parser.set_defaults(**before)
-    assert {key: parsed[key] for key in read(path)} == read(path)
-
-
 def test_the_command_lines_of_the_readme_parse(train_parser):
     for words in readme_commands():
         _, path, arguments = split_command(words)
@@ -137,17 +112,6 @@ def test_repeated_augmentation_is_asked_for_where_several_processes_train():
         processes, path, arguments = split_command(words)
         assert (flag(arguments, "--aug-repeats") == "3") == (processes > 1), " ".join(words)
         assert "aug_repeats" not in read(path)
-
-
-def test_the_table_of_machines_gives_1024_images_an_update_for_every_recipe():
-    seen = set()
-    for names, *columns in readme_table("YAML | 16 GPUs"):
-        for name in re.findall(r"`(\w+)`", names):
-            seen.add(name)
-            recipe = read(CONFIGS / f"{name}.yaml")
-            for processes, cell in zip((16, 8, 1), columns, strict=True):
-                assert effective_batch(processes, recipe, cell.strip("`").split()) == 1024
-    assert seen == {path.stem for path in IMAGENET}
 
 
 def test_models_of_the_readme_exist():
@@ -189,26 +153,3 @@ def test_recipes_from_scratch_differ_in_image_sizes_alone():
     first, *others = FROM_SCRATCH
     assert len(others) == 3
     assert all(rest(path) == rest(first) for path in others)
-
-
-def test_ablations_of_the_readme_are_options_of_the_model():
-    commands = [row[1].strip("`").split() for row in readme_table("variant or ablation")]
-    ablations = [words for words in commands if "--model-kwargs" in words]
-    given = []
-    for words in ablations:
-        options = dict(word.split("=") for word in words[words.index("--model-kwargs") + 1 :])
-        options = {name: float(value) for name, value in options.items()}
-        model = timm.create_model("vit_tiny_patch16_cape_224", **options)
-        for name, value in options.items():
-            assert to_2tuple(getattr(model.position.settings, name)) == (value,) * 2
-        given.append(options)
-    scale, shift, local = (
-        ("max_global_scale", 1.0),
-        ("max_global_shift", 0.0),
-        ("max_local_shift", 0.0),
-    )
-    expected = [[scale], [shift], [local], [scale, shift], [scale, local]]
-    assert given == [dict(options) for options in expected]
-    univit = [row for row in readme_table("variant or ablation") if "univit.yaml" in row[0]]
-    models = ["vit_base_patch16_cape_224", "vit_base_patch16_sinpos_224"]  # λ = 1.4, sinpos
-    assert [row[1].strip("`").split()[-1] for row in univit] == models

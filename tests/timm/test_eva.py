@@ -11,22 +11,16 @@ from timm.models import save_for_hf
 from torch import Tensor, nn
 
 from cape_plugins.timm import eva
+from timm_support import EVAS
 
-# indices, indices from 1 re-scaled to a reference's and a table beside them, from -1 to 1, indices
-KINDS = {
-    "cat": "vit_small_patch16_rope_cape_224",
-    "cat_reference": "vit_pe_core_tiny_patch16_cape_384",
-    "dinov3": "vit_small_patch16_dinov3_cape",
-    "mixed": "vit_small_patch16_rope_mixed_cape_224",
-}
 OFF = dict(max_global_shift=0.0, max_local_shift=0.0, max_global_scale=1.0)
 OFF_SETTINGS = eva.ImageSettings(**OFF)
-every_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind = pytest.mark.parametrize("kind", EVAS)
 
 
 def create(name: str, perturbed: bool = True, **options) -> nn.Module:
     torch.manual_seed(0)
-    name = KINDS.get(name, name)
+    name = EVAS.get(name, name)
     small = dict(embed_dim=64, depth=2, num_heads=2, num_classes=5, dynamic_img_size=True)
     small |= dict(num_kv_heads=1) if "sapiens2" in name else {}  # of theirs there is one a layer
     small |= dict(img_size=64 if "patch16" in name else 56)
@@ -38,7 +32,7 @@ def create(name: str, perturbed: bool = True, **options) -> nn.Module:
 
 def pair(name: str, **options) -> tuple[nn.Module, nn.Module]:
     """timm's model and ours with its weights."""
-    ours, stock = create(name, False, **options), create(eva._TWINS[KINDS.get(name, name)])
+    ours, stock = create(name, False, **options), create(eva._TWINS[EVAS.get(name, name)])
     ours.load_state_dict(stock.state_dict())  # strictly
     return stock, ours
 
@@ -65,7 +59,9 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 def test_every_rotary_eva_has_a_twin_with_its_weights(monkeypatch):
     with monkeypatch.context() as nothing_is_built:
         nothing_is_built.setattr(nn.Module, "__init__", None)
-        assert eva._twins() == eva._TWINS
+        assert {name: {*eva._arguments(name)} for name in eva._STOCK} == {
+            name: {*arguments} for name, arguments in eva._STOCK.items()
+        }
     assert len(eva._TWINS) == 60
     assert set(timm.list_models("*_cape*", module="eva")) == {*eva._TWINS}
     assert "vit_base_patch16_rope_cape_224" in eva._TWINS
@@ -104,6 +100,12 @@ def test_every_name_is_timms_model_but_for_the_coordinates(name):
     assert found.keys() == gradients(stock).keys()
     assert all(one.isfinite().all() for one in found.values())
     assert ours.no_weight_decay() == stock.no_weight_decay()
+
+
+def test_a_timm_without_rotary_models_is_an_error_that_names_its_version(monkeypatch):
+    monkeypatch.setattr(eva, "_STOCK", {"eva_giant_patch14_224": {}})
+    with pytest.raises(ImportError, match=f"timm {timm.__version__} has no rotary model"):
+        eva._twins()
 
 
 def coordinates(model: nn.Module, batch: int) -> Tensor:
@@ -205,7 +207,7 @@ def test_what_else_timms_models_do(kind):
     for extractor in ("getter", "fx"):
         options = dict(features_only=True, out_indices=[0, 1], feature_cls=extractor)
         one = create(kind, False, **options, **OFF)
-        two = create(eva._TWINS[KINDS[kind]], False, **options)
+        two = create(eva._TWINS[EVAS[kind]], False, **options)
         left = two.load_state_dict(one.state_dict(), strict=False)
         assert not [name for names in left for name in names if "_tensor_constant" not in name]
         for training in (True, False):
@@ -221,7 +223,7 @@ def test_what_else_timms_models_do(kind):
 @every_kind
 def test_patches_are_dropped_with_their_coordinates(kind):
     options = dict(patch_drop_rate=0.5, img_size=(64, 96), dynamic_img_size=False)
-    ours, stock = create(kind, **options, **OFF), create(eva._TWINS[KINDS[kind]], **options)
+    ours, stock = create(kind, **options, **OFF), create(eva._TWINS[EVAS[kind]], **options)
     ours.load_state_dict(stock.state_dict())
     for training in (True, False):
         both = (torch.manual_seed(6) and one.train(training)(images()) for one in (ours, stock))
@@ -249,7 +251,7 @@ def test_weights_travel_by_folder_and_by_file(kind, tmp_path):
     stock, ours = pair(kind, max_global_shift=0.2)
     for model, folder in ((stock, tmp_path / "stock"), (ours, tmp_path / "ours")):
         save_for_hf(model.eval(), folder, model_args=model._model_args)
-    name, options = KINDS[kind], stock._model_args
+    name, options = EVAS[kind], stock._model_args
     file = dict(file=str(tmp_path / "stock" / "pytorch_model.bin"), num_classes=5)
     fine_tuned = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=file, **options)
     again = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True)

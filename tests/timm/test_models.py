@@ -15,9 +15,9 @@ from cape_plugins import patch_grid, sinusoid_2d
 from cape_plugins.augment import Identity
 from cape_plugins.timm.registry import LOW, variants_by_name
 from cape_plugins.variants import get
+from timm_support import HOSTS
 
 NAMED = tuple(variants_by_name())
-HOSTS = ["vit", "naflexvit"]
 SMALL = dict(depth=1, num_classes=10)
 
 
@@ -108,6 +108,16 @@ def test_entrypoints_are_functions_of_their_modules_as_timms_are():
             assert others.kind is inspect.Parameter.VAR_KEYWORD
 
 
+@pytest.mark.parametrize("version", ["1.0.30", "1.0.29.dev0"])
+def test_an_older_timm_is_named_and_the_version_that_is_needed(monkeypatch, version):
+    monkeypatch.setattr(timm, "__version__", version)
+    message = rf"needs timm ≥ 1\.0\.31 \(found {version} in .*timm\): pip install"
+    with pytest.raises(ImportError, match=message):
+        cape_plugins.timm.register()
+    monkeypatch.setattr(timm, "__version__", "1.0.31")
+    cape_plugins.timm.register()
+
+
 # what the models do
 
 
@@ -177,38 +187,22 @@ def test_what_train_py_makes_of_model_kwargs_works(create, images):
         assert model(images(1, 3, 32, 48)).isfinite().all()
 
 
-IN_BLOCKS = "alibi sits in timm's Block and Attention, and the model has "
+IN_BLOCKS = "alibi needs CapeBlock with CapeAttention .* and the model has "
 
 
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize(
     ("variant", "options", "message"),
     [
-        # values that are wrong for whatever variant
-        *(
-            (variant, options, message)
-            for variant in ("nopos", "cape")
-            for options, message in [
-                (dict(max_global_scale=0.5), "max_global_scale must be a finite number ≥ 1, got"),
-                (dict(max_global_scale="big"), "max_global_scale must be .*got 'big'"),
-                (dict(max_global_shift=-0.5), "max_global_shift must be a finite number ≥ 0, got"),
-                (dict(max_global_shift=(0, 5)), "max_global_shift must be"),
-                (dict(max_local_shift=-1.0), "max_local_shift must be"),
-                (dict(max_local_shift="1/14"), "max_local_shift must be .*got '1/14'"),
-                (dict(max_local_shift=(0.1,) * 3), r"must be a number or \(height, width\), got"),
-                (dict(extent=0.0), "extent must be finite and > 0, got 0.0"),
-                (dict(extent="wide"), "extent must be"),
-                (dict(extent=True), "extent must be"),
-                (dict(frequency_scale=0), "frequency_scale must be finite and > 0"),
-                (dict(pos="relpos"), "unknown variant 'relpos': choose one of nopos, sinpos, cape"),
-                (dict(pos="abspos"), "timm's own models: create vit_tiny_patch16_224"),
-                (dict(pos_embed="learn"), "timm's own models: create vit_tiny_patch16_224"),
-                *(
-                    (dict(attention_logn=wrong), "attention_logn must be the number of tokens")
-                    for wrong in (1, -197, 196.5, True, "many")
-                ),
-            ]
-        ),
+        # values that are wrong for whatever variant; those of the core's options are tested there
+        ("nopos", dict(max_global_scale=0.5), "max_global_scale must be a finite number ≥ 1, got"),
+        ("nopos", dict(max_local_shift="1/14"), "max_local_shift must be .*got '1/14'"),
+        ("nopos", dict(max_local_shift=(0.1,) * 3), r"must be a number or \(height, width\), got"),
+        ("nopos", dict(extent=0.0), "extent must be finite and > 0, got 0.0"),
+        ("nopos", dict(attention_logn=1), "attention_logn must be the number of tokens"),
+        ("cape", dict(pos="relpos"), "unknown variant 'relpos': choose one of nopos, sinpos, cape"),
+        ("cape", dict(pos="abspos"), "timm's own models: create vit_tiny_patch16_224"),
+        ("cape", dict(pos_embed="learn"), "timm's own models: create vit_tiny_patch16_224"),
         ("cape", dict(embed_dim=191, num_heads=1), "dim must be even"),
         # options of other variants
         ("nopos", dict(max_global_shift=0.1), "max_global_shift = 0.1 is for cape.*; nopos takes"),
@@ -218,10 +212,18 @@ IN_BLOCKS = "alibi sits in timm's Block and Attention, and the model has "
         ("sinpos", dict(max_global_scale=1.0), "max_global_scale = 1.0 is for cape"),
         ("alibi", dict(frequency_scale=0.2), "is for sinpos, cape, rope, cape_rope, random, rand"),
         # what is not handed the positions
-        ("alibi", dict(attn_layer="diff"), IN_BLOCKS + "Block with DiffAttention"),
+        ("alibi", dict(attn_layer="diff"), IN_BLOCKS + "CapeBlock with DiffAttention"),
         ("alibi", dict(block_fn=timm.models.vision_transformer.ParallelScalingBlock), IN_BLOCKS),
-        ("cape_rope", dict(patch_drop_rate=0.5), "patch_drop_rate > 0 leaves the attention of cap"),
-        ("cape", dict(attention_logn=197, attn_layer="diff"), "attention_logn sits in timm's Att"),
+        (
+            "cape_rope",
+            dict(patch_drop_rate=0.5),
+            "patch_drop_rate > 0 drops patches before the attention of cap",
+        ),
+        (
+            "cape",
+            dict(attention_logn=197, attn_layer="diff"),
+            "attention_logn sits in timm's Att",
+        ),
         *(
             (variant, dict(embed_dim=12), "2 axes need heads of a multiple of 4 channels, got 6")
             for variant in ("ropepos", "ropepos_mixed", "cape_rope", "cape_rope_mixed")

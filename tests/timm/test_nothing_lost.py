@@ -11,17 +11,15 @@ from timm.optim import create_optimizer_v2, param_groups_layer_decay
 from torch._dynamo.testing import CompileCounter
 from torch.nn.parallel import DistributedDataParallel
 
-from cape_plugins.augment import Identity
-from cape_plugins.timm.registry import variants_by_name
-from cape_plugins.variants import get
+from timm_support import AUGMENTS, HOSTS, VARIANTS
 
-VARIANTS = [name for name, given in variants_by_name().items() if given.keys() == {"pos"}]
-AUGMENTS = [n for n in VARIANTS if get(variants_by_name()[n]["pos"]).augment is not Identity]
 # at the input, in self-attention, and random
 THREE = ["cape", "cape_rope_mixed", "random"]
 # at the input: timm's own loops over the blocks; in self-attention: ours
 BOTH_LOOPS = pytest.mark.parametrize("variant", ["cape", "cape_alibi"])
 
+
+every_host = pytest.mark.parametrize("host", HOSTS)
 
 # features
 
@@ -54,7 +52,7 @@ def test_intermediates_have_the_form_of_timms(create, images, options, checkpoin
         for variant in ("alibi", "nopos")
     )
     for block in ours.blocks:
-        block.attn.relative = None  # now both are timm's model without positions
+        block.attn.positional = None  # now both are timm's model without positions
     for model in (ours, timms):
         model.set_grad_checkpointing(checkpointing)
     x = images(2, 3, 64, 96)
@@ -94,7 +92,7 @@ def test_patch_drop_rate_drops_patches_in_training_only(create, images):
     assert seen == [1 + 8, 1 + 16]
 
 
-@pytest.mark.parametrize("host", ["vit", "naflexvit"])
+@every_host
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_parameter_gets_a_gradient(create, images, variant, host):
     model = create(variant, host)
@@ -165,7 +163,7 @@ def test_channels_padding_and_memory_formats(create, images, variant):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("host", ["vit", "naflexvit"])
+@every_host
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_half_precision_stays_close_to_float32(create, images, batch, variant, host, dtype):
     model, x = create(variant, host).eval(), images(2, 3, 160, 160)
@@ -185,7 +183,7 @@ def test_half_precision_stays_close_to_float32(create, images, batch, variant, h
         assert (out.float() - expected).norm() < 0.05 * expected.norm()
 
 
-@pytest.mark.parametrize("host", ["vit", "naflexvit"])
+@every_host
 @pytest.mark.parametrize("variant", THREE)
 def test_meta_device_construction_and_init_weights(create, images, variant, host):
     pooled = dict(class_token=True, global_pool="token")
@@ -219,7 +217,7 @@ def test_torch_compile_needs_no_graph_break(create, images, batch, host, variant
     assert [n for n, p in model.named_parameters() if p.grad is None] == []
 
 
-@pytest.mark.parametrize("host", ["vit", "naflexvit"])
+@every_host
 def test_torch_compile_makes_one_dynamic_graph_for_all_sizes(create, images, batch, host):
     # dynamic_img_pad: without it timm's own PatchEmbed makes a graph of each size
     model = create("univit", host, dynamic_img_pad=True, depth=1).train()

@@ -8,18 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cape_plugins.timm.registry import variants_by_name
+from cape_support import replica
+from timm_support import EVAS, VARIANTS
 
-VARIANTS = [name for name, given in variants_by_name().items() if given.keys() == {"pos"}]
 MODELS = [("vit", name) for name in VARIANTS]
 MODELS += [("naflexvit", n) for n in ("cape", "cape_rope_mixed", "cape_alibi", "random_rope")]
-EVAS = [
-    ("eva", "vit_small_patch16_rope_cape_224"),
-    ("eva", "vit_pe_core_tiny_patch16_cape_384"),
-    ("eva", "vit_small_patch16_dinov3_cape"),
-    ("eva", "vit_small_patch16_rope_mixed_cape_224"),
-]
 every_model = pytest.mark.parametrize(("host", "variant"), MODELS)
+every_model_and_twin = pytest.mark.parametrize(
+    ("host", "variant"), [*MODELS, *(("eva", name) for name in EVAS.values())]
+)
 
 
 def gradients(model: nn.Module) -> Tensor:
@@ -39,7 +36,7 @@ def train_on_two_sizes(model: nn.Module, images, between=lambda: None) -> Tensor
     return gradients(model)
 
 
-@pytest.mark.parametrize(("host", "variant"), MODELS + EVAS)
+@every_model_and_twin
 def test_checkpointing_and_what_comes_between_change_no_gradient(create, images, host, variant):
     model, copies = create(variant, host).train(), []
     expected = train_on_two_sizes(model, images)
@@ -83,7 +80,7 @@ def in_threads(models: list[nn.Module], inputs: list[Tensor], times: int) -> lis
 OFF = dict(max_global_shift=0.0, max_local_shift=0.0, max_global_scale=1.0)
 
 
-@pytest.mark.parametrize(("host", "variant"), MODELS + EVAS)
+@every_model_and_twin
 def test_two_threads_on_one_model(create, images, host, variant):
     rotary = host == "eva"  # timm's own in evaluation
     model = create(variant, host, **OFF if rotary else {}).train(rotary).requires_grad_(False)
@@ -95,19 +92,6 @@ def test_two_threads_on_one_model(create, images, host, variant):
             torch.testing.assert_close(output, right, rtol=1e-5, atol=1e-5)
 
 
-def replica_of(module: nn.Module) -> nn.Module:
-    """What torch.nn.parallel.replicate makes on another GPU, here on the CPU."""
-    replica = module._replicate_for_data_parallel()
-    for name, parameter in module._parameters.items():
-        if parameter is None:
-            replica._parameters[name] = None
-        else:
-            setattr(replica, name, parameter.view_as(parameter))  # no leaf, as there
-    for name, child in module._modules.items():
-        replica._modules[name] = None if child is None else replica_of(child)
-    return replica
-
-
 @every_model
 def test_replicas_of_data_parallel(create, images, host, variant):
     model = create(variant, host).eval()
@@ -115,7 +99,7 @@ def test_replicas_of_data_parallel(create, images, host, variant):
     expected = [model(x) for x in inputs]
     sum(5 * output.square().sum() for output in expected).backward()
     right = gradients(model)
-    found = in_threads([replica_of(model), replica_of(model)], inputs, 5)
+    found = in_threads([replica(model), replica(model)], inputs, 5)
     for outputs, output in zip(found, expected, strict=True):
         torch.testing.assert_close(outputs, [output] * 5, rtol=1e-5, atol=1e-5)
     sum(output.square().sum() for outputs in found for output in outputs).backward()

@@ -4,13 +4,14 @@ import os
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "integrations" / "timm"
+from cape_support import ROOT
+
+SCRIPTS = ROOT / "integrations" / "timm"
 
 
 @pytest.fixture
@@ -80,46 +81,42 @@ def place(path, pixels):
     return column - middle, row - middle
 
 
-def test_the_object_is_whole_on_both_canvases(run, tmp_path, objects):
-    folders = ["--images", tmp_path / "images", "--out", tmp_path / "out"]
-    assert run("make_off_centre.py", *folders) == (0, "")
-    found = [
-        [place(tmp_path / "out" / split / "a" / f"{i}.png", one) for i, one in enumerate(objects)]
-        for split in ("centre", "anywhere")
-    ]
-    assert set(found[0]) == {(0, 0)}
-    assert len(set(found[1])) > 1
-    assert np.abs(found[1]).max() == 2  # the canvas has 12 × 12 pixels
+@pytest.fixture
+def places(run, tmp_path, objects):
+    """Options of make_off_centre.py → folder of what it writes → the places of the objects."""
+
+    def make(*options):
+        folders = ["--images", tmp_path / "images", "--out", tmp_path / "out"]
+        assert run("make_off_centre.py", *folders, *options) == (0, "")
+        found = {}
+        for path in sorted((tmp_path / "out").glob("*/a/*.png")):
+            one = objects[int(path.stem.split("_")[0])]
+            found.setdefault(path.parents[1].name, []).append(place(path, one))
+        return found
+
+    return make
 
 
-def test_copies_of_an_object_are_jittered_around_the_middle(run, tmp_path, objects):
-    folders = ["--images", tmp_path / "images", "--out", tmp_path / "out"]
-    options = ["--canvas", 2, "--jitter", 1, "--copies", 3]
-    assert run("make_off_centre.py", *folders, *options) == (0, "")
-    places = {
-        place(tmp_path / "out" / "centre" / "a" / f"{index}_{copy}.png", one)
-        for index, one in enumerate(objects)
-        for copy in range(3)
-    }
-    assert len(places) > 4
-    assert np.abs(list(places)).max() == 1
+def test_the_object_is_whole_on_both_canvases(places):
+    found = places()
+    assert found["centre"] == [(0, 0)] * 8
+    assert len(found["anywhere"]) == 8
+    assert len(set(found["anywhere"])) > 1
+    assert np.abs(found["anywhere"]).max() == 2  # the canvas has 12 × 12 pixels
 
 
-def test_objects_are_moved_by_so_many_pixels_in_all_directions_and_into_all_corners(
-    run, tmp_path, objects
-):
-    folders = ["--images", tmp_path / "images", "--out", tmp_path / "out"]
-    assert run("make_off_centre.py", *folders, "--canvas", 2, "--shifts", 0, 3) == (0, "")
-    found = {
-        split: {
-            place(tmp_path / "out" / split / "a" / f"{index}.png", one)
-            for index, one in enumerate(objects)
-        }
-        for split in ("0", "3", "corner")
-    }
-    assert found["0"] == {(0, 0)}
-    assert found["3"] == {(3, 0), (0, 3), (-3, 0), (0, -3)}
-    assert found["corner"] == {(4, 4), (-4, 4), (-4, -4), (4, -4)}
+def test_copies_of_an_object_are_jittered_around_the_middle(places):
+    found = places("--canvas", 2, "--jitter", 1, "--copies", 3)["centre"]
+    assert len(found) == 8 * 3
+    assert len(set(found)) > 4
+    assert np.abs(found).max() == 1
+
+
+def test_objects_are_moved_by_so_many_pixels_in_all_directions_and_into_all_corners(places):
+    found = places("--canvas", 2, "--shifts", 0, 3)
+    assert set(found["0"]) == {(0, 0)}
+    assert set(found["3"]) == {(3, 0), (0, 3), (-3, 0), (0, -3)}
+    assert set(found["corner"]) == {(4, 4), (-4, 4), (-4, -4), (4, -4)}
 
 
 @pytest.mark.parametrize(

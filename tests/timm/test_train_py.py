@@ -2,12 +2,8 @@
 
 import csv
 import os
-import re
-import shlex
-import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +11,13 @@ import timm
 import torch
 from PIL import Image
 
+import cape_support
 from cape_plugins.timm.registry import variants_by_name
+from cape_support import ROOT, block_with, commands
 
 pytestmark = pytest.mark.release
 
-README = Path(__file__).resolve().parents[2] / "integrations" / "timm" / "README.md"
+README = ROOT / "integrations" / "timm" / "README.md"
 
 # what train.py runs, for one model after the other: importing takes longer than training
 COMMAND = """
@@ -53,14 +51,13 @@ def train(tmp_path) -> Callable[[list[list[str]], list[str]], str]:
     def run(lines: list[list[str]], experiments: list[str]) -> str:
         command = [sys.executable, "-c", COMMAND, os.path.abspath(scripts)]
         command += ["|".join([*line, *TINY]) for line in lines]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(README.parents[2])}
-        done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr[-3000:]
+        status, told = cape_support.run(*command, cwd=tmp_path, PYTHONPATH=ROOT)
+        assert status == 0, told[-3000:]
         for experiment in experiments:
             with (tmp_path / "runs" / experiment / "summary.csv").open() as file:
                 (epoch,) = csv.DictReader(file)
             assert 0 < float(epoch["train_loss"]) < 10
-        return done.stdout + done.stderr
+        return told
 
     return run
 
@@ -80,10 +77,8 @@ def test_each_trains_and_is_validated(train):
 
 def test_the_readmes_commands_for_weights_that_exist(train, tmp_path):
     section = README.read_text().split("## Backbones that are trained already")[1].split("\n## ")[0]
-    (listed,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
-    assert len(eval(listed)) == 60
-    blocks = "".join(re.findall(r"```sh\n(.*?)```", section, flags=re.DOTALL))
-    lines = [shlex.split(line) for line in blocks.replace("\\\n", " ").splitlines()]
+    assert len(eval(block_with(section, "list_models", "python"))) == 60
+    lines = commands(section)
     assert all(line[:2] == ["python", "scripts/train.py"] for line in lines)
     # small ones, in place of those that are downloaded or that the user has
     for stock in ("deit_base_patch16_224", "vit_small_patch16_dinov3"):

@@ -1,0 +1,17 @@
+"""Names that the tests of timm's models share."""
+
+from cape_plugins.augment import Identity
+from cape_plugins.timm.registry import variants_by_name
+from cape_plugins.variants import get
+
+HOSTS = ("vit", "naflexvit")
+# the variants at their defaults: neither univit nor those with lower frequencies
+VARIANTS = [name for name, given in variants_by_name().items() if given.keys() == {"pos"}]
+AUGMENTS = [n for n in VARIANTS if get(variants_by_name()[n]["pos"]).augment is not Identity]
+# timm's rotary ViTs under CAPE, by the unit of their coordinates
+EVAS = {
+    "cat": "vit_small_patch16_rope_cape_224",  # indices
+    "cat_reference": "vit_pe_core_tiny_patch16_cape_384",  # from 1, re-scaled; a table beside them
+    "dinov3": "vit_small_patch16_dinov3_cape",  # from -1 to 1
+    "mixed": "vit_small_patch16_rope_mixed_cape_224",  # indices
+}
