@@ -93,6 +93,7 @@ def show(run: Run) -> None:
 
     if len(done) == len(run.evaluations) and run.training.done():
         steps.write(run.folder / "scores.csv", _scores(run).to_csv(index=False))
+        steps.remove(run.folder / "failed")
     else:
         steps.remove(run.folder / "scores.csv")
 

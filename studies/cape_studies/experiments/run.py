@@ -334,7 +334,8 @@ class Work:
         label = f"{run.study.name} {run.variant} seed {run.seed}"  # and one write for each line
         print(f"{label}: {run.folder}\n", end="", flush=True)
         try:
-            (self._submit if self.slurm else folders.make)(run)
+            if folders.state(run.folder) != "done":
+                (self._submit if self.slurm else folders.make)(run)
             told = folders.state(run.folder)
         except SystemExit:
             told = "interrupted"
