@@ -20,8 +20,8 @@ pack=out/pack
 fill_pack() {
     "$python" -m pip wheel --quiet --no-deps --no-build-isolation -c constraints.txt -w "$pack" \
         espnet fairseq-fixed annotated-types antlr4-python3-runtime bitarray cffi configargparse \
-        decorator editdistance exca humanfriendly hydra-core jiwer librosa omegaconf omniio orjson \
-        platformdirs pooch pycparser pydantic pydantic-core rapidfuzz soundfile soxr submitit \
+        decorator editdistance humanfriendly hydra-core jiwer librosa omegaconf omniio orjson \
+        platformdirs pooch psutil pycparser pydantic pydantic-core rapidfuzz soundfile soxr submitit \
         torch-complex typeguard typing-inspection || exit 1
     [ -z "${TIMM_SCRIPTS:-}" ] || cp "$TIMM_SCRIPTS/train.py" "$pack" || exit 1
     [ -z "${CIFAR10:-}" ] || tar -C "$CIFAR10" -cJf "$pack/cifar10.tar.xz" train test || exit 1
@@ -84,7 +84,7 @@ part_2() {
 
 part_3() {
     local images=${CIFAR10:-$out/cifar10}
-    local study=("$python" -c "from cape_studies.experiments import run_main; run_main()"
+    local study=("$python" -c "from cape_studies.experiments.run import main; main()"
         cifar10_192 --data "$images" --seeds "${SEED:-0}" --jobs "${dry:-9}"
         --out "$out/studies" ${dry:+--quick --variants cape_low})
     [ -d "$images" ] || ! [ -f "$pack/cifar10.tar.xz" ] ||
@@ -94,9 +94,9 @@ part_3() {
         return
     fi
     [ -n "$dry" ] || study+=(--gpus 1)
-    step exca "The study" 540 "${study[@]}"
-    step exca "What of it is done" 25 "$python" -c \
-        "from cape_studies.experiments import report_main; report_main()" \
+    step submitit "The study" 540 "${study[@]}"
+    step submitit "What of it is done" 25 "$python" -c \
+        "from cape_studies.experiments.report import main; main()" \
         "$out/studies/cifar10_192" --out "$out/gpu3-report"
 }
 

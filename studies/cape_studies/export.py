@@ -20,7 +20,7 @@ from pydantic import Field
 
 from cape_studies.evaluation import command
 from cape_studies.evaluation.options import Options, Typed
-from cape_studies.experiments import steps
+from cape_studies.experiments import folders, steps
 from cape_studies.experiments.hosts import HOSTS, missing
 from cape_studies.experiments.study import Study, load_written, read_yaml
 from cape_studies.model_card import model_card
@@ -75,7 +75,7 @@ def export(options: ExportOptions) -> Path:
                 f"{run} is no run of cape-run, {needed} is missing: give the folder where it was "
                 "written, out/STUDY/runs/VARIANT-seedN-KEY"
             )
-    if (state := steps.state(run)) != "done":
+    if (state := folders.state(run)) != "done":
         raise ValueError(f"{run} is not finished ({state}): the same cape-run goes on with it")
     if folder.exists():
         raise ValueError(f"{folder} exists: name a new folder")

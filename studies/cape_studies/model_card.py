@@ -7,7 +7,6 @@ import jinja2
 import pandas as pd
 import yaml
 
-from cape_studies.experiments import steps
 from cape_studies.experiments.study import Study, read_yaml
 
 
@@ -20,7 +19,7 @@ def model_card(run: Path, study: Study, license: str) -> str:
         license: of the weights.
     """
     scores = pd.read_csv(run / "scores.csv", dtype={"condition": str})
-    first, record = scores.iloc[0], steps.read_record(run)
+    first, record = scores.iloc[0], read_yaml(run / "record.json")  # which JSON is
     scores["metric"] += scores["higher_is_better"].map({True: " ↑", False: " ↓"})
     scores["seen"] = scores["trained_on"].map({True: "seen", False: ""})
     shown = scores[["evaluation", "condition", "seen", "metric", "value", "items"]]

@@ -10,8 +10,6 @@ import pytest
 import torch
 import yaml
 
-pytest.importorskip("exca")
-
 from cape_studies import export
 from cape_studies.experiments import run
 

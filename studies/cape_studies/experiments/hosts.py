@@ -1,7 +1,6 @@
-"""The hosts' own commands, for training and testing, and what their logs say."""
+"""The hosts' own commands, for training and testing."""
 
 import importlib.util
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,29 +37,19 @@ class Host(NamedTuple):
         packages: that numbers depend on.
         checkpoint: what is tested in the folder of the training; empty: the folder.
         condition: columns of the evaluation's CSV that tell rows apart.
-        line: of the log, with updates done, or the batch of how many in which epoch.
     """
 
     module: str
     packages: tuple[str, ...]
     checkpoint: str
     condition: tuple[str, ...]
-    line: str
 
 
 HOSTS = {
-    "timm": Host("timm", ("timm",), "last.pth.tar", ("resolution",),
-                 r"Train: (?P<epoch>\d+) \[ *(?P<batch>\d+)/(?P<of>\d+) .*"),
-    "fairseq": Host("fairseq", ("fairseq-fixed", "fairseq"), "checkpoint_best.pt", (),
-                    r"epoch (?P<epoch>\d+): .*num_updates=(?P<step>\d+).*"),
-    "espnet": Host("espnet2", ("espnet",), "", ("test_set",),
-                   r" (?P<epoch>\d+)epoch:train:\d+-(?P<batch>\d+)batch: .*"),
-}  # fmt: skip
-_SCRIPT_LINE = r"(?m)^step (?P<step>\d+)\b.*"
-_NUMBER = r"-?[\d.]+(?:e[-+]?\d+)?|-?inf|nan"
-_NAME = r"(?<![a-z_])(?!train:|data:)[a-z]\w*"  # ESPnet forgets some commas
-_PAIRS = re.compile(rf"({_NAME})[=:]\s*({_NUMBER})(?![\d.])", re.IGNORECASE)
-_ASIDE = "time", "wall", "wps", "ups", "wpb", "bsz", "gb_free", "clip", "num_updates"
+    "timm": Host("timm", ("timm",), "last.pth.tar", ("resolution",)),
+    "fairseq": Host("fairseq", ("fairseq-fixed", "fairseq"), "checkpoint_best.pt", ()),
+    "espnet": Host("espnet2", ("espnet",), "", ("test_set",)),
+}
 
 
 def words(options: Mapping[str, Any], espnet: bool = False) -> list[str]:
@@ -196,24 +185,6 @@ def evaluate(
         return [*start, *words({**options, **own})]
     data, rest = _apart(options, "data")
     return [*start, str(command), data, *words({**rest, **own})]
-
-
-def measured(study: Study, settings: Options, text: str) -> Iterator[tuple[int, int, str, float]]:
-    """What a log says about the training: updates done, epoch, name, value.
-
-    The settings are the recipe with the options. After a resumption some updates come twice.
-    """
-    pattern = _SCRIPT_LINE if study.trainer else HOSTS[study.host].line
-    per_epoch = settings.get("num_iters_per_epoch")  # ESPnet's log does not tell it
-    for match in re.finditer(pattern, text):
-        line: dict[str, Any] = {"epoch": "0", "of": per_epoch, **match.groupdict()}
-        epoch, step = int(line["epoch"]), int(line.get("step") or 0)
-        if "batch" in line:  # counted within the epoch; timm's first epoch is 0
-            whole = epoch - (study.host == "espnet")
-            step = whole * int(line["of"] or 0) + int(line["batch"])
-        for name, value in _PAIRS.findall(match[0]):
-            if not name.lower().endswith(_ASIDE):
-                yield step, epoch, name.lower(), float(value)
 
 
 def missing(host: str) -> str:

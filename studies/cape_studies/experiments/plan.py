@@ -1,4 +1,4 @@
-"""What a study's steps do and depend on: commands, folders and the keys that they are cached by.
+"""What a study's steps do and depend on: commands, outputs and the keys that these lie under.
 
 A key is a digest of settings, versions, code and inputs. In it a place such as ``{corpus}`` stands
 for what made it, not for where it is: a study moved to another folder is the same study.
@@ -7,19 +7,20 @@ for what made it, not for where it is: a study moved to another folder is the sa
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import distributions
 from modulefinder import ModuleFinder
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import cape_plugins
 import cape_studies
-from cape_studies.experiments import hosts
+from cape_studies.experiments import hosts, scores
 from cape_studies.experiments.hosts import Machine
-from cape_studies.experiments.study import Evaluation, Study, merge, read_yaml
+from cape_studies.experiments.study import Evaluation, Study, merge, places_in, read_yaml
 
 SMALL = 2**26  # bytes of a folder up to which its files are read
 
@@ -115,13 +116,53 @@ def script_mark(path: Path | None) -> str | None:
     return digest([Path(file).read_text("utf-8") for file in sorted(filter(None, files))])
 
 
-class Preparation(NamedTuple):
-    """A folder to be made before any run: the study's name for it, the step's key, how."""
+@dataclass(frozen=True)
+class Step:
+    """What one command makes under a key: a preparation, a training or an evaluation.
 
-    name: str
-    key: str
-    folder: Path
-    command: list[str]
+    Attributes:
+        path: of what it makes, or what the names of that begin with; the key is in it, and its log
+            and its record lie beside it.
+        command: made when it starts: what there is to go on from may come until then.
+        outputs: that it leaves; if one is missing it has failed, or is to be done anew.
+        inputs: tells inputs that the key does not tell from the same ones made at another time.
+        resumes: it goes on from what it left when it was interrupted; else that is removed.
+        finish: what is done with the outputs.
+    """
+
+    path: Path
+    command: Callable[[], list[str]]
+    outputs: list[Path]
+    inputs: list[Any]
+    resumes: bool = False
+    finish: Callable[[], object] = list
+
+    @property
+    def log(self) -> Path:
+        """Of all its attempts; who writes to it holds its lock."""
+        return self.path.with_name(f"{self.path.name}.log")
+
+    @property
+    def record_path(self) -> Path:
+        """Of the record, which tells ``began`` while the step is not done, ``ended`` afterwards."""
+        return self.path.with_name(f"{self.path.name}.json")
+
+    def record(self) -> dict[str, Any]:
+        """What is noted of its making."""
+        return read_record(self.record_path)
+
+    def done(self) -> bool:
+        """Whether it has ended, from the inputs that there are now, and its outputs are there."""
+        record = self.record()
+        made = "ended" in record and record["inputs"] == self.inputs
+        return made and all(path.exists() for path in self.outputs)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """What a record notes; nothing where it is not there or cannot be read."""
+    with suppress(OSError, ValueError):
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    return {}
 
 
 @dataclass(frozen=True)
@@ -146,7 +187,7 @@ def prepare(
     machine: Machine,
     data: Mapping[str, Path | None],
     folder: Path | None = None,
-) -> tuple[Setting, list[Preparation]]:
+) -> tuple[Setting, list[Step]]:
     """The study's steps before any run, and where its runs find what they need.
 
     Args:
@@ -171,7 +212,7 @@ def prepare(
         given, options = fill([step.arguments, step.options], {**places, "out": made})
         command = [hosts.PYTHON, *program, *map(str, given), *hosts.words(options, espnet=espnet)]
         places[name], marks[name] = str(made), key
-        steps.append(Preparation(name, key, made, command))
+        steps.append(Step(made, partial(list, command), [made], []))
     return Setting(study, folder or out / study.name, out, machine, places, marks), steps
 
 
@@ -182,8 +223,7 @@ class Run:
         start: the run whose training this one starts from, if there is one.
         options: of the training, places not filled.
         settings: all that the training depends on; ``key`` is their digest.
-        folder: of everything about the run; the host writes to ``train`` in it.
-        places: that the training's options may name.
+        folder: of the run: a view on what its steps have made (see folders.py).
     """
 
     def __init__(self, setting: Setting, variant: str, seed: int) -> None:
@@ -208,8 +248,6 @@ class Run:
         }
         self.key: str = digest(self.settings)
         self.folder = setting.folder / "runs" / f"{variant}-seed{seed}-{self.key}"
-        after = self.start.folder / "train" if self.start else ""
-        self.places = {**setting.places, "variant": variant, "seed": seed, "after": after}
         #: the file that is tested, in the folder of the training; empty: the folder
         self.checkpoint = study.checkpoint or hosts.HOSTS[study.host].checkpoint
         self.evaluations: dict[str, Evaluation] = {}
@@ -226,25 +264,58 @@ class Run:
                 self.evaluations[name], self.evaluation_keys[name] = one, digest(parts)
 
     @property
+    def home(self) -> Path:
+        """The folder that its steps make things in: its own, or a run's that trains alike."""
+        return (self.folder / "train.json").resolve().parent
+
+    @property
+    def training(self) -> Step:
+        """Its step that trains, or goes on."""
+        path, tested = self.home / "train", self.evaluations.values()
+        whole = all(one.script and "checkpoint" not in places_in(one.options) for one in tested)
+        needed = path if whole else path / self.checkpoint
+        inputs = [self.start.training.record().get("ended")] if self.start else []
+        return Step(path, lambda: self.train_command, [needed], inputs, resumes=True)
+
+    def evaluation(self, name: str) -> Step:
+        """One of its steps that test."""
+        one = self.evaluations[name]
+        outputs = [
+            self.csv(name),
+            *([self.csv(name, "-items")] * ("items" in places_in(one.options))),
+        ]
+        return Step(
+            self.home / "evaluations" / f"{name}-{self.evaluation_keys[name]}",
+            lambda: self.evaluation_command(name),
+            outputs,
+            [self.training.record().get("ended")],
+            finish=lambda: scores.finish(
+                one, self.study.host, *(self.csv(name, kind) for kind in ("", "-raw", "-items"))
+            ),
+        )
+
+    def csv(self, name: str, kind: str = "") -> Path:
+        """What an evaluation writes: scores, or ``-raw`` items, of which ``-items`` are made."""
+        return self.home / "evaluations" / f"{name}-{self.evaluation_keys[name]}{kind}.csv"
+
+    @property
     def train_command(self) -> list[str]:
         """As it has to be now: it names a checkpoint where there is one to go on from."""
-        options, folder = fill(self.options, self.places), self.folder / "train"
+        options, folder = fill(self.options, self._places()), self.home / "train"
         machine = self.setting.machine
         return hosts.train(self.study, self.recipe, options, self.seed, folder, machine)
 
     def evaluation_command(self, name: str) -> list[str]:
-        """Of one evaluation; empty where the training's own metrics are its scores."""
+        """Of one evaluation."""
         one, host = self.evaluations[name], self.study.host
-        trained, device = self.folder / "train", self.setting.machine.device
+        trained, device = self.home / "train", self.setting.machine.device
         own: dict[str, Any] = {"checkpoint": trained / self.checkpoint, "device": device}
-        own |= {"csv": self.csv(name), "items": self.csv(name, "items-raw")}
-        options = fill(one.options, {**self.places, **own, "trained": trained})
+        own |= {"csv": self.csv(name), "items": self.csv(name, "-raw")}
+        options = fill(one.options, {**self._places(), **own, "trained": trained})
         if one.script:
             return [hosts.PYTHON, str(one.script), *hosts.words({**options, "device": device})]
-        if one.command == "training":
-            return []
         return hosts.evaluate(host, one.command, options, self.variant, {**own, "overwrite": True})
 
-    def csv(self, evaluation: str, kind: str = "evaluate") -> Path:
-        """What an evaluation writes, or what is made of it."""
-        return self.folder / f"{kind}-{evaluation}.csv"
+    def _places(self) -> dict[str, Any]:
+        after = self.start.home / "train" if self.start else ""
+        return {**self.setting.places, "variant": self.variant, "seed": self.seed, "after": after}

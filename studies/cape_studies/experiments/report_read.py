@@ -66,7 +66,13 @@ def studies(paths: Sequence[Path]) -> list[Result]:
         inside = [one for one in (path, *sorted(path.iterdir())) if (one / "study.yaml").exists()]
         if not inside:
             raise ValueError(f"{path} was not written by cape-run: there is no study.yaml")
-        found += [_read(one) for one in (inside[:1] if inside[0] == path else inside)]
+        inside = inside[:1] if inside[0] == path else inside
+        lack = [one for one in inside if not any(one.glob("runs/*/scores.csv"))]
+        if lack == inside:
+            raise ValueError(f"{lack[0]} has no scores yet: cape-run {lack[0].name} makes them")
+        read = [_read(one) for one in inside if one not in lack]
+        read[0].notes.extend(f"{one.name} has no scores yet." for one in lack)
+        found += read
     for name, times in Counter(one.name for one in found).items():
         if times > 1:
             raise ValueError(f"{times} studies {name!r}: report them apart")
@@ -105,8 +111,6 @@ def _read(folder: Path) -> Result:
     there = sorted(path.name for path in (folder / "runs").glob("*") if path.is_dir())
     begun = [folder / "runs" / name for name in study.runs if name in there]
     done = [run for run in begun if (run / "scores.csv").exists()]
-    if not done:
-        raise ValueError(f"{folder} has no scores yet: cape-run {folder.name} makes them")
     runs = {
         run.name: {
             "record": read_yaml(run / "record.json"),  # which is YAML too

@@ -1,34 +1,33 @@
 """``cape-run``: a study's trainings by each host's own trainer, its tests and scores.
 
-Steps are cached by settings, versions, code and inputs: what is done is not done again, what was
-interrupted or has failed goes on, what has changed is done anew. ``cape-report`` shows the results.
+What a step makes lies under a key of its settings, versions, code and inputs: what is done is not
+done again, what was interrupted or has failed goes on, what has changed or is missing is made anew.
+``cape-report`` shows the results.
 """
 
 import argparse
-import logging
 import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from exca.cachedict.inflight import Pid
-from exca.steps.backends import Backend, Cached, Slurm
+import psutil
+import submitit
 
 from cape_studies.evaluation.command import one_line_errors
-from cape_studies.experiments import hosts, steps, study
-from cape_studies.experiments.plan import Preparation, Run, Setting, digest, prepare
+from cape_studies.experiments import folders, hosts, steps, study
+from cape_studies.experiments.plan import Run, Setting, Step, digest, prepare
 
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 CANCEL_SECONDS = 30  # for cape-run and its trainers to end
@@ -40,12 +39,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         with one_line_errors("cape-run"):
             failed = command(arguments)
+    except OSError as error:
+        sys.exit(f"cape-run: {study.one_line(error)}")
     except KeyboardInterrupt:
         slurm = arguments.cluster == "slurm"
         still = "jobs of SLURM go on, --cancel ends them" if slurm else "all is stopped"
+        words = "cape-run", arguments.study, "--out", str(arguments.out), "--status"
         print(
             f"cape-run: interrupted, {still}: the same command goes on from the last checkpoints, "
-            f"cape-run {arguments.study} --out {arguments.out} --status shows what there is",
+            f"{shlex.join(words)} shows what there is",
             file=sys.stderr,
             flush=True,
         )
@@ -93,11 +95,13 @@ def command(arguments: argparse.Namespace) -> list[str]:
     if arguments.list:
         print(listing())
     elif arguments.status or arguments.cancel:
-        folder = arguments.out.resolve() / study.find(arguments.study).stem
-        folders = sorted(one.parent for at in ("", "*/") for one in folder.glob(f"{at}study.yaml"))
-        if not folders:
-            raise ValueError(f"{folder} holds no study yet: give the --out that it was run with")
-        print(cancel(folder, folders) if arguments.cancel else status(folders))
+        out, name = arguments.out.resolve(), study.find(arguments.study).stem
+        there = sorted(one for at in ("", "*/") for one in (out / name).glob(f"{at}study.yaml"))
+        if not there:
+            raise ValueError(f"{out / name} holds no study yet: give the --out it was run with")
+        if arguments.cancel:
+            print(f"{cancel(out / name, there)} processes of this machine ended")
+        print(*status(out, there), sep="\n")
     else:
         work = Work(arguments)
         problems = [*work.problems, *hosts.problems(work.studies, work.machine), *work.check()]
@@ -123,46 +127,64 @@ def listing() -> str:
     return "\n".join(found)
 
 
-def status(folders: Sequence[Path]) -> str:
-    """A line for each run of the studies in these folders."""
-    runs = [
-        folder / "runs" / name
-        for folder in folders
-        for name in study.load_written(folder / "study.yaml").runs
-    ]
-    return "\n".join(f"{run.relative_to(run.parents[2])}: {steps.state(run)}" for run in runs)
+def status(out: Path, there: Sequence[Path]) -> Iterator[str]:
+    """A line for what is prepared now and for each run of studies, of which the YAMLs are given."""
+    for log in preparing(out, there):
+        if steps.held(log):
+            yield f"preparing {log.stem}: {steps.last_line(log)[:100]}"
+    for path in there:
+        for name in study.load_written(path).runs:
+            run = path.parent / "runs" / name
+            yield f"{run.relative_to(run.parents[2])}: {folders.state(run)}"
 
 
-def cancel(folder: Path, folders: Sequence[Path]) -> str:
-    """End cape-run where it runs these studies, trainers that outlived it, and jobs of SLURM."""
+def preparing(out: Path, there: Sequence[Path]) -> list[Path]:
+    """The logs of what these studies have prepared."""
+    names = {name for path in there for name in study.load_written(path).prepared}
+    return sorted(out / "prepared" / f"{name}.log" for name in names)
+
+
+def cancel(folder: Path, there: Sequence[Path]) -> int:
+    """End cape-run where it runs these studies, what outlived it, and jobs of SLURM.
+
+    Returns:
+        how many processes of this machine were asked to end.
+    """
     ended: set[int] = set()
     limit = time.monotonic() + CANCEL_SECONDS
-    while (there := running(folders)) and time.monotonic() < limit:
-        for pid in there - ended:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-        ended |= there
+    while (found := running(folder.parent, there)) and time.monotonic() < limit:
+        for process in found:
+            if process.pid not in ended:
+                with suppress(psutil.NoSuchProcess):
+                    process.terminate()
+                ended.add(process.pid)
         time.sleep(0.1)
     if shutil.which("scancel"):
         subprocess.run(["scancel", f"--name={job_name(folder)}"], check=False)
-    return f"{len(ended)} processes of this machine ended\n{status(folders)}"
+    return len(ended)
 
 
-def running(folders: Sequence[Path]) -> set[int]:
-    """Of this machine, cape-run where it runs these studies; if it does not, trainers without it.
+def running(out: Path, there: Sequence[Path]) -> list[psutil.Process]:
+    """Of this machine, cape-run where it runs these studies; if it does not, what outlived it.
 
-    A trainer that another asked to end may seem to be done to those who wait for it.
+    Each has a file open to write to it: cape-run its study's ``.lock``, what it started a log. A
+    trainer that another asked to end may seem to be done to those who wait for it.
     """
-    for locks, alive in ((".cape-run-*", [True]), ("runs/*/.lock", [False, True])):
-        holders = [steps.holder(path) or ["none"] for one in folders for path in one.glob(locks)]
-        found = {
-            int(pids[-1])
-            for host, *pids in holders
-            if [Pid(host=host, pid=int(pid)).is_alive() for pid in pids] == alive
-        }
-        if found:
-            return found
-    return set()
+    locks = {path.with_name(".lock") for path in there}
+    logs = {log for one in there for run in one.parent.glob("runs/*") for log in folders.logs(run)}
+    logs |= {*preparing(out, there)}
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            files = {Path(file.path) for file in process.open_files() if file.mode != "r"}
+            if files & (locks | logs):
+                found.append((process, process.ppid(), files))
+    pids = {process.pid for process, _, _ in found}
+    return [process for process, _, files in found if files & locks] or [
+        process
+        for process, parent, files in found
+        if parent not in pids and ".lock" not in {path.name for path in files}  # another study's
+    ]
 
 
 def job_name(folder: Path) -> str:
@@ -186,31 +208,21 @@ class Work:
         self.out = arguments.out.resolve()
         self.studies = study.load(path, arguments.overrides, arguments.quick)
         self.problems: list[str] = []
-        self.preparations: list[Preparation] = []
+        self.preparations: dict[Path, Step] = {}
         self.runs: list[Run] = []
-        self.jobs: list[Future[None]] = []
-        self.infra = self._infra(self.out / path.stem)
+        self.jobs: list[Future[Any]] = []
+        self.folder = self.out / path.stem
         data = self._data()
         for one in self.studies:
             of_set = [path.stem] if one.path != path.resolve() else []
             folder = self.out.joinpath(*of_set, one.name)
             own = {name: data.get(name) for name in one.needs}
             setting, before = prepare(one, self.out, self.machine, own, folder)
-            self.preparations += [step for step in before if step not in self.preparations]
+            self.preparations |= {step.path: step for step in before}
             variants = arguments.variants or one.run
             study.known("--variants", variants, one.variants)
             for seed in arguments.seeds or one.seeds:
                 self.runs += [Run(setting, variant, seed) for variant in variants]
-
-    def _infra(self, folder: Path) -> Backend:
-        """exca's: where jobs run, and the cache."""
-        given = self.arguments
-        about: dict[str, Any] = {"folder": self.out / ".exca", "mode": "retry"}
-        if not self.slurm:
-            return Cached(**about)
-        about |= {"timeout_min": int(60 * given.timeout), "gpus_per_node": given.gpus or None}
-        about |= {"nodes": given.nodes, "partition": given.partition}
-        return Slurm(job_name=job_name(folder), **about)
 
     def _data(self) -> dict[str, Path]:
         """What was given as ``--data``; what is missing becomes a problem."""
@@ -258,8 +270,8 @@ class Work:
 
     def show(self) -> None:
         """Print what would be done."""
-        for step in self.preparations:
-            print(f"# prepare {step.folder}\n{shlex.join(step.command)}\n")
+        for step in self.preparations.values():
+            print(f"# prepare {step.path}\n{shlex.join(step.command())}\n")
         for run in self.runs:
             print(f"# train {run.folder}\n{shlex.join(run.train_command)}")
             for name in run.evaluations:
@@ -271,19 +283,16 @@ class Work:
 
         Raises:
             KeyboardInterrupt: a signal asked to end; what ran on this machine has ended.
+            ValueError, OSError: a file of the studies cannot be read or written.
         """
-        for name in ("exca", "submitit"):
-            logging.getLogger(name).setLevel(logging.ERROR)
         for number in SIGNALS[1:]:  # are what Ctrl-C is
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
                 signal.signal(number, signal.default_int_handler)
-        at_once = len(self.runs) if self.slurm else self.arguments.jobs
-        pool = ThreadPoolExecutor(at_once)  # of threads: the work is that of other processes
-        name = f".cape-run-{socket.gethostname()}-{os.getpid()}"
-        note = self.runs[0].setting.folder / name  # for --cancel
-        with steps.locked(note):
+        pool = ThreadPoolExecutor(len(self.runs) if self.slurm else self.arguments.jobs)
+        self._show()
+        with (self.runs[0].setting.folder / ".lock").open("a"):  # for --cancel
             try:
-                return self._prepare(pool) or self._train(pool)
+                failed = self._prepare(pool) or self._train(pool)
             except KeyboardInterrupt:
                 for number in SIGNALS:
                     signal.signal(number, signal.SIG_IGN)  # once is enough
@@ -291,45 +300,76 @@ class Work:
                 steps.end()
                 wait([job for job in self.jobs if not job.cancelled()], timeout=1)
                 raise
-            finally:
-                note.unlink()
+        self._show()  # the last word, if another call with other settings ran
+        return failed
+
+    def _show(self) -> None:
+        """Write the studies and all their runs, so that they show what is asked for now."""
+        for run in self.runs:
+            folders.settle(run)
+        prepared = [path.name for path in self.preparations]
+        for setting, runs in groupby(self.runs, lambda run: run.setting):
+            write_study(setting, list(runs), prepared)
 
     def _prepare(self, pool: ThreadPoolExecutor) -> list[str]:
-        for step in self.preparations:
-            found = steps.Prepare(infra=self.infra).lookup(step)
-            if found.status == "success" and not step.folder.exists():
-                found.clear_cache()
-            if found.status != "success":
-                print(f"preparing {step.folder}", flush=True)
-            self.jobs = [pool.submit(steps.Prepare(infra=self.infra).run, step)]
+        for step in self.preparations.values():
+            if not step.done():
+                print(f"preparing {step.path}", flush=True)
+            self.jobs = [pool.submit(steps.make, step)]
             if error := self.jobs[0].exception():
-                return [f"preparing {step.name} failed: {study.one_line(error)}"]
+                return [f"preparing {step.path.name} failed: {study.one_line(error)}"]
         return []
 
     def _train(self, pool: ThreadPoolExecutor) -> list[str]:
-        for run in self.runs:
-            steps.forget(run, self.infra)
-        for setting, runs in groupby(self.runs, lambda run: run.setting):
-            write_study(setting, list(runs))
         failed = []
         for second in (False, True):  # those that start from another training
             now = [run for run in self.runs if bool(run.start) is second]
             self.jobs = [pool.submit(self._run, run) for run in now]
-            ended = [(run, job.exception()) for run, job in zip(now, self.jobs, strict=True)]
-            failed += [f"{run.folder}: {steps.state(run.folder)}" for run, error in ended if error]
+            failed += [f"{run.folder}: {error}" for run, job in zip(now, self.jobs, strict=True)
+                       if (error := job.result())]  # fmt: skip
         return failed
 
-    def _run(self, run: Run) -> None:
-        """A run, with a line where it begins and where it ends."""
+    def _run(self, run: Run) -> str:
+        """A run, with a line where it begins and where it ends; returns what went wrong."""
         label = f"{run.study.name} {run.variant} seed {run.seed}"  # and one write for each line
         print(f"{label}: {run.folder}\n", end="", flush=True)
         try:
-            steps.Whole(infra=self.infra).run(run)
-        finally:
-            print(f"{label}: {steps.state(run.folder)}\n", end="", flush=True)
+            if folders.state(run.folder) != "done":
+                (self._submit if self.slurm else folders.make)(run)
+            told = folders.state(run.folder)
+        except SystemExit:
+            told = "interrupted"
+        except Exception as error:
+            told = f"failed: {study.one_line(error)}"
+        print(f"{label}: {told}\n", end="", flush=True)
+        return "" if told == "done" else told
+
+    def _submit(self, run: Run) -> None:
+        """Have a run done by a job of SLURM: one that an earlier call has sent, if it still waits
+        or runs, else a new one."""
+        given, note = self.arguments, run.folder / "job"
+        executor = submitit.SlurmExecutor(self.out / ".slurm")
+        executor.update_parameters(
+            job_name=job_name(self.folder),
+            time=int(60 * given.timeout),
+            gpus_per_node=given.gpus or None,
+            nodes=given.nodes,
+            partition=given.partition,
+            use_srun=False,  # the command has its own
+        )
+        for again in (True, False):
+            with steps.locked(note):
+                sent = note.read_text()
+                if not sent or submitit.SlurmJob(executor.folder, sent).done(force_check=True):
+                    sent, again = executor.submit(folders.make, run).job_id, False
+                    note.write_text(sent)
+            submitit.SlurmJob(executor.folder, sent).wait()
+            folders.show(run)  # the job may have been another call's, for other evaluations
+            if not again or folders.state(run.folder) == "done":
+                break
 
 
-def write_study(setting: Setting, runs: list[Run]) -> None:
+def write_study(setting: Setting, runs: list[Run], prepared: list[str]) -> None:
     """The study as it was run, and its runs: those of this call, those done before, and those of
     another call that still goes on."""
     one, path = setting.study, setting.folder / "study.yaml"
@@ -338,7 +378,12 @@ def write_study(setting: Setting, runs: list[Run]) -> None:
         known = {*before.get("runs", []), *(run.folder.name for run in runs)}
         seeds = [*one.seeds, *before.get("seeds", []), *(run.seed for run in runs)]
         seeds = list(dict.fromkeys(seeds))
-        every = [Run(setting, variant, seed).folder for variant in one.variants for seed in seeds]
-        kept = [at.name for at in every if at.name in known or (at / "scores.csv").exists()]
-        about = one.model_dump(mode="json", exclude_unset=True) | {"seeds": seeds, "runs": kept}
-        steps.write(path, about)
+        every = [Run(setting, variant, seed) for variant in one.variants for seed in seeds]
+        kept = []
+        for run in every:
+            if run.folder.exists():
+                folders.show(run)
+                if run.folder.name in known or (run.folder / "scores.csv").exists():
+                    kept.append(run.folder.name)
+        about = one.model_dump(mode="json", exclude_unset=True)
+        steps.write(path, about | {"seeds": seeds, "runs": kept, "prepared": prepared})

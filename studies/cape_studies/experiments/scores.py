@@ -45,14 +45,13 @@ def tidy(evaluation: Evaluation, host: str, path: Path) -> list[dict[str, Any]]:
     Args:
         evaluation: of the study.
         host: whose CSV.
-        path: of the CSV; of a training's metrics for the command ``training``.
+        path: of the CSV.
 
     Raises:
         ValueError: the CSV cannot be read, lacks a column or a metric, or several rows of a
             condition cannot be put together.
     """
-    rows = read(path).rename(columns={"name": "metric"})
-    known(f"columns of {path}", ["metric", "value"], rows)
+    rows = read(path, ["metric", "value"])
     known(f"metrics of {path}", evaluation.metrics, set(rows["metric"].dropna()))
     rows = conditions(rows, evaluation, host, path)
     rows = rows[rows["metric"].isin(evaluation.metrics)]
@@ -107,13 +106,19 @@ def text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def items(evaluation: Evaluation, host: str, raw: Path) -> pd.DataFrame:
-    """Sums of single items by condition, for the bootstrap, of what the evaluation wrote.
+def finish(evaluation: Evaluation, host: str, path: Path, raw: Path, items: Path) -> None:
+    """Check what an evaluation wrote, and put sums of single items by condition, which the
+    bootstrap takes, in the place of these.
 
     Raises:
-        ValueError: the file cannot be read or lacks a column.
+        ValueError: a file cannot be read or lacks something, see :func:`tidy`.
     """
+    tidy(evaluation, host, path)
+    if not raw.exists():
+        return
     rows = conditions(read(raw), evaluation, host, raw)
     same = [name for name in ("condition", "metric", "how", "item") if name in rows]
     summed = [name for name in rows if name in ("value", "weight") or name.startswith("stats_")]
-    return rows.groupby(same, sort=False, dropna=False)[summed].sum().reset_index()
+    sums = rows.groupby(same, sort=False, dropna=False)[summed].sum().reset_index()
+    sums.to_csv(items, index=False)
+    raw.unlink()

@@ -98,9 +98,7 @@ class Evaluation(Part):
     A script writes condition, metric, value, items.
     """
 
-    command: str | None = Field(
-        None, description="of cape-fairseq-eval: bleu, loss; 'training': the training's own metrics"
-    )
+    command: str | None = Field(None, description="of cape-fairseq-eval: bleu, loss")
     script: File | None = Field(None, description="in place of the host's evaluation")
     options: Options = Field({}, description="of the command or the script: name → value")
     metrics: dict[str, Literal["higher", "lower"]] = Field(description="name → which is better")
@@ -148,6 +146,7 @@ class Study(Part):
     quick: dict[str, Any] = Field({}, description="changes for --quick: to see that it runs")
     quick_run: bool = Field(False, description="written by cape-run: these changes were made")
     runs: list[str] = Field([], description="written by cape-run: folders of this study's runs")
+    prepared: list[str] = Field([], description="written by cape-run: what it prepared for them")
 
     _path: Path = PrivateAttr(Path())
 

@@ -24,3 +24,9 @@ def begins(folder):
     """Where each start of the trainer began to count."""
     lines = (folder / "train.log").read_text().splitlines()
     return [int(line.split()[-1]) for line in lines if line.startswith("begins at")]
+
+
+def count(**options):
+    """The study's evaluation with more options."""
+    one = STUDY["evaluations"]["count"]
+    return {"count": {**one, "options": {**one["options"], **options}}}

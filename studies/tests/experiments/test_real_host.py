@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 pytestmark = pytest.mark.release
-pytest.importorskip("exca")
 pytest.importorskip("fairseq")
 pytest.importorskip("num2words")
 

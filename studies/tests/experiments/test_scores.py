@@ -73,15 +73,6 @@ def test_a_script_writes_conditions_itself(tmp_path):
     assert found == [("8", 90.0, 50), ("16", 70.0, 20)]
 
 
-def test_metrics_of_the_training_itself(tmp_path):
-    text = "step,epoch,name,value\n10,1,loss,3\n10,1,lr,0.1\n20,1,loss,2\n"
-    found = tidy(
-        *(tmp_path, "fairseq", text),
-        **{"command": "training", "condition": ["step"], "metrics": {"loss": "lower"}},
-    )
-    assert found == [("10", 3.0, None), ("20", 2.0, None)]
-
-
 @pytest.mark.parametrize("value", ["", "nan", "diverged"])
 def test_a_missing_score_keeps_its_row(tmp_path, value):
     text = csv("resolution", f"m,24,top1,{value},percent,100,100", "m,32,top1,60,percent,9,9")
@@ -122,7 +113,11 @@ def test_single_items_get_the_conditions_of_their_scores(tmp_path):
     one = Evaluation.model_validate(
         {"metrics": {"loss": "lower"}, "condition": ["position"], "ranges": [2]}, context=[tmp_path]
     )
-    assert scores.items(one, "fairseq", raw).to_csv(index=False).split() == [
+    items, path = tmp_path / "items.csv", tmp_path / "x.csv"
+    path.write_text("position,metric,value\n1,loss,1\n")
+    scores.finish(one, "fairseq", path, raw, items)
+    assert not raw.exists()
+    assert items.read_text().split() == [
         "condition,metric,how,item,value,weight",
         "1–2,loss,mean,0,6,2",
         "1–2,loss,mean,1,3,1",

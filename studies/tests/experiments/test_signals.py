@@ -13,10 +13,7 @@ import time
 
 import pytest
 import yaml
-
-pytest.importorskip("exca")
-
-from counting import STUDY, begins, runs, scores
+from counting import HERE, STUDY, begins, runs, scores
 
 from cape_studies.experiments import run
 
@@ -40,12 +37,12 @@ def nothing_is_left():
             os.kill(pid, signal.SIGKILL)
 
 
-def start(tmp_path, *arguments, **changes):
+def start(tmp_path, *arguments, name="counting", **changes):
     """cape-run as the first process of a session; what it says goes to the file ``said``."""
     content = {**STUDY, "options": {"steps": 12}, **changes}
     (tmp_path / "new.yaml").write_text(yaml.safe_dump(content))
     (tmp_path / "new.yaml").replace(tmp_path / "counting.yaml")  # another session may read it
-    words = [str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), *arguments]
+    words = [str(tmp_path / f"{name}.yaml"), "--out", str(tmp_path / "out"), *arguments]
     program = [sys.executable, "-c", CAPE_RUN]
     gate = {**os.environ, "COUNT_GATE": str(tmp_path / "gate")}
     with (tmp_path / "said").open("w") as said:
@@ -100,7 +97,7 @@ def test_a_sweep_that_is_killed_goes_on_from_the_hosts_checkpoint(tmp_path, numb
     status(first)
     wait_for(lambda: not alive(first))
     (folder,) = runs(tmp_path, "few")
-    began = json.loads((folder / "record.json").read_text())["train"]["began"]
+    began = json.loads((folder / "train.json").read_text())["began"]
     lived = (folder / "train.log").stat().st_mtime - began
     assert status(start(tmp_path, "--variants", "few")) == 0
     assert begins(folder) == [0, 3]
@@ -112,7 +109,10 @@ def test_a_sweep_that_is_killed_goes_on_from_the_hosts_checkpoint(tmp_path, numb
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_the_study_and_a_line_says_how_to_go_on(tmp_path, number):
-    session = held(tmp_path, "--seeds", "0", "1", "--jobs", "1")
+    (tmp_path / "out of it").symlink_to(tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    words = ["--seeds", "0", "1", "--jobs", "1", "--out", str(tmp_path / "out of it")]
+    session = held(tmp_path, *words)
     os.killpg(session.pid, number)  # the terminal's Ctrl-C reaches the group in front
     assert status(session) == 130
     assert not alive(session)
@@ -120,6 +120,7 @@ def test_a_signal_stops_the_study_and_a_line_says_how_to_go_on(tmp_path, number)
     assert log.endswith("asked to end\n")
     assert "Traceback" not in said(tmp_path)
     assert said(tmp_path).count("the same command goes on") == 1
+    assert f"--out '{tmp_path}/out of it' --status" in said(tmp_path)
 
 
 def test_status_and_cancel_from_another_terminal(tmp_path, capsys):
@@ -156,14 +157,12 @@ def test_cancel_ends_a_trainer_that_outlived_its_job_and_jobs_of_slurm(
 JOB = """
 import signal, sys
 from pathlib import Path
-from types import SimpleNamespace
-from cape_studies.experiments import hosts, steps
+from cape_studies.experiments import steps
 signal.signal(signal.SIGUSR2, lambda *_: sys.exit(-1))  # as submitit's, before a requeue
 steps.SECONDS_TO_HEAR = 1000
-folder = Path(sys.argv[1])
-run = SimpleNamespace(folder=folder, setting=SimpleNamespace(machine=hosts.Machine()))
-polite = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.1; done"
-steps.call(["sh", "-c", polite], folder / "log", run)
+polite = "trap 'exit 0' TERM; echo ready $$; while :; do sleep 0.1; done"
+with steps.locked(Path(sys.argv[1])) as log:
+    steps.call(["sh", "-c", polite], Path(sys.argv[1]), log)
 """
 
 
@@ -172,12 +171,12 @@ steps.call(["sh", "-c", polite], folder / "log", run)
 def test_a_job_of_slurm_ends_its_trainer_and_none_that_was_ended_is_done(
     tmp_path, number, trainer_first
 ):
-    job = subprocess.Popen([sys.executable, "-c", JOB, tmp_path], start_new_session=True)
+    log = tmp_path / "log"
+    job = subprocess.Popen([sys.executable, "-c", JOB, log], start_new_session=True)
     sessions.append(job)
-    lock, log = tmp_path / ".lock", tmp_path / "log"
-    wait_for(lambda: lock.exists() and lock.read_text() and "\nready\n" in log.read_text())
+    wait_for(lambda: log.exists() and "\nready " in log.read_text())
     if trainer_first:
-        os.kill(int(lock.read_text().split()[-1]), signal.SIGTERM)
+        os.kill(int(log.read_text().split()[-1]), signal.SIGTERM)
         wait_for(lambda: alive(job) == [job.pid])
     job.send_signal(number)
     assert status(job) == 1
@@ -200,15 +199,66 @@ def test_a_trainer_that_outlived_its_job_is_waited_for_and_ctrl_c_ends_that(tmp_
     assert begins(folder) == [0, 12]  # the third found all counted
 
 
-def test_two_sweeps_at_once_train_once(tmp_path):
+def test_a_study_and_a_set_that_has_it_train_once_at_once_and_both_have_scores(tmp_path):
     first = held(tmp_path, "--variants", "few")
-    second = start(tmp_path, "--variants", "few")
+    (tmp_path / "both.yaml").write_text("studies: [counting]")
+    second = start(tmp_path, "--variants", "few", name="both")
     wait_for(lambda: "counting few seed 0: " in said(tmp_path))
     go(tmp_path)
     assert [status(first), status(second)] == [0, 0]
     (folder,) = runs(tmp_path, "few")
     assert begins(folder) == [0]
-    assert scores(folder)["short"]["value"] == "12.0"
+    (other,) = (tmp_path / "out" / "both" / "counting" / "runs").iterdir()
+    assert [scores(one)["short"]["value"] for one in (folder, other)] == ["12.0", "12.0"]
+
+
+PREPARED = {"numbers": {"script": str(HERE / "count.py"), "options": {"out": "{out}", "steps": 6}}}
+
+
+def prepared(tmp_path):
+    """What preparations have said."""
+    logs = (tmp_path / "out" / "prepared").glob("*.log")
+    return "".join(path.read_text() for path in logs)
+
+
+def preparing(tmp_path):
+    """cape-run in a new folder, whose first step waits in the middle."""
+    session = start(tmp_path, "--variants", "few", prepare=PREPARED)
+    wait_for(lambda: "\nstep 3/" in prepared(tmp_path))
+    return session
+
+
+def test_status_and_cancel_work_while_a_new_folder_is_prepared(tmp_path, capsys):
+    words = [str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out")]
+    session = preparing(tmp_path)
+    run.main([*words, "--status"])
+    first, second = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"preparing numbers-\w+: step 3/6 loss=.*", first)
+    assert re.fullmatch(r"counting/runs/few-seed0-\w+: waiting", second)
+    run.main([*words, "--cancel"])
+    assert status(session) == 130
+    assert not alive(session)
+    assert capsys.readouterr().out.startswith("1 processes of this machine ended\n")
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_preparation_that_outlived_cape_run_does_not_mix_with_a_new_one(tmp_path, cancelled):
+    first = preparing(tmp_path)
+    first.kill()
+    status(first)
+    if cancelled:
+        run.main([str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), "--cancel"])
+        wait_for(lambda: not alive(first))
+    second = start(tmp_path, "--variants", "few", prepare=PREPARED)
+    wait_for(lambda: "preparing " in said(tmp_path))
+    time.sleep(1)
+    assert prepared(tmp_path).count("begins at") == 1 + cancelled
+    go(tmp_path)
+    assert status(second) == 0
+    assert prepared(tmp_path).count("begins at 0\n") == 2  # it is made anew, from nothing
+    assert not alive(first)
+    assert prepared(tmp_path).endswith("step 6/6 loss=0.167\n")
 
 
 def test_two_sweeps_at_once_list_the_runs_of_both(tmp_path):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("exca")
 pytest.importorskip("pydantic")
 
 from cape_studies.experiments import plan, run, study
@@ -132,7 +131,7 @@ def test_espnet_builds_the_models_with_their_options(name):
 def parse(one, options_of) -> None:
     """Read the options of a run's evaluations as their commands do."""
     for name, evaluation in one.evaluations.items():
-        if evaluation.script is None and evaluation.command != "training":
+        if evaluation.script is None:
             _, _, _, *words = one.evaluation_command(name)
             words = words[1:] if evaluation.command else words
             kind = options_of(evaluation.command)

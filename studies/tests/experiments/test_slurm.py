@@ -1,0 +1,86 @@
+"""``cape-run --cluster slurm`` with an sbatch and a sacct that start jobs on this machine."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+from counting import STUDY, begins, count, runs, scores
+
+SBATCH = """#!/bin/sh
+id=$$
+cp "$1" "$FAKE/job$id"
+SLURM_JOB_ID=$id SLURM_JOB_NODELIST=localhost setsid sh "$1" > "$FAKE/out$id" 2>&1 &
+echo $! > "$FAKE/pid$id"
+echo "Submitted batch job $id"
+"""
+SACCT = """#!/bin/sh
+echo "JobID|State|NodeList"
+for file in "$FAKE"/pid*; do
+    kill -0 "$(cat "$file")" 2> /dev/null && state=RUNNING || state=COMPLETED
+    echo "${file##*pid}|$state|localhost"
+done
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """A folder with the jobs that were sent."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    for name, text in (("sbatch", SBATCH), ("sacct", SACCT), ("srun", "#!/bin/sh\n")):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.setenv("FAKE", str(folder))
+    return folder
+
+
+def jobs(slurm):
+    return sorted(slurm.glob("job*"))
+
+
+def test_runs_are_jobs_with_what_was_asked_for_and_what_is_done_sends_none(
+    cape_run, tmp_path, slurm
+):
+    words = ["--cluster", "slurm", "--timeout", "2", "--partition", "long"]
+    said = cape_run(*words)
+    assert "counting few seed 0: done\n" in said
+    assert [scores(runs(tmp_path, name)[0])["short"]["value"] for name in ("few", "many")] == [
+        "3.0",
+        "5.0",
+    ]
+    asked = jobs(slurm)[0].read_text()
+    assert {"#SBATCH --time=120", "#SBATCH --partition=long"} < set(asked.splitlines())
+    assert len(jobs(slurm)) == 2
+    cape_run(*words)
+    assert len(jobs(slurm)) == 2
+
+
+def test_a_failure_of_a_job_is_told_with_its_reason(cape_run, slurm):
+    options = {"steps": 3, "fail": True}
+    words = ["--cluster", "slurm", "--variants", "few"]
+    said = cape_run(*words, fails="it does not work", options=options)
+    assert "counting few seed 0: failed: exit status 1, it does not work (" in said
+
+
+def test_a_job_that_still_runs_is_waited_for_and_does_not_stand_for_another_evaluation(
+    cape_run, tmp_path, slurm, monkeypatch
+):
+    monkeypatch.setenv("COUNT_GATE", str(tmp_path / "gate"))
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "counting.yaml").write_text(yaml.safe_dump(STUDY))
+    code = "from cape_studies.experiments.run import main; main()"
+    words = ["--cluster", "slurm", "--variants", "few", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-c", code, str(tmp_path / "first" / "counting.yaml"), *words]
+    with subprocess.Popen(command) as first:
+        while not [at for at in runs(tmp_path, "few") if (at / "train" / "count").exists()]:
+            assert first.poll() is None
+        first.kill()
+    assert first.returncode < 0
+    (tmp_path / "gate").touch()
+    cape_run(*words[:4], evaluations=count(add=1))
+    (folder,) = runs(tmp_path, "few")
+    assert (scores(folder)["short"]["value"], begins(folder)) == ("4.0", [0])
+    assert len(jobs(slurm)) == 2  # the first, and one for the evaluation that it did not know
