@@ -3,8 +3,7 @@
     python integrations/timm/make_number_images.py --images images --out numbers
 
 ``--images`` is what make_digit_images.py wrote. Writes {train,validation,test}/<number>/<index>.png
-for the numbers 00 to 99, each of two images of its split, drawn at random, on a black square as wide
-as both.
+for the numbers 00 to 99, each of two images of its split, drawn at random, on a black square.
 """
 
 import argparse
