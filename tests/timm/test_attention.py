@@ -8,17 +8,18 @@ import torch
 from timm.layers import Attention
 from timm.layers.attention import AttentionRope
 from timm.layers.pos_embed_sincos import RotaryEmbeddingDinoV3
+from timm.models.vision_transformer import Block
 from timm.utils import AttentionExtract
 from torch import Tensor, nn
 
 from cape_plugins import patch_grid, variants
 from cape_plugins.attention import AttentionSettings, PositionalAttention, RelativeAttention
 from cape_plugins.augment import Augmentation
-from cape_plugins.timm.attention import CapeAttention, use_logn
+from cape_plugins.timm.attention import CapeAttention, CapeBlock, use_logn
 from cape_plugins.timm.mark import drop_mark
 from cape_plugins.timm.registry import variants_by_name
+from timm_support import HOSTS
 
-HOSTS = ["vit", "naflexvit"]
 ROPE = ["ropepos", "ropepos_mixed", "cape_rope", "cape_rope_mixed"]
 
 
@@ -83,10 +84,17 @@ def test_a_row_of_the_table_is_a_model_by_name():
 @pytest.mark.parametrize("pos", ["nopos", "sinpos", "cape"])
 def test_without_a_variant_there_the_blocks_are_timms(create, host, pos):
     model = create(pos, host)
-    assert {type(block) for block in model.blocks} == {timm.models.vision_transformer.Block}
+    assert {type(block) for block in model.blocks} == {Block}
     assert {type(block.attn) for block in model.blocks} == {Attention}
     model = create(pos, host, attn_layer="diff", patch_drop_rate=0.5)
     assert model.blocks[0].attn.__class__.__name__ == "DiffAttention"
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("attn_layer", [None, "", "attn", Attention])
+def test_timms_defaults_may_be_given_by_name(create, host, attn_layer):
+    model = create("alibi", host, block_fn=Block, attn_layer=attn_layer)
+    assert {(type(one), type(one.attn)) for one in model.blocks} == {(CapeBlock, CapeAttention)}
 
 
 def test_the_bias_is_the_variants_and_zero_for_the_class_token_and_joins_masks(create, images):
