@@ -40,6 +40,9 @@ class ExportOptions(Options):
     checkpoint: Annotated[str | None, Typed("NAME")] = Field(
         None, description="file in RUN/train (default: the one that the study tests)"
     )
+    bpe_codes: Annotated[Path | None, Typed("FILE")] = Field(
+        None, description="of fairseq: the merges of BPE (default: codes, beside the data)"
+    )
     license: Annotated[str, Typed("NAME")] = Field(
         "mit", description="of the weights, as model hubs call it; the code's is mit"
     )
@@ -88,7 +91,13 @@ def export(options: ExportOptions) -> Path:
         made.mkdir()
         card = model_card(run, study, options.license)
         (made / "README.md").write_text(card, encoding="utf-8")
-        _SAVE[study.host](_checkpoint(run / "train", study, options.checkpoint), made)
+        checkpoint = _checkpoint(run / "train", study, options.checkpoint)
+        if study.host == "fairseq":
+            _fairseq(checkpoint, made, options.bpe_codes)
+        else:
+            {"timm": _timm, "espnet": _espnet}[study.host](checkpoint, made)
+        for file in made.iterdir():  # safetensors' is the user's alone
+            file.chmod(made.stat().st_mode & 0o666)
         made.rename(folder)
     return folder
 
@@ -124,7 +133,7 @@ def _timm(checkpoint: Path, folder: Path) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _fairseq(checkpoint: Path, folder: Path) -> None:
+def _fairseq(checkpoint: Path, folder: Path, codes: Path | None) -> None:
     from fairseq.data.data_utils import infer_language_pair
 
     try:
@@ -141,9 +150,15 @@ def _fairseq(checkpoint: Path, folder: Path) -> None:
         raise ValueError(f"{data} is gone, and the dictionaries with it: cape-run prepares it anew")
     if task["source_lang"] is None or task["target_lang"] is None:
         task["source_lang"], task["target_lang"] = infer_language_pair(str(data))
+    codes = codes or data.parent / "codes"
     for dictionary in data.glob("dict.*.txt"):
         shutil.copy(dictionary, folder)
-    if (codes := data.parent / "codes").is_file():
+        if "@@ " in dictionary.read_text("utf-8") and not codes.is_file():
+            raise ValueError(
+                f"{dictionary} has words cut by BPE, whose merges are not in {codes}: "
+                "give --bpe-codes FILE"
+            )
+    if codes.is_file():
         shutil.copy(codes, folder / "bpecodes")  # the name that from_pretrained looks for
         bpe = {"_name": "subword_nmt", "bpe_codes": "bpecodes", "bpe_separator": "@@"}
         content["cfg"]["bpe"] = bpe
@@ -187,6 +202,3 @@ def _with_files(value: Any, stage: Path) -> Any:
     name = f"data/{len(list((stage / 'data').iterdir()))}-{Path(value).name}"
     shutil.copy(value, stage / name)
     return name
-
-
-_SAVE = {"timm": _timm, "fairseq": _fairseq, "espnet": _espnet}

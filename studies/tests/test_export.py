@@ -14,8 +14,14 @@ from cape_studies import export
 from cape_studies.experiments import run
 
 TINY = dict(patch_size=4, img_size=32, embed_dim=32, depth=1, num_heads=2)
-LOSS = {"loss": {"command": "training", "metrics": {"loss": "lower"}, "condition": ["step"]}}
-SHOWN = dict(evaluation="loss", metric="loss", trained_on=[], baseline="cape")
+LOSS = {
+    "loss": {
+        "script": str(Path(__file__).parents[2] / "integrations" / "fairseq" / "read_losses.py"),
+        "options": {"log": "{trained}.log", "csv": "{csv}"},
+        "metrics": {"nll_loss": "lower"},
+    }
+}
+SHOWN = dict(evaluation="loss", metric="nll_loss", trained_on=[], baseline="cape")
 STUDIES = {
     "timm": dict(
         title="Noise",
@@ -24,7 +30,7 @@ STUDIES = {
         variants={"cape": {"options": {"model": "vit_tiny_patch4_cape_low_32"}}},
         options={"model-kwargs": TINY, "num-classes": 2, "batch-size": 2, "epochs": 1,
                  "warmup-epochs": 0, "log-interval": 1},
-        evaluations=LOSS,
+        evaluations={"sizes": {"metrics": {"top1": "higher"}}},
     ),
     "fairseq": dict(
         defaults=["demo_fairseq", "_self_"], evaluations={"length": None, **LOSS}, report=SHOWN
@@ -42,7 +48,10 @@ def finished(tmp_path_factory):
         folder = tmp_path_factory.mktemp(host)
         study = {**STUDIES[host]}
         if host == "timm":
-            study["options"] = {**study["options"], "data-dir": str(images(folder / "images"))}
+            data = str(images(folder / "images"))
+            study["options"] = {**study["options"], "data-dir": data}
+            test = {"data": data, "split": "train", "resolutions": [32]}
+            study["evaluations"]["sizes"]["options"] = test
         (folder / "small.yaml").write_text(yaml.safe_dump(study))
         which = ["--variants", "cape_rope" if host == "espnet" else "cape", "--seeds", "3"]
         run.main([str(folder / "small.yaml"), *which, "--quick", "--out", str(folder / "out")])
@@ -106,6 +115,8 @@ def test_timm_and_transformers_load_a_run_of_train_py(finished, tmp_path):
     model, card = loaded_as_the_card_says(folder)
     assert card["license"] == "cc-by-4.0"
     assert card["pipeline_tag"] == "image-classification"
+    usual = (folder / "README.md").stat().st_mode
+    assert {file.stat().st_mode for file in folder.iterdir()} == {usual}  # safetensors' was 0600
 
     import timm
 
@@ -128,7 +139,9 @@ def test_fairseq_loads_a_run_whose_data_are_gone_and_cuts_words(finished, tmp_pa
     found = finished("fairseq")
     (prepared,) = (found.parents[2] / "prepared").glob("numbers-??????????")
     (prepared / "codes").write_text("#version: 0.2\no n\nt w\n")
-    folder = exported(found, tmp_path / "model")
+    (prepared / "codes").rename(tmp_path / "codes")
+    folder = exported(found, tmp_path / "model", "--bpe-codes", str(tmp_path / "codes"))
+    (tmp_path / "codes").unlink()
     prepared.rename(tmp_path / "moved")
     try:
         model, _ = loaded_as_the_card_says(folder)
@@ -187,7 +200,7 @@ def test_the_card_tells_scores_settings_and_versions(finished, tmp_path):
     text = (exported(finished("fairseq"), tmp_path / "model") / "README.md").read_text()
     assert "# small: cape, seed 3\n\nSpelled-out numbers" in text
     assert "A quick run" in text
-    assert re.search(r"\| loss +\| .*\| loss ↓ ", text)
+    assert re.search(r"\| loss +\| .*\| nll_loss ↓ ", text)
     assert re.search(r"^  max-global-shift: \d", text, flags=re.M)
     assert f"| torch | {torch.__version__.split('+')[0]}" in text
     assert "pip install 'cape-plugins[fairseq]'" in text
@@ -203,6 +216,7 @@ def test_the_card_tells_scores_settings_and_versions(finished, tmp_path):
         ("folder exists", "exists: name a new folder"),
         ("no host", "fairseq is not installed: pip install 'cape-plugins[fairseq]'"),
         ("no file", "is no checkpoint: choose with --checkpoint; there is checkpoint_last.pt"),
+        ("merges gone", "has words cut by BPE, whose merges are not in"),
         ("data gone", "is gone, and the dictionaries with it"),
     ],
 )
@@ -223,9 +237,13 @@ def test_what_cannot_be_exported_is_one_line(wrong, said, finished, tmp_path, mo
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     elif wrong == "no file":
         options = ["--checkpoint", "checkpoint_best.pt"]
-    elif wrong == "data gone":
+    elif wrong in ("data gone", "merges gone"):
         content = torch.load(checkpoint(copy))
-        content["cfg"]["task"]["data"] = str(tmp_path / "gone")
+        data = tmp_path / "data"
+        if wrong == "merges gone":
+            shutil.copytree(content["cfg"]["task"]["data"], data)
+            (data / "dict.en.txt").write_text("tw@@ 3\no 3\n")
+        content["cfg"]["task"]["data"] = str(data)
         torch.save(content, checkpoint(copy))
     capsys.readouterr()
     with pytest.raises(SystemExit) as end:
