@@ -2,7 +2,7 @@
 # make test · make test-release: what only a release needs
 # make test-py311 · make test-fairseq-0.12: older hosts, each in its own environment
 # make docs: the documentation site, in OUT/docs
-# make dist: the sdist and the wheel, checked
+# make dist: sdists and wheels of cape-plugins and cape-studies, checked
 # make bench [DEVICE=cuda DTYPE=bfloat16]
 # Each sets up what it needs, in VENV; nothing is installed again when nothing changed.
 
@@ -81,10 +81,11 @@ format: install
 docs: install
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs $(OUT)/docs
 
-# The sdist and the wheel of cape-plugins, the same bytes each time
+# Sdists and wheels of both, the same bytes each time
 dist: install
 	rm -rf dist
 	sh tools/dist $(BIN)/python . dist
+	sh tools/dist $(BIN)/python studies dist
 	$(BIN)/twine check --strict dist/*
 
 bench: install

@@ -1,4 +1,4 @@
-"""The sdist and the wheel: what they hold, and that they work where nothing else is installed."""
+"""The sdists and wheels: what they hold, and that they work where nothing else is installed."""
 
 import os
 import shutil
@@ -36,31 +36,52 @@ pytestmark = [
 
 def build(source: Path, dist: Path) -> None:
     """What ``make dist`` does, without its isolation."""
-    tool = ["sh", ROOT / "tools" / "dist", sys.executable, source, dist, "--no-isolation"]
     clock = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
-    subprocess.run(tool, check=True, capture_output=True, env=clock)
+    for each in (source, source / "studies"):
+        tool = ["sh", ROOT / "tools" / "dist", sys.executable, each, dist, "--no-isolation"]
+        subprocess.run(tool, check=True, capture_output=True, env=clock)
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory) -> SimpleNamespace:
-    """The sdist, unpacked, and the wheel that is built from it: its path, names and metadata."""
-    # from a copy of what git would ship: setuptools leaves a build folder in the source tree
-    source, dist = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+def source(tmp_path_factory) -> Path:
+    """A copy of what git would ship: setuptools leaves a build folder in the source tree."""
+    folder = tmp_path_factory.mktemp("source")
     for name in SHIPPED:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, ignore=LEFT_BEHIND)
+            shutil.copytree(ROOT / name, folder / name, ignore=LEFT_BEHIND, symlinks=True)
         else:
-            shutil.copy(ROOT / name, source / name)
-    build(source, dist)
-    (sdist,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(dist, filter="data")
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dist(source, tmp_path_factory) -> Path:
+    """Sdists and wheels of both distributions, the sdists unpacked beside."""
+    folder = tmp_path_factory.mktemp("dist")
+    build(source, folder)
+    for sdist in folder.glob("*.tar.gz"):
+        with tarfile.open(sdist) as archive:
+            archive.extractall(folder, filter="data")
+    return folder
+
+
+def made(dist: Path, name: str) -> SimpleNamespace:
+    """Of one distribution the wheel that is built from its sdist: path, names and metadata."""
+    (wheel,) = dist.glob(f"{name}-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         about = {Path(n).name: archive.read(n).decode() for n in names if ".dist-info/" in n}
-    made = SimpleNamespace(source=source, sdist=sdist, wheel=wheel, names=names, **about)
-    made.unpacked = dist / "cape_plugins-0.1.0"
-    return made
+    return SimpleNamespace(wheel=wheel, names=names, unpacked=dist / f"{name}-0.1.0", **about)
+
+
+@pytest.fixture(scope="module")
+def built(dist) -> SimpleNamespace:
+    return made(dist, "cape_plugins")
+
+
+@pytest.fixture(scope="module")
+def laboratory(dist) -> SimpleNamespace:
+    return made(dist, "cape_studies")
 
 
 def test_the_wheel_is_pure_python_and_holds_the_package_only(built):
@@ -103,16 +124,20 @@ def copy(source: str, target: str) -> None:
     os.chmod(target, Path(source).stat().st_mode & 0o700)
 
 
-def test_sdist_and_wheel_are_the_same_bytes_wherever_and_whenever_they_are_built(built, tmp_path):
+def test_sdists_and_wheels_are_the_same_bytes_wherever_and_whenever_they_are_built(
+    source, dist, tmp_path
+):
     another = tmp_path / "another"
-    shutil.copytree(built.source, another, ignore=LEFT_BEHIND, copy_function=copy)
+    shutil.copytree(source, another, ignore=LEFT_BEHIND, copy_function=copy, symlinks=True)
     local = another / "studies" / "cape_studies.egg-info"  # an installation's
     local.mkdir()
     (local / "PKG-INFO").write_text("Version: 1")
     build(another, tmp_path / "dist")
-    for one in (built.sdist, built.wheel):
+    files = [*dist.glob("*.tar.gz"), *dist.glob("*.whl")]
+    assert len(files) == 4
+    for one in files:
         again = tmp_path / "dist" / one.name
-        assert sha256(one.read_bytes()).digest() == sha256(again.read_bytes()).digest()
+        assert sha256(one.read_bytes()).digest() == sha256(again.read_bytes()).digest(), one.name
 
 
 def needed(wanted: str, known: dict[str, Distribution]) -> dict[str, Distribution]:
@@ -128,21 +153,90 @@ def needed(wanted: str, known: dict[str, Distribution]) -> dict[str, Distributio
     return known
 
 
-def lend(found: dict[str, Distribution], site: Path) -> list[Path]:
-    """Link distributions into another environment, file by file.
+def lend(found: dict[str, Distribution], site: Path, folders: bool = False) -> list[Path]:
+    """Link distributions into another environment: file by file, or whole folders.
 
     A linked folder would let pip write into ours, where other tests load libraries: two
-    distributions may share one, such as ``nvidia/``.
+    distributions may share one, such as ``nvidia/``. Where pip writes nothing it takes less time.
     """
     links = []
     for one in found.values():
-        for path in one.files or []:
+        files = [Path(path) for path in one.files or [] if path.suffix != ".pyc"]
+        for path in {Path(file.parts[0]) for file in files} if folders else files:
             link = site / path
-            if path.parts[0] != ".." and path.suffix != ".pyc" and not link.is_symlink():
+            if path.parts[0] != ".." and not link.is_symlink():
                 link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(one.locate_file(path))
+                link.symlink_to(one.locate_file(str(path)))
                 links.append(link)
     return links
+
+
+def named_by(metadata: str, extra: str) -> dict[str, Distribution]:
+    """What a wheel of ours needs with an extra, of this environment; but our own distributions."""
+    found: dict[str, Distribution] = {}
+    for line in metadata.splitlines():
+        one = (
+            Requirement(line.removeprefix("Requires-Dist: ")) if "Requires-Dist:" in line else None
+        )
+        if one and (one.marker is None or one.marker.evaluate({"extra": extra})):
+            needed(f"{one.name}[{','.join(sorted(one.extras))}]", found)
+    return {name: each for name, each in found.items() if not name.startswith("cape-")}
+
+
+def bare(folder: Path) -> dict[str, str]:
+    """The environment of a process that has nothing of this checkout."""
+    left_out = "PYTHONPATH", "TIMM_SCRIPTS"
+    return {k: v for k, v in os.environ.items() if k not in left_out} | {"HOME": str(folder)}
+
+
+def test_the_laboratorys_wheel_carries_the_studies_and_what_they_run(laboratory):
+    assert laboratory.wheel.name == "cape_studies-0.1.0-py3-none-any.whl"
+    inside = {name.removeprefix("cape_studies/_files/") for name in laboratory.names}
+    ours = [path for path in (ROOT / "configs").rglob("*") if path.is_file()]
+    assert len(ours) > 80
+    assert {str(path.relative_to(ROOT)) for path in ours} <= inside
+    assert not [name for name in laboratory.names if "__pycache__" in name or "/tests/" in name]
+    lines = laboratory.METADATA.splitlines()
+    for line in ("License-Expression: MIT", "License-File: LICENSE", "# cape-studies"):
+        assert line in lines
+    assert "Project-URL: Paper, https://arxiv.org/abs/2106.03143" in lines
+    assert {f"Provides-Extra: {name}" for name in ("timm", "fairseq", "espnet", "demo")} < {*lines}
+
+
+def test_cape_run_lists_the_studies_and_runs_demo_timm_in_an_empty_folder(
+    built, laboratory, tmp_path
+):
+    """With what cape-studies[timm] names and nothing else."""
+    venv.create(tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    lent = named_by(laboratory.METADATA, "timm")
+    lend(lent | named_by(built.METADATA, "timm"), site, folders=True)
+    install(python, "--no-deps", "--no-index", built.wheel, laboratory.wheel)
+    (tmp_path / "empty").mkdir()
+
+    def run(command: str, *words: str) -> subprocess.CompletedProcess[str]:
+        script = tmp_path / "venv" / "bin" / command
+        about = dict(capture_output=True, text=True, cwd=tmp_path / "empty", env=bare(tmp_path))
+        return subprocess.run([script, *words], **about)
+
+    listed = run("cape-run", "--list")
+    known = sorted(path.stem for path in (ROOT / "configs" / "studies").glob("*.yaml"))
+    said = [line.split(" (")[0].split(":")[0] for line in listed.stdout.splitlines()]
+    assert sorted(name for name in said if name in known) == known, listed.stderr
+    assert not list((tmp_path / "empty").iterdir())
+    done = run("cape-run", "demo_timm", "--quick")
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    for variant in ("rope", "cape_rope"):
+        (scores,) = (tmp_path / "empty").glob(f"out/demo_timm/runs/{variant}-seed0-*/scores.csv")
+        assert "top1" in scores.read_text()
+    reported = run("cape-report", "out/demo_timm")
+    assert reported.returncode == 0, reported.stderr
+    assert "cape_rope" in (tmp_path / "empty" / "out/demo_timm/report/index.html").read_text()
+    lacking = run("cape-run", "demo_espnet", "--quick")
+    assert lacking.returncode == 2
+    assert "espnet is not installed: pip install 'cape-studies[espnet]'" in lacking.stderr
 
 
 def test_the_wheel_with_timm_knows_our_models_by_name_in_an_empty_environment(built, tmp_path):
@@ -163,10 +257,8 @@ def test_the_wheel_with_timm_knows_our_models_by_name_in_an_empty_environment(bu
     assert all(link.is_symlink() for link in lent)  # pip found them and left them
 
     def run(*words: str) -> str:
-        bare = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        done = subprocess.run(
-            [python, *words], capture_output=True, text=True, cwd=tmp_path, env=bare
-        )
+        about = dict(capture_output=True, text=True, cwd=tmp_path, env=bare(tmp_path))
+        done = subprocess.run([python, *words], **about)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -3,8 +3,6 @@
 Such a folder needs nothing of the study: it can be moved, and put on a model hub.
 """
 
-import argparse
-import inspect
 import json
 import pickle
 import shutil
@@ -17,9 +15,10 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import Field
+from tyro.conf import Positional, Suppress, subcommand
 
 from cape_studies.evaluation import command
-from cape_studies.evaluation.options import Options, Typed
+from cape_studies.evaluation.options import Options
 from cape_studies.experiments import folders, steps
 from cape_studies.experiments.hosts import HOSTS, missing
 from cape_studies.experiments.study import Study, load_written, read_yaml
@@ -33,31 +32,23 @@ class ExportOptions(Options):
     model.pt, dictionaries and the merges of BPE. ESPnet: model.zip, made by espnet2.bin.pack.
     """
 
-    run: Annotated[Path, Typed("RUN", positional=True)] = Field(
-        description="out/STUDY/runs/VARIANT-seedN-KEY"
+    run: Positional[Path] = Field(description="out/STUDY/runs/VARIANT-seedN-KEY")
+    folder: Positional[Path] = Field(description="a new one")
+    checkpoint: str | None = Field(
+        None, description="file in RUN/train; none: the one that the study tests"
     )
-    folder: Annotated[Path, Typed("FOLDER", positional=True)] = Field(description="a new one")
-    checkpoint: Annotated[str | None, Typed("NAME")] = Field(
-        None, description="file in RUN/train (default: the one that the study tests)"
+    bpe_codes: Path | None = Field(
+        None, description="of fairseq: the merges of BPE; none: codes, beside the data"
     )
-    bpe_codes: Annotated[Path | None, Typed("FILE")] = Field(
-        None, description="of fairseq: the merges of BPE (default: codes, beside the data)"
-    )
-    license: Annotated[str, Typed("NAME")] = Field(
+    license: str = Field(
         "mit", description="of the weights, as model hubs call it; the code's is mit"
     )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """``cape-studies``; ends with status 2 and one line on stderr if something is wrong."""
-    parser = argparse.ArgumentParser(prog="cape-studies", description="What becomes of studies.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    about = "a run as a folder that its host loads"
-    one = commands.add_parser("export", help=about, description=inspect.getdoc(ExportOptions))
-    ExportOptions.add_to(one)
-    given = parser.parse_args(argv)
-    with command.one_line_errors("cape-studies export"):
-        print(export(ExportOptions.read(given)))
+    kind = Annotated[ExportOptions, subcommand("export")] | Annotated[None, Suppress]
+    command.main("cape-studies", kind, lambda options: print(export(options)), argv)
 
 
 def export(options: ExportOptions) -> Path:
@@ -83,7 +74,7 @@ def export(options: ExportOptions) -> Path:
     if folder.exists():
         raise ValueError(f"{folder} exists: name a new folder")
     study = load_written(about)
-    if advice := missing(study.host):
+    for advice in missing(study.host):
         raise ImportError(advice)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".export-") as parent:

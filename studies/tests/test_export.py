@@ -214,7 +214,7 @@ def test_the_card_tells_scores_settings_and_versions(finished, tmp_path):
         ("not finished", "is not finished (waiting)"),
         ("failed", "is not finished (failed: out of luck)"),
         ("folder exists", "exists: name a new folder"),
-        ("no host", "fairseq is not installed: pip install 'cape-plugins[fairseq]'"),
+        ("no host", "fairseq is not installed: pip install 'cape-studies[fairseq]'"),
         ("no file", "is no checkpoint: choose with --checkpoint; there is checkpoint_last.pt"),
         ("merges gone", "has words cut by BPE, whose merges are not in"),
         ("data gone", "is gone, and the dictionaries with it"),

@@ -1,42 +1,91 @@
-"""The evaluation commands' ways in and out: a missing host and a mistake are one line each."""
+"""The commands' ways in and out: a missing host and a mistake are one line each."""
 
-import argparse
 import importlib
 import inspect
+import io
+import logging
+import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
-from cape_studies.evaluation.options import Options
+import tyro
+from pydantic import ValidationError
+
+from cape_studies.evaluation.options import problem
 
 
 def call(host: str, argv: Sequence[str] | None = None) -> None:
-    """Import the command of timm, fairseq or espnet now, not before, and call its ``main(argv)``.
+    """The command of timm, fairseq or espnet, which is imported now, not before.
+
+    Its module ``evaluate`` has ``OPTIONS``, the ``kind`` of :func:`main`, and ``run``.
 
     Raises:
-        SystemExit: status 2, with one line on stderr, if something is not installed.
+        SystemExit: as :func:`one_line_errors`, also if something is not installed.
     """
-    with one_line_errors(f"cape-{host}-eval"):
+    prog = f"cape-{host}-eval"
+    with one_line_errors(prog):
         try:
-            command = importlib.import_module(f"cape_studies.evaluation.{host}.evaluate")
+            module = importlib.import_module(f"cape_studies.evaluation.{host}.evaluate")
         except ImportError as error:
-            raise ImportError(f"{error}: pip install 'cape-plugins[{host}]'") from error
-    command.main(argv)
+            raise ImportError(f"{error}: pip install 'cape-studies[{host}]'") from error
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger().setLevel(logging.WARNING)  # which importing fairseq sets to INFO or DEBUG
+    with warnings.catch_warnings():
+        # in calls of the hosts, of pinned memory without a GPU, masks of two types, and in every
+        # batch of an old name of autocast
+        warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+        warnings.filterwarnings("ignore", category=FutureWarning, module="espnet2")
+        main(prog, module.OPTIONS, module.run, argv, inspect.getdoc(module))
 
 
 def main(
-    prog: str, kind: type[Options], work: Callable[[Any], object], argv: Sequence[str] | None
+    prog: str,
+    kind: Any,
+    work: Callable[[Any], object],
+    argv: Sequence[str] | None,
+    about: str | None = None,
 ) -> None:
-    """Read a command's options, which its class describes, and do its work.
+    """Read a command's options and do its work.
+
+    Args:
+        prog: the command's name.
+        kind: the class of its options, or a union of ``tyro.conf.subcommand``.
+        work: is called with the options.
+        argv: the words of the command line. Default: the process's.
+        about: in the help. Default: the class's docstring.
 
     Raises:
         SystemExit: as :func:`one_line_errors`.
     """
-    parser = argparse.ArgumentParser(prog=prog, description=inspect.getdoc(kind))
-    given = kind.add_to(parser).parse_args(argv)
     with one_line_errors(prog):
-        work(kind.read(given))
+        work(parsed(prog, kind, argv, about))
+
+
+def parsed(prog: str, kind: Any, argv: Sequence[str] | None, about: str | None = None) -> Any:
+    """The options on a command line; see :func:`main`.
+
+    Raises:
+        ValueError: what is wrong first, in one line, in place of tyro's box.
+        SystemExit: status 0 after ``--help``.
+    """
+    box = io.StringIO()
+    try:
+        with redirect_stderr(box):
+            config = (tyro.conf.FlagCreatePairsOff,)
+            return tyro.cli(kind, prog=prog, description=about, args=argv, config=config)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        found: Any = stop
+        while found := found.__context__:
+            if isinstance(found, ValidationError):
+                raise ValueError(problem(found)) from None
+        # lines with rules part title, message and where to find help
+        _, message, *_ = re.split("(?m)^.*(?:─{3}|-{9}).*$", box.getvalue())
+        raise ValueError(message.replace("│", "")) from None
 
 
 @contextmanager

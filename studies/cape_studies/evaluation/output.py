@@ -73,9 +73,22 @@ class Results(AbstractContextManager):
     Args:
         scores: CSV with a row for each; None writes none.
         items: CSV with what each item adds; None writes none.
+        overwrite: replace them if they are there.
+
+    Raises:
+        ValueError: a CSV is there or cannot be made there.
     """
 
-    def __init__(self, scores: Path | None, items: Path | None) -> None:
+    def __init__(self, scores: Path | None, items: Path | None, overwrite: bool = False) -> None:
+        for path in filter(None, (scores, items)):
+            if path.suffix != ".csv" or path.is_dir():  # so that no checkpoint is overwritten
+                raise ValueError(f"{path} is no name of a CSV: end it with .csv")
+            if path.exists() and not overwrite:
+                raise ValueError(f"{path} exists: choose another name or give --overwrite")
+            if not path.parent.is_dir():
+                raise ValueError(f"no such folder: {path.parent} (for {path.name})")
+            if not os.access(path.parent, os.W_OK):
+                raise ValueError(f"{path} cannot be written: its folder is read-only")
         self.scores, self.items = scores, items
         self.rows: list[dict[str, object]] = []
         self.parts: dict[Path, Path] = {}
@@ -112,18 +125,3 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
     same = [name for name in frame if frame[name].nunique(dropna=False) == 1]
     names = [name for name in frame if name not in {*same, *VALUES} - {"model", "metric", "value"}]
     return frame[names].to_string(index=False, na_rep="", float_format="{:.2f}".format)
-
-
-def check_absent(paths: Sequence[Path | None], overwrite: bool) -> None:
-    """Raise ValueError if a CSV is there (without ``overwrite``) or cannot be made there."""
-    for path in paths:
-        if path is None:
-            continue
-        if path.suffix != ".csv" or path.is_dir():  # so that no checkpoint is overwritten
-            raise ValueError(f"{path} is no name of a CSV: end it with .csv")
-        if path.exists() and not overwrite:
-            raise ValueError(f"{path} exists: choose another name or give --overwrite")
-        if not path.parent.is_dir():
-            raise ValueError(f"no such folder: {path.parent} (for {path.name})")
-        if not os.access(path.parent, os.W_OK):
-            raise ValueError(f"{path} cannot be written: its folder is read-only")

@@ -1,8 +1,9 @@
 """The hosts' own commands, for training and testing."""
 
+import ast
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -187,16 +188,44 @@ def evaluate(
     return [*start, str(command), data, *words({**rest, **own})]
 
 
-def missing(host: str) -> str:
-    """What to do where a host is not installed; empty where it is."""
-    if importlib.util.find_spec(HOSTS[host].module) is None:
-        return f"{host} is not installed: pip install 'cape-plugins[{host}]'"
-    return ""
+def missing(host: str, scripts: Iterable[Path] = ()) -> Iterator[str]:
+    """A line with what to do for the host, and for each module that a script needs, if it is not
+    installed."""
+    needed = {HOSTS[host].module: host}
+    for path in scripts:
+        for name in sorted(imports(path)):
+            needed.setdefault(name, f"{name}, which {path.name} imports,")
+    for name, what in needed.items():
+        if importlib.util.find_spec(name) is None:
+            yield f"{what} is not installed: pip install 'cape-studies[{host}]'"
+
+
+def imports(script: Path) -> set[str]:
+    """The modules that a script, or one beside it that it imports, imports outside of functions
+    and ``try``: without them it cannot run."""
+    files, found = [script], set[str]()
+    for path in files:  # which grows
+        for node in ast.parse(path.read_bytes()).body:
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [str(node.module)]
+            for name in [name.partition(".")[0] for name in names]:
+                beside = path.with_name(f"{name}.py")
+                if not beside.is_file():
+                    found.add(name)
+                elif beside not in files:
+                    files.append(beside)
+    return found
 
 
 def problems(studies: Sequence[Study], machine: Machine) -> Iterator[str]:
     """What the hosts lack here, a line each."""
-    yield from filter(None, map(missing, dict.fromkeys(study.host for study in studies)))
+    lines: dict[str, None] = {}
+    for study in studies:
+        scripts = [study.trainer, *(step.script for step in study.prepare.values())]
+        scripts += [one.script for one in study.evaluations.values()]
+        lines |= dict.fromkeys(missing(study.host, [path for path in scripts if path]))
+    yield from lines
     if any(study.host == "timm" and script(study, machine) is None for study in studies):
         yield (
             f"no train.py of timm in {machine.timm_scripts or 'TIMM_SCRIPTS, which is not set'}: "

@@ -6,15 +6,16 @@ import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
 import jinja2
 import pandas as pd
 import yaml
 from pydantic import Field, model_validator
+from tyro.conf import Positional
 
 from cape_studies.evaluation import command
-from cape_studies.evaluation.options import Options, Typed
+from cape_studies.evaluation.options import Options
 from cape_studies.experiments import report_figures, report_read, report_scores, scores
 from cape_studies.experiments.report_read import Result
 from cape_studies.experiments.report_tables import Table, tables
@@ -31,19 +32,13 @@ class ReportOptions(Options):
     cape-espnet-eval wrote.
     """
 
-    groups: ClassVar[dict[str, str]] = {"x": "of evaluations' CSVs"}
-
-    source: Annotated[list[Path], Typed("SOURCE", positional=True)] = Field(
-        description="folder of a study, or a CSV"
-    )
-    out: Annotated[Path | None, Typed("DIR")] = Field(
-        None, description="default: FOLDER/report, which is replaced"
-    )
+    source: Positional[list[Path]] = Field(min_length=1, description="folders of a study, or CSVs")
+    out: Path | None = Field(None, description="folder; none: SOURCE/report, which is replaced")
     overwrite: bool = Field(False, description="replace files in --out")
-    baseline: str | None = Field(None, description="a variant (default: the study's)")
-    x: str = Field("", description="column (default: that with most values)")
-    metric: str = Field("", description="default: the first")
-    trained_on: list[str] = Field([], description="values of x to mark")
+    baseline: str | None = Field(None, description="a variant; none: the study's")
+    x: str = Field("", description="of evaluations' CSVs: column; none: that with most values")
+    metric: str = Field("", description="of evaluations' CSVs; none: the first")
+    trained_on: list[str] = Field([], description="of evaluations' CSVs: values of x to mark")
 
     @model_validator(mode="after")
     def check(self) -> "ReportOptions":

@@ -252,8 +252,8 @@ def composed(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """
     read_yaml(path)
     search = [f"hydra.searchpath=[{json.dumps(f'file://{folder}')}]" for folder in folders()]
-    try:  # the version that fairseq wants of Hydra, whose setting is the process's
-        with initialize_config_dir(str(path.resolve().parent), version_base="1.1"):
+    try:
+        with initialize_config_dir(str(path.resolve().parent), version_base="1.3"):
             found = compose(path.stem, overrides=[*search, *overrides])
         return OmegaConf.to_container(found, resolve=True)  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
@@ -304,19 +304,20 @@ def _checked(content: dict[str, Any], path: Path) -> Study:
 
 
 def folders() -> list[Path]:
-    """``configs/studies`` of the checkout that this package or the shell is in; none without."""
-    roots = Path(__file__).resolve().parents[3], Path.cwd()
+    """``configs/studies`` of the checkout that this package or the shell is in, or the wheel's."""
+    package = Path(__file__).resolve().parents[1]
+    roots = package.parents[1], Path.cwd(), package / "_files"
     there = [root / "configs" / "studies" for root in roots]
     return [folder for folder in there if folder.is_dir()][:1]
 
 
 def names() -> list[Path]:
-    """The YAMLs of the checkout."""
+    """The YAMLs of all studies."""
     return sorted(path for folder in folders() for path in folder.glob("*.yaml"))
 
 
 def find(name: str) -> Path:
-    """The YAML of a study: a path, or a name in a checkout.
+    """The YAML of a study: a path, or a name in :func:`folders`.
 
     Raises:
         ValueError: there is none.

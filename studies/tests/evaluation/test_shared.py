@@ -1,22 +1,25 @@
 """What the evaluation commands share: their ways in and out, options, scores and items."""
 
-import argparse
 import ast
-import csv
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 import pytest
 import torch
-from pydantic import Field, PositiveInt, ValidationError, model_validator
+import tyro
+from pydantic import Field, PositiveInt, ValidationError
+from tyro.conf import Positional
 
 import cape_plugins
-from cape_studies.evaluation import command, output
-from cape_studies.evaluation.options import Options, RunOptions, Typed, named, once
+from cape_studies.evaluation import command
+from cape_studies.evaluation.options import Different, Options, Pairs, RunOptions, named
 from cape_studies.evaluation.output import Results, Score
+from cape_support import ROOT, commands
+from lab_support import rows
 
 # --- ways in and out
 
@@ -33,7 +36,7 @@ def test_a_command_without_its_host_says_in_one_line_what_to_install(host, missi
     line = done.stderr.splitlines()[-1]  # before it torch may note that there is no CUDA
     assert line.startswith(f"cape-{host}-eval: error: ")
     assert missing in line
-    assert line.endswith(f"pip install 'cape-plugins[{host}]'")
+    assert line.endswith(f"pip install 'cape-studies[{host}]'")
 
 
 @pytest.mark.release
@@ -109,76 +112,53 @@ def test_an_error_of_ours_is_not_taken_for_bad_input():
 class Small(Options):
     """Of a command."""
 
-    groups: ClassVar[dict[str, str]] = {"rate": "speed"}
-
-    folder: Annotated[Path, Typed("DIR", positional=True)] = Field(description="where")
-    path: Annotated[list[str], Typed(flag="-p")] = Field(description="100 % of it")
-    sizes: list[PositiveInt] = Field([8, 16], description="of images")
-    edges: Annotated[list[float], Typed("S", empty=True)] = Field([1.0, 2.5], description="in s")
-    limits: Annotated[list[PositiveInt | Literal["auto"]], Typed("N|auto", empty=True)] = Field(
-        [], description="less, or auto"
+    folder: Positional[Path] = Field(description="where")
+    path: Annotated[list[str], tyro.conf.arg(aliases=["-p"])] = Field(
+        min_length=1, description="100 % of it"
     )
+    sizes: Different[list[PositiveInt]] = Field([8, 16], description="of images")
+    edges: list[float] = Field([1.0, 2.5], description="in s")
+    limits: list[Annotated[int, Field(gt=0)] | Literal["auto"]] = Field([], description="or auto")
     rate: float | None = Field(None, description="in Hz")
-    batch: PositiveInt | None = Field(None, description="most")
     fast: bool = Field(False, description="or not")
     kind: Literal["one", "two"] = Field("one", description="of these")
-    settings: dict[str, Any] = Field({}, description="of the model")
-
-    @model_validator(mode="after")
-    def check(self) -> "Small":
-        once(self.sizes, "--sizes")
-        return self
+    settings: Pairs = Field({}, description="of the model")
 
 
-def read(*arguments: str) -> Small:
-    return Small.read(Small.add_to(argparse.ArgumentParser()).parse_args(arguments))
+def read(typed: str) -> Small:
+    return command.parsed("tool", Small, typed.split())
 
 
 def test_the_command_line_is_made_from_the_fields():
-    assert read("d", "--path", "a") == Small(folder=Path("d"), path=["a"])
-    typed = "d -p a=1,2.pt b[3] --sizes 1 2 --edges --limits 3 auto --rate 3 --batch 2"
-    kwargs = ["img_size=(32,48)", "scale=-0.5", "name=x=y", "on=True"]
-    assert read(*typed.split(), "--fast", "--kind", "two", "--settings", *kwargs) == Small(
+    assert read("d --path a") == Small(folder=Path("d"), path=["a"])
+    typed = "d -p a=1,2.pt b[3] --sizes 1 2 --edges --limits 3 auto --rate 3 --fast --kind two "
+    kwargs = "--settings img_size=(32,48) scale=-0.5 name=x=y on=True"
+    assert read(typed + kwargs) == Small(
         folder=Path("d"),
         path=["a=1,2.pt", "b[3]"],
         sizes=[1, 2],
         edges=[],
         limits=[3, "auto"],
         rate=3.0,
-        batch=2,
         fast=True,
         kind="two",
         settings=dict(img_size=(32, 48), scale=-0.5, name="x=y", on=True),
     )
 
 
-def test_the_help_tells_values_defaults_and_groups():
-    text = " ".join(Small.add_to(argparse.ArgumentParser()).format_help().split())
-    for part in (
-        "DIR where",
-        "-p PATH [PATH ...], --path PATH [PATH ...] 100 % of it",
-        "--sizes N [N ...] of images (default: 8 16)",
-        "--edges [S ...] in s (default: 1.0 2.5)",
-        "--limits [N|auto ...] less, or auto",
-        "speed: --rate X in Hz --batch N most --fast or not --kind",
-        "--kind {one,two} of these (default: one)",
-        "--settings NAME=VALUE [NAME=VALUE ...] of the model",
-    ):
-        assert part in text
-
-
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ("d -p a --sizes 0", "--sizes: input should be greater than 0, got '0'"),
-        ("d -p a --sizes 2.5", "unable to parse string as an integer, got '2.5'"),
-        ("d -p a --sizes 4 4", "tool: error: --sizes has 4 twice"),
+        ("d -p a --sizes 0", "--sizes: input should be greater than 0, got 0"),
+        ("d -p a --sizes 2.5", "Error parsing --sizes: Could not find valid parse for"),
+        ("d -p a --sizes 4 4", "tool: error: --sizes: the list has 4 twice"),
         ("d -p a --limits 0", "--limits: input should be greater than 0 or input should be 'auto'"),
-        ("d", "the following arguments are required: -p/--path"),
-        ("-p a", "the following arguments are required: DIR"),
-        ("d -p a --kind three", "argument --kind: invalid choice: 'three'"),
-        ("d -p a --settings =3", "--settings takes NAME=VALUE, got '=3'"),
-        ("d -p a --other", "unrecognized arguments: --other"),
+        ("d", "Missing from tool: -p [STR [STR ...]], --path"),
+        ("d -p", "--path: list should have at least 1 item"),
+        ("-p a --fast", "Missing from tool: PATH"),
+        ("d -p a --kind three", "invalid choice 'three' for argument '--kind'"),
+        ("d -p a --settings =3", "Error parsing --settings: takes NAME=VALUE, got '=3'"),
+        ("d -p a --other", "Unrecognized options: --other"),
     ],
 )
 def test_a_wrong_command_line_ends_with_one_line_of_error_and_status_2(typed, message, capsys):
@@ -187,12 +167,38 @@ def test_a_wrong_command_line_ends_with_one_line_of_error_and_status_2(typed, me
     assert stop.value.code == 2
     out, err = capsys.readouterr()
     assert not out
-    assert message in err.splitlines()[-1]
+    (line,) = err.splitlines()
+    assert message in line
+
+
+def test_where_the_terminal_is_ascii_an_error_is_one_line_too(monkeypatch):
+    with monkeypatch.context() as ascii_only:
+        ascii_only.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+        with pytest.raises(ValueError, match=r"^\s*Error parsing --sizes: [^-]*2.5[^-]*$"):
+            read("d -p a --sizes 2.5")
 
 
 def test_options_that_do_not_exist_are_refused_in_python_too():
     with pytest.raises(ValidationError, match="sise"):
         Small(folder=Path("d"), path=["a"], sise=3)
+
+
+@pytest.mark.parametrize(
+    ("host", "kind", "wanted"),
+    [
+        ("timm", "TimmOptions", ["--extent 1 ratio sqrt", "--tta", "--size-bins", "--amp"]),
+        ("fairseq", "Command", ["bleu", "stack", "loss", "--reference"]),
+        ("espnet", "EspnetOptions", ["--bins 3 6 12 24"]),
+    ],
+)
+def test_the_evaluations_of_the_readmes_parse(host, kind, wanted):
+    module = pytest.importorskip(f"cape_studies.evaluation.{host}.options")
+    lines = commands(ROOT / "integrations" / host / "README.md")
+    found = [words for program, *words in lines if program == f"cape-{host}-eval"]
+    for words in found:
+        assert isinstance(command.parsed("tool", getattr(module, kind), words), Options)
+    text = " ".join(" ".join(words) for words in found)
+    assert not [one for one in wanted if one not in text]
 
 
 def test_a_name_is_what_stands_before_the_equals_sign_unless_that_is_a_path(tmp_path):
@@ -203,25 +209,14 @@ def test_a_name_is_what_stands_before_the_equals_sign_unless_that_is_a_path(tmp_
         named("=b", "--model")
 
 
-class Run(RunOptions):
-    """Of a command that runs models."""
-
-    model: list[str] = Field([], description="NAME=PATH")
-
-
 def test_no_output_is_another_output(tmp_path):
     (tmp_path / "b").mkdir()
     with pytest.raises(ValueError, match=r"the output has .*/a.csv twice: choose another name"):
-        Run(out=str(tmp_path / "a"), items=tmp_path / "b" / ".." / "a.csv")
-    assert Run(out=f"{tmp_path}/model").csv_path == tmp_path / "model.csv"
+        RunOptions(out=str(tmp_path / "a"), items=tmp_path / "b" / ".." / "a.csv")
+    assert RunOptions(out=f"{tmp_path}/model").csv_path == tmp_path / "model.csv"
 
 
 # --- scores and items
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_items_make_the_score_that_stands_beside_them(tmp_path, capsys):
@@ -230,13 +225,13 @@ def test_items_make_the_score_that_stands_beside_them(tmp_path, capsys):
         results.add(Score(about, "speed", "number", 12.5, 4))
         results.add(Score.of(about, "top1", "percent", ones), Score.of(about, "x", "mean", ones))
     columns = ["metric", "value", "how", "items", "weight"]
-    assert [[row[name] for name in columns] for row in rows_of(tmp_path / "o.csv")] == [
+    assert [[row[name] for name in columns] for row in rows(tmp_path / "o.csv")] == [
         ["speed", "12.5", "number", "4", ""],
         ["top1", "25.0", "percent", "2", "4"],
         ["x", "0.25", "mean", "2", "4"],
     ]
     shared = {"model": "m", "resolution": "8", "how": "percent"}
-    first, second, *others = rows_of(tmp_path / "i.csv")
+    first, second, *others = rows(tmp_path / "i.csv")
     assert first == {**shared, "metric": "top1", "item": "a", "value": "1", "weight": "1"}
     assert second == {**shared, "metric": "top1", "item": "b", "value": "0", "weight": "3"}
     assert [row["metric"] for row in others] == ["x", "x"]
@@ -266,15 +261,15 @@ def test_bleu_is_sacrebleus_and_without_smoothing_fairseqs():
 def test_an_old_file_stays_as_it_is_until_the_one_that_replaces_it_is_done(tmp_path):
     path, score = tmp_path / "a.csv", Score({"model": "m"}, "x", "number", 1.0)
     path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), Results(path, None) as results:  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), Results(path, None, True) as results:  # noqa: PT012
         results.add(score)
         raise KeyboardInterrupt
     assert path.read_text() == "old"
-    assert len(rows_of(tmp_path / "a.csv.part")) == 1  # what was known
-    with Results(path, None) as results:
+    assert len(rows(tmp_path / "a.csv.part")) == 1  # what was known
+    with Results(path, None, overwrite=True) as results:
         results.add(score)
         assert path.read_text() == "old"
-    assert len(rows_of(path)) == 1
+    assert len(rows(path)) == 1
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -287,11 +282,14 @@ def test_a_command_that_dies_before_its_first_score_leaves_nothing(tmp_path):
 def test_a_place_where_no_csv_can_be_is_refused(tmp_path, monkeypatch):
     (tmp_path / "folder.csv").mkdir()
     (tmp_path / "model.pt").write_text("weights")
+    (tmp_path / "there.csv").write_text("scores")
     for name in ("folder.csv", "model.pt", os.devnull):
         with pytest.raises(ValueError, match=f"{name} is no name of a CSV: end it with .csv"):
-            output.check_absent([None, tmp_path / name], overwrite=True)
+            Results(None, tmp_path / name, overwrite=True)
+    with pytest.raises(ValueError, match="exists: choose another name or give --overwrite"):
+        Results(tmp_path / "there.csv", None)
     with pytest.raises(ValueError, match="no such folder"):
-        output.check_absent([tmp_path / "no" / "a.csv"], overwrite=False)
+        Results(tmp_path / "no" / "a.csv", None)
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     with pytest.raises(ValueError, match="its folder is read-only"):
-        output.check_absent([tmp_path / "a.csv"], overwrite=False)
+        Results(tmp_path / "a.csv", None)

@@ -1,6 +1,5 @@
 """configs/studies: each is whole, its hosts understand it, and docs/experiments.md lists it."""
 
-import argparse
 import csv
 import os
 import re
@@ -13,6 +12,7 @@ import pytest
 
 pytest.importorskip("pydantic")
 
+from cape_studies.evaluation.command import parsed
 from cape_studies.experiments import plan, run, study
 from cape_studies.experiments.hosts import Machine
 
@@ -89,7 +89,7 @@ def test_timm_has_the_models_with_their_options(name):
     for one in runs(name):
         if one.study.trainer is None:
             timm.create_model(one.options["model"], **one.options.get("model-kwargs", {}))
-        parse(one, lambda command: TimmOptions)
+        parse(one, TimmOptions)
 
 
 @pytest.mark.parametrize("name", of_host("fairseq"))
@@ -99,7 +99,7 @@ def test_fairseq_has_the_models_with_their_options(name):
     from omegaconf import OmegaConf
 
     from cape_plugins.fairseq.config import CapeTransformerConfig
-    from cape_studies.evaluation.fairseq.evaluate import COMMANDS
+    from cape_studies.evaluation.fairseq.options import Command
 
     for one in runs(name):
         if one.settings["recipe"]:
@@ -108,7 +108,7 @@ def test_fairseq_has_the_models_with_their_options(name):
             OmegaConf.merge(OmegaConf.structured(CapeTransformerConfig), model)
         elif one.study.trainer is None:
             options.parse_args_and_arch(options.get_training_parser(), one.train_command[1:])
-        parse(one, lambda command: COMMANDS[command][0])
+        parse(one, Command)
 
 
 @pytest.mark.parametrize("name", of_host("espnet"))
@@ -125,17 +125,15 @@ def test_espnet_builds_the_models_with_their_options(name):
             arguments = ASRTask.get_parser().parse_args(one.train_command[3:])
             arguments.token_list = ["<blank>", "<unk>", "a", "<sos/eos>"]
             ASRTask.build_model(arguments)
-        parse(one, lambda command: EspnetOptions)
+        parse(one, EspnetOptions)
 
 
-def parse(one, options_of) -> None:
+def parse(one, kind) -> None:
     """Read the options of a run's evaluations as their commands do."""
     for name, evaluation in one.evaluations.items():
         if evaluation.script is None:
             _, _, _, *words = one.evaluation_command(name)
-            words = words[1:] if evaluation.command else words
-            kind = options_of(evaluation.command)
-            kind.read(kind.add_to(argparse.ArgumentParser()).parse_args(words))
+            parsed("test", kind, words)
 
 
 # --- one for each host in full, on stand-ins of the same layout

@@ -7,7 +7,6 @@ CTC is taken, and others with ``--search``.
 """
 
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise, product
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import jiwer
 
 from cape_plugins.espnet.layers import use_logn
-from cape_studies.evaluation import command
 from cape_studies.evaluation.device import open_device
 from cape_studies.evaluation.espnet import segments
 from cape_studies.evaluation.espnet.decoding import decode
@@ -23,17 +21,10 @@ from cape_studies.evaluation.espnet.models import Model, sources
 from cape_studies.evaluation.espnet.options import EspnetOptions
 from cape_studies.evaluation.espnet.segments import Piece
 from cape_studies.evaluation.espnet.testset import Utterance, open_sets
-from cape_studies.evaluation.output import Results, Score, check_absent
+from cape_studies.evaluation.output import Results, Score
 
+OPTIONS = EspnetOptions
 _logger = logging.getLogger(__name__)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; ends with status 2 and one line on stderr if something is wrong."""
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    # ESPnet's model calls an old name of autocast in every batch
-    warnings.filterwarnings("ignore", category=FutureWarning, module="espnet2")
-    command.main("cape-espnet-eval", EspnetOptions, run, argv)
 
 
 def run(options: EspnetOptions) -> None:
@@ -42,7 +33,7 @@ def run(options: EspnetOptions) -> None:
     Raises:
         ValueError: something does not fit, found before any work and before a file is made.
     """
-    check_absent([options.csv_path, options.items], options.overwrite)
+    results = Results(options.csv_path, options.items, options.overwrite)
     files = sources(options.model, options.checkpoint_name)
     sets = open_sets(options.data)
     place = open_device(options.device)
@@ -54,7 +45,7 @@ def run(options: EspnetOptions) -> None:
         (name, length): segments.cut(sets[name], length) for name, length in product(sets, lengths)
     }
     hops: list[float | None] = [*options.hops] or [None]
-    with Results(options.csv_path, options.items) as results:
+    with results:
         for model, logn, hop, name, length in product(models, options.logns, hops, sets, lengths):
             if logn is not None:
                 use_logn(model.asr.encoder, logn)

@@ -4,20 +4,19 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveInt
+from tyro.conf import Positional, subcommand
 
-from cape_studies.evaluation.options import Options, RunOptions, Typed
+from cape_studies.evaluation.options import Options, RunOptions
 
 
 class ModelOptions(RunOptions):
     """What the commands share that run models."""
 
-    data: Annotated[Path, Typed("DATA", positional=True)] = Field(
-        description="folder of binarised data"
+    data: Positional[Path] = Field(description="folder of binarised data")
+    model: list[str] = Field(
+        min_length=1, description="[NAME=]PATH, each one training: a checkpoint, or its folder"
     )
-    model: Annotated[list[str], Typed("[NAME=]PATH")] = Field(
-        description="each is one training: a checkpoint, or its folder"
-    )
-    gen_subset: Annotated[str, Typed("SUBSET")] = Field("test", description="to test on")
+    gen_subset: str = Field("test", description="to test on")
     batch_size: PositiveInt = Field(128, description="sentences")
     max_tokens: PositiveInt = Field(4096, description="of a batch, with padding")
 
@@ -28,10 +27,10 @@ class BleuOptions(ModelOptions):
     A folder is tested at the checkpoint with the best BLEU on the subset valid.
     """
 
-    beam: PositiveInt = Field(4, description="default: 4 (en-de; en-fr 5)")
-    lenpen: FiniteFloat = Field(0.6, description="default: 0.6 (en-de; en-fr 0.8)")
+    beam: PositiveInt = Field(4, description="4 is the paper's of en-de; of en-fr 5")
+    lenpen: FiniteFloat = Field(0.6, description="0.6 is the paper's of en-de; of en-fr 0.8")
     max_len_a: NonNegativeFloat = Field(0.0, description="hypotheses end at A · source")
-    max_len_b: NonNegativeInt = Field(200, description="tokens + B (default: 0 and 200)")
+    max_len_b: NonNegativeInt = Field(200, description="tokens + B")
     reference: Path | None = Field(None, description="raw lines of the test set, for sacreBLEU")
 
 
@@ -53,10 +52,13 @@ class StackOptions(Options):
     codes: list[Path] = Field(
         min_length=1, max_length=2, description="of subword-nmt: joint, or of source and target"
     )
-    data: Annotated[Path, Typed("DIR")] = Field(description="binarised data of the training")
-    out: Annotated[Path, Typed("DIR")] = Field(
-        description="made: binarised data with the subset test"
-    )
-    min_tokens: PositiveInt = Field(
-        300, description="of a target, without EOS (default: 300, the paper's)"
-    )
+    data: Path = Field(description="binarised data of the training")
+    out: Path = Field(description="made: binarised data with the subset test")
+    min_tokens: PositiveInt = Field(300, description="of a target, without EOS; 300 is the paper's")
+
+
+Command = (
+    Annotated[BleuOptions, subcommand("bleu")]
+    | Annotated[LossOptions, subcommand("loss")]
+    | Annotated[StackOptions, subcommand("stack")]
+)

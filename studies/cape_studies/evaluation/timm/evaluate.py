@@ -15,7 +15,7 @@ from timm.data import ImageDataset
 from cape_plugins.timm.attention import use_logn
 from cape_studies.evaluation import command
 from cape_studies.evaluation.device import open_device
-from cape_studies.evaluation.output import Results, Score, check_absent
+from cape_studies.evaluation.output import Results, Score
 from cape_studies.evaluation.timm import size_bins
 from cape_studies.evaluation.timm.images import Batches, open_folder, own_sizes
 from cape_studies.evaluation.timm.loading import Loaded, load
@@ -23,13 +23,8 @@ from cape_studies.evaluation.timm.options import TimmOptions
 from cape_studies.evaluation.timm.scoring import right_answers, throughput
 from cape_studies.evaluation.timm.size_bins import LABELS, View
 
+OPTIONS = TimmOptions
 _logger = logging.getLogger(__name__)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; ends with status 2 and one line on stderr if something is wrong."""
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    command.main("cape-timm-eval", TimmOptions, run, argv)
 
 
 def run(options: TimmOptions) -> None:
@@ -39,13 +34,13 @@ def run(options: TimmOptions) -> None:
         ValueError: something does not fit, found before any work and before a file is made; NaN or
             infinite logits.
     """
-    check_absent([options.csv_path, options.items], options.overwrite)
+    results = Results(options.csv_path, options.items, options.overwrite)
     splits: Sequence[str | None] = options.split or [None]
     folders = [open_folder(root, split) for root in options.data for split in splits]
     device = open_device(options.device)
     for given in options.checkpoint:
         check(load(given, options, device), folders, options)
-    with Results(options.csv_path, options.items) as results:
+    with results:
         for given in options.checkpoint:
             for score in evaluate(load(given, options, device), folders, options):
                 results.add(score)

@@ -1,6 +1,5 @@
 """``cape-espnet-eval`` on checkpoints: one trained here in seconds, one of ESPnet's own encoder."""
 
-import csv
 import logging
 import re
 import shutil
@@ -12,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from lab_support import check_items, refused, rows
+
 pytest.importorskip("espnet2")
 pytest.importorskip("jiwer")
 soundfile = pytest.importorskip("soundfile")
@@ -20,7 +21,8 @@ yaml = pytest.importorskip("yaml")
 from espnet2.bin import asr_inference  # noqa: E402
 from espnet2.tasks.asr import ASRTask  # noqa: E402
 
-from cape_studies.evaluation.espnet import evaluate, segments, testset  # noqa: E402
+from cape_studies.evaluation import espnet  # noqa: E402
+from cape_studies.evaluation.espnet import segments, testset  # noqa: E402
 from cape_studies.evaluation.espnet.decoding import decode  # noqa: E402
 from cape_studies.evaluation.espnet.models import Model  # noqa: E402
 from cape_studies.evaluation.espnet.options import EspnetOptions  # noqa: E402
@@ -126,22 +128,11 @@ def stock(work) -> Path:
 
 
 def run(*arguments: object) -> None:
-    evaluate.main([*map(str, arguments), "--device", "cpu"])
+    espnet.main([*map(str, arguments), "--device", "cpu"])
 
 
 def failed(capsys, *arguments: object) -> str:
-    """The one line that a wrong call ends with."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        run(*arguments)
-    assert stop.value.code == 2
-    (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("cape-espnet-eval")]
-    return line
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return refused(espnet.main, capsys, *arguments, "--device", "cpu")
 
 
 def load(folder: Path) -> Model:
@@ -159,8 +150,8 @@ def test_words_are_recognised_and_counted_by_duration(work, tmp_path):
         *("--model", f"cape={work / 'exp_word'}", "--data", work / "short", work / "long"),
         *("--bins", 1, 2, "--out", tmp_path / "wer", "--hypotheses", tmp_path / "h"),
     )
-    rows = [row for row in read_csv(tmp_path / "wer.csv") if row["metric"] == "wer"]
-    assert [(row["test_set"], row["bin"], row["items"], row["weight"]) for row in rows] == [
+    found = [row for row in rows(tmp_path / "wer.csv") if row["metric"] == "wer"]
+    assert [(row["test_set"], row["bin"], row["items"], row["weight"]) for row in found] == [
         ("short", "all", "6", "25"),
         ("short", "<1", "3", "8"),
         ("short", "1-2", "2", "9"),
@@ -168,8 +159,8 @@ def test_words_are_recognised_and_counted_by_duration(work, tmp_path):
         ("long", "all", "2", "71"),
         ("long", ">=2", "2", "71"),
     ]
-    assert all(float(row["value"]) < 5 for row in rows)  # 0 where this was written
-    assert list(rows[0]) == [
+    assert all(float(row["value"]) < 5 for row in found)  # 0 where this was written
+    assert list(found[0]) == [
         *("model", "checkpoint", "logn", "test_set", "segment", "hop_ms", "bin"),
         *("metric", "value", "how", "items", "weight"),
     ]
@@ -212,7 +203,7 @@ def test_a_decoder_is_searched_as_by_asr_inference(work, tmp_path, capsys):
     for wrong, message in {
         "beam=2": "with --search {'beam': 2}: .* unexpected keyword argument 'beam'",
         "beam_size=x": "--search .*beam_size.* is not an instance of int",
-        "beam_size": "--search takes NAME=VALUE, got 'beam_size'",
+        "beam_size": "--search: takes NAME=VALUE, got 'beam_size'",
     }.items():
         assert re.search(message, failed(capsys, *arguments, "--search", wrong))
 
@@ -246,7 +237,7 @@ def test_attention_logn_stands_beside_the_model_as_trained(work, stock, tmp_path
     for given in ((), ("--attention-logn", 0, 2)):
         options = ("--bins", "--out", tmp_path / "n", "--overwrite", *given)
         run("--model", f"x={work / name}", "--data", work / "long", "--hops", 5, *options)
-        found |= {(r["logn"], r["metric"]): r["value"] for r in read_csv(tmp_path / "n.csv")}
+        found |= {(r["logn"], r["metric"]): r["value"] for r in rows(tmp_path / "n.csv")}
     assert found["0", "cer"] == found["", "cer"] != found["2", "cer"]
 
 
@@ -255,7 +246,7 @@ def test_the_texts_of_pieces_are_joined(work, tmp_path):
         *("--model", f"cape={work / 'exp_word'}", "--data", work / "long", "--bins"),
         *("--segment", 2, "whole", "--out", tmp_path / "cut", "--hypotheses", tmp_path / "h"),
     )
-    pieces, _, whole, _ = read_csv(tmp_path / "cut.csv")
+    pieces, _, whole, _ = rows(tmp_path / "cut.csv")
     assert (pieces["segment"], whole["segment"]) == ("2.0", "")
     assert pieces["weight"] == whole["weight"] == "71"
     # cut in the pauses, it is the same text
@@ -269,17 +260,10 @@ def test_several_models_and_errors_of_utterances_add_up_to_the_rates(work, stock
         *("--data", work / "short", work / "long"),
         *("--out", tmp_path / "wer", "--items", tmp_path / "items.csv"),
     )
-    items = read_csv(tmp_path / "items.csv")
-    rows = read_csv(tmp_path / "wer.csv")
-    assert len(rows) == 2 * 2 * 6
-    for row in rows:
-        key = {name: row[name] for name in ("model", "test_set", "bin", "metric", "how")}
-        mine = [item for item in items if key.items() <= item.items()]
-        assert len({item["item"] for item in mine}) == len(mine) == int(row["items"])
-        errors, length = (sum(int(item[name]) for item in mine) for name in ("value", "weight"))
-        assert length == int(row["weight"])
-        assert 100 * errors / length == pytest.approx(float(row["value"]))
-        # nothing was learned in the other
+    found = rows(tmp_path / "wer.csv")
+    assert len(found) == 2 * 2 * 6
+    check_items(found, tmp_path / "items.csv")
+    for row in found:  # nothing was learned in the other
         assert float(row["value"]) > 50 if row["model"] == "stock" else float(row["value"]) < 5
 
 
@@ -288,9 +272,9 @@ def test_a_sweep_of_hops_changes_the_frames_and_measures_throughput(work, tmp_pa
         *("--model", f"cape={work / 'exp_word'}", "--data", work / "long", "--bins"),
         *("--hops", 8, 16, "--out", tmp_path / "hops"),
     )
-    rows = [row for row in read_csv(tmp_path / "hops.csv") if row["metric"] == "throughput"]
-    assert [(row["hop_ms"], row["how"]) for row in rows] == [("8.0", "number"), ("16.0", "number")]
-    assert all(float(row["value"]) > 1 and row["weight"] == "17.75" for row in rows)
+    found = [row for row in rows(tmp_path / "hops.csv") if row["metric"] == "throughput"]
+    assert [(row["hop_ms"], row["how"]) for row in found] == [("8.0", "number"), ("16.0", "number")]
+    assert all(float(row["value"]) > 1 and row["weight"] == "17.75" for row in found)
 
     model = load(work / "exp_word")
     speech, lengths = torch.randn(1, RATE), torch.tensor([RATE])
@@ -310,7 +294,7 @@ def test_audio_too_short_for_a_frame_counts_as_deletions(work, stock, tmp_path, 
     (folder / "wav.scp").write_text(f"click {folder / 'click'}.wav\n")
     (folder / "text").write_text("click high low\n")
     run("--model", work / name, "--data", folder, "--bins", "--out", tmp_path / "x")
-    row = read_csv(tmp_path / "x.csv")[0]
+    row = rows(tmp_path / "x.csv")[0]
     assert (row["metric"], float(row["value"]), row["weight"]) == ("wer", 100, "2")
     assert "1 of 1 in data are too short for a single frame, such as click" in caplog.text
 
@@ -318,7 +302,7 @@ def test_audio_too_short_for_a_frame_counts_as_deletions(work, stock, tmp_path, 
 def test_mixed_precision_and_processes_that_read_recognise_the_same(work, tmp_path):
     arguments = ["--model", work / "exp_word", "--data", work / "long", "--bins", "--amp"]
     run(*arguments, "--workers", 1, "--out", tmp_path / "x")
-    assert float(read_csv(tmp_path / "x.csv")[0]["value"]) < 5
+    assert float(rows(tmp_path / "x.csv")[0]["value"]) < 5
 
 
 def test_score_sh_evaluates_what_asr_sh_has_decoded(work, tmp_path):
@@ -330,8 +314,8 @@ def test_score_sh_evaluates_what_asr_sh_has_decoded(work, tmp_path):
     score = Path(__file__).parents[4] / "integrations/espnet/egs2_template/local/score.sh"
     options = ["--dumpdir", work, "--bins", "1", "--python", sys.executable]
     subprocess.run([*map(str, (score, *options, exp))], check=True, timeout=300)
-    rows = [row for row in read_csv(exp / "cape_eval.csv") if row["metric"] == "wer"]
-    assert [(row["test_set"], row["bin"]) for row in rows] == [
+    found = [row for row in rows(exp / "cape_eval.csv") if row["metric"] == "wer"]
+    assert [(row["test_set"], row["bin"]) for row in found] == [
         *(("short", label) for label in ("all", "<1", ">=1"))
     ]
 

@@ -1,7 +1,6 @@
 """Digits as PNGs, two small models that have learnt them, and cape-timm-eval in this process."""
 
 import argparse
-import csv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+
+import lab_support
+from lab_support import Rows
 
 IMAGES = 120
 
@@ -78,14 +80,13 @@ def abspos(trained) -> Path:
 
 
 @pytest.fixture
-def run(tmp_path) -> Callable[..., list[dict[str, str]]]:
+def run(tmp_path) -> Callable[..., Rows]:
     """The command, and the rows of its CSV (default: ``o.csv``)."""
-    from cape_studies.evaluation.timm.evaluate import main
+    from cape_studies.evaluation.timm import main
 
-    def call(*arguments: object, out: Path = tmp_path / "o.csv") -> list[dict[str, str]]:
+    def call(*arguments: object, out: Path = tmp_path / "o.csv") -> Rows:
         main([*map(str, arguments), "--csv", str(out), "--workers", "0", "--device", "cpu"])
-        with out.open(newline="") as file:
-            return list(csv.DictReader(file))
+        return lab_support.rows(out)
 
     return call
 
@@ -93,18 +94,14 @@ def run(tmp_path) -> Callable[..., list[dict[str, str]]]:
 @pytest.fixture
 def refused(tmp_path, capsys) -> Callable[..., str]:
     """The one line that the command ends with; it leaves no CSV."""
-    from cape_studies.evaluation.timm.evaluate import main
+    from cape_studies.evaluation.timm import main
 
     def call(*arguments: object) -> str:
-        capsys.readouterr()
         out = tmp_path / "refused.csv"
         given = [*map(str, arguments), "--workers", "0"]
         given += [] if "--csv" in given else ["--csv", str(out)]
         given += [] if "--device" in given else ["--device", "cpu"]
-        with pytest.raises(SystemExit) as end:
-            main(given)
-        (line,) = capsys.readouterr().err.strip().splitlines()
-        assert end.value.code == 2
+        line = lab_support.refused(main, capsys, *given)
         assert not out.exists()
         return line
 

@@ -30,7 +30,7 @@ def checkpoint(cape, tmp_path) -> Path:
     [
         ("--resolutions 18", "takes no images of 18 × 18 pixels: Input height (18) should be"),
         ("--resolutions 1000000000", "takes no images of 1000000000 × 1000000000 pixels"),
-        ("--resolutions 16 16", "--resolutions has 16 twice"),
+        ("--resolutions 16 16", "--resolutions: the list has 16 twice"),
         ("--tta", "takes no images of -16 × -16 pixels"),
         ("--tta --tta-step 16", "takes no images of 0 × 0 pixels"),
         ("--size-bins --extent ratio", "with --size-bins give numbers"),
@@ -42,9 +42,9 @@ def checkpoint(cape, tmp_path) -> Path:
         ("--model-kwargs num_classes=7", "does not fit vit_tiny_patch4_cape_32: Error(s) in"),
         ("--model-kwargs dept=2", "dept"),
         ("--model-kwargs num_heads=0", "cannot be created with"),
-        ("--crop-pct 1.5", "--crop-pct: input should be less than or equal to 1, got '1.5'"),
+        ("--crop-pct 1.5", "--crop-pct: input should be less than or equal to 1, got 1.5"),
         ("--split test", "has no split 'test', it has validation"),
-        ("--split validation validation", "--split has validation twice"),
+        ("--split validation validation", "--split: the list has validation twice"),
         ("--device meta", "--device meta cannot be used"),
     ],
 )
