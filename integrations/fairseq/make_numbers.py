@@ -3,8 +3,9 @@
     python integrations/fairseq/make_numbers.py --out numbers --train 30000 --test 50
 
 A line is several numbers below 100: up to 8 in training, so many as ``--lengths`` says in testing.
-German numbers are split where they are composed, as BPE marks it: fünf@@ und@@ vierzig. Writes text
-and, through fairseq-preprocess, bin/.
+German numbers are split where they are composed, as BPE marks it: fünf@@ und@@ vierzig. Writes
+text, through fairseq-preprocess bin/, and codes: merges of BPE that leave the English words whole,
+with which an exported model joins the German ones.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import sys
 from pathlib import Path
 
 from num2words import num2words
+from subword_nmt.learn_bpe import learn_bpe
 
 LONGEST = 8  # numbers of a line in training
 
@@ -42,8 +44,11 @@ def main() -> None:
     for split, of in lengths.items():
         lines = [[draw.randrange(100) for _ in range(length)] for length in of]
         for language, spelled in words.items():
-            text = "".join(" ".join(spelled[n] for n in line) + "\n" for line in lines)
-            (out / f"{split}.{language}").write_text(text, encoding="utf-8")
+            (out / f"{split}.{language}").write_text(
+                "".join(" ".join(spelled[n] for n in line) + "\n" for line in lines), "utf-8"
+            )
+    with (out / "train.en").open() as text, (out / "codes").open("w") as codes:
+        learn_bpe(text, codes, num_symbols=1000)  # more than there are
     prefixes = [f"--{split}pref={out / split}" for split in lengths]
     subprocess.run(
         [
