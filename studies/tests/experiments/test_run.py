@@ -6,7 +6,7 @@ import pytest
 import yaml
 from counting import HERE, begins, count, runs, scores
 
-from cape_studies.experiments import run
+from cape_studies.experiments import run, steps
 
 
 def test_a_sweep_leaves_scores_items_settings_and_a_record(cape_run, tmp_path):
@@ -41,6 +41,13 @@ def test_a_failure_is_told_with_its_reason_and_tried_again_by_the_same_command(c
     assert "counting few seed 0: done" in said
     assert begins(folder) == [0, 0]
     assert scores(folder)["short"]["value"] == "3.0"
+
+
+def test_of_what_hydra_prints_the_error_is_told(tmp_path):
+    log = tmp_path / "train.log"
+    hint = "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n"
+    log.write_text(f"Traceback\nFileNotFoundError: no dict.en.txt\n\n{hint}")
+    assert steps.last_line(log) == "FileNotFoundError: no dict.en.txt"
 
 
 # --- refusals
