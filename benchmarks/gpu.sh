@@ -20,9 +20,9 @@ pack=out/pack
 fill_pack() {
     "$python" -m pip wheel --quiet --no-deps --no-build-isolation -c constraints.txt -w "$pack" \
         espnet fairseq-fixed annotated-types antlr4-python3-runtime bitarray cffi configargparse \
-        decorator editdistance humanfriendly hydra-core jiwer librosa omegaconf omniio orjson \
+        decorator docstring-parser editdistance humanfriendly hydra-core jiwer librosa omegaconf omniio orjson \
         platformdirs pooch psutil pycparser pydantic pydantic-core rapidfuzz soundfile soxr submitit \
-        torch-complex typeguard typing-inspection || exit 1
+        torch-complex typeguard typing-inspection tyro || exit 1
     [ -z "${TIMM_SCRIPTS:-}" ] || cp "$TIMM_SCRIPTS/train.py" "$pack" || exit 1
     [ -z "${CIFAR10:-}" ] || tar -C "$CIFAR10" -cJf "$pack/cifar10.tar.xz" train test || exit 1
     du -sh "$pack"
