@@ -138,6 +138,7 @@ def test_the_trainers_of_a_gpu_run_on_the_cpu(tmp_path):
 @pytest.mark.release
 @pytest.mark.skipif("TIMM_SCRIPTS" not in os.environ, reason="needs timm's train.py")
 def test_the_study_of_a_gpu_runs_on_the_cpu(tmp_path):
+    pytest.importorskip("submitit")
     image, numpy = pytest.importorskip("PIL.Image"), pytest.importorskip("numpy")
     folder, noise = tmp_path / "images", numpy.random.default_rng(0)  # CIFAR-10's folders
     for split, index in itertools.product(("train", "test"), range(180)):
