@@ -13,7 +13,7 @@ from espnet2.layers.log_mel import LogMel
 from torch import Tensor
 
 from cape_plugins.checks import check_values
-from cape_plugins.espnet.seconds import check_count, check_long_enough
+from cape_plugins.espnet.options import check_count, check_long_enough
 from cape_plugins.positions import widest
 
 WINDOW_SECONDS = 0.025

@@ -16,9 +16,9 @@ from espnet2.asr.preencoder.linear import LinearProjection
 from espnet2.layers.utterance_mvn import UtteranceMVN
 from torch import Tensor
 
-from cape_plugins.espnet.conformer import InSeconds
+from cape_plugins.espnet.encoder import InSeconds
 from cape_plugins.espnet.frontend import CapeFbank, check_finite
-from cape_plugins.espnet.seconds import check_long_enough
+from cape_plugins.espnet.options import check_long_enough
 from cape_plugins.positions import frame_times, widest
 
 

@@ -10,7 +10,7 @@ from espnet2.asr.specaug.abs_specaug import AbsSpecAug
 from torch import Tensor
 
 from cape_plugins.checks import is_number
-from cape_plugins.espnet.seconds import check_count
+from cape_plugins.espnet.options import check_count
 
 
 class CapeSpecAug(AbsSpecAug):

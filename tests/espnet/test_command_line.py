@@ -26,8 +26,8 @@ from espnet2.tasks import asr
 from espnet2.train.reporter import Reporter
 
 import cape_plugins.espnet as ours
-from cape_plugins.espnet.encoder import CapeTransformerEncoder
-from cape_plugins.espnet.seconds import SecondsSettings
+from cape_plugins.espnet.options import SecondsSettings
+from cape_plugins.espnet.transformer import CapeTransformerEncoder
 from cape_plugins.variants import names
 
 RATE = 8000

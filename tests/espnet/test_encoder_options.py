@@ -12,8 +12,8 @@ pytest.importorskip("espnet2")
 from espnet2.asr.encoder.conformer_encoder import PositionalEncoding
 from espnet2.utils.get_default_kwargs import get_default_kwargs
 
-from cape_plugins.espnet.encoder import CapeTransformerEncoder
-from cape_plugins.espnet.seconds import SecondsSettings
+from cape_plugins.espnet.options import SecondsSettings
+from cape_plugins.espnet.transformer import CapeTransformerEncoder
 from cape_plugins.positions import frame_times
 
 ESPNETS = ["cape_conformer", "cape_e_branchformer", "cape_branchformer"]

@@ -26,13 +26,13 @@ every_encoder = pytest.mark.parametrize("name", ALL)
 
 def watch(encoder) -> list:
     """Fills with what each forward adds positions to: content and seconds after subsampling."""
-    seen, add_positions = [], encoder.add_positions
+    seen, embed_seconds = [], encoder.embed_seconds
 
     def watched(x, seconds):
         seen.append((x, seconds))
-        return add_positions(x, seconds)
+        return embed_seconds(x, seconds)
 
-    encoder.add_positions = watched
+    encoder.embed_seconds = watched
     return seen
 
 

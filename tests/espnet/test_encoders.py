@@ -15,7 +15,7 @@ from cape_plugins import variants
 from cape_plugins.attention import PositionalAttention
 from cape_plugins.augment import Identity
 from cape_plugins.embedding import PositionalEmbedding
-from cape_plugins.espnet.layers import use_logn
+from cape_plugins.espnet.attention import use_logn
 from cape_plugins.positions import frame_times
 
 TABLE = variants.names(axes=1)
