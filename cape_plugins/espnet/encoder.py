@@ -107,6 +107,7 @@ class InSeconds(AbsEncoder):
         if front is not None:
             encoding = list(self.embed.children())[-1]  # ESPnet's, of positions
             self.embed = nn.Sequential(front, encoding)
+        self.embed_takes_mask = not isinstance(self.embed, nn.Sequential)  # which we make
         self.stride, self.reach = measure(self.embed)
         hide_padding(self.encoders)
         self.takes_masks = "masks" in inspect.signature(self.espnets.forward).parameters
@@ -213,9 +214,7 @@ class InSeconds(AbsEncoder):
 
     def _subsample(self, features: Tensor) -> Any:
         """(B, T, input_size) → (B, T', output_size), with ``pos: rel_pos`` and its encoding."""
-        if isinstance(self.embed, nn.Sequential):
-            return self.embed(features)
-        return self.embed(features, None)[0]  # the masks are made by us
+        return self.embed(features, None)[0] if self.embed_takes_mask else self.embed(features)
 
     def embed_seconds(self, x: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor | None]:
         """Augment positions, each process by draws of its own, and add their embedding.
@@ -228,7 +227,7 @@ class InSeconds(AbsEncoder):
             (B, N, channels), and what the attention of each layer gets as positions, or None.
         """
         generator = generator_of_rank(seconds.device) if self.training else None
-        moved = self.position.augment(seconds, len(seconds), generator=generator)
+        moved = self.position.augment(seconds, seconds.shape[0], generator=generator)
         prepared = variants.prepare(self.pos, moved, self.attention_settings)
         return self.position.add(x, moved / self.unit), prepared
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from cape_plugins.espnet.encoder import InSeconds
 from cape_plugins.espnet.frontend import CapeFbank, check_finite
 from cape_plugins.espnet.options import check_long_enough
+from cape_plugins.espnet.specaug import CapeSpecAug
 from cape_plugins.positions import frame_times, widest
 
 
@@ -30,13 +31,15 @@ class CapeASRModel(ESPnetASRModel):
     - The encoder gets the time of each frame in seconds: from ``frontend: cape_fbank``, or from
       the hop of ESPnet's default frontend. In training, cape_fbank matches its hops to the batch,
       so that nothing is padded; in evaluation and collect-stats it takes the nominal hop.
-    - Features are normalised first and masked (SpecAugment) then, as in the paper. ESPnet's
-      order is the other one: masked cells count in the statistics and do not end up as the mean.
+    - Features are normalised before they are masked (SpecAugment), as in the paper, so that a
+      masked cell is the utterance's mean. ESPnet masks first: there masked cells change the
+      statistics, and normalisation moves them away from 0.
     - ``normalize: utterance_mvn`` leaves padding out of the variance; ESPnet's own counts it once
       means are subtracted, so that there the features depend on the batch.
 
     Raises:
         ValueError: the encoder takes no times, its ``frame_shift`` is not the frontend's, the
+            frontend's window exceeds its transform, masks are wider than the features, the
             preencoder changes the frames, or intermediate CTC has layers without a use.
     """
 
@@ -62,6 +65,14 @@ class CapeASRModel(ESPnetASRModel):
                 "encoder_conf interctc_layer_idx needs model_conf interctc_weight (or encoder_conf "
                 "interctc_use_conditioning: true), and they need it: got layers "
                 f"{list(layers)} and weight {self.interctc_weight:g}"
+            )
+        if isinstance(self.specaug, CapeSpecAug) and self.frontend is not None:
+            self.specaug.check_channels(self.frontend.output_size())
+        stft = getattr(self.frontend, "stft", None)  # of ESPnet's default frontend
+        if stft is not None and stft.win_length > stft.n_fft:
+            raise ValueError(
+                f"frontend_conf win_length: {stft.win_length} exceeds n_fft: {stft.n_fft}: set "
+                "n_fft, 512 by default, to at least as much"
             )
         rate, shift, _ = facts(self.frontend)
         if shift is None:

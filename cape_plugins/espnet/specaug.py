@@ -53,6 +53,14 @@ class CapeSpecAug(AbsSpecAug):
         for name in counts:
             check_count(name, getattr(self, name), least=0)
 
+    def check_channels(self, channels: int) -> None:
+        """Raise ValueError unless masks along so many channels fit; ``cape_asr`` asks at once."""
+        if self.num_freq_mask and self.max_freq_mask_width > channels:
+            raise ValueError(
+                f"specaug_conf max_freq_mask_width={self.max_freq_mask_width} exceeds the "
+                f"{channels} feature channels: lower it"
+            )
+
     def forward(self, x: Tensor, x_lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Mask features (B, T, channels), of which each utterance has (B,) ``x_lengths``, or T.
 
@@ -65,11 +73,7 @@ class CapeSpecAug(AbsSpecAug):
         if x.ndim != 3:
             raise ValueError(f"features must be (B, T, channels), got {tuple(x.shape)}")
         batch, frames, channels = x.shape
-        if self.num_freq_mask and self.max_freq_mask_width > channels:
-            raise ValueError(
-                f"specaug_conf max_freq_mask_width={self.max_freq_mask_width} exceeds the "
-                f"{channels} feature channels: lower it"
-            )
+        self.check_channels(channels)
         lengths = x.new_full((batch,), frames, dtype=torch.long)
         if x_lengths is not None:
             lengths = x_lengths.to(x.device)

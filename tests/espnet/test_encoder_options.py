@@ -194,12 +194,33 @@ REFUSED_BY_THE_TRANSFORMER = [
     *(("layer_drop_rate", value, r"\[0, 1\)") for value in (1, -0.1)),
 ]
 
+ACTIVATION = "an activation of ESPnet, such as swish or relu"
+OPTIONS_OF = {
+    "cape_conformer": [
+        ("cnn_module_kernel", 8, "must be odd.*take 9"),
+        ("positionwise_conv_kernel_size", 4, "must be odd"),
+        ("activation_type", "swoosh", ACTIVATION),
+    ],
+    "cape_e_branchformer": [
+        ("merge_conv_kernel", 4, "must be odd"),
+        ("ffn_activation_type", None, ACTIVATION),
+        *(("gradient_checkpoint_layers", value, "from 0 to 2") for value in ([3], [-1], "all", 1)),
+    ],
+    "cape_branchformer": [
+        ("cgmlp_conv_kernel", 30, "must be odd"),
+        ("cgmlp_linear_units", 33, "must be even"),
+        ("cgmlp_linear_units", 0, "≥ 1"),
+        ("gate_activation", "sigmoid", ACTIVATION),
+    ],
+}
+
 
 @pytest.mark.parametrize(
     ("name", "option", "value", "says"),
     [
         *((name, *row) for name in ALL for row in REFUSED),
         *(("cape_transformer", *row) for row in REFUSED_BY_THE_TRANSFORMER),
+        *((name, *row) for name, rows in OPTIONS_OF.items() for row in rows),
     ],
 )
 def test_a_bad_value_is_refused_whatever_pos_is(name, option, value, says, make):

@@ -177,6 +177,18 @@ def test_compiles_into_one_graph(name, pos, training, make, batch):
     torch.testing.assert_close(compiled(*inputs)[0], encoder(*inputs)[0])
 
 
+@pytest.mark.parametrize(
+    ("name", "pos"),
+    [("cape_transformer", "rope"), ("cape_conformer", "cape"), ("cape_e_branchformer", "relpos")],
+)
+def test_exports_with_any_number_of_utterances_and_frames(name, pos, make, batch):
+    encoder, auto = make(name, pos, num_blocks=1).eval(), torch.export.Dim.AUTO
+    shapes = {"xs_pad": {0: auto, 1: auto}, "ilens": {0: auto}}
+    program = torch.export.export(encoder, batch(50, 31), dynamic_shapes=shapes, strict=False)
+    longer = batch(80, 61, 44)
+    torch.testing.assert_close(program.module()(*longer)[0], encoder(*longer)[0])
+
+
 @matrix
 def test_a_checkpoint_restores_every_parameter_and_knows_its_pos(name, pos, make, batch):
     """ESPnet loads with strict=False, so a key that changed would be lost in silence."""

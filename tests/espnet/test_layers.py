@@ -4,10 +4,12 @@ ESPnet's own TransformerEncoder and TransformerDecoder take ``layer_drop_rate`` 
 """
 
 import copy
+import functools
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("espnet2")
 
@@ -190,16 +192,38 @@ def test_espnets_encoders_leave_layers_out_in_training_as_espnet_does(
         assert few <= len(calls) <= many
 
 
-@pytest.mark.parametrize("pos", ["cape", "relpos", "rel_pos"])
-def test_espnets_activation_checkpointing_gives_the_same_gradients(pos, make, batch):
-    found = []
-    for layers in ([], [0, 1, 2]):
-        encoder = make("cape_e_branchformer", pos, gradient_checkpoint_layers=layers).train()
-        torch.manual_seed(3)
-        encoder(*batch(50, 31))[0].square().sum().backward()
-        found.append([p.grad for p in encoder.parameters()])
-    for plain, checkpointed in zip(*found, strict=True):
-        torch.testing.assert_close(plain, checkpointed)
+DROP = {"layer_drop_rate": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "espnets"),
+    [
+        *(("cape_e_branchformer", {"pos": pos}, True) for pos in ("cape", "relpos", "rel_pos")),
+        ("cape_e_branchformer", {}, False),
+        ("cape_conformer", {"pos": "rope"}, False),
+        ("cape_transformer", DROP, False),
+        ("decoder", DROP, False),
+    ],
+)
+def test_recomputation_gives_the_same_gradients_by_espnets_option_and_past_hooks(
+    name, options, espnets, make, batch, inputs
+):
+    def gradients(recompute: bool) -> list[torch.Tensor]:
+        more = {"gradient_checkpoint_layers": [0, 1, 2]} if recompute and espnets else {}
+        if name == "decoder":
+            model, given = decoder_of(num_blocks=3, **options).train(), inputs("decoder")
+        else:
+            model, given = make(name, num_blocks=3, **options, **more).train(), batch(50, 31)
+        layers = model.decoders if name == "decoder" else model.encoders
+        for layer in layers if recompute and not espnets else ():
+            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+        for seed in range(3):
+            torch.manual_seed(seed)
+            model(*given)[0].square().sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    for plain, recomputed in zip(gradients(False), gradients(True), strict=True):
+        torch.testing.assert_close(recomputed, plain)
 
 
 # --- intermediate CTC, with ESPnet's own CTC and ASR model

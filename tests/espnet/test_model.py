@@ -213,6 +213,11 @@ def test_the_way_to_the_encoder_waits_for_no_gpu(monkeypatch, build):
         (encoder(frame_shift=0.02), "set frame_shift: 0.01, or"),
         (espnets(hop_length=128), "set frame_shift: 0.016, or"),
         (espnets(fs="16k"), "set frame_shift: 0.005, or"),
+        (espnets(win_length=400), "win_length: 400 exceeds n_fft: 256: set n_fft"),
+        (
+            {"specaug": "cape_specaug", "specaug_conf": {"max_freq_mask_width": 21}},
+            "max_freq_mask_width=21 exceeds the 20 feature channels",
+        ),
         ({"preencoder": "sinc"}, "a preencoder that keeps the frames"),
         (encoder(interctc_layer_idx=[1]), r"got layers \[1\] and weight 0"),
         (
