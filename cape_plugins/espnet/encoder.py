@@ -227,6 +227,7 @@ class InSeconds(AbsEncoder):
             (B, N, channels), and what the attention of each layer gets as positions, or None.
         """
         generator = generator_of_rank(seconds.device) if self.training else None
+        # the batch's size as a shape: len() would fix it in torch.export
         moved = self.position.augment(seconds, seconds.shape[0], generator=generator)
         prepared = variants.prepare(self.pos, moved, self.attention_settings)
         return self.position.add(x, moved / self.unit), prepared

@@ -105,7 +105,7 @@ class CapeASRModel(ESPnetASRModel):
         device = speech.device.type
         amp = self.autocast_frontend and torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=amp):
-            feats, lengths, times = self.extract_with_times(speech, speech_lengths)
+            feats, lengths, times = self.extract_with_times(speech, speech_lengths)  # (B, T, …)
             if isinstance(self.normalize, UtteranceMVN):
                 feats = normalize_utterances(feats, lengths, self.normalize)
             elif self.normalize is not None:
@@ -119,7 +119,7 @@ class CapeASRModel(ESPnetASRModel):
         reads_ctc = ("interctc_use_conditioning", "ctc_trim")
         ctc = any(getattr(self.encoder, option, False) for option in reads_ctc)
         extra = {"ctc": self.ctc} if ctc else {}
-        out, out_lengths, _ = self.encoder(feats, lengths, times=times, **extra)
+        out, out_lengths, _ = self.encoder(feats, lengths, times=times, **extra)  # (B, T', …)
         out, *intermediate = out if isinstance(out, tuple) else (out,)
         if self.postencoder is not None:
             out, out_lengths = self.postencoder(out, out_lengths)
@@ -182,7 +182,7 @@ def normalize_utterances(feats: Tensor, lengths: Tensor, settings: UtteranceMVN)
     lengths = lengths.to(feats.device)
     index = torch.arange(feats.shape[1], device=feats.device)
     padding = (index >= lengths[:, None])[..., None]
-    count = lengths[:, None, None].to(feats.dtype)
+    count = lengths[:, None, None].to(feats.dtype)  # (B, 1, 1)
     feats = feats.masked_fill(padding, 0.0)
     centred = (feats - feats.sum(dim=1, keepdim=True) / count).masked_fill(padding, 0.0)
     deviation = (centred.square().sum(dim=1, keepdim=True) / count).sqrt()

@@ -1,8 +1,9 @@
 """The options of our encoders, ``encoder_conf``: ours, about positions in seconds, and ESPnet's."""
 
+import functools
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -147,12 +148,12 @@ def split(
     return settings, theirs, chosen
 
 
+_COUNTS = ("output_size", "attention_heads", "linear_units", "num_blocks", "cgmlp_linear_units")
 # along time; an even one would take a frame away
 _KERNELS = (
     *("cnn_module_kernel", "cgmlp_conv_kernel", "merge_conv_kernel"),
     "positionwise_conv_kernel_size",
 )
-_COUNTS = ("output_size", "attention_heads", "linear_units", "num_blocks", "cgmlp_linear_units")
 
 
 def check_espnets(chosen: Mapping[str, Any]) -> None:
@@ -161,47 +162,45 @@ def check_espnets(chosen: Mapping[str, Any]) -> None:
     Raises:
         ValueError: sizes, kernels, rates, activations or lists of layers that cannot be.
     """
+
+    def check(name: str, ok: Callable[[Any], bool], words: str) -> None:
+        if name in chosen and not ok(chosen[name]):
+            raise ValueError(f"{name} must be {words}, got {chosen[name]!r}")
+
     for name in (*_COUNTS, *_KERNELS):
         check_count(name, chosen.get(name, 1))
-    size, heads, blocks = (chosen[n] for n in ("output_size", "attention_heads", "num_blocks"))
-    if size % heads or size % 2:
-        raise ValueError(
-            f"output_size must be even and divisible by attention_heads={heads}, got {size}"
-        )
+    heads, blocks = chosen["attention_heads"], chosen["num_blocks"]
+    fits = f"even and divisible by attention_heads={heads}"
+    check("output_size", lambda size: size % heads == size % 2 == 0, fits)
+    check("cgmlp_linear_units", lambda units: units % 2 == 0, "even, as half of them are gates")
     for name in _KERNELS:
-        if chosen.get(name, 1) % 2 == 0:
-            raise ValueError(f"{name} must be odd, got {chosen[name]}: take {chosen[name] + 1}")
-    if (units := chosen.get("cgmlp_linear_units", 2)) % 2:
-        raise ValueError(f"cgmlp_linear_units must be even, half of them are gates, got {units}")
-    for name, value in chosen.items():
-        if name.endswith("_rate"):
-            for rate in value if isinstance(value, list) else [value]:
-                check_rate(name, rate)
-        if name.endswith("activation") or name.endswith("activation_type"):
-            _check_activation(name, value)
-    _check_layers("interctc_layer_idx", chosen, 1, blocks - 1)
-    _check_layers("gradient_checkpoint_layers", chosen, 0, blocks)
+        check(name, lambda kernel: kernel % 2 == 1, "odd")
+    activation = "an activation of ESPnet, such as swish or relu"
+    for name in ("activation_type", "ffn_activation_type"):
+        check(name, _is_activation, activation)
+    check("gate_activation", lambda name: name == "identity" or _is_activation(name), activation)
+    for name, least, most in (
+        ("interctc_layer_idx", 1, blocks - 1),
+        ("gradient_checkpoint_layers", 0, blocks),
+    ):
+        some = range(least, most + 1)
+        listed = f"a list of layers as integers from {least} to {most} (num_blocks={blocks})"
+        check(name, functools.partial(_are_in, some), listed)
+    for name in [name for name in chosen if name.endswith("_rate")]:
+        for rate in chosen[name] if isinstance(chosen[name], list) else [chosen[name]]:
+            check_rate(name, rate)
 
 
-def _check_activation(name: str, activation: Any) -> None:
-    if name == "gate_activation" and activation == "identity":
-        return
+def _is_activation(name: Any) -> bool:
     try:
-        get_activation(activation)
+        return bool(get_activation(name))
     except (KeyError, TypeError):
-        raise ValueError(
-            f"{name} must be an activation of ESPnet, such as swish or relu, got {activation!r}"
-        ) from None
+        return False
 
 
-def _check_layers(name: str, chosen: Mapping[str, Any], least: int, most: int) -> None:
-    layers = chosen.get(name) or ()
-    listed = isinstance(layers, Sequence) and not isinstance(layers, str)
-    if not listed or not all(type(n) is int and least <= n <= most for n in layers):
-        raise ValueError(
-            f"{name} must list layers as integers from {least} to {most} (num_blocks="
-            f"{chosen['num_blocks']}), got {layers!r}"
-        )
+def _are_in(some: range, layers: Any) -> bool:
+    listed = layers is None or (isinstance(layers, Sequence) and not isinstance(layers, str))
+    return listed and all(type(layer) is int and layer in some for layer in layers or ())
 
 
 def check_rate(name: str, rate: Any) -> None:

@@ -80,17 +80,17 @@ class CapeSpecAug(AbsSpecAug):
         # a little more, because 0.1 · 30 frames must be 3 of them
         longest = (lengths * self.max_time_mask_ratio + 1e-3).long()
         longest = longest.clamp(max=self.max_time_mask_width)
-        time_mask = _masks(frames, lengths, longest, self.num_time_mask)
+        time_mask = _masks(frames, lengths, longest, self.num_time_mask)  # (B, T)
         all_channels = torch.full_like(lengths, channels)
         widest = torch.full_like(lengths, self.max_freq_mask_width)
-        freq_mask = _masks(channels, all_channels, widest, self.num_freq_mask)
+        freq_mask = _masks(channels, all_channels, widest, self.num_freq_mask)  # (B, channels)
         return x.masked_fill(time_mask[:, :, None] | freq_mask[:, None, :], 0.0), x_lengths
 
 
 def _masks(size: int, lengths: Tensor, widest: Tensor, count: int) -> Tensor:
     """(B, size), True under one of ``count`` masks of width ≤ widest (B,) within lengths (B,)."""
-    width = _uniform(widest[:, None].expand(-1, count))
-    start = _uniform(lengths[:, None] - width)[..., None]
+    width = _uniform(widest[:, None].expand(-1, count))  # (B, count)
+    start = _uniform(lengths[:, None] - width)[..., None]  # (B, count, 1)
     index = torch.arange(size, device=lengths.device)
     return ((index >= start) & (index < start + width[..., None])).any(dim=1)
 
