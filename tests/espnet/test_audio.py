@@ -94,6 +94,12 @@ def test_channels_of_which_espnets_frontend_takes_one_are_warned_of_once(
     assert "has 2 channels: frontend: default takes one at random in training" in message
 
 
+def test_several_rates_are_read_where_espnet_is_told_to_allow_them(folder, asr_train, tmp_path):
+    flags = ("--collect_stats", "true", "--allow_multi_rates", "true")
+    asr_train(tmp_path, *flags, train=folder / "fast.scp", **ESPNETS)
+    assert "train5 16000" in (tmp_path / "train" / "speech_shape").read_text()
+
+
 def test_durations_that_do_not_fit_into_a_batch_are_named(folder, asr_train, tmp_path):
     says = r"train5 has 32000 samples, its batch \d+ on average: .*, iterator_type: task"
     with pytest.raises(ValueError, match=says):
