@@ -143,6 +143,9 @@ def split(
                 f"{name} = {options[name]!r} does not go with pos: {pos}: leave it out"
             )
     check_espnets(chosen)
+    for name, value in theirs.items():
+        if type(value) is int and isinstance(known.get(name), float):
+            theirs[name] = float(value)  # YAML's 0, of which ESPnet asks the length
     if "interctc_layer_idx" in theirs:
         theirs["interctc_layer_idx"] = list(theirs["interctc_layer_idx"] or ())
     return settings, theirs, chosen
@@ -186,9 +189,12 @@ def check_espnets(chosen: Mapping[str, Any]) -> None:
         some = range(least, most + 1)
         listed = f"a list of layers as integers from {least} to {most} (num_blocks={blocks})"
         check(name, functools.partial(_are_in, some), listed)
-    for name in [name for name in chosen if name.endswith("_rate")]:
-        for rate in chosen[name] if isinstance(chosen[name], list) else [chosen[name]]:
-            check_rate(name, rate)
+    for name in chosen:
+        for value in chosen[name] if isinstance(chosen[name], list) else [chosen[name]]:
+            if name.endswith("_rate"):
+                check_rate(name, value)
+            elif name == "cgmlp_weight" and not (is_number(value) and 0 <= value <= 1):
+                raise ValueError(f"{name} must be a number in [0, 1], got {value!r}")
 
 
 def _is_activation(name: Any) -> bool:

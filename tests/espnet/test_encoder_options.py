@@ -98,7 +98,8 @@ def test_whatever_the_input_layer(name, pos, input_layer):
         ("cape_e_branchformer", {"use_linear_after_conv": True, "gate_activation": "relu"}),
         ("cape_branchformer", {"merge_method": "learned_ave"}),
         ("cape_branchformer", {"merge_method": "fixed_ave", "cgmlp_weight": 0.3}),
-        ("cape_branchformer", {"use_cgmlp": False, "qk_norm": True}),
+        ("cape_branchformer", {"merge_method": "fixed_ave", "cgmlp_weight": 1}),
+        ("cape_branchformer", {"use_cgmlp": False, "qk_norm": True, "stochastic_depth_rate": 0}),
     ],
 )
 @pytest.mark.parametrize("pos", ["cape", "relpos"])
@@ -204,6 +205,7 @@ OPTIONS_OF = {
         ("cgmlp_conv_kernel", 30, "must be odd"),
         ("cgmlp_linear_units", 33, "must be even"),
         ("cgmlp_linear_units", 0, "≥ 1"),
+        ("cgmlp_weight", 1.5, r"in \[0, 1\]"),
         ("gate_activation", "sigmoid", ACTIVATION),
     ],
 }
