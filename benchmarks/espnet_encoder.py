@@ -17,7 +17,7 @@ import torch
 from common import autocast, command, machine, take_turns
 from tabulate import tabulate
 
-from cape_plugins.espnet.encoder import CapeTransformerEncoder
+from cape_plugins.espnet.transformer import CapeTransformerEncoder
 from cape_plugins.variants import names
 
 FRAMES_PER_SECOND = 100

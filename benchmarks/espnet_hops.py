@@ -12,9 +12,9 @@ from espnet2.asr.ctc import CTC
 from espnet2.layers.utterance_mvn import UtteranceMVN
 from tabulate import tabulate
 
-from cape_plugins.espnet.encoder import CapeTransformerEncoder
 from cape_plugins.espnet.frontend import CapeFbank
 from cape_plugins.espnet.model import CapeASRModel
+from cape_plugins.espnet.transformer import CapeTransformerEncoder
 from cape_plugins.variants import names
 
 RATE = 16000

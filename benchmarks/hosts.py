@@ -119,7 +119,7 @@ def _espnet(
     conformer: bool = False,
 ) -> Callable[[str], Model]:
     from cape_plugins.espnet.conformer import CapeConformerEncoder
-    from cape_plugins.espnet.encoder import CapeTransformerEncoder
+    from cape_plugins.espnet.transformer import CapeTransformerEncoder
 
     kind = CapeConformerEncoder if conformer else CapeTransformerEncoder
     frames = 100 * seconds

@@ -57,10 +57,10 @@ def _register_with(task: ModuleType) -> bool:
     from cape_plugins.espnet.audio import check_audio_in
     from cape_plugins.espnet.batches import build_task_iter_factory
     from cape_plugins.espnet.decoder import CapeTransformerDecoder
-    from cape_plugins.espnet.encoder import CapeTransformerEncoder
     from cape_plugins.espnet.frontend import CapeFbank
     from cape_plugins.espnet.model import CapeASRModel
     from cape_plugins.espnet.specaug import CapeSpecAug
+    from cape_plugins.espnet.transformer import CapeTransformerEncoder
 
     for kind, name, ours in (
         ("frontend", "cape_fbank", CapeFbank),

@@ -4,6 +4,7 @@ ESPnet itself resamples nothing, and skips every training step that NaN samples 
 """
 
 import argparse
+import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,8 +30,10 @@ class CheckedCollate:
         rate: Hz that the frontend expects; None if it does not tell.
         frontend: ``cape_fbank``, whose limits hold, or None.
         train: whether hops will be matched.
+        picks: whether the frontend is ESPnet's, which takes one of several channels.
         streaming: whether this is collect-stats or recognition, where each file's rate is looked
-            at. In training the first file that a process loads is; ESPnet compares the others.
+            at. In training the first file that a process loads is; ESPnet compares the others, and
+            names a file that differs in its log.
         may_be_short: whether audio without a frame is left to asr_inference.
         readers: ESPnet's, of the data.
     """
@@ -40,6 +43,7 @@ class CheckedCollate:
     rate: int | None
     frontend: CapeFbank | None
     train: bool
+    picks: bool = False
     streaming: bool = False
     may_be_short: bool = False
     readers: dict[str, Any] = field(default_factory=dict)
@@ -48,22 +52,33 @@ class CheckedCollate:
         """Check, then collate.
 
         Raises:
-            ValueError: samples that are NaN or infinite, several channels, too few samples,
-                another sampling rate, or durations that do not fit into one batch.
+            ValueError: samples that are NaN or infinite, channels that the frontend or the rest of
+                the batch has not, too few samples, another sampling rate, or durations that do
+                not fit into one batch.
         """
         speech = {name: fields["speech"] for name, fields in utterances if "speech" in fields}
         mean = float(np.mean([len(samples) for samples in speech.values()])) if speech else 0.0
+        fewest = min((samples.shape[1:] for samples in speech.values()), default=())
         for name, samples in speech.items():
-            if fault := self._fault(samples, mean):
+            if fault := self._fault(samples, mean, fewest):
                 raise ValueError(f"utterance {name} has {fault}")
             self._check_rate(name)
+            if self.picks and samples.ndim > 1:
+                logging.warning(
+                    f"utterance {name} has {samples.shape[1]} channels: frontend: default takes "
+                    "one at random in training, the first in evaluation, unless it beamforms"
+                )
+                self.picks = False  # said once
         return self.collate(utterances)
 
-    def _fault(self, samples: np.ndarray, mean: float) -> str:
-        """What is wrong with an utterance of a batch, whose mean length is given."""
+    def _fault(self, samples: np.ndarray, mean: float, fewest: tuple[int, ...]) -> str:
+        """What is wrong with an utterance of a batch, of a mean length and a number of channels."""
         least = 1 if self.frontend is None else self.frontend.min_samples
         if self.frontend is not None and samples.ndim > 1:
             return f"{samples.shape[1]} channels, and frontend: cape_fbank takes one: {_REPAIR}"
+        if samples.shape[1:] != fewest:
+            fewer = fewest[0] if fewest else 1
+            return f"{samples.shape[1]} channels, others of its batch {fewer}: {_REPAIR}"
         if len(samples) < least and not self.may_be_short:
             return f"{len(samples)} samples, and features need {least}: {_REPAIR}"
         if not np.isfinite(samples).all():
@@ -120,7 +135,7 @@ def check_audio_in(asr_task: Any) -> None:
             fs = None
         rate = None if fs is None else sampling_rate(fs)
         frontend = CapeFbank(**conf) if name == "cape_fbank" else None
-        return CheckedCollate(collate, data, rate, frontend, train)
+        return CheckedCollate(collate, data, rate, frontend, train, picks=name == "default")
 
     def build_streaming_iterator(
         cls: Any,

@@ -8,7 +8,7 @@ from typing import Any
 
 from espnet2.asr.decoder.transformer_decoder import TransformerDecoder
 
-from cape_plugins.espnet.layers import drop_layers
+from cape_plugins.espnet.layers import drop_layers, open_scopes
 
 
 class CapeTransformerDecoder(TransformerDecoder):
@@ -26,4 +26,5 @@ class CapeTransformerDecoder(TransformerDecoder):
     @functools.wraps(TransformerDecoder.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        open_scopes(self.decoders)
         drop_layers(self.decoders, self.decoders.layer_drop_rate)

@@ -1,108 +1,304 @@
-"""The encoder ``cape_transformer``: a Transformer that knows time in seconds.
+"""What our encoders share: ESPnet's encoder, in whose layers positions are seconds.
 
-Paper: CAPE: Encoding Relative Positions with Continuous Augmented Positional Embeddings,
-https://arxiv.org/abs/2106.03143, section 4.2.
+The encoders stay ESPnet's classes, options and weights. What changes is done to the modules that
+they built:
+
+- its positional encoding gives way to ours, of the seconds that frames have after subsampling;
+- so does its attention, whose weights stay;
+- what runs along time sees no padding: convolutions, lengths, and the statistics of batch norm.
 """
 
+import functools
 import inspect
-from collections.abc import Sequence
+import logging
+import math
 from typing import Any
 
-import torch.nn.functional as F
-from espnet2.asr.encoder.conformer_encoder import ConformerEncoder
+import torch
+from espnet2.asr.encoder.abs_encoder import AbsEncoder
+from espnet2.asr.encoder.conformer_encoder import PositionalEncoding
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from cape_plugins.espnet.conformer import InSeconds
-from cape_plugins.espnet.layers import drop_layers
-from cape_plugins.espnet.seconds import check_count, check_rate
-
-KERNEL = 7
-STRIDE = 3
-
-
-class ConvolutionalFront(nn.Module):
-    """Features → content at a third of the frame rate: convolution, GLU, dropout (section 4.2).
-
-    The convolution has kernel 7 and stride 3; output frame i is centred at input frame 3 i. Beyond
-    the ends it sees zeros, as features have them in padding, so that no utterance is too short.
-    """
-
-    def __init__(self, input_size: int, output_size: int, dropout_rate: float) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(
-            input_size, 2 * output_size, KERNEL, stride=STRIDE, padding=(KERNEL - 1) // 2
-        )
-        self.dropout = nn.Dropout(dropout_rate)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """(B, T, input_size) → (B, ⌈T / 3⌉, output_size)."""
-        content = F.glu(self.conv(features.transpose(1, 2)), dim=1)
-        return self.dropout(content.transpose(1, 2))
+from cape_plugins import variants
+from cape_plugins.attention import AttentionSettings, PositionalAttention
+from cape_plugins.checks import check_values
+from cape_plugins.embedding import PositionalEmbedding
+from cape_plugins.espnet.attention import CapeMultiHeadedAttention, MultiHeadedAttention
+from cape_plugins.espnet.layers import replace
+from cape_plugins.espnet.options import (
+    OWN,
+    SecondsSettings,
+    check_long_enough,
+    split,
+)
+from cape_plugins.espnet.padding import hide_padding
+from cape_plugins.mark import VariantMark
+from cape_plugins.positions import frame_times, widest
+from cape_plugins.ranks import generator_of_rank
 
 
-class CapeTransformerEncoder(InSeconds, ConformerEncoder):
-    """Convolution, positions in seconds, Transformer layers.
+class InSeconds(AbsEncoder):
+    """ESPnet's encoder, with any ``pos`` of the table in place of its own positions.
 
-    Put it into a recipe as ``encoder: cape_transformer``; the arguments are ``encoder_conf``. The
-    layers are those of ESPnet's Conformer without its convolutions; as in the authors' code,
-    dropout falls on the attention weights and after the ReLU, not on what is added to the residual.
+    ``encoder_conf`` takes the options of ESPnet's class, which mean what they mean there, and those
+    of :class:`cape_plugins.espnet.options.SecondsSettings`. ``pos: rel_pos`` leaves ESPnet's own
+    relative positions: then the encoder has ESPnet's weights, and gives what ESPnet's gives.
 
-    The defaults are the paper's model (36 layers, section 4.2) with its regularisation for
-    TED-LIUM; for WSJ it takes 0.4 for ``dropout_rate``, ``attention_dropout_rate`` and
-    ``layer_drop_rate``.
+    - Recipes may keep ``pos_enc_layer_type: rel_pos``, ``rel_pos_type`` and ``rel_selfattn``:
+      ``pos`` counts, they do not. ``zero_triu``, ``max_pos_emb_len`` and ``ctc_trim`` are for
+      ``pos: rel_pos`` alone.
+    - Content is multiplied by √channels before positions are added, as ESPnet's encoders do for
+      their own; ``content_scale`` sets another factor.
+    - The position of a frame after subsampling is the middle of the audio that it was made from,
+      that is of the feature frames that its convolutions see.
+    - Padding changes nothing, except with ``pos: rel_pos`` and ``rel_pos_type: legacy``
+      (Conformer's default): then positions are counted from the padded end.
+
+    A subclass has ESPnet's class as the base after this one. If it has a constructor, that names
+    its options, and ours go through ``**options``: ``--print_config`` reads the signature.
 
     Args:
         input_size: feature channels; ESPnet passes it.
-        output_size: channels of the model, even and divisible by ``attention_heads``.
-        attention_heads: heads of each self-attention.
-        linear_units: hidden channels of each feed-forward network.
-        num_blocks: Transformer layers.
-        dropout_rate: after each feed-forward network's ReLU.
-        positional_dropout_rate: on the sum of content and position; the paper has none.
-        attention_dropout_rate: on the attention weights.
-        conv_dropout_rate: after the convolution; 0.3 in the paper.
-        normalize_before: pre-norm, as ESPnet's default, with a LayerNorm at the end. The paper's
-            models are post-norm: ``false``.
-        interctc_layer_idx: layers, counted from 1, after which ESPnet's model adds a CTC loss;
-            each below ``num_blocks``. Their outputs pass the last LayerNorm, as in ESPnet.
-        interctc_use_conditioning: feed the CTC posteriors at those layers back into the next one
-            (self-conditioned CTC); needs ``interctc_layer_idx``.
-        layer_drop_rate: in training a layer is dropped with this probability
-            (:func:`cape_plugins.espnet.layers.drop_layers`). The paper takes the same value as for
-            ``dropout_rate``. It saves no time: dropped layers are multiplied by 0.
-        options: the fields of :class:`cape_plugins.espnet.seconds.SecondsSettings`, and those of
-            ESPnet's Conformer that are not named here.
+        front: subsampling in place of ESPnet's, features (B, T, channels) → content.
+        options: ``encoder_conf``.
 
     Raises:
-        ValueError, TypeError: as :class:`cape_plugins.espnet.conformer.InSeconds`.
+        ValueError: a value is out of range, an option is given that ``pos`` does not take, or
+            ``input_layer`` is null.
+        TypeError: an option that neither ESPnet's class nor we have.
     """
 
-    own_scale = 1.0  # of the content, as in the authors' code
+    espnets: type[AbsEncoder]
+    embed: nn.Module
+    frame_shift: float  # seconds between feature frames, where no times are given
+    own_scale: float | None = None  # content_scale unless given; None is ESPnet's, √channels
+    longest: float = math.inf  # seconds, beyond which a recording is far longer than Δ covers
 
-    def __init__(
+    def __init_subclass__(cls) -> None:
+        # not its last base: torch.export makes subclasses of its own
+        cls.espnets = cls.__mro__[cls.__mro__.index(InSeconds) + 1]
+        own = "__init__" in vars(cls)
+        parameters = inspect.signature(cls if own else cls.espnets).parameters.values()
+        ours = SecondsSettings.defaults()
+        kinds = inspect.Parameter
+        named = [p for p in parameters if p.kind is not kinds.VAR_KEYWORD and p.name not in ours]
+        named += [kinds(name, kinds.KEYWORD_ONLY, default=ours[name]) for name in ours]
+        cls.__signature__ = inspect.Signature(named)
+
+    def __init__(self, input_size: int, front: nn.Module | None = None, **options: Any) -> None:
+        try:
+            settings, theirs, chosen = split(self.espnets, options)
+            super().__init__(input_size, **theirs)
+            self._adapt(input_size, front, chosen)
+            if self.pos != OWN:
+                self.install_positions(settings, chosen["attention_heads"])
+        except ValueError as error:
+            raise ValueError(f"encoder_conf: {error}") from None
+
+    def _adapt(self, input_size: int, front: nn.Module | None, chosen: dict[str, Any]) -> None:
+        """What is done to ESPnet's encoder whatever ``pos`` is."""
+        unequal = input_size != self.output_size()
+        if chosen["input_layer"] is None and (unequal or self.embed is None):
+            raise ValueError(
+                "input_layer: null leaves features as they are, to which no positions can be "
+                "added: choose another, such as conv2d or linear"
+            )
+        if front is not None:
+            encoding = list(self.embed.children())[-1]  # ESPnet's, of positions
+            self.embed = nn.Sequential(front, encoding)
+        self.embed_takes_mask = not isinstance(self.embed, nn.Sequential)  # which we make
+        self.stride, self.reach = measure(self.embed)
+        hide_padding(self.encoders)
+        self.takes_masks = "masks" in inspect.signature(self.espnets.forward).parameters
+        self.pos, self.frame_shift = chosen["pos"], chosen["frame_shift"]
+
+    def install_positions(self, settings: SecondsSettings, heads: int) -> None:
+        """Put our positions and attention where ESPnet's were."""
+        (theirs,) = (m for m in self.embed.modules() if isinstance(m, PositionalEncoding))
+        replace(self.embed, PositionalEncoding, lambda _: nn.Identity())
+        own_scale = theirs.xscale if self.own_scale is None else self.own_scale  # ESPnet's is √d
+        scale = own_scale if settings.content_scale is None else settings.content_scale
+        self.scale = theirs.xscale if scale == "sqrt" else float(scale)
+        self.dropout = theirs.dropout
+
+        channels, spacing = self.output_size(), self.stride * settings.frame_shift
+        local, reach = settings.in_seconds(spacing)
+        rows = settings.frames("abspos_context", settings.abspos_context, spacing)
+        self.position = settings.embedding(channels, max_local_shift=local, max_length=rows)
+        # a learnable table counts frames
+        self.unit = spacing if settings.variant.adds == "table" else 1.0
+        self.attention_settings = AttentionSettings(
+            channels // heads,
+            heads,
+            unit=1 / settings.frequency_scale,
+            frequency_scale=settings.frequency_scale,
+            context=settings.frames("relpos_context", reach, spacing),
+        )
+        attentions = settings.attention_layers(len(self.encoders), self.attention_settings)
+        for layer, attention in zip(self.encoders, attentions, strict=True):
+            make = functools.partial(CapeMultiHeadedAttention.made_of, positional=attention)
+            replace(layer, MultiHeadedAttention, make)
+        self.mark = VariantMark(
+            settings.pos,
+            {**vars(settings), "max_local_shift": local, "relpos_context": reach},
+            "encoder_conf {}:".format,
+            advice="give another checkpoint or --output_dir (to start from its weights all the "
+            "same: --init_param FILE:::encoder.mark)",
+            added={"content_scale": (self.scale, own_scale)},
+        )
+        if settings.takes("max_global_shift") and settings.max_global_shift > 0:
+            self.longest = 4 * settings.max_global_shift
+        self.espnet_initialization_fn()
+
+    def espnet_initialization_fn(self) -> None:
+        """Draw the learnable positions anew, uniform in ± 0.1 as the authors do.
+
+        ESPnet calls this by its name after the option ``init``, which draws all weights anew.
+        """
+        for module in self.modules():
+            if isinstance(module, PositionalEmbedding) and module.table is not None:
+                nn.init.uniform_(module.table, -0.1, 0.1)
+            elif isinstance(module, PositionalAttention):
+                module.reset_parameters()
+
+    def forward(
         self,
-        input_size: int,
-        output_size: int = 768,
-        attention_heads: int = 4,
-        linear_units: int = 3072,
-        num_blocks: int = 36,
-        dropout_rate: float = 0.1,
-        positional_dropout_rate: float = 0.0,
-        attention_dropout_rate: float = 0.1,
-        conv_dropout_rate: float = 0.3,
-        normalize_before: bool = True,
-        interctc_layer_idx: Sequence[int] = (),
-        interctc_use_conditioning: bool = False,
-        layer_drop_rate: float = 0.1,
-        **options: Any,
-    ) -> None:
-        check_count("encoder_conf: output_size", output_size)
-        check_rate("encoder_conf: conv_dropout_rate", conv_dropout_rate)
-        theirs = inspect.signature(self.espnets).parameters
-        given = {name: value for name, value in locals().items() if name in theirs}
-        given |= dict(input_layer="linear", activation_type="relu", use_cnn_module=False)
-        front = ConvolutionalFront(input_size, output_size, conv_dropout_rate)
-        super().__init__(front=front, **given, **{"rel_pos_type": "latest", **options})
-        for layer in self.encoders:
-            layer.dropout = nn.Identity()
-        drop_layers(self.encoders, layer_drop_rate)
+        xs_pad: Tensor,
+        ilens: Tensor,
+        prev_states: Tensor | None = None,
+        *,
+        times: Tensor | None = None,
+        **theirs: Any,
+    ) -> tuple[Any, Tensor, None]:
+        """Encode.
+
+        Args:
+            xs_pad: (B, T, input_size) features; what lies beyond an utterance's end is ignored.
+            ilens: (B,) frames of each utterance; ESPnet wants the longest to have T.
+            prev_states: unused, part of ESPnet's interface (streaming).
+            times: (B, T) in seconds, when each feature frame is; NaN is allowed in padding.
+                Give them in float64, whose precision is used: an hour needs it.
+                Default: frame i at i · ``frame_shift``.
+            theirs: what ESPnet's forward takes beside, such as ``ctc``.
+
+        Returns:
+            As ESPnet's: (B, T', output_size), or that and for each layer of intermediate CTC its
+            number and its output; (B,) frames; None.
+
+        Raises:
+            TooShortUttError: T is too short for subsampling; asr_inference writes an empty result.
+            ValueError: shapes that do not fit; lengths beyond T, or times of real frames that are
+                NaN or infinite (on CUDA see :func:`cape_plugins.checks.check_values`).
+        """
+        times, padding = self._real_times(xs_pad, ilens, times)  # (B, T) both
+        features = xs_pad.masked_fill(padding if xs_pad.ndim == 2 else padding[..., None], 0)
+        if 0 in getattr(self, "gradient_checkpoint_layers", ()):
+            x = checkpoint(self._subsample, features, use_reentrant=False)
+        else:
+            x = self._subsample(features)  # (B, T', output_size)
+        padding = padding[:, self.reach :: self.stride]  # (B, T')
+        if self.pos != OWN:
+            middle = self.reach // 2
+            seconds = times[:, middle : times.shape[1] - middle : self.stride]
+            seconds = seconds.masked_fill(padding, math.nan)
+            x, positions = self.embed_seconds(x * self.scale, seconds)
+            x = self.dropout(x)
+            x = x if positions is None else (x, positions)
+        if self.takes_masks:
+            theirs.setdefault("masks", padding)
+        # ESPnet's forward subsamples and runs the layers, and knows no times: it is run on a
+        # stand-in for this encoder that has subsampled already
+        encoder = _Subsampled(self, x)
+        return self.espnets.forward(encoder, features, (~padding).sum(1), prev_states, **theirs)
+
+    def _subsample(self, features: Tensor) -> Any:
+        """(B, T, input_size) → (B, T', output_size), with ``pos: rel_pos`` and its encoding."""
+        return self.embed(features, None)[0] if self.embed_takes_mask else self.embed(features)
+
+    def embed_seconds(self, x: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Augment positions, each process by draws of its own, and add their embedding.
+
+        Args:
+            x: (B, N, channels) content.
+            seconds: (B, N), NaN in padding.
+
+        Returns:
+            (B, N, channels), and what the attention of each layer gets as positions, or None.
+        """
+        generator = generator_of_rank(seconds.device) if self.training else None
+        # the batch's size as a shape: len() would fix it in torch.export
+        moved = self.position.augment(seconds, seconds.shape[0], generator=generator)
+        prepared = variants.prepare(self.pos, moved, self.attention_settings)
+        return self.position.add(x, moved / self.unit), prepared
+
+    def _real_times(
+        self, features: Tensor, ilens: Tensor, times: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """(B, T) times of feature frames, NaN in padding, and a bool (B, T), True in padding."""
+        batch, frames = features.shape[:2]
+        if ilens.shape != (batch,):
+            raise ValueError(f"ilens must be ({batch},), got {tuple(ilens.shape)}")
+        check_long_enough(frames, self.reach + 1, "frames")
+        check_values(
+            ilens, lambda: (ilens >= 0) & (ilens <= frames), f"ilens must lie in [0, T={frames}]"
+        )
+        ilens = ilens.to(features.device)
+        padding = torch.arange(frames, device=features.device) >= ilens[:, None]
+        self._warn_of_length(frames)
+        if times is None:
+            dtype = widest(features.device)
+            return frame_times(ilens, self.frame_shift, frames, dtype=dtype), padding
+        if times.shape != (batch, frames):
+            raise ValueError(f"times must be ({batch}, {frames}), got {tuple(times.shape)}")
+        check_values(
+            times,
+            lambda: times.isfinite() | padding,
+            "times of real frames must be numbers, not infinite; NaN is for padding only",
+        )
+        return times.masked_fill(padding, math.nan), padding
+
+    def _warn_of_length(self, frames: int) -> None:
+        """Warn once of a recording that is far longer than what Δ covers."""
+        seconds = frames * self.frame_shift
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or seconds <= self.longest:
+            return
+        logging.warning(
+            f"a recording of {seconds:.0f} s reaches ± {seconds / 2:.0f} s around its centre, "
+            f"far beyond encoder_conf max_global_shift: {self.longest / 4:g}: train with "
+            f"max_global_shift ≥ {seconds / 2:.0f}"
+        )
+        self.longest = math.inf
+
+
+class _Subsampled:
+    """What ESPnet's forward gets as ``self``: an encoder whose ``embed`` has been at work already.
+
+    ESPnet's forward takes what ``embed`` returns, content or (content, positions), through the
+    layers; each hands the positions to its attention, as it does ESPnet's relative encoding. All
+    else is the encoder's.
+
+    Args:
+        encoder: ours.
+        x: what ``embed`` returns: (B, T', channels), or that and the positions (B, T', …).
+    """
+
+    def __init__(self, encoder: nn.Module, x: Any) -> None:
+        self.encoder, self.x = encoder, x
+
+    def embed(self, features: Tensor) -> Any:
+        """What there is already."""
+        return self.x
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.encoder, name)
+
+
+def measure(embed: nn.Module) -> tuple[int, int]:
+    """Stride and reach of a subsampling: frame i of it sees those from stride · i on, and reach."""
+    stride, reach = 1, 0
+    for module in embed.modules():
+        if isinstance(module, (nn.Conv1d, nn.Conv2d)):
+            reach += (module.kernel_size[0] - 1 - 2 * int(module.padding[0])) * stride
+            stride *= module.stride[0]
+    return stride, reach

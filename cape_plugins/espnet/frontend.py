@@ -13,7 +13,7 @@ from espnet2.layers.log_mel import LogMel
 from torch import Tensor
 
 from cape_plugins.checks import check_values
-from cape_plugins.espnet.seconds import check_count, check_long_enough
+from cape_plugins.espnet.options import check_count, check_long_enough
 from cape_plugins.positions import widest
 
 WINDOW_SECONDS = 0.025
@@ -150,19 +150,19 @@ class CapeFbank(AbsFrontend):
         )
         check_finite(speech, lengths)
         if match_frames:
-            hops = self.matched_hops(lengths)
+            hops = self.matched_hops(lengths)  # (B,), and counts too
             counts = lengths // hops + 1
             frames, most = torch.stack(counts.aminmax()).tolist()
-            index = _random_subset(counts, most, frames)
+            index = _random_subset(counts, most, frames)  # (B, T)
             counts = torch.full_like(counts, frames)
         else:
             hops = torch.full_like(lengths, self.hop_length)
             counts, frames = lengths // hops + 1, speech.shape[1] // self.hop_length + 1
-            index = torch.arange(frames, device=device)
+            index = torch.arange(frames, device=device)  # (T,)
         centres = index * hops[:, None]  # (B, T), in samples
         padding = torch.arange(frames, device=device) >= counts[:, None]
         times = (centres.to(widest(device)) / self.fs).masked_fill(padding, math.nan)
-        features = self._features(speech, lengths, centres)
+        features = self._features(speech, lengths, centres)  # (B, T, n_mels)
         return features.masked_fill(padding[..., None], 0.0), counts, times
 
     def matched_hops(self, lengths: Tensor) -> Tensor:
@@ -199,6 +199,7 @@ class CapeFbank(AbsFrontend):
         power = []
         centres = centres.minimum(lengths[:, None])  # those in padding
         for part in centres.split(max(1, _FRAMES_AT_ONCE // len(speech)), dim=1):
+            # (B, T, n_fft / 2 + 1)
             spectrum = torch.fft.rfft(windows[utterance, part] * weights, n=self.n_fft)
             power.append(spectrum.real.square() + spectrum.imag.square())
         # without lengths: ESPnet's mask of the padding takes time and memory of order T²

@@ -16,9 +16,10 @@ from espnet2.asr.preencoder.linear import LinearProjection
 from espnet2.layers.utterance_mvn import UtteranceMVN
 from torch import Tensor
 
-from cape_plugins.espnet.conformer import InSeconds
+from cape_plugins.espnet.encoder import InSeconds
 from cape_plugins.espnet.frontend import CapeFbank, check_finite
-from cape_plugins.espnet.seconds import check_long_enough
+from cape_plugins.espnet.options import check_long_enough
+from cape_plugins.espnet.specaug import CapeSpecAug
 from cape_plugins.positions import frame_times, widest
 
 
@@ -30,13 +31,15 @@ class CapeASRModel(ESPnetASRModel):
     - The encoder gets the time of each frame in seconds: from ``frontend: cape_fbank``, or from
       the hop of ESPnet's default frontend. In training, cape_fbank matches its hops to the batch,
       so that nothing is padded; in evaluation and collect-stats it takes the nominal hop.
-    - Features are normalised first and masked (SpecAugment) then, as in the paper. ESPnet's
-      order is the other one: masked cells count in the statistics and do not end up as the mean.
+    - Features are normalised before they are masked (SpecAugment), as in the paper, so that a
+      masked cell is the utterance's mean. ESPnet masks first: there masked cells change the
+      statistics, and normalisation moves them away from 0.
     - ``normalize: utterance_mvn`` leaves padding out of the variance; ESPnet's own counts it once
       means are subtracted, so that there the features depend on the batch.
 
     Raises:
         ValueError: the encoder takes no times, its ``frame_shift`` is not the frontend's, the
+            frontend's window exceeds its transform, masks are wider than the features, the
             preencoder changes the frames, or intermediate CTC has layers without a use.
     """
 
@@ -62,6 +65,14 @@ class CapeASRModel(ESPnetASRModel):
                 "encoder_conf interctc_layer_idx needs model_conf interctc_weight (or encoder_conf "
                 "interctc_use_conditioning: true), and they need it: got layers "
                 f"{list(layers)} and weight {self.interctc_weight:g}"
+            )
+        if isinstance(self.specaug, CapeSpecAug) and self.frontend is not None:
+            self.specaug.check_channels(self.frontend.output_size())
+        stft = getattr(self.frontend, "stft", None)  # of ESPnet's default frontend
+        if stft is not None and stft.win_length > stft.n_fft:
+            raise ValueError(
+                f"frontend_conf win_length: {stft.win_length} exceeds n_fft: {stft.n_fft}: set "
+                "n_fft, 512 by default, to at least as much"
             )
         rate, shift, _ = facts(self.frontend)
         if shift is None:
@@ -94,7 +105,7 @@ class CapeASRModel(ESPnetASRModel):
         device = speech.device.type
         amp = self.autocast_frontend and torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=amp):
-            feats, lengths, times = self.extract_with_times(speech, speech_lengths)
+            feats, lengths, times = self.extract_with_times(speech, speech_lengths)  # (B, T, …)
             if isinstance(self.normalize, UtteranceMVN):
                 feats = normalize_utterances(feats, lengths, self.normalize)
             elif self.normalize is not None:
@@ -108,7 +119,7 @@ class CapeASRModel(ESPnetASRModel):
         reads_ctc = ("interctc_use_conditioning", "ctc_trim")
         ctc = any(getattr(self.encoder, option, False) for option in reads_ctc)
         extra = {"ctc": self.ctc} if ctc else {}
-        out, out_lengths, _ = self.encoder(feats, lengths, times=times, **extra)
+        out, out_lengths, _ = self.encoder(feats, lengths, times=times, **extra)  # (B, T', …)
         out, *intermediate = out if isinstance(out, tuple) else (out,)
         if self.postencoder is not None:
             out, out_lengths = self.postencoder(out, out_lengths)
@@ -171,7 +182,7 @@ def normalize_utterances(feats: Tensor, lengths: Tensor, settings: UtteranceMVN)
     lengths = lengths.to(feats.device)
     index = torch.arange(feats.shape[1], device=feats.device)
     padding = (index >= lengths[:, None])[..., None]
-    count = lengths[:, None, None].to(feats.dtype)
+    count = lengths[:, None, None].to(feats.dtype)  # (B, 1, 1)
     feats = feats.masked_fill(padding, 0.0)
     centred = (feats - feats.sum(dim=1, keepdim=True) / count).masked_fill(padding, 0.0)
     deviation = (centred.square().sum(dim=1, keepdim=True) / count).sqrt()

@@ -3,52 +3,40 @@
 ESPnet 202611 keeps it out of most convolutions itself, 202511 of none.
 """
 
-from typing import Any
+import functools
 
 import torch
 from torch import Tensor, nn
 
-from cape_plugins.espnet.layers import LayerScope, replace
-
-_real = LayerScope()  # bool (B, 1, T), True for real frames
+from cape_plugins.espnet.layers import open_scopes, replace, scope, take_over
 
 
-def hide_padding(layer: nn.Module) -> None:
-    """Let the convolutions and batch norms of one of ESPnet's layers see no padding.
-
-    The layer is called with (content, mask). Batch norms become :class:`RealBatchNorm`.
-    """
-    replace(layer, nn.BatchNorm1d, lambda theirs: RealBatchNorm(theirs.num_features))
-    layer.register_forward_pre_hook(_enter)
-    layer.register_forward_hook(_leave, always_call=True)
-    for module in layer.modules():
-        if isinstance(module, nn.Conv1d) and module.kernel_size != (1,):
-            module.register_forward_pre_hook(_zero_padding)
+def hide_padding(layers: nn.Module) -> None:
+    """Let the convolutions and batch norms of ESPnet's layers see no padding."""
+    open_scopes(layers)
+    replace(layers, nn.BatchNorm1d, functools.partial(take_over, RealBatchNorm))
+    replace(layers, nn.Conv1d, functools.partial(take_over, RealConvolution))
 
 
-def _enter(layer: nn.Module, given: tuple[Any, ...]) -> None:
-    _real.value = given[1]
+class RealConvolution(nn.Conv1d):
+    """Convolution of (B, channels, T) to which padding is what lies beyond the end: zeros."""
 
-
-def _leave(layer: nn.Module, given: tuple[Any, ...], output: Any) -> None:
-    _real.value = None
-
-
-def _zero_padding(convolution: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
-    """Zeros in padding, as beyond the end."""
-    return (given[0].masked_fill(~_real.value, 0.0),)
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve, within one of ESPnet's layers."""
+        alone = self.kernel_size == (1,)  # sees no other frames
+        return super().forward(x if alone else x.masked_fill(~scope.real, 0.0))
 
 
 class RealBatchNorm(nn.BatchNorm1d):
     """Batch norm of (B, channels, T) whose statistics in training are those of real frames."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise, within a layer of :func:`hide_padding`."""
+        """Normalise, within one of ESPnet's layers."""
         if not self.training:
             return super().forward(x)
-        padding, count = ~_real.value, _real.value.sum().clamp(min=1)
+        padding, count = ~scope.real, scope.real.sum().clamp(min=1)  # (B, 1, T), scalar
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        mean = wide.masked_fill(padding, 0.0).sum(dim=(0, 2)) / count
+        mean = wide.masked_fill(padding, 0.0).sum(dim=(0, 2)) / count  # (channels,)
         wide = wide - mean[:, None]
         variance = wide.masked_fill(padding, 0.0).square().sum(dim=(0, 2)) / count
         with torch.no_grad():

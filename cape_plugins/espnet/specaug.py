@@ -10,7 +10,7 @@ from espnet2.asr.specaug.abs_specaug import AbsSpecAug
 from torch import Tensor
 
 from cape_plugins.checks import is_number
-from cape_plugins.espnet.seconds import check_count
+from cape_plugins.espnet.options import check_count
 
 
 class CapeSpecAug(AbsSpecAug):
@@ -53,6 +53,14 @@ class CapeSpecAug(AbsSpecAug):
         for name in counts:
             check_count(name, getattr(self, name), least=0)
 
+    def check_channels(self, channels: int) -> None:
+        """Raise ValueError unless masks along so many channels fit; ``cape_asr`` asks at once."""
+        if self.num_freq_mask and self.max_freq_mask_width > channels:
+            raise ValueError(
+                f"specaug_conf max_freq_mask_width={self.max_freq_mask_width} exceeds the "
+                f"{channels} feature channels: lower it"
+            )
+
     def forward(self, x: Tensor, x_lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Mask features (B, T, channels), of which each utterance has (B,) ``x_lengths``, or T.
 
@@ -65,28 +73,24 @@ class CapeSpecAug(AbsSpecAug):
         if x.ndim != 3:
             raise ValueError(f"features must be (B, T, channels), got {tuple(x.shape)}")
         batch, frames, channels = x.shape
-        if self.num_freq_mask and self.max_freq_mask_width > channels:
-            raise ValueError(
-                f"specaug_conf max_freq_mask_width={self.max_freq_mask_width} exceeds the "
-                f"{channels} feature channels: lower it"
-            )
+        self.check_channels(channels)
         lengths = x.new_full((batch,), frames, dtype=torch.long)
         if x_lengths is not None:
             lengths = x_lengths.to(x.device)
         # a little more, because 0.1 · 30 frames must be 3 of them
         longest = (lengths * self.max_time_mask_ratio + 1e-3).long()
         longest = longest.clamp(max=self.max_time_mask_width)
-        time_mask = _masks(frames, lengths, longest, self.num_time_mask)
+        time_mask = _masks(frames, lengths, longest, self.num_time_mask)  # (B, T)
         all_channels = torch.full_like(lengths, channels)
         widest = torch.full_like(lengths, self.max_freq_mask_width)
-        freq_mask = _masks(channels, all_channels, widest, self.num_freq_mask)
+        freq_mask = _masks(channels, all_channels, widest, self.num_freq_mask)  # (B, channels)
         return x.masked_fill(time_mask[:, :, None] | freq_mask[:, None, :], 0.0), x_lengths
 
 
 def _masks(size: int, lengths: Tensor, widest: Tensor, count: int) -> Tensor:
     """(B, size), True under one of ``count`` masks of width ≤ widest (B,) within lengths (B,)."""
-    width = _uniform(widest[:, None].expand(-1, count))
-    start = _uniform(lengths[:, None] - width)[..., None]
+    width = _uniform(widest[:, None].expand(-1, count))  # (B, count)
+    start = _uniform(lengths[:, None] - width)[..., None]  # (B, count, 1)
     index = torch.arange(size, device=lengths.device)
     return ((index >= start) & (index < start + width[..., None])).any(dim=1)
 

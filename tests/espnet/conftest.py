@@ -1,4 +1,4 @@
-"""Our encoders, small, with weights that hide nothing; speech; ESPnet's commands in this process.
+"""A corpus and ESPnet's commands, in this process; a variant that the table has not.
 
 ESPnet takes some 10 s of CPU to import, hence no process for each command.
 """
@@ -14,19 +14,8 @@ import torch
 
 from cape_plugins import variants
 from cape_plugins.attention import PositionalAttention
+from espnet_support import FEATURES, RATE, SIZES
 
-FEATURES = 20
-SIZES = dict(output_size=16, attention_heads=2, num_blocks=2)
-CONFORMER = dict(linear_units=32, cnn_module_kernel=7, macaron_style=True, rel_pos_type="latest")
-BRANCHES = dict(cgmlp_linear_units=32, cgmlp_conv_kernel=7)
-OPTIONS = {
-    "cape_transformer": dict(linear_units=32, conv_dropout_rate=0.0, layer_drop_rate=0.0),
-    "cape_conformer": CONFORMER,
-    "cape_e_branchformer": {**BRANCHES, "use_ffn": True},
-    "cape_branchformer": BRANCHES,
-}
-
-RATE = 8000
 PITCH = {"low": 300, "mid": 900, "high": 2700}  # Hz
 CONFIG = {
     **{"frontend": "cape_fbank", "frontend_conf": {"fs": RATE, "n_mels": FEATURES}},
@@ -38,66 +27,6 @@ CONFIG = {
     **{"token_type": "word", "token_list": ["<blank>", "<unk>", *PITCH, "<sos/eos>"]},
     **{"use_tensorboard": False, "use_matplotlib": False, "output_dir": "unused"},
 }
-
-
-def kind_of(name: str) -> type:
-    """The class of ``encoder: name``."""
-    from espnet2.tasks.asr import encoder_choices
-
-    return encoder_choices.classes[name]
-
-
-@pytest.fixture(scope="session")
-def make():
-    """name, pos, options → encoder without dropout; every parameter is off its first value.
-
-    Ours have a ``pos``; ESPnet's, by the name without ``cape_``, have the sizes of ours.
-    """
-
-    def make(name: str = "cape_transformer", pos: str = "cape", perturb: bool = True, **options):
-        torch.manual_seed(0)
-        quiet = dict(dropout_rate=0.0, positional_dropout_rate=0.0, attention_dropout_rate=0.0)
-        sizes = OPTIONS.get(name, OPTIONS.get(f"cape_{name}", {}) if name != "transformer" else {})
-        given = {**SIZES, **quiet, **sizes, **options}
-        encoder = kind_of(name)(FEATURES, **given, **({"pos": pos} if "cape" in name else {}))
-        for parameter in encoder.parameters() if perturb else ():
-            parameter.data.add_(0.05 * torch.randn_like(parameter))
-        return encoder
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def batch():
-    """lengths → features (B, T, 20) and lengths."""
-
-    def batch(*lengths: int) -> tuple[torch.Tensor, torch.Tensor]:
-        generator = torch.Generator().manual_seed(1)
-        features = torch.randn(len(lengths), max(lengths), FEATURES, generator=generator)
-        return features, torch.tensor(lengths)
-
-    return batch
-
-
-@pytest.fixture(scope="session")
-def assert_alone():
-    """encoder, features, lengths → each utterance gives, frame by frame, what it gives alone."""
-
-    def assert_alone(encoder, features, lengths, **extra) -> None:
-        def run(*inputs):
-            out, olens, _ = encoder(*inputs, **extra)
-            whole, inside = out if isinstance(out, tuple) else (out, [])
-            return [whole, *(one for _, one in inside)], olens
-
-        outs, olens = run(features, lengths)
-        assert outs[0].shape[1] == olens.max()
-        for row, length in enumerate(lengths.tolist()):
-            alone, count = run(features[row, None, :length], lengths[row, None])
-            assert count.item() == olens[row]
-            for out, one in zip(outs, alone, strict=True):
-                torch.testing.assert_close(out[row, : olens[row]], one[0], rtol=0, atol=1.5e-5)
-
-    return assert_alone
 
 
 class ScoresBySeconds(PositionalAttention):
@@ -121,20 +50,6 @@ def new_variant(monkeypatch):
 
 
 # --- speech, and ESPnet's commands
-
-
-@pytest.fixture(scope="session")
-def audio():
-    """seconds → samples (B, N) of noise, zero in padding, and their lengths."""
-
-    def audio(*seconds: float) -> tuple[torch.Tensor, torch.Tensor]:
-        generator = torch.Generator().manual_seed(0)
-        sizes = [round(duration * RATE) for duration in seconds]
-        speech = [0.1 * torch.randn(samples, generator=generator) for samples in sizes]
-        lengths = torch.tensor([len(samples) for samples in speech])
-        return torch.nn.utils.rnn.pad_sequence(speech, batch_first=True), lengths
-
-    return audio
 
 
 @pytest.fixture(scope="session")

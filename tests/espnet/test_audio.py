@@ -25,6 +25,7 @@ FAULTS = [
     ("nan", "default", "utterance train5 has samples that are NaN or infinite"),
     ("fast", "default", FASTER + "frontend_conf fs: 16000"),
     ("empty", "default", "utterance train5 has 0 samples, and features need 1"),
+    ("stereo", "default", "utterance train5 has 2 channels, others of its batch 1"),
 ]
 
 
@@ -48,6 +49,8 @@ def folder(corpus, tmp_path_factory) -> Path:
         soundfile.write(folder / f"{fault}.wav", samples, rate, subtype=subtype)
         faulty = [*lines[:5], f"train5 {folder}/{fault}.wav", *lines[6:]]
         (folder / f"{fault}.scp").write_text("\n".join(faulty))
+    stereo = [f"train{index} {folder}/stereo.wav" for index in range(12)]
+    (folder / "stereos.scp").write_text("\n".join(stereo))
     piped = [line.replace(" ", " cat ") + " |" for line in lines]
     piped[5] = f"train5 cat {folder}/fast.wav |"
     (folder / "pipes.ark").write_text("\n".join(piped))
@@ -81,6 +84,20 @@ def test_another_sampling_rate_of_all_files_stops_the_first_batch(
 def test_files_behind_pipes_are_read_for_their_rate(folder, asr_train, tmp_path):
     with pytest.raises(ValueError, match=r"train5 in .*pipes.ark has 16000 Hz"):
         asr_train(tmp_path, "--collect_stats", "true", train=folder / "pipes.ark", **ONE_BATCH)
+
+
+def test_channels_of_which_espnets_frontend_takes_one_are_warned_of_once(
+    folder, asr_train, tmp_path, caplog
+):
+    asr_train(tmp_path, train=folder / "stereos.scp", **ESPNETS)
+    (message,) = [each for each in caplog.messages if "channels" in each]
+    assert "has 2 channels: frontend: default takes one at random in training" in message
+
+
+def test_several_rates_are_read_where_espnet_is_told_to_allow_them(folder, asr_train, tmp_path):
+    flags = ("--collect_stats", "true", "--allow_multi_rates", "true")
+    asr_train(tmp_path, *flags, train=folder / "fast.scp", **ESPNETS)
+    assert "train5 16000" in (tmp_path / "train" / "speech_shape").read_text()
 
 
 def test_durations_that_do_not_fit_into_a_batch_are_named(folder, asr_train, tmp_path):

@@ -26,9 +26,10 @@ from espnet2.tasks import asr
 from espnet2.train.reporter import Reporter
 
 import cape_plugins.espnet as ours
-from cape_plugins.espnet.encoder import CapeTransformerEncoder
-from cape_plugins.espnet.seconds import SecondsSettings
+from cape_plugins.espnet.options import SecondsSettings
+from cape_plugins.espnet.transformer import CapeTransformerEncoder
 from cape_plugins.variants import names
+from espnet_support import make
 
 RATE = 8000
 SIZES = dict(output_size=16, attention_heads=2, num_blocks=2)
@@ -223,7 +224,7 @@ def test_a_packed_and_unpacked_model_is_the_same_and_recognises_the_same(
 ANOTHER = "the checkpoint was trained with encoder_conf pos: sinpos, this model has cape: set"
 
 
-def test_another_pos_is_refused_in_one_line_and_other_settings_are_logged(make, caplog):
+def test_another_pos_is_refused_in_one_line_and_other_settings_are_logged(caplog):
     with pytest.raises(ValueError, match=ANOTHER) as refused:
         make(pos="cape").load_state_dict(make(pos="sinpos").state_dict())
     assert "\n" not in str(refused.value)
@@ -235,7 +236,7 @@ def test_another_pos_is_refused_in_one_line_and_other_settings_are_logged(make, 
     assert message.endswith("trained with encoder_conf max_global_shift: 5, this model has 7")
 
 
-def test_another_content_scale_is_logged_and_older_checkpoints_have_the_default(make, caplog):
+def test_another_content_scale_is_logged_and_older_checkpoints_have_the_default(caplog):
     state = make(content_scale="sqrt").state_dict()
     make(content_scale=4).load_state_dict(state)
     assert caplog.messages == []
@@ -265,7 +266,7 @@ def test_to_resume_or_initialise_or_recognise_with_another_pos_is_refused(
 
 
 @pytest.mark.parametrize("epochs", [3, 7])
-def test_the_average_of_checkpoints_keeps_the_mark(epochs, make, tmp_path):
+def test_the_average_of_checkpoints_keeps_the_mark(epochs, tmp_path):
     reporter = Reporter()
     for epoch in range(1, epochs + 1):
         with reporter.observe("valid", epoch) as observed:

@@ -5,21 +5,21 @@ import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+
+from cape_support import ROOT, run
 
 pytest.importorskip("espnet2")
 
 from espnet2.tasks.asr import ASRTask
 
-ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / "integrations" / "espnet" / "egs2_template"
 
 
 @pytest.fixture
 def run_cape(tmp_path):
-    """corpus, arguments, variables → the finished run_cape.sh, and its recipe's folder.
+    """corpus, arguments, variables → run_cape.sh's exit status, what it prints, the recipe.
 
     The folder is as the template's README has it, with a recorder of asr.sh's arguments.
     """
@@ -33,14 +33,8 @@ def run_cape(tmp_path):
         shutil.copy(TEMPLATE / "run.sh", recipe / "run_cape.sh")
         (recipe / "asr.sh").write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@" > arguments\n')
         (recipe / "asr.sh").chmod(0o755)
-        done = subprocess.run(
-            ["./run_cape.sh", *arguments],
-            cwd=recipe,
-            env={**os.environ, "python": sys.executable, **variables},
-            capture_output=True,
-            text=True,
-        )
-        return done, recipe
+        variables = {"python": sys.executable, **variables}
+        return *run("./run_cape.sh", *arguments, cwd=recipe, **variables), recipe
 
     return run_cape
 
@@ -64,8 +58,8 @@ def test_run_sh_gives_asr_sh_the_variant_and_the_papers_batch_on_any_number_of_g
     corpus, variant, ngpu, batch_bins, accum_grad, positions, run_cape
 ):
     stage = ("--stage", "10")
-    done, recipe = run_cape(corpus, variant, *stage, ngpu=str(ngpu), asr_args="--seed 3")
-    assert done.returncode == 0, done.stderr
+    status, said, recipe = run_cape(corpus, variant, *stage, ngpu=str(ngpu), asr_args="--seed 3")
+    assert status == 0, said
     given = (recipe / "arguments").read_text().splitlines()
     assert given[-2:] == ["--stage", "10"]
     given = dict(zip(given[::2], given[1::2], strict=True))
@@ -95,7 +89,7 @@ def test_run_sh_gives_asr_sh_the_variant_and_the_papers_batch_on_any_number_of_g
     ],
 )
 def test_run_sh_says_what_it_cannot_do(variant, variables, says, run_cape):
-    done, recipe = run_cape("wsj", variant, **variables)
-    assert done.returncode == 2
-    assert says in done.stderr
+    status, said, recipe = run_cape("wsj", variant, **variables)
+    assert status == 2
+    assert says in said
     assert not (recipe / "arguments").exists()

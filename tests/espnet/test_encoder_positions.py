@@ -15,24 +15,18 @@ from cape_plugins.alibi import alibi_slopes
 from cape_plugins.attention import PositionalAttention
 from cape_plugins.augment import Augmentation
 from cape_plugins.positions import frame_times
-
-TABLE = variants.names(axes=1)
-ESPNETS = ["cape_conformer", "cape_e_branchformer", "cape_branchformer"]
-ALL = ["cape_transformer", *ESPNETS]
-MATRIX = [(n, p) for n in ALL for p in (*TABLE, "rel_pos")]
-matrix = pytest.mark.parametrize(("name", "pos"), MATRIX)
-every_encoder = pytest.mark.parametrize("name", ALL)
+from espnet_support import assert_alone, batch, every_encoder, make, matrix
 
 
 def watch(encoder) -> list:
     """Fills with what each forward adds positions to: content and seconds after subsampling."""
-    seen, add_positions = [], encoder.add_positions
+    seen, embed_seconds = [], encoder.embed_seconds
 
     def watched(x, seconds):
         seen.append((x, seconds))
-        return add_positions(x, seconds)
+        return embed_seconds(x, seconds)
 
-    encoder.add_positions = watched
+    encoder.embed_seconds = watched
     return seen
 
 
@@ -40,7 +34,7 @@ def watch(encoder) -> list:
 
 
 @matrix
-def test_times_count_and_without_them_the_frame_shift(name, pos, make, batch):
+def test_times_count_and_without_them_the_frame_shift(name, pos):
     features, lengths = batch(50, 31)
     times = frame_times(lengths, 0.02, 50, dtype=torch.float64)
     options = {"max_local_shift": 0.0} if "cape" in pos else {}
@@ -54,7 +48,7 @@ def test_times_count_and_without_them_the_frame_shift(name, pos, make, batch):
 
 
 @matrix
-def test_each_utterances_clock_may_start_late_but_for_absolute_positions(name, pos, make, batch):
+def test_each_utterances_clock_may_start_late_but_for_absolute_positions(name, pos):
     encoder = make(name, pos).eval()
     features, lengths = batch(50, 31)
     times = frame_times(lengths, 0.01, 50, dtype=torch.float64)
@@ -67,7 +61,7 @@ def test_each_utterances_clock_may_start_late_but_for_absolute_positions(name, p
 
 @pytest.mark.parametrize("pos", ["sinpos", "cape", "rope", "alibi", "random", "random_rope"])
 @every_encoder
-def test_a_clock_that_goes_slow_or_unevenly_counts_but_for_random(name, pos, make, batch):
+def test_a_clock_that_goes_slow_or_unevenly_counts_but_for_random(name, pos):
     encoder = make(name, pos, frame_shift=0.1).eval()
     features, lengths = batch(163, 120)
     out = encoder(features, lengths)[0]
@@ -78,7 +72,7 @@ def test_a_clock_that_goes_slow_or_unevenly_counts_but_for_random(name, pos, mak
 
 
 @every_encoder
-def test_a_row_of_the_table_is_a_pos_of_each_encoder(name, make, batch, new_variant, assert_alone):
+def test_a_row_of_the_table_is_a_pos_of_each_encoder(name, new_variant):
     encoder, nopos = make(name, new_variant, frame_shift=0.1), make(name, "nopos", frame_shift=0.1)
     features, lengths = batch(163, 120, 20)
     assert_alone(encoder.eval(), features, lengths)
@@ -91,7 +85,7 @@ def test_a_row_of_the_table_is_a_pos_of_each_encoder(name, make, batch, new_vari
 # --- after subsampling
 
 
-def test_the_transformer_has_a_frame_for_every_three_begun(make, batch):
+def test_the_transformer_has_a_frame_for_every_three_begun():
     encoder = make().eval()
     seen = watch(encoder)
     for frames in range(1, 12):
@@ -108,9 +102,7 @@ def test_the_transformer_has_a_frame_for_every_three_begun(make, batch):
         *[("conv2d8", 6), ("conv1d1", 57), ("conv1d2", 29), ("conv1d3", 19)],
     ],
 )
-def test_a_frame_is_where_the_middle_of_what_its_convolutions_see_is(
-    input_layer, frames, make, batch
-):
+def test_a_frame_is_where_the_middle_of_what_its_convolutions_see_is(input_layer, frames):
     encoder = make("cape_e_branchformer", "sinpos", input_layer=input_layer, num_blocks=1)
     features, lengths = batch(61)
     features.requires_grad_()
@@ -132,7 +124,7 @@ def test_a_frame_is_where_the_middle_of_what_its_convolutions_see_is(
 
 @pytest.mark.parametrize("pos", ["nopos", "cape", "relpos"])
 @every_encoder
-def test_content_is_multiplied_by_its_scale_before_positions_are_added(name, pos, make, batch):
+def test_content_is_multiplied_by_its_scale_before_positions_are_added(name, pos):
     own = {"content_scale": None}, 1.0 if name == "cape_transformer" else 4.0  # √16 channels
     for options, scale in (({}, own[1]), own, ({"content_scale": 8}, 8.0)):
         plain, scaled = make(name, pos, content_scale=1.0).eval(), make(name, pos, **options).eval()
@@ -146,7 +138,7 @@ def test_content_is_multiplied_by_its_scale_before_positions_are_added(name, pos
 
 
 @every_encoder
-def test_content_scale_sqrt_is_the_root_of_the_channels(name, make, batch):
+def test_content_scale_sqrt_is_the_root_of_the_channels(name):
     inputs = batch(61, 40)
     root, four = (make(name, content_scale=scale).eval() for scale in ("sqrt", 4))
     assert root(*inputs)[0].equal(four(*inputs)[0])
@@ -161,7 +153,7 @@ def contexts(encoder) -> list[int]:
     return [m.context for m in encoder.modules() if type(m).__name__ == "RelativeAttention"]
 
 
-def test_options_are_in_seconds_after_subsampling(make):
+def test_options_are_in_seconds_after_subsampling():
     for name, stride in (("cape_transformer", 3), ("cape_e_branchformer", 4)):
         found = make(name, frame_shift=0.02).position.augmentation
         assert found.max_local_shift == pytest.approx(0.01 * stride)  # half of stride × 20 ms
@@ -182,7 +174,7 @@ def test_options_are_in_seconds_after_subsampling(make):
 @pytest.mark.parametrize("init", ["xavier_uniform", "kaiming_normal"])
 @pytest.mark.parametrize("pos", ["abspos", "relpos"])
 @every_encoder
-def test_espnets_init_leaves_learnable_positions_as_the_authors_draw_them(name, pos, init, make):
+def test_espnets_init_leaves_learnable_positions_as_the_authors_draw_them(name, pos, init):
     encoder = make(name, pos)
     initialize(encoder, init)
     drawn = [p for n, p in encoder.named_parameters() if "positional" in n or "table" in n]
@@ -202,7 +194,7 @@ def test_espnets_init_leaves_learnable_positions_as_the_authors_draw_them(name, 
     ],
 )
 def test_recordings_far_longer_than_the_global_shift_covers_are_warned_of_once(
-    pos, shift, seconds, warned, caplog, make, batch
+    pos, shift, seconds, warned, caplog
 ):
     encoder = make(pos=pos, max_global_shift=shift, num_blocks=1).eval()
     for _ in range(2):
@@ -217,7 +209,7 @@ def test_recordings_far_longer_than_the_global_shift_covers_are_warned_of_once(
     ("pos", "shift", "warned"),
     [("cape", 0.02, True), ("cape", 0.015, False), ("cape", None, False), ("nopos", None, False)],
 )
-def test_a_local_shift_beyond_half_a_frame_is_warned_of(pos, shift, warned, caplog, make):
+def test_a_local_shift_beyond_half_a_frame_is_warned_of(pos, shift, warned, caplog):
     make(pos=pos, max_local_shift=shift)
     assert len(caplog.messages) == warned
     assert not warned or "max_local_shift: 0.02 s is more than half of the 0.03 s" in caplog.text
@@ -228,7 +220,7 @@ def test_a_local_shift_beyond_half_a_frame_is_warned_of(pos, shift, warned, capl
 
 @pytest.mark.parametrize("pos", ["sinpos", "cape"])
 @pytest.mark.parametrize("given", [False, True], ids=["default times", "times"])
-def test_an_hour_of_frames_is_embedded_within_2e_6_end_to_end(pos, given, make):
+def test_an_hour_of_frames_is_embedded_within_2e_6_end_to_end(pos, given):
     encoder = make(pos=pos).eval()
     encoder.encoders = torch.nn.ModuleList()  # attention over 120 000 frames is not the question
     seen = []
@@ -248,7 +240,7 @@ def test_an_hour_of_frames_is_embedded_within_2e_6_end_to_end(pos, given, make):
 
 
 @pytest.mark.parametrize("pos", ["rope", "cape_rope"])
-def test_the_same_seconds_at_another_frame_shift_turn_by_the_same_angles(pos, make, batch):
+def test_the_same_seconds_at_another_frame_shift_turn_by_the_same_angles(pos):
     features, _ = batch(61)
     turned = []
     for every, shift in ((1, 0.01), (2, 0.02)):
@@ -263,7 +255,7 @@ def test_the_same_seconds_at_another_frame_shift_turn_by_the_same_angles(pos, ma
     torch.testing.assert_close(coarse[0, :, :4], phases.cos(), rtol=0, atol=1e-5)
 
 
-def test_alibi_counts_distances_in_thirtieths_of_a_second(make):
+def test_alibi_counts_distances_in_thirtieths_of_a_second():
     encoder = make(pos="alibi").eval()
     times = frame_times([9], 0.05)  # output frames 150 ms apart
     prepared = variants.prepare("alibi", times[:, ::3], encoder.attention_settings)
@@ -273,7 +265,7 @@ def test_alibi_counts_distances_in_thirtieths_of_a_second(make):
     torch.testing.assert_close(bias[0, :, 2, 0], 2 * expected)
 
 
-def test_abspos_counts_frames_and_begins_again_beyond_its_table(make, batch):
+def test_abspos_counts_frames_and_begins_again_beyond_its_table():
     encoder = make(pos="abspos", abspos_context=0.3)  # 10 frames of 30 ms
     seen = []
     encoder.encoders[0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
@@ -285,7 +277,7 @@ def test_abspos_counts_frames_and_begins_again_beyond_its_table(make, batch):
     torch.testing.assert_close((seen[0] - content)[0], expected, rtol=0, atol=1e-6)
 
 
-def test_random_spreads_frames_over_its_range_in_evaluation(make):
+def test_random_spreads_frames_over_its_range_in_evaluation():
     encoder = make(pos="random", random_range=30.0).eval()
     found = encoder.position.augment(torch.tensor([[0.0, 0.03, 0.06, 0.09, math.nan]]), 1)
     expected = torch.tensor([[6.0, 12, 18, 24, math.nan]])
@@ -299,7 +291,7 @@ def tables(encoder) -> dict[str, tuple[int, ...]]:
     return {n: tuple(p.shape) for n, p in encoder.named_parameters() if "positional" in n}
 
 
-def test_tables_of_distances_are_shared_by_the_heads_of_a_layer(make):
+def test_tables_of_distances_are_shared_by_the_heads_of_a_layer():
     keys = "encoders.{}.self_attn.positional.keys".format
     options = dict(attention_heads=4, output_size=32)
     shape = (2 * 893 + 1, 8)  # 26.8 s of 30 ms, 32 channels in 4 heads
@@ -311,7 +303,7 @@ def test_tables_of_distances_are_shared_by_the_heads_of_a_layer(make):
 # --- all layers of a forward get the same
 
 
-def test_all_layers_see_the_same_augmented_seconds_of_each_utterance(monkeypatch, make, batch):
+def test_all_layers_see_the_same_augmented_seconds_of_each_utterance(monkeypatch):
     seen = []
 
     class Sees(PositionalAttention):

@@ -15,22 +15,24 @@ from cape_plugins import variants
 from cape_plugins.attention import PositionalAttention
 from cape_plugins.augment import Identity
 from cape_plugins.embedding import PositionalEmbedding
-from cape_plugins.espnet.layers import use_logn
+from cape_plugins.espnet.attention import use_logn
 from cape_plugins.positions import frame_times
-
-TABLE = variants.names(axes=1)
-ESPNETS = ["cape_conformer", "cape_e_branchformer", "cape_branchformer"]
-ALL = ["cape_transformer", *ESPNETS]
-OURS = [(name, pos) for name in ALL for pos in TABLE]
-MATRIX = [*OURS, *((name, "rel_pos") for name in ALL)]
-
-matrix = pytest.mark.parametrize(("name", "pos"), MATRIX)
-table = pytest.mark.parametrize(("name", "pos"), OURS)
-every_encoder = pytest.mark.parametrize("name", ALL)
+from espnet_support import (
+    ALL,
+    MATRIX,
+    OURS,
+    TABLE,
+    assert_alone,
+    batch,
+    every_encoder,
+    make,
+    matrix,
+    table,
+)
 
 
 @matrix
-def test_forward_and_backward_reach_the_input_and_every_parameter(name, pos, make, batch):
+def test_forward_and_backward_reach_the_input_and_every_parameter(name, pos):
     for options in ({}, {"normalize_before": False} if name == "cape_transformer" else {}):
         encoder = make(name, pos, perturb=False, **options)
         features, lengths = batch(50, 44)
@@ -61,14 +63,12 @@ PADDED = [
     ("name", "pos", "options"),
     [pytest.param(*case, id="-".join([*case[:2], *case[2]])) for case in PADDED],
 )
-def test_a_padded_utterance_gives_the_result_it_gives_alone(
-    name, pos, options, make, batch, assert_alone
-):
+def test_a_padded_utterance_gives_the_result_it_gives_alone(name, pos, options):
     assert_alone(make(name, pos, **options).eval(), *batch(163, 120, 118, 7))
 
 
 @every_encoder
-def test_what_lies_in_the_padding_does_not_matter(name, make, batch):
+def test_what_lies_in_the_padding_does_not_matter(name):
     encoder = make(name).eval()
     features, lengths = batch(60, 40)
     times = frame_times(lengths, 0.01, 60)
@@ -81,7 +81,7 @@ def test_what_lies_in_the_padding_does_not_matter(name, make, batch):
 
 
 @every_encoder
-def test_an_empty_utterance_disturbs_nothing(name, make, batch):
+def test_an_empty_utterance_disturbs_nothing(name):
     for pos in ("cape", "relpos"):
         encoder = make(name, pos)
         out, olens, _ = encoder(batch(30, 30)[0], torch.tensor([30, 0]))
@@ -92,7 +92,7 @@ def test_an_empty_utterance_disturbs_nothing(name, make, batch):
 
 @pytest.mark.parametrize(("frames", "lengths"), [(6, [6, 6]), (0, [0, 0])])
 @every_encoder
-def test_no_frame_is_what_espnets_decoding_calls_too_short(name, frames, lengths, make):
+def test_no_frame_is_what_espnets_decoding_calls_too_short(name, frames, lengths):
     encoder, inputs = make(name), (torch.zeros(2, frames, 20), torch.tensor(lengths))
     if name == "cape_transformer" and lengths[0]:  # which pads
         assert encoder(*inputs)[1].tolist() == [2, 2]
@@ -105,7 +105,7 @@ def test_no_frame_is_what_espnets_decoding_calls_too_short(name, frames, lengths
 
 
 @matrix
-def test_evaluation_is_deterministic_and_training_random_where_it_augments(name, pos, make, batch):
+def test_evaluation_is_deterministic_and_training_random_where_it_augments(name, pos):
     encoder = make(name, pos).eval()
     inputs = batch(40, 30)
     assert encoder(*inputs)[0].equal(encoder(*inputs)[0])
@@ -115,7 +115,7 @@ def test_evaluation_is_deterministic_and_training_random_where_it_augments(name,
 
 
 @pytest.mark.parametrize("name", ["cape_transformer", "cape_e_branchformer"])
-def test_without_shifts_and_scale_cape_trains_as_it_evaluates(name, make, batch):
+def test_without_shifts_and_scale_cape_trains_as_it_evaluates(name):
     encoder = make(name, max_global_shift=0, max_local_shift=0, max_global_scale=1)
     inputs = batch(40, 30)
     torch.testing.assert_close(encoder.train()(*inputs)[0], encoder.eval()(*inputs)[0])
@@ -123,7 +123,7 @@ def test_without_shifts_and_scale_cape_trains_as_it_evaluates(name, make, batch)
 
 @pytest.mark.parametrize("pos", ["sinpos", "relpos"])
 @every_encoder
-def test_each_dropout_acts_in_training_only(name, pos, make, batch):
+def test_each_dropout_acts_in_training_only(name, pos):
     rates = ["dropout_rate", "positional_dropout_rate", "attention_dropout_rate"]
     for rate in [*rates, *(["conv_dropout_rate"] if name == "cape_transformer" else [])]:
         encoder = make(name, pos, **{rate: 0.5})
@@ -133,7 +133,7 @@ def test_each_dropout_acts_in_training_only(name, pos, make, batch):
 
 
 @matrix
-def test_under_autocast_the_result_stays_close_an_hour_into_the_recording(name, pos, make, batch):
+def test_under_autocast_the_result_stays_close_an_hour_into_the_recording(name, pos):
     encoder = make(name, pos).eval()
     features, lengths = batch(50, 31)
     times = frame_times(lengths, 0.01, 50, dtype=torch.float64) + 3600
@@ -148,7 +148,7 @@ def test_under_autocast_the_result_stays_close_an_hour_into_the_recording(name, 
 
 @pytest.mark.parametrize("pos", ["cape", "relpos", "random_rope"])
 @every_encoder
-def test_trains_in_bfloat16(name, pos, make, batch):
+def test_trains_in_bfloat16(name, pos):
     drop = {"layer_drop_rate": 0.5} if name == "cape_transformer" else {}
     encoder = make(name, pos, **drop).bfloat16()
     features, lengths = batch(50, 31)
@@ -166,7 +166,7 @@ def test_trains_in_bfloat16(name, pos, make, batch):
         ("cape_e_branchformer", "cape", False),
     ],
 )
-def test_compiles_into_one_graph(name, pos, training, make, batch):
+def test_compiles_into_one_graph(name, pos, training):
     torch.compiler.reset()
     encoder = make(name, pos, num_blocks=1)
     compiled = torch.compile(encoder, fullgraph=True, backend="aot_eager")
@@ -177,8 +177,20 @@ def test_compiles_into_one_graph(name, pos, training, make, batch):
     torch.testing.assert_close(compiled(*inputs)[0], encoder(*inputs)[0])
 
 
+@pytest.mark.parametrize(
+    ("name", "pos"),
+    [("cape_transformer", "rope"), ("cape_conformer", "cape"), ("cape_e_branchformer", "relpos")],
+)
+def test_exports_with_any_number_of_utterances_and_frames(name, pos):
+    encoder, auto = make(name, pos, num_blocks=1).eval(), torch.export.Dim.AUTO
+    shapes = {"xs_pad": {0: auto, 1: auto}, "ilens": {0: auto}}
+    program = torch.export.export(encoder, batch(50, 31), dynamic_shapes=shapes, strict=False)
+    longer = batch(80, 61, 44)
+    torch.testing.assert_close(program.module()(*longer)[0], encoder(*longer)[0])
+
+
 @matrix
-def test_a_checkpoint_restores_every_parameter_and_knows_its_pos(name, pos, make, batch):
+def test_a_checkpoint_restores_every_parameter_and_knows_its_pos(name, pos):
     """ESPnet loads with strict=False, so a key that changed would be lost in silence."""
     saved = make(name, pos).eval()
     restored = make(name, pos, perturb=False).eval()
@@ -214,7 +226,7 @@ class Recorded(nn.Module):
 
 @pytest.mark.parametrize("options", [{}, {"attention_logn": 6}], ids=["", "logn"])
 @table
-def test_espnets_pictures_are_of_the_weights_in_use(name, pos, options, make, batch):
+def test_espnets_pictures_are_of_the_weights_in_use(name, pos, options):
     encoder = make(name, pos, **options).eval()
     features, lengths = batch(60, 40)
     given = {"speech": features, "speech_lengths": lengths}
@@ -240,7 +252,7 @@ def test_espnets_pictures_are_of_the_weights_in_use(name, pos, options, make, ba
 
 
 @table
-def test_log_n_changes_utterances_longer_than_in_training_alone(name, pos, make, batch):
+def test_log_n_changes_utterances_longer_than_in_training_alone(name, pos):
     as_long, longer = batch(60), batch(163)
     plain = make(name, pos).eval()
     for key, parameter in plain.named_parameters():  # logits so large that it matters
@@ -258,7 +270,7 @@ def test_log_n_changes_utterances_longer_than_in_training_alone(name, pos, make,
     torch.testing.assert_close(plain(*longer)[0], after, rtol=1e-4, atol=1e-4)
 
 
-def test_espnets_own_transformer_is_given_it_too_and_others_are_refused_by_name(make, batch):
+def test_espnets_own_transformer_is_given_it_too_and_others_are_refused_by_name():
     encoder = make("transformer").eval()
     inputs = batch(163)
     before, (frames,), _ = encoder(*inputs)

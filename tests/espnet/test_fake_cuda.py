@@ -1,8 +1,7 @@
 """No forward of ours makes a tensor on the CPU or waits for a GPU: seen on fake CUDA tensors.
 
-``.item()``, ``.tolist()`` and ``bool(tensor)`` raise DataDependentOutputException on those. What
-ESPnet's own code does of the kind is replaced here: E-Branchformer and Branchformer draw on the CPU
-which layers are dropped, and Branchformer makes its mask by the longest length.
+What ESPnet's own code does of the kind is replaced here: E-Branchformer and Branchformer draw on
+the CPU which layers are dropped, and Branchformer makes its mask by the longest length.
 """
 
 import sys
@@ -11,39 +10,16 @@ import types
 import pytest
 import torch
 
+from cape_support import fakes_cuda, on_cuda
+
 pytest.importorskip("espnet2")
 
 from espnet2.asr.encoder import branchformer_encoder, e_branchformer_encoder
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from cape_plugins.variants import names
+from espnet_support import ALL, TABLE, batch, make
 
-
-class OnCuda(TorchDispatchMode):
-    """Fails at an operator that makes a tensor elsewhere."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        for each in tree_leaves(made):
-            if isinstance(each, torch.Tensor):
-                assert each.device.type == "cuda", f"{function} makes a tensor on {each.device}"
-        return made
-
-
-def forward(encoder, features, lengths, **extra):
-    """On fake CUDA copies of a model's tensors and of what it gets."""
-    with FakeTensorMode(), OnCuda():
-
-        def fake(tensor):
-            return torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
-
-        state = dict((*encoder.named_parameters(), *encoder.named_buffers()))
-        state = {name: fake(tensor) for name, tensor in state.items()}
-        inputs = fake(features), fake(lengths)
-        extra = {k: fake(v) if isinstance(v, torch.Tensor) else v for k, v in extra.items()}
-        return torch.func.functional_call(encoder, state, inputs, extra)
+pytestmark = fakes_cuda
 
 
 class Kept:
@@ -60,7 +36,7 @@ class Kept:
 
 
 @pytest.fixture
-def without_espnets_waits(monkeypatch, make):
+def without_espnets_waits(monkeypatch):
     shim = types.SimpleNamespace(**{**vars(torch), "empty": lambda *_: Kept()})
     repeat = sys.modules[type(make("cape_branchformer").encoders).__module__]
     for module in (e_branchformer_encoder, repeat):
@@ -73,27 +49,21 @@ def without_espnets_waits(monkeypatch, make):
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("pos", names(1))
-@pytest.mark.parametrize(
-    "name", ["cape_transformer", "cape_conformer", "cape_e_branchformer", "cape_branchformer"]
-)
-def test_nothing_waits_for_the_device(name, pos, training, make, batch, without_espnets_waits):
+@pytest.mark.parametrize("pos", TABLE)
+@pytest.mark.parametrize("name", ALL)
+def test_nothing_waits_for_the_device(name, pos, training, without_espnets_waits):
     options = {"layer_drop_rate": 0.2} if name == "cape_transformer" else {}
     encoder = make(name, pos, dropout_rate=0.1, attention_logn=10, **options).train(training)
     frames = 20 if name == "cape_transformer" else 14
     extra = {} if training else {"times": torch.zeros(2, 60, dtype=torch.float64)}
-    out, lengths, _ = forward(encoder, *batch(60, 40), **extra)
+    out, lengths, _ = on_cuda(encoder, *batch(60, 40), **extra)
     assert out.shape == (2, frames, 16)
     assert out.device.type == lengths.device.type == "cuda"
 
 
-def test_a_wait_would_be_seen(make, batch):
+def test_a_wait_would_be_seen():
     for wait in (lambda x: x.max().item(), lambda x: bool(x.any()), lambda x: x.tolist()):
         encoder = make()
         encoder.embed.register_forward_pre_hook(lambda _, given, wait=wait: wait(given[0]))
         with pytest.raises(DataDependentOutputException):
-            forward(encoder, *batch(60, 40))
-    encoder = make()
-    encoder.embed.register_forward_pre_hook(lambda *_: torch.zeros(3) and None)
-    with pytest.raises(AssertionError, match="makes a tensor on cpu"):
-        forward(encoder, *batch(60, 40))
+            on_cuda(encoder, *batch(60, 40))

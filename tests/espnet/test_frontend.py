@@ -11,6 +11,7 @@ from espnet2.asr.frontend.default import DefaultFrontend
 from espnet2.bin.asr_inference import TooShortUttError
 
 from cape_plugins.espnet.frontend import MAX_RATIO, CapeFbank
+from espnet_support import audio
 
 RATE = 8000
 
@@ -46,7 +47,7 @@ def test_the_defaults_are_the_papers_at_any_rate_as_asr_sh_gives_it():
     "options", [{}, {"hop_length": 93}, {"win_length": 171}, {"win_length": 256}, {"n_fft": 500}]
 )
 @pytest.mark.parametrize("remainder", [0, 1, -1])
-def test_at_a_fixed_hop_the_features_are_espnets_to_the_last_frame(options, remainder, audio):
+def test_at_a_fixed_hop_the_features_are_espnets_to_the_last_frame(options, remainder):
     frontend = make(**options).double()
     samples = 60 * frontend.hop_length + remainder  # 0: the last frame is centred at the end
     speech, lengths = audio(1.0)[0][:, :samples].double(), torch.tensor([samples])
@@ -56,7 +57,7 @@ def test_at_a_fixed_hop_the_features_are_espnets_to_the_last_frame(options, rema
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-def test_a_padded_utterance_gives_the_features_it_gives_alone_whatever_the_padding(audio):
+def test_a_padded_utterance_gives_the_features_it_gives_alone_whatever_the_padding():
     frontend = make()
     speech, lengths = audio(1.0, 0.83, 0.4)
     features, frames = frontend(speech, lengths)
@@ -70,7 +71,7 @@ def test_a_padded_utterance_gives_the_features_it_gives_alone_whatever_the_paddi
         assert frontend(speech, lengths)[0].equal(features)
 
 
-def test_long_audio_is_cut_into_parts_without_a_seam(audio):
+def test_long_audio_is_cut_into_parts_without_a_seam():
     frontend = make(hop_length=40)
     speech, lengths = audio(170.0)
     features, frames = frontend(speech, lengths)
@@ -80,7 +81,7 @@ def test_long_audio_is_cut_into_parts_without_a_seam(audio):
     torch.testing.assert_close(features[0, 32_700:32_800], middle[0, 132:232])
 
 
-def test_half_precision_audio_is_transformed_in_single(audio):
+def test_half_precision_audio_is_transformed_in_single():
     frontend = make()
     speech, lengths = audio(0.5)
     features, _ = frontend(speech.bfloat16(), lengths)
@@ -91,7 +92,7 @@ def test_half_precision_audio_is_transformed_in_single(audio):
 # --- timestamps and matched hops
 
 
-def test_times_are_the_centres_of_the_frames_and_nan_in_padding(audio):
+def test_times_are_the_centres_of_the_frames_and_nan_in_padding():
     frontend = make()
     _, lengths, times = frontend.forward_with_times(*audio(1.0, 0.5))
     assert times.dtype == torch.float64
@@ -127,7 +128,7 @@ def test_hops_are_in_proportion_to_durations(unit, hops):
 
 
 @pytest.mark.parametrize("hop_unit", ["samples", "milliseconds"])
-def test_each_matched_frame_is_the_frame_at_its_time(hop_unit, audio):
+def test_each_matched_frame_is_the_frame_at_its_time(hop_unit):
     frontend = make(hop_unit=hop_unit)
     speech, lengths = audio(1.3, 0.9, 1.12, 1.0)
     torch.manual_seed(0)
@@ -146,7 +147,7 @@ def test_each_matched_frame_is_the_frame_at_its_time(hop_unit, audio):
     assert dropped > 0
 
 
-def test_surplus_frames_are_dropped_uniformly(audio):
+def test_surplus_frames_are_dropped_uniformly():
     frontend = make(n_mels=2, hop_unit="milliseconds")
     speech, lengths = audio(0.2, 0.24)
     assert frontend.matched_hops(lengths).tolist() == [72, 80]  # 23 frames and 25
@@ -172,7 +173,7 @@ def test_the_most_uneven_batches_allowed_have_hops_from_half_to_twice_the_nomina
                 assert hops.max() <= 160
 
 
-def test_espnets_own_call_gets_the_nominal_hop_even_in_training_and_is_told_so(audio):
+def test_espnets_own_call_gets_the_nominal_hop_even_in_training_and_is_told_so():
     frontend = make().train()
     with pytest.warns(UserWarning, match="cape_asr"):
         _, frames = frontend(*audio(1.0, 0.5))
@@ -226,7 +227,7 @@ def test_a_bad_setting_is_refused(options, says):
     ],
 )
 @pytest.mark.parametrize("match_frames", [False, True])
-def test_bad_audio_is_refused(case, says, match_frames, audio):
+def test_bad_audio_is_refused(case, says, match_frames):
     speech, lengths = audio(0.5, 0.4)
     if case == "stereo":
         speech = torch.stack([speech, speech], dim=2)
@@ -241,7 +242,7 @@ def test_bad_audio_is_refused(case, says, match_frames, audio):
 
 
 @pytest.mark.parametrize(("win_length", "n_fft"), [(200, 256), (171, 171)])
-def test_shorter_audio_than_has_a_frame_is_what_asr_inference_forgives(win_length, n_fft, audio):
+def test_shorter_audio_than_has_a_frame_is_what_asr_inference_forgives(win_length, n_fft):
     frontend = make(win_length=win_length, n_fft=n_fft, hop_length=1)
     least = frontend.min_samples
     features, lengths = frontend(audio(1.0)[0][:, :least], torch.tensor([least]))
@@ -251,7 +252,7 @@ def test_shorter_audio_than_has_a_frame_is_what_asr_inference_forgives(win_lengt
         frontend(torch.zeros(1, least - 1), torch.tensor([least - 1]))
 
 
-def test_a_batch_of_short_and_long_is_refused_in_training_only(audio):
+def test_a_batch_of_short_and_long_is_refused_in_training_only():
     frontend = make()
     speech, lengths = audio(3.0, 0.5)
     with pytest.raises(ValueError, match=r"0\.5 to 2 times the mean .*iterator_type: task, got 40"):

@@ -4,10 +4,12 @@ ESPnet's own TransformerEncoder and TransformerDecoder take ``layer_drop_rate`` 
 """
 
 import copy
+import functools
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("espnet2")
 
@@ -16,6 +18,7 @@ from espnet2.asr.decoder.transformer_decoder import TransformerDecoder
 from espnet2.utils.get_default_kwargs import get_default_kwargs
 
 from cape_plugins.espnet.decoder import CapeTransformerDecoder
+from espnet_support import assert_alone, batch, make
 
 either = pytest.mark.parametrize("side", ["encoder", "decoder"])
 both_norms = pytest.mark.parametrize("normalize_before", [True, False])
@@ -31,7 +34,7 @@ def decoder_of(kind=CapeTransformerDecoder, **options):
 
 
 @pytest.fixture
-def dropping(make):
+def dropping():
     """side, options → our Transformer, in training."""
 
     def dropping(side: str, **options):
@@ -43,7 +46,7 @@ def dropping(make):
 
 
 @pytest.fixture
-def inputs(batch):
+def inputs():
     """side → what its Transformer is called with; each row of the batch is the same."""
 
     def inputs(side: str) -> tuple[torch.Tensor, ...]:
@@ -126,7 +129,7 @@ def test_a_dropped_layer_gets_gradients_of_zero_rather_than_none(
         assert bool(alive) is ("norm" in name and not normalize_before), name
 
 
-def test_evaluation_of_the_encoder_keeps_every_layer_and_rescales_nothing(make, batch):
+def test_evaluation_of_the_encoder_keeps_every_layer_and_rescales_nothing():
     drop, plain = (make(num_blocks=3, layer_drop_rate=rate).eval() for rate in (0.9, 0.0))
     assert drop(*batch(30, 20))[0].equal(plain(*batch(30, 20))[0])
 
@@ -151,7 +154,7 @@ def test_options_of_the_decoder_are_espnets_and_what_cannot_work_is_refused():
 
 
 @pytest.mark.parametrize("pos", ["cape", "relpos"])
-def test_ddp_finds_every_parameter_used_at_every_step(pos, tmp_path, make, batch):
+def test_ddp_finds_every_parameter_used_at_every_step(pos, tmp_path):
     """Else its next forward raises; ESPnet leaves ``find_unused_parameters`` off."""
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
@@ -174,9 +177,7 @@ def test_ddp_finds_every_parameter_used_at_every_step(pos, tmp_path, make, batch
         ("cape_e_branchformer", "layer_drop_rate"),
     ],
 )
-def test_espnets_encoders_leave_layers_out_in_training_as_espnet_does(
-    name, option, pos, make, batch
-):
+def test_espnets_encoders_leave_layers_out_in_training_as_espnet_does(name, option, pos):
     encoder = make(name, pos, num_blocks=3, **{option: 0.5})
     calls = []
     for layer in encoder.encoders:
@@ -190,23 +191,45 @@ def test_espnets_encoders_leave_layers_out_in_training_as_espnet_does(
         assert few <= len(calls) <= many
 
 
-@pytest.mark.parametrize("pos", ["cape", "relpos", "rel_pos"])
-def test_espnets_activation_checkpointing_gives_the_same_gradients(pos, make, batch):
-    found = []
-    for layers in ([], [0, 1, 2]):
-        encoder = make("cape_e_branchformer", pos, gradient_checkpoint_layers=layers).train()
-        torch.manual_seed(3)
-        encoder(*batch(50, 31))[0].square().sum().backward()
-        found.append([p.grad for p in encoder.parameters()])
-    for plain, checkpointed in zip(*found, strict=True):
-        torch.testing.assert_close(plain, checkpointed)
+DROP = {"layer_drop_rate": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "espnets"),
+    [
+        *(("cape_e_branchformer", {"pos": pos}, True) for pos in ("cape", "relpos", "rel_pos")),
+        ("cape_e_branchformer", {}, False),
+        ("cape_conformer", {"pos": "rope"}, False),
+        ("cape_transformer", DROP, False),
+        ("decoder", DROP, False),
+    ],
+)
+def test_recomputation_gives_the_same_gradients_by_espnets_option_and_past_hooks(
+    name, options, espnets, inputs
+):
+    def gradients(recompute: bool) -> list[torch.Tensor]:
+        more = {"gradient_checkpoint_layers": [0, 1, 2]} if recompute and espnets else {}
+        if name == "decoder":
+            model, given = decoder_of(num_blocks=3, **options).train(), inputs("decoder")
+        else:
+            model, given = make(name, num_blocks=3, **options, **more).train(), batch(50, 31)
+        layers = model.decoders if name == "decoder" else model.encoders
+        for layer in layers if recompute and not espnets else ():
+            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+        for seed in range(3):
+            torch.manual_seed(seed)
+            model(*given)[0].square().sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    for plain, recomputed in zip(gradients(False), gradients(True), strict=True):
+        torch.testing.assert_close(recomputed, plain)
 
 
 # --- intermediate CTC, with ESPnet's own CTC and ASR model
 
 
 @pytest.fixture
-def conditioned(make):
+def conditioned():
     """name, pos, options → three layers, the first two of which feed the CTC's words back."""
 
     def conditioned(name: str = "cape_transformer", pos: str = "cape", **options):
@@ -220,9 +243,7 @@ def conditioned(make):
 
 @pytest.mark.parametrize("pos", ["cape", "relpos", "relpos_first", "rope", "rel_pos"])
 @pytest.mark.parametrize("name", ["cape_transformer", "cape_conformer", "cape_e_branchformer"])
-def test_intermediate_ctc_conditions_the_layers_above(
-    name, pos, conditioned, make, batch, assert_alone
-):
+def test_intermediate_ctc_conditions_the_layers_above(name, pos, conditioned):
     encoder, ctc = conditioned(name, pos)
     features, lengths = batch(163, 120, 40)
     assert_alone(encoder, features, lengths, ctc=ctc)
@@ -237,7 +258,7 @@ def test_intermediate_ctc_conditions_the_layers_above(
     assert ctc.ctc_lo.weight.grad.any()
 
 
-def test_frames_that_the_ctc_calls_blank_may_be_trimmed(make, batch):
+def test_frames_that_the_ctc_calls_blank_may_be_trimmed():
     encoder = make("cape_conformer", "rel_pos", interctc_layer_idx=[1], ctc_trim=True).eval()
     ctc = CTC(odim=5, encoder_output_size=16)
     with torch.no_grad():

@@ -13,6 +13,7 @@ from espnet2.utils.get_default_kwargs import get_default_kwargs
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cape_plugins.espnet.model import CapeASRModel, normalize_utterances
+from espnet_support import audio
 
 RATE = 8000
 SIZES = dict(output_size=16, attention_heads=2, linear_units=32, num_blocks=2)
@@ -47,7 +48,7 @@ def spy(module: torch.nn.Module) -> list:
 # --- timestamps and padding
 
 
-def test_in_training_nothing_is_padded_and_the_encoder_knows_the_times(build, audio):
+def test_in_training_nothing_is_padded_and_the_encoder_knows_the_times(build):
     model = build().train()
     calls = spy(model.encoder)
     out, out_lengths = model.encode(*audio(*UNEVEN))
@@ -61,7 +62,7 @@ def test_in_training_nothing_is_padded_and_the_encoder_knows_the_times(build, au
     assert (ends - torch.tensor(UNEVEN)).abs().max() < 0.05  # each lasts as long as it did
 
 
-def test_in_evaluation_a_padded_utterance_gives_what_it_gives_alone(build, audio):
+def test_in_evaluation_a_padded_utterance_gives_what_it_gives_alone(build):
     model = build().eval()
     speech, lengths = audio(1.2, 0.5, 0.8)
     out, out_lengths = model.encode(speech, lengths)
@@ -71,7 +72,7 @@ def test_in_evaluation_a_padded_utterance_gives_what_it_gives_alone(build, audio
         torch.testing.assert_close(out[index, : out_lengths[index]], alone[0], rtol=1e-4, atol=1e-4)
 
 
-def test_training_reaches_every_parameter(build, audio):
+def test_training_reaches_every_parameter(build):
     model = build(**SPECAUG, **encoder(layer_drop_rate=0.0)).train()
     text = torch.tensor([[2, 3, 4]] * 4), torch.tensor([3] * 4)
     loss, _, weight = model(*audio(*UNEVEN), *text)
@@ -88,7 +89,7 @@ def test_training_reaches_every_parameter(build, audio):
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(("center", "first", "frames"), [(True, 0.0, 121), (False, 0.016, 117)])
 def test_with_espnets_frontend_the_times_are_those_of_its_windows_middles(
-    center, first, frames, training, build, audio
+    center, first, frames, training, build
 ):
     model = build(**espnets(center=center)).train(training)
     calls = spy(model.encoder)
@@ -111,7 +112,7 @@ def test_features_from_the_data_loader_have_the_encoders_frame_shift(build):
 @pytest.mark.parametrize("amp", [False, True])
 @pytest.mark.parametrize("autocast_frontend", [False, True])
 def test_times_stay_in_double_precision_and_features_in_single_but_where_told(
-    amp, autocast_frontend, build, audio
+    amp, autocast_frontend, build
 ):
     conf = {"ctc_weight": 1.0, "autocast_frontend": autocast_frontend}
     model = build(model_conf=conf).train()
@@ -124,7 +125,7 @@ def test_times_stay_in_double_precision_and_features_in_single_but_where_told(
     assert out.isfinite().all()
 
 
-def test_train_dtype_float64_is_kept(build, audio):
+def test_train_dtype_float64_is_kept(build):
     model = build().double().train()
     calls = spy(model.encoder)
     speech, lengths = audio(*UNEVEN)
@@ -135,7 +136,7 @@ def test_train_dtype_float64_is_kept(build, audio):
 # --- normalisation and SpecAugment
 
 
-def test_features_are_normalised_before_they_are_masked_and_in_training_alone(build, audio):
+def test_features_are_normalised_before_they_are_masked_and_in_training_alone(build):
     model = build(**SPECAUG).train()
     into_specaug, into_encoder = spy(model.specaug), spy(model.encoder)
     model.encode(*audio(*UNEVEN))
@@ -167,7 +168,7 @@ def test_normalisation_is_espnets_for_one_utterance_and_the_same_beside_a_longer
         assert not ours[index, length:].any()
 
 
-def test_global_statistics_may_normalise_instead(tmp_path, build, audio):
+def test_global_statistics_may_normalise_instead(tmp_path, build):
     stats = tmp_path / "feats_stats.npz"  # mean 1, variance 4
     np.savez(stats, count=10, sum=np.full(20, 10.0), sum_square=np.full(20, 50.0))
     conf = {"stats_file": str(stats), "norm_vars": True}
@@ -181,7 +182,7 @@ def test_global_statistics_may_normalise_instead(tmp_path, build, audio):
 # --- several at once
 
 
-def test_a_replicas_share_is_cut_to_its_longest_utterance(build, audio):
+def test_a_replicas_share_is_cut_to_its_longest_utterance(build):
     model = build().eval()
     speech, lengths = audio(0.9, 0.5)
     expected, _ = model.encode(speech, lengths)
@@ -213,6 +214,11 @@ def test_the_way_to_the_encoder_waits_for_no_gpu(monkeypatch, build):
         (encoder(frame_shift=0.02), "set frame_shift: 0.01, or"),
         (espnets(hop_length=128), "set frame_shift: 0.016, or"),
         (espnets(fs="16k"), "set frame_shift: 0.005, or"),
+        (espnets(win_length=400), "win_length: 400 exceeds n_fft: 256: set n_fft"),
+        (
+            {"specaug": "cape_specaug", "specaug_conf": {"max_freq_mask_width": 21}},
+            "max_freq_mask_width=21 exceeds the 20 feature channels",
+        ),
         ({"preencoder": "sinc"}, "a preencoder that keeps the frames"),
         (encoder(interctc_layer_idx=[1]), r"got layers \[1\] and weight 0"),
         (
@@ -231,9 +237,7 @@ def test_what_does_not_fit_together_is_refused_when_the_model_is_built(settings,
 
 
 @pytest.mark.parametrize(("conditioning", "weight"), [(False, 0.3), (True, 0.0), (True, 0.5)])
-def test_intermediate_layers_train_with_a_weight_or_with_conditioning(
-    conditioning, weight, build, audio
-):
+def test_intermediate_layers_train_with_a_weight_or_with_conditioning(conditioning, weight, build):
     conf = {"ctc_weight": 1.0, "interctc_weight": weight}
     more = dict(interctc_layer_idx=[1], interctc_use_conditioning=conditioning)
     model = build(model_conf=conf, **encoder(**more)).train()
@@ -252,9 +256,7 @@ def test_model_conf_is_that_of_espnets_model_and_typos_are_refused(build):
 
 
 @pytest.mark.parametrize(("settings", "least"), [({}, 101), (ESPNETS, 129)])
-def test_audio_without_a_frame_is_what_espnets_decoding_calls_too_short(
-    settings, least, build, audio
-):
+def test_audio_without_a_frame_is_what_espnets_decoding_calls_too_short(settings, least, build):
     model = build(**settings).eval()
     for samples in (0, 1, least - 1):
         with pytest.raises(TooShortUttError, match=f"has {samples} samples and needs at least"):
@@ -263,7 +265,7 @@ def test_audio_without_a_frame_is_what_espnets_decoding_calls_too_short(
 
 
 @pytest.mark.parametrize("settings", [{}, ESPNETS], ids=["cape_fbank", "default"])
-def test_nan_audio_is_refused_but_not_in_padding(settings, build, audio):
+def test_nan_audio_is_refused_but_not_in_padding(settings, build):
     model, (speech, lengths) = build(**settings).eval(), audio(1.0, 0.5)
     speech[1, -1] = torch.nan
     model.encode(speech, lengths)

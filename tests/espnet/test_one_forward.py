@@ -15,12 +15,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 
 from cape_plugins.positions import frame_times
-from cape_plugins.variants import names
-
-ENCODERS = ["cape_transformer", "cape_conformer", "cape_e_branchformer", "cape_branchformer"]
-
-every_pos = pytest.mark.parametrize("pos", names(1))
-every_encoder = pytest.mark.parametrize("name", ENCODERS)
+from cape_support import replica
+from espnet_support import batch, make, table
 
 
 def parts(encoder) -> list[torch.nn.Module]:
@@ -34,7 +30,7 @@ def checkpointed(encoder):
     return encoder
 
 
-def step(encoder, batch, between: bool = False) -> list[torch.Tensor]:
+def step(encoder, between: bool = False) -> list[torch.Tensor]:
     """Two forwards of other lengths and times before one backward; the gradients."""
     torch.manual_seed(3)
     loss = 0.0
@@ -52,20 +48,18 @@ def step(encoder, batch, between: bool = False) -> list[torch.Tensor]:
     return [parameter.grad for parameter in encoder.parameters()]
 
 
-@every_pos
-@every_encoder
-def test_two_forwards_an_evaluation_and_copies_before_one_backward(name, pos, make, batch):
+@table
+def test_two_forwards_an_evaluation_and_copies_before_one_backward(name, pos):
     encoder = make(name, pos)
-    expected = step(copy.deepcopy(encoder), batch)
+    expected = step(copy.deepcopy(encoder))
     for between in (False, True):
-        found = step(checkpointed(copy.deepcopy(encoder)), batch, between)
+        found = step(checkpointed(copy.deepcopy(encoder)), between)
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other)
 
 
-@every_pos
-@every_encoder
-def test_no_module_keeps_a_tensor_and_copies_are_made_in_the_middle(name, pos, make, batch):
+@table
+def test_no_module_keeps_a_tensor_and_copies_are_made_in_the_middle(name, pos):
     encoder = make(name, pos)
     inputs = batch(60, 37)
     expected = encoder.eval()(*inputs)[0]
@@ -106,20 +100,8 @@ def in_turns(encoders, inputs) -> list[torch.Tensor]:
             handle.remove()
 
 
-def replica(module: torch.nn.Module) -> torch.nn.Module:
-    """As DataParallel makes them, on the CPU."""
-    copies = {each: each._replicate_for_data_parallel() for each in module.modules()}
-    for each, made in copies.items():
-        for key, child in each._modules.items():
-            made._modules[key] = None if child is None else copies[child]
-        for key, parameter in each._parameters.items():
-            setattr(made, key, None if parameter is None else parameter.clone())
-    return copies[module]
-
-
-@every_pos
-@every_encoder
-def test_two_threads_and_two_replicas_give_what_one_gives(name, pos, make, batch):
+@table
+def test_two_threads_and_two_replicas_give_what_one_gives(name, pos):
     encoder = make(name, pos).eval()
     inputs = []
     for lengths, shift in (((60, 37), 0.01), ((60, 22), 0.03)):

@@ -8,9 +8,11 @@ pytest.importorskip("espnet2")
 from espnet2.torch_utils.set_all_random_seed import set_all_random_seed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from espnet_support import batch, make
+
 
 @pytest.fixture
-def train(make, batch):
+def train():
     """rank, processes → Δ + ε of two steps' samples as ESPnet begins an epoch; a number drawn then.
 
     No group is joined where there are no processes.

@@ -1,29 +1,22 @@
 """README's commands for ESPnet, at reduced size, on a small corpus."""
 
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+
+from cape_support import ROOT, block_with, shell
 
 pytest.importorskip("espnet2")
 
 import soundfile
 
-pytestmark = pytest.mark.release
-
-ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
 SMALLER = " --max_epoch 1 --num_workers 0 --batch_bins 64000 --use_matplotlib false"
 for size in ("output_size=16", "attention_heads=2", "linear_units=32", "num_blocks=1"):
     SMALLER += f" --encoder_conf {size}"
 
 
+@pytest.mark.release
 def test_the_quickstart_prepares_and_trains(tmp_path):
-    (script,) = (block for block in BLOCKS if "prepare_wavs.py" in block)
+    script = block_with(ROOT / "README.md", "prepare_wavs.py")
     for name in ("configs", "integrations"):
         (tmp_path / name).symlink_to(ROOT / name)
     noise = np.random.default_rng(0)
@@ -34,16 +27,6 @@ def test_the_quickstart_prepares_and_trains(tmp_path):
             soundfile.write(folder / f"{split}{index}.wav", noise.normal(0, 0.1, 16000), 16000)
             (folder / f"{split}{index}.txt").write_text(["one\n", "two\n"][index % 2])
     config = "--config configs/espnet/quickstart.yaml"
-    assert script.count(config) == 1
-    assert script.count("--ngpu 1") == 1
-    script = script.replace(config, config + SMALLER).replace("--ngpu 1", "--ngpu 0")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-euc", script],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert script.count(config) == script.count("--ngpu 1") == 1
+    shell(script.replace(config, config + SMALLER).replace("--ngpu 1", "--ngpu 0"), tmp_path)
     assert (tmp_path / "exp" / "cape" / "valid.cer_ctc.best.pth").exists()

@@ -13,7 +13,7 @@ from typing import Any
 
 import jiwer
 
-from cape_plugins.espnet.layers import use_logn
+from cape_plugins.espnet.attention import use_logn
 from cape_studies.evaluation.device import open_device
 from cape_studies.evaluation.espnet import segments
 from cape_studies.evaluation.espnet.decoding import decode

@@ -1,0 +1,87 @@
+"""ESPnet's self-attention with positions in it: what takes its place, and log N for any encoder."""
+
+from typing import Any
+
+import torch
+
+# the class that ESPnet's pictures of attention look for, wherever this version has it
+from espnet2.main_funcs.calculate_all_attentions import MultiHeadedAttention
+from torch import Tensor, nn
+
+from cape_plugins.attention import PositionalAttention
+from cape_plugins.espnet.layers import replace, take_over
+
+
+class CapeMultiHeadedAttention(MultiHeadedAttention):
+    """ESPnet's self-attention, with its weights, in which positions take part.
+
+    Where ``num_att_plot`` asks for pictures, by a forward hook and in evaluation, the weights
+    (B, heads, N, N) are computed too and left in ``attn``, where ESPnet looks for them.
+
+    Attributes:
+        positional: what attends.
+    """
+
+    positional: PositionalAttention
+
+    @classmethod
+    def made_of(cls, theirs: MultiHeadedAttention, positional: PositionalAttention | None) -> Any:
+        """Ours in place of ESPnet's; without positions if there are none to attend by."""
+        ours = take_over(cls, theirs)
+        ours.positional = positional or PositionalAttention()
+        return ours
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *rest: Tensor) -> Tensor:
+        """Attend, (B, N, size) → same.
+
+        ESPnet's layers call this with the mask alone where their input is content, and with
+        positions before the mask where it is (content, positions).
+
+        Args:
+            query, key, value: (B, N, size), all the same.
+            rest: the positions (B, N, …) of :func:`cape_plugins.variants.prepare`, where the
+                variant has some; the mask, bool (B, 1 or N, N), True where a query sees a key.
+        """
+        positions = rest[0] if len(rest) == 2 else None
+        visible = rest[-1][:, None]  # (B, 1, 1 or N, keys)
+        # an empty utterance sees its padding: attention to nothing could be NaN
+        visible = visible | ~visible.any(dim=-1, keepdim=True)
+        pictures = self._forward_hooks and not (self.training or torch.compiler.is_compiling())
+        query, key, value = self.forward_qkv(query, key, value)  # (B, heads, N, size / heads)
+        mixed, weights = self.positional(
+            query,
+            key,
+            value,
+            positions,
+            visible,
+            self.dropout_rate if self.training else 0.0,
+            need_weights=bool(pictures),
+        )
+        if weights is not None:
+            self.attn = weights.detach()
+        return self.linear_out(mixed.transpose(1, 2).flatten(2))  # (B, N, size)
+
+
+def use_logn(encoder: nn.Module, logn: int) -> None:
+    """Multiply the logits of an encoder's self-attention by log N / log N_train.
+
+    Args:
+        encoder: one of ours, or one of ESPnet's whose self-attention knows no positions.
+        logn: N_train, in frames after subsampling; 0 for off.
+
+    Raises:
+        ValueError: there is another self-attention, or none.
+    """
+    found = [each for each in encoder.modules() if isinstance(each, MultiHeadedAttention)]
+    unknown = {type(each) for each in found} - {MultiHeadedAttention, CapeMultiHeadedAttention}
+    if unknown or not found:
+        names = ", ".join(sorted(kind.__name__ for kind in unknown)) or "none of ESPnet"
+        raise ValueError(
+            f"attention_logn has no effect in {type(encoder).__name__}, whose self-attention is "
+            f"{names}: leave it out, or choose another model"
+        )
+    if MultiHeadedAttention in map(type, found):
+        replace(encoder, MultiHeadedAttention, lambda m: CapeMultiHeadedAttention.made_of(m, None))
+    for each in encoder.modules():
+        if isinstance(each, CapeMultiHeadedAttention):
+            each.positional.logn = logn
