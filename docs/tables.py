@@ -207,8 +207,10 @@ def spread(values: Sequence[float], decimals: int) -> str:
     """The mean, of two trainings with both, from three on with half of the interval."""
     each = np.array(values)
     if len(each) < TRAININGS or np.isnan(each).any():
-        return report_tables.cell(Score(pd.Series(each)), decimals) if len(each) else ""
-    low, high = interval(each)
+        lacking = frozenset(np.flatnonzero(np.isnan(each)))
+        one = Score(each.mean(), pd.Series(each), (len(each),), lacking) if len(each) else None
+        return report_tables.cell(one, decimals) if one else ""
+    low, high, _ = interval([each])
     return f"{each.mean():.{decimals}f} ± {(high - low) / 2:.{decimals}f}"
 
 

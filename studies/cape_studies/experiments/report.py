@@ -63,7 +63,7 @@ def run(options: ReportOptions) -> None:
     """
     csvs = [path for path in options.source if path.is_file()]
     if csvs and all("model" in scores.read(path) for path in csvs):
-        found = [report_read.curves(options)]
+        found = [report_read.curves(csvs, options.x, options.metric, options.trained_on)]
     else:
         found = report_read.studies(options.source)
     for one in found:

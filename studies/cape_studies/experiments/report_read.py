@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,14 +13,13 @@ from cape_studies.evaluation.output import VALUES
 from cape_studies.experiments.scores import STATS, TIDY, read, text
 from cape_studies.experiments.study import Report, Study, find, known, load, load_written, read_yaml
 
-if TYPE_CHECKING:
-    from cape_studies.experiments.report import ReportOptions
-
 TRAININGS = 3  # for an interval: of two, Student's is 13 times as wide as their standard error
 #: how items make a score → the columns of theirs that do
 PARTS = {"percent": ["value", "weight"], "mean": ["value", "weight"]}
 PARTS |= {"bleu": STATS, "bleu_unsmoothed": STATS}
 NO_ITEMS = pd.DataFrame(columns=["variant", "seed", "evaluation", "condition", "metric", "item"])
+#: of metrics, in scores from before evaluations said how they count
+HOW = {"top1": "percent", "wer": "percent", "bleu": "bleu_unsmoothed", "sacrebleu": "bleu"}
 LOWER = {"wer", "cer", "loss"}  # the evaluators' metrics of which less is better
 
 
@@ -94,14 +93,15 @@ def _items(path: Path) -> pd.DataFrame:
 
 def _stored(path: Path) -> list[Result]:
     """The studies of a ``scores.csv`` that cape-report wrote, under any name."""
-    rows = read(path, TIDY[:-1]).reindex(columns=TIDY)  # older ones have no how
+    rows = read(path, TIDY[:-1]).reindex(columns=TIDY)
+    rows["how"] = rows["how"].fillna(rows["metric"].map(HOW))
     items = _items(path.with_name(f"{path.stem}-items.csv.xz"))
-    note = f"From {path.name}: the test items of these trainings are not stored, so that intervals"
+    note = f"{path.name}: single test items are not stored, so that intervals"
     found = []
     for name, scores in rows.groupby("study", sort=False):
         (study,) = load(find(str(name)))
         mine = items[items["study"] == name] if len(items) else items
-        notes = [] if len(mine) else [f"{note}, from three trainings on, leave them out."]
+        notes = [] if len(mine) else [f"{note} are for other trainings on the same items."]
         found.append(Result(study, scores, mine, notes))
     return found
 
@@ -155,7 +155,9 @@ def _training(run: Path) -> tuple[str, int]:
     return variant, int(seed)
 
 
-def curves(options: "ReportOptions") -> Result:
+def curves(
+    source: Sequence[Path], x: str = "", metric: str = "", trained_on: Sequence[str] = ()
+) -> Result:
     """Scores over a column of evaluators' CSVs: a line for each model, file and value of the other
     columns, as far as these differ; the checkpoints of a line are its trainings.
 
@@ -165,13 +167,13 @@ def curves(options: "ReportOptions") -> Result:
         ValueError: a file cannot be read, or lacks a column or the metric.
     """
     about = ["model", "checkpoint", *VALUES]
-    tables = [read(one, about).assign(file=one.stem) for one in options.source]
+    tables = [read(one, about).assign(file=one.stem) for one in source]
     rows = pd.concat(tables, ignore_index=True)
-    metric = options.metric or next(iter(rows["metric"]), "")
+    metric = metric or next(iter(rows["metric"]), "")
     known("--metric", [metric], set(rows["metric"]))
     rows = rows[rows["metric"] == metric].copy()
     tests = [one for one in rows.dropna(axis=1, how="all") if one not in (*about, "file")]
-    x = options.x or max(tests, key=lambda one: rows[one].nunique(), default="")
+    x = x or max(tests, key=lambda one: rows[one].nunique(), default="")
     known("--x", [x], tests)
     rows[tests] = rows[tests].map(text).replace("nan", "–")  # the model's own
     for name in tests:
@@ -183,7 +185,7 @@ def curves(options: "ReportOptions") -> Result:
     rows = rows.rename(columns={x: "condition"}).assign(
         study=metric, host="", evaluation=metric, higher_is_better=metric not in LOWER
     )
-    rows["trained_on"] = rows["condition"].isin(options.trained_on)
+    rows["trained_on"] = rows["condition"].isin(trained_on)
     unit = " (%)" if (rows["how"] == "percent").all() else ""
     labels: dict[str, Any] = {"metric": metric, "x_label": x, "y_label": f"{metric}{unit}"}
     report = Report(baseline=rows["variant"].iat[0], evaluation=metric, **labels)

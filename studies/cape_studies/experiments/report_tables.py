@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
-from cape_studies.experiments.report_scores import TRAININGS, Score, Scores
+from cape_studies.experiments.report_scores import Score, Scores
 
 NO_SCORE = "†"
-ALONE = "‡"  # an interval over trainings alone, in a table that has others too
+ALONE = "‡"  # an interval for other trainings alone, in a table that has others too
 
 
 class Table(NamedTuple):
@@ -39,8 +39,12 @@ def tables(scores: Scores) -> list[Table]:
     arrow += " In bold: conditions seen in training." if scores.seen else ""
     found = [_grid(scores, scores.found, title, arrow)]
     if scores.differences:
-        pairs = f"{title}, difference from {scores.result.study.report.baseline}"
-        found.append(_grid(scores, scores.differences, pairs, "Of the same seeds.", "+"))
+        base = scores.result.study.report.baseline
+        ways = {scores.paired(variant, base) for variant, _ in scores.differences}
+        how = "Trainings of a seed, from the same weights, are pairs." if True in ways else ""
+        how += " Of means over trainings, which are not paired." if False in ways else ""
+        pairs = f"{title}, difference from {base}"
+        found.append(_grid(scores, scores.differences, pairs, how.strip(), "+"))
     beside, digits = [], _digits(scores)
     for row in scores.paper:
         if ours := scores.found.get((row.variant, row.condition)):
@@ -63,8 +67,10 @@ def _grid(
         mine = {c: one for (v, c), one in found.items() if v == variant}
         if not mine:
             continue
-        counts = sorted({len(one.each) for one in mine.values()})
-        row = {"variant": variant, "trainings": "–".join(map(str, counts))}
+        counts = sorted(
+            {" and ".join(map(str, dict.fromkeys(one.trainings))) for one in mine.values()}
+        )
+        row = {"variant": variant, "trainings": ", ".join(counts)}
         if lacking:
             seeds = sorted(set().union(*(one.lacking for one in mine.values())))
             row["seeds without a score"] = ", ".join(map(str, seeds))
@@ -74,13 +80,15 @@ def _grid(
             text += ALONE if one.known and not one.items and len(ways) > 1 else ""
             row[condition] = f"**{text}**" if (variant, condition) in scores.seen else text
         rows.append(row)
-    if any(1 < len(one.each) < TRAININGS for one in found.values()):
+    if any(len(one.each) > 1 and not (one.known or one.lacking) for one in found.values()):
         legend += " Parentheses: each training; of fewer than three there is no interval."
-    if True in ways:
-        legend += " Brackets: 95 % interval over trainings and test items, by a bootstrap of both."
-    if False in ways:
-        mark = f"{ALONE}: the" if len(ways) > 1 else "Brackets: 95 %"
-        legend += f" {mark} interval over trainings alone (Student's t), without test items."
+    if ways:
+        legend += " Brackets: 95 % interval for other trainings"
+        legend += (
+            " and other test items." if True in ways else "; single test items are not stored."
+        )
+    if len(ways) > 1:
+        legend += f" {ALONE}: for other trainings alone."
     if lacking:
         legend += f" {NO_SCORE} A training has no score there: those of the others, and no mean."
     return Table(title, rows, legend)

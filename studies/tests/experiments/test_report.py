@@ -151,27 +151,80 @@ def replace_in(path: Path, old: str, new: str) -> None:
 
 @given(st.lists(st.floats(-100, 100), min_size=3, max_size=6, unique=True))
 def test_over_trainings_alone_the_interval_is_students(values):
-    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    found = report_scores.interval(np.array(values))
-    assert found == pytest.approx(tuple(expected), rel=1e-6, abs=1e-6)
+    expected = stats.ttest_1samp(values, 0)
+    *ends, p = report_scores.interval([np.array(values)])
+    assert ends == pytest.approx(tuple(expected.confidence_interval()), rel=1e-6, abs=1e-6)
+    assert p == pytest.approx(expected.pvalue, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize(("trainings", "spread"), [(3, 10), (5, 10), (3, 0.1), (3, 2)])
-def test_the_interval_holds_in_nineteen_of_twenty_cases(trainings, spread):
-    """Of trainings that differ by ``spread`` standard errors of the test items."""
-    random, items, held, ranges = np.random.default_rng(0), 50, 0, 0
-    for _ in range(200):
-        parts = random.normal(0, math.sqrt(items), items) + random.normal(0, spread, (trainings, 1))
-        each = parts.mean(axis=1)
-        low, high = report_scores.interval(each, report_scores.draws(items) / items @ parts.T)
-        held += low < 0 < high
-        ranges += each.min() < 0 < each.max()  # the percentiles of three resampled trainings
-    assert 0.9 <= held / 200 <= 1
-    assert trainings > 3 or ranges < held
+def test_of_two_variants_trainings_the_interval_is_welchs():
+    one, other = np.array([70.0, 72.5, 71.0]), np.array([60.0, 69.0, 66.5, 64.0])
+    expected = stats.ttest_ind(one, other, equal_var=False)
+    *ends, p = report_scores.interval([one, other], (1, -1))
+    assert ends == pytest.approx(tuple(expected.confidence_interval()))
+    assert p == pytest.approx(expected.pvalue)
 
 
-def test_a_difference_is_of_the_same_seeds_and_items(folder):
-    """nopos gets the very answers of sinpos, but for ten images of each training."""
+@pytest.mark.parametrize("own", [0, 1])
+def test_items_add_what_they_do_to_all_trainings_alike_and_no_more(own):
+    """As in an analysis of variance: (items' mean square - error's) / (n × items)."""
+    random = np.random.default_rng(0)
+    parts = random.normal(0, 14, 200) + random.normal(0, 14 * own, (3, 200))
+    without = (parts.sum(axis=1) - parts.T) / 199
+    each = parts.mean(axis=1)
+    centred = parts - each[:, None] - parts.mean(axis=0) + parts.mean()
+    of_items, error = 3 * parts.mean(axis=0).var(ddof=1), (centred**2).sum() / (2 * 199)
+    alike = (of_items - error) / (3 * 200)
+    low, high, _ = report_scores.interval([each], without=without)
+    quadrature = np.hypot(4.3027 * stats.sem(each), stats.t.isf(0.025, 199) * alike**0.5)
+    assert high - low <= 2 * quadrature * (1 + 1e-6)
+    assert high - low == pytest.approx(2 * quadrature) or own
+
+
+def test_equal_scores_have_an_interval_of_no_width():
+    assert report_scores.interval([np.ones(3)]) == (1, 1, 0)
+    assert report_scores.interval([np.ones(3), np.ones(3)], (1, -1)) == (0, 0, 1)
+
+
+def test_a_percentage_ends_at_0_and_100_and_a_difference_does_not(folder):
+    for path in folder.glob("runs/*/scores.csv"):
+        seed = int(path.parent.name.split("seed")[1][0])
+        pd.read_csv(path).assign(value=[99.0, 97.0, 100.0][seed]).to_csv(path, index=False)
+    without_items(folder)
+    scores = scores_of(folder)
+    assert scores.found["cape", "32"][4:6] == pytest.approx((94.87, 100), abs=0.01)
+    assert scores.differences["cape", "32"].high > 0
+
+
+def test_trainings_are_pairs_of_a_seed_only_if_they_go_on_from_the_same_weights(folder):
+    scores = scores_of(folder)
+    cape, sinpos = (scores.found[v, "64"].each.to_numpy() for v in ("cape", "sinpos"))
+    without_items(folder)
+    welch = scores_of(folder).differences["cape", "64"]
+    expected = stats.ttest_ind(cape, sinpos, equal_var=False).confidence_interval()
+    assert welch[4:6] == pytest.approx(tuple(expected))
+    assert "which are not paired" in reported(folder)
+    variants = {"nopos": {}, "cape": {"after": "nopos"}, "sinpos": {"after": "nopos"}}
+    write_about(folder, variants=variants)
+    pairs = scores_of(folder).differences["cape", "64"]
+    assert pairs[4:6] == pytest.approx(tuple(stats.ttest_rel(cape, sinpos).confidence_interval()))
+    assert "Trainings of a seed, from the same weights, are pairs." in reported(folder)
+
+
+def test_more_trainings_of_one_variant_count_all(folder, tmp_path):
+    added = [write_run(folder, "cape", seed).name for seed in (3, 4, 5)]
+    study = yaml.safe_load((folder / "study.yaml").read_text())
+    write_about(folder, runs=[*study["runs"], *added], seeds=[*range(6)])
+    less = scores_of(folder).differences["cape", "64"]
+    assert less.trainings == (6, 3)
+    assert row(reported(folder), "cape", 1)[1] == "6 and 3"
+    found = scores_of(folder).found
+    assert less.value == pytest.approx(found["cape", "64"].value - found["sinpos", "64"].value)
+
+
+def test_a_difference_is_of_the_same_items(folder):
+    """nopos, paired with sinpos, gets its very answers, but for ten images of each training."""
+    write_about(folder, variants={"cape": {}, "sinpos": {}, "nopos": {"after": "sinpos"}})
     for seed in range(3):
         theirs = pd.read_csv(folder / f"runs/sinpos-seed{seed}-0abcd/items-sizes.csv")
         ten = theirs.index[theirs["condition"] == 64][:10]
@@ -182,11 +235,16 @@ def test_a_difference_is_of_the_same_seeds_and_items(folder):
         rows["value"] = 100 * theirs.groupby("condition", sort=False)["value"].mean().to_numpy()
         rows.to_csv(run / "scores.csv", index=False)
     scores = scores_of(folder)
-    assert scores.differences["nopos", "32"][1:] == (0, 0, True)
+    assert scores.differences["nopos", "32"][4:] == (0, 0, 1, True)
     apart = {v: s.high - s.low for (v, c), s in scores.differences.items() if c == "64"}
     assert 0 < apart["nopos"] < apart["cape"] / 2
     assert scores.differences["cape", "64"].low > 0
     assert ("sinpos", "64") not in scores.differences
+
+
+def write_about(folder, **changes):
+    study = yaml.safe_load((folder / "study.yaml").read_text())
+    (folder / "study.yaml").write_text(yaml.safe_dump({**study, **changes}, sort_keys=False))
 
 
 def without_items(folder):
@@ -204,24 +262,16 @@ def items_without_how(folder):
 
 
 @pytest.mark.parametrize("spoil", [without_items, items_without_how])
-def test_without_items_the_interval_is_over_trainings_alone_and_the_table_says_so(folder, spoil):
+def test_without_items_the_interval_is_for_other_trainings_alone_and_the_table_says_so(
+    folder, spoil
+):
     with_items = reported(folder)
-    assert "over trainings and test items, by a bootstrap of both." in with_items
+    assert "95 % interval for other trainings and other test items." in with_items
     assert "‡" not in with_items
     spoil(folder)
     text = reported(folder)
-    assert "Brackets: 95 % interval over trainings alone" in text
-    assert "bootstrap" not in text
-    cape, sinpos = (
-        list(
-            report_read.studies([folder])[0]
-            .scores.query("variant == @v and condition == '64'")
-            .value
-        )
-        for v in ("cape", "sinpos")
-    )
-    low, high = stats.ttest_rel(cape, sinpos).confidence_interval(0.95)
-    assert f"[{low:+.2f}, {high:+.2f}]" in row(text, "cape", 1)[-1]
+    assert "95 % interval for other trainings; single test items are not stored." in text
+    assert "other test items" not in text
 
 
 def test_scores_whose_items_are_not_the_same_are_marked(folder):
@@ -229,7 +279,7 @@ def test_scores_whose_items_are_not_the_same_are_marked(folder):
     text = reported(folder)
     assert row(text, "cape")[2].endswith("]‡")
     assert row(text, "sinpos")[2].endswith("]")
-    assert "‡: the interval over trainings alone" in text
+    assert "‡: for other trainings alone." in text
 
 
 def test_of_fewer_than_three_trainings_there_are_values_and_no_interval(tmp_path):
@@ -350,13 +400,13 @@ def test_a_report_of_the_stored_scores_and_items_is_the_same(folder, monkeypatch
     for name in scores:
         shutil.copy(tmp_path / "out" / name, tmp_path / name.replace("scores", "kept"))
     again = reported(tmp_path / "kept.csv", "--out", tmp_path / "again")
-    note = "From kept.csv: the test items of these trainings are not stored, so that intervals, "
-    note += "from three trainings on, leave them out.\n\n"
+    note = "kept.csv: single test items are not stored, so that intervals are for other trainings "
+    note += "on the same items.\n\n"
     assert again.replace(note, "") == text  # of one training none are kept
     (tmp_path / "kept-items.csv.xz").unlink()
     alone = reported(tmp_path / "kept.csv", "--out", tmp_path / "alone")
-    assert alone.count("From kept.csv: the test items of these trainings are not stored") == 2
-    assert "over trainings alone" in alone
+    assert alone.count("kept.csv: single test items are not stored") == 2
+    assert "for other trainings; single" in alone
 
 
 def test_what_a_reader_should_know_of_the_runs_is_noted(tmp_path, figures):
@@ -568,7 +618,7 @@ def test_the_page_stands_alone_and_has_it_all(page):
         "A small study &lt;of positions&gt; &amp; sizes",
         "Expected: cape flatter beyond the trained size.",
         "sizes, top1 ↑, difference from sinpos",
-        "over trainings and test items, by a bootstrap of both.",
+        "for other trainings and other test items.",
         "Table 2",
         "torch: 2.14.1",
         "train.py --model vit_cape",
