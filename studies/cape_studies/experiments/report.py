@@ -20,7 +20,7 @@ from cape_studies.evaluation import command
 from cape_studies.evaluation.options import Options
 from cape_studies.experiments import report_figures, report_read, report_scores, scores
 from cape_studies.experiments.report_read import Result
-from cape_studies.experiments.report_tables import Table, tables
+from cape_studies.experiments.report_tables import tables
 from cape_studies.experiments.study import known
 
 WRITTEN = "table.md", "index.html", "scores.csv", "scores-items.csv.xz", "figure.png", "answer.json"

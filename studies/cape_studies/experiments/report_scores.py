@@ -118,6 +118,8 @@ class Scores:
         variants: that have been tested, in the study's order.
         conditions: in the order of the tests.
         seen: (variant, condition) that the training knew.
+        values: (variant, condition) → each training's score, by seed.
+        without: of variant, condition and seed, the items' names and the score without each.
         found: (variant, condition) → score.
         differences: the same → what it has more than the baseline.
         paper: its numbers.
