@@ -52,3 +52,10 @@ def rate(means: list[float], spreads: list[float], n: int, items: float, same: b
 @pytest.mark.parametrize("spreads", SPREADS.values(), ids=SPREADS)
 def test_of_equal_variants_any_is_told_apart_in_5_percent_of_studies(spreads, n, items):
     assert rate([0.0] * len(spreads), spreads, n, items, same=True) <= LEVEL + NOISE
+
+
+@pytest.mark.release
+def test_of_seven_variants_differences_of_five_spreads_are_mostly_found():
+    means = [0.0] * 4 + [5.0] * 3
+    assert rate(means, [1.0] * 7, 3, 0.0, same=False) >= 0.9
+    assert rate(means, [1.0] * 7, 3, 0.6, same=False) >= 0.7
