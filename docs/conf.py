@@ -27,7 +27,11 @@ suppress_warnings = ["myst.header"]  # pages that are read as files too begin th
 # Outputs are not committed. timm's notebook takes seconds and is run here, so that its pictures are
 # shown; the other two train for minutes, and say in their text what came out.
 nb_execution_mode = "force"
-nb_execution_excludepatterns = ["notebooks/fairseq.ipynb", "notebooks/espnet.ipynb"]
+nb_execution_excludepatterns = [
+    "notebooks/fairseq.ipynb",
+    "notebooks/espnet.ipynb",
+    "notebooks/my_images.ipynb",
+]
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_merge_streams = True

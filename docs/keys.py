@@ -7,9 +7,18 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from cape_studies.experiments.hosts import HOSTS
 from cape_studies.experiments.paper import PaperRow, PaperTable, Part
-from cape_studies.experiments.study import PLACES, Evaluation, Need, Prepare, Report, Study, Variant
+from cape_studies.experiments.study import (
+    PLACES,
+    Answer,
+    Evaluation,
+    Need,
+    Prepare,
+    Report,
+    Study,
+    Variant,
+)
 
-PARTS = Study, Need, Prepare, Variant, Evaluation, Report, PaperTable, PaperRow
+PARTS = Study, Need, Prepare, Variant, Evaluation, Report, PaperTable, PaperRow, Answer
 MARKS = "<!-- keys: made by docs/keys.py -->", "<!-- end of keys -->"
 
 

@@ -19,8 +19,8 @@ def path(request) -> Path:
     return request.param
 
 
-def test_there_is_one_for_each_host():
-    assert [path.stem for path in NOTEBOOKS] == ["espnet", "fairseq", "timm"]
+def test_there_is_one_for_each_host_and_one_for_a_users_images():
+    assert [path.stem for path in NOTEBOOKS] == ["espnet", "fairseq", "my_images", "timm"]
 
 
 def test_it_is_valid_and_holds_no_outputs(path):

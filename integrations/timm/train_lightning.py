@@ -74,6 +74,8 @@ def parse() -> argparse.Namespace:
     add("--out", type=Path, required=True, help="folder of the checkpoint")
     add("--model", required=True, help="timm's name")
     add("--model-kwargs", nargs="*", default={}, action=ParseKwargs, help="NAME=VALUE")
+    add("--pretrained", action="store_true", help="start from timm's weights of the model")
+    add("--pretrained-path", type=Path, help="start from weights in this file")
     add("--img-size", type=int, required=True, help="pixels")
     add("--steps", type=int, required=True)
     add("--batch-size", type=int, default=32)
@@ -116,7 +118,10 @@ class Classifier(lightning.LightningModule):
         )
         own = dict(num_classes=classes, img_size=arguments.img_size)
         self.model_kwargs = own | arguments.model_kwargs
-        model = timm.create_model(arguments.model, **self.model_kwargs)
+        start: dict[str, Any] = {"pretrained": arguments.pretrained}
+        if arguments.pretrained_path:  # timm makes a new head, as train.py
+            start["pretrained_cfg_overlay"] = {"file": str(arguments.pretrained_path)}
+        model = timm.create_model(arguments.model, **start, **self.model_kwargs)
         smoothing = dict(smoothing=arguments.smoothing)
         self.task = ClassificationTask(model, criterion_kwargs=smoothing, verbose=False)
         self.steps, self.lr = arguments.steps, arguments.lr

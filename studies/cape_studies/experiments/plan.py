@@ -94,6 +94,8 @@ def code_mark(package: Path, host: str) -> str:
 
 PLUGIN = Path(cape_plugins.__file__).parent
 EVALUATION = Path(cape_studies.__file__).parent / "evaluation"
+#: of our modules that prepare, the package → whose code they depend on
+OURS = {"cape_studies.evaluation": EVALUATION, "cape_studies.ask": EVALUATION.parent / "ask"}
 
 
 @cache
@@ -203,8 +205,8 @@ def prepare(
     steps = []
     for name, step in study.prepare.items():
         program = ["-m", str(step.module)] if step.module else [str(step.script)]
-        espnet, ours = (program[-1].startswith(f"{p}.") for p in ("espnet2", "cape_studies"))
-        code = code_mark(EVALUATION if ours else PLUGIN, study.host)
+        espnet = program[-1].startswith("espnet2.")
+        code = code_mark(OURS.get(program[-1].rpartition(".")[0], PLUGIN), study.host)
         mark = step.module or script_mark(step.script)
         settings = fill([*step.arguments, step.options], {**marks, "out": ""})
         key = digest([versions(study.host), code, mark, settings])

@@ -2,9 +2,10 @@
 
 import base64
 import io
+import json
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ import yaml
 from pydantic import Field, model_validator
 from tyro.conf import Positional
 
+from cape_studies.ask.answer import of_study, sentences
 from cape_studies.evaluation import command
 from cape_studies.evaluation.options import Options
 from cape_studies.experiments import report_figures, report_read, report_scores, scores
 from cape_studies.experiments.report_read import Result
-from cape_studies.experiments.report_tables import Table, tables
+from cape_studies.experiments.report_tables import tables
 from cape_studies.experiments.study import known
 
-WRITTEN = "table.md", "index.html", "scores.csv", "scores-items.csv.xz", "figure.png"
+WRITTEN = "table.md", "index.html", "scores.csv", "scores-items.csv.xz", "figure.png", "answer.json"
 
 
 class ReportOptions(Options):
@@ -83,9 +85,12 @@ def run(options: ReportOptions) -> None:
         items = pd.concat([one.items.assign(study=one.name) for one in found])
         items.to_csv(out / "scores-items.csv.xz", index=False)
         pd.concat([one.scores for one in found]).to_csv(out / "scores.csv", index=False)
-        text = "\n".join(markdown(each["result"], each["tables"]) for each in sections)
+        text = "\n".join(markdown(each) for each in sections)
         (out / "table.md").write_text(text, encoding="utf-8")
         (out / "index.html").write_text(page, encoding="utf-8")
+        if answers := [each["answer"] for each in sections if each["answer"]]:
+            answer = answers[0] if len(answers) == 1 else answers
+            (out / "answer.json").write_text(json.dumps(answer, indent=2), encoding="utf-8")
         for each in sections:
             apart = f"-{each['result'].name}" if len(found) > 1 else ""
             (out / f"figure{apart}.png").write_bytes(base64.b64decode(each["picture"]))
@@ -97,6 +102,7 @@ def run(options: ReportOptions) -> None:
 def section(result: Result) -> dict[str, Any]:
     """What the page shows of a study."""
     every, picture = report_scores.every(result), io.BytesIO()
+    answer = of_study(result.study, every)
     report_figures.draw(every[0], picture)
     shown = [table for one in every for table in tables(one)]
     steps = [step for run in result.runs.values() for step in run["record"].values()]
@@ -105,14 +111,18 @@ def section(result: Result) -> dict[str, Any]:
             step["command"] = shlex.join(step["command"])  # as it is typed
     return {
         "result": result,
+        "answer": answer,
+        "said": sentences(answer, result.study) if answer else [],
         "tables": shown,
         "picture": base64.b64encode(picture.getvalue()).decode(),
     }
 
 
-def markdown(result: Result, shown: Sequence[Table]) -> str:
-    """The tables under the study's title and notes."""
-    parts = [f"## {result.study.title}", *result.notes, *(one.markdown() for one in shown)]
+def markdown(section: Mapping[str, Any]) -> str:
+    """The tables under the study's title, answer and notes."""
+    result: Result = section["result"]
+    parts = [f"## {result.study.title}", *section["said"], *result.notes]
+    parts += [table.markdown() for table in section["tables"]]
     return "\n\n".join(parts)
 
 

@@ -50,7 +50,10 @@ class Score(NamedTuple):
 
 
 def interval(
-    groups: Sequence[np.ndarray], signs: Sequence[int] = (1,), without: np.ndarray | None = None
+    groups: Sequence[np.ndarray],
+    signs: Sequence[int] = (1,),
+    without: np.ndarray | None = None,
+    prior: tuple[float, float] = (0.0, 0.0),
 ) -> tuple[float, float, float]:
     """Low, high and p of a mean over trainings, or of a difference of two.
 
@@ -66,15 +69,20 @@ def interval(
         signs: what each group's mean counts.
         without: (items, trainings of all groups) the scores without each item; None where single
             items are not stored.
+        prior: variance of a training's score that other variants tell, and degrees of freedom that
+            it counts for beside each group's own.
     """
     sizes = np.array([len(group) for group in groups])
     value = sum(sign * group.mean() for sign, group in zip(signs, groups, strict=True))
-    spread = np.array([group.var(ddof=1) / len(group) for group in groups])
+    free, (known, more) = sizes - 1, prior
+    spread = free * [group.var(ddof=1) for group in groups] + more * known
+    free = free + more
+    spread = spread / free / sizes
     many, alike = (2, 0.0) if without is None else (len(without), _alike(without, sizes, signs))
     trainings, noise = spread.sum(), math.sqrt(spread.sum() + alike)
     if not noise:
         return value, value, float(value == 0)
-    of = sum(spread**2 / (sizes - 1))
+    of = sum(spread**2 / free)
     few = trainings**2 / of if of else 1.0
     both = noise**4 / (of + alike**2 / (many - 1))
 
@@ -110,6 +118,8 @@ class Scores:
         variants: that have been tested, in the study's order.
         conditions: in the order of the tests.
         seen: (variant, condition) that the training knew.
+        values: (variant, condition) → each training's score, by seed.
+        without: of variant, condition and seed, the items' names and the score without each.
         found: (variant, condition) → score.
         differences: the same → what it has more than the baseline.
         paper: its numbers.
@@ -139,19 +149,19 @@ class Scores:
             if (row.evaluation or about.evaluation) == evaluation
             and (row.metric or about.metric) == metric
         ]
-        self._values: dict[tuple[str, str], pd.Series] = {
+        self.values: dict[tuple[str, str], pd.Series] = {
             key: of.set_index("seed")["value"].reindex(sorted(seeds[key[0]]))
             for key, of in rows.groupby(["variant", "condition"], sort=False)
         }
         self._items = dict(list(items.groupby(["variant", "seed", "condition"], sort=False)))
-        self._without = cache(self._without_each)
+        self.without = cache(self._without_each)
         hundred = rows["how"].isin(["percent", "bleu", "bleu_unsmoothed"]).all()
         self._limits = 0.0 if hundred else -math.inf, 100.0 if hundred and self.higher else math.inf
-        self.found = {key: self._score(key) for key in self._values}
+        self.found = {key: self._score(key) for key in self.values}
         self.differences = {
             (v, c): self.difference(v, base, c)
-            for v, c in self._values
-            if v != base and (base, c) in self._values
+            for v, c in self.values
+            if v != base and (base, c) in self.values
         }
 
     def difference(self, variant: str, other: str, condition: str) -> Score:
@@ -166,7 +176,7 @@ class Scores:
 
     def _score(self, *keys: tuple[str, str]) -> Score:
         """The score of a variant and condition, or the first of two less the second."""
-        values, signs = [self._values[key] for key in keys], [1, -1][: len(keys)]
+        values, signs = [self.values[key] for key in keys], [1, -1][: len(keys)]
         each = pd.concat(values, axis=1, join="inner") @ signs
         paired = len(keys) == 2 and self.paired(keys[0][0], keys[1][0])
         numbers = tuple(len(of) for of in values)
@@ -180,7 +190,7 @@ class Scores:
         groups = [each.to_numpy()] if paired else [of.to_numpy() for of in values]
         seeds = [each.index if paired else of.index for of in values]
         found = [
-            [self._without(*key, seed) for seed in of] for key, of in zip(keys, seeds, strict=True)
+            [self.without(*key, seed) for seed in of] for key, of in zip(keys, seeds, strict=True)
         ]
         names, without = {names for of in found for names, _ in of}, None
         if len(names) == 1 and () not in names:  # the same items everywhere
@@ -209,7 +219,7 @@ class Scores:
         if key not in self._items or len(of := self._items[key].sort_values("item")) < 2:
             return (), None
         how = of["how"].iat[0]
-        numbers, value = of[PARTS[how]].to_numpy(float), self._values[variant, condition][seed]
+        numbers, value = of[PARTS[how]].to_numpy(float), self.values[variant, condition][seed]
         score = made(how, total := numbers.sum(axis=0))
         if not math.isclose(score, value, rel_tol=1e-3, abs_tol=1e-3):
             about = f"{self.result.name}: {variant} {seed} {self.evaluation} {condition}"

@@ -25,6 +25,8 @@ from typing import Any
 import psutil
 import submitit
 
+from cape_studies.ask import estimate
+from cape_studies.ask.settings import settle
 from cape_studies.evaluation.command import one_line_errors
 from cape_studies.experiments import folders, hosts, steps, study
 from cape_studies.experiments.plan import Run, Setting, Step, digest, prepare
@@ -71,6 +73,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--quick", action="store_true", help="with the study's changes to see that it runs")
     add("--data", nargs="+", default=[], metavar="[NAME=]DIR", help="what the study needs")
     add("--out", type=Path, default=Path("out"), help="folder of all results (default: out)")
+    add("--estimate", action="store_true", help="of a my_… study: time some steps, tell the cost")
     add("--dry-run", action="store_true", help="print the commands, and what is missing")
     add("--timm-scripts", type=Path, help="folder of timm's train.py (default: TIMM_SCRIPTS)")
     add = parser.add_argument_group("where").add_argument
@@ -213,6 +216,8 @@ class Work:
         self.jobs: list[Future[Any]] = []
         self.folder = self.out / path.stem
         data = self._data()
+        for one in self.studies if not self.problems else ():
+            settle(one, data, self.machine, self.out)
         for one in self.studies:
             of_set = [path.stem] if one.path != path.resolve() else []
             folder = self.out.joinpath(*of_set, one.name)
@@ -221,6 +226,8 @@ class Work:
             self.preparations |= {step.path: step for step in before}
             variants = arguments.variants or one.run
             study.known("--variants", variants, one.variants)
+            if arguments.estimate and (one.answer is None or self.slurm):
+                raise ValueError("--estimate is of my_… studies and of this machine")
             for seed in arguments.seeds or one.seeds:
                 self.runs += [Run(setting, variant, seed) for variant in variants]
 
@@ -292,7 +299,7 @@ class Work:
         self._show()
         with (self.runs[0].setting.folder / ".lock").open("a"):  # for --cancel
             try:
-                failed = self._prepare(pool) or self._train(pool)
+                failed = self._prepare(pool) or self._tell() or self._train(pool)
             except KeyboardInterrupt:
                 for number in SIGNALS:
                     signal.signal(number, signal.SIG_IGN)  # once is enough
@@ -318,6 +325,14 @@ class Work:
             self.jobs = [pool.submit(steps.make, step)]
             if error := self.jobs[0].exception():
                 return [f"preparing {step.path.name} failed: {study.one_line(error)}"]
+        return []
+
+    def _tell(self) -> list[str]:
+        """Of a study of the user's data, say what is there and what it will take."""
+        if self.runs[0].study.answer and not self.slurm:  # there other machines train
+            print(estimate.told(self.runs, self.arguments.jobs), flush=True)
+        if self.arguments.estimate:
+            self.runs = []
         return []
 
     def _train(self, pool: ThreadPoolExecutor) -> list[str]:

@@ -124,6 +124,22 @@ class Report(Part):
     paper: list[PaperRow] = Field([], description="numbers of the paper; tables are added to them")
 
 
+class Answer(Part):
+    """Of a study of a user's own data: what the report begins with (``cape_studies.ask``)."""
+
+    data: Literal["images", "text", "wavs"] = Field(
+        description="the need that it is about; what is null in the study is set by these data"
+    )
+    floor: str = Field("nopos", description="variant that others must beat to matter")
+    within: str = Field(description="words for the conditions that training knew")
+    beyond: dict[str, str] = Field(description="evaluation → words for its other conditions")
+    chance: float | None = Field(
+        None, description="written by cape-run: no better than this is near chance"
+    )
+    found: str = Field("", description="written by cape-run: what the data hold")
+    steps: int | None = Field(None, description="written by cape-run: updates of a training")
+
+
 class Study(Part):
     """The whole YAML."""
 
@@ -143,6 +159,7 @@ class Study(Part):
     seeds: list[int] = Field([0], min_length=1, description="each variant is trained with each")
     evaluations: Parts[Evaluation] = Field(min_length=1, description="by name; null: without it")
     report: Report = Field({}, validate_default=True, description="what is shown")
+    answer: Answer | None = Field(None, description="of a user's data: what the report begins with")
     quick: dict[str, Any] = Field({}, description="changes for --quick: to see that it runs")
     quick_run: bool = Field(False, description="written by cape-run: these changes were made")
     runs: list[str] = Field([], description="written by cape-run: folders of this study's runs")
@@ -182,6 +199,8 @@ class Study(Part):
             places.add(name)
         for part, value in self.model_dump(include={"options", "variants", "evaluations"}).items():
             known(part, places_in(value), places)
+        if self.answer:
+            known("answer.beyond", self.answer.beyond, self.evaluations)
         self._complete(self.report)
         return self
 

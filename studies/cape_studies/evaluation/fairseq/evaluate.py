@@ -38,11 +38,14 @@ def run_bleu(options: BleuOptions) -> None:
     results = Results(options.csv_path, options.items, options.overwrite)
     found = sources(options.model)
     raw = None if options.reference is None else stacking.read_lines(options.reference)
-    for name, (path, *others) in found:
-        test = open_test(name, path, options.logns[0], options.gen_subset, options)
+    subsets = options.gen_subset.split(",")
+    if raw is not None and len(subsets) > 1:
+        raise ValueError("--reference is of one --gen-subset: test several apart")
+    for (name, (path, *others)), subset in product(found, subsets):
+        test = open_test(name, path, options.logns[0], subset, options)
         if raw is not None and len(raw) != len(test.dataset):
             raise ValueError(
-                f"{options.reference} has {len(raw)} lines, {options.gen_subset!r} in "
+                f"{options.reference} has {len(raw)} lines, {subset!r} in "
                 f"{options.data} has {len(test.dataset)} sentences"
             )
         if others:
@@ -57,8 +60,8 @@ def run_bleu(options: BleuOptions) -> None:
                 }
                 best = max(valid, key=lambda path: valid[path][0].value)
                 results.add(*valid[best])
-            test = open_test(name, best, logn, options.gen_subset, options)
-            results.add(*_bleu(test, raw, options))
+            for subset in subsets:
+                results.add(*_bleu(open_test(name, best, logn, subset, options), raw, options))
 
 
 def _bleu(test: Test, raw: Sequence[str] | None, options: BleuOptions) -> list[Score]:

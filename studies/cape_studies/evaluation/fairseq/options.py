@@ -16,7 +16,7 @@ class ModelOptions(RunOptions):
     model: list[str] = Field(
         min_length=1, description="[NAME=]PATH, each one training: a checkpoint, or its folder"
     )
-    gen_subset: str = Field("test", description="to test on")
+    gen_subset: str = Field("test", description="to test on; bleu: or several, with commas")
     batch_size: PositiveInt = Field(128, description="sentences")
     max_tokens: PositiveInt = Field(4096, description="of a batch, with padding")
 

@@ -1,0 +1,201 @@
+"""Which variant to take: what a report of a user's own data begins with.
+
+In each range of conditions the variant with the best mean, those that cannot be told from it, those
+that are worse, and by how much. Told apart are two variants by the difference of their means over
+trainings, with what test items do to both, at 5 % over all pairs of a range together (Holm): the
+best was not known before, so that all pairs were compared.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from cape_studies.experiments import hosts
+from cape_studies.experiments.report_scores import Scores, interval
+from cape_studies.experiments.study import Answer, Study, merge, read_yaml
+
+LEVEL = 0.05
+#: degrees of freedom, at most, that the mean spread of all variants' trainings adds to a variant's
+#: own: with more a variant whose trainings spread far would be told from others too often
+BORROWED = 2
+
+
+class Group(NamedTuple):
+    """A variant's trainings in a range: (n,) scores, and (items, n) the scores without each item,
+    indexed by its name; none where single items are not stored."""
+
+    each: np.ndarray
+    without: pd.DataFrame | None = None
+
+
+def adjusted(p: Sequence[float]) -> list[float]:
+    """p-values after Holm: to be compared with the level of all together."""
+    order = np.argsort(p)
+    steps = np.maximum.accumulate(np.asarray(p)[order] * np.arange(len(p), 0, -1))
+    found = np.empty(len(p))
+    found[order] = np.minimum(steps, 1)
+    return found.tolist()
+
+
+def pairs(groups: Mapping[str, Group]) -> dict[tuple[str, str], float]:
+    """Each pair of variants → p of no difference, adjusted for the number of pairs.
+
+    Three trainings say little of their spread. A variant's own variance is therefore taken with the
+    mean of all variants', which counts for some degrees of freedom (as limma's moderated t does,
+    Smyth 2004). Empty where a variant has a single training.
+    """
+    if min(len(one.each) for one in groups.values()) < 2:
+        return {}
+    free = [len(one.each) - 1 for one in groups.values()]
+    mean = float(np.mean([one.each.var(ddof=1) for one in groups.values()]))
+    prior = mean, max(0.0, min(BORROWED, sum(free) / 2 - max(free)))
+    found = {}
+    for one, other in combinations(groups, 2):
+        of = groups[one], groups[other]
+        items = [each.without for each in of if each.without is not None]
+        alike = len(items) == 2 and items[0].index.equals(items[1].index)
+        without = np.hstack([each.to_numpy() for each in items]) if alike else None
+        found[one, other] = interval([each.each for each in of], (1, -1), without, prior)[2]
+    return dict(zip(found, adjusted([*found.values()]), strict=True))
+
+
+def group(scores: Sequence[tuple[Scores, str]], variant: str) -> Group | None:
+    """A variant's mean over evaluations and conditions; None where a training lacks a score."""
+    values = [one.values[variant, condition] for one, condition in scores]
+    each = pd.concat(values, axis=1, join="inner").mean(axis=1, skipna=False)
+    if each.isna().any() or any(len(of) != len(each) for of in values):
+        return None
+    columns = {}
+    for seed in each.index:
+        found = [one.without(variant, condition, seed) for one, condition in scores]
+        if any(without is None for _, without in found):
+            return Group(each.to_numpy())
+        items = [pd.Series(without, index=list(names)) for names, without in found]
+        whole = {i: of[seed] for i, of in enumerate(values)}  # of an item that a condition lacks
+        columns[seed] = pd.concat(items, axis=1).fillna(whole).mean(axis=1)
+    return Group(each.to_numpy(), pd.DataFrame(columns).sort_index())
+
+
+def ranges(about: Answer, every: Sequence[Scores]) -> dict[str, list[tuple[Scores, str]]]:
+    """Words for each range → evaluations and conditions: what training knew, then the rest."""
+    first = [one for one in every if one.metric == every[0].metric]
+    found: dict[str, list[tuple[Scores, str]]] = {about.within: []}
+    for one in first:
+        for condition in one.conditions:
+            seen = any((variant, condition) in one.seen for variant in one.variants)
+            words = about.within if seen else about.beyond.get(one.evaluation, one.evaluation)
+            found.setdefault(words, []).append((one, condition))
+    return {words: scores for words, scores in found.items() if scores}
+
+
+def of_range(
+    groups: Mapping[str, Group], higher: bool, floor: str, chance: float | None
+) -> dict[str, Any]:
+    """What a range says: best, cannot be told from it, worse (by, p), floor beaten, not learned."""
+    means = {name: float(one.each.mean()) for name, one in groups.items()}
+    order = sorted(means, key=lambda name: means[name], reverse=higher)
+    best, p = order[0], pairs(groups)
+    of_best = {name: p.get((best, name), p.get((name, best))) for name in order[1:]}
+    worse = {
+        name: {"by": abs(means[best] - means[name]), "p": one}
+        for name, one in of_best.items()
+        if one is not None and one <= LEVEL
+    }
+    limit = chance if chance is not None else -np.inf if higher else np.inf
+    return {
+        "best": best,
+        "cannot_be_told_from_it": [name for name in order[1:] if name not in worse],
+        "worse": worse,
+        "floor_beaten": floor in worse if p and floor in means else None,
+        "not_learned": [v for v in order if (means[v] <= limit if higher else means[v] >= limit)],
+        "means": {name: means[name] for name in order},
+        "trainings": {name: len(groups[name].each) for name in order},
+        "pairs": len(p),
+    }
+
+
+def of_study(study: Study, every: Sequence[Scores]) -> dict[str, Any] | None:
+    """The answer as ``answer.json`` has it; None of a study that asks nothing."""
+    if (about := study.answer) is None:
+        return None
+    found: dict[str, Any] = {"data": about.found, "metric": every[0].metric, "ranges": {}}
+    for words, scores in ranges(about, every).items():
+        own = {name: group(scores, name) for name in scores[0][0].variants}
+        groups = {name: one for name, one in own.items() if one is not None}
+        if groups:
+            of = of_range(groups, scores[0][0].higher, about.floor, about.chance)
+            of["conditions"] = [f"{one.evaluation} {condition}" for one, condition in scores]
+            of["without_a_score"] = [name for name in own if name not in groups]
+            found["ranges"][words] = of
+    path = study.path.parent / "cost.json"
+    cost = {one["variant"]: one for one in (read_yaml(path) if path.exists() else {}).values()}
+    found["cost"] = {
+        name: {**cost[name], "step_to_floor": cost[name]["step_s"] / cost[about.floor]["step_s"]}
+        for name in study.variants
+        if name in cost and about.floor in cost
+    }
+    found["take"] = {name: typed(study, name) for name in every[0].variants}
+    return found
+
+
+def typed(study: Study, variant: str) -> str:
+    """A variant's settings as a user of the host types them."""
+    own = study.variants[variant].options
+    if study.host == "timm":
+        options = merge(study.options, own)
+        name = options["model"].format(variant=variant)
+        kwargs = {"img_size": options["img-size"], **options.get("model-kwargs", {})}
+        pairs = "".join(f", {key}={value!r}" for key, value in kwargs.items())
+        return f"import cape_plugins.timm; timm.create_model({name!r}{pairs})"
+    if study.host == "fairseq":
+        return " ".join(hosts.words({"arch": study.options["arch"], "pos": variant, **own}))
+    shown = {"encoder": "cape_transformer", **own}
+    return str(yaml.safe_dump(shown, sort_keys=False, default_flow_style=True, width=1000)).strip()
+
+
+def sentences(answer: Mapping[str, Any], study: Study) -> list[str]:
+    """The answer in words, a paragraph for each range and one for the cost."""
+    assert study.answer is not None
+    floor = study.answer.floor
+    found = [f"{answer['data']}."] if answer["data"] else []
+    for words, of in answer["ranges"].items():
+        found.append(f"{words[0].upper()}{words[1:]}: {_in_words(of, floor, answer['metric'])}")
+    if answer["cost"]:
+        each = [
+            f"{name} {one['step_to_floor']:.2f} times"
+            + (f", {one['memory_mb']:.0f} MB" if one["memory_mb"] else "")
+            for name, one in answer["cost"].items()
+        ]
+        found.append(f"A training step beside that of {floor}, measured here: {'; '.join(each)}.")
+    return found
+
+
+def _in_words(of: Mapping[str, Any], floor: str, metric: str) -> str:
+    best, means, alike = of["best"], of["means"], of["cannot_be_told_from_it"]
+    text = f"{best} has the best mean, {metric} {means[best]:.1f}. "
+    if not of["pairs"] and len(means) > 1:
+        text += "With a single training of a variant nothing can be told apart. "
+    elif alike:
+        each = [f"{name} ({means[name]:.1f})" for name in alike]
+        text += f"Cannot be told from it: {', '.join(each)}. "
+    if of["worse"]:
+        worse = of["worse"].items()
+        each = [f"{name} by {one['by']:.1f} (p {_p(one['p'])})" for name, one in worse]
+        text += f"Worse: {', '.join(each)}. "
+    if best in of["not_learned"]:
+        text += "It is near chance: no variant has learned, which needs a longer training. "
+    elif of["floor_beaten"] is False:
+        text += f"{floor} is not beaten: nothing shows that positions matter here on these data. "
+    if of["not_learned"] and best not in of["not_learned"]:
+        text += f"Near chance, has not learned: {', '.join(of['not_learned'])}. "
+    if of["without_a_score"]:
+        text += f"Without a score: {', '.join(of['without_a_score'])}. "
+    return text.strip()
+
+
+def _p(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.2g}"

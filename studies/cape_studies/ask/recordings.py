@@ -1,0 +1,176 @@
+"""A user's recordings: checked, and the longest held out.
+
+    python -m cape_studies.ask.recordings --wavs DIR --out split
+
+``DIR`` holds, at any depth, WAV or FLAC files with a .txt of the same name beside. Writes
+{train,valid,test,test1,…}/ with both, links or, of FLAC, WAVs, for prepare_wavs.py. ``test`` has
+the durations of training, test1 to test3 are the longest fifth in bins of equal counts.
+"""
+
+import argparse
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import soundfile
+
+from cape_studies.ask.held_out import apart, complain, short_and_long
+from cape_studies.experiments.hosts import Machine
+from cape_studies.experiments.study import Study
+
+SUFFIXES = ".wav", ".flac"
+SECONDS = 50  # of a batch
+UPDATES = 1500  # of a short training, or so many that each recording comes ten times
+EPOCH = 100  # updates, after which ESPnet validates
+WORDS = 100  # different ones: more are spelled in letters
+
+
+class Recording(NamedTuple):
+    """A file, its duration and what is said in it."""
+
+    path: Path
+    seconds: float
+    text: str
+
+
+class Recordings(NamedTuple):
+    """Parts by name (train, valid, test, test1 …), what the tests are called, the sampling rate."""
+
+    parts: dict[str, list[Recording]]
+    names: dict[str, str]
+    rate: int
+
+
+def look(folder: Path) -> Recordings:
+    """The recordings of a folder, the longest fifth apart.
+
+    Raises:
+        ValueError: none, audio that cannot be read or is empty, several sampling rates or names, a
+            transcript that is missing or empty, or durations that are all alike.
+    """
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    found: list[Recording] = []
+    faults: list[str] = []
+    rates: dict[int, Path] = {}
+    seen: dict[str, Path] = {}
+    for path in paths:
+        beside = path.with_suffix(".txt")
+        text = beside.read_text("utf-8", "replace").split() if beside.is_file() else None
+        if not text:
+            faults.append(f"{beside} is {'missing' if text is None else 'an empty transcript'}")
+        if path.stem in seen:
+            faults.append(f"{path} and {seen[path.stem]} have one name: rename one")
+        seen[path.stem] = path
+        try:
+            about = soundfile.info(path)
+        except (OSError, soundfile.LibsndfileError) as error:
+            faults.append(f"{path} cannot be read as audio: {error}")
+            continue
+        if not about.frames:
+            faults.append(f"{path} is empty")
+        rates.setdefault(about.samplerate, path)
+        found.append(Recording(path, about.frames / about.samplerate, " ".join(text or [])))
+    if len(rates) > 1:
+        (rate, one), (other, two), *_ = rates.items()
+        faults.append(f"{one} is at {rate} Hz, {two} at {other} Hz: bring all to one rate")
+    if len(paths) < 50:
+        faults.append(f"{folder} has {len(paths)} WAV or FLAC files: 50 are needed, at the least")
+    complain(folder, faults)
+    lengths, names = [one.seconds for one in found], [one.path.stem for one in found]
+    short, bins, limit = short_and_long(lengths, names, lambda low, high: f"{low:.1f}–{high:.1f} s")
+    rest, test = apart(short, names)
+    train, valid = apart(rest, names)
+    parts = {"train": train, "valid": valid, "test": test}
+    parts |= {f"test{i}": one.items for i, one in enumerate(bins, 1)}
+    shown = {"test": f"up to {limit:.1f} s"}
+    shown |= {f"test{i}": one.name for i, one in enumerate(bins, 1)}
+    chosen = {name: [found[i] for i in numbers] for name, numbers in parts.items()}
+    return Recordings(chosen, shown, next(iter(rates)))
+
+
+def settle(study: Study, folder: Path, machine: Machine) -> None:
+    """Fill what the study leaves open (null), by the recordings that there are.
+
+    Raises:
+        ValueError: see :func:`look`.
+    """
+    found, options = look(folder), study.options
+    train, rate = found.parts["train"], found.rate
+    every = [one for part in found.parts.values() for one in part]
+    seconds = sum(one.seconds for one in train)
+    options["frontend_conf"] = {
+        "fs": rate,
+        "n_fft": 1 << (rate // 40 - 1).bit_length(),
+        "win_length": rate // 40,
+        "hop_length": rate // 100,
+        "n_mels": 40 if rate < 16000 else 80,
+    } | {key: one for key, one in options["frontend_conf"].items() if one is not None}
+    words = {word for one in train for word in one.text.split()}
+    kind = options["token_type"] or ("word" if len(words) <= WORDS else "char")
+    options["token_type"] = study.prepare["prepared"].options["token-type"] = kind
+    study.prepare["stats"].options |= {
+        "token_type": kind,
+        "frontend_conf": options["frontend_conf"],
+    }
+    options["batch_bins"] = options["batch_bins"] or SECONDS * rate
+    epochs = max(UPDATES, 10 * seconds / SECONDS) / EPOCH
+    options["max_epoch"] = epochs = options["max_epoch"] or round(epochs)
+    options["num_iters_per_epoch"] = each = options["num_iters_per_epoch"] or EPOCH
+    options["scheduler_conf"]["total_steps"] = epochs * each
+    half = max(one.seconds for one in every) / 2
+    if "cape" in study.variants:  # ± seconds: training has the positions of the longest test
+        conf = study.variants["cape"].options["encoder_conf"]
+        conf["max_global_shift"] = conf["max_global_shift"] or round(half, 1)
+    study.prepare["prepared"].arguments = [
+        word for name in found.parts for word in ("--split", name, f"{{split}}/{name}")
+    ]
+    study.evaluations["duration"].options["data"] = [
+        f"{words}={{prepared}}/{name}" for name, words in found.names.items()
+    ]
+    study.report.trained_on = [found.names["test"]]
+    assert study.answer is not None
+    study.answer.chance, study.answer.steps = 95.0, epochs * each  # WER: silence has 100
+    middle = median(one.seconds for one in train)
+    held = ", ".join(f"{len(found.parts[name])} of {found.names[name]}" for name in found.names)
+    study.answer.found = (
+        f"{len(every):,} recordings at {rate} Hz, {sum(one.seconds for one in every) / 3600:.1f} "
+        f"hours; {len(train):,} ({seconds / 3600:.1f} hours) to train on, of {middle:.1f} s in the "
+        f"median, and {len(found.parts['valid'])} to choose checkpoints. To test: {held}. The "
+        f"longest fifth was held out of training. Tokens are {kind}s; trained for "
+        f"{epochs * each:,} updates"
+    )
+
+
+def prepare(folder: Path, out: Path) -> None:
+    """Write the folders of the module's docstring.
+
+    Raises:
+        ValueError: see :func:`look`.
+    """
+    for name, part in look(folder).parts.items():
+        (out / name).mkdir(parents=True)
+        for one in part:
+            wav = out / name / f"{one.path.stem}.wav"
+            if one.path.suffix.lower() == ".wav":
+                wav.symlink_to(one.path.resolve())
+            else:
+                soundfile.write(wav, *soundfile.read(one.path, dtype="int16"))
+            wav.with_suffix(".txt").write_text(one.text, encoding="utf-8")
+
+
+def main() -> None:
+    """The command line; ends with status 2 and a line that names the first fault."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--wavs", type=Path, required=True, help="the user's folder")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    arguments = parser.parse_args()
+    try:
+        prepare(arguments.wavs, arguments.out)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

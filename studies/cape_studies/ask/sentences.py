@@ -1,0 +1,204 @@
+"""A user's pairs of sentences: checked, the longest held out, cut into subwords, binarised.
+
+    python -m cape_studies.ask.sentences --text DIR --out prepared --source en
+
+``DIR`` holds train.SRC and train.TGT, a sentence a line, and perhaps test.SRC and test.TGT (or
+valid). Text whose words are split with @@ is taken as it is, other text goes through sacremoses and
+subword-nmt, whose merges are learned on both languages of training. Writes bin/ for fairseq: train,
+and tests named after the words of the longer side of their pairs: those that training has, and the
+longest fifth in bins of equal counts.
+"""
+
+import argparse
+import io
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from cape_studies.ask.held_out import apart, complain, digest, short_and_long
+from cape_studies.experiments.hosts import Machine
+from cape_studies.experiments.study import Study
+
+MERGES = 8000
+SEEN = 1_500_000  # words that a short training shows a model, or training's three times
+
+Pair = tuple[str, str]
+
+
+class Sentences(NamedTuple):
+    """Pairs of source and target to train on, and of each test by its name, that of training's
+    lengths first."""
+
+    languages: tuple[str, str]
+    train: list[Pair]
+    tests: dict[str, list[Pair]]
+    how: str
+
+
+def look(folder: Path, source: str | None = None) -> Sentences:
+    """The pairs of a folder, the longest fifth of training apart.
+
+    Args:
+        folder: of the text files.
+        source: language; default: the first by its name.
+
+    Raises:
+        ValueError: not two languages, files that are not pairs, empty lines, a test pair that is in
+            training, or lengths that are all alike.
+    """
+    languages = sorted(path.suffix[1:] for path in folder.glob("train.*"))
+    if len(languages) != 2 or source not in (None, *languages):
+        there = ", ".join(f"train.{one}" for one in languages) or "no train.*"
+        wanted = f"train.{source or 'SRC'} and train.TGT"
+        raise ValueError(f"{folder} must hold {wanted}, a language each, and has {there}")
+    if source == languages[1]:
+        languages.reverse()
+    train = _pairs(folder, "train", languages)
+    own = [name for name in ("test", "valid") if (folder / f"{name}.{languages[0]}").exists()]
+    given = _pairs(folder, own[0], languages) if own else []
+    known = set(train)
+    files = f"{folder / own[0]}.{languages[0]}" if own else ""
+    twice = (i for i, pair in enumerate(given, 1) if pair in known)
+    complain(folder, (f"{files} line {i} stands in training, with its translation" for i in twice))
+    every = list(dict.fromkeys([*train, *given]))  # a pair once: it is in one part
+    lengths = [max(len(side.split()) for side in pair) for pair in every]
+    names = ["\t".join(pair) for pair in every]
+    short, bins, limit = short_and_long(lengths, names, lambda low, high: f"{low:g}-{high:g}")
+    brought = set(given)
+    inside = [i for i in short if every[i] in brought]
+    kept = [i for i in short if every[i] not in brought]
+    if not inside:
+        kept, inside = apart(kept, names)
+        how = "chosen by their text from the shorter ones"
+    else:
+        inside = sorted(inside, key=lambda i: digest(names[i]))[:2000]
+        how = f"from {own[0]}.{languages[0]} and .{languages[1]}"
+    tests = {f"1-{limit:g}": inside, **{one.name: one.items for one in bins}}
+    chosen = {name: [every[i] for i in numbers] for name, numbers in tests.items()}
+    return Sentences((languages[0], languages[1]), [every[i] for i in kept], chosen, how)
+
+
+def _pairs(folder: Path, name: str, languages: list[str]) -> list[Pair]:
+    sides = []
+    for language in languages:
+        path = folder / f"{name}.{language}"
+        if not path.is_file():
+            raise ValueError(f"{path} is missing: {name}.{languages[0]} has no pair")
+        try:
+            lines = path.read_text(encoding="utf-8").split("\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is no text in UTF-8: {error}") from error
+        sides.append([" ".join(line.split()) for line in (lines if lines[-1] else lines[:-1])])
+    if len(sides[0]) != len(sides[1]):
+        counts = [len(of) for of in sides]
+        raise ValueError(f"{folder / name}.* must be pairs of lines and have {counts} lines")
+    complain(folder, _empty(folder / name, languages, sides))
+    return list(zip(*sides, strict=True))
+
+
+def _empty(path: Path, languages: list[str], sides: list[list[str]]) -> Iterator[str]:
+    for language, lines in zip(languages, sides, strict=True):
+        for number, line in enumerate(lines, 1):
+            if not line:
+                yield f"{path}.{language} line {number} is empty"
+
+
+def settle(study: Study, folder: Path, machine: Machine) -> None:
+    """Fill what the study leaves open (null), by the sentences that there are.
+
+    Raises:
+        ValueError: see :func:`look`.
+    """
+    step, options = study.prepare["prepared"].options, study.options
+    found = look(folder, step["source"])
+    step["source"] = found.languages[0]
+    lengths = [max(len(side.split()) for side in pair) for pair in found.train]
+    batches = 1.2 * sum(lengths) / options["max-tokens"]  # of subwords
+    updates = round(min(max(SEEN * 1.2 / options["max-tokens"], 3 * batches), 100 * batches))
+    options["max-update"] = updates = options["max-update"] or max(1, updates)
+    options["total-num-update"] = options["total-num-update"] or updates
+    options["warmup-updates"] = options["warmup-updates"] or updates // 5
+    study.evaluations["length"].options["gen-subset"] = ",".join(found.tests)
+    within, *beyond = found.tests
+    study.report.trained_on = [within]
+    assert study.answer is not None
+    study.answer.chance, study.answer.steps = 1.0, updates  # BLEU
+    held = ", ".join(f"{len(found.tests[name]):,} of {name}" for name in beyond)
+    study.answer.found = (
+        f"{len(found.train):,} pairs from {' to '.join(found.languages)} to train on, "
+        f"of {within} words, {median(lengths):g} in the median. Held out of training: the longest "
+        f"fifth, {held} words. Tested within its lengths on {len(found.tests[within]):,} pairs, "
+        f"{found.how}. Trained for {updates:,} updates"
+    )
+
+
+def prepare(folder: Path, out: Path, source: str) -> None:
+    """Write text and binarised data.
+
+    Raises:
+        ValueError: see :func:`look`.
+    """
+    found = look(folder, source)
+    sides = {
+        (name, language): [pair[i] for pair in pairs]
+        for name, pairs in {"train": found.train, **found.tests}.items()
+        for i, language in enumerate(found.languages)
+    }
+    if not any("@@ " in line for line in sides["train", found.languages[0]]):
+        sides = _subwords(sides, found.languages)
+    (out / "text").mkdir(parents=True)
+    for (name, language), lines in sides.items():
+        text = "".join(f"{line}\n" for line in lines)
+        (out / "text" / f"{name}.{language}").write_text(text, encoding="utf-8")
+    tests = ",".join(str(out / "text" / name) for name in found.tests)
+    preprocess = str(Path(sys.executable).parent / "fairseq-preprocess")
+    told = [f"--trainpref={out / 'text' / 'train'}", f"--testpref={tests}", "--joined-dictionary"]
+    told += [f"--source-lang={found.languages[0]}", f"--target-lang={found.languages[1]}"]
+    subprocess.run([preprocess, *told, f"--destdir={out / 'bin'}"], check=True)
+    for i, name in enumerate(found.tests):  # which fairseq-preprocess calls test, test1, test2 …
+        for path in [*(out / "bin").glob(f"test{i or ''}.*")]:
+            path.rename(path.with_name(path.name.replace(f"test{i or ''}", name, 1)))
+
+
+def _subwords(
+    sides: dict[tuple[str, str], list[str]], languages: tuple[str, str]
+) -> dict[tuple[str, str], list[str]]:
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer
+    from subword_nmt.apply_bpe import BPE
+    from subword_nmt.learn_bpe import learn_bpe
+
+    split = {}
+    for language in languages:
+        normal = MosesPunctNormalizer(lang=language).normalize
+        tokens = MosesTokenizer(lang=language).tokenize
+        for (part, own), lines in sides.items():
+            if own == language:
+                texts = [tokens(normal(line), return_str=True, escape=False) for line in lines]
+                split[part, own] = texts
+    codes = io.StringIO()
+    learn_bpe((line for one in languages for line in split["train", one]), codes, MERGES)
+    codes.seek(0)
+    bpe = BPE(codes)
+    return {key: [bpe.process_line(line) for line in lines] for key, lines in split.items()}
+
+
+def main() -> None:
+    """The command line; ends with status 2 and a line that names the first fault."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--text", type=Path, required=True, help="the user's folder")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--source", required=True, help="language, as the files' names end")
+    arguments = parser.parse_args()
+    try:
+        prepare(arguments.text, arguments.out, arguments.source)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()
