@@ -120,7 +120,7 @@ def _check_attention(settings: TokenSettings, values: Mapping[str, Any]) -> None
         try:
             with torch.device("meta"):
                 settings.embedding(dim, max_length=1)
-                (ours,) = settings.attention_layers(1, settings.of_attention(dim, heads))
+                (ours,) = settings.attention_layers(1, settings.attention_settings(dim, heads))
         except ValueError as error:
             raise ValueError(
                 f"{given} with --{side}-embed-dim {dim} and --{side}-attention-heads {heads}: "

@@ -66,7 +66,7 @@ def during(variable: ContextVar[T], value: T) -> Iterator[None]:
         variable.reset(token)
 
 
-def add_positions(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def hand_positions(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Forward pre-hook of a layer: positions become its argument ``positions``."""
     side = SIDE.get()
     if side is None or side.positions is None:
@@ -74,7 +74,7 @@ def add_positions(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return args, {"positions": side.positions, **kwargs}
 
 
-class PositionalMultiheadAttention(MultiheadAttention):
+class CapeMultiheadAttention(MultiheadAttention):
     """fairseq's self-attention with positions in it, such as relative ones.
 
     It reads positions from :data:`LAYER`; in step-by-step decoding they are those of all steps so
@@ -82,15 +82,22 @@ class PositionalMultiheadAttention(MultiheadAttention):
 
     Args:
         embed_dim, num_heads: as fairseq's.
-        relative: what positions do; this name is in checkpoints.
+        positional: what positions do; this name is in checkpoints.
         options: others of fairseq's, by name.
     """
 
     def __init__(
-        self, embed_dim: int, num_heads: int, relative: PositionalAttention, **options: Any
+        self, embed_dim: int, num_heads: int, positional: PositionalAttention, **options: Any
     ) -> None:
         super().__init__(embed_dim, num_heads, self_attention=True, **options)
-        self.relative = relative
+        self.positional = positional
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
+        """As fairseq's; older checkpoints say ``relative`` for ``positional``."""
+        super().upgrade_state_dict_named(state_dict, name)
+        for parameter, _ in self.positional.named_parameters():
+            if (before := f"{name}.relative.{parameter}") in state_dict:
+                state_dict[f"{name}.positional.{parameter}"] = state_dict.pop(before)
 
     def forward(
         self,
@@ -108,8 +115,8 @@ class PositionalMultiheadAttention(MultiheadAttention):
         layer = LAYER.get()
         positions = None if layer is None else layer.positions
         last = None if positions is None else positions[:, -query.shape[0] :]
-        q = self.relative.embed(self._split(self.q_proj(query)), last)
-        k = self.relative.embed(self._split(self.k_proj(query)), last)
+        q = self.positional.embed(self._split(self.q_proj(query)), last)
+        k = self.positional.embed(self._split(self.k_proj(query)), last)
         v = self._split(self.v_proj(query))
         if incremental_state is not None:
             k, v, key_padding_mask = self._continue(incremental_state, k, v, key_padding_mask)
@@ -118,7 +125,7 @@ class PositionalMultiheadAttention(MultiheadAttention):
         drop = self.dropout_module
         dropout = drop.p if drop.training or drop.apply_during_inference else 0.0
         wanted = need_weights or need_head_weights
-        out, weights = self.relative.attend(q, k, v, positions, mask, dropout, wanted)
+        out, weights = self.positional.attend(q, k, v, positions, mask, dropout, wanted)
         out = self.out_proj(out.permute(2, 0, 1, 3).flatten(2))
         if weights is None or not wanted:
             return out, None
@@ -158,7 +165,7 @@ def _mask(attn_mask: Tensor | None, padding: Tensor | None, like: Tensor) -> Ten
     return mask
 
 
-class PositionalLayer:
+class CapeLayer:
     """Mixed into a layer of fairseq: takes positions, and multiplies residuals by ADMIN's ω.
 
     Args:
@@ -178,7 +185,7 @@ class PositionalLayer:
     ) -> None:
         super().__init__(cfg, *options)  # type: ignore[call-arg]
         if attention is not None:
-            self.self_attn = PositionalMultiheadAttention(
+            self.self_attn = CapeMultiheadAttention(
                 self.embed_dim,
                 self.self_attn.num_heads,
                 attention,
@@ -189,7 +196,7 @@ class PositionalLayer:
         cross = getattr(self, "encoder_attn", None) is not None
         scale = nn.Parameter(torch.ones(3 if cross else 2, self.embed_dim))
         self.register_parameter("residual_scale", scale if cfg.admin_init else None)
-        self.register_forward_pre_hook(add_positions, with_kwargs=True)
+        self.register_forward_pre_hook(hand_positions, with_kwargs=True)
 
     def forward(self, *args: Any, positions: Tensor | None = None, **kwargs: Any) -> Any:
         """The layer's; ``positions`` are prepared for its self-attention."""
@@ -208,7 +215,7 @@ class PositionalLayer:
         return x + residual * scale
 
 
-class CapeEncoderLayer(PositionalLayer, TransformerEncoderLayerBase):
+class CapeEncoderLayer(CapeLayer, TransformerEncoderLayerBase):
     """fairseq's encoder layer without the fast path of 0.12.2, which fails on torch ≥ 1.13.
 
     That version keeps eight copies of a layer's weights for it, as parameters without gradient;
@@ -225,7 +232,7 @@ class CapeEncoderLayer(PositionalLayer, TransformerEncoderLayerBase):
                 self._parameters.pop(f"{copied}_{kind}", None)
 
 
-class CapeDecoderLayer(PositionalLayer, TransformerDecoderLayerBase):
+class CapeDecoderLayer(CapeLayer, TransformerDecoderLayerBase):
     """fairseq's decoder layer."""
 
 

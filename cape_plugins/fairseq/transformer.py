@@ -66,7 +66,7 @@ class EmbedPositions(nn.Module):
         return side.embedding
 
 
-class PositionalSide:
+class CapeSide:
     """Mixed into fairseq's encoder and decoder: makes positions once in a forward.
 
     Args:
@@ -89,9 +89,11 @@ class PositionalSide:
         auto = self.settings.takes("source_scale")
         self.source_bos = {"auto": auto, "true": True, "false": False}[source_bos]
         heads = of_side.attention_heads
-        self.of_attention = self.settings.of_attention(of_side.embed_dim, heads)
+        self.attention_settings = self.settings.attention_settings(of_side.embed_dim, heads)
         # fairseq builds one layer after the other
-        self.attention = iter(self.settings.attention_layers(of_side.layers, self.of_attention))
+        self.attention = iter(
+            self.settings.attention_layers(of_side.layers, self.attention_settings)
+        )
         super().__init__(cfg, *others, **named)  # type: ignore[call-arg]
         del self.attention
         if self.settings.variant.adds != "nothing":
@@ -117,10 +119,10 @@ class PositionalSide:
             # fairseq's buffer `version` has the model's dtype in half precision, however it is cast
             dtype = self.version.dtype
             embedding = self.position.embedding(moved[:, -1:] if last else moved, dtype).to(dtype)
-        return Side(draw, embedding, prepare(self.settings.pos, moved, self.of_attention))
+        return Side(draw, embedding, prepare(self.settings.pos, moved, self.attention_settings))
 
 
-class CapeTransformerEncoder(PositionalSide, TransformerEncoderBase):
+class CapeTransformerEncoder(CapeSide, TransformerEncoderBase):
     """fairseq's encoder; draws Δ and λ, and begins the source with BOS where that applies."""
 
     def __init__(
@@ -167,7 +169,7 @@ class CapeTransformerEncoder(PositionalSide, TransformerEncoderBase):
         return out
 
 
-class CapeTransformerDecoder(PositionalSide, TransformerDecoderBase):
+class CapeTransformerDecoder(CapeSide, TransformerDecoderBase):
     """fairseq's decoder; uses the encoder's draw of Δ and λ, and draws itself without one."""
 
     def __init__(self, cfg: TransformerConfig, *others: Any, **named: Any) -> None:

@@ -100,7 +100,7 @@ def test_a_padded_sentence_gives_what_it_gives_alone(build, pos, options, side):
 def test_variants_differ_in_weights_by_the_tables_of_positions_alone(build):
     weights = {pos: {n: p.shape for n, p in build(pos).named_parameters()} for pos in VARIANTS}
     sides = ("encoder", "decoder")
-    keys = {f"{side}.layers.{i}.self_attn.relative.keys" for side in sides for i in (0, 1)}
+    keys = {f"{side}.layers.{i}.self_attn.positional.keys" for side in sides for i in (0, 1)}
     more = {
         "abspos": {f"{side}.position.table" for side in sides},
         "relpos": keys,
