@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cape_plugins.fairseq.checks import parse_scales
 from cape_plugins.fairseq.config import plain_options, settle
-from cape_plugins.fairseq.layers import PositionalLayer
+from cape_plugins.fairseq.layers import CapeLayer
 from cape_plugins.fairseq.training_set import median_batch
 
 # of the batch that is measured, padding included; a thousand give the same to a percent
@@ -96,4 +96,4 @@ def profile(model: nn.Module, sample: dict[str, Any]) -> list[float]:
 def _stacks(model: nn.Module) -> list[list[Any]]:
     """The layers of encoder and decoder, found inside whatever wraps them."""
     sides = [getattr(model, side) for side in ("encoder", "decoder") if hasattr(model, side)]
-    return [[m for m in side.modules() if isinstance(m, PositionalLayer)] for side in sides]
+    return [[m for m in side.modules() if isinstance(m, CapeLayer)] for side in sides]

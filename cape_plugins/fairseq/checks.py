@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,12 +34,19 @@ _OTHER_ATTENTION = (
 
 
 @contextmanager
-def one_line() -> Iterator[None]:
-    """End the process where a ValueError is raised, as argparse ends it: one line and status 2."""
+def one_line(only_in_commands: bool = False) -> Iterator[None]:
+    """End the process where a ValueError is raised, as argparse ends it: one line and status 2.
+
+    ``only_in_commands``: of fairseq; to others, which build a model in Python, it goes on.
+    """
+    program = Path(sys.argv[0])
     try:
         yield
     except ValueError as error:
-        print(f"{os.path.basename(sys.argv[0])}: error: {error}", file=sys.stderr)
+        in_command = program.name.startswith("fairseq-") or program.parent.name == "fairseq_cli"
+        if only_in_commands and not in_command:
+            raise
+        print(f"{program.name}: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
@@ -101,6 +109,10 @@ def check_options(options: Mapping[str, Any], defaults: FairseqDataclass) -> Tok
             f"got {scale!r}"
         )
     check_reach("source_scale", scale)
+    for name in ("max_source_positions", "max_target_positions"):
+        longest = values.get(name)  # of a language model it may be left to the task
+        if isinstance(longest, int) and longest < 1:
+            raise ValueError(f"{flag(name)} must be ≥ 1, in tokens, got {longest}")
     for name, instead in _REPLACED.items():
         if values.get(name):
             raise ValueError(
@@ -117,15 +129,15 @@ def _check_attention(settings: TokenSettings, values: Mapping[str, Any]) -> None
         dim, heads = (values.get(f"{side}_{size}") for size in ("embed_dim", "attention_heads"))
         if dim is None or heads is None:  # a language model has no encoder
             continue
+        sizes = f"--{side}-embed-dim {dim} and --{side}-attention-heads {heads}"
+        if heads < 1 or dim < 1 or dim % heads:
+            raise ValueError(f"{sizes}: heads must be ≥ 1, and divide the channels")
         try:
             with torch.device("meta"):
                 settings.embedding(dim, max_length=1)
-                (ours,) = settings.attention_layers(1, settings.of_attention(dim, heads))
+                (ours,) = settings.attention_layers(1, settings.attention_settings(dim, heads))
         except ValueError as error:
-            raise ValueError(
-                f"{given} with --{side}-embed-dim {dim} and --{side}-attention-heads {heads}: "
-                f"{error}"
-            ) from None
+            raise ValueError(f"{given} with {sizes}: {error}") from None
         for name in _OTHER_ATTENTION:
             if ours is not None and values.get(name):
                 raise ValueError(

@@ -61,7 +61,7 @@ class TokenSettings(SequenceSettings):
         """Those of a model's options that are about positions."""
         return cls(**split_options(cls, options)[0])
 
-    def of_attention(self, dim: int, heads: int) -> AttentionSettings:
+    def attention_settings(self, dim: int, heads: int) -> AttentionSettings:
         """What self-attention of so many channels and heads needs."""
         return AttentionSettings(
             head_dim=dim // heads,

@@ -1,9 +1,11 @@
 """fairseq's Transformer layers with positions in self-attention and with ADMIN's residuals.
 
-fairseq calls ``embed_positions`` with tokens, and layers and their self-attention with content
-alone. There positions travel in a ContextVar: it is set for one forward, in one thread, and reset
-at its end. A hook on each layer makes them an argument of the layer, which is what activation
-checkpointing keeps for the backward.
+fairseq's forwards have no argument for positions. So the encoder and the decoder leave what they
+make of them in the ContextVar :data:`SIDE`, which is set for one forward, in one thread, and reset
+at its end. ``embed_positions`` reads it there. In front of each layer the hook
+:func:`hand_positions` turns it into an argument of the layer, because activation checkpointing
+keeps arguments, and no variables, for the backward. The layer sets :data:`LAYER` for its
+self-attention in the same way.
 """
 
 import itertools
@@ -23,7 +25,7 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import Tensor, nn
 
-from cape_plugins.attention import PositionalAttention
+from cape_plugins.attention import PositionalAttention, merge_bias
 from cape_plugins.augment import Draw
 
 T = TypeVar("T")
@@ -36,8 +38,8 @@ class Side(NamedTuple):
         draw: Δ and λ of each sample; None where the variant draws none, and in evaluation.
         embedding: (B or 1, N, dim), in step-by-step decoding (B or 1, 1, dim), in the model's
             dtype; None where the variant adds nothing.
-        positions: of all tokens, prepared for self-attention; None where the variant has nothing
-            there.
+        positions: (B or 1, N, …) of all tokens, prepared for self-attention; None where the variant
+            has nothing there.
     """
 
     draw: Draw | None
@@ -66,7 +68,7 @@ def during(variable: ContextVar[T], value: T) -> Iterator[None]:
         variable.reset(token)
 
 
-def add_positions(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def hand_positions(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Forward pre-hook of a layer: positions become its argument ``positions``."""
     side = SIDE.get()
     if side is None or side.positions is None:
@@ -74,7 +76,7 @@ def add_positions(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return args, {"positions": side.positions, **kwargs}
 
 
-class PositionalMultiheadAttention(MultiheadAttention):
+class CapeMultiheadAttention(MultiheadAttention):
     """fairseq's self-attention with positions in it, such as relative ones.
 
     It reads positions from :data:`LAYER`; in step-by-step decoding they are those of all steps so
@@ -82,15 +84,22 @@ class PositionalMultiheadAttention(MultiheadAttention):
 
     Args:
         embed_dim, num_heads: as fairseq's.
-        relative: what positions do; this name is in checkpoints.
+        positional: what positions do; this name is in checkpoints.
         options: others of fairseq's, by name.
     """
 
     def __init__(
-        self, embed_dim: int, num_heads: int, relative: PositionalAttention, **options: Any
+        self, embed_dim: int, num_heads: int, positional: PositionalAttention, **options: Any
     ) -> None:
         super().__init__(embed_dim, num_heads, self_attention=True, **options)
-        self.relative = relative
+        self.positional = positional
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
+        """As fairseq's; older checkpoints say ``relative`` for ``positional``."""
+        super().upgrade_state_dict_named(state_dict, name)
+        for parameter, _ in self.positional.named_parameters():
+            if (before := f"{name}.relative.{parameter}") in state_dict:
+                state_dict[f"{name}.positional.{parameter}"] = state_dict.pop(before)
 
     def forward(
         self,
@@ -104,22 +113,36 @@ class PositionalMultiheadAttention(MultiheadAttention):
         attn_mask: Tensor | None = None,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As fairseq's, for self-attention: of query, key and value only ``query`` is read."""
+        """As fairseq's, for self-attention: of query, key and value only ``query`` is read.
+
+        Args:
+            query: (T, B, dim), of the last T tokens of S.
+            key, value: not read.
+            key_padding_mask: (B, T), 1 or True at padding.
+            incremental_state: fairseq's, with the keys and values of earlier steps.
+            need_weights: whether to return the weights of attention.
+            attn_mask: (T, S), added to the scores.
+            need_head_weights: whether the weights are those of each head, not their mean.
+
+        Returns:
+            (T, B, dim), and the weights (B, T, S), of each head (heads, B, T, S), or None.
+        """
         layer = LAYER.get()
         positions = None if layer is None else layer.positions
         last = None if positions is None else positions[:, -query.shape[0] :]
-        q = self.relative.embed(self._split(self.q_proj(query)), last)
-        k = self.relative.embed(self._split(self.k_proj(query)), last)
+        q = self.positional.embed(self._split(self.q_proj(query)), last)  # (B, heads, T, head_dim)
+        k = self.positional.embed(self._split(self.k_proj(query)), last)
         v = self._split(self.v_proj(query))
         if incremental_state is not None:
             k, v, key_padding_mask = self._continue(incremental_state, k, v, key_padding_mask)
-        positions = None if positions is None else positions[:, -k.shape[2] :]
-        mask = _mask(attn_mask, key_padding_mask, like=q)
+        positions = None if positions is None else positions[:, -k.shape[2] :]  # (B or 1, S, …)
+        seen = None if key_padding_mask is None else ~key_padding_mask[:, None, None].bool()
+        mask = merge_bias(attn_mask, seen, q.dtype)  # broadcasts to (B, heads, T, S)
         drop = self.dropout_module
         dropout = drop.p if drop.training or drop.apply_during_inference else 0.0
         wanted = need_weights or need_head_weights
-        out, weights = self.relative.attend(q, k, v, positions, mask, dropout, wanted)
-        out = self.out_proj(out.permute(2, 0, 1, 3).flatten(2))
+        out, weights = self.positional.attend(q, k, v, positions, mask, dropout, wanted)
+        out = self.out_proj(out.permute(2, 0, 1, 3).flatten(2))  # (T, B, dim)
         if weights is None or not wanted:
             return out, None
         return out, weights.transpose(0, 1) if need_head_weights else weights.mean(dim=1)
@@ -148,22 +171,12 @@ class PositionalMultiheadAttention(MultiheadAttention):
         return k, v, padding
 
 
-def _mask(attn_mask: Tensor | None, padding: Tensor | None, like: Tensor) -> Tensor | None:
-    """What is added to the scores, -inf where a key is not seen; None adds nothing."""
-    if attn_mask is None and padding is None:
-        return None
-    mask = like.new_zeros(1, 1, 1, 1) if attn_mask is None else attn_mask
-    if padding is not None:
-        mask = mask.masked_fill(padding[:, None, None].bool(), -torch.inf)
-    return mask
-
-
-class PositionalLayer:
+class CapeLayer:
     """Mixed into a layer of fairseq: takes positions, and multiplies residuals by ADMIN's ω.
 
     Args:
         cfg, options: as fairseq's layer, in its order.
-        attention: what positions do in its self-attention; None is fairseq's own.
+        positional: what positions do in its self-attention; None is fairseq's own.
 
     Attributes:
         residual_scale: ω, (residuals, d), ones at first; None without ADMIN.
@@ -174,14 +187,14 @@ class PositionalLayer:
     profile: Any = None
 
     def __init__(
-        self: Any, cfg: Any, *options: Any, attention: PositionalAttention | None = None
+        self: Any, cfg: Any, *options: Any, positional: PositionalAttention | None = None
     ) -> None:
         super().__init__(cfg, *options)  # type: ignore[call-arg]
-        if attention is not None:
-            self.self_attn = PositionalMultiheadAttention(
+        if positional is not None:
+            self.self_attn = CapeMultiheadAttention(
                 self.embed_dim,
                 self.self_attn.num_heads,
-                attention,
+                positional,
                 dropout=cfg.attention_dropout,
                 q_noise=self.quant_noise,
                 qn_block_size=self.quant_noise_block_size,
@@ -189,7 +202,7 @@ class PositionalLayer:
         cross = getattr(self, "encoder_attn", None) is not None
         scale = nn.Parameter(torch.ones(3 if cross else 2, self.embed_dim))
         self.register_parameter("residual_scale", scale if cfg.admin_init else None)
-        self.register_forward_pre_hook(add_positions, with_kwargs=True)
+        self.register_forward_pre_hook(hand_positions, with_kwargs=True)
 
     def forward(self, *args: Any, positions: Tensor | None = None, **kwargs: Any) -> Any:
         """The layer's; ``positions`` are prepared for its self-attention."""
@@ -197,18 +210,19 @@ class PositionalLayer:
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 
     def residual_connection(self, x: Tensor, residual: Tensor) -> Tensor:
-        """fairseq calls this once for each residual."""
+        """fairseq calls this once for each residual; RuntimeError outside of a layer's forward."""
         if self.residual_scale is None:
             return super().residual_connection(x, residual)  # type: ignore[misc]
         layer = LAYER.get()
-        assert layer is not None, "called outside of the layer's forward"
+        if layer is None:
+            raise RuntimeError("residuals are counted in forward: call the layer")
         scale = self.residual_scale[next(layer.residuals)]
         if self.profile is not None:
             self.profile.measure(scale, x, residual)
         return x + residual * scale
 
 
-class CapeEncoderLayer(PositionalLayer, TransformerEncoderLayerBase):
+class CapeEncoderLayer(CapeLayer, TransformerEncoderLayerBase):
     """fairseq's encoder layer without the fast path of 0.12.2, which fails on torch ≥ 1.13.
 
     That version keeps eight copies of a layer's weights for it, as parameters without gradient;
@@ -225,7 +239,7 @@ class CapeEncoderLayer(PositionalLayer, TransformerEncoderLayerBase):
                 self._parameters.pop(f"{copied}_{kind}", None)
 
 
-class CapeDecoderLayer(PositionalLayer, TransformerDecoderLayerBase):
+class CapeDecoderLayer(CapeLayer, TransformerDecoderLayerBase):
     """fairseq's decoder layer."""
 
 

@@ -20,6 +20,7 @@ from fairseq.models.transformer import (
     TransformerModelBase,
 )
 from fairseq.models.transformer_lm import TransformerLanguageModel
+from fairseq.tasks.language_modeling import LanguageModelingTask
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from torch import Tensor, nn
@@ -27,7 +28,13 @@ from torch import Tensor, nn
 from cape_plugins.augment import Draw, Identity
 from cape_plugins.embedding import PositionalEmbedding
 from cape_plugins.fairseq import admin
-from cape_plugins.fairseq.checks import ANOTHER_CHECKPOINT, check_options, check_training, flag
+from cape_plugins.fairseq.checks import (
+    ANOTHER_CHECKPOINT,
+    check_options,
+    check_training,
+    flag,
+    one_line,
+)
 from cape_plugins.fairseq.config import (
     CapeTransformerConfig,
     CapeTransformerLanguageModelConfig,
@@ -54,19 +61,19 @@ DRAW = "cape_draw"
 
 
 class EmbedPositions(nn.Module):
-    """What fairseq calls for the embeddings of positions, which the side has made already."""
+    """In place of fairseq's table of positions: the embedding of :class:`Side`, made already."""
 
     max_positions = math.inf  # fairseq takes the less of this and its option
 
     def forward(self, tokens: Tensor, incremental_state: Any = None) -> Tensor:
-        """The embedding of :class:`Side`."""
+        """(B or 1, N, dim), for tokens (B, N); RuntimeError outside of the side's forward."""
         side = SIDE.get()
         if side is None or side.embedding is None:
             raise RuntimeError("positions are made in forward: call the encoder or the decoder")
         return side.embedding
 
 
-class PositionalSide:
+class CapeSide:
     """Mixed into fairseq's encoder and decoder: makes positions once in a forward.
 
     Args:
@@ -88,12 +95,12 @@ class PositionalSide:
         source_bos = getattr(cfg, "source_bos", "false")  # a language model has no source
         auto = self.settings.takes("source_scale")
         self.source_bos = {"auto": auto, "true": True, "false": False}[source_bos]
-        heads = of_side.attention_heads
-        self.of_attention = self.settings.of_attention(of_side.embed_dim, heads)
-        # fairseq builds one layer after the other
-        self.attention = iter(self.settings.attention_layers(of_side.layers, self.of_attention))
+        self.attention_settings = self.settings.attention_settings(
+            of_side.embed_dim, of_side.attention_heads
+        )
+        # for the layers that fairseq is about to build, from first to last: it does not number them
+        self.to_install = self.settings.attention_layers(of_side.layers, self.attention_settings)
         super().__init__(cfg, *others, **named)  # type: ignore[call-arg]
-        del self.attention
         if self.settings.variant.adds != "nothing":
             self.embed_positions = EmbedPositions()
 
@@ -117,10 +124,10 @@ class PositionalSide:
             # fairseq's buffer `version` has the model's dtype in half precision, however it is cast
             dtype = self.version.dtype
             embedding = self.position.embedding(moved[:, -1:] if last else moved, dtype).to(dtype)
-        return Side(draw, embedding, prepare(self.settings.pos, moved, self.of_attention))
+        return Side(draw, embedding, prepare(self.settings.pos, moved, self.attention_settings))
 
 
-class CapeTransformerEncoder(PositionalSide, TransformerEncoderBase):
+class CapeTransformerEncoder(CapeSide, TransformerEncoderBase):
     """fairseq's encoder; draws Δ and λ, and begins the source with BOS where that applies."""
 
     def __init__(
@@ -138,7 +145,7 @@ class CapeTransformerEncoder(PositionalSide, TransformerEncoderBase):
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
         """A layer of ours, wrapped as fairseq wraps its own."""
-        return wrap(CapeEncoderLayer(cfg, attention=next(self.attention)), cfg)
+        return wrap(CapeEncoderLayer(cfg, positional=self.to_install.pop(0)), cfg)
 
     def forward(
         self,
@@ -166,8 +173,17 @@ class CapeTransformerEncoder(PositionalSide, TransformerEncoderBase):
             out[DRAW] = list(side.draw)
         return out
 
+    def reorder_encoder_out(
+        self, encoder_out: dict[str, list[Tensor]], new_order: Tensor
+    ) -> dict[str, list[Tensor]]:
+        """fairseq's, which leaves out what it does not know; sentences keep their Δ and λ."""
+        out = super().reorder_encoder_out(encoder_out, new_order)
+        if DRAW in encoder_out:
+            out[DRAW] = [drawn.index_select(0, new_order) for drawn in encoder_out[DRAW]]
+        return out
 
-class CapeTransformerDecoder(PositionalSide, TransformerDecoderBase):
+
+class CapeTransformerDecoder(CapeSide, TransformerDecoderBase):
     """fairseq's decoder; uses the encoder's draw of Δ and λ, and draws itself without one."""
 
     def __init__(self, cfg: TransformerConfig, *others: Any, **named: Any) -> None:
@@ -183,7 +199,8 @@ class CapeTransformerDecoder(PositionalSide, TransformerDecoderBase):
         self, cfg: TransformerConfig, no_encoder_attn: bool = False
     ) -> nn.Module:
         """A layer of ours, wrapped as fairseq wraps its own."""
-        return wrap(CapeDecoderLayer(cfg, no_encoder_attn, attention=next(self.attention)), cfg)
+        layer = CapeDecoderLayer(cfg, no_encoder_attn, positional=self.to_install.pop(0))
+        return wrap(layer, cfg)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
         """fairseq's, which keeps a mask that two threads may replace at once, made anew."""
@@ -242,15 +259,27 @@ class CapeModel:
         # name the folder of its training, which may hold another one by now.
         if HydraConfig.initialized() and HydraConfig.get().job.name == "hydra_train":
             check_training(options, whole.checkpoint, whole.optimizer or {}, cls.config())
-        settings = check_options(options, cls.config())
-        if options.get("source_scale") == 0 and settings.takes("source_scale"):
-            settle(cfg, "source_scale", lambda split: count_source_scale(task, split))
+        with one_line(only_in_commands=True):  # such as those of --model-overrides
+            if "encoder_layers" in options and isinstance(task, LanguageModelingTask):
+                raise ValueError(
+                    "cape_transformer translates, and --task language_modeling has no source: "
+                    "give --arch cape_transformer_lm"
+                )
+            settings = check_options(options, cls.config())
+            if options.get("source_scale") == 0 and settings.takes("source_scale"):
+                settle(cfg, "source_scale", lambda split: count_source_scale(task, split))
         # so that fairseq builds no positions of its own
         options = {**plain_options(cfg), "no_token_positional_embeddings": True}
         config = TransformerConfig.from_namespace(Namespace(**options))
         model: nn.Module = super().build_model(config, task)  # type: ignore[misc]
-        admin.initialise(model, cfg, task)
+        with one_line(only_in_commands=True):
+            admin.initialise(model, cfg, task)
         return model
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As fairseq's; ValueError for weights of another variant."""
+        with one_line(only_in_commands=True):
+            return super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
 
 
 class CapeTransformerModel(CapeModel, TransformerModelBase):

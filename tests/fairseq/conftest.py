@@ -149,13 +149,13 @@ def build_lm(dictionary):
 
     from cape_plugins.fairseq.config import CapeTransformerLanguageModelConfig
 
-    def build_model(pos="cape", *, train=False, **options):
+    def build_model(pos="cape", *, train=False, seed=0, **options):
         sizes = dict(embed_dim=16, input_dim=16, output_dim=16, ffn_embed_dim=32, layers=2)
         sizes = {f"decoder_{k}": v for k, v in {**sizes, "attention_heads": 2}.items()}
         config = CapeTransformerLanguageModelConfig(pos=pos, **{"dropout": 0.0, **sizes, **options})
         task = dict(add_bos_token=False, tokens_per_sample=8, max_target_positions=None)
         whole = dict(model=OmegaConf.structured(config), task=task, common={"tpu": False})
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         model = MODEL_REGISTRY["cape_transformer_lm"].build_model(
             OmegaConf.create(whole).model,
             SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary),

@@ -13,7 +13,7 @@ from fairseq.modules import MultiheadAttention
 from cape_plugins import variants
 from cape_plugins.attention import AttentionSettings, PositionalAttention, RelativeAttention
 from cape_plugins.augment import Augmentation, Identity
-from cape_plugins.fairseq.layers import LAYER, Layer, PositionalMultiheadAttention, during
+from cape_plugins.fairseq.layers import LAYER, CapeMultiheadAttention, Layer, during
 
 PAD, EOS = 1, 2
 DIM, HEADS, T, B, CONTEXT = 16, 2, 7, 3, 2
@@ -68,9 +68,9 @@ def x():
     return torch.randn(T, B, DIM, generator=torch.Generator().manual_seed(1))
 
 
-def attend(relative, **options):
+def attend(positional, **options):
     torch.manual_seed(0)
-    module = PositionalMultiheadAttention(DIM, HEADS, relative, **options).eval()
+    module = CapeMultiheadAttention(DIM, HEADS, positional, **options).eval()
     for bias in (module.q_proj.bias, module.k_proj.bias, module.v_proj.bias, module.out_proj.bias):
         torch.nn.init.normal_(bias)  # fairseq's zeros would hide that two change places
     return module
@@ -82,9 +82,9 @@ def test_it_sees_source_tokens_after_bos_at_multiples_of_the_source_scale(build,
     model(torch.tensor([[PAD, 5, 6, EOS]]), None, TARGET[:1, :3])
     nan = float("nan")
     expected = torch.tensor([[nan, 0, 1.25, 2.5, 3.75]])
-    for found in model.encoder.layers[0].self_attn.relative.seen:
+    for found in model.encoder.layers[0].self_attn.positional.seen:
         torch.testing.assert_close(found, expected, equal_nan=True)
-    for found in model.decoder.layers[1].self_attn.relative.seen:
+    for found in model.decoder.layers[1].self_attn.positional.seen:
         torch.testing.assert_close(found, torch.arange(3.0)[None])
 
 
@@ -96,7 +96,7 @@ def test_all_layers_of_both_sides_see_positions_of_one_draw(build, put, checkpoi
     model = build("relpos", train=True, **given)
     model(SOURCE, None, TARGET)[0].sum().backward()
     layers = [*model.encoder.layers, *model.decoder.layers]
-    seen = [positions for layer in layers for positions in layer.self_attn.relative.seen]
+    seen = [positions for layer in layers for positions in layer.self_attn.positional.seen]
     assert len(seen) == 8 * (1 + checkpoint)  # queries and keys of two layers on either side
     for positions in seen:
         torch.testing.assert_close(positions, seen[0], rtol=0, atol=0)
@@ -106,7 +106,7 @@ def test_all_layers_of_both_sides_see_positions_of_one_draw(build, put, checkpoi
     assert not torch.allclose(seen[0][0, 0] / scale[0, 0], seen[0][1, 0] / scale[1, 0])  # Δ
     model.eval()(SOURCE, None, TARGET)
     for layer in layers:
-        last = layer.self_attn.relative.seen[-1]
+        last = layer.self_attn.positional.seen[-1]
         assert torch.equal(last, torch.arange(6.0).expand_as(last))
 
 
@@ -114,14 +114,14 @@ def test_a_half_precision_model_attends_by_float32_positions(build, put):
     put()
     model = build("relpos", train=True).bfloat16()
     assert model(SOURCE, None, TARGET)[0].dtype == torch.bfloat16
-    assert model.encoder.layers[0].self_attn.relative.seen[0].dtype == torch.float32
+    assert model.encoder.layers[0].self_attn.positional.seen[0].dtype == torch.float32
 
 
-@pytest.mark.parametrize("relative", [Everything, RelativeAttention, PositionalAttention])
+@pytest.mark.parametrize("positional", [Everything, RelativeAttention, PositionalAttention])
 @pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-def test_it_attends_as_the_core_does(x, relative, need_weights, causal):
-    ours = attend(relative(SETTINGS))
+def test_it_attends_as_the_core_does(x, positional, need_weights, causal):
+    ours = attend(positional(SETTINGS))
     padding = PADDING & torch.tensor([True, not causal, True])[:, None]  # else a row sees nothing
     positions = (1.5 * torch.arange(float(T))).masked_fill(padding, float("nan"))
     with during(LAYER, Layer(positions, iter(()))):
@@ -133,7 +133,7 @@ def test_it_attends_as_the_core_does(x, relative, need_weights, causal):
         for project in (ours.q_proj, ours.k_proj, ours.v_proj)
     )
     seen = ~(((CAUSAL < 0) & causal) | padding[:, None, None])
-    expected, each = ours.relative(q, k, v, positions, seen, need_weights=True)
+    expected, each = ours.positional(q, k, v, positions, seen, need_weights=True)
     expected = ours.out_proj(expected.permute(2, 0, 1, 3).flatten(2))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert (weights is not None) == need_weights
@@ -173,7 +173,7 @@ def test_dropout_of_attention_weights_applies_in_training_only(x):
 def test_log_n_scales_the_scores_of_each_query_by_what_it_sees(x, need_weights, kind):
     scaled, plain = attend(PositionalAttention()), attend(PositionalAttention())
     plain.load_state_dict(scaled.state_dict())
-    scaled.relative.logn = 3
+    scaled.positional.logn = 3
     padding, seen, mask = torch.zeros(B, T, dtype=torch.bool), torch.full((B, T), float(T)), None
     if kind == "decoder":
         mask, seen = CAUSAL, torch.arange(1.0, T + 1).expand(B, T)
@@ -194,8 +194,8 @@ def test_log_n_fits_the_same_weights_and_cross_attention_stays_fairseqs(build):
     difference = scaled(SOURCE, None, TARGET)[0] - plain(SOURCE, None, TARGET)[0]
     assert difference.abs().max() > 1e-3
     layer = scaled.decoder.layers[0]
-    assert isinstance(layer.self_attn, PositionalMultiheadAttention)
-    assert not isinstance(layer.encoder_attn, PositionalMultiheadAttention)
+    assert isinstance(layer.self_attn, CapeMultiheadAttention)
+    assert not isinstance(layer.encoder_attn, CapeMultiheadAttention)
 
 
 @pytest.mark.parametrize("pos", ["relpos", "relpos_first"])
@@ -206,7 +206,7 @@ def test_relpos_decodes_beyond_its_context(build, assert_decodes_step_by_step, p
 def test_every_vector_within_reach_gets_a_gradient(build):
     model = build("relpos", train=True, relpos_context=2, quant_noise_pq=0.5)
     model(SOURCE, None, TARGET)[0].square().sum().backward()
-    relative = model.encoder.layers[0].self_attn.relative
-    assert (relative.keys.grad.abs().sum(dim=1) > 0).all()
-    causal = model.decoder.layers[0].self_attn.relative.keys.grad.abs().sum(dim=1) > 0
+    positional = model.encoder.layers[0].self_attn.positional
+    assert (positional.keys.grad.abs().sum(dim=1) > 0).all()
+    causal = model.decoder.layers[0].self_attn.positional.keys.grad.abs().sum(dim=1) > 0
     assert causal.tolist() == [True, True, True, False, False]  # never looks ahead

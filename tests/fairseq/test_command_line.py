@@ -186,3 +186,24 @@ def test_what_is_wrong_is_said_in_one_line_before_data_are_read(
     assert failed.returncode == 2, failed.stdout
     assert re.search(rf"{command}: error: .*{re.escape(message)}", failed.stdout.splitlines()[-1])
     assert "Traceback" not in failed.stdout
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("{'max_global_shift': -1}", "max_global_shift must be a finite number ≥ 0, got -1"),
+        (
+            "{'pos': 'sinpos', 'source_scale': 0}",
+            "was trained with --pos cape, this model has sinpos",
+        ),
+    ],
+)
+def test_wrong_overrides_of_a_model_are_said_in_one_line(data, run, trained, overrides, message):
+    path = trained / "checkpoint_last.pt"
+    failed = run(
+        *("fairseq-generate", data, "--path", path, *READ, "--model-overrides", overrides),
+        check=False,
+    )
+    assert failed.returncode == 2
+    assert re.search(f"^fairseq-generate: error: .*{message}", failed.stdout.splitlines()[-1])
+    assert "Traceback" not in failed.stdout

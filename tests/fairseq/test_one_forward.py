@@ -144,3 +144,5 @@ def test_a_forward_that_fails_leaves_nothing_behind(build):
     assert SIDE.get() is LAYER.get() is None
     with pytest.raises(RuntimeError, match="call the encoder or the decoder"):
         build("sinpos").encoder.embed_positions(SHORT[0])
+    with pytest.raises(RuntimeError, match="call the layer"):
+        build("sinpos", **ADMIN).encoder.layers[0].residual_connection(1, 2)

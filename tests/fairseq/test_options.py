@@ -14,6 +14,7 @@ pytest.importorskip("fairseq")
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from omegaconf import OmegaConf
 
 import cape_plugins.fairseq
@@ -32,8 +33,18 @@ WRONG = [
     (["--max-global-scale", "0.9"], "max_global_scale must be a finite number ≥ 1"),
     (["--source-scale", "-1"], "source_scale must be a finite number > 0, or 0"),
     (["--source-scale", "inf"], "source_scale must be a finite number > 0, or 0"),
-    (["--encoder-embed-dim", "15"], "--encoder-embed-dim 15 and .*: dim must be even"),
-    (["--decoder-embed-dim", "15"], "--decoder-embed-dim 15 and .*: dim must be even"),
+    (
+        ["--encoder-embed-dim", "15", "--encoder-attention-heads", "5"],
+        "--encoder-embed-dim 15 and .*: dim must be even",
+    ),
+    (
+        ["--decoder-embed-dim", "15", "--decoder-attention-heads", "5"],
+        "--decoder-embed-dim 15 and .*: dim must be even",
+    ),
+    (["--encoder-attention-heads", "0"], "heads 0: heads must be ≥ 1, and divide the channels"),
+    (["--decoder-attention-heads", "7"], "heads 7: heads must be ≥ 1, and divide the channels"),
+    (["--max-source-positions", "0"], "--max-source-positions must be ≥ 1, in tokens, got 0"),
+    (["--max-target-positions", "0"], "--max-target-positions must be ≥ 1, in tokens, got 0"),
     (["--pos", "random", "--random-range", "0"], "random_range must be finite and > 0, got 0"),
     (["--attention-logn", "1"], "attention_logn must be the number of tokens"),
     (["--attention-logn", "30", "--cross-self-attention"], "does not .* --attention-logn 30,"),
@@ -222,6 +233,12 @@ def test_wrong_values_fail_without_a_command_line_too(build):
     config = OmegaConf.create({"model": values}).model
     with pytest.raises(ValueError, match="unknown variant 'relative': choose one of nopos"):
         MODEL_REGISTRY["cape_transformer"].build_model(config, None)
+
+
+def test_translation_models_name_that_of_language_modeling(dictionary):
+    task = LanguageModelingTask(LanguageModelingConfig(), dictionary)
+    with pytest.raises(ValueError, match="no source: give --arch cape_transformer_lm"):
+        MODEL_REGISTRY["cape_transformer"].build_model(CapeTransformerConfig(), task)
 
 
 def test_options_of_cape_have_the_defaults_of_the_paper():

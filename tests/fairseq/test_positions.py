@@ -41,6 +41,14 @@ def test_source_and_target_share_global_shift_and_scale(build, seen_positions):
     torch.testing.assert_close(source, expected)
 
 
+def test_the_draw_of_a_sentence_pair_moves_with_it_when_the_source_is_reordered(build):
+    model, order = build("cape", train=True, max_local_shift=0.0), torch.tensor([2, 0, 1])
+    out = model.encoder(SOURCE)
+    expected = model.decoder(TARGET, out)[0][order]
+    moved = model.encoder.reorder_encoder_out(out, order)
+    torch.testing.assert_close(model.decoder(TARGET[order], moved)[0], expected)
+
+
 def test_local_shifts_are_independent_in_source_and_target(build, seen_positions):
     model = build("cape", train=True, max_global_shift=0.0, max_local_shift=0.5, source_scale=1.0)
     forward(model)
@@ -100,7 +108,7 @@ def test_a_padded_sentence_gives_what_it_gives_alone(build, pos, options, side):
 def test_variants_differ_in_weights_by_the_tables_of_positions_alone(build):
     weights = {pos: {n: p.shape for n, p in build(pos).named_parameters()} for pos in VARIANTS}
     sides = ("encoder", "decoder")
-    keys = {f"{side}.layers.{i}.self_attn.relative.keys" for side in sides for i in (0, 1)}
+    keys = {f"{side}.layers.{i}.self_attn.positional.keys" for side in sides for i in (0, 1)}
     more = {
         "abspos": {f"{side}.position.table" for side in sides},
         "relpos": keys,

@@ -28,6 +28,21 @@ def test_weights_of_another_variant_are_refused(build, found, wanted):
         model.load_state_dict(state)
 
 
+@pytest.mark.parametrize("pos", ["relpos", "relpos_first"])
+def test_weights_of_when_attention_had_another_name_still_load(build, build_lm, pos):
+    for make, layers in ((build, 4), (build_lm, 2)):
+        model, again = make(pos), make(pos, seed=1)
+        before = {
+            name.replace("self_attn.positional.", "self_attn.relative."): weights
+            for name, weights in model.state_dict().items()
+        }
+        renamed = [name for name in before if ".self_attn.relative.keys" in name]
+        assert len(renamed) == (layers if pos == "relpos" else layers // 2)
+        again.load_state_dict(before)  # strictly
+        for name, weights in model.named_parameters():
+            assert torch.equal(again.get_parameter(name), weights)
+
+
 def test_other_settings_are_a_warning(build, build_lm, caplog):
     build("cape", source_scale=1.5).load_state_dict(build("cape").state_dict())
     assert "trained with --source-scale 1.25, this model has 1.5" in caplog.text
