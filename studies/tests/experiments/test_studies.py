@@ -88,7 +88,9 @@ def test_timm_has_the_models_with_their_options(name):
 
     for one in runs(name):
         if one.study.trainer is None:
-            timm.create_model(one.options["model"], **one.options.get("model-kwargs", {}))
+            pooled = {"global_pool": one.options["gp"]} if "gp" in one.options else {}
+            kwargs = pooled | one.options.get("model-kwargs", {})
+            timm.create_model(one.options["model"], **kwargs)
         parse(one, TimmOptions)
 
 
