@@ -148,7 +148,8 @@ def typed(study: Study, variant: str) -> str:
     if study.host == "timm":
         options = merge(study.options, own)
         name = options["model"].format(variant=variant)
-        kwargs = {"img_size": options["img-size"], **options.get("model-kwargs", {})}
+        kwargs = {"img_size": options["img-size"], **(options["model-kwargs"] or {})}
+        kwargs |= {"pretrained": True} if options["pretrained"] else {}
         pairs = "".join(f", {key}={value!r}" for key, value in kwargs.items())
         return f"import cape_plugins.timm; timm.create_model({name!r}{pairs})"
     if study.host == "fairseq":

@@ -80,6 +80,15 @@ def test_what_a_user_types_next(name, variant, expected):
     assert typed(study.load(study.find(name))[0], variant) == expected
 
 
+@pytest.mark.parametrize(
+    ("variant", "model"), [("stock", "vit_small_patch16_dinov3"), ("cape", "twin")]
+)
+def test_what_a_user_of_a_backbone_types_next_has_its_weights(variant, model):
+    change = ["variants.cape.options.model=twin", "options.img-size=256"]
+    (about,) = study.load(study.find("my_backbone"), change)
+    assert f"create_model('{model}', img_size=256, pretrained=True)" in typed(about, variant)
+
+
 def test_what_a_user_of_timm_types_next_makes_the_model_that_was_trained():
     timm = pytest.importorskip("timm")
     shape = "{patch_size: 2, embed_dim: 64, depth: 1, num_heads: 2}"
