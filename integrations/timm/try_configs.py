@@ -51,37 +51,41 @@ class Trial:
         return "-".join([self.recipe, self.model, *self.options]).replace("=", "")
 
 
+AT_160, AT_384 = (
+    ("--img-size", f"{size}", "--model-kwargs", f"img_size={size}", "dynamic_img_size=True")
+    for size in (160, 384)
+)
 TRIALS = [
-    Trial("deit_160", "vit_tiny_patch16_cape_224"),
-    Trial("deit_160", "deit_tiny_patch16_224"),
-    Trial("deit_224", "vit_tiny_patch16_nopos_224"),
-    Trial("deit_224", "vit_tiny_patch16_sinpos_224"),
-    Trial("deit_224", "vit_tiny_patch16_cape_224"),
-    Trial("deit_224", "deit_tiny_patch16_224"),
-    Trial("deit_224", "vit_tiny_patch16_cape_224", ("--model-kwargs", "max_global_scale=1.0")),
-    Trial("deit_224", "vit_tiny_patch16_cape_224", ("--model-kwargs", "max_global_shift=0.0")),
-    Trial("deit_224", "vit_tiny_patch16_cape_224", ("--model-kwargs", "max_local_shift=0.0")),
+    Trial("deit", "vit_tiny_patch16_cape_224", AT_160),
+    Trial("deit", "deit_tiny_patch16_224", AT_160),
+    Trial("deit", "vit_tiny_patch16_nopos_224"),
+    Trial("deit", "vit_tiny_patch16_sinpos_224"),
+    Trial("deit", "vit_tiny_patch16_cape_224"),
+    Trial("deit", "deit_tiny_patch16_224"),
+    Trial("deit", "vit_tiny_patch16_cape_224", ("--model-kwargs", "max_global_scale=1.0")),
+    Trial("deit", "vit_tiny_patch16_cape_224", ("--model-kwargs", "max_global_shift=0.0")),
+    Trial("deit", "vit_tiny_patch16_cape_224", ("--model-kwargs", "max_local_shift=0.0")),
     Trial(
-        "deit_224",
+        "deit",
         "vit_tiny_patch16_cape_224",
         ("--model-kwargs", "max_global_scale=1.0", "max_global_shift=0.0"),
     ),
     Trial(
-        "deit_224",
+        "deit",
         "vit_tiny_patch16_cape_224",
         ("--model-kwargs", "max_global_scale=1.0", "max_local_shift=0.0"),
     ),
-    Trial("deit_384", "vit_tiny_patch16_cape_224"),
-    Trial("deit_384", "deit_tiny_patch16_224"),
+    Trial("deit", "vit_tiny_patch16_cape_224", AT_384),
+    Trial("deit", "deit_tiny_patch16_224", AT_384),
     Trial(
         "finetune_384",
         "vit_tiny_patch16_cape_224",
-        start=("deit_224-vit_tiny_patch16_cape_224", "--initial-checkpoint"),
+        start=("deit-vit_tiny_patch16_cape_224", "--initial-checkpoint"),
     ),
     Trial(
         "finetune_384",
         "deit_tiny_patch16_224",
-        start=("deit_224-deit_tiny_patch16_224", "--pretrained", "--pretrained-path"),
+        start=("deit-deit_tiny_patch16_224", "--pretrained", "--pretrained-path"),
     ),
     Trial("univit", "vit_tiny_patch16_univit_224"),
     Trial("univit", "vit_tiny_patch16_cape_224"),
