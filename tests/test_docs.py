@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import re
 import sys
 import types
 
@@ -52,6 +53,9 @@ def test_the_examples_of_the_core_run(module):
 
 
 SOURCE, ROWS, SCRIPT = blocks(ROOT / "docs" / "adding-a-variant.md", "python")
+
+
+HOW = (ROOT / "docs" / "how-it-works.md").read_text("utf-8")
 
 
 @pytest.fixture
@@ -104,3 +108,23 @@ def test_the_added_variant_attends_and_learns(axes, fire):
         assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
         optimizer.step()
     assert losses[-1] < 0.97 * losses[0]
+
+
+def test_how_it_works_names_files_and_functions_that_exist():
+    rows = re.findall(r"^\| .* \| `(\S+\.py)` \| (.*) \|$", HOW, flags=re.MULTILINE)
+    assert len(rows) == HOW.count("\n| ") - HOW.count("\n|---")
+    for file, cell in rows:
+        tree = ast.parse((ROOT / "cape_plugins" / file).read_text("utf-8"))
+        for name in re.findall(r"`([\w.]+)`", cell):
+            if name.endswith(".py"):
+                continue
+            place: ast.AST = tree
+            for part in name.split("."):
+                inside = {getattr(one, "name", ""): one for one in ast.iter_child_nodes(place)}
+                assert part in inside, f"{file}: {name}"
+                place = inside[part]
+    for file in re.findall(r"`([\w/]+\.py)`", HOW):
+        assert any(
+            (ROOT / folder / file).is_file()
+            for folder in ("cape_plugins", "studies/cape_studies", ".")
+        ), file
