@@ -12,8 +12,8 @@ from espnet2.asr.frontend.abs_frontend import AbsFrontend
 from espnet2.layers.log_mel import LogMel
 from torch import Tensor
 
-from cape_plugins.checks import check_values
-from cape_plugins.espnet.options import check_count, check_long_enough
+from cape_plugins.checks import check_count, check_values
+from cape_plugins.espnet.options import check_long_enough
 from cape_plugins.positions import widest
 
 WINDOW_SECONDS = 0.025

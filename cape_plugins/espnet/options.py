@@ -10,7 +10,7 @@ from typing import Any, Literal
 from espnet2.asr.encoder.conformer_encoder import TooShortUttError, get_activation
 
 from cape_plugins import variants
-from cape_plugins.checks import is_number
+from cape_plugins.checks import check_count, is_number
 from cape_plugins.settings import SequenceSettings, option, split_options
 
 OWN = "rel_pos"  # ESPnet's own relative positions
@@ -213,12 +213,6 @@ def check_rate(name: str, rate: Any) -> None:
     """Raise ValueError unless a probability is at least 0 and below 1."""
     if not (is_number(rate) and 0 <= rate < 1):
         raise ValueError(f"{name} must be a number in [0, 1), got {rate!r}")
-
-
-def check_count(name: str, value: object, *, least: int = 1) -> None:
-    """Raise ValueError unless a setting is an integer of at least so much."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be an integer ≥ {least}, got {value!r}")
 
 
 def check_long_enough(size: int, least: int, unit: str) -> None:

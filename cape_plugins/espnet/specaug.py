@@ -9,8 +9,7 @@ import torch
 from espnet2.asr.specaug.abs_specaug import AbsSpecAug
 from torch import Tensor
 
-from cape_plugins.checks import is_number
-from cape_plugins.espnet.options import check_count
+from cape_plugins.checks import check_count, is_number
 
 
 class CapeSpecAug(AbsSpecAug):

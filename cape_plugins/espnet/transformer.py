@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from espnet2.asr.encoder.conformer_encoder import ConformerEncoder
 from torch import Tensor, nn
 
+from cape_plugins.checks import check_count
 from cape_plugins.espnet.encoder import InSeconds
 from cape_plugins.espnet.layers import drop_layers
-from cape_plugins.espnet.options import check_count, check_rate
+from cape_plugins.espnet.options import check_rate
 
 KERNEL = 7
 STRIDE = 3
