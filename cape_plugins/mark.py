@@ -79,7 +79,7 @@ class VariantMark(nn.Module):
         """
         number, *found = state.tolist()
         numbers = {variant.number: pos for pos, variant in variants.VARIANTS.items()}
-        pos = numbers.get(round(number), "unknown")
+        pos = numbers.get(number, "unknown")  # as that of an average over several
         if pos != self.pos:
             raise ValueError(
                 f"the checkpoint was trained with {self.spell('pos')} {pos}, this model has "

@@ -46,7 +46,10 @@ def initialise(model: nn.Module, cfg: Any, task: Any) -> None:
     Args:
         model: ours, on the CPU.
         cfg: its options.
-        task: gives the training set; ValueError where it is needed and cannot be read.
+        task: gives the training set.
+
+    Raises:
+        ValueError: the training set is needed and cannot be read.
     """
     if not cfg.admin_init:
         return

@@ -93,9 +93,11 @@ def check_options(options: Mapping[str, Any], defaults: FairseqDataclass) -> Tok
 
     Args:
         options: name → value; what is absent has its default, a default counts as not given.
-            ValueError: a value is out of range, whatever ``pos`` is; or it is for another ``pos``;
-            or two contradict each other.
         defaults: a config of the model; only the options that it has are looked at.
+
+    Raises:
+        ValueError: a value is out of range, whatever ``pos`` is; or it is for another ``pos``; or
+            two contradict each other.
     """
     default = vars(defaults)
     values = {**default, **{k: v for k, v in options.items() if k in default and v is not None}}

@@ -115,17 +115,7 @@ class CapeMultiheadAttention(MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """As fairseq's, for self-attention: of query, key and value only ``query`` is read.
 
-        Args:
-            query: (T, B, dim), of the last T tokens of S.
-            key, value: not read.
-            key_padding_mask: (B, T), 1 or True at padding.
-            incremental_state: fairseq's, with the keys and values of earlier steps.
-            need_weights: whether to return the weights of attention.
-            attn_mask: (T, S), added to the scores.
-            need_head_weights: whether the weights are those of each head, not their mean.
-
-        Returns:
-            (T, B, dim), and the weights (B, T, S), of each head (heads, B, T, S), or None.
+        (T, B, dim) → (T, B, dim) and the weights, wanted or None: (B, T, S), or (heads, B, T, S).
         """
         layer = LAYER.get()
         positions = None if layer is None else layer.positions

@@ -30,9 +30,11 @@ class FairseqRAdam(FairseqAdam):
     """Rectified Adam (Liu et al. 2020, https://arxiv.org/abs/1908.03265), as in torch.
 
     Args:
-        cfg: the options of :class:`RAdamConfig`, as OmegaConf's DictConfig; ValueError where one
-            is out of range.
+        cfg: the options of :class:`RAdamConfig`, as OmegaConf's DictConfig.
         params: what to optimise.
+
+    Raises:
+        ValueError: an option is out of range.
     """
 
     supports_flat_params = True  # each weight is updated on its own

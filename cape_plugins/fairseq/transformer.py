@@ -247,10 +247,12 @@ class CapeModel:
         """Build a model; α and ADMIN's scales are stored in the options, for checkpoints.
 
         Args:
-            cfg: the options, as OmegaConf's DictConfig or as the dataclass; ValueError where one
-                is out of range.
-            task: gives the dictionaries and, where it is needed, the training set; ValueError
-                where that cannot be read.
+            cfg: the options, as OmegaConf's DictConfig or as the dataclass.
+            task: gives the dictionaries and, where it is needed, the training set.
+
+        Raises:
+            ValueError: an option is out of range, or a training set that is needed cannot be read;
+                in fairseq's commands they end with one line instead.
         """
         if not OmegaConf.is_config(cfg):
             cfg = OmegaConf.create({"model": OmegaConf.structured(cfg)}).model

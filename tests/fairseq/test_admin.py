@@ -90,7 +90,7 @@ def test_profiling_leaves_randomness_and_mode_alone(build):
 
 
 def test_building_measures_and_stores_for_the_checkpoint(data, configure):
-    config, task = configure(data, "--admin-init", "--dropout", 0)
+    config, task = configure(data, "--admin-init --dropout 0")
     model = task.build_model(config.model)
     stored = [float(scale) for scale in config.model.admin_scales.split(",")]
     torch.testing.assert_close(torch.tensor(scales_of(model)), torch.tensor(stored))
@@ -101,22 +101,18 @@ def test_building_measures_and_stores_for_the_checkpoint(data, configure):
 
 def test_it_measures_sentences_of_the_median_length(data, configure):
     _, task = configure(data)
-    lengths = sorted(pair["source"].numel() for pair in loaded(task))
+    task.load_dataset("train")
+    lengths = sorted(task.dataset("train")[i]["source"].numel() for i in range(10))
     batch = median_batch(task, "train", tokens=18)["net_input"]
     assert batch["src_lengths"].sort().values.tolist() == lengths[5 : 5 + 18 // lengths[5]]
-
-
-def loaded(task):
-    task.load_dataset("train")
-    return [task.dataset("train")[i] for i in range(10)]
 
 
 def test_given_scales_need_no_training_set(data, configure, tmp_path):
     for file in data.glob("dict.*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    flags = ("--admin-init", "-s", "en", "-t", "de", "--source-scale", 1)
-    config, task = configure(tmp_path, *flags)
+    flags = "--admin-init -s en -t de --source-scale 1"
+    config, task = configure(tmp_path, flags)
     with pytest.raises(ValueError, match="training set, which is missing or empty"):
         task.build_model(config.model)
-    config, task = configure(tmp_path, *flags, "--admin-scales", ONES)
+    config, task = configure(tmp_path, f"{flags} --admin-scales {ONES}")
     assert scales_of(task.build_model(config.model)) == [1.0] * 10

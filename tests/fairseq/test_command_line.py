@@ -13,16 +13,8 @@ from cape_plugins.variants import names
 ROOT = __file__.rsplit("/tests/", 1)[0]
 USER_DIR = f"{ROOT}/integrations/fairseq/user_dir"
 
-TRAIN = (
-    *("--arch", "cape_transformer_tiny", "--cpu", "--dropout", 0),
-    *("--encoder-normalize-before", "--decoder-normalize-before"),
-    *("--optimizer", "adam", "--lr", 0.005, "--criterion", "label_smoothed_cross_entropy"),
-    *("--batch-size", 5, "--num-workers", 0, "--log-format", "simple", "--seed", 3),
-    # else fairseq-fixed drops the rest of a batch that 8 does not divide
-    *("--no-epoch-checkpoints", "--required-batch-size-multiple", 1),
-)
 # beam 1: a wider beam stops at its first two hypotheses, however bad
-READ = ("--cpu", "--beam", 1, "--required-batch-size-multiple", 1)
+READ = "--cpu --beam 1 --required-batch-size-multiple 1"
 
 TASK_WITH_BOS = """
 from fairseq.data import PrependTokenDataset
@@ -41,13 +33,13 @@ class TranslationWithBos(TranslationTask):
 
 
 @pytest.fixture(scope="module")
-def trained(data, run, tmp_path_factory):
+def trained(data, train_flags, run, tmp_path_factory):
     """A model that knows the corpus by heart: the folder of its checkpoints."""
     folder = tmp_path_factory.mktemp("trained")
     run(
-        *("fairseq-train", data, *TRAIN, "--save-dir", folder),
-        *("--max-update", 320, "--save-interval", 80, "--validate-interval", 80),
-        *("--lr-scheduler", "polynomial_decay", "--total-num-update", 320),
+        f"fairseq-train {data} {train_flags} --save-dir {folder} "
+        f"--max-update 320 --save-interval 80 --validate-interval 80 "
+        "--lr-scheduler polynomial_decay --total-num-update 320"
     )
     return folder
 
@@ -56,9 +48,9 @@ def trained(data, run, tmp_path_factory):
 def assert_translates(pairs, run, trained):
     """fairseq-generate or -interactive translates every sentence; its output."""
 
-    def assert_translates(*flags, command="fairseq-generate", paths=("best",), text=""):
+    def assert_translates(line, paths=("best",), text=""):
         paths = ":".join(str(trained / f"checkpoint_{path}.pt") for path in paths)
-        output = run(command, *flags, *READ, "--path", paths, text=text).stdout
+        output = run(f"{line} {READ} --path {paths}", text=text).stdout
         assert hypotheses(output) == {i: de for i, (_, de) in enumerate(pairs)}
         return output
 
@@ -74,34 +66,35 @@ def hypotheses(output):
 def test_generation_needs_no_training_set(data, assert_translates, tmp_path):
     # what it needs of it is in the checkpoint
     elsewhere = shutil.copytree(data, tmp_path / "data", ignore=shutil.ignore_patterns("train.*"))
-    assert_translates(elsewhere)
+    assert_translates(f"fairseq-generate {elsewhere}")
 
 
 def test_the_user_dir_goes_together_with_autoload_and_two_checkpoints_with_each_other(
     data, assert_translates
 ):
-    assert_translates(data, "--user-dir", USER_DIR, paths=("best", "last"))
+    assert_translates(f"fairseq-generate {data} --user-dir {USER_DIR}", paths=("best", "last"))
 
 
 def test_interactive_translates_what_it_reads(data, pairs, assert_translates):
-    batches = ("-s", "en", "-t", "de", "--buffer-size", 3, "--batch-size", 3)
     text = "".join(en + "\n" for en, _ in pairs)
-    assert_translates(data, *batches, command="fairseq-interactive", text=text)
+    line = f"fairseq-interactive {data} -s en -t de --buffer-size 3 --batch-size 3"
+    assert_translates(line, text=text)
 
 
 def test_a_task_that_prepends_bos_itself_gives_the_same(data, assert_translates, tmp_path):
     user_dir = tmp_path / "bos_task"
     user_dir.mkdir()
     (user_dir / "__init__.py").write_text(TASK_WITH_BOS)
-    flags = ("--user-dir", user_dir, "--task", "translation_with_bos")
-    assert "the source begins with BOS" in assert_translates(data, *flags)
+    flags = f"--user-dir {user_dir} --task translation_with_bos"
+    output = assert_translates(f"fairseq-generate {data} {flags}")
+    assert "the source begins with BOS" in output
 
 
 def test_validate_finds_a_small_loss(data, run, trained):
     output = run(
-        *("fairseq-validate", data, "--path", trained / "checkpoint_best.pt", "--cpu"),
-        *("--batch-size", 10, "--log-format", "simple", "--required-batch-size-multiple", 1),
-        *("--task", "translation"),  # which fairseq-validate wants for any model
+        f"fairseq-validate {data} --path {trained}/checkpoint_best.pt --cpu --batch-size 10 "
+        "--log-format simple --required-batch-size-multiple 1 "
+        "--task translation"  # which fairseq-validate wants for any model
     ).stdout
     (loss,) = re.findall(r"valid on 'valid' subset.*nll_loss[ =]([\d.]+)", output)
     assert float(loss) < 0.5
@@ -125,38 +118,30 @@ def test_a_checkpoint_holds_plain_types_and_the_counted_source_scale(pairs, trai
 
 
 @pytest.mark.parametrize("pos", names(1))
-def test_each_variant_trains_and_is_validated(data, run, tmp_path, pos):
-    run("fairseq-train", data, *TRAIN, "--pos", pos, "--max-update", 4, "--save-dir", tmp_path)
-    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+def test_each_variant_trains_and_is_validated(data, train, tmp_path, pos):
+    state, _ = train(data, tmp_path, f"--pos {pos} --max-update 4")
     assert state["cfg"]["model"]["pos"] == pos
     assert state["extra_state"]["val_loss"] > 0
 
 
 def test_resuming_within_an_epoch_gives_the_weights_of_an_uninterrupted_training(
-    data, run, tmp_path
+    data, train, tmp_path
 ):
     # (at the end of an epoch fairseq-fixed orders sentences differently after a restart)
-    def train(folder, updates):
-        run(
-            *("fairseq-train", data, *TRAIN, "--batch-size", 2, "--disable-validation"),
-            *("--save-dir", tmp_path / folder, "--max-update", updates),
-        )
-        return torch.load(tmp_path / folder / "checkpoint_last.pt", weights_only=True)
-
-    once = train("once", 4)
-    train("twice", 2)
-    twice = train("twice", 4)
+    flags = "--disable-validation --batch-size 2 --max-update"
+    once, _ = train(data, tmp_path / "once", f"{flags} 4")
+    train(data, tmp_path / "twice", f"{flags} 2")
+    twice, _ = train(data, tmp_path / "twice", f"{flags} 4")
     for name, weights in once["model"].items():
         torch.testing.assert_close(twice["model"][name], weights, rtol=0, atol=1e-6)
 
 
-def test_without_autoload_there_is_the_user_dir(data, run, tmp_path):
+def test_without_autoload_there_is_the_user_dir(data, train, train_flags, run, tmp_path):
     off = {"CAPE_PLUGINS_AUTOLOAD": "0"}
-    refused = run("fairseq-train", data, *TRAIN, check=False, **off)
+    refused = run(f"fairseq-train {data} {train_flags}", check=False, **off)
     assert "invalid choice: 'cape_transformer_tiny'" in refused.stdout
-    flags = ("--pos", "sinpos", "--max-update", 1, "--save-dir", tmp_path)
-    run("fairseq-train", data, "--user-dir", USER_DIR, *TRAIN, *flags, **off)
-    assert (tmp_path / "checkpoint_last.pt").is_file()
+    state, _ = train(data, tmp_path, f"--pos sinpos --max-update 1 --user-dir {USER_DIR}", **off)
+    assert state["cfg"]["model"]["pos"] == "sinpos"
 
 
 @pytest.mark.parametrize("command", ["fairseq-train", "fairseq-hydra-train"])
@@ -169,41 +154,33 @@ def test_without_autoload_there_is_the_user_dir(data, run, tmp_path):
     ],
 )
 def test_what_is_wrong_is_said_in_one_line_before_data_are_read(
-    data, run, trained, tmp_path, command, option, value, message
+    data, run, train_flags, trained, tmp_path, command, option, value, message
 ):
     if command == "fairseq-train":
-        flag = f"--{option.replace('_', '-')}"
-        flags = ("/nowhere", *TRAIN, flag, value, "--save-dir", trained, "--max-update", 400)
+        flags = f"/nowhere {train_flags} --{option.replace('_', '-')} {value} --save-dir {trained}"
     else:
         flags = (
-            *("--config-dir", f"{ROOT}/configs/fairseq", "--config-name", "wmt14_en_de_18l"),
-            *(f"task.data={data}", "common.cpu=true", "common.fp16=false"),
-            *("model.share_all_embeddings=false", f"hydra.run.dir={tmp_path}"),
-            *(f"checkpoint.save_dir={trained}", f"model.{option}={value}"),
-            *(() if option == "pos" else ("model.pos=cape",)),
-        )
-    failed = run(command, *flags, check=False)
-    assert failed.returncode == 2, failed.stdout
-    assert re.search(rf"{command}: error: .*{re.escape(message)}", failed.stdout.splitlines()[-1])
-    assert "Traceback" not in failed.stdout
+            f"--config-dir {ROOT}/configs/fairseq --config-name wmt14_en_de_18l task.data={data} "
+            "common.cpu=true common.fp16=false model.share_all_embeddings=false "
+            f"hydra.run.dir={tmp_path} checkpoint.save_dir={trained} model.{option}={value} "
+        ) + ("" if option == "pos" else "model.pos=cape")
+    assert_one_line(run(f"{command} {flags}", check=False), command, re.escape(message))
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         ("{'max_global_shift': -1}", "max_global_shift must be a finite number ≥ 0, got -1"),
-        (
-            "{'pos': 'sinpos', 'source_scale': 0}",
-            "was trained with --pos cape, this model has sinpos",
-        ),
+        ("{'pos': 'sinpos', 'source_scale': 0}", "with --pos cape, this model has sinpos"),
     ],
 )
 def test_wrong_overrides_of_a_model_are_said_in_one_line(data, run, trained, overrides, message):
-    path = trained / "checkpoint_last.pt"
-    failed = run(
-        *("fairseq-generate", data, "--path", path, *READ, "--model-overrides", overrides),
-        check=False,
-    )
-    assert failed.returncode == 2
-    assert re.search(f"^fairseq-generate: error: .*{message}", failed.stdout.splitlines()[-1])
+    line = f"fairseq-generate {data} --path {trained}/checkpoint_last.pt {READ}"
+    failed = run(f'{line} --model-overrides "{overrides}"', check=False)
+    assert_one_line(failed, "fairseq-generate", message)
+
+
+def assert_one_line(failed, command, message):
+    assert failed.returncode == 2, failed.stdout
+    assert re.search(rf"^{command}: error: .*{message}", failed.stdout.splitlines()[-1])
     assert "Traceback" not in failed.stdout

@@ -2,9 +2,7 @@
 
 import math
 import re
-import shlex
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,24 +17,14 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-ROOT = Path(__file__).resolve().parents[2]
+from cape_support import ROOT, commands
+
 CONFIGS = ROOT / "configs" / "fairseq"
 README = ROOT / "integrations" / "fairseq" / "README.md"
 WMT = sorted(CONFIGS.glob("wmt14*.yaml"))
 RECIPES = [*WMT, CONFIGS / "multi30k.yaml"]
 PAPERS_BATCH = {"de": 8192 * 4, "fr": 8000 * 8 * 10}
 MACHINE = ("update_freq", "max_tokens", "max_tokens_valid")
-
-TINY = {
-    **{f"{side}_embed_dim": 16 for side in ("encoder", "decoder")},
-    **{f"{side}_ffn_embed_dim": 32 for side in ("encoder", "decoder")},
-    **{f"{side}_attention_heads": 2 for side in ("encoder", "decoder")},
-    **{f"{side}_layers": 2 for side in ("encoder", "decoder")},
-}
-
-
-def recipe_name(path):
-    return path.stem
 
 
 def read(path):
@@ -45,11 +33,8 @@ def read(path):
 
 def readme_commands(program):
     """The README's command lines that start this program, as lists of words."""
-    blocks = re.findall(r"```sh\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    lines = "\n".join(blocks).replace("\\\n", " ").replace(f"$(which {program})", program)
-    lines = lines.replace("$seed", "1112")
-    found = [shlex.split(line) for line in lines.splitlines()]
-    return [words for words in found if program in words]
+    text = README.read_text("utf-8").replace(f"$(which {program})", program)
+    return [words for words in commands(text.replace("$seed", "1112")) if program in words]
 
 
 def split_command(words, program="fairseq-train"):
@@ -142,24 +127,6 @@ def test_the_hydra_command_lines_of_the_readme_compose():
     assert seen >= {path.stem for path in WMT}
 
 
-def test_the_overrides_of_the_readme_are_options_of_the_recipes():
-    rows = [line.strip("|").split("|") for line in README.read_text().splitlines()]
-    rows = [row for row in rows if len(row) == 3 and "=" in row[1] and "`" in row[1]]
-    assert len(rows) == 8
-    for what, overrides, line in rows:
-        french = "French" in what
-        name = f"wmt14_en_{'fr' if french else 'de'}_6l"
-        words = re.findall(r"`([^`]*)`", overrides)[0].split()
-        cfg = from_yaml(name, *words)
-        if what.strip().startswith("one GPU") or "GB" in what:
-            batch = cfg["dataset"]["max_tokens"] * cfg["optimization"]["update_freq"][0]
-            assert batch == PAPERS_BATCH[cfg["task"]["target_lang"]], what
-            assert re.findall(r"[\d]+", line) == re.findall(r"[\d]+", overrides)
-    (sweep,) = (overrides for what, overrides, _ in rows if "sweep of Δ" in what)
-    assert re.findall(r"\d+", sweep) == ["5", "10", "50"]
-    assert all("[paper]; sweep: 5, 10, 50 [paper]" in path.read_text() for path in WMT)
-
-
 def test_the_readme_trains_three_seeds_into_folders_that_the_evaluation_reads():
     (loop,) = re.findall(r"for seed in ([\d ]+); do(.*?)done", README.read_text(), flags=re.DOTALL)
     assert len(set(loop[0].split())) == 3
@@ -170,7 +137,7 @@ def test_the_readme_trains_three_seeds_into_folders_that_the_evaluation_reads():
     assert models == [folder.replace("$seed", seed) for seed in loop[0].split()]
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=recipe_name)
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_value_of_a_recipe_arrives(path):
     recipe = read(path)
     recipe["task"]["data"] = "data-bin"
@@ -188,13 +155,14 @@ def test_the_18_layer_recipe_differs_from_that_of_6_in_layers_alone():
 
 def test_fairseq_hydra_train_trains_a_recipe_on_a_small_corpus(data, pairs, run, tmp_path):
     # its dictionaries are not joined
+    tiny = {"embed_dim": 16, "ffn_embed_dim": 32, "attention_heads": 2, "layers": 2}
+    sizes = [f"model.{side}_{k}={n}" for side in ("encoder", "decoder") for k, n in tiny.items()]
     output = run(
-        *("fairseq-hydra-train", "--config-dir", CONFIGS, "--config-name", "wmt14_en_de_18l"),
-        *(f"task.data={data}", "model.pos=cape", "model.max_global_shift=10"),
-        *(f"model.{name}={value}" for name, value in TINY.items()),
-        *("model.share_all_embeddings=false", "common.cpu=true", "common.fp16=false"),
-        *(f"checkpoint.save_dir={tmp_path}", f"hydra.run.dir={tmp_path}"),
-        *("dataset.num_workers=0", "dataset.max_tokens=40", "optimization.max_update=2"),
+        f"fairseq-hydra-train --config-dir {CONFIGS} --config-name wmt14_en_de_18l "
+        f"task.data={data} model.pos=cape model.max_global_shift=10 {' '.join(sizes)} "
+        "model.share_all_embeddings=false common.cpu=true common.fp16=false "
+        f"checkpoint.save_dir={tmp_path} hydra.run.dir={tmp_path} "
+        "dataset.num_workers=0 dataset.max_tokens=40 optimization.max_update=2"
     ).stdout
     assert "num_updates 2" in output
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)

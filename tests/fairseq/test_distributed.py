@@ -31,41 +31,39 @@ def spy(*args, **kwargs):
 PositionalEmbedding.augment = spy
 cli_main()
 """
-TRAIN = (
-    *("--arch", "cape_transformer_tiny", "--dropout", 0, "--optimizer", "adam", "--lr", 0.005),
-    *("--encoder-normalize-before", "--decoder-normalize-before"),
-    *("--criterion", "label_smoothed_cross_entropy", "--num-workers", 0, "--seed", 3),
-    *("--no-epoch-checkpoints", "--required-batch-size-multiple", 1, "--disable-validation"),
-    *("--batch-size", 5, "--max-update", 4),
-)
 # each process draws for itself, so equal weights need a training without augmentation
-NO_AUGMENTATION = ("--max-global-shift", 0, "--max-local-shift", 0)
+NO_AUGMENTATION = "--disable-validation --max-update 4 --max-global-shift 0 --max-local-shift 0"
 
 
-def weights(folder):
-    return torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
-
-
-def start_two(data, folder, *flags, programs=(["fairseq-train"], ["fairseq-train"])):
+@pytest.fixture
+def start_two(train_flags):
     """Two processes that train together, on CPUs."""
-    with socket.socket() as listening:
-        listening.bind(("localhost", 0))
-        port = listening.getsockname()[1]
-    return [
-        subprocess.Popen(
-            [str(BIN / program[0]), *map(str, program[1:]), str(data), "--cpu"]
-            + [str(flag) for flag in (*TRAIN, *flags)]
-            + ["--save-dir", str(folder), "--distributed-world-size", "2"]
-            + ["--distributed-init-method", f"tcp://localhost:{port}"]
-            + ["--distributed-rank", str(rank), "--distributed-no-spawn"]
-            + ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank, program in enumerate(programs)
-    ]
+
+    def start_two(data, folder, flags, programs=(["fairseq-train"], ["fairseq-train"])):
+        with socket.socket() as listening:
+            listening.bind(("localhost", 0))
+            port = listening.getsockname()[1]
+        flags = f"""
+            {data} {train_flags} {flags} --save-dir {folder} --distributed-world-size 2
+            --distributed-init-method tcp://localhost:{port} --distributed-no-spawn
+            --distributed-backend gloo --ddp-backend legacy_ddp --distributed-rank
+        """
+        return [
+            subprocess.Popen(
+                [BIN / program[0], *program[1:], *flags.split(), str(rank)],
+                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank, program in enumerate(programs)
+        ]
+
+    return start_two
+
+
+def weights_in(folder):
+    return torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
 
 
 def wait_for(ranks):
@@ -74,26 +72,22 @@ def wait_for(ranks):
         assert rank.returncode == 0, output[-3000:]
 
 
-def test_two_processes_train_like_one_with_twice_the_batches(data, run, tmp_path):
-    ranks = start_two(data, tmp_path / "two", *NO_AUGMENTATION)
-    run(
-        *("fairseq-train", data, "--cpu", *TRAIN, *NO_AUGMENTATION),
-        *("--update-freq", 2, "--save-dir", tmp_path / "one"),
-    )
+def test_two_processes_train_like_one_with_twice_the_batches(data, train, start_two, tmp_path):
+    ranks = start_two(data, tmp_path / "two", NO_AUGMENTATION)
+    one, _ = train(data, tmp_path / "one", f"{NO_AUGMENTATION} --update-freq 2")
     wait_for(ranks)
-    one = weights(tmp_path / "one")
-    for name, found in weights(tmp_path / "two").items():
-        torch.testing.assert_close(found, one[name], rtol=0, atol=1e-6)
+    for name, found in weights_in(tmp_path / "two").items():
+        torch.testing.assert_close(found, one["model"][name], rtol=0, atol=1e-6)
 
 
 @pytest.mark.release
-def test_each_process_shifts_by_draws_of_its_own_the_same_after_resuming(data, tmp_path):
+def test_each_process_shifts_by_draws_of_its_own_the_same_after_resuming(data, start_two, tmp_path):
     def train(folder, updates):
         """What each of two processes wrote: lines of numbers, two for an update."""
         files = [tmp_path / f"{folder}{rank}.txt" for rank in range(2)]
         programs = [(Path(sys.executable).name, "-c", SPY, file) for file in files]
-        flags = ("--batch-size", 1, "--max-update", updates, "--load-checkpoint-on-all-dp-ranks")
-        wait_for(start_two(data, tmp_path / folder, *flags, programs=programs))
+        flags = f"--batch-size 1 --max-update {updates} --load-checkpoint-on-all-dp-ranks"
+        wait_for(start_two(data, tmp_path / folder, flags, programs))
         return [file.read_text().splitlines() for file in files]
 
     once = train("once", 4)
@@ -107,9 +101,7 @@ def test_each_process_shifts_by_draws_of_its_own_the_same_after_resuming(data, t
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="fairseq has no half precision on a CPU")
 @pytest.mark.parametrize("precision", ["--fp16", "--bf16"])
-def test_half_precision_trains_on_a_gpu(data, run, tmp_path, precision):
-    run(
-        *("fairseq-train", data, *TRAIN, precision, "--save-dir", tmp_path),
-        CUDA_VISIBLE_DEVICES="0",
-    )
-    assert all(found.isfinite().all() for found in weights(tmp_path).values())
+def test_half_precision_trains_on_a_gpu(data, run, train_flags, tmp_path, precision):
+    flags = f"{train_flags.replace('--cpu', precision)} --max-update 4 --save-dir {tmp_path}"
+    run(f"fairseq-train {data} {flags}", CUDA_VISIBLE_DEVICES="0")
+    assert all(found.isfinite().all() for found in weights_in(tmp_path).values())

@@ -75,32 +75,27 @@ def test_kinds_of_embeddings_of_fairseq_go_with_it(build_lm):
 
 def test_it_trains_and_is_scored_by_fairseq_eval_lm(pairs, run, tmp_path):
     # on the way: post-norm with ADMIN, radam, and resuming with the scales of the checkpoint
-    (tmp_path / "text").write_text("".join(de + "\n" for _, de in pairs))
-    text, flags = tmp_path / "bin", (f"--{split}pref" for split in ("train", "valid", "test"))
-    prefixes = (word for flag in flags for word in (flag, tmp_path / "text"))
-    run("fairseq-preprocess", "--only-source", "--destdir", text, *prefixes)
-    samples = (
-        *("--sample-break-mode", "complete", "--tokens-per-sample", 12, "--cpu"),
-        *("--required-batch-size-multiple", 1),
-    )
-    train = (
-        *("fairseq-train", text, "--task", "language_modeling", "--arch", "cape_transformer_lm"),
-        *("--decoder-layers", 2, "--decoder-embed-dim", 32, "--decoder-ffn-embed-dim", 64),
-        *("--decoder-attention-heads", 2, "--dropout", 0, "--admin-init", *samples),
-        *("--optimizer", "radam", "--adam-betas", "(0.9, 0.98)", "--lr", 0.01),
-        *("--lr-scheduler", "inverse_sqrt", "--warmup-updates", 10, "--num-workers", 0),
-        *("--batch-size", 5, "--save-dir", tmp_path, "--no-epoch-checkpoints"),
-        "--disable-validation",
-    )
-    first = run(*train, "--max-update", 40).stdout
+    text, data = tmp_path / "text", tmp_path / "bin"
+    text.write_text("".join(de + "\n" for _, de in pairs))
+    files = f"--trainpref {text} --validpref {text} --testpref {text} --destdir {data}"
+    run(f"fairseq-preprocess --only-source {files}")
+    samples = "--sample-break-mode complete --tokens-per-sample 12 --required-batch-size-multiple 1"
+    train = f"""
+        fairseq-train {data} --task language_modeling --arch cape_transformer_lm --cpu {samples}
+        --decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 64
+        --decoder-attention-heads 2 --dropout 0 --admin-init --optimizer radam --lr 0.01
+        --adam-betas '(0.9, 0.98)' --lr-scheduler inverse_sqrt --warmup-updates 10 --num-workers 0
+        --batch-size 5 --save-dir {tmp_path} --no-epoch-checkpoints --disable-validation
+    """
+    first = run(f"{train} --max-update 40").stdout
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
     scales = state["cfg"]["model"]["admin_scales"]
     assert f"admin_scales: {scales}" in first
     assert len(scales.split(",")) == 4
     assert scales.startswith("1,")
-    again = run(*train, "--max-update", 80, "--seed", 5).stdout  # would measure something else
+    again = run(f"{train} --max-update 80 --seed 5").stdout  # would measure something else
     assert f"admin_scales: {scales}" in again
-    path = ("--path", tmp_path / "checkpoint_last.pt")
-    scored = run("fairseq-eval-lm", text, *path, "--batch-size", 10, *samples).stdout
+    path = f"--path {tmp_path}/checkpoint_last.pt"
+    scored = run(f"fairseq-eval-lm {data} {path} --cpu --batch-size 10 {samples}").stdout
     (loss,) = re.findall(r"Loss \(base 2\): ([\d.]+)", scored)
     assert float(loss) * math.log(2) < 1.5  # a uniform guess of 30 words: 3.4

@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("fairseq")
 
 from cape_plugins.variants import names
+from cape_support import replica
 
 PAD, EOS = 1, 2
 # of other lengths
@@ -87,19 +88,6 @@ def test_two_forwards_before_one_backward_with_checkpointing(
     for mine, plain in zip(found, gradients(make(kind, pos, train=True, **options)), strict=True):
         # torch takes another kernel of attention where nothing needs a gradient
         torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-4)
-
-
-def replica(module):
-    """What nn.DataParallel makes of a module for each device; weights are no parameters there."""
-    copied = module._replicate_for_data_parallel()
-    for name, weight in module._parameters.items():
-        copied._parameters[name] = None
-        if weight is not None:
-            del copied._parameters[name]
-            setattr(copied, name, weight.view_as(weight))
-    for name, child in module._modules.items():
-        copied._modules[name] = None if child is None else replica(child)
-    return copied
 
 
 @pytest.mark.parametrize("one_model", [True, False])

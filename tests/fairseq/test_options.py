@@ -1,9 +1,8 @@
 """Names and options: wrong ones fail before any data is read, saying what is allowed."""
 
 import dataclasses
-import os
 import re
-import subprocess
+import shlex
 import sys
 
 import pytest
@@ -21,52 +20,50 @@ import cape_plugins.fairseq
 from cape_plugins.fairseq.architectures import ARCHITECTURES
 from cape_plugins.fairseq.config import CapeTransformerConfig, TokenSettings
 from cape_plugins.variants import get, names
+from cape_support import run
 
 WRONG = [
-    (["--max-global-shift", "-1"], "max_global_shift must be a finite number ≥ 0"),
-    (["--max-global-shift", "nan"], "max_global_shift must be a finite number ≥ 0"),
-    (["--max-global-shift", "1e30"], r"max_global_shift must be at most 100000, got 1e\+30"),
-    (["--max-local-shift", "1e30"], "max_local_shift must be at most 100000"),
-    (["--max-global-scale", "1e30"], "max_global_scale must be at most 100000"),
-    (["--source-scale", "1e30"], "source_scale must be at most 100000"),
-    (["--max-local-shift", "-0.5"], "max_local_shift must be a finite number ≥ 0"),
-    (["--max-global-scale", "0.9"], "max_global_scale must be a finite number ≥ 1"),
-    (["--source-scale", "-1"], "source_scale must be a finite number > 0, or 0"),
-    (["--source-scale", "inf"], "source_scale must be a finite number > 0, or 0"),
+    ("--max-global-shift -1", "max_global_shift must be a finite number ≥ 0"),
+    ("--max-global-shift 1e30", r"max_global_shift must be at most 100000, got 1e\+30"),
+    ("--max-local-shift 1e30", "max_local_shift must be at most 100000"),
+    ("--max-global-scale 1e30", "max_global_scale must be at most 100000"),
+    ("--source-scale 1e30", "source_scale must be at most 100000"),
+    ("--source-scale -1", "source_scale must be a finite number > 0, or 0"),
+    ("--source-scale inf", "source_scale must be a finite number > 0, or 0"),
     (
-        ["--encoder-embed-dim", "15", "--encoder-attention-heads", "5"],
+        "--encoder-embed-dim 15 --encoder-attention-heads 5",
         "--encoder-embed-dim 15 and .*: dim must be even",
     ),
     (
-        ["--decoder-embed-dim", "15", "--decoder-attention-heads", "5"],
+        "--decoder-embed-dim 15 --decoder-attention-heads 5",
         "--decoder-embed-dim 15 and .*: dim must be even",
     ),
-    (["--encoder-attention-heads", "0"], "heads 0: heads must be ≥ 1, and divide the channels"),
-    (["--decoder-attention-heads", "7"], "heads 7: heads must be ≥ 1, and divide the channels"),
-    (["--max-source-positions", "0"], "--max-source-positions must be ≥ 1, in tokens, got 0"),
-    (["--max-target-positions", "0"], "--max-target-positions must be ≥ 1, in tokens, got 0"),
-    (["--pos", "random", "--random-range", "0"], "random_range must be finite and > 0, got 0"),
-    (["--attention-logn", "1"], "attention_logn must be the number of tokens"),
-    (["--attention-logn", "30", "--cross-self-attention"], "does not .* --attention-logn 30,"),
-    (["--pos", "rope", "--max-global-shift", "6"], "rope takes --frequency-scale: leave it out"),
-    (["--pos", "nopos", "--max-global-shift", "6"], "nopos takes none of these: leave it out"),
-    (["--encoder-learned-pos"], "replaced by --pos abspos"),
-    (["--no-token-positional-embeddings"], "replaced by --pos nopos"),
-    (["--relpos-context", "0"], "relpos_context must be an integer ≥ 1"),
-    (["--pos", "relpos", "--cross-self-attention"], "does not go with --pos relpos,"),
+    ("--encoder-attention-heads 0", "heads 0: heads must be ≥ 1, and divide the channels"),
+    ("--decoder-attention-heads 7", "heads 7: heads must be ≥ 1, and divide the channels"),
+    ("--max-source-positions 0", "--max-source-positions must be ≥ 1, in tokens, got 0"),
+    ("--max-target-positions 0", "--max-target-positions must be ≥ 1, in tokens, got 0"),
+    ("--pos random --random-range 0", "random_range must be finite and > 0, got 0"),
+    ("--attention-logn 1", "attention_logn must be the number of tokens"),
+    ("--attention-logn 30 --cross-self-attention", "does not .* --attention-logn 30,"),
+    ("--pos rope --max-global-shift 6", "rope takes --frequency-scale: leave it out"),
+    ("--pos nopos --max-global-shift 6", "nopos takes none of these: leave it out"),
+    ("--encoder-learned-pos", "replaced by --pos abspos"),
+    ("--no-token-positional-embeddings", "replaced by --pos nopos"),
+    ("--relpos-context 0", "relpos_context must be an integer ≥ 1"),
+    ("--pos relpos --cross-self-attention", "does not go with --pos relpos,"),
     (
-        ["--pos", "rope", "--decoder-embed-dim", "12", "--decoder-attention-heads", "4"],
-        "--pos rope with --decoder-embed-dim 12 and --decoder-attention-heads 4: rotary positions",
+        "--pos rope --decoder-embed-dim 12 --decoder-attention-heads 4",
+        "--pos rope with --decoder-embed-dim 12 and .* 4: rotary positions",
     ),
-    (["--pos", "relpos_first", "--cross-self-attention"], "does not go with --pos relpos_first,"),
-    (["--admin-init", "--encoder-normalize-before"], "is for post-norm models"),
-    (["--admin-init", "--admin-scales", "1,x"], r"must be \d+ positive numbers with commas"),
-    (["--admin-scales", "1,1.5"], "are for --admin-init"),
-    (["--admin-init", "--admin-scales", "1,1.5"], r"must be \d+ positive numbers .*, got '1,1.5'"),
-    (["--optimizer", "radam", "--adam-betas", "0.9"], "--adam-betas of two numbers"),
-    (["--optimizer", "radam", "--adam-betas", "(0.9, 1.5)"], "--adam-betas of two numbers"),
-    (["--optimizer", "radam", "--adam-eps", "-1"], "finite --adam-eps and --weight-decay ≥ 0"),
-    (["--optimizer", "radam", "--weight-decay", "nan"], "finite --adam-eps and --weight-decay ≥ 0"),
+    ("--pos relpos_first --cross-self-attention", "does not go with --pos relpos_first,"),
+    ("--admin-init --encoder-normalize-before", "is for post-norm models"),
+    ("--admin-init --admin-scales 1,x", r"must be \d+ positive numbers with commas"),
+    ("--admin-scales 1,1.5", "are for --admin-init"),
+    ("--admin-init --admin-scales 1,1.5", r"must be \d+ positive numbers .*, got '1,1.5'"),
+    ("--optimizer radam --adam-betas 0.9", "--adam-betas of two numbers"),
+    ("--optimizer radam --adam-betas '(0.9, 1.5)'", "--adam-betas of two numbers"),
+    ("--optimizer radam --adam-eps -1", "finite --adam-eps and --weight-decay ≥ 0"),
+    ("--optimizer radam --weight-decay nan", "finite --adam-eps and --weight-decay ≥ 0"),
 ]
 
 
@@ -88,16 +85,6 @@ def assert_refused(capsys, message, *arguments, **options):
     assert exit_.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(rf": error: .*{message}", line)
-
-
-def in_new_python(code, **env):
-    return subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning", "-c", code],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
 
 
 STOCK = {
@@ -152,18 +139,21 @@ SHOW = "from fairseq.models import ARCH_MODEL_REGISTRY as A; print('cape_transfo
     [("cape_plugins.fairseq", "0"), ("cape_plugins.fairseq.transformer", "1")],
 )
 def test_importing_the_package_first_registers_with_and_without_autoload(module, autoload):
-    assert in_new_python(f"import {module}; {SHOW}", CAPE_PLUGINS_AUTOLOAD=autoload) == "True\n"
+    code = ("-W", "error::RuntimeWarning", "-c", f"import {module}; {SHOW}")
+    status, output = run(sys.executable, *code, CAPE_PLUGINS_AUTOLOAD=autoload)
+    assert (status, output.splitlines()[-1]) == (0, "True")
 
 
 # a language model has neither
 BOTH_SIDES = ("source", "encoder", "cross")
 
 
-@pytest.mark.parametrize(("wrong", "message"), WRONG, ids=lambda v: v[0] if v else None)
+@pytest.mark.parametrize(("wrong", "message"), WRONG, ids=lambda value: value.split()[0])
 def test_wrong_values_fail_in_one_line_before_data_are_read(wrong, message, capsys):
-    assert_refused(capsys, message, *wrong, arch="cape_transformer_wmt_en_de_18l")
-    if not any(word in flag for flag in wrong for word in BOTH_SIDES):
-        assert_refused(capsys, message, *wrong, arch="cape_transformer_lm")
+    given = shlex.split(wrong)
+    assert_refused(capsys, message, *given, arch="cape_transformer_wmt_en_de_18l")
+    if not any(word in wrong for word in BOTH_SIDES):
+        assert_refused(capsys, message, *given, arch="cape_transformer_lm")
 
 
 def test_only_sinusoids_need_an_even_width(build):
@@ -183,28 +173,22 @@ def test_an_option_of_the_settings_is_a_flag_with_its_default_and_its_help():
         assert getattr(CapeTransformerConfig(), field.name) == field.default
 
 
-# option → flags that give it another value than the default
-OPTIONS = {
-    "max_global_shift": ["--max-global-shift", "10"],
-    "max_local_shift": ["--max-local-shift", "0.25"],
-    "max_global_scale": ["--max-global-scale", "1.1"],
-    "source_scale": ["--source-scale", "1.1"],
-    "relpos_context": ["--relpos-context", "10"],
-    "random_range": ["--random-range", "50"],
-    "frequency_scale": ["--frequency-scale", "0.5"],
-}
+# option → another value than the default
+OPTIONS = dict(max_global_shift=10, max_local_shift=0.25, max_global_scale=1.1, source_scale=1.1)
+OPTIONS |= dict(relpos_context=10, random_range=50, frequency_scale=0.5)
 
 
 @pytest.mark.parametrize("pos", names(1))
 def test_an_option_that_the_variant_does_not_take_is_refused(pos, capsys):
     message = "max_global_scale must be a finite number ≥ 1"  # whatever the variant
     assert_refused(capsys, message, "--pos", pos, "--max-global-scale", "0.5")
-    for option, flags in OPTIONS.items():
-        given = ["--pos", pos, *flags]
+    for option, value in OPTIONS.items():
+        flag = f"--{option.replace('_', '-')}"
+        given = ["--pos", pos, flag, str(value)]
         if option in get(pos).taken(axes=1):
-            assert getattr(parse(*given), option) not in (None, 0)
+            assert getattr(parse(*given), option) == value
         else:
-            assert_refused(capsys, rf"{flags[0]} = .* is for .*; {pos} takes", *given)
+            assert_refused(capsys, rf"{flag} = .* is for .*; {pos} takes", *given)
 
 
 def test_a_default_that_is_given_is_not_refused():

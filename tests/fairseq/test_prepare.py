@@ -1,42 +1,28 @@
 """integrations/fairseq/prepare_*: the real tools, on small corpora in the layout of the real."""
 
 import gzip
-import os
-import subprocess
 import sys
 import tarfile
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("fairseq")
 pytest.importorskip("sacremoses")
 pytest.importorskip("subword_nmt")
+
+from cape_support import ROOT, run
+
 pytestmark = pytest.mark.release
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "integrations" / "fairseq"
-BIN = Path(sys.executable).parent
+SCRIPTS = ROOT / "integrations" / "fairseq"
 ENGLISH = "A dog, a well-known one, runs & doesn't stop."
 GERMAN = "Ein Hund, ein bekannter, läuft & hält nicht an."
-
-
-def start(*command, **env):
-    """(exit status, output and errors together)."""
-    paths = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        [str(word) for word in command],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": paths, **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    return done.returncode, done.stdout
 
 
 def prepare(raw, out, *flags):
     """prepare_multi30k.py into a folder that it makes."""
     script = SCRIPTS / "prepare_multi30k.py"
-    status, output = start(sys.executable, script, raw, out, "--merges", 40, *flags)
+    status, output = run(sys.executable, script, raw, out, "--merges", 40, *flags)
     assert status == 0, output
     return out
 
@@ -147,11 +133,11 @@ def test_multi30k_refuses_in_one_line(multi30k, tmp_path, flags, message):
     raw, script = multi30k.parent, SCRIPTS / "prepare_multi30k.py"
     with gzip.open(raw / "train.xx.gz", "wt", encoding="utf-8") as file:
         file.write("one\n")
-    status, output = start(sys.executable, script, raw, tmp_path / "out", "--merges", 40, *flags)
+    status, output = run(sys.executable, script, raw, tmp_path / "out", "--merges", 40, *flags)
     assert status == 2
     assert message in output.splitlines()[-1]
     assert not (tmp_path / "out").exists()
-    _, output = start(sys.executable, script, raw, tmp_path)
+    _, output = run(sys.executable, script, raw, tmp_path)
     assert "exists: name a new folder" in output
 
 
@@ -191,7 +177,7 @@ def wmt(folder, target, corpora, giga=None):
 
 def prepare_wmt(folder, target, out):
     script, env = SCRIPTS / "prepare_wmt14.sh", {"ORIG": str(folder), "JOBS": "2", "MERGES": "60"}
-    status, output = start("bash", script, target, out, **env)
+    status, output = run("bash", script, target, out, **env)
     assert status == 0, output
 
 
@@ -249,7 +235,7 @@ def test_wmt14_french_is_cleaned_after_bpe_and_validated_on_every_1333rd_pair(tm
 
 def test_wmt14_says_what_is_wrong(tmp_path):
     script = SCRIPTS / "prepare_wmt14.sh"
-    assert "the target is de or fr, got 'cs'" in start("bash", script, "cs", tmp_path)[1]
-    status, output = start("bash", script, "de", tmp_path / "out", MERGES="many")
+    assert "the target is de or fr, got 'cs'" in run("bash", script, "cs", tmp_path)[1]
+    status, output = run("bash", script, "de", tmp_path / "out", MERGES="many")
     assert status != 0
     assert "MERGES must be a whole number ≥ 1, got 'many'" in output

@@ -1,40 +1,24 @@
 """The first steps of README and of integrations/fairseq/README.md, on a small corpus."""
 
 import itertools
-import os
 import re
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("fairseq")
 pytest.importorskip("subword_nmt")
+
+from cape_support import ROOT, block_with, blocks, shell
+
 pytestmark = pytest.mark.release
 
-ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "integrations" / "fairseq" / "README.md"
-FIRST_STEPS, _ = README.read_text().split("**Without autoload**")
-BLOCKS = re.findall(r"```sh\n(.*?)```", FIRST_STEPS, flags=re.DOTALL)
+FIRST_STEPS, _ = README.read_text("utf-8").split("**Without autoload**")
+BLOCKS = blocks(FIRST_STEPS)
 NOUNS = {"dog": "hund", "cat": "katze", "child": "kind", "man": "mann", "bird": "vogel"}
 WORDS = {"small": "klein", "big": "groß", "old": "alt", "young": "jung", "red": "rot"}
 VERBS = {"runs": "rennt", "sleeps": "schläft", "eats": "isst", "sings": "singt"}
-
-
-def shell(folder, script):
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-e", "-o", "pipefail", "-c", script],
-        cwd=folder,
-        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +45,7 @@ def test_the_quickstart_learns_within_its_ten_epochs_on_a_cpu(text):
         assert " --cpu" in line or not re.search(
             r"fairseq-(train|generate|interactive|validate)", line
         )
-    output = shell(text, quickstart)
+    output = shell(quickstart, text, CUDA_VISIBLE_DEVICES="")
     (bleu,) = re.findall(r"BLEU4 = ([\d.]+)", output)
     assert float(bleu) > 50
     assert re.search(r"^H-0\t", output, flags=re.MULTILINE)
@@ -70,19 +54,22 @@ def test_the_quickstart_learns_within_its_ten_epochs_on_a_cpu(text):
 def test_two_processes_train_together_as_the_readme_says(text):
     quickstart, two = BLOCKS
     if not (text / "data-bin").exists():
-        shell(text, quickstart.split("fairseq-train")[0])
+        shell(quickstart.split("fairseq-train")[0], text, CUDA_VISIBLE_DEVICES="")
     with socket.socket() as listening:
         listening.bind(("localhost", 0))
         port = listening.getsockname()[1]
     two = two.replace("29500", str(port)).replace("--max-epoch 10", "--max-update 3")
-    output = shell(text, two.replace("wait", "for job in $(jobs -p); do wait $job; done"))
+    output = shell(
+        two.replace("wait", "for job in $(jobs -p); do wait $job; done"),
+        text,
+        CUDA_VISIBLE_DEVICES="",
+    )
     assert "training on 2 devices" in output
     assert (text / "checkpoints2" / "checkpoint_last.pt").is_file()
 
 
 def test_the_quickstart_of_the_first_page_trains_and_translates(data, tmp_path):
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    (script,) = (block for block in blocks if "fairseq-train" in block)
+    script = block_with(ROOT / "README.md", "fairseq-train")
     smaller = "--max-update 2 --cpu --required-batch-size-multiple 1"
     for side in ("encoder", "decoder"):
         smaller += f" --{side}-layers 1 --{side}-embed-dim 16 --{side}-ffn-embed-dim 32"
@@ -90,6 +77,6 @@ def test_the_quickstart_of_the_first_page_trains_and_translates(data, tmp_path):
     script = script.replace("--max-epoch 50", smaller)
     script = script.replace("fairseq-generate data-bin", "fairseq-generate data-bin --cpu")
     (tmp_path / "data-bin").symlink_to(data)
-    output = shell(tmp_path, script)
+    output = shell(script, tmp_path, CUDA_VISIBLE_DEVICES="")
     assert re.search(r"^H-0\t", output, flags=re.MULTILINE)
     assert "BLEU4 = " in output

@@ -1,16 +1,17 @@
 """integrations/fairseq/run_fairseq_tests.py, the comparison with fairseq's own tests."""
 
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("fairseq")
+
+from cape_support import ROOT, run
+
 pytestmark = pytest.mark.release
 
-SCRIPT = Path(__file__).parents[2] / "integrations" / "fairseq" / "run_fairseq_tests.py"
+SCRIPT = ROOT / "integrations" / "fairseq" / "run_fairseq_tests.py"
 
 # the functions that the tests of a checkout call, and tests as those are written
 UTILS = """
@@ -52,13 +53,8 @@ class TestLanguageModeling(unittest.TestCase):
 """
 
 
-def run(*arguments, **env):
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
-    )
+def compare(*arguments):
+    return run(sys.executable, SCRIPT, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -80,34 +76,34 @@ def cells(output, test):
 
 def test_what_only_ours_fails_is_worse_and_ends_with_status_1(checkout):
     tests = ["test_transformer", "test_translation_multi_simple_epoch_no_vepoch", "test_raw"]
-    done = run(checkout, "--pos", "cape", "relpos", "--tests", *tests, "test_transformer_lm")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert cells(done.stdout, "test_transformer") == ["passed", "passed", "error"]
-    assert cells(done.stdout, tests[1]) == ["passed", "passed", "passed"]
-    assert cells(done.stdout, "test_raw") == ["failed", "failed", "failed"]
-    assert cells(done.stdout, "test_transformer_lm") == ["passed", "failed", "failed"]
-    worse = [line for line in done.stdout.splitlines() if line.startswith("WORSE")]
+    variants = ("--pos", "cape", "relpos")
+    status, output = compare(checkout, *variants, "--tests", *tests, "test_transformer_lm")
+    assert status == 1, output
+    assert cells(output, "test_transformer") == ["passed", "passed", "error"]
+    assert cells(output, tests[1]) == ["passed", "passed", "passed"]
+    assert cells(output, "test_raw") == ["failed", "failed", "failed"]
+    assert cells(output, "test_transformer_lm") == ["passed", "failed", "failed"]
+    worse = [line for line in output.splitlines() if line.startswith("WORSE")]
     assert worse == [
         "WORSE test_transformer: --pos relpos error",
         "WORSE test_transformer_lm: --pos cape failed",
         "WORSE test_transformer_lm: --pos relpos failed",
     ]
-    assert "cape_transformer_iwslt_de_en is broken" in done.stdout
+    assert "cape_transformer_iwslt_de_en is broken" in output
 
 
 def test_a_folder_that_is_no_checkout_is_named(tmp_path):
-    done = run(tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.strip() == (
-        f"{tmp_path / 'tests' / 'test_binaries.py'} does not exist: give a checkout of fairseq"
-    )
+    missing = tmp_path / "tests" / "test_binaries.py"
+    message = f"{missing} does not exist: give a checkout of fairseq\n"
+    assert compare(tmp_path) == (1, message)
 
 
 def test_fairseqs_own_tests_pass_where_they_pass_for_fairseqs_transformer():
     real = os.environ.get("FAIRSEQ_CHECKOUT")
     if not real:
         pytest.skip("FAIRSEQ_CHECKOUT names no checkout of fairseq")
-    done = run(real, "--pos", "cape", "--tests", "test_transformer", "test_transformer_layerdrop")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    for test in ("test_transformer", "test_transformer_layerdrop"):
-        assert cells(done.stdout, test)[1:] == ["passed"]
+    tests = ("test_transformer", "test_transformer_layerdrop")
+    status, output = compare(real, "--pos", "cape", "--tests", *tests)
+    assert status == 0, output[-3000:]
+    for test in tests:
+        assert cells(output, test)[1:] == ["passed"]

@@ -6,14 +6,13 @@ from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 pytest.importorskip("fairseq")
 
 from cape_plugins.fairseq.training_set import count_source_scale
 from cape_plugins.variants import get, names
 
-LANGUAGES = ("-s", "en", "-t", "de")
+LANGUAGES = "-s en -t de"
 
 
 def expected(pairs):
@@ -27,8 +26,11 @@ def expected(pairs):
 @pytest.fixture(scope="module")
 def shard(data, pairs, preprocess, tmp_path_factory):
     """Two of the sentences, of another ratio, with the dictionaries of all."""
-    same = ("--srcdict", data / "dict.en.txt", "--tgtdict", data / "dict.de.txt")
-    return preprocess(tmp_path_factory.mktemp("shard"), pairs[3:5], *same)
+    return preprocess(tmp_path_factory.mktemp("shard"), pairs[3:5], dictionaries_of(data))
+
+
+def dictionaries_of(folder):
+    return f"--srcdict {folder}/dict.en.txt --tgtdict {folder}/dict.de.txt"
 
 
 @pytest.fixture
@@ -47,18 +49,18 @@ def test_it_counts_both_directions_all_shards_and_all_parts(
 
     assert count(data) == expected(pairs)
     assert 1.05 < count(data) != expected(pairs[3:5])
-    assert count(data, "-s", "de", "-t", "en") == pytest.approx(1 / count(data))
+    assert count(data, "-s de -t en") == pytest.approx(1 / count(data))
     assert count(f"{data}{os.pathsep}{shard}") == expected(pairs + pairs[3:5])
     for folder, part in ((data, "train."), (shard, "train1.")):
         for file in folder.glob("train.*"):
             shutil.copy(file, dictionaries / file.name.replace("train.", part))
     # by default fairseq reads no parts
-    assert count(dictionaries, "--upsample-primary", 1) == expected(pairs + pairs[3:5])
+    assert count(dictionaries, "--upsample-primary 1") == expected(pairs + pairs[3:5])
 
 
 @pytest.mark.parametrize("arch", ["cape_transformer_tiny", "cape_transformer"])
 def test_building_stores_it_in_the_config(data, pairs, configure, arch):
-    config, task = configure(data, "--pos", "cape", "--encoder-layers", 1, arch=arch)
+    config, task = configure(data, "--pos cape --encoder-layers 1", arch=arch)
     model = task.build_model(config.model)
     assert config.model.source_scale == model.encoder.spacing == expected(pairs)
     assert task.datasets == {}  # the trainer loads it itself
@@ -66,24 +68,22 @@ def test_building_stores_it_in_the_config(data, pairs, configure, arch):
 
 @pytest.mark.parametrize("pos", [p for p in names(1) if "source_scale" not in get(p).options])
 def test_variants_that_take_none_need_no_training_set(dictionaries, configure, pos):
-    config, task = configure(dictionaries, "--pos", pos, *LANGUAGES, "--encoder-layers", 1)
+    config, task = configure(dictionaries, f"--pos {pos} --encoder-layers 1 {LANGUAGES}")
     model = task.build_model(config.model)
     assert (config.model.source_scale, model.encoder.spacing) == (0, 1)
 
 
 def test_a_given_value_is_kept_and_needs_no_training_set(dictionaries, configure):
-    config, task = configure(dictionaries, "--source-scale", 1.0337, *LANGUAGES)
+    config, task = configure(dictionaries, f"--source-scale 1.0337 {LANGUAGES}")
     assert task.build_model(config.model).encoder.spacing == config.model.source_scale == 1.0337
 
 
 def test_what_cannot_be_counted_is_asked_for(dictionaries, configure, tmp_path_factory, preprocess):
-    config, task = configure(dictionaries, *LANGUAGES)
+    config, task = configure(dictionaries, LANGUAGES)
     with pytest.raises(ValueError, match=r"Dataset not found: train .*--source-scale"):
         task.build_model(config.model)
-    same = (f"--{s}dict" for s in ("src", "tgt"))
-    files = (dictionaries / f"dict.{language}.txt" for language in ("en", "de"))
-    flags = [word for pair in zip(same, files, strict=True) for word in pair]
-    _, task = configure(preprocess(tmp_path_factory.mktemp("empty"), [], *flags))
+    empty = preprocess(tmp_path_factory.mktemp("empty"), [], dictionaries_of(dictionaries))
+    _, task = configure(empty)
     with pytest.raises(ValueError, match=r"training set of TranslationTask .*empty file"):
         count_source_scale(task)
     task = SimpleNamespace(cfg=Namespace(data="somewhere"))
@@ -92,24 +92,15 @@ def test_what_cannot_be_counted_is_asked_for(dictionaries, configure, tmp_path_f
 
 
 def test_fine_tuning_keeps_the_checkpoints_and_says_what_replaces_it(
-    data, pairs, shard, run, tmp_path
+    data, pairs, shard, train, tmp_path
 ):
-    def train(folder, *flags, updates=1, data=shard):
-        output = run(
-            *("fairseq-train", data, "--arch", "cape_transformer_tiny", "--cpu", "--lr", 0.001),
-            *("--optimizer", "adam", "--batch-size", 5, "--num-workers", 0, "--disable-validation"),
-            *("--required-batch-size-multiple", 1, "--save-dir", tmp_path / folder),
-            *("--max-update", updates, *flags),
-        ).stdout
-        state = torch.load(tmp_path / folder / "checkpoint_last.pt", weights_only=True)
-        return output, state["cfg"]["model"]["source_scale"]
-
-    _, first = train("first", data=data)
+    first = train(data, tmp_path / "first", "--max-update 1")[0]["cfg"]["model"]["source_scale"]
     checkpoint = tmp_path / "first" / "checkpoint_last.pt"
-    output, tuned = train("tuned", "--finetune-from-model", checkpoint)
-    assert first == tuned == expected(pairs)
+    tuning = f"--finetune-from-model {checkpoint} --max-update 1"
+    tuned, output = train(shard, tmp_path / "tuned", tuning)
+    assert first == tuned["cfg"]["model"]["source_scale"] == expected(pairs)
     assert "was trained with" not in output
-    given = ("--restore-file", checkpoint, "--source-scale", "2.0")
-    output, replaced = train("replaced", *given, updates=2, data=data)
+    given = f"--restore-file {checkpoint} --source-scale 2.0 --max-update 2"
+    replaced, output = train(data, tmp_path / "replaced", given)
     assert f"trained with --source-scale {first:g}, this model has 2" in output
-    assert replaced == 2
+    assert replaced["cfg"]["model"]["source_scale"] == 2

@@ -50,16 +50,25 @@ def test_other_settings_are_a_warning(build, build_lm, caplog):
     assert "trained with --max-global-shift 5, this model has 7" in caplog.text
 
 
-def test_it_survives_the_averaging_of_checkpoints(build, caplog):
+def average(states):
+    """As fairseq's scripts/average_checkpoints.py does, in two releases."""
+    return {name: sum(state[name] for state in states).div(len(states)) for name in states[0]}
+
+
+def test_the_average_of_a_trainings_checkpoints_is_of_that_training(build, caplog):
     states = [build("cape", seed=seed, source_scale=1.1632).state_dict() for seed in range(3)]
-    average = {}
-    for name in states[0]:  # as fairseq's scripts/average_checkpoints.py does, in two releases
-        average[name] = states[0][name].clone()
-        for state in states[1:]:
-            average[name] += state[name]
-        average[name].div_(3)
-    build("cape", source_scale=1.1632).load_state_dict(average)
+    build("cape", source_scale=1.1632).load_state_dict(average(states))
     assert "was trained with" not in caplog.text
+
+
+def test_the_average_of_different_trainings_is_a_warning_and_of_variants_an_error(build, caplog):
+    first, second = build("cape", max_global_shift=5.0), build("cape", max_global_shift=10.0)
+    first.load_state_dict(average([first.state_dict(), second.state_dict()]))
+    assert "trained with --max-global-shift 7.5, this model has 5" in caplog.text
+    mixed = average([build("sinpos").state_dict(), first.state_dict()])
+    for pos in ("sinpos", "cape"):
+        with pytest.raises(ValueError, match="trained with --pos unknown, this model has"):
+            build(pos).load_state_dict(mixed)
 
 
 def test_training_does_not_start_from_another_variant(tmp_path, capsys):

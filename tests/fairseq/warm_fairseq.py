@@ -16,7 +16,7 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload([*COMMANDS.values(), "torch._dynamo", __name__])
 
 
-def call(command: str, arguments: tuple[str, ...], text: str) -> tuple[int, str]:
+def call(command: str, arguments: list[str], text: str) -> tuple[int, str]:
     """(exit status, output and errors together)."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "output"
