@@ -1,13 +1,14 @@
-"""Fills the tables of PAGES and makes the pages of docs/results.
+"""Fills the numbers and tables of PAGES and makes the pages of docs/results.
 
     cape-report out/digits --out report
     cp report/scores.csv docs/results/digits.csv
     cp report/scores-items.csv.xz docs/results/digits-items.csv.xz
     python docs/tables.py
 
-A table stands between ``<!-- NAME -->`` and ``<!-- -->``. Its cells are means over trainings: of
-three and more with half of Student's 95 % interval over them, of two with both. Differences, and
-intervals over test items too where these are stored, are in docs/results/NAME.md.
+A table stands between ``<!-- NAME -->`` and ``<!-- -->``, a number between ``<!--=STUDY:EVALUATION:
+VARIANT:CONDITION-->`` and ``<!--/-->``; VARIANT or CONDITION may be a difference, A−B with a minus
+sign. A page of docs/results begins with what is read from it, which is written by hand between
+``<!-- read -->`` and ``<!-- /read -->`` and stays; its numbers are filled too.
 """
 
 import re
@@ -15,91 +16,17 @@ from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from tabulate import tabulate
 
 from cape_studies.experiments import report, report_figures, report_read, report_tables
-from cape_studies.experiments.report_read import TRAININGS
-from cape_studies.experiments.report_scores import Score, Scores, every, interval
+from cape_studies.experiments.report_scores import Scores, every
 
 HERE = Path(__file__).parent
-PAGES = [HERE / name for name in ("../README.md", "positions.md", "results.md", "cost.md")]
+RESULTS = HERE / "results"
+PAGES = ["../README.md", "choosing.md", "paper-claims.md", "results.md", "cost.md"]
+PAGES = [HERE / name for name in PAGES]
 KEYS = ["evaluation", "metric", "condition"]
-# each a heading, an evaluation, its metric and a condition, or none for the mean over all of them
-Columns = list[tuple[str, str, str, str]]
-SIZES = ["8", "10", "12", "14", "16", "20", "24", "32", "48"]
-GAMMA = ["1", "sqrt", "ratio"]  # the grid's extent in testing, of cifar10_tests
-LENGTHS = ["3–6", "8–12", "16–24", "30–40"]
-
-
-def sweep(evaluation: str, metric: str, conditions: Sequence[str], heading: str = "{}") -> Columns:
-    """A column for each condition of an evaluation."""
-    return [(heading.format(one), evaluation, metric, one) for one in conditions]
-
-
-CIFAR10 = sweep("sizes", "top1", ["24", "28", "32", "36", "40", "48", "64", "96"])
-CANVAS = sweep("centre", "top1", ["24", "32", "48", "96"], "middle, {}")
-CANVAS += sweep("anywhere", "top1", ["24", "32", "48", "96"], "anywhere, {}")
-MEAN = sweep("sizes", "top1", [""], "mean")  # over all sizes
-
-# study: decimals and columns
-STUDIES = {
-    "band": (1, MEAN + sweep("sizes", "top1", SIZES)),
-    "band_28": (1, MEAN + sweep("sizes", "top1", ["16", "20", "24", "28", "36", "44", "56"])),
-    "band_48": (1, MEAN + sweep("sizes", "top1", ["24", "32", "40", "48", "64", "80"])),
-    "band_cifar10": (1, MEAN + sweep("sizes", "top1", ["24", "28", "32", "40", "48", "64"])),
-    "digit_images": (
-        1,
-        sweep("sizes", "top1", SIZES)
-        + sweep("sizes_logn", "top1", ["48"], "48, log N")
-        + sweep("centre", "top1", ["24"], "centre")
-        + sweep("anywhere", "top1", ["24"], "anywhere"),
-    ),
-    "canvas": (1, sweep("shift", "top1", ["0", "4", "8", "12", "16", "corner"])),
-    "digit_canvas": (1, sweep("shift", "top1", ["0", "1", "2", "3", "4", "corner"])),
-    "cifar10": (1, CIFAR10),
-    "backbones": (1, CANVAS),
-    "backbones_table": (1, CANVAS),
-    "cifar10_mixed": (1, CIFAR10),
-    "cifar10_tests": (
-        1,
-        sweep("sizes", "top1", [f"{r} {gamma}" for r in (24, 48, 64, 96) for gamma in GAMMA])
-        + sweep("sizes_logn", "top1", ["48", "64", "96"], "{}, log N"),
-    ),
-    "band_digits": (1, sweep("length", "wer", ["validation"])),
-    "band_multi30k": (3, sweep("loss", "loss", ["validation"])),
-    "digits": (1, sweep("length", "wer", LENGTHS)),
-    "digits_settings": (1, sweep("length", "wer", LENGTHS)),
-    "digits_unheard": (
-        1,
-        sweep("length", "wer", LENGTHS) + sweep("unheard", "wer", LENGTHS, "{}, unheard"),
-    ),
-    "digits_seq2seq": (
-        1,
-        sweep("length", "wer", LENGTHS) + sweep("joint", "wer", LENGTHS, "{}, CTC too"),
-    ),
-    "digits_unheard_hops": (
-        1,
-        sweep("hops", "wer", ["5", "6", "8", "10", "12", "16", "20"], "{} ms"),
-    ),
-    "multi30k_short": (
-        2,
-        sweep("bleu", "bleu", ["at most 12"], "BLEU, ≤ 12")
-        + sweep("bleu_long", "bleu", ["more than 15"], "BLEU, > 15")
-        + sweep("loss_long", "loss", ["1–13", "14–16", "17–20", "21–25", "26–50"], "loss {}"),
-    ),
-}
-STACKS = ["1–20", "21–40", "41–100", "101–200", "201–300"]
-STUDIES["multi30k"] = STUDIES["multi30k_joined"] = (
-    2,
-    sweep("bleu", "bleu", ["captions"], "BLEU")
-    + sweep("bleu_stacked", "bleu", ["stacked"], "BLEU, stacks")
-    + sweep("loss", "loss", ["captions"], "loss")
-    + sweep("loss_stacked", "loss", STACKS, "loss {}"),
-)
-
-FROM = {"digits_unheard_hops": "digits_unheard"}  # tables that are not named as their scores
 
 # the columns of the table of all variants: what each is in training and beyond it, by a study
 OVERALL = [
@@ -118,47 +45,46 @@ DEMO = {
     "fairseq": ("numbers translated (%) ↑", "sinpos", "cape", ["8", "12", "16"]),
     "espnet": ("WER (%) ↓", "sinpos", "cape_rope", ["1–3 s", "6–12 s", "12–24 s"]),
 }
-SHORT = {"0", "corner", "8", "12", "1–3 s", "6–12 s"}  # README's
+FIGURE = {"cape_rope", "rope", "rope_gap", "rope_moved", "nopos"}  # of objects that move
 MODELS = {"vit_small": "ViT-S", "asr_12": "ASR", "wmt_base": "MT"}
 
 
-def scores_of(study: str) -> pd.DataFrame:
-    """What ``cape-report`` wrote, and all conditions once more as one without a name."""
-    path = HERE / "results" / f"{FROM.get(study, study)}.csv"
-    scores = pd.read_csv(path, dtype={"condition": str})
-    return pd.concat([scores, scores.assign(condition="", trained_on=False)])
+@cache
+def studies(name: str) -> list[report_read.Result]:
+    """Those of docs/results/NAME.csv."""
+    return report_read.studies([RESULTS / f"{name}.csv"])
 
 
-def means_of(scores: pd.DataFrame, *more: str) -> pd.Series:
-    """Means by evaluation, metric, condition, variant and more; none where a score is missing."""
-    groups = scores.groupby([*KEYS, "variant", *more])["value"]
-    return groups.agg(lambda of: of.mean(skipna=False))
+@cache
+def scores_of(name: str, evaluation: str) -> Scores:
+    """Of one evaluation, by its first metric."""
+    (one,) = studies(name)
+    return Scores(one, evaluation, next(iter(one.study.evaluations[evaluation].metrics)))
 
 
-def of_study(study: str) -> str:
-    """A row for each variant, in the order of training; in bold what training had."""
-    decimals, columns = STUDIES[study]
-    scores = scores_of(study)
-    by_seed = means_of(scores, "seed")
-    values = {key: list(of) for key, of in by_seed.groupby([*KEYS, "variant"])}
-    seeds = scores.groupby("variant", sort=False)["seed"].nunique()
-    trained = scores.groupby(KEYS)["trained_on"].first().astype(bool)
-    rows = [
-        [
-            variant,
-            str(n),
-            *(spread(values.get((*key, variant), []), decimals) for _, *key in columns),
-        ]
-        for variant, n in seeds.items()
-    ]
-    heads = [f"**{head}**" if trained[tuple(key)] else head for head, *key in columns]
-    return table(["", "seeds", *heads], rows)
+@cache
+def number(of: str) -> str:
+    """A score or a difference with its interval: ``canvas:shift:cape_rope−rope:corner``.
+
+    Raises:
+        KeyError: there is no such score.
+    """
+    study, evaluation, variant, condition = of.split(":")
+    scores = scores_of(study, evaluation)
+    (one, *other), (at, *less) = variant.split("−"), condition.split("−")
+    digits = 2 if scores.metric == "loss" else 1
+    if not other and not less:
+        return report_tables.cell(scores.found[one, at], digits)
+    found = scores.difference(one, (other or [one])[0], at, (less or [at])[0])
+    return report_tables.cell(found, digits, "+")
 
 
 def overall() -> str:
     """A row for each variant of the package: scores and cost in the three hosts."""
-    cost = costs()
-    scores = {study: means_of(scores_of(study)) for study in {study for _, study, *_ in OVERALL}}
+    cost, scores = costs(), {}
+    for study in {study for _, study, *_ in OVERALL}:
+        rows = pd.read_csv(RESULTS / f"{study}.csv", dtype={"condition": str})
+        scores[study] = rows.groupby([*KEYS, "variant"])["value"].mean()
     rows = []
     for variant in cost.index.unique("variant"):
         row = [variant]
@@ -178,7 +104,7 @@ def overall() -> str:
 
 def costs() -> pd.DataFrame:
     """What ``benchmarks/variants.py`` wrote, by variant and case."""
-    return pd.read_csv(HERE / "results" / "cost.csv").set_index(["variant", "case"])
+    return pd.read_csv(RESULTS / "cost.csv").set_index(["variant", "case"])
 
 
 def of_cost() -> str:
@@ -203,17 +129,6 @@ def cell(value: float | None, decimals: int) -> str:
     return "" if value is None or pd.isna(value) else f"{value:.{decimals}f}"
 
 
-def spread(values: Sequence[float], decimals: int) -> str:
-    """The mean, of two trainings with both, from three on with half of the interval."""
-    each = np.array(values)
-    if len(each) < TRAININGS or np.isnan(each).any():
-        lacking = frozenset(np.flatnonzero(np.isnan(each)))
-        one = Score(each.mean(), pd.Series(each), (len(each),), lacking) if len(each) else None
-        return report_tables.cell(one, decimals) if one else ""
-    low, high, _ = interval([each])
-    return f"{each.mean():.{decimals}f} ± {(high - low) / 2:.{decimals}f}"
-
-
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """In Markdown."""
     return tabulate(rows, heads, tablefmt="github", disable_numparse=True) + "\n"
@@ -223,7 +138,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def demo(run: str) -> list[list[str]]:
     """A row for each condition of each host: the variant without CAPE beside that with it."""
     rows = []
-    found = {one.study.host: one for one in report_read.studies([HERE / "results" / f"{run}.csv"])}
+    found = {one.study.host: one for one in studies(run)}
     for host, (metric, without, augmented, conditions) in DEMO.items():
         about = found[host].study.report
         scores = Scores(found[host], about.evaluation, about.metric)
@@ -236,42 +151,68 @@ def demo(run: str) -> list[list[str]]:
     return rows
 
 
-def of_demo(run: str = "demo", short: bool = False) -> str:
-    """What matters of a run of the demo, in README in short."""
+def of_demo(run: str = "demo") -> str:
+    """What matters of a run of the demo."""
     heads = ["", "tested at", "without CAPE", "", "with CAPE", "", "difference"]
-    return table(heads, [row for row in demo(run) if not short or row[1].strip("*") in SHORT])
+    return table(heads, demo(run))
 
 
 def results() -> dict[Path, str]:
     """The pages of docs/results."""
     pages = {}
-    for path in sorted((HERE / "results").glob("*.csv")):
-        if path.stem != "cost":
-            found = report_read.studies([path])
-            pages[path.with_suffix(".md")] = "\n".join(map(page, found))
+    for path in sorted(RESULTS.glob("*.csv")):
+        if path.stem not in ("cost", "protocols"):
+            target = path.with_suffix(".md")
+            before = target.read_text("utf-8") if target.exists() else ""
+            read = re.search(r"<!-- read -->.*?<!-- /read -->\n", before, flags=re.DOTALL)
+            first, rest = "\n".join(map(page, studies(path.stem))).split("\n", 1)
+            pages[target] = f"{first}\n\n{filled(read[0])}{rest}" if read else f"{first}\n{rest}"
     return pages
 
 
 def page(result: report_read.Result) -> str:
-    """Of a study: the tables of every evaluation and metric."""
+    """Of a study: when its protocol was written, and the tables of every evaluation and metric."""
     shown = [table for scores in every(result) for table in report_tables.tables(scores)]
-    return report.markdown(result, shown)
+    result.notes.append(protocol(result.name))
+    return report.markdown({"result": result, "said": [], "tables": shown})
+
+
+def protocol(study: str) -> str:
+    """When it was committed, and when the first results were; what changed the YAML since."""
+    rows = pd.read_csv(RESULTS / "protocols.csv", keep_default_na=False)
+    rows = rows[rows["study"] == study]
+    yaml = f"[{study}.yaml](../../configs/studies/{study}.yaml)"
+    if rows.empty:
+        return f"{yaml}: not committed with results yet."
+    at = {what: list(of["commit"]) for what, of in rows.groupby("what")}
+    (first,), (came,) = at["protocol"], at["results"]
+    when = f"`{first}`, before the first results in `{came}`"
+    if not first:
+        when = f"none of its own; first results in `{came}`"
+    elif first == came:
+        when = f"`{came}`, **with its first results**: nothing shows that it was written before"
+    changes = [
+        f"`{one}` {about}"
+        for one, about in rows[rows["what"] == "changed"][["commit", "subject"]].to_numpy()
+    ]
+    text = f"Protocol, in {yaml}: {when}."
+    return f"{text} The file changed afterwards in: {'; '.join(changes)}." if changes else text
 
 
 def pictures() -> None:
-    """Draw the figures that positions.md and README show."""
-    for name in ("digits", "digit_canvas", "canvas"):
-        path = HERE / "results" / f"{name}.csv"
-        (one,) = report_read.studies([path])
+    """Draw the figures that pages and README show."""
+    for name in ("digit_canvas", "canvas"):
+        (one,) = studies(name)
         scores = Scores(one, one.study.report.evaluation, one.study.report.metric)
-        report_figures.draw(scores, path.with_suffix(".png"))
+        scores.variants = [one for one in scores.variants if one in FIGURE] or scores.variants
+        report_figures.draw(scores, RESULTS / f"{name}.png")
 
 
 def filled(text: str) -> str:
-    """The page with its tables anew.
+    """The page with its tables and numbers anew.
 
     Raises:
-        KeyError: a table of that name is not known.
+        KeyError: a table of that name or a number is not known.
     """
 
     def anew(match: re.Match[str]) -> str:
@@ -280,12 +221,13 @@ def filled(text: str) -> str:
             "cost": of_cost,
             "overall": overall,
             "demo": of_demo,
-            "demo_short": partial(of_demo, short=True),
             "demo_again": partial(of_demo, "demo_again"),
         }
-        body = own[name]() if name in own else of_study(name)
-        return f"<!-- {name} -->\n{body}<!-- -->"
+        return f"<!-- {name} -->\n{own[name]()}<!-- -->"
 
+    text = re.sub(
+        r"<!--=(.+?)-->.*?<!--/-->", lambda m: f"<!--={m[1]}-->{number(m[1])}<!--/-->", text
+    )
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- -->", anew, text, flags=re.DOTALL)
 
 

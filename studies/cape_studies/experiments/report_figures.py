@@ -12,7 +12,7 @@ from cape_studies.experiments.report_scores import Scores
 LINES, MARKERS = ("-", "--", ":", "-."), "osD^vPX*<>"
 GREY = "#767676"  # as far from white as from black
 TEXT = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-STYLE: Any = {**dict.fromkeys(TEXT, GREY), "legend.framealpha": 0, "legend.fontsize": "small"}
+STYLE: Any = {**dict.fromkeys(TEXT, GREY), "legend.framealpha": 0, "legend.fontsize": "medium"}
 
 
 def draw(scores: Scores, out: Path | IO[bytes]) -> None:
@@ -28,7 +28,7 @@ def draw(scores: Scores, out: Path | IO[bytes]) -> None:
     """
     about, conditions = scores.result.study.report, scores.conditions
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9, 4.4), layout="constrained")
+        figure = Figure(figsize=(6.4, 4.8), layout="constrained")
         axis = figure.subplots()
         axis.set(xlabel=about.x_label, ylabel=about.y_label)
         axis.grid(alpha=0.3)
@@ -46,7 +46,7 @@ def draw(scores: Scores, out: Path | IO[bytes]) -> None:
         for variant in scores.variants:
             _draw(axis, scores, variant, places)
         figure.suptitle(about.title)
-        figure.legend(loc="outside right upper")
+        figure.legend(loc="outside lower center", ncols=3)  # legible on a telephone
         figure.savefig(out, dpi=150, transparent=True)
 
 

@@ -82,9 +82,9 @@ def interval(
     trainings, noise = spread.sum(), math.sqrt(spread.sum() + alike)
     if not noise:
         return value, value, float(value == 0)
-    of = sum(spread**2 / free)
-    few = trainings**2 / of if of else 1.0
-    both = noise**4 / (of + alike**2 / (many - 1))
+    few = 1 / sum((spread / trainings) ** 2 / free) if trainings else 1.0
+    share = trainings / noise**2
+    both = 1 / (share**2 / few + (1 - share) ** 2 / (many - 1))
 
     def half(p: float) -> float:
         tail = -special.stdtrit([few, many - 1, both], p / 2)  # Student's
@@ -164,15 +164,17 @@ class Scores:
             if v != base and (base, c) in self.values
         }
 
-    def difference(self, variant: str, other: str, condition: str) -> Score:
-        """What a variant's score is more than another's.
+    def difference(
+        self, variant: str, other: str, condition: str, other_condition: str | None = None
+    ) -> Score:
+        """What a variant's score is more than another's, or than its own elsewhere.
 
         Trainings are taken in pairs of a seed only where both go on from the same trained weights
         (``after`` in the study). Others share an order of the data at most: in canvas, digit_canvas
         and captions pairs differ as much as trainings of different seeds do, and Student's factor
         of n pairs is larger than Welch's of n + n trainings. Test items are always in pairs.
         """
-        return self._score((variant, condition), (other, condition))
+        return self._score((variant, condition), (other, other_condition or condition))
 
     def _score(self, *keys: tuple[str, str]) -> Score:
         """The score of a variant and condition, or the first of two less the second."""

@@ -149,7 +149,7 @@ def replace_in(path: Path, old: str, new: str) -> None:
 # --- intervals
 
 
-@given(st.lists(st.floats(-100, 100), min_size=3, max_size=6, unique=True))
+@given(st.lists(st.floats(-100, 100, width=16), min_size=3, max_size=6, unique=True))
 def test_over_trainings_alone_the_interval_is_students(values):
     expected = stats.ttest_1samp(values, 0)
     *ends, p = report_scores.interval([np.array(values)])

@@ -11,12 +11,40 @@ tables = runpy.run_path(str(DOCS / "tables.py"))
 PAGES = {path.name: path.read_text() for path in tables["PAGES"]}
 
 
-def test_every_study_with_scores_has_a_table_or_is_linked():
-    named = {"demo", "demo_again", "cost"}
-    named |= set(re.findall(r"\(results/(\w+)\.md\)", PAGES["positions.md"]))
-    named |= set(re.findall(r"<!-- (\w+) -->\n\|", PAGES["positions.md"]))
-    scores = {path.stem for path in (DOCS / "results").glob("*.csv")}
-    assert named == scores
+def test_every_study_of_three_seeds_is_linked_where_positions_are_chosen():
+    text = PAGES["choosing.md"] + PAGES["paper-claims.md"] + PAGES["results.md"]
+    linked = set(re.findall(r"\(results/(\w+)\.md\)", text))
+    linked |= set(re.findall(r"\((\w+)\.md\)", (DOCS / "results" / "band.md").read_text()))
+    assert linked >= {"canvas", "cifar10", "multi30k_short", "digits_seq2seq", "band_48"}
+    assert all((DOCS / "results" / f"{name}.md").exists() for name in linked)
+
+
+def test_a_reader_of_one_minute_finds_what_to_take():
+    assert len(PAGES["choosing.md"].splitlines()) <= 40
+
+
+NUMBERS = [(page, of) for page in PAGES for of in re.findall(r"<!--=(.+?)-->", PAGES[page])]
+
+
+def test_every_number_is_that_of_the_scores_and_one_changed_by_hand_is_not():
+    assert len(NUMBERS) > 30
+    for page in {page for page, _ in NUMBERS}:
+        changed = re.sub(r"(<!--=.+?-->).*?(<!--/-->)", r"\g<1>43.31\2", PAGES[page])
+        assert changed != PAGES[page]
+        assert tables["filled"](changed) == PAGES[page]
+
+
+@pytest.mark.parametrize("of", ["canvas:shift:cape_rope−rope:17", "canvas:shift:cope:16"])
+def test_a_number_that_was_not_measured_is_refused(of):
+    with pytest.raises(KeyError):
+        tables["filled"](f"<!--={of}-->1.0<!--/-->")
+
+
+def test_a_page_says_when_its_protocol_was_written():
+    text = (DOCS / "results" / "digit_canvas.md").read_text()
+    assert "**with its first results**: nothing shows that it was written before" in text
+    text = (DOCS / "results" / "canvas.md").read_text()
+    assert "`06818b3`, before the first results in `c7a3cd8`" in text
 
 
 NAMED = [(page, name) for page in PAGES for name in re.findall(r"<!-- (\w+) -->", PAGES[page])]
@@ -34,17 +62,11 @@ def test_the_pages_of_results_are_those_of_the_scores():
     pages = tables["results"]()
     there = {path: path.read_text() for path in (DOCS / "results").glob("*.md")}
     assert pages == there
-    assert len(pages) == len(list((DOCS / "results").glob("*.csv"))) - 1  # but the cost
+    assert (
+        len(pages) == len(list((DOCS / "results").glob("*.csv"))) - 2
+    )  # but the cost and the protocols
 
 
 def test_an_unknown_table_is_refused():
     with pytest.raises(KeyError, match="digit"):
         tables["filled"]("<!-- digit -->\n<!-- -->")
-
-
-def test_a_missing_score_is_a_dagger_and_two_have_both_values():
-    spread = tables["spread"]
-    assert spread([1.0, float("nan"), 3.0], 1) == "† (1.0, –, 3.0)"
-    assert spread([1.0, 3.0], 1) == "2.0 (1.0, 3.0)"
-    assert spread([1.0, 2.0, 3.0], 1) == "2.0 ± 2.5"
-    assert spread([], 1) == ""
