@@ -58,10 +58,10 @@ class _Mixed(_Rotary, layers.RotaryEmbeddingMixed): ...
 _KINDS: dict[str | None, type] = {"cat": _Cat, "dinov3": _DinoV3, "mixed": _Mixed}
 
 
-def _embed(rotary: Any, coords: Tensor, height: int, width: int) -> Tensor:
+def _embed(rotary: Any, coords: Tensor, height: int, width: int) -> Any:
     """Coordinates (B, N, 2) in [-1, 1] → what timm's blocks get: (B, 1, N, 2 · head_dim).
 
-    Mixed: (depth, B, heads, N, 2 · head_dim), a row of it for each block.
+    Mixed: a list of (B, heads, N, 2 · head_dim), one for each block: smaller tensors are faster.
     """
     mixed, dinov3 = isinstance(rotary, _Mixed), isinstance(rotary, _DinoV3)
     offset, reference = getattr(rotary, "grid_offset", 0.0), getattr(rotary, "ref_feat_shape", None)
@@ -76,7 +76,8 @@ def _embed(rotary: Any, coords: Tensor, height: int, width: int) -> Tensor:
     own = own if rotary.grid_indexing == "ij" else own[::-1]
     if mixed:
         x, y = (one[:, None] for one in own)  # (B, 1, N)
-        return layers.get_mixed_freqs(rotary.freqs[:, :, None], x, y, torch.float32)
+        each = (rotary.freqs[:, layer, None] for layer in range(rotary.depth))
+        return [layers.get_mixed_freqs(one, x, y, torch.float32) for one in each]
     turned = torch.stack(own, dim=-1)[..., None]  # (B, N, 2, 1)
     angles = 2 * torch.pi * turned / rotary.periods if dinov3 else turned * rotary.bands
     angles = angles.flatten(2)  # (B, N, head_dim / 2): each stands twice in what timm wants
@@ -138,7 +139,7 @@ class EvaCape(timm_eva.Eva):
         self.augmentation = CoordinateAugmentation(settings)
         add_mark(self)
 
-    def _pos_embed(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _pos_embed(self, x: Tensor) -> tuple[Tensor, Any]:
         """Patches → tokens, and the embedding that timm hands to each block."""
         height, width = x.shape[1:3] if self.dynamic_img_size else self.patch_embed.grid_size
         x, embedding = super()._pos_embed(x)

@@ -268,6 +268,8 @@ def test_learnt_frequencies_are_not_decayed_and_reach_every_layer(create, images
     assert all(parameters[name].grad.any() for name in names)
     first, second = (parameters[name] for name in sorted(names))
     assert not torch.equal(first, second)
+    half = create("ropepos_mixed", host, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
 
 
 # log N

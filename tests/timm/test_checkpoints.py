@@ -129,7 +129,9 @@ def test_weights_by_the_name_of_before_load(create, load, host, tmp_path):
     assert sum(".attn.relative.frequencies" in name for name in weights) == 2
     torch.save(weights, tmp_path / "before.pth")
     again = create("ropepos_mixed", host, fresh=True, checkpoint_path=str(tmp_path / "before.pth"))
-    for one in (again, load(tmp_path / "before.pth", "ropepos_mixed", host)):
+    part = create("ropepos_mixed", host, fresh=True)
+    torch.nn.Sequential(part).load_state_dict({f"0.{k}": v for k, v in weights.items()})
+    for one in (again, part, load(tmp_path / "before.pth", "ropepos_mixed", host)):
         assert torch.equal(*(each.blocks[1].attn.positional.frequencies for each in (one, model)))
 
 
