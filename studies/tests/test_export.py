@@ -251,7 +251,7 @@ def test_what_cannot_be_exported_is_one_line(wrong, said, finished, tmp_path, mo
         exported(copy, folder, *options)
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert end.value.code == 2
-    assert line.startswith("cape-studies export: error: ")
+    assert line.startswith("cape-studies: error: ")
     assert said in line
     assert wrong == "folder exists" or not folder.exists()
     assert not list(tmp_path.glob(".export-*"))

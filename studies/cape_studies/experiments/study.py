@@ -13,7 +13,7 @@ from string import Formatter
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from hydra import compose, initialize_config_dir
+from hydra import compose, initialize_config_dir, version
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -271,12 +271,14 @@ def composed(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """
     read_yaml(path)
     search = [f"hydra.searchpath=[{json.dumps(f'file://{folder}')}]" for folder in folders()]
-    try:
+    try:  # Hydra 1.3.8 warns of an older base, which fairseq's own calls in this process want
         with initialize_config_dir(str(path.resolve().parent), version_base="1.3"):
             found = compose(path.stem, overrides=[*search, *overrides])
         return OmegaConf.to_container(found, resolve=True)  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(f"{path}: {one_line(error)}") from error
+    finally:
+        version.VersionBase.instance().setbase(version.__compat_version__)
 
 
 def load(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> list[Study]:
