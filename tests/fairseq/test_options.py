@@ -196,6 +196,11 @@ def test_a_default_that_is_given_is_not_refused():
     assert parse("--pos", "nopos", *given).max_global_shift == 5
 
 
+def test_what_is_just_allowed_and_what_radam_alone_refuses_is_taken():
+    given = parse("--max-source-positions", "1", "--optimizer", "adam", "--weight-decay", "-1")
+    assert (given.max_source_positions, given.weight_decay) == (1, -1)
+
+
 @pytest.mark.parametrize(
     ("flag", "allowed"), [("--pos", list(names(1))), ("--source-bos", ["auto", "true", "false"])]
 )
