@@ -35,7 +35,8 @@ def main() -> None:
     print(f"loading by name: {_autoload()}")
     for host, (distributions, module, name) in _HOSTS.items():
         found = [f"{each} {_version(each)}" for each in distributions if _version(each)]
-        state = _state(host, module, name) if found else "not installed"
+        missing = f"not installed: pip install 'cape-plugins[{host}]', or '.[{host}]' in a checkout"
+        state = _state(host, module, name) if found else missing
         print(f"{', '.join(found) or host}: {state}")
 
 

@@ -41,7 +41,8 @@ def test_a_host_knows_our_models_or_the_reason_is_given(capsys, monkeypatch):
     env.main()
     *_, timm, missing, broken = capsys.readouterr().out.splitlines()
     assert timm == f"timm {version('timm')}: knows our models ({name} …)"
-    assert missing == "missing: not installed"
+    todo = "pip install 'cape-plugins[missing]', or '.[missing]' in a checkout"
+    assert missing == f"missing: not installed: {todo}"
     assert broken.endswith(
         "cannot be imported (ModuleNotFoundError: No module named 'no_such_module')"
     )
