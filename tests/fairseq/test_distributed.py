@@ -86,7 +86,8 @@ def test_each_process_shifts_by_draws_of_its_own_the_same_after_resuming(data, s
         """What each of two processes wrote: lines of numbers, two for an update."""
         files = [tmp_path / f"{folder}{rank}.txt" for rank in range(2)]
         programs = [(Path(sys.executable).name, "-c", SPY, file) for file in files]
-        flags = f"--batch-size 1 --max-update {updates} --load-checkpoint-on-all-dp-ranks"
+        flags = f"--batch-size 1 --max-update {updates} --disable-validation"
+        flags += " --load-checkpoint-on-all-dp-ranks"
         wait_for(start_two(data, tmp_path / folder, flags, programs))
         return [file.read_text().splitlines() for file in files]
 
