@@ -178,9 +178,8 @@ class PositionalAttention(nn.Module):
     ) -> Tensor:
         """What the softmax gets, (B, heads, queries, keys); the arguments are :meth:`attend`'s."""
         query, bias = self._query_and_bias(query, key, positions, mask)
-        scores = (query * query.shape[3] ** -0.5) @ key.transpose(
-            -2, -1
-        )  # (B, heads, queries, keys)
+        query = query * query.shape[3] ** -0.5
+        scores = query @ key.transpose(-2, -1)  # (B, heads, queries, keys)
         if bias is not None and bias.dtype == torch.bool:
             return scores.masked_fill(~bias, -torch.inf)
         return scores if bias is None else scores + bias

@@ -96,9 +96,9 @@ def convert(model: Any, state_dict: dict[str, Any], prefix: str = "", *_: Any) -
     before ``load_state_dict`` too, as timm's ``--initial-checkpoint`` calls no filter; ``prefix``
     is there where the model is a part.
     """
-    for name in [name for name in state_dict if name.startswith(f"{prefix}blocks.")]:
-        renamed = name.replace(".attn.relative.", ".attn.positional.")  # until 2026-11
-        state_dict[renamed] = state_dict.pop(name)
+    before = ".attn.relative."  # until 2026-11
+    for name in [n for n in state_dict if before in n and n.startswith(f"{prefix}blocks.")]:
+        state_dict[name.replace(before, ".attn.positional.")] = state_dict.pop(name)
     embeds = getattr(model, "embeds", model)
     within = prefix if embeds is model else f"{prefix}embeds."
     tables = (f"{prefix}pos_embed", f"{within}pos_embed")  # of a ViT, of a NaFlexVit

@@ -69,14 +69,13 @@ def measure(run: Run) -> Cost:
     told = TELLING["trainer" if study.trainer else study.host]
     places = {**run.setting.places, "variant": run.variant, "seed": run.seed}
     options = fill(merge(run.options, told), places)
-    one_thread = {} if machine.gpus else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch, "train")
         command = hosts.train(study, run.recipe, options, run.seed, folder, machine)
         began, said, times = time.monotonic(), "", []
         process = subprocess.Popen(
             command,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **one_thread},
+            env=steps.environment(machine.gpus),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

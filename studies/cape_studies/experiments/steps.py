@@ -99,11 +99,17 @@ _started: set[subprocess.Popen[bytes]] = set()
 _ending = threading.Event()
 
 
+def environment(gpus: int) -> dict[str, str]:
+    """Of a command: its output comes at once, and on the CPU it gets one thread, as small models
+    side by side want."""
+    one_thread = {} if gpus else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONUNBUFFERED": "1", **one_thread}
+
+
 def call(command: list[str], path: Path, log: IO[str], gpus: int = 0) -> float:
     """Run a command; its whole output is added to the log. Gives the time of its end.
 
-    It is the first of a group of processes, so that Ctrl-C reaches cape-run alone. On the CPU it
-    gets one thread, as small models side by side want.
+    It is the first of a group of processes, so that Ctrl-C reaches cape-run alone.
 
     Args:
         command: its words.
@@ -115,9 +121,6 @@ def call(command: list[str], path: Path, log: IO[str], gpus: int = 0) -> float:
         RuntimeError: it failed.
         SystemExit: a signal ended it, or this process is to end.
     """
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    if not gpus:
-        environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     if any(hosts.HEAD in word for word in command):
         head = submitit.JobEnvironment().hostnames[0]
         command = [word.replace(hosts.HEAD, head) for word in command]
@@ -130,7 +133,7 @@ def call(command: list[str], path: Path, log: IO[str], gpus: int = 0) -> float:
         print(about, file=log, flush=True)
         process = subprocess.Popen(  # type: ignore[call-overload]  # Python 3.11's process_group
             command,
-            env=environment,
+            env=environment(gpus),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
