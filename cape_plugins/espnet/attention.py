@@ -17,15 +17,12 @@ class CapeMultiHeadedAttention(MultiHeadedAttention):
 
     Where ``num_att_plot`` asks for pictures, by a forward hook and in evaluation, the weights
     (B, heads, N, N) are computed too and left in ``attn``, where ESPnet looks for them.
-
-    Attributes:
-        positional: what attends.
     """
 
     positional: PositionalAttention
 
     @classmethod
-    def made_of(cls, theirs: MultiHeadedAttention, positional: PositionalAttention | None) -> Any:
+    def made_of(cls, theirs: Any, positional: PositionalAttention | None = None) -> Any:
         """Ours in place of ESPnet's; without positions if there are none to attend by."""
         ours = take_over(cls, theirs)
         ours.positional = positional or PositionalAttention()
@@ -38,7 +35,6 @@ class CapeMultiHeadedAttention(MultiHeadedAttention):
         positions before the mask where it is (content, positions).
 
         Args:
-            query, key, value: (B, N, size), all the same.
             rest: the positions (B, N, …) of :func:`cape_plugins.variants.prepare`, where the
                 variant has some; the mask, bool (B, 1 or N, N), True where a query sees a key.
         """
@@ -72,16 +68,16 @@ def use_logn(encoder: nn.Module, logn: int) -> None:
     Raises:
         ValueError: there is another self-attention, or none.
     """
-    found = [each for each in encoder.modules() if isinstance(each, MultiHeadedAttention)]
-    unknown = {type(each) for each in found} - {MultiHeadedAttention, CapeMultiHeadedAttention}
+    found = {type(each) for each in encoder.modules() if isinstance(each, MultiHeadedAttention)}
+    unknown = found - {MultiHeadedAttention, CapeMultiHeadedAttention}
     if unknown or not found:
         names = ", ".join(sorted(kind.__name__ for kind in unknown)) or "none of ESPnet"
         raise ValueError(
             f"attention_logn has no effect in {type(encoder).__name__}, whose self-attention is "
             f"{names}: leave it out, or choose another model"
         )
-    if MultiHeadedAttention in map(type, found):
-        replace(encoder, MultiHeadedAttention, lambda m: CapeMultiHeadedAttention.made_of(m, None))
+    if MultiHeadedAttention in found:
+        replace(encoder, MultiHeadedAttention, CapeMultiHeadedAttention.made_of)
     for each in encoder.modules():
         if isinstance(each, CapeMultiHeadedAttention):
             each.positional.logn = logn

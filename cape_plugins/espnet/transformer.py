@@ -1,19 +1,21 @@
-"""The encoder ``cape_transformer``: a Transformer that knows time in seconds.
+"""The encoder and the decoder ``cape_transformer``, as in the paper.
 
 Paper: CAPE: Encoding Relative Positions with Continuous Augmented Positional Embeddings,
 https://arxiv.org/abs/2106.03143, section 4.2.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.functional as F
+from espnet2.asr.decoder.transformer_decoder import TransformerDecoder
 from espnet2.asr.encoder.conformer_encoder import ConformerEncoder
 from torch import Tensor, nn
 
 from cape_plugins.checks import check_count
 from cape_plugins.espnet.encoder import InSeconds
-from cape_plugins.espnet.layers import drop_layers
+from cape_plugins.espnet.layers import drop_layers, open_scopes
 from cape_plugins.espnet.options import check_rate
 
 KERNEL = 7
@@ -44,8 +46,9 @@ class CapeTransformerEncoder(InSeconds, ConformerEncoder):
     """Convolution, positions in seconds, Transformer layers.
 
     Put it into a recipe as ``encoder: cape_transformer``; the arguments are ``encoder_conf``. The
-    layers are those of ESPnet's Conformer without its convolutions; as in the authors' code,
-    dropout falls on the attention weights and after the ReLU, not on what is added to the residual.
+    layers are those of ESPnet's Conformer without its convolutions, and so are the options; as in
+    the authors' code, dropout falls on the attention weights (``attention_dropout_rate``) and
+    after the ReLU (``dropout_rate``), not on what is added to the residual.
 
     The defaults are the paper's model (36 layers, section 4.2) with its regularisation for
     TED-LIUM; for WSJ it takes 0.4 for ``dropout_rate``, ``attention_dropout_rate`` and
@@ -53,20 +56,10 @@ class CapeTransformerEncoder(InSeconds, ConformerEncoder):
 
     Args:
         input_size: feature channels; ESPnet passes it.
-        output_size: channels of the model, even and divisible by ``attention_heads``.
-        attention_heads: heads of each self-attention.
-        linear_units: hidden channels of each feed-forward network.
-        num_blocks: Transformer layers.
-        dropout_rate: after each feed-forward network's ReLU.
         positional_dropout_rate: on the sum of content and position; the paper has none.
-        attention_dropout_rate: on the attention weights.
         conv_dropout_rate: after the convolution; 0.3 in the paper.
         normalize_before: pre-norm, as ESPnet's default, with a LayerNorm at the end. The paper's
             models are post-norm: ``false``.
-        interctc_layer_idx: layers, counted from 1, after which ESPnet's model adds a CTC loss;
-            each below ``num_blocks``. Their outputs pass the last LayerNorm, as in ESPnet.
-        interctc_use_conditioning: feed the CTC posteriors at those layers back into the next one
-            (self-conditioned CTC); needs ``interctc_layer_idx``.
         layer_drop_rate: in training a layer is dropped with this probability
             (:func:`cape_plugins.espnet.layers.drop_layers`). The paper takes the same value as for
             ``dropout_rate``. It saves no time: dropped layers are multiplied by 0.
@@ -121,3 +114,22 @@ class CapeTransformerEncoder(InSeconds, ConformerEncoder):
         for layer in self.encoders:
             layer.dropout = nn.Identity()
         drop_layers(self.encoders, layer_drop_rate)
+
+
+class CapeTransformerDecoder(TransformerDecoder):
+    """ESPnet's Transformer decoder, whose ``layer_drop_rate`` acts.
+
+    Put it into a recipe as ``decoder: cape_transformer``; ``decoder_conf`` is that of
+    ``decoder: transformer``, and so are the checkpoints' keys. ESPnet's own takes the option, and
+    calls its layers one by one, past what would drop them.
+
+    Raises:
+        ValueError: as :func:`cape_plugins.espnet.layers.drop_layers`.
+    """
+
+    # --print_config reads the signature
+    @functools.wraps(TransformerDecoder.__init__)  # type: ignore[misc]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        open_scopes(self.decoders)
+        drop_layers(self.decoders, self.decoders.layer_drop_rate)

@@ -17,7 +17,7 @@ from espnet2.asr.ctc import CTC
 from espnet2.asr.decoder.transformer_decoder import TransformerDecoder
 from espnet2.utils.get_default_kwargs import get_default_kwargs
 
-from cape_plugins.espnet.decoder import CapeTransformerDecoder
+from cape_plugins.espnet.transformer import CapeTransformerDecoder
 from espnet_support import assert_alone, batch, make
 
 either = pytest.mark.parametrize("side", ["encoder", "decoder"])
