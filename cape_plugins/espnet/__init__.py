@@ -83,7 +83,7 @@ def _asr_task(module: ModuleType) -> Any:
         return module.ASRTask
     abs_task = getattr(sys.modules.get("espnet2.tasks.abs_task"), "AbsTask", None)
     tasks = [] if abs_task is None else abs_task.__subclasses__()
-    return {task.__module__: task for task in tasks}.get(module.__name__)
+    return {(t.__module__, t.__name__): t for t in tasks}.get((module.__name__, "ASRTask"))
 
 
 register()

@@ -2,8 +2,6 @@
 
 import collections
 import itertools
-from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,15 +9,14 @@ import torch
 
 pytest.importorskip("espnet2")
 
+import yaml
 from espnet2.iterators.sequence_iter_factory import SequenceIterFactory
 from espnet2.tasks.asr import ASRTask
 from espnet2.train.distributed_utils import DistributedOption
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from cape_plugins.espnet.batches import PerEpochBatches, read_durations
-
-RATE = 8000
-README = Path(__file__).parents[2] / "integrations" / "espnet" / "README.md"
+from cape_support import ROOT, block_with
+from espnet_support import RATE, process
 
 
 def durations(count: int = 500, shortest: float = 1.0, longest: float = 20.0) -> dict[str, int]:
@@ -74,6 +71,7 @@ def test_no_batch_is_more_uneven_than_allowed():
     for number in range(20):
         batches = check(passes, passes.batches(number))
         assert sorted(map(sorted, batches)) == [[100], [220, 230], [500, 510], [1200]]
+    assert len(PerEpochBatches({"a": 100, "b": 200}, 300, max_ratio=2).batches(0)) == 1
 
 
 @pytest.mark.parametrize("count", [8, 9, 61, 500])
@@ -161,17 +159,6 @@ def factory(corpus, parse, tmp_path):
     return factory
 
 
-@contextmanager
-def process(rank: int, processes: int):
-    """As one of several processes."""
-    group = dict(store=FakeStore(), rank=rank, world_size=processes)
-    torch.distributed.init_process_group("fake", **group)
-    try:
-        yield
-    finally:
-        torch.distributed.destroy_process_group()
-
-
 def names(loader) -> list[list[str]]:
     return [keys for keys, _ in loader]
 
@@ -198,9 +185,8 @@ def test_validation_and_attention_plots_get_espnets_own_batches(factory):
 
 @pytest.mark.parametrize("processes", [1, 2, 5])
 def test_the_readmes_yaml_validates_on_any_number_of_processes(processes, factory):
-    yaml = pytest.importorskip("yaml")
-    blocks = [part.split("```")[0] for part in README.read_text("utf-8").split("```yaml\n")[1:]]
-    (written,) = (yaml.safe_load(block) for block in blocks if "iterator_type: task" in block)
+    readme = ROOT / "integrations" / "espnet" / "README.md"
+    written = yaml.safe_load(block_with(readme, "iterator_type: task", "yaml"))
     ours = ("frontend", "frontend_conf", "encoder_conf", "batch_bins")  # the numbers of this data
     settings = {name: value for name, value in written.items() if name not in ours}
     seen: list[str] = []
@@ -237,6 +223,9 @@ def test_shape_files_and_ranks_that_do_not_fit_are_refused(corpus, tmp_path):
         PerEpochBatches(durations(3), 100, ranks=4)
     with pytest.raises(ValueError, match="--train_shape_file"):
         read_durations([])
-    (tmp_path / "text_shape").write_text("train0 3\n")
+    for name, length in (("text_shape", 3), ("other", 5)):
+        (tmp_path / name).write_text(f"train0 {length}\n")
+    # no speech: the first
+    assert read_durations([f"{tmp_path}/text_shape", f"{tmp_path}/other"]) == {"train0": 3}
     with pytest.raises(ValueError, match=r"name different utterances, such as train\d"):
         read_durations([str(corpus / "train" / "speech_shape"), str(tmp_path / "text_shape")])

@@ -6,17 +6,13 @@ import torch
 pytest.importorskip("espnet2")
 
 from espnet2.torch_utils.set_all_random_seed import set_all_random_seed
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from espnet_support import batch, make
+from espnet_support import batch, make, process
 
 
 @pytest.fixture
 def train():
-    """rank, processes → Δ + ε of two steps' samples as ESPnet begins an epoch; a number drawn then.
-
-    No group is joined where there are no processes.
-    """
+    """rank, processes → Δ + ε of two steps as ESPnet begins an epoch; a number drawn then."""
 
     def train(rank: int, processes: int) -> tuple[list[list[float]], float]:
         encoder = make(max_global_scale=1.0).train()
@@ -29,16 +25,10 @@ def train():
             return moved
 
         encoder.position.augment = watched
-        if processes:
-            group = dict(store=FakeStore(), rank=rank, world_size=processes)
-            torch.distributed.init_process_group("fake", **group)
-        try:
+        with process(rank, processes):
             set_all_random_seed(1)
             for _ in range(2):
                 encoder(*batch(30, 30, 30))
-        finally:
-            if processes:
-                torch.distributed.destroy_process_group()
         return seen, torch.rand(()).item()
 
     return train
