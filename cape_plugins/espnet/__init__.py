@@ -1,9 +1,4 @@
-"""CAPE inside ESPnet, registered on import (and by autoload) with espnet2's and espnet3's ASR task.
-
-``encoder: cape_transformer``, ``cape_conformer``, ``cape_e_branchformer``, ``cape_branchformer``,
-``decoder: cape_transformer``, ``frontend: cape_fbank``, ``specaug: cape_specaug``,
-``model: cape_asr`` and, for training without padding, ``iterator_type: task``.
-"""
+"""CAPE inside ESPnet, registered on import (and by autoload) with its ASR tasks."""
 
 import importlib
 import sys

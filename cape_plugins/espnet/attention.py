@@ -31,12 +31,9 @@ class CapeMultiHeadedAttention(MultiHeadedAttention):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *rest: Tensor) -> Tensor:
         """Attend, (B, N, size) → same.
 
-        ESPnet's layers call this with the mask alone where their input is content, and with
-        positions before the mask where it is (content, positions).
-
-        Args:
-            rest: the positions (B, N, …) of :func:`cape_plugins.variants.prepare`, where the
-                variant has some; the mask, bool (B, 1 or N, N), True where a query sees a key.
+        ``rest`` is the mask, bool (B, 1 or N, N), True where a query sees a key; and before it,
+        where the layer's input is (content, positions), the positions (B, N, …) of
+        :func:`cape_plugins.variants.prepare`.
         """
         positions = rest[0] if len(rest) == 2 else None
         visible = rest[-1][:, None]  # (B, 1, 1 or N, keys)
@@ -59,14 +56,12 @@ class CapeMultiHeadedAttention(MultiHeadedAttention):
 
 
 def use_logn(encoder: nn.Module, logn: int) -> None:
-    """Multiply the logits of an encoder's self-attention by log N / log N_train.
+    """Multiply the logits of an encoder's self-attention by log N / log ``logn``.
 
-    Args:
-        encoder: one of ours, or one of ESPnet's whose self-attention knows no positions.
-        logn: N_train, in frames after subsampling; 0 for off.
+    ``logn`` is N in training, in frames after subsampling; 0 for off.
 
     Raises:
-        ValueError: there is another self-attention, or none.
+        ValueError: the self-attention is neither ours nor ESPnet's that knows no positions.
     """
     found = {type(each) for each in encoder.modules() if isinstance(each, MultiHeadedAttention)}
     unknown = found - {MultiHeadedAttention, CapeMultiHeadedAttention}

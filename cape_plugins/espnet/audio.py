@@ -51,9 +51,7 @@ class CheckedCollate:
         """Check, then collate.
 
         Raises:
-            ValueError: samples that are NaN or infinite, channels that the frontend or the rest of
-                the batch has not, too few samples, another sampling rate, or durations that do
-                not fit into one batch.
+            ValueError: an utterance's samples, channels, duration or sampling rate do not fit.
         """
         speech = {name: fields["speech"] for name, fields in utterances}
         mean = float(np.mean([len(samples) for samples in speech.values()]))

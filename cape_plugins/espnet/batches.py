@@ -110,17 +110,16 @@ def build_task_iter_factory(
             f"got batch_type: {iter_options.batch_type}"
         )
     durations = read_durations(iter_options.shape_files)
-    several, group = iter_options.distributed, torch.distributed
+    group = torch.distributed if iter_options.distributed else None
     passes = PerEpochBatches(
         durations,
         iter_options.batch_bins,
         seed=args.seed,
-        ranks=group.get_world_size() if several else 1,
-        rank=group.get_rank() if several else 0,
+        ranks=group.get_world_size() if group else 1,
+        rank=group.get_rank() if group else 0,
         max_ratio=MAX_RATIO if args.frontend == "cape_fbank" else math.inf,
     )
-    count = f"{len(durations)} utterances: N-batch={len(passes)} in the first"
-    logging.info(f"[{mode}] batches made anew in each pass over {count}")
+    logging.info(f"{len(passes)} batches made anew in each pass over {len(durations)} utterances")
     return SequenceIterFactory(
         # its keys: those of the shape file, which may be a part of wav.scp
         cls.build_dataset(args, iter_options, set(durations)),
@@ -145,7 +144,7 @@ def read_durations(shape_files: Sequence[str]) -> dict[str, int]:
     shapes = {file: load_num_sequence_text(file, loader_type="csv_int") for file in shape_files}
     durations = {key: shape[0] for key, shape in shapes[speech].items()}
     for file, others in shapes.items():
-        if others.keys() != durations.keys():
-            key = next(iter(others.keys() ^ durations.keys()))
+        if missing := others.keys() ^ durations.keys():
+            key = min(missing)
             raise ValueError(f"{file} and {speech} name different utterances, such as {key}")
     return durations

@@ -12,7 +12,7 @@ import functools
 import inspect
 import logging
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from espnet2.asr.encoder.abs_encoder import AbsEncoder
@@ -37,8 +37,8 @@ from cape_plugins.ranks import generator_of_rank
 class InSeconds(AbsEncoder):
     """ESPnet's encoder, with any ``pos`` of the table in place of its own positions.
 
-    A subclass has ESPnet's class as the base after this one. If it has a constructor, that names
-    its options, and ours go through ``**options``: ``--print_config`` reads the signature.
+    A subclass has ESPnet's class as the base after this one. If it has a constructor, its options
+    are those that this names, and ``defaults``: ``--print_config`` reads the signature.
 
     Args:
         input_size: feature channels; ESPnet passes it.
@@ -47,12 +47,12 @@ class InSeconds(AbsEncoder):
             :class:`cape_plugins.espnet.options.SecondsSettings`.
 
     Raises:
-        ValueError: a value is out of range, an option is given that ``pos`` does not take, or
-            ``input_layer`` is null.
+        ValueError: a value is out of range, or an option is given that ``pos`` does not take.
         TypeError: an option that neither ESPnet's class nor we have.
     """
 
     espnets: type[AbsEncoder]
+    defaults: ClassVar[dict[str, Any]] = {}
     embed: nn.Module
     frame_shift: float  # seconds between feature frames, where no times are given
     own_scale: float | None = None  # content_scale unless given; None is ESPnet's, √channels
@@ -63,7 +63,7 @@ class InSeconds(AbsEncoder):
         cls.espnets = cls.__mro__[cls.__mro__.index(InSeconds) + 1]
         own = "__init__" in vars(cls)
         parameters = inspect.signature(cls if own else cls.espnets).parameters.values()
-        ours = SecondsSettings.defaults()
+        ours = cls.defaults | SecondsSettings.defaults()
         kinds = inspect.Parameter
         named = [p for p in parameters if p.kind is not kinds.VAR_KEYWORD and p.name not in ours]
         named += [kinds(name, kinds.KEYWORD_ONLY, default=ours[name]) for name in ours]
@@ -100,10 +100,10 @@ class InSeconds(AbsEncoder):
         """Put our positions and attention where ESPnet's were."""
         (theirs,) = (m for m in self.embed.modules() if isinstance(m, PositionalEncoding))
         replace(self.embed, PositionalEncoding, lambda _: nn.Identity())
-        own_scale = theirs.xscale if self.own_scale is None else self.own_scale  # ESPnet's is √d
+        self.dropout, root = theirs.dropout, theirs.xscale
+        own_scale = root if self.own_scale is None else self.own_scale
         scale = own_scale if settings.content_scale is None else settings.content_scale
-        self.scale = theirs.xscale if scale == "sqrt" else float(scale)
-        self.dropout = theirs.dropout
+        self.scale = root if scale == "sqrt" else float(scale)
 
         channels, spacing = self.output_size(), self.stride * settings.frame_shift
         local, reach = settings.in_seconds(spacing)
@@ -171,7 +171,7 @@ class InSeconds(AbsEncoder):
         Raises:
             TooShortUttError: T is too short for subsampling; asr_inference writes an empty result.
             ValueError: shapes that do not fit; lengths beyond T, or times of real frames that are
-                NaN or infinite (on CUDA see :func:`cape_plugins.checks.check_values`).
+                not finite (on CUDA: :func:`cape_plugins.checks.check_values`).
         """
         times, padding = self._real_times(xs_pad, ilens, times)  # (B, T) both
         features = xs_pad.masked_fill(padding if xs_pad.ndim == 2 else padding[..., None], 0)
@@ -189,10 +189,8 @@ class InSeconds(AbsEncoder):
             x = x if positions is None else (x, positions)
         if self.takes_masks:
             theirs.setdefault("masks", padding)
-        # ESPnet's forward subsamples and runs the layers, and knows no times: it is run on a
-        # stand-in for this encoder that has subsampled already
-        encoder = _Subsampled(self, x)
-        return self.espnets.forward(encoder, features, (~padding).sum(1), prev_states, **theirs)
+        lengths = (~padding).sum(1)
+        return self.espnets.forward(_Subsampled(self, x), features, lengths, prev_states, **theirs)
 
     def _subsample(self, features: Tensor) -> Any:
         """(B, T, input_size) → (B, T', output_size), with ``pos: rel_pos`` and its encoding."""
@@ -251,9 +249,9 @@ class InSeconds(AbsEncoder):
 class _Subsampled:
     """What ESPnet's forward gets as ``self``: an encoder whose ``embed`` has been at work already.
 
-    ESPnet's forward takes what ``embed`` returns, content or (content, positions), through the
-    layers; each hands the positions to its attention, as it does ESPnet's relative encoding. All
-    else is the encoder's.
+    That forward subsamples, knows no times, and takes what ``embed`` returns, content or (content,
+    positions), through the layers; each hands the positions to its attention, as it does ESPnet's
+    relative encoding. All else is the encoder's.
     """
 
     def __init__(self, encoder: nn.Module, x: Any) -> None:

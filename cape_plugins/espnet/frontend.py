@@ -114,9 +114,8 @@ class CapeFbank(AbsFrontend):
         Args:
             speech: (B, N) samples; what lies beyond an utterance's end is ignored.
             speech_lengths: (B,) samples of each utterance.
-            match_frames: choose the hops so that all utterances have equally many frames, for
-                training without padding; how many is read from the device, which is waited for
-                once. Otherwise the nominal hop, for evaluation.
+            match_frames: choose the hops so that all utterances have equally many frames. How many
+                is read from the device, which is waited for once. Otherwise the nominal hop.
 
         Returns:
             log-mel features (B, T, n_mels), zero in padding; the (B,) frames of each utterance,
@@ -125,10 +124,9 @@ class CapeFbank(AbsFrontend):
 
         Raises:
             TooShortUttError: N is below :attr:`min_samples`.
-            ValueError: shapes that do not fit; several channels; an utterance that is not finite
-                or shorter than :attr:`min_samples`; with ``match_frames`` one of more than twice
-                or less than half the mean duration (on CUDA see
-                :func:`cape_plugins.checks.check_values`).
+            ValueError: several channels, an utterance that is not finite or shorter than
+                :attr:`min_samples`, or with ``match_frames`` one of more than twice or less than
+                half the mean duration (on CUDA: :func:`cape_plugins.checks.check_values`).
         """
         device, least, lengths = speech.device, self.min_samples, speech_lengths.to(speech.device)
         if speech.ndim != 2 or lengths.shape != speech.shape[:1]:
@@ -198,10 +196,7 @@ class CapeFbank(AbsFrontend):
 
 
 def check_finite(speech: Tensor, lengths: Tensor) -> None:
-    """Raise ValueError for samples (B, N), or features (B, T, channels), that are not finite.
-
-    What lies beyond the (B,) lengths is ignored.
-    """
+    """Raise ValueError unless samples (B, N), or features (B, T, …), are finite within lengths."""
 
     def finite() -> Tensor:
         index = torch.arange(speech.shape[1], device=speech.device)
@@ -212,11 +207,7 @@ def check_finite(speech: Tensor, lengths: Tensor) -> None:
 
 
 def sampling_rate(fs: int | str) -> int:
-    """A sampling rate in Hz, from a number or ESPnet's ``16k``.
-
-    Raises:
-        ValueError: it is neither, or not positive.
-    """
+    """Hz, from a number or ESPnet's ``16k``; raise ValueError for what is neither."""
     try:
         rate = humanfriendly.parse_size(fs) if isinstance(fs, str) else fs
         check_count("fs", rate)

@@ -136,9 +136,7 @@ def hide_padding(layers: nn.Module) -> None:
 class LayerDrop(nn.Module):
     """In place of a layer's dropout, which each part's output passes on its way to the residual.
 
-    Args:
-        dropout: ESPnet's.
-        rate: with which a layer is dropped in training. Its first part draws for all.
+    In training its first part draws for all whether the layer is dropped, with probability ``rate``.
     """
 
     def __init__(self, dropout: nn.Module, rate: float) -> None:

@@ -33,9 +33,7 @@ class CapeASRModel(ESPnetASRModel):
       means are subtracted.
 
     Raises:
-        ValueError: the encoder takes no times, its ``frame_shift`` is not the frontend's, the
-            frontend's window exceeds its transform, masks are wider than the features, the
-            preencoder changes the frames, or intermediate CTC has layers without a use.
+        ValueError: encoder, frontend, SpecAugment or intermediate CTC do not fit together.
     """
 
     # --print_config reads the signature
@@ -143,10 +141,7 @@ class CapeASRModel(ESPnetASRModel):
 
 
 def facts(frontend: AbsFrontend | None) -> tuple[int | None, float | None, int]:
-    """What a frontend tells: Hz, seconds of the nominal hop, samples of the shortest audio, ≥ 1.
-
-    None is unknown.
-    """
+    """Hz and seconds of the nominal hop, None where unknown; samples of the shortest audio, ≥ 1."""
     if isinstance(frontend, CapeFbank):
         return frontend.fs, frontend.hop_length / frontend.fs, frontend.min_samples
     if not isinstance(frontend, DefaultFrontend):

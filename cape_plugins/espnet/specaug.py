@@ -1,8 +1,8 @@
 """The SpecAugment ``cape_specaug``: masks as the paper has them.
 
-Park et al., SpecAugment, https://arxiv.org/abs/1904.08779, with the settings of the CAPE paper,
-https://arxiv.org/abs/2106.03143, section 4.2. ESPnet's own cannot limit a time mask both in
-frames and as a share of the utterance, and takes the padded length for the utterance's.
+Park et al., https://arxiv.org/abs/1904.08779, with the settings of the CAPE paper, section 4.2.
+ESPnet's own cannot limit a time mask both in frames and as a share of the utterance, and takes the
+padded length for the utterance's.
 """
 
 import torch
@@ -56,10 +56,7 @@ class CapeSpecAug(AbsSpecAug):
             )
 
     def forward(self, x: Tensor, x_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Mask features (B, T, channels), of which each utterance has (B,) ``x_lengths``.
-
-        Returns:
-            the masked features, and ``x_lengths``; ``x`` is left as it is.
+        """Features (B, T, channels) of (B,) frames → masked copies, and ``x_lengths``.
 
         Raises:
             ValueError: there are fewer channels than a mask may have.
