@@ -136,7 +136,7 @@ def hide_padding(layers: nn.Module) -> None:
 class LayerDrop(nn.Module):
     """In place of a layer's dropout, which each part's output passes on its way to the residual.
 
-    In training its first part draws for all whether the layer is dropped, with probability ``rate``.
+    In training a layer is dropped with probability ``rate``: its first part draws for all.
     """
 
     def __init__(self, dropout: nn.Module, rate: float) -> None:

@@ -1,6 +1,6 @@
 """The SpecAugment ``cape_specaug``: masks as the paper has them.
 
-Park et al., https://arxiv.org/abs/1904.08779, with the settings of the CAPE paper, section 4.2.
+Park et al., https://arxiv.org/abs/1904.08779; the settings are those of CAPE, section 4.2.
 ESPnet's own cannot limit a time mask both in frames and as a share of the utterance, and takes the
 padded length for the utterance's.
 """

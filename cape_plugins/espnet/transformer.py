@@ -1,7 +1,6 @@
-"""The encoder and the decoder ``cape_transformer``, as in the paper.
+"""The encoder and the decoder ``cape_transformer``.
 
-Paper: CAPE: Encoding Relative Positions with Continuous Augmented Positional Embeddings,
-https://arxiv.org/abs/2106.03143, section 4.2.
+Paper: CAPE, https://arxiv.org/abs/2106.03143, section 4.2.
 """
 
 import functools
