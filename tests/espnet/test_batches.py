@@ -107,11 +107,6 @@ def epochs(numbers: range, iterations: int | None, passes: PerEpochBatches) -> l
     return [list(factory.build_iter(number)) for number in numbers]
 
 
-def test_without_iterations_an_epoch_is_a_pass():
-    passes = PerEpochBatches(durations(), 100 * RATE)
-    assert epochs(range(1, 3), None, passes) == [passes.batches(1), passes.batches(2)]
-
-
 @pytest.mark.parametrize("iterations", [1, 7, 30, 60, 200])
 def test_with_iterations_epochs_go_on_through_the_passes(iterations):
     passes = PerEpochBatches(durations(), 100 * RATE)
@@ -125,8 +120,9 @@ def test_with_iterations_epochs_go_on_through_the_passes(iterations):
     assert sum(seen.values()) / len(passes.durations) == pytest.approx(expected, rel=0.05)
 
 
-def test_resuming_at_an_epoch_gives_the_batches_of_that_epoch():
+def test_resuming_at_an_epoch_gives_the_batches_of_that_epoch_which_may_be_a_pass():
     passes = PerEpochBatches(durations(), 100 * RATE)
+    assert epochs(range(1, 3), None, passes) == [passes.batches(1), passes.batches(2)]
     for iterations in (None, 20, 90):
         whole = epochs(range(1, 6), iterations, passes)
         assert epochs(range(5, 6), iterations, passes) == whole[4:]
@@ -206,19 +202,11 @@ def test_ranks_share_the_same_batches(factory):
         assert share == [batch[rank::2] for batch in whole]
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"batch_type": "folded"}, "needs batch_type: length.*got batch_type: folded"),
-        ({"batch_bins": 0}, "batch_bins must be ≥ 1, got 0"),
-    ],
-)
-def test_what_cannot_work_is_refused_before_training(settings, says, factory):
-    with pytest.raises(ValueError, match=says):
-        factory(**settings)
-
-
-def test_shape_files_and_ranks_that_do_not_fit_are_refused(corpus, tmp_path):
+def test_what_cannot_work_is_refused_before_training(factory, corpus, tmp_path):
+    with pytest.raises(ValueError, match=r"needs batch_type: length.*got batch_type: folded"):
+        factory(batch_type="folded")
+    with pytest.raises(ValueError, match="batch_bins must be ≥ 1, got 0"):
+        factory(batch_bins=0)
     with pytest.raises(ValueError, match="3 utterances cannot be shared by 4 processes"):
         PerEpochBatches(durations(3), 100, ranks=4)
     with pytest.raises(ValueError, match="--train_shape_file"):

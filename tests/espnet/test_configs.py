@@ -109,23 +109,6 @@ def test_variants_differ_in_positions_and_in_padding_alone(recipe):
         assert shared(variant) == shared("nopos"), variant
 
 
-@pytest.mark.parametrize(
-    ("corpus", "dropout", "scale"), [("wsj", 0.4, 1.1), ("tedlium3", 0.1, 2.0)]
-)
-def test_the_recipes_are_of_the_papers_size_and_regularisation(corpus, dropout, scale):
-    recipe = settings(f"{corpus}/train_asr", "cape")
-    encoder = recipe["encoder_conf"]
-    sizes = [encoder[n] for n in ("num_blocks", "output_size", "attention_heads", "linear_units")]
-    assert sizes == [36, 768, 4, 3072]
-    for name in ("dropout_rate", "attention_dropout_rate", "layer_drop_rate"):
-        assert encoder[name] == dropout
-    assert encoder["max_global_scale"] == scale
-    padding_free = settings(f"{corpus}/train_asr", "cape_padding_free")
-    assert padding_free["encoder_conf"]["max_global_scale"] == 1.0
-    assert recipe["batch_bins"] == 240 * 16000
-    assert recipe["optim"] == "adagrad"
-
-
 @pytest.mark.parametrize("corpus", CORPORA)
 def test_the_learning_rate_warms_up_stays_and_is_halved_at_last(corpus):
     parsed = parse(f"{corpus}/train_asr")

@@ -17,12 +17,6 @@ from cape_plugins.espnet.transformer import CapeTransformerEncoder
 from cape_plugins.positions import frame_times
 from espnet_support import ALL, ESPNETS, assert_alone, batch, every_encoder, make
 
-
-def espnets(name: str) -> str:
-    """ESPnet's own encoder, from which ours is made."""
-    return name.removeprefix("cape_")
-
-
 # --- ESPnet's own: weights, results, options
 
 
@@ -35,7 +29,7 @@ def espnets(name: str) -> str:
     ],
 )
 def test_rel_pos_is_espnets_own_weight_for_weight(name, options):
-    theirs = make(espnets(name), **options)
+    theirs = make(name.removeprefix("cape_"), **options)
     ours = make(name, "rel_pos", perturb=False, **options)
     shapes = {key: value.shape for key, value in ours.state_dict().items()}
     assert shapes == {key: value.shape for key, value in theirs.state_dict().items()}
@@ -61,7 +55,7 @@ def test_weights_of_espnets_absolute_positions_train_on_with_ours(name, qk_norm)
     """Only attention variants and the table of abspos have weights of their own."""
     attention = "selfattention_layer_type" if name == "cape_conformer" else "attention_layer_type"
     own = {"pos_enc_layer_type": "abs_pos", attention: "selfattn"}
-    theirs = make(espnets(name), qk_norm=qk_norm, **own).eval()
+    theirs = make(name.removeprefix("cape_"), qk_norm=qk_norm, **own).eval()
     for pos in ("cape", "nopos"):
         ours = make(name, pos, perturb=False, qk_norm=qk_norm).eval()
         missing, unexpected = ours.load_state_dict(theirs.state_dict(), strict=False)
@@ -94,7 +88,8 @@ def test_whatever_the_input_layer(name, pos, input_layer):
         ("cape_conformer", {"positionwise_layer_type": "conv1d-linear"}),
         ("cape_conformer", {"use_cnn_module": False, "normalize_before": False}),
         ("cape_conformer", {"concat_after": True, "qk_norm": True}),
-        ("cape_e_branchformer", {"macaron_ffn": True, "merge_conv_kernel": 5}),
+        ("cape_e_branchformer", {"macaron_ffn": True, "gradient_checkpoint_layers": [2]}),
+        ("cape_e_branchformer", {"merge_conv_kernel": 5, "interctc_layer_idx": [1]}),
         ("cape_e_branchformer", {"use_linear_after_conv": True, "gate_activation": "relu"}),
         ("cape_branchformer", {"merge_method": "learned_ave"}),
         ("cape_branchformer", {"merge_method": "fixed_ave", "cgmlp_weight": 0.3}),
