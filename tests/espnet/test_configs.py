@@ -131,12 +131,7 @@ def test_an_ablation_changes_what_it_names(recipe, variant, ablation):
     changed = {name for name in before if before[name] != after[name]}
     assert changed <= {"encoder_conf", "specaug"}
     assert ("specaug" in changed) is ("--specaug" in options)
-    assert after["specaug"] == (None if "--specaug" in options else "cape_specaug")
-    for flag, setting in zip(options[::2], options[1::2], strict=True):
-        if flag == "--encoder_conf":
-            name, value = setting.split("=")
-            assert name in before["encoder_conf"]  # else it would be a new, mistyped one
-            assert after["encoder_conf"][name] == float(value)
+    assert after["encoder_conf"].keys() == before["encoder_conf"].keys()  # none is mistyped
     step(recipe, *row(recipe, variant), *options)
 
 

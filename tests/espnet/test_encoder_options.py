@@ -13,9 +13,9 @@ from espnet2.asr.encoder.conformer_encoder import PositionalEncoding
 from espnet2.utils.get_default_kwargs import get_default_kwargs
 
 from cape_plugins.espnet.options import SecondsSettings
-from cape_plugins.espnet.transformer import CapeTransformerEncoder
+from cape_plugins.espnet.transformer import PAPER, CapeTransformerEncoder
 from cape_plugins.positions import frame_times
-from espnet_support import ALL, ESPNETS, assert_alone, batch, every_encoder, make
+from espnet_support import ALL, ESPNETS, assert_alone, batch, every_encoder, kind_of, make
 
 # --- ESPnet's own: weights, results, options
 
@@ -139,20 +139,15 @@ def test_the_model_is_the_papers_unless_told_otherwise():
 @pytest.mark.parametrize("pos", ["nopos", "cape", "relpos", "rel_pos"])
 @every_encoder
 def test_every_pos_takes_the_defaults_that_espnet_writes_and_the_words_of_recipes(name, pos):
-    kind = type(make(name))
-    written = get_default_kwargs(kind)
-    ours = get_default_kwargs(SecondsSettings)
-    assert {"pos", "max_global_shift", "relpos_context", "frame_shift"} <= ours.keys()
-    assert ours.items() <= written.items()
-    assert written["pos"] == "cape"
-    sizes = dict(num_blocks=1, output_size=16, input_size=20)
+    kind = kind_of(name)
+    written, ours = get_default_kwargs(kind), get_default_kwargs(SecondsSettings)
+    theirs = {**PAPER, "conv_dropout_rate": 0.3}
     if name in ESPNETS:
         theirs = get_default_kwargs(kind.__bases__[-1])
-        assert written == theirs | ours
-        for rel_pos_type in ("latest", "legacy"):
-            kind(**{**written, "rel_pos_type": rel_pos_type, **sizes, "pos": pos})
-    else:
-        kind(**{**written, **sizes, "pos": pos})
+    assert written == theirs | ours
+    sizes = dict(num_blocks=1, output_size=16, input_size=20)
+    for rel_pos_type in ("latest", "legacy"):
+        kind(**{**written, "rel_pos_type": rel_pos_type, **sizes, "pos": pos})
 
 
 # --- refusals
@@ -215,7 +210,7 @@ OPTIONS_OF = {
     ],
 )
 def test_a_bad_value_is_refused_whatever_pos_is(name, option, value, says):
-    kind = type(make(name))
+    kind = kind_of(name)
     for pos in ["nopos", "cape"] if option != "pos" else [value]:
         known = get_default_kwargs(kind) | get_default_kwargs(kind.__bases__[-1])
         fixed = (name, option) == ("cape_transformer", "input_layer")
