@@ -148,8 +148,7 @@ def recognise(run):
     def recognise(exp: Path, scp: Path, out: Path, *flags: object) -> dict[str, str]:
         given = ["--asr_train_config", exp / "config.yaml", "--asr_model_file", exp / "1epoch.pth"]
         given += ["--data_path_and_name_and_type", f"{scp},speech,sound", "--output_dir", out]
-        given += ["--beam_size", 1, "--ctc_weight", 1.0, "--ngpu", 0]
-        run("asr_inference", *given, *flags)
+        run("asr_inference", *given, "--beam_size", 1, "--ctc_weight", 1.0, "--ngpu", 0, *flags)
         lines = (out / "1best_recog" / "text").read_text().splitlines()
         return {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
 

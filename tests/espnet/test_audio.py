@@ -108,9 +108,8 @@ def test_durations_that_do_not_fit_into_a_batch_are_named(folder, asr_train, tmp
 
 
 def test_espnets_own_model_is_left_alone(folder, asr_train, tmp_path):
-    conf = {"n_mels": 16, "hop_length": 160}
-    asr_train(tmp_path, train=folder / "nan.scp", model="espnet", frontend="default",
-              frontend_conf=conf)  # fmt: skip
+    conf = {"model": "espnet", "frontend": "default", "frontend_conf": {"n_mels": 16}}
+    asr_train(tmp_path, train=folder / "nan.scp", **conf)
 
 
 @pytest.mark.parametrize(("fault", "kind", "says"), FAULTS[:3])

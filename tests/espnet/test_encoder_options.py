@@ -115,9 +115,6 @@ def test_more_padding_changes_nothing_in_training_either_not_even_batch_norm(pos
         torch.testing.assert_close(buffer, less.get_buffer(key))
 
 
-# --- defaults
-
-
 def test_the_model_is_the_papers_unless_told_otherwise():
     with torch.device("meta"):  # 36 layers, 255 million parameters
         encoder = CapeTransformerEncoder(80)
@@ -273,13 +270,6 @@ def test_a_table_without_a_frame_is_refused(name, pos, seconds):
     says = f"encoder_conf: {pos}_context must be seconds ≥ {least}, "
     with pytest.raises(ValueError, match=says):
         make(name, pos, **{f"{pos}_context": seconds})
-
-
-@pytest.mark.parametrize("pos", ["rope", "cape_rope"])
-@every_encoder
-def test_heads_of_an_odd_number_of_channels_are_refused(name, pos):
-    with pytest.raises(ValueError, match="heads of a multiple of 2 channels, got 3: change the"):
-        make(name, pos, output_size=12, attention_heads=4)
 
 
 @every_encoder

@@ -13,7 +13,7 @@ from espnet2.torch_utils.set_all_random_seed import set_all_random_seed
 
 from cape_plugins import variants
 from cape_plugins.alibi import alibi_slopes
-from cape_plugins.attention import PositionalAttention
+from cape_plugins.attention import PositionalAttention, RelativeAttention
 from cape_plugins.augment import Augmentation
 from cape_plugins.positions import frame_times
 from espnet_support import batch, every_encoder, make, matrix, process
@@ -109,9 +109,6 @@ def test_a_frame_is_where_the_middle_of_what_its_convolutions_see_is(input_layer
         assert seconds[0, frame].item() == pytest.approx(middle)
 
 
-# --- content
-
-
 @pytest.mark.parametrize("pos", ["nopos", "cape", "relpos"])
 @every_encoder
 def test_content_is_multiplied_by_its_scale_before_positions_are_added(name, pos):
@@ -128,14 +125,6 @@ def test_content_is_multiplied_by_its_scale_before_positions_are_added(name, pos
         torch.testing.assert_close(scaled(*inputs)[0], plain(*inputs)[0], rtol=1e-5, atol=1e-5)
 
 
-# --- what options in seconds become
-
-
-def contexts(encoder) -> list[int]:
-    """Frames to each side, of each table of distances."""
-    return [m.context for m in encoder.modules() if type(m).__name__ == "RelativeAttention"]
-
-
 def test_options_are_in_seconds_after_subsampling():
     for name, stride in (("cape_transformer", 3), ("cape_e_branchformer", 4)):
         found = make(name, frame_shift=0.02).position.augmentation
@@ -150,7 +139,8 @@ def test_options_are_in_seconds_after_subsampling():
             for given in (seconds, 0.6, 0.11):
                 options = {} if given == seconds else {"relpos_context": given}
                 frames = round(given / (0.01 * stride))
-                found = contexts(make(name, pos, **options))
+                modules = make(name, pos, **options).modules()
+                found = [m.context for m in modules if isinstance(m, RelativeAttention)]
                 assert found == [frames] * (2 if pos == "relpos" else 1)
 
 
