@@ -126,12 +126,12 @@ def split(
         settings = SecondsSettings(**ours)
         refused |= {"zero_triu", "max_pos_emb_len", "ctc_trim"}
         theirs |= {"pos_enc_layer_type": "abs_pos", attention_type: "selfattn"}
-    for name in sorted(refused & options.keys()):
+    for name in sorted(refused & options.keys() & defaults.keys()):
         if options[name] != defaults[name]:
             raise ValueError(
                 f"{name} = {options[name]!r} does not go with pos: {pos}: leave it out"
             )
-    check_espnets(chosen)
+    check_espnets({name: chosen[name] for name in known})
     for name, value in theirs.items():
         if type(value) is int and isinstance(known.get(name), float):
             theirs[name] = float(value)  # YAML's 0, of which ESPnet asks the length

@@ -164,6 +164,7 @@ REFUSED = [  # what values are in range is tested in the core
     ("input_layer", None, "input_layer"),
     ("max_global_shfit", 1.0, "max_global_shfit"),
     ("block_size", 1, "block_size"),  # of streaming encoders
+    ("ctc_trim", True, "does not go with pos"),
 ]
 REFUSED_BY_THE_TRANSFORMER = [
     *(("output_size", value, says) for value, says in ((0, "≥ 1"), (16.0, "integer"))),
