@@ -169,7 +169,6 @@ def test_a_packed_and_unpacked_model_is_the_same_and_recognises_the_same(
     packed = ["--asr_train_config", config, "--asr_model_file", model, "--outpath", archive]
     run("pack", "asr", *packed)
     files = unpack(archive, tmp_path / "unpacked")
-    assert set(files) == {"asr_train_config", "asr_model_file"}
     original = Speech2Text(config, model, beam_size=1, ctc_weight=1.0)
     unpacked = Speech2Text(**files, beam_size=1, ctc_weight=1.0)
     states = [speech2text.asr_model.state_dict() for speech2text in (original, unpacked)]
@@ -230,9 +229,8 @@ def test_to_resume_or_initialise_or_recognise_with_another_pos_is_refused(
         recognise(tmp_path, corpus / "valid" / "wav.scp", tmp_path / "decode")
 
 
-@pytest.mark.parametrize("epochs", [3, 7])
-def test_the_average_of_checkpoints_keeps_the_mark(epochs, tmp_path):
-    reporter = Reporter()
+def test_the_average_of_checkpoints_keeps_the_mark(tmp_path):
+    reporter, epochs = Reporter(), 7
     for epoch in range(1, epochs + 1):
         with reporter.observe("valid", epoch) as observed:
             observed.register({"loss": torch.tensor(1.0 / epoch)})

@@ -153,9 +153,6 @@ REFUSED = [  # what values are in range is tested in the core
     *(("pos", value, "choose one of nopos, abspos") for value in ("bogus", None, 3, ["cape"])),
     ("max_global_shift", -1.0, "≥ 0"),
     ("max_local_shift", [0.01, 0.02], "one number"),
-    ("max_global_scale", 0.9, "≥ 1"),
-    ("random_range", 0, "finite and > 0"),
-    ("frequency_scale", math.nan, "> 0"),
     ("attention_logn", 1, "number of tokens"),
     *(("content_scale", value, "> 0 or sqrt") for value in (0, -8.0, math.nan, "root", True)),
     *(("frame_shift", value, "seconds > 0 and ≤ 1") for value in (0, None, 10, "0.01")),
@@ -225,13 +222,9 @@ def test_a_bad_value_is_refused_whatever_pos_is(name, option, value, says):
 
 NOT_TAKEN = [
     ("nopos", "max_global_shift", 5.0, "cape"),
-    ("sinpos", "max_global_scale", 2.0, "cape"),
-    ("relpos", "max_local_shift", 0.01, "cape"),
     ("cape", "abspos_context", 20.0, "abspos"),
     ("cape", "abspos_context", None, "abspos"),
-    ("abspos", "relpos_context", 6.0, "relpos, relpos_first"),
     ("cape", "relpos_context", 6.0, "relpos, relpos_first"),
-    ("rope", "max_global_scale", 2.0, "cape, cape_rope"),
     ("cape_alibi", "max_global_shift", 5.0, "cape"),
     ("rel_pos", "max_global_scale", 2.0, ""),
     ("rel_pos", "attention_logn", 7, ""),

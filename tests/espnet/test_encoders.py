@@ -209,7 +209,7 @@ def test_a_checkpoint_restores_every_parameter_and_knows_its_pos(name, pos):
 
 
 class Recorded(nn.Module):
-    """What ESPnet's pictures of attention take: a model that is called with a batch."""
+    """A model that is called with a batch, as ESPnet's pictures of attention need it."""
 
     def __init__(self, encoder) -> None:
         super().__init__()

@@ -1,8 +1,4 @@
-"""``encoder: cape_transformer`` in espnet3, which has an ASR task with choices of its own.
-
-A recipe of espnet3 is a folder with run.py, a dataset and a config; nothing in it names us but the
-config.
-"""
+"""A recipe of espnet3, which has an ASR task of its own; only the recipe's config names us."""
 
 import sys
 from pathlib import Path

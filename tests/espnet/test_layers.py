@@ -19,7 +19,7 @@ from espnet2.utils.get_default_kwargs import get_default_kwargs
 
 from cape_plugins.espnet.transformer import CapeTransformerDecoder
 from cape_support import seeded
-from espnet_support import assert_alone, batch, make
+from espnet_support import ESPNETS, assert_alone, batch, make
 
 either = pytest.mark.parametrize("side", ["encoder", "decoder"])
 both_norms = pytest.mark.parametrize("normalize_before", [True, False])
@@ -131,15 +131,9 @@ def test_options_of_the_decoder_are_espnets_and_what_cannot_work_is_refused():
 
 
 @pytest.mark.parametrize("pos", ["cape", "relpos", "rel_pos"])
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [
-        ("cape_conformer", "stochastic_depth_rate"),
-        ("cape_branchformer", "stochastic_depth_rate"),
-        ("cape_e_branchformer", "layer_drop_rate"),
-    ],
-)
-def test_espnets_encoders_leave_layers_out_in_training_as_espnet_does(name, option, pos):
+@pytest.mark.parametrize("name", ESPNETS)
+def test_espnets_encoders_leave_layers_out_in_training_as_espnet_does(name, pos):
+    option = "layer_drop_rate" if name == "cape_e_branchformer" else "stochastic_depth_rate"
     encoder = make(name, pos, num_blocks=3, **{option: 0.5})
     calls = []
     for layer in encoder.encoders:
@@ -153,17 +147,13 @@ def test_espnets_encoders_leave_layers_out_in_training_as_espnet_does(name, opti
         assert few <= len(calls) <= many
 
 
-DROP = {"layer_drop_rate": 0.5}
-
-
 @pytest.mark.parametrize(
     ("name", "options", "espnets"),
     [
         *(("cape_e_branchformer", {"pos": pos}, True) for pos in ("cape", "relpos", "rel_pos")),
         ("cape_e_branchformer", {}, False),
         ("cape_conformer", {"pos": "rope"}, False),
-        ("cape_transformer", DROP, False),
-        ("decoder", DROP, False),
+        *((name, {"layer_drop_rate": 0.5}, False) for name in ("cape_transformer", "decoder")),
     ],
 )
 def test_recomputation_gives_the_same_gradients_by_espnets_option_and_past_hooks(
