@@ -135,8 +135,8 @@ def split(
     for name, value in theirs.items():
         if type(value) is int and isinstance(known.get(name), float):
             theirs[name] = float(value)  # YAML's 0, of which ESPnet asks the length
-    if "interctc_layer_idx" in theirs:
-        theirs["interctc_layer_idx"] = list(theirs["interctc_layer_idx"] or ())
+    if "interctc_layer_idx" in known:
+        theirs["interctc_layer_idx"] = list(chosen["interctc_layer_idx"] or ())
     return settings, theirs, chosen
 
 

@@ -26,7 +26,7 @@ PAPER: dict[str, Any] = dict(
     positional_dropout_rate=0.0,
     attention_dropout_rate=0.1,
     normalize_before=True,  # ESPnet's default; the paper's models are post-norm
-    interctc_layer_idx=(),
+    interctc_layer_idx=[],
     interctc_use_conditioning=False,
     layer_drop_rate=0.1,
 )
