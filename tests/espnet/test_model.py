@@ -200,7 +200,7 @@ def test_the_way_to_the_encoder_waits_for_no_gpu(monkeypatch, build):
         ({"specaug": "cape_specaug"}, "max_freq_mask_width=30 exceeds the 20 feature channels"),
         ({"preencoder": "sinc"}, "a preencoder that keeps the frames"),
         (encoder(interctc_layer_idx=[1]), r"got layers \[1\] and weight 0"),
-        ({"model_conf": {"interctc_weight": 0.3}}, r"got layers \[\] and weight 0.3"),
+        ({"model_conf": {"ctc_weight": 1.0, "interctc_weight": 0.3}}, r"\[\] and weight 0.3"),
         ({"encoder": "rnn", "encoder_conf": {}}, "RNNEncoder takes none: choose encoder: cape_"),
     ],
 )
