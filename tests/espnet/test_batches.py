@@ -160,6 +160,8 @@ def test_training_batches_differ_from_epoch_to_epoch(factory):
     assert {frozenset(b) for b in first} != {frozenset(b) for b in second}
     _, batch = next(iter(batches.build_iter(1)))
     assert batch["speech_lengths"].sum() <= 5 * RATE
+    both = (factory(frontend=name, frontend_conf={}) for name in ("cape_fbank", "default"))
+    assert [each.sampler.max_ratio for each in both] == [2.0, float("inf")]
 
 
 def test_validation_and_attention_plots_get_espnets_own_batches(factory):

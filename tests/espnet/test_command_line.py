@@ -45,9 +45,6 @@ TRAININGS = [
 ]
 
 
-# --- names and options
-
-
 def test_importing_espnets_task_is_enough_and_registering_again_changes_nothing():
     assert asr.encoder_choices.classes["cape_transformer"] is CapeTransformerEncoder
     before = dict(asr.encoder_choices.classes), asr.ASRTask.build_collate_fn.__func__
