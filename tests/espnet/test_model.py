@@ -81,7 +81,7 @@ def test_training_reaches_every_parameter(build):
 def test_with_espnets_frontend_the_times_are_those_of_its_windows_middles(
     center, first, frames, training, build
 ):
-    model = build(**espnets(center=center)).train(training)
+    model = build(**espnets(center=center, win_length=256)).train(training)
     calls = spy(model.encoder)
     model.encode(*audio(1.2, 0.6))
     times = calls[0][2]["times"]
