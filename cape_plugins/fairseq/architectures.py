@@ -9,7 +9,6 @@ from typing import Any
 
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
-    ARCH_MODEL_REGISTRY,
     MODEL_REGISTRY,
     register_model,
     register_model_architecture,
@@ -24,15 +23,13 @@ MODELS = {
 }
 
 
-def _symmetric(**sizes: int) -> dict[str, int]:
+def _symmetric(**sizes: int) -> dict[str, Any]:
     return {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in sizes.items()}
 
 
 # architecture of cape_transformer → options that differ from the defaults (Transformer base)
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "cape_transformer_iwslt_de_en": _symmetric(
-        embed_dim=512, ffn_embed_dim=1024, attention_heads=4, layers=6
-    ),
+ARCHITECTURES = {
+    "cape_transformer_iwslt_de_en": _symmetric(ffn_embed_dim=1024, attention_heads=4),
     "cape_transformer_wmt_en_de": {},
     "cape_transformer_wmt_en_de_18l": _symmetric(layers=18),
     "cape_transformer_wmt_en_de_big": {
@@ -49,15 +46,16 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 def register_architectures() -> None:
     """Add the models and the architectures to fairseq's registries, where they are missing."""
+    if MODELS.keys() & MODEL_REGISTRY.keys():
+        return
     for name, model in MODELS.items():
-        if name not in MODEL_REGISTRY:
-            register_model(name, dataclass=model.config)(model)
-            # fairseq has just added an architecture of the model's name that does nothing
-            ARCH_CONFIG_REGISTRY[name] = _configure(name, {})
+        register_model(name, dataclass=model.config)(model)
+        # fairseq has just added an architecture of the model's name that does nothing
+        ARCH_CONFIG_REGISTRY[name] = _configure(name, {})
     for name, options in ARCHITECTURES.items():
-        if name not in ARCH_MODEL_REGISTRY:
-            configure = _configure("cape_transformer", options)
-            register_model_architecture("cape_transformer", name)(configure)
+        register_model_architecture("cape_transformer", name)(
+            _configure("cape_transformer", options)
+        )
 
 
 def _configure(model: str, options: dict[str, Any]) -> Any:

@@ -1,18 +1,16 @@
 """fairseq's Transformer layers with positions in self-attention and with ADMIN's residuals.
 
-fairseq's forwards have no argument for positions. So the encoder and the decoder leave what they
-make of them in the ContextVar :data:`SIDE`, which is set for one forward, in one thread, and reset
-at its end. ``embed_positions`` reads it there. In front of each layer the hook
-:func:`hand_positions` turns it into an argument of the layer, because activation checkpointing
-keeps arguments, and no variables, for the backward. The layer sets :data:`LAYER` for its
-self-attention in the same way.
+fairseq's forwards have no argument for positions. So the encoder and the decoder leave them in
+:data:`SIDE` for one forward, in one thread. In front of each layer :func:`hand_positions` makes
+them its argument, because activation checkpointing keeps arguments, and no variables, for the
+backward; the layer leaves them in :data:`LAYER` for its self-attention.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.distributed import fsdp_wrap
@@ -28,18 +26,15 @@ from torch import Tensor, nn
 from cape_plugins.attention import PositionalAttention, merge_bias
 from cape_plugins.augment import Draw
 
-T = TypeVar("T")
-
 
 class Side(NamedTuple):
     """What the encoder or the decoder makes of its tokens' positions, once in a forward.
 
     Attributes:
         draw: Δ and λ of each sample; None where the variant draws none, and in evaluation.
-        embedding: (B or 1, N, dim), in step-by-step decoding (B or 1, 1, dim), in the model's
-            dtype; None where the variant adds nothing.
-        positions: (B or 1, N, …) of all tokens, prepared for self-attention; None where the variant
-            has nothing there.
+        embedding: (B or 1, N, dim), of the last token alone in step-by-step decoding, in the
+            model's dtype; None where the variant adds nothing.
+        positions: (B or 1, N, …), prepared for self-attention; None where it has none.
     """
 
     draw: Draw | None
@@ -56,10 +51,12 @@ class Layer(NamedTuple):
 
 SIDE: ContextVar[Side | None] = ContextVar("SIDE", default=None)
 LAYER: ContextVar[Layer | None] = ContextVar("LAYER", default=None)
+# while ADMIN measures: kind of layer → what measures its residuals
+PROFILES: ContextVar[Mapping[type, Any] | None] = ContextVar("PROFILES", default=None)
 
 
 @contextmanager
-def during(variable: ContextVar[T], value: T) -> Iterator[None]:
+def during(variable: ContextVar[Any], value: Any) -> Iterator[None]:
     """Set a variable in this thread until the end of a ``with``."""
     token = variable.set(value)
     try:
@@ -77,15 +74,10 @@ def hand_positions(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 class CapeMultiheadAttention(MultiheadAttention):
-    """fairseq's self-attention with positions in it, such as relative ones.
+    """fairseq's self-attention with positions in it; it reads them from :data:`LAYER`.
 
-    It reads positions from :data:`LAYER`; in step-by-step decoding they are those of all steps so
-    far.
-
-    Args:
-        embed_dim, num_heads: as fairseq's.
-        positional: what positions do; this name is in checkpoints.
-        options: others of fairseq's, by name.
+    ``positional`` says what they do, and is in the names of checkpoints; all else is as fairseq's.
+    In step-by-step decoding positions are those of all steps so far.
     """
 
     def __init__(
@@ -164,17 +156,13 @@ class CapeMultiheadAttention(MultiheadAttention):
 class CapeLayer:
     """Mixed into a layer of fairseq: takes positions, and multiplies residuals by ADMIN's ω.
 
-    Args:
-        cfg, options: as fairseq's layer, in its order.
-        positional: what positions do in its self-attention; None is fairseq's own.
+    ``positional`` says what positions do in its self-attention; None is fairseq's own.
 
     Attributes:
-        residual_scale: ω, (residuals, d), ones at first; None without ADMIN.
-        profile: measures ω while the model is built, else None.
+        residual_scale: ω, (residuals, dim), ones at first; None without ADMIN.
     """
 
     residual_scale: nn.Parameter | None
-    profile: Any = None
 
     def __init__(
         self: Any, cfg: Any, *options: Any, positional: PositionalAttention | None = None
@@ -207,8 +195,8 @@ class CapeLayer:
         if layer is None:
             raise RuntimeError("residuals are counted in forward: call the layer")
         scale = self.residual_scale[next(layer.residuals)]
-        if self.profile is not None:
-            self.profile.measure(scale, x, residual)
+        if (profiles := PROFILES.get()) is not None:
+            profiles[type(self)].measure(scale, x, residual)
         return x + residual * scale
 
 

@@ -1,18 +1,18 @@
 """The models ``cape_transformer`` and ``cape_transformer_lm``: fairseq's, with other positions.
 
 The encoder draws Δ and λ of each sentence pair and hands them to the decoder inside its output,
-which reaches the decoder however the two are wrapped or called. In a language model there is no
-source: the decoder draws for each sample itself.
+which reaches the decoder however the two are wrapped or called. A language model's decoder draws
+for each sample itself.
 """
 
 import math
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from typing import Any
 
 import torch
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
-from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import (
     TransformerConfig,
     TransformerDecoderBase,
@@ -21,6 +21,7 @@ from fairseq.models.transformer import (
 )
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.tasks.translation import TranslationTask
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from torch import Tensor, nn
@@ -76,17 +77,14 @@ class EmbedPositions(nn.Module):
 class CapeSide:
     """Mixed into fairseq's encoder and decoder: makes positions once in a forward.
 
-    Args:
-        cfg, of_side: the options, and the encoder's or the decoder's part of them.
-        others, named: fairseq's arguments.
+    ``of_side`` is the encoder's or the decoder's part of the options.
 
     Attributes:
         source_bos: whether the source begins with BOS, as the target begins with EOS; by default
             where the two are on one scale: for cape, as in the paper.
-        position: a :class:`cape_plugins.PositionalEmbedding`; subclasses make it.
     """
 
-    position: PositionalEmbedding
+    position: PositionalEmbedding  # subclasses make it
 
     def __init__(
         self: Any, cfg: TransformerConfig, of_side: Any, *others: Any, **named: Any
@@ -107,13 +105,10 @@ class CapeSide:
     def side(
         self: Any, positions: Tensor, batch: int, draw: Draw | None = None, last: bool = False
     ) -> Side:
-        """Augment positions and prepare all that reads them.
+        """Augment positions (B or 1, N), NaN at padding, and prepare all that reads them.
 
-        Args:
-            positions: (B or 1, N), NaN at padding.
-            batch: B.
-            draw: Δ and λ. Default: drawn here, where the variant needs them.
-            last: whether only the last token gets an embedding.
+        Without a ``draw`` of Δ and λ they are drawn here, where the variant needs them; ``last``
+        gives an embedding to the last token alone.
         """
         device, draws = positions.device, self.settings.variant.augment is not Identity
         generator = generator_of_rank(device) if self.training and draws else None
@@ -238,56 +233,52 @@ class CapeModel:
     config: type[FairseqDataclass]
 
     @classmethod
-    def add_args(cls, parser: ArgumentParser) -> None:
-        """Add the options, without defaults: those of the architecture come first."""
-        gen_parser_from_dataclass(parser, cls.config(), delete_default=True)
-
-    @classmethod
+    @one_line()
     def build_model(cls, cfg: Any, task: Any) -> nn.Module:
         """Build a model; α and ADMIN's scales are stored in the options, for checkpoints.
 
-        Args:
-            cfg: the options, as OmegaConf's DictConfig or as the dataclass.
-            task: gives the dictionaries and, where it is needed, the training set.
+        ``cfg`` are the options, as OmegaConf's DictConfig or as the dataclass; the task gives the
+        dictionaries and, where it is needed, the training set.
 
         Raises:
-            ValueError: an option is out of range, or a training set that is needed cannot be read;
-                in fairseq's commands they end with one line instead.
+            ValueError: an option is out of range, the task is for the other model, or a training
+                set that is needed cannot be read.
         """
         if not OmegaConf.is_config(cfg):
             cfg = OmegaConf.create({"model": OmegaConf.structured(cfg)}).model
-        options, whole = plain_options(cfg), cfg._get_parent()
+        options = plain_options(cfg)
         # fairseq-hydra-train has no earlier place. Where a model is built to generate, its options
         # name the folder of its training, which may hold another one by now.
         if HydraConfig.initialized() and HydraConfig.get().job.name == "hydra_train":
+            whole = cfg._get_parent()
             check_training(options, whole.checkpoint, whole.optimizer or {}, cls.config())
-        with one_line(only_in_commands=True):  # such as those of --model-overrides
-            if "encoder_layers" in options and isinstance(task, LanguageModelingTask):
-                raise ValueError(
-                    "cape_transformer translates, and --task language_modeling has no source: "
-                    "give --arch cape_transformer_lm"
-                )
-            settings = check_options(options, cls.config())
-            if options.get("source_scale") == 0 and settings.takes("source_scale"):
-                settle(cfg, "source_scale", lambda split: count_source_scale(task, split))
+        translates = "encoder_layers" in options
+        if isinstance(task, LanguageModelingTask if translates else TranslationTask):
+            arch = "cape_transformer_lm" if translates else "cape_transformer"
+            raise ValueError(
+                f"a {type(task).__name__} is for --arch {arch}: give another of the two"
+            )
+        settings = check_options(options, cls.config())
+        if options.get("source_scale") == 0 and settings.takes("source_scale"):
+            settle(cfg, "source_scale", lambda split: count_source_scale(task, split))
         # so that fairseq builds no positions of its own
         options = {**plain_options(cfg), "no_token_positional_embeddings": True}
         config = TransformerConfig.from_namespace(Namespace(**options))
         model: nn.Module = super().build_model(config, task)  # type: ignore[misc]
-        with one_line(only_in_commands=True):
-            admin.initialise(model, cfg, task)
+        admin.initialise(model, cfg, task)
         return model
 
+    @one_line()
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As fairseq's; ValueError for weights of another variant."""
-        with one_line(only_in_commands=True):
-            return super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
+        return super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
 
 
 class CapeTransformerModel(CapeModel, TransformerModelBase):
     """fairseq's Transformer with ``--pos``; all else is shared."""
 
     config = CapeTransformerConfig
+    add_args: Any = classmethod(BaseFairseqModel.add_args.__func__)  # its parent's has no --pos
 
     @classmethod
     def build_encoder(cls, cfg: TransformerConfig, *others: Any) -> CapeTransformerEncoder:

@@ -142,6 +142,9 @@ def perturbed(model):
     return model
 
 
+SIZES = {"embed_dim": 16, "ffn_embed_dim": 32, "attention_heads": 2, "layers": 2}
+
+
 @pytest.fixture
 def build(dictionary):
     """Build a tiny translation model from options, without a command line."""
@@ -151,13 +154,12 @@ def build(dictionary):
     from cape_plugins.fairseq.config import CapeTransformerConfig
     from cape_plugins.variants import get
 
-    def build_model(pos="cape", *, train=False, seed=0, **options):
-        sizes = {"embed_dim": 16, "ffn_embed_dim": 32, "attention_heads": 2, "layers": 2}
-        sizes = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in sizes.items()}
+    def build_model(pos="cape", *, train=False, seed=0, task=None, **options):
+        sizes = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in SIZES.items()}
         scale = {"source_scale": 1.25} if "source_scale" in get(pos).options else {}
         config = CapeTransformerConfig(pos=pos, **{**scale, "dropout": 0.0, **sizes, **options})
         torch.manual_seed(seed)
-        task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+        task = task or SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
         model = MODEL_REGISTRY["cape_transformer"].build_model(config, task)
         return perturbed(model).train(train)
 
@@ -173,17 +175,15 @@ def build_lm(dictionary):
 
     from cape_plugins.fairseq.config import CapeTransformerLanguageModelConfig
 
-    def build_model(pos="cape", *, train=False, seed=0, **options):
-        sizes = dict(embed_dim=16, input_dim=16, output_dim=16, ffn_embed_dim=32, layers=2)
-        sizes = {f"decoder_{k}": v for k, v in {**sizes, "attention_heads": 2}.items()}
+    def build_model(pos="cape", *, train=False, seed=0, task=None, **options):
+        sizes = {f"decoder_{k}": v for k, v in {**SIZES, "input_dim": 16, "output_dim": 16}.items()}
         config = CapeTransformerLanguageModelConfig(pos=pos, **{"dropout": 0.0, **sizes, **options})
-        task = dict(add_bos_token=False, tokens_per_sample=8, max_target_positions=None)
-        whole = dict(model=OmegaConf.structured(config), task=task, common={"tpu": False})
+        of_task = dict(add_bos_token=False, tokens_per_sample=8, max_target_positions=None)
+        whole = dict(model=OmegaConf.structured(config), task=of_task, common={"tpu": False})
         torch.manual_seed(seed)
-        model = MODEL_REGISTRY["cape_transformer_lm"].build_model(
-            OmegaConf.create(whole).model,
-            SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary),
-        )
+        task = task or SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+        config = OmegaConf.create(whole).model
+        model = MODEL_REGISTRY["cape_transformer_lm"].build_model(config, task)
         return perturbed(model).train(train)
 
     return build_model

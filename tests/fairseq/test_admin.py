@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("fairseq")
 
 from cape_plugins.fairseq.admin import profile
-from cape_plugins.fairseq.layers import LAYER, Layer, during
+from cape_plugins.fairseq.layers import LAYER, PROFILES, Layer, during
 from cape_plugins.fairseq.training_set import median_batch
 
 EOS = 2
@@ -32,7 +32,7 @@ def scales_of(model):
 
 def test_each_scale_is_the_deviation_of_all_that_comes_before(build):
     # deviations of residuals and sub-layers as seen by hooks, in a model that is not profiled
-    model = build(admin_init=True, admin_scales=ONES, pos="sinpos")
+    model = build(admin_init=True, admin_scales=ONES, pos="sinpos", train=True)
     measured = profile(model, SAMPLE)
     torch.testing.assert_close(torch.tensor(measured), torch.tensor(scales_of(model)))
 
@@ -46,7 +46,7 @@ def test_each_scale_is_the_deviation_of_all_that_comes_before(build):
                 )
             )
     with torch.no_grad():
-        model.train()(**SAMPLE["net_input"])
+        model(**SAMPLE["net_input"])
     expected = []
     for variances in seen.values():
         scale = 1.0
@@ -80,13 +80,15 @@ def test_with_ones_it_is_the_model_without(build):
 
 
 def test_profiling_leaves_randomness_and_mode_alone(build):
-    model = build(admin_init=True, admin_scales=ONES, dropout=0.3, encoder_layerdrop=0.9)
+    model = build(
+        admin_init=True, admin_scales=ONES, dropout=0.3, encoder_layerdrop=0.9, train=True
+    )
     state = torch.get_rng_state()
     measured = profile(model, SAMPLE)
     assert torch.equal(torch.get_rng_state(), state)
-    assert not model.training
     assert len(measured) == 10  # no layer is left out
-    assert model.encoder.layers.p == 0.9
+    assert all(module.training for module in model.modules())
+    assert PROFILES.get() is None
 
 
 def test_building_measures_and_stores_for_the_checkpoint(data, configure):
@@ -105,6 +107,12 @@ def test_it_measures_sentences_of_the_median_length(data, configure):
     lengths = sorted(task.dataset("train")[i]["source"].numel() for i in range(10))
     batch = median_batch(task, "train", tokens=18)["net_input"]
     assert batch["src_lengths"].sort().values.tolist() == lengths[5 : 5 + 18 // lengths[5]]
+
+
+@pytest.mark.parametrize("wrong", ["1,1.5", f"{ONES},1", f"{ONES[:-1]}x", f"{ONES[:-1]}0"])
+def test_scales_are_positive_numbers_for_each_residual(build, wrong):
+    with pytest.raises(ValueError, match=f"must be 10 positive numbers with .*, got '{wrong}'"):
+        build(admin_init=True, admin_scales=wrong)
 
 
 def test_given_scales_need_no_training_set(data, configure, tmp_path):
