@@ -1,9 +1,8 @@
 """ADMIN (Liu et al. 2020, https://arxiv.org/abs/2004.08249): post-norm models that train deep.
 
 A sub-layer's output is LayerNorm(x · ω + f(x)), where ω is a vector that begins at the standard
-deviation that all sub-layers before it have added up to. Their code (Transformer-Clinic) measures
-it in a run of its own, writes a file and starts again; here it is measured while the model is
-built, before there is an optimizer to copy weights, and kept in the model's options.
+deviation that all sub-layers before it have added up to. Their code measures it in a run of its
+own; here it is measured while the model is built, and kept in the model's options.
 """
 
 import math

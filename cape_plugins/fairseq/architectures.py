@@ -1,7 +1,6 @@
-"""The names for ``--arch``; sizes are those of fairseq's own names.
+"""The names for ``--arch``; sizes and dropout are those of fairseq's own names.
 
-``wmt_en_fr`` is what the paper trains there, the sizes of ``wmt_en_de``; ``wmt_en_de_18l`` has 18
-layers on each side. Dropout is fairseq's; the paper's recipes add to it.
+``wmt_en_fr`` is what the paper trains there, the sizes of ``wmt_en_de``.
 """
 
 from argparse import Namespace

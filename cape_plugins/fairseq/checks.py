@@ -24,13 +24,6 @@ _REPLACED = {
     "decoder_learned_pos": "--pos abspos",
 }
 
-# these attend in ways of their own, without room for positions
-_OTHER_ATTENTION = (
-    "cross_self_attention",
-    "encoder_xformers_att_config",
-    "decoder_xformers_att_config",
-)
-
 
 @contextmanager
 def one_line() -> Iterator[None]:
@@ -57,11 +50,8 @@ def check_training(
 ) -> None:
     """Check all that a training's options say, before it reads data.
 
-    Args:
-        model: those of the model, as in :func:`check_options`.
-        checkpoint: fairseq's options of checkpoints, as attributes.
-        optimizer: those of the optimizer; ``_name`` is its name.
-        defaults: a config of the model.
+    ``checkpoint`` has fairseq's options of checkpoints as attributes, ``optimizer`` is named by its
+    ``_name``; the other two are as in :func:`check_options`.
 
     Raises:
         ValueError: an option is wrong, or the checkpoint to start from is of another ``pos``.
@@ -92,9 +82,8 @@ def refuse_torchrun_alone(world_size: int | None) -> None:
 def check_options(options: Mapping[str, Any], defaults: FairseqDataclass) -> TokenSettings:
     """Check the options that our models add or restrict; returns those about positions.
 
-    Args:
-        options: name → value; what is absent has its default, a default counts as not given.
-        defaults: a config of the model; only the options that it has are looked at.
+    Options are name → value; what is absent has its default, a default counts as not given. Only
+    those that ``defaults``, a config of the model, has are looked at.
 
     Raises:
         ValueError: a value is out of range, whatever ``pos`` is, or for another ``pos``, or two
@@ -116,9 +105,7 @@ def check_options(options: Mapping[str, Any], defaults: FairseqDataclass) -> Tok
             check_count(f"{flag(name)}, in tokens,", values[name])
     for name, instead in _REPLACED.items():
         if values.get(name):
-            raise ValueError(
-                f"{flag(name)} is replaced by {instead} in the cape_transformer models"
-            )
+            raise ValueError(f"{flag(name)} is replaced by {instead} in cape_transformer models")
     variants.refuse_options(settings.pos, values, default, flag, axes=settings.axes)
     return settings
 
@@ -139,7 +126,7 @@ def _check_attention(settings: TokenSettings, values: Mapping[str, Any]) -> None
                 (ours,) = settings.attention_layers(1, settings.attention_settings(dim, heads))
         except ValueError as error:
             raise ValueError(f"{given} with {sizes}: {error}") from None
-        for name in _OTHER_ATTENTION:
+        for name in ("cross_self_attention", f"{side}_xformers_att_config"):
             if ours is not None and values.get(name):
                 raise ValueError(
                     f"{flag(name)} does not go with {given}, which attends in a way of its own: "

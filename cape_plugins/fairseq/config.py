@@ -42,9 +42,7 @@ class TokenSettings(SequenceSettings):
 
     max_global_shift: float = option(5.0, "cape: Δ of a sentence is uniform in ± this many tokens")
     max_local_shift: float = option(0.5, "cape: ε of a token is uniform in ± this many tokens")
-    random_range: float = option(
-        256.0, "random: in training tokens are at sorted draws from 0 to this"
-    )
+    random_range: float = option(256.0, "random: in training tokens are drawn from 0 to this")
     relpos_context: int = option(150, "relpos: distances beyond ± this many tokens share a vector")
 
     def __post_init__(self) -> None:
@@ -107,14 +105,10 @@ def _flags() -> type[FairseqDataclass]:
 class PositionConfig(_flags()):  # type: ignore[misc]
     """What translation and language models share beyond fairseq's own options."""
 
-    admin_init: bool = option(
-        False, "ADMIN (Liu et al. 2020): scaled residuals, profiled before training"
-    )
+    admin_init: bool = option(False, "ADMIN: scaled residuals, profiled before training")
     # OmegaConf 2.0 knows no `str | None`
     admin_scales: Optional[str] = option(  # noqa: UP045
-        None,
-        "ADMIN: the scales, comma-separated, the encoder's residuals first; default: profile them "
-        "on training data",
+        None, "ADMIN: the scales, encoder first, with commas; default: profile training data"
     )
 
 

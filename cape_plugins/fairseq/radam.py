@@ -14,10 +14,7 @@ RADAM = "radam"
 
 
 class FairseqRAdam(FairseqAdam):
-    """Rectified Adam (Liu et al. 2020, https://arxiv.org/abs/1908.03265), as in torch.
-
-    Its options are those of fairseq's ``adam``, its weight decay is decoupled as there.
-    """
+    """Rectified Adam (Liu et al. 2020, https://arxiv.org/abs/1908.03265), as in torch."""
 
     supports_flat_params = True  # each weight is updated on its own
 
@@ -30,9 +27,8 @@ class FairseqRAdam(FairseqAdam):
 
 def check_radam(options: Mapping[str, Any]) -> None:
     """Raise ValueError where options of fairseq's ``adam`` are out of range, or not for radam."""
-    for name in ("use_old_adam", "fp16_adam_stats"):
-        if options.get(name):
-            raise ValueError(f"--{name.replace('_', '-')} is for adam, radam has no such thing")
+    if options.get("use_old_adam") or options.get("fp16_adam_stats"):
+        raise ValueError("--use-old-adam and --fp16-adam-stats are for adam, radam has neither")
     betas, *others = (options[name] for name in ("adam_betas", "adam_eps", "weight_decay"))
     try:
         first, second = ast.literal_eval(str(betas))

@@ -10,7 +10,6 @@ from argparse import Namespace
 from typing import Any
 
 import torch
-from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import (
@@ -43,14 +42,7 @@ from cape_plugins.fairseq.config import (
     plain_options,
     settle,
 )
-from cape_plugins.fairseq.layers import (
-    SIDE,
-    CapeDecoderLayer,
-    CapeEncoderLayer,
-    Side,
-    during,
-    wrap,
-)
+from cape_plugins.fairseq.layers import SIDE, CapeDecoderLayer, CapeEncoderLayer, Side, during, wrap
 from cape_plugins.fairseq.positions import positions_in_batch, prepend_bos
 from cape_plugins.fairseq.training_set import count_source_scale
 from cape_plugins.mark import VariantMark
@@ -77,18 +69,14 @@ class EmbedPositions(nn.Module):
 class CapeSide:
     """Mixed into fairseq's encoder and decoder: makes positions once in a forward.
 
-    ``of_side`` is the encoder's or the decoder's part of the options.
-
-    Attributes:
-        source_bos: whether the source begins with BOS, as the target begins with EOS; by default
-            where the two are on one scale: for cape, as in the paper.
+    ``of_side`` is the encoder's or the decoder's part of the options. ``source_bos`` is whether the
+    source begins with BOS, as the target begins with EOS; by default where the two are on one
+    scale: for cape, as in the paper.
     """
 
     position: PositionalEmbedding  # subclasses make it
 
-    def __init__(
-        self: Any, cfg: TransformerConfig, of_side: Any, *others: Any, **named: Any
-    ) -> None:
+    def __init__(self: Any, cfg: Any, of_side: Any, *others: Any, **named: Any) -> None:
         self.settings = TokenSettings.of(vars(cfg))
         source_bos = getattr(cfg, "source_bos", "false")  # a language model has no source
         auto = self.settings.takes("source_scale")
@@ -125,13 +113,11 @@ class CapeSide:
 class CapeTransformerEncoder(CapeSide, TransformerEncoderBase):
     """fairseq's encoder; draws Δ and λ, and begins the source with BOS where that applies."""
 
-    def __init__(
-        self, cfg: TransformerConfig, dictionary: Dictionary, embed_tokens: nn.Embedding
-    ) -> None:
-        super().__init__(cfg, cfg.encoder, dictionary, embed_tokens)
+    def __init__(self, cfg: TransformerConfig, *others: Any) -> None:
+        super().__init__(cfg, cfg.encoder, *others)
         self.spacing = cfg.source_scale if self.settings.takes("source_scale") else 1.0
         self.position = self.settings.embedding(
-            embed_tokens.embedding_dim,
+            self.embed_tokens.embedding_dim,
             overflow="error",
             max_length=cfg.max_source_positions + int(self.source_bos),
             # else neighbours that are less than a token apart could change places
@@ -168,9 +154,7 @@ class CapeTransformerEncoder(CapeSide, TransformerEncoderBase):
             out[DRAW] = list(side.draw)
         return out
 
-    def reorder_encoder_out(
-        self, encoder_out: dict[str, list[Tensor]], new_order: Tensor
-    ) -> dict[str, list[Tensor]]:
+    def reorder_encoder_out(self, encoder_out: dict[str, Any], new_order: Tensor) -> Any:
         """fairseq's, which leaves out what it does not know; sentences keep their Δ and λ."""
         out = super().reorder_encoder_out(encoder_out, new_order)
         if DRAW in encoder_out:
@@ -190,12 +174,9 @@ class CapeTransformerDecoder(CapeSide, TransformerDecoderBase):
         kept = {**vars(self.settings), "source_scale": getattr(cfg, "source_scale", None)}
         self.variant = VariantMark(cfg.pos, kept, flag, advice=ANOTHER_CHECKPOINT)
 
-    def build_decoder_layer(
-        self, cfg: TransformerConfig, no_encoder_attn: bool = False
-    ) -> nn.Module:
+    def build_decoder_layer(self, cfg: TransformerConfig, *others: Any) -> nn.Module:
         """A layer of ours, wrapped as fairseq wraps its own."""
-        layer = CapeDecoderLayer(cfg, no_encoder_attn, positional=self.to_install.pop(0))
-        return wrap(layer, cfg)
+        return wrap(CapeDecoderLayer(cfg, *others, positional=self.to_install.pop(0)), cfg)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
         """fairseq's, which keeps a mask that two threads may replace at once, made anew."""
@@ -294,9 +275,7 @@ class CapeTransformerModel(CapeModel, TransformerModelBase):
 class CapeTransformerLanguageModel(CapeModel, TransformerLanguageModel):
     """fairseq's ``transformer_lm`` with ``--pos``; all else is shared.
 
-    Args:
-        decoder: fairseq's, which our decoder replaces: fairseq builds the tokens' embeddings, of
-            several kinds, and the decoder in one function.
+    Our decoder replaces the one that fairseq builds together with embeddings of several kinds.
     """
 
     config = CapeTransformerLanguageModelConfig

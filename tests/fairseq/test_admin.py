@@ -8,7 +8,15 @@ import torch
 pytest.importorskip("fairseq")
 
 from cape_plugins.fairseq.admin import profile
-from cape_plugins.fairseq.layers import LAYER, PROFILES, Layer, during
+from cape_plugins.fairseq.layers import (
+    LAYER,
+    PROFILES,
+    CapeDecoderLayer,
+    CapeEncoderLayer,
+    CapeLayer,
+    Layer,
+    during,
+)
 from cape_plugins.fairseq.training_set import median_batch
 
 EOS = 2
@@ -24,33 +32,31 @@ ONES = ",".join(["1"] * 10)
 
 
 def scales_of(model):
-    names = [n for n, _ in model.named_parameters() if n.endswith("residual_scale")]
-    weights = dict(model.named_parameters())
-    assert all((weights[n] == weights[n][:, :1]).all() for n in names)
-    return [float(row[0]) for n in names for row in weights[n]]
+    named = model.named_parameters()
+    vectors = [row for name, rows in named if name.endswith("residual_scale") for row in rows]
+    assert all((vector == vector[0]).all() for vector in vectors)
+    return [float(vector[0]) for vector in vectors]
 
 
-def test_each_scale_is_the_deviation_of_all_that_comes_before(build):
-    # deviations of residuals and sub-layers as seen by hooks, in a model that is not profiled
+def test_each_scale_is_the_deviation_of_all_that_comes_before(build, monkeypatch):
     model = build(admin_init=True, admin_scales=ONES, pos="sinpos", train=True)
     measured = profile(model, SAMPLE)
     torch.testing.assert_close(torch.tensor(measured), torch.tensor(scales_of(model)))
+    # of residuals and sub-layers, in a model that is not profiled
+    variances = {CapeEncoderLayer: [], CapeDecoderLayer: []}
+    real = CapeLayer.residual_connection
 
-    seen = {"encoder": [], "decoder": []}
-    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
-        for layer in stack.layers:
-            layer.residual_connection = (
-                lambda x, residual, layer=layer, side=side, real=layer.residual_connection: (
-                    seen[side].append((residual.var(correction=0), x.var(correction=0)))
-                    or real(x, residual)
-                )
-            )
+    def spy(layer, x, residual):
+        variances[type(layer)].append((residual.var(correction=0), x.var(correction=0)))
+        return real(layer, x, residual)
+
+    monkeypatch.setattr(CapeLayer, "residual_connection", spy)
     with torch.no_grad():
         model(**SAMPLE["net_input"])
     expected = []
-    for variances in seen.values():
+    for side in variances.values():
         scale = 1.0
-        for residual, x in variances:
+        for residual, x in side:
             expected.append(float(scale))
             scale = (scale**2 * residual + x).sqrt()
     assert len(expected) == 10
@@ -67,15 +73,13 @@ def test_residuals_are_multiplied_by_their_scales(build):
 
 
 def test_with_ones_it_is_the_model_without(build):
-    def forward(model):
-        return model(**SAMPLE["net_input"])[0]
-
     plain, scaled = build(), build(admin_init=True, admin_scales=ONES)
     scaled.load_state_dict(plain.state_dict(), strict=False)
     for name, scale in scaled.named_parameters():
         if name.endswith("residual_scale"):
             torch.nn.init.ones_(scale)
-    torch.testing.assert_close(forward(scaled), forward(plain), rtol=0, atol=0)
+    found, expected = (model(**SAMPLE["net_input"])[0] for model in (scaled, plain))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
     assert not any("residual_scale" in name for name, _ in plain.named_parameters())
 
 

@@ -70,7 +70,7 @@ def x():
 
 def attend(positional, **options):
     torch.manual_seed(0)
-    module = CapeMultiheadAttention(DIM, HEADS, positional, **options).eval()
+    module = CapeMultiheadAttention(DIM, HEADS, positional=positional, **options).eval()
     for bias in (module.q_proj.bias, module.k_proj.bias, module.v_proj.bias, module.out_proj.bias):
         torch.nn.init.normal_(bias)  # fairseq's zeros would hide that two change places
     return module
@@ -118,73 +118,54 @@ def test_a_half_precision_model_attends_by_float32_positions(build, put):
 
 
 @pytest.mark.parametrize("positional", [Everything, RelativeAttention, PositionalAttention])
-@pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-def test_it_attends_as_the_core_does(x, positional, need_weights, causal):
+def test_it_attends_as_the_core_does(x, positional, causal):
     ours = attend(positional(SETTINGS))
     padding = PADDING & torch.tensor([True, not causal, True])[:, None]  # else a row sees nothing
     positions = (1.5 * torch.arange(float(T))).masked_fill(padding, float("nan"))
     with during(LAYER, Layer(positions, iter(()))):
-        found, weights = ours(
-            *(x, x, x, padding), attn_mask=CAUSAL if causal else None, need_weights=need_weights
-        )
+        found, _ = ours(x, x, x, padding, attn_mask=CAUSAL if causal else None)
     q, k, v = (
         project(x).view(T, B, HEADS, -1).permute(1, 2, 0, 3)
         for project in (ours.q_proj, ours.k_proj, ours.v_proj)
     )
     seen = ~(((CAUSAL < 0) & causal) | padding[:, None, None])
-    expected, each = ours.positional(q, k, v, positions, seen, need_weights=True)
+    expected, _ = ours.positional(q, k, v, positions, seen, need_weights=True)
     expected = ours.out_proj(expected.permute(2, 0, 1, 3).flatten(2))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    assert (weights is not None) == need_weights
-    if need_weights:
-        torch.testing.assert_close(weights, each.mean(dim=1))
 
 
-@pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_variant_that_does_nothing_is_the_attention_of_fairseq(x, need_weights, causal):
+def test_a_variant_that_does_nothing_is_the_attention_of_fairseq(x, causal):
     ours = attend(PositionalAttention())
     stock = MultiheadAttention(DIM, HEADS, self_attention=True).eval()
     stock.load_state_dict(ours.state_dict())
     padding = PADDING & torch.tensor([True, not causal, True])[:, None]
-    mask = CAUSAL if causal else None
-    for heads in (False, True) if need_weights else (False,):
-        found = ours(
-            *(x, x, x, padding), attn_mask=mask, need_weights=need_weights, need_head_weights=heads
-        )
-        # step by step is fairseq's own path, the only one that gives weights of each head
-        expected = stock(
-            *(x, x, x, padding, {}, need_weights), attn_mask=mask, need_head_weights=heads
-        )
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    given = dict(key_padding_mask=padding, attn_mask=CAUSAL if causal else None)
+    expected = stock(x, x, x, need_weights=False, **given)[0]
+    torch.testing.assert_close(ours(x, **given)[0], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_dropout_of_attention_weights_applies_in_training_only(x):
     module = attend(PositionalAttention(), dropout=0.5)
-    first = module(x, need_weights=False)[0]
-    torch.testing.assert_close(module(x, need_weights=False)[0], first, rtol=0, atol=0)
+    torch.testing.assert_close(module(x)[0], module(x)[0], rtol=0, atol=0)
     module.train()
-    assert not torch.equal(module(x, need_weights=False)[0], module(x, need_weights=False)[0])
+    assert not torch.equal(module(x)[0], module(x)[0])
 
 
-@pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("kind", ["encoder", "decoder", "one step"])
-def test_log_n_scales_the_scores_of_each_query_by_what_it_sees(x, need_weights, kind):
+def test_log_n_scales_the_scores_of_each_query_by_what_it_sees(x, kind):
     scaled, plain = attend(PositionalAttention()), attend(PositionalAttention())
-    plain.load_state_dict(scaled.state_dict())
     scaled.positional.logn = 3
-    padding, seen, mask = torch.zeros(B, T, dtype=torch.bool), torch.full((B, T), float(T)), None
+    padding, seen, mask = PADDING, (~PADDING).sum(dim=1, keepdim=True).expand(B, T), None
     if kind == "decoder":
-        mask, seen = CAUSAL, torch.arange(1.0, T + 1).expand(B, T)
-    else:
-        padding, seen = PADDING, (~PADDING).sum(dim=1, keepdim=True).float().expand(B, T)
+        padding, seen, mask = None, torch.arange(1, T + 1).expand(B, T), CAUSAL
     state = {} if kind == "one step" else None
-    found = scaled(x, x, x, padding, state, need_weights, attn_mask=mask)[0]
+    found = scaled(x, None, None, padding, state, attn_mask=mask)[0]
     factor = (seen.log() / math.log(3)).T[..., None]
     project = plain.q_proj.forward
     plain.q_proj.forward = lambda query: project(query) * factor
-    expected = plain(x, x, x, padding, None, need_weights, attn_mask=mask)[0]
+    expected = plain(x, None, None, padding, attn_mask=mask)[0]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -13,6 +13,7 @@ pytest.importorskip("fairseq")
 from fairseq import options
 from fairseq.dataclass.initialize import add_defaults, hydra_init
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq_commands import PAIRS, run
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
@@ -153,7 +154,7 @@ def test_the_18_layer_recipe_differs_from_that_of_6_in_layers_alone():
     assert six == deep
 
 
-def test_fairseq_hydra_train_trains_a_recipe_on_a_small_corpus(data, pairs, run, tmp_path):
+def test_fairseq_hydra_train_trains_a_recipe_on_a_small_corpus(data, tmp_path):
     # its dictionaries are not joined
     tiny = {"embed_dim": 16, "ffn_embed_dim": 32, "attention_heads": 2, "layers": 2}
     sizes = [f"model.{side}_{k}={n}" for side in ("encoder", "decoder") for k, n in tiny.items()]
@@ -163,12 +164,12 @@ def test_fairseq_hydra_train_trains_a_recipe_on_a_small_corpus(data, pairs, run,
         "model.share_all_embeddings=false common.cpu=true common.fp16=false "
         f"checkpoint.save_dir={tmp_path} hydra.run.dir={tmp_path} "
         "dataset.num_workers=0 dataset.max_tokens=40 optimization.max_update=2"
-    ).stdout
+    )
     assert "num_updates 2" in output
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
     model = state["cfg"]["model"]
     assert (model["pos"], model["max_global_shift"]) == ("cape", 10)
-    tokens = [sum(len(pair[side].split()) + 1 for pair in pairs) for side in (0, 1)]
+    tokens = [sum(len(pair[side].split()) + 1 for pair in PAIRS) for side in (0, 1)]
     assert model["source_scale"] == pytest.approx(tokens[1] / tokens[0])
     assert len(model["admin_scales"].split(",")) == 2 * 2 + 3 * 2  # residuals of ADMIN
     assert state["optimizer_history"][-1]["optimizer_name"] == "FairseqRAdam"

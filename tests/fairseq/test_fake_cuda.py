@@ -18,11 +18,9 @@ from cape_support import fakes_cuda, on_cuda
 pytestmark = fakes_cuda
 
 FAIRSEQS = ("transformer/transformer_encoder.py", "transformer/transformer_decoder.py")
-CASES = [("translation", pos, {}) for pos in names(1)]
-CASES += [("language model", pos, {}) for pos in ("cape", "relpos", "rope", "random")]
-CASES += [("translation", "sinpos", {"attention_logn": 20})]
-
-
+LM = {"arch": "cape_transformer_lm"}
+CASES = [*((pos, {}) for pos in names(1)), ("sinpos", {"attention_logn": 20})]
+CASES += [(pos, LM) for pos in ("cape", "relpos", "rope", "random")]
 SOURCE, TARGET = torch.full((3, 7), 5), torch.full((3, 6), 5)
 
 
@@ -67,12 +65,9 @@ def step(model, source, target):
         ("step", torch.float16, True),
     ],
 )
-@pytest.mark.parametrize(("kind", "pos", "options"), CASES)
-def test_no_variant_waits_for_the_device(
-    build, build_lm, has_padding, kind, pos, options, way, dtype, padded
-):
+@pytest.mark.parametrize(("pos", "options"), CASES)
+def test_no_variant_waits_for_the_device(build, has_padding, pos, options, way, dtype, padded):
     has_padding(padded)
-    build = build if kind == "translation" else build_lm
     model = build(pos, train=way == "training", **options).to(dtype)
     call = step if way == "step" else at_once
     out, _ = on_cuda(model, SOURCE, TARGET, but_for=of_fairseq, call=call)

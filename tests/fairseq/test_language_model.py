@@ -8,6 +8,8 @@ import torch
 
 pytest.importorskip("fairseq")
 
+from fairseq_commands import PAIRS, run
+
 from cape_plugins.variants import get, names
 
 EOS = 2
@@ -73,10 +75,10 @@ def test_kinds_of_embeddings_of_fairseq_go_with_it(build_lm):
     build_lm(character_embeddings=True)(TOKENS[:, :2])
 
 
-def test_it_trains_and_is_scored_by_fairseq_eval_lm(pairs, run, tmp_path):
+def test_it_trains_and_is_scored_by_fairseq_eval_lm(tmp_path):
     # on the way: post-norm with ADMIN, radam, and resuming with the scales of the checkpoint
     text, data = tmp_path / "text", tmp_path / "bin"
-    text.write_text("".join(de + "\n" for _, de in pairs))
+    text.write_text("".join(de + "\n" for _, de in PAIRS))
     files = f"--trainpref {text} --validpref {text} --testpref {text} --destdir {data}"
     run(f"fairseq-preprocess --only-source {files}")
     samples = "--sample-break-mode complete --tokens-per-sample 12 --required-batch-size-multiple 1"
@@ -87,15 +89,15 @@ def test_it_trains_and_is_scored_by_fairseq_eval_lm(pairs, run, tmp_path):
         --adam-betas '(0.9, 0.98)' --lr-scheduler inverse_sqrt --warmup-updates 10 --num-workers 0
         --batch-size 5 --save-dir {tmp_path} --no-epoch-checkpoints --disable-validation
     """
-    first = run(f"{train} --max-update 40").stdout
+    first = run(f"{train} --max-update 40")
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
     scales = state["cfg"]["model"]["admin_scales"]
     assert f"admin_scales: {scales}" in first
     assert len(scales.split(",")) == 4
     assert scales.startswith("1,")
-    again = run(f"{train} --max-update 80 --seed 5").stdout  # would measure something else
+    again = run(f"{train} --max-update 80 --seed 5")  # would measure something else
     assert f"admin_scales: {scales}" in again
     path = f"--path {tmp_path}/checkpoint_last.pt"
-    scored = run(f"fairseq-eval-lm {data} {path} --cpu --batch-size 10 {samples}").stdout
+    scored = run(f"fairseq-eval-lm {data} {path} --cpu --batch-size 10 {samples}")
     (loss,) = re.findall(r"Loss \(base 2\): ([\d.]+)", scored)
     assert float(loss) * math.log(2) < 1.5  # a uniform guess of 30 words: 3.4

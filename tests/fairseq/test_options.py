@@ -49,7 +49,7 @@ WRONG = [
     ("--admin-init --encoder-normalize-before", "is for post-norm models"),
     ("--admin-scales 1,1.5", "are for --admin-init"),
     ("--optimizer radam --adam-betas '(0.9, 1.5)'", "--adam-betas of two numbers"),
-    ("--optimizer radam --use-old-adam", "--use-old-adam is for adam"),
+    ("--optimizer radam --use-old-adam", "--fp16-adam-stats are for adam"),
 ]
 
 

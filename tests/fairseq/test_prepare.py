@@ -10,6 +10,8 @@ pytest.importorskip("fairseq")
 pytest.importorskip("sacremoses")
 pytest.importorskip("subword_nmt")
 
+from fairseq_commands import PAIRS
+
 from cape_support import ROOT, run
 
 pytestmark = pytest.mark.release
@@ -48,10 +50,10 @@ def segmented(path):
 
 
 @pytest.fixture(scope="module")
-def multi30k(tmp_path_factory, pairs):
+def multi30k(tmp_path_factory):
     """Raw text as Multi30k has it, with one empty line, and what the script makes of it."""
     raw = tmp_path_factory.mktemp("multi30k")
-    sentences = [(ENGLISH, GERMAN), *pairs, ("", "leer")]
+    sentences = [(ENGLISH, GERMAN), *PAIRS, ("", "leer")]
     for name in ("train", "val", "test_2016_flickr"):
         for side, language in enumerate(("en", "de")):
             with gzip.open(raw / f"{name}.{language}.gz", "wt", encoding="utf-8") as file:
@@ -59,12 +61,12 @@ def multi30k(tmp_path_factory, pairs):
     return prepare(raw, raw / "prepared")
 
 
-def test_multi30k_keeps_raw_and_tokenised_text_without_empty_pairs(multi30k, pairs):
+def test_multi30k_keeps_raw_and_tokenised_text_without_empty_pairs(multi30k):
     for split in ("train", "valid", "test"):
-        assert lines(multi30k / "raw" / f"{split}.en") == [ENGLISH, *(en for en, _ in pairs)]
+        assert lines(multi30k / "raw" / f"{split}.en") == [ENGLISH, *(en for en, _ in PAIRS)]
         tokenised = lines(multi30k / "tokenised" / f"{split}.en")
         assert tokenised[0] == "A dog , a well-known one , runs & doesn 't stop ."
-        assert tokenised[1:] == [en for en, _ in pairs]
+        assert tokenised[1:] == [en for en, _ in PAIRS]
 
 
 def test_multi30k_is_binarised_after_bpe_with_one_dictionary(multi30k):
@@ -181,27 +183,27 @@ def prepare_wmt(folder, target, out):
     assert status == 0, output
 
 
-def test_wmt14_german_is_cleaned_before_bpe_and_validated_on_newstest2013(tmp_path, pairs):
+def test_wmt14_german_is_cleaned_before_bpe_and_validated_on_newstest2013(tmp_path):
     long = (" ".join(["word"] * 81), " ".join(["Wort"] * 70))
     uneven = (" ".join(["word"] * 10), "Wort")
     at_most = (" ".join(["word"] * 80), " ".join(["Wort"] * 9))
     stray = ("the cat\r sleeps", "die Katze schläft")
     corpora = {
-        "training-parallel-europarl-v7.tgz": {"training/europarl-v7.de-en": [*pairs, long]},
+        "training-parallel-europarl-v7.tgz": {"training/europarl-v7.de-en": [*PAIRS, long]},
         "training-parallel-commoncrawl.tgz": {"commoncrawl.de-en": [uneven, at_most, stray]},
         "training-parallel-nc-v12.tgz": {"training/news-commentary-v12.de-en": [(ENGLISH, GERMAN)]},
-        "dev.tgz": {"dev/newstest2013": pairs[:4]},
+        "dev.tgz": {"dev/newstest2013": PAIRS[:4]},
     }
     wmt(tmp_path, "de", corpora)
     out = tmp_path / "a folder"
     prepare_wmt(tmp_path, "de", out)
     english = lines(out / "tokenised" / "train.en")
-    assert english[:-2] == [*(en for en, _ in pairs), at_most[0]]
+    assert english[:-2] == [*(en for en, _ in PAIRS), at_most[0]]
     assert english[-2:] == [
         "the cat sleeps",
         "A dog , a well @-@ known one , runs &amp; doesn &apos;t stop .",
     ]
-    assert lines(out / "raw" / "valid.de") == [de for _, de in pairs[:4]]
+    assert lines(out / "raw" / "valid.de") == [de for _, de in PAIRS[:4]]
     assert lines(out / "raw" / "test.en") == ["“Dogs” & cats’ food", ENGLISH]
     tokenised = lines(out / "tokenised" / "test.en")
     assert tokenised[0] == "“ Dogs ” &amp; cats &apos; food"  # its quotes are not normalised
