@@ -86,31 +86,6 @@ def build_lm(build):
 
 
 @pytest.fixture
-def assert_decodes_step_by_step():
-    """Decoding token by token gives a model what decoding at once does, a reordered beam too."""
-    import torch
-
-    source = torch.tensor([[5, 6, 7, 8, 9, 2], [8, 9, 5, 4, 5, 2]])
-    target = torch.tensor([[2, 10, 11, 12, 13, 14], [2, 14, 15, 16, 17, 18]])
-
-    def assert_decodes(model, *, reordered=False):
-        # two hypotheses of one sentence, or two sentences
-        encoder_out = model.encoder(source[:1].expand(2, -1) if reordered else source)
-        full = model.decoder(target, encoder_out=encoder_out)[0]
-        order, state = torch.tensor([0, 1]), {}
-        for step in range(1, target.shape[1] + 1):
-            if reordered and step == 4:
-                order = torch.tensor([1, 0])
-                model.decoder.reorder_incremental_state_scripting(state, order)
-            last = model.decoder(
-                target[order, :step], encoder_out=encoder_out, incremental_state=state
-            )[0]
-            torch.testing.assert_close(last[:, 0], full[order, step - 1], rtol=0, atol=1e-5)
-
-    return assert_decodes
-
-
-@pytest.fixture
 def seen_positions(monkeypatch):
     """What variants make of positions, in order: the encoder's, then the decoder's."""
     from cape_plugins import PositionalEmbedding

@@ -46,49 +46,39 @@ def trained(data, tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def assert_translates(trained):
+def translate(line, folder, *checkpoints, text=""):
     """fairseq-generate or -interactive translates every sentence; its output."""
-
-    def assert_translates(line, paths=("best",), text=""):
-        paths = ":".join(str(trained / f"checkpoint_{path}.pt") for path in paths)
-        output = run(f"{line} {READ} --path {paths}", text=text)
-        assert hypotheses(output) == {i: de for i, (_, de) in enumerate(PAIRS)}
-        return output
-
-    return assert_translates
-
-
-def hypotheses(output):
-    """Sentence number → translation, from the output of fairseq-generate or -interactive."""
+    paths = ":".join(str(folder / f"checkpoint_{name}.pt") for name in checkpoints)
+    output = run(f"{line} {READ} --path {paths}", text=text)
     found = re.findall(r"^H-(\d+)\t\S+\t(.*)$", output, flags=re.MULTILINE)
-    return {int(number): text for number, text in found}
+    assert {int(number): text for number, text in found} == dict(enumerate(de for _, de in PAIRS))
+    return output
 
 
-def test_generation_needs_no_training_set(data, assert_translates, tmp_path):
+def test_generation_needs_no_training_set(data, trained, tmp_path):
     # what it needs of it is in the checkpoint
     elsewhere = shutil.copytree(data, tmp_path / "data", ignore=shutil.ignore_patterns("train.*"))
-    assert_translates(f"fairseq-generate {elsewhere}")
+    translate(f"fairseq-generate {elsewhere}", trained, "best")
 
 
 def test_the_user_dir_goes_together_with_autoload_and_two_checkpoints_with_each_other(
-    data, assert_translates
+    data, trained
 ):
-    assert_translates(f"fairseq-generate {data} --user-dir {USER_DIR}", paths=("best", "last"))
+    translate(f"fairseq-generate {data} --user-dir {USER_DIR}", trained, "best", "last")
 
 
-def test_interactive_translates_what_it_reads(data, assert_translates):
+def test_interactive_translates_what_it_reads(data, trained):
     text = "".join(en + "\n" for en, _ in PAIRS)
     line = f"fairseq-interactive {data} -s en -t de --buffer-size 3 --batch-size 3"
-    assert_translates(line, text=text)
+    translate(line, trained, "best", text=text)
 
 
-def test_a_task_that_prepends_bos_itself_gives_the_same(data, assert_translates, tmp_path):
+def test_a_task_that_prepends_bos_itself_gives_the_same(data, trained, tmp_path):
     user_dir = tmp_path / "bos_task"
     user_dir.mkdir()
     (user_dir / "__init__.py").write_text(TASK_WITH_BOS)
     flags = f"--user-dir {user_dir} --task translation_with_bos"
-    output = assert_translates(f"fairseq-generate {data} {flags}")
+    output = translate(f"fairseq-generate {data} {flags}", trained, "best")
     assert "the source begins with BOS" in output
 
 
@@ -105,9 +95,8 @@ def test_validate_finds_a_small_loss(data, trained):
 def test_the_hub_interface_translates(data, trained):
     from fairseq.models import MODEL_REGISTRY
 
-    model = MODEL_REGISTRY["cape_transformer"].from_pretrained(
-        str(trained), "checkpoint_best.pt", str(data)
-    )
+    hub = MODEL_REGISTRY["cape_transformer"].from_pretrained
+    model = hub(str(trained), "checkpoint_best.pt", str(data))
     assert [model.translate(en, beam=1) for en, _ in PAIRS[:3]] == [de for _, de in PAIRS[:3]]
 
 

@@ -59,14 +59,14 @@ def start_two(data, folder, flags, programs=(["fairseq-train"], ["fairseq-train"
     ]
 
 
-def weights_in(folder):
-    return torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
-
-
 def wait_for(ranks):
     for rank in ranks:
         output, _ = rank.communicate()
         assert rank.returncode == 0, output[-3000:]
+
+
+def weights_in(folder):
+    return torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
 
 
 def test_two_processes_train_like_one_with_twice_the_batches(data, tmp_path):

@@ -151,6 +151,7 @@ def test_an_option_of_the_settings_is_a_flag_with_its_default_and_its_help():
         "--pos cape_alibi --encoder-embed-dim 15 --encoder-attention-heads 3",  # no sinusoids
         "--max-source-positions 1 --source-scale 100000 --max-global-shift 100000",
         "--optimizer adam --weight-decay -1",
+        "--optimizer radam --adam-betas (0,0) --adam-eps 0",
     ],
 )
 def test_what_is_not_wrong_is_taken(allowed):

@@ -19,10 +19,8 @@ LANGUAGES = "-s en -t de"
 
 def expected(pairs):
     """Each sentence counts its words and one EOS, no BOS."""
-    ratio = sum(len(de.split()) + 1 for _, de in pairs) / sum(
-        len(en.split()) + 1 for en, _ in pairs
-    )
-    return pytest.approx(ratio)
+    source, target = (sum(len(pair[side].split()) + 1 for pair in pairs) for side in (0, 1))
+    return pytest.approx(target / source)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +58,7 @@ def test_it_counts_both_directions_all_shards_and_all_parts(data, shard, configu
 
 @pytest.mark.parametrize("arch", ["cape_transformer_tiny", "cape_transformer"])
 def test_building_stores_it_in_the_config(data, configure, arch):
-    config, task = configure(data, "--pos cape --encoder-layers 1", arch=arch)
+    config, task = configure(data, arch=arch)
     model = task.build_model(config.model)
     assert config.model.source_scale == model.encoder.spacing == expected(PAIRS)
     assert task.datasets == {}  # the trainer loads it itself
@@ -68,7 +66,7 @@ def test_building_stores_it_in_the_config(data, configure, arch):
 
 @pytest.mark.parametrize("pos", [p for p in names(1) if "source_scale" not in get(p).options])
 def test_variants_that_take_none_need_no_training_set(dictionaries, configure, pos):
-    config, task = configure(dictionaries, f"--pos {pos} --encoder-layers 1 {LANGUAGES}")
+    config, task = configure(dictionaries, f"--pos {pos} {LANGUAGES}")
     model = task.build_model(config.model)
     assert (config.model.source_scale, model.encoder.spacing) == (0, 1)
 
