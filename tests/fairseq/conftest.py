@@ -19,21 +19,6 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def configure():
-    """A command line of fairseq-train → (fairseq's config, its task)."""
-    from fairseq import options, tasks
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-
-    def configure(data, flags="", arch="cape_transformer_tiny"):
-        arguments = [str(data), "--arch", arch, *flags.split()]
-        args = options.parse_args_and_arch(options.get_training_parser(), arguments)
-        config = convert_namespace_to_omegaconf(args)
-        return config, tasks.setup_task(config.task)
-
-    return configure
-
-
-@pytest.fixture(scope="session")
 def dictionary():
     from fairseq.data import Dictionary
 
@@ -57,9 +42,7 @@ def build(dictionary):
     small |= dict(dropout=0.0, decoder_input_dim=16, decoder_output_dim=16)
     of_task = dict(add_bos_token=False, tokens_per_sample=8, max_target_positions=None)
 
-    def build_model(
-        pos="cape", *, arch="cape_transformer", train=False, seed=0, task=None, **options
-    ):
+    def make(pos="cape", *, arch="cape_transformer", train=False, seed=0, task=None, **options):
         model = MODEL_REGISTRY[arch]
         scale = {"source_scale": 1.25} if "source_scale" in get(pos).options else {}
         known = vars(model.config()).keys()
@@ -76,7 +59,7 @@ def build(dictionary):
             p.data.add_(0.05 * torch.randn_like(p))
         return built.train(train)
 
-    return build_model
+    return make
 
 
 @pytest.fixture

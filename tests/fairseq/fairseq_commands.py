@@ -23,6 +23,13 @@ PAIRS = [
     ("the cat runs and the dog sleeps", "die katze rennt und der hund schläft jetzt"),
 ]
 
+
+def ratio(pairs):
+    """Tokens of targets / of sources; each sentence counts its words and one EOS, no BOS."""
+    source, target = (sum(len(pair[side].split()) + 1 for pair in pairs) for side in (0, 1))
+    return target / source
+
+
 # of a tiny model that learns, in the order of the data
 TRAIN = """
     --arch cape_transformer_tiny --encoder-normalize-before --decoder-normalize-before --dropout 0
@@ -62,6 +69,16 @@ def train(data, folder, flags="", **env):
 
     output = run(f"fairseq-train {data} {TRAIN} --save-dir {folder} {flags}", **env)
     return torch.load(folder / "checkpoint_last.pt", weights_only=True), output
+
+
+def configure(data, flags="", arch="cape_transformer_tiny"):
+    """A command line of fairseq-train → (fairseq's config, its task)."""
+    from fairseq import options, tasks
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    parser, line = options.get_training_parser(), f"{data} --arch {arch} {flags}"
+    config = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, line.split()))
+    return config, tasks.setup_task(config.task)
 
 
 def call(line: str, text: str = "", **env: str) -> tuple[int, str]:

@@ -7,16 +7,10 @@ import torch
 
 pytest.importorskip("fairseq")
 
+from fairseq_commands import configure
+
+from cape_plugins.fairseq import layers
 from cape_plugins.fairseq.admin import profile
-from cape_plugins.fairseq.layers import (
-    LAYER,
-    PROFILES,
-    CapeDecoderLayer,
-    CapeEncoderLayer,
-    CapeLayer,
-    Layer,
-    during,
-)
 from cape_plugins.fairseq.training_set import median_batch
 
 EOS = 2
@@ -43,14 +37,14 @@ def test_each_scale_is_the_deviation_of_all_that_comes_before(build, monkeypatch
     measured = profile(model, SAMPLE)
     torch.testing.assert_close(torch.tensor(measured), torch.tensor(scales_of(model)))
     # of residuals and sub-layers, in a model that is not profiled
-    variances = {CapeEncoderLayer: [], CapeDecoderLayer: []}
-    real = CapeLayer.residual_connection
+    variances = {layers.CapeEncoderLayer: [], layers.CapeDecoderLayer: []}
+    real = layers.CapeLayer.residual_connection
 
     def spy(layer, x, residual):
         variances[type(layer)].append((residual.var(correction=0), x.var(correction=0)))
         return real(layer, x, residual)
 
-    monkeypatch.setattr(CapeLayer, "residual_connection", spy)
+    monkeypatch.setattr(layers.CapeLayer, "residual_connection", spy)
     with torch.no_grad():
         model(**SAMPLE["net_input"])
     expected = []
@@ -67,7 +61,7 @@ def test_residuals_are_multiplied_by_their_scales(build):
     layer = build(admin_init=True, admin_scales="1,2,1,1,1,3,5,1,1,1").decoder.layers[0]
     x, residual = torch.randn(2, 1, 16), torch.randn(2, 1, 16)
     scales = layer.residual_scale.clone()
-    with during(LAYER, Layer(None, itertools.count())):
+    with layers.during(layers.LAYER, layers.Layer(None, itertools.count())):
         for scale in scales:
             torch.testing.assert_close(layer.residual_connection(x, residual), x + scale * residual)
 
@@ -92,10 +86,10 @@ def test_profiling_leaves_randomness_and_mode_alone(build):
     assert torch.equal(torch.get_rng_state(), state)
     assert len(measured) == 10  # no layer is left out
     assert all(module.training for module in model.modules())
-    assert PROFILES.get() is None
+    assert layers.PROFILES.get() is None
 
 
-def test_building_measures_and_stores_for_the_checkpoint(data, configure):
+def test_building_measures_and_stores_for_the_checkpoint(data):
     config, task = configure(data, "--admin-init --dropout 0")
     model = task.build_model(config.model)
     stored = [float(scale) for scale in config.model.admin_scales.split(",")]
@@ -105,7 +99,7 @@ def test_building_measures_and_stores_for_the_checkpoint(data, configure):
     assert "train" not in task.datasets  # the trainer loads it itself
 
 
-def test_it_measures_sentences_of_the_median_length(data, configure):
+def test_it_measures_sentences_of_the_median_length(data):
     _, task = configure(data)
     task.load_dataset("train")
     lengths = sorted(task.dataset("train")[i]["source"].numel() for i in range(10))
@@ -119,7 +113,7 @@ def test_scales_are_positive_numbers_for_each_residual(build, wrong):
         build(admin_init=True, admin_scales=wrong)
 
 
-def test_given_scales_need_no_training_set(data, configure, tmp_path):
+def test_given_scales_need_no_training_set(data, tmp_path):
     for file in data.glob("dict.*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     flags = "--admin-init -s en -t de --source-scale 1"

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("fairseq")
 
-from fairseq_commands import PAIRS, TRAIN, call, run, train
+from fairseq_commands import PAIRS, TRAIN, call, ratio, run, train
 
 from cape_plugins.variants import names
 from cape_support import ROOT
@@ -38,11 +38,8 @@ class TranslationWithBos(TranslationTask):
 def trained(data, tmp_path_factory):
     """A model that knows the corpus by heart: the folder of its checkpoints."""
     folder = tmp_path_factory.mktemp("trained")
-    run(
-        f"fairseq-train {data} {TRAIN} --save-dir {folder} "
-        f"--max-update 320 --save-interval 80 --validate-interval 80 "
-        "--lr-scheduler polynomial_decay --total-num-update 320"
-    )
+    flags = "--max-update 320 --lr-scheduler polynomial_decay --total-num-update 320"
+    train(data, folder, f"{flags} --save-interval 80 --validate-interval 80")
     return folder
 
 
@@ -61,9 +58,7 @@ def test_generation_needs_no_training_set(data, trained, tmp_path):
     translate(f"fairseq-generate {elsewhere}", trained, "best")
 
 
-def test_the_user_dir_goes_together_with_autoload_and_two_checkpoints_with_each_other(
-    data, trained
-):
+def test_the_user_dir_goes_with_autoload_and_two_checkpoints_with_each_other(data, trained):
     translate(f"fairseq-generate {data} --user-dir {USER_DIR}", trained, "best", "last")
 
 
@@ -83,11 +78,9 @@ def test_a_task_that_prepends_bos_itself_gives_the_same(data, trained, tmp_path)
 
 
 def test_validate_finds_a_small_loss(data, trained):
-    output = run(
-        f"fairseq-validate {data} --path {trained}/checkpoint_best.pt --cpu --batch-size 10 "
-        "--log-format simple --required-batch-size-multiple 1 "
-        "--task translation"  # which fairseq-validate wants for any model
-    )
+    flags = "--cpu --batch-size 10 --log-format simple --required-batch-size-multiple 1"
+    flags += " --task translation"  # which fairseq-validate wants for any model
+    output = run(f"fairseq-validate {data} --path {trained}/checkpoint_best.pt {flags}")
     (loss,) = re.findall(r"valid on 'valid' subset.*nll_loss[ =]([\d.]+)", output)
     assert float(loss) < 0.5
 
@@ -103,8 +96,7 @@ def test_the_hub_interface_translates(data, trained):
 def test_a_checkpoint_holds_plain_types_and_the_counted_source_scale(trained):
     state = torch.load(trained / "checkpoint_last.pt", weights_only=True)
     model = state["cfg"]["model"]
-    source, target = (sum(len(pair[i].split()) + 1 for pair in PAIRS) for i in (0, 1))
-    assert model["source_scale"] == pytest.approx(target / source)
+    assert model["source_scale"] == pytest.approx(ratio(PAIRS))
     assert (model["pos"], model["max_global_shift"]) == ("cape", 5.0)
 
 

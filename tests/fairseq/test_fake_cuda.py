@@ -28,22 +28,6 @@ def of_fairseq(made):
     return not made.numel() or made.dtype == torch.bool  # torch.tensor(False), torch.empty([0])
 
 
-@pytest.fixture
-def has_padding(monkeypatch):
-    """Answer fairseq's own question."""
-    wait = torch.Tensor.__bool__
-
-    def put(answer):
-        def ask(tensor):
-            if sys._getframe(1).f_code.co_filename.endswith(FAIRSEQS) and tensor.is_cuda:
-                return answer
-            return wait(tensor)
-
-        monkeypatch.setattr(torch.Tensor, "__bool__", ask)
-
-    return put
-
-
 def at_once(model, source, target):
     return model(source, None, target) if hasattr(model, "encoder") else model(target)
 
@@ -66,8 +50,15 @@ def step(model, source, target):
     ],
 )
 @pytest.mark.parametrize(("pos", "options"), CASES)
-def test_no_variant_waits_for_the_device(build, has_padding, pos, options, way, dtype, padded):
-    has_padding(padded)
+def test_no_variant_waits_for_the_device(build, monkeypatch, pos, options, way, dtype, padded):
+    wait = torch.Tensor.__bool__
+
+    def ask(tensor):
+        if sys._getframe(1).f_code.co_filename.endswith(FAIRSEQS) and tensor.is_cuda:
+            return padded
+        return wait(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "__bool__", ask)
     model = build(pos, train=way == "training", **options).to(dtype)
     call = step if way == "step" else at_once
     out, _ = on_cuda(model, SOURCE, TARGET, but_for=of_fairseq, call=call)

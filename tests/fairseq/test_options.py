@@ -25,10 +25,7 @@ WRONG = [
     *((f"--{name} 1e30", rf"{name.replace('-', '_')} must be at most 100000") for name in FAR),
     ("--source-scale 1e30", "source_scale must be > 0 and at most 100000, or 0 to count it"),
     ("--source-scale -1", "source_scale must be > 0 and at most 100000, or 0 to count it"),
-    (
-        "--encoder-embed-dim 15 --encoder-attention-heads 5",
-        "--encoder-embed-dim 15 and .*: dim must be even",
-    ),
+    ("--encoder-embed-dim 15 --encoder-attention-heads 5", "-dim 15 and .*: dim must be even"),
     ("--encoder-attention-heads 0", "heads 0: heads must be ≥ 1, and divide the channels"),
     ("--decoder-attention-heads 7", "heads 7: heads must be ≥ 1, and divide the channels"),
     ("--max-source-positions 0", "--max-source-positions, in tokens, must be an integer ≥ 1"),
@@ -42,10 +39,7 @@ WRONG = [
     ("--no-token-positional-embeddings", "replaced by --pos nopos"),
     ("--relpos-context 0", "relpos_context, in tokens, must be an integer ≥ 1"),
     ("--pos relpos --cross-self-attention", "does not go with --pos relpos,"),
-    (
-        "--pos rope --decoder-embed-dim 12 --decoder-attention-heads 4",
-        "--pos rope with --decoder-embed-dim 12 and .* 4: rotary positions",
-    ),
+    ("--pos rope --decoder-embed-dim 12 --decoder-attention-heads 4", "-dim 12 and .* 4: rotary"),
     ("--admin-init --encoder-normalize-before", "is for post-norm models"),
     ("--admin-scales 1,1.5", "are for --admin-init"),
     ("--optimizer radam --adam-betas '(0.9, 1.5)'", "--adam-betas of two numbers"),
@@ -94,8 +88,7 @@ def test_architectures_have_the_values_of_their_stock_namesakes(ours, stock):
 
 def test_the_other_architectures_and_flags_that_replace_their_sizes():
     deep = parsed_model(arch="cape_transformer_wmt_en_de_18l")
-    assert (deep.encoder_layers, deep.decoder_layers) == (18, 18)
-    assert (deep.encoder_embed_dim, deep.encoder_ffn_embed_dim) == (512, 2048)
+    assert (deep.encoder_layers, deep.decoder_layers, deep.encoder_embed_dim) == (18, 18, 512)
     tiny = parsed_model("--encoder-layers", "3")
     assert (tiny.encoder_layers, tiny.decoder_layers, tiny.encoder_embed_dim) == (3, 2, 64)
     assert (tiny.decoder_ffn_embed_dim, tiny.decoder_attention_heads) == (128, 2)
@@ -177,8 +170,8 @@ def test_an_option_that_the_variant_does_not_take_is_refused(pos):
 
 
 def test_wrong_values_fail_without_a_command_line_too(build):
-    with pytest.raises(ValueError, match=r"--max-global-shift = 10\.0 is for cape.*; sinpos takes"):
-        build("sinpos", max_global_shift=10.0)
+    with pytest.raises(ValueError, match=r"--max-global-shift = 10 is for cape.*; sinpos takes"):
+        build("sinpos", max_global_shift=10)
 
 
 def test_a_task_of_the_other_model_names_that_model(build, build_lm):
@@ -186,9 +179,7 @@ def test_a_task_of_the_other_model_names_that_model(build, build_lm):
     with pytest.raises(ValueError, match="a TranslationTask is for --arch cape_transformer:"):
         build_lm(task=other)
     other = LanguageModelingTask.__new__(LanguageModelingTask)
-    with pytest.raises(
-        ValueError, match="a LanguageModelingTask is for --arch cape_transformer_lm"
-    ):
+    with pytest.raises(ValueError, match=r"a LanguageModelingTask is for .* cape_transformer_lm"):
         build(task=other)
 
 
@@ -199,12 +190,8 @@ def test_options_have_the_defaults_of_the_paper():
     assert (model.source_scale, model.relpos_context, model.random_range) == (0, 150, 256)
 
 
-# a language model has no options of a source
-@pytest.mark.parametrize(
-    ("model", "of_source"),
-    [("transformer", {"--source-scale", "--source-bos"}), ("transformer_lm", set())],
-)
-def test_every_flag_of_the_stock_model_exists(model, of_source):
+@pytest.mark.parametrize("model", ["transformer", "transformer_lm"])
+def test_every_flag_of_the_stock_model_exists(model):
     def flags(arch):
         parser = options.get_training_parser()
         parse(arch=arch, parser=parser)
@@ -212,7 +199,8 @@ def test_every_flag_of_the_stock_model_exists(model, of_source):
 
     ours, stock = flags(f"cape_{model}"), flags(model)
     assert stock <= ours
-    assert {flag for flag in ours - stock if flag.startswith("--source")} == of_source
+    of_source = {flag for flag in ours - stock if flag.startswith("--source-")}
+    assert len(of_source) == (2 if model == "transformer" else 0)
 
 
 def test_torchrun_without_a_world_size_is_refused(monkeypatch):
