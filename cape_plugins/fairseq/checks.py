@@ -115,7 +115,7 @@ def _check_attention(settings: TokenSettings, values: Mapping[str, Any]) -> None
     given += f" --attention-logn {settings.attention_logn}" if settings.attention_logn else ""
     for side in ("encoder", "decoder"):
         dim, heads = (values.get(f"{side}_{size}") for size in ("embed_dim", "attention_heads"))
-        if dim is None or heads is None:  # a language model has no encoder
+        if dim is None:  # a language model has no encoder
             continue
         sizes = f"--{side}-embed-dim {dim} and --{side}-attention-heads {heads}"
         if heads < 1 or dim < 1 or dim % heads:

@@ -1,5 +1,6 @@
 """A small corpus, and small models."""
 
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,14 @@ from fairseq_commands import PAIRS, preprocess
 def data(tmp_path_factory):
     """The corpus in fairseq's format."""
     return preprocess(tmp_path_factory.mktemp("corpus"), PAIRS)
+
+
+@pytest.fixture
+def dictionaries(data, tmp_path):
+    """A folder of data without a training set."""
+    for file in data.glob("dict.*"):
+        shutil.copy(file, tmp_path)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

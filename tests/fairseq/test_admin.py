@@ -113,12 +113,10 @@ def test_scales_are_positive_numbers_for_each_residual(build, wrong):
         build(admin_init=True, admin_scales=wrong)
 
 
-def test_given_scales_need_no_training_set(data, tmp_path):
-    for file in data.glob("dict.*"):
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+def test_given_scales_need_no_training_set(dictionaries):
     flags = "--admin-init -s en -t de --source-scale 1"
-    config, task = configure(tmp_path, flags)
+    config, task = configure(dictionaries, flags)
     with pytest.raises(ValueError, match="training set, which is missing or empty"):
         task.build_model(config.model)
-    config, task = configure(tmp_path, f"{flags} --admin-scales {ONES}")
+    config, task = configure(dictionaries, f"{flags} --admin-scales {ONES}")
     assert scales_of(task.build_model(config.model)) == [1.0] * 10

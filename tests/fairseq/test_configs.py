@@ -75,11 +75,10 @@ LEFT_OUT = {*LEFT_OUT.split(), "max_tokens_valid"}
 def compared(cfg):
     """What decides about the training."""
     cfg["model"].pop("_name")
-    sections = {name: values for name, values in cfg.items() if isinstance(values, dict)}
-    sections.pop("scoring", None)  # fairseq-train scores nothing
     return {
         name: {option: values[option] for option in values.keys() - LEFT_OUT}
-        for name, values in sections.items()
+        for name, values in cfg.items()
+        if isinstance(values, dict) and name != "scoring"  # fairseq-train scores nothing
     }
 
 

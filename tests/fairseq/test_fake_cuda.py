@@ -1,8 +1,7 @@
 """Every variant on fake CUDA tensors: nothing is made on the CPU, nothing waits for the device.
 
-Fake tensors have a device and a shape but no values: .item(), .tolist() and bool() of one raise,
-and so does an operation on tensors of two devices. fairseq itself asks whether there is any padding
-(``has_pads`` in its encoder, an ``if`` in its decoder): these two waits are answered here.
+fairseq itself asks whether there is any padding (``has_pads`` in its encoder, an ``if`` in its
+decoder): these two waits are answered here.
 """
 
 import sys

@@ -114,8 +114,7 @@ def test_importing_the_package_first_registers_with_and_without_autoload(module,
     assert (status, output.splitlines()[-1]) == (0, "True")
 
 
-# a language model has neither
-BOTH_SIDES = ("source", "encoder", "cross")
+BOTH_SIDES = ("source", "encoder", "cross")  # a language model has none
 
 
 @pytest.mark.parametrize(("wrong", "message"), WRONG, ids=lambda value: value.split()[0])

@@ -1,6 +1,5 @@
 """integrations/fairseq/run_fairseq_tests.py, the comparison with fairseq's own tests."""
 
-import os
 import sys
 
 import pytest
@@ -83,14 +82,3 @@ def test_a_folder_that_is_no_checkout_is_named(tmp_path):
     missing = tmp_path / "tests" / "test_binaries.py"
     message = f"{missing} does not exist: give a checkout of fairseq\n"
     assert compare(tmp_path) == (1, message)
-
-
-def test_fairseqs_own_tests_pass_where_they_pass_for_fairseqs_transformer():
-    real = os.environ.get("FAIRSEQ_CHECKOUT")
-    if not real:
-        pytest.skip("FAIRSEQ_CHECKOUT names no checkout of fairseq")
-    tests = ("test_transformer", "test_transformer_layerdrop")
-    status, output = compare(real, "--pos", "cape", "--tests", *tests)
-    assert status == 0, output[-3000:]
-    for test in tests:
-        assert cells(output, test)[1:] == ["passed"]

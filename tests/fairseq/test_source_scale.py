@@ -27,14 +27,6 @@ def dictionaries_of(folder):
     return f"--srcdict {folder}/dict.en.txt --tgtdict {folder}/dict.de.txt"
 
 
-@pytest.fixture
-def dictionaries(data, tmp_path):
-    """A folder without a training set."""
-    for file in data.glob("dict.*"):
-        shutil.copy(file, tmp_path)
-    return tmp_path
-
-
 def test_it_counts_both_directions_all_shards_and_all_parts(data, shard, dictionaries):
     def count(*arguments):
         return count_source_scale(configure(*arguments)[1])

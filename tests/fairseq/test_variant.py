@@ -69,7 +69,6 @@ def test_the_average_of_different_trainings_is_a_warning_and_of_variants_an_erro
 
 
 def test_training_does_not_start_from_another_variant(tmp_path):
-    """fairseq's own last line would be about architectures that do not match."""
     path = tmp_path / "checkpoint_last.pt"
     history = [{"num_updates": 1, "criterion_name": "CrossEntropy", "lr_scheduler_state": {}}]
     state = {"cfg": {"model": {"pos": "sinpos"}}, "model": {}, "optimizer_history": history}
