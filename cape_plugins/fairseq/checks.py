@@ -114,9 +114,9 @@ def _check_attention(settings: TokenSettings, values: Mapping[str, Any]) -> None
     given = f"--pos {settings.pos}"
     given += f" --attention-logn {settings.attention_logn}" if settings.attention_logn else ""
     for side in ("encoder", "decoder"):
-        dim, heads = (values.get(f"{side}_{size}") for size in ("embed_dim", "attention_heads"))
-        if dim is None:  # a language model has no encoder
+        if f"{side}_embed_dim" not in values:  # a language model has no encoder
             continue
+        dim, heads = (values[f"{side}_{size}"] for size in ("embed_dim", "attention_heads"))
         sizes = f"--{side}-embed-dim {dim} and --{side}-attention-heads {heads}"
         if heads < 1 or dim < 1 or dim % heads:
             raise ValueError(f"{sizes}: heads must be ≥ 1, and divide the channels")
