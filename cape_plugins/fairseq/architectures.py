@@ -1,7 +1,4 @@
-"""The names for ``--arch``; sizes and dropout are those of fairseq's own names.
-
-``wmt_en_fr`` is what the paper trains there, the sizes of ``wmt_en_de``.
-"""
+"""The names for ``--arch``; sizes and dropout are those of fairseq's own names."""
 
 from argparse import Namespace
 from typing import Any
@@ -12,8 +9,9 @@ from fairseq.models import (
     register_model,
     register_model_architecture,
 )
+from fairseq.tasks import TASK_REGISTRY
 
-from cape_plugins.fairseq.checks import check_training, refuse_torchrun_alone
+from cape_plugins.fairseq.checks import check_training, refuse_other_task, refuse_torchrun_alone
 from cape_plugins.fairseq.transformer import CapeTransformerLanguageModel, CapeTransformerModel
 
 MODELS = {
@@ -36,7 +34,7 @@ ARCHITECTURES = {
         "dropout": 0.3,
         "attention_dropout": 0.1,
     },
-    "cape_transformer_wmt_en_fr": {},
+    "cape_transformer_wmt_en_fr": {},  # as in the paper, the sizes of wmt_en_de
     "cape_transformer_tiny": _symmetric(
         embed_dim=64, ffn_embed_dim=128, attention_heads=2, layers=2
     ),
@@ -66,7 +64,9 @@ def _configure(model: str, options: dict[str, Any]) -> Any:
             if getattr(args, option, None) is None:
                 setattr(args, option, value)
         if isinstance(args, Namespace):  # of the command line, before fairseq reads any data
-            given = {"optimizer": None, "distributed_world_size": None, **vars(args)}
+            given = {"task": "", "optimizer": None, "distributed_world_size": None, **vars(args)}
+            task = TASK_REGISTRY.get(given["task"], object)
+            refuse_other_task(task, translates=model == "cape_transformer")
             check_training(given, args, {**given, "_name": given["optimizer"]}, defaults)
             refuse_torchrun_alone(given["distributed_world_size"])
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from fairseq.dataclass import FairseqDataclass
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.tasks.translation import TranslationTask
 
 from cape_plugins import variants
 from cape_plugins.checks import check_count, is_number
@@ -77,6 +79,14 @@ def refuse_torchrun_alone(world_size: int | None) -> None:
             "each would train on its own into the same folder: give --distributed-world-size "
             f"{started} on GPUs; on CPUs start processes as in integrations/fairseq/README.md"
         )
+
+
+@one_line()
+def refuse_other_task(task: type, *, translates: bool) -> None:
+    """Raise ValueError for the task of the other model, which the model cannot do."""
+    if issubclass(task, LanguageModelingTask if translates else TranslationTask):
+        arch = "cape_transformer_lm" if translates else "cape_transformer"
+        raise ValueError(f"{task.__name__} is for --arch {arch}: give that, or another --task")
 
 
 def check_options(options: Mapping[str, Any], defaults: FairseqDataclass) -> TokenSettings:

@@ -153,10 +153,7 @@ def settle(cfg: Any, name: str, measure: Callable[[str], Any]) -> None:
 
 
 def checkpoint_options(checkpoint: Any) -> dict[str, Any]:
-    """The model's options in the checkpoint that fairseq-train will start from; none without one.
-
-    ``checkpoint`` has fairseq's options of checkpoints as attributes.
-    """
+    """The model's options in the checkpoint that fairseq-train will start from, if there is one."""
     path = getattr(checkpoint, "restore_file", None)
     if path == "checkpoint_last.pt":  # fairseq's default, the only name that it looks for there
         path = f"{checkpoint.save_dir}/{path}"

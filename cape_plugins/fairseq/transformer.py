@@ -19,8 +19,6 @@ from fairseq.models.transformer import (
     TransformerModelBase,
 )
 from fairseq.models.transformer_lm import TransformerLanguageModel
-from fairseq.tasks.language_modeling import LanguageModelingTask
-from fairseq.tasks.translation import TranslationTask
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from torch import Tensor, nn
@@ -34,6 +32,7 @@ from cape_plugins.fairseq.checks import (
     check_training,
     flag,
     one_line,
+    refuse_other_task,
 )
 from cape_plugins.fairseq.config import (
     CapeTransformerConfig,
@@ -227,18 +226,13 @@ class CapeModel:
         """
         if not OmegaConf.is_config(cfg):
             cfg = OmegaConf.create({"model": OmegaConf.structured(cfg)}).model
+        refuse_other_task(type(task), translates="encoder_layers" in cfg)
         options = plain_options(cfg)
         # fairseq-hydra-train has no earlier place. Where a model is built to generate, its options
         # name the folder of its training, which may hold another one by now.
         if HydraConfig.initialized() and HydraConfig.get().job.name == "hydra_train":
             whole = cfg._get_parent()
             check_training(options, whole.checkpoint, whole.optimizer or {}, cls.config())
-        translates = "encoder_layers" in options
-        if isinstance(task, LanguageModelingTask if translates else TranslationTask):
-            arch = "cape_transformer_lm" if translates else "cape_transformer"
-            raise ValueError(
-                f"a {type(task).__name__} is for --arch {arch}: give another of the two"
-            )
         settings = check_options(options, cls.config())
         if options.get("source_scale") == 0 and settings.takes("source_scale"):
             settle(cfg, "source_scale", lambda split: count_source_scale(task, split))

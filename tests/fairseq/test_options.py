@@ -11,8 +11,7 @@ pytest.importorskip("fairseq")
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
-from fairseq.tasks.language_modeling import LanguageModelingTask
-from fairseq.tasks.translation import TranslationTask
+from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 
 import cape_plugins.fairseq
 from cape_plugins.fairseq.config import CapeTransformerConfig, TokenSettings
@@ -47,10 +46,11 @@ WRONG = [
 ]
 
 
-def parse(*arguments, arch="cape_transformer_tiny", parser=None):
+def parse(*arguments, arch="cape_transformer_tiny", parser=None, task=None):
     """The command line of fairseq-train, on data that does not exist."""
-    parser = parser or options.get_training_parser()
-    return options.parse_args_and_arch(parser, ["/nowhere", "--arch", arch, *arguments])
+    task = task or ("language_modeling" if arch.endswith("lm") else "translation")
+    arguments = ["/nowhere", "--arch", arch, "--task", task, *arguments]
+    return options.parse_args_and_arch(parser or options.get_training_parser(), arguments)
 
 
 def parsed_model(*arguments, **arch):
@@ -74,11 +74,10 @@ STOCK = {
 
 @pytest.mark.parametrize(("ours", "stock"), STOCK.items())
 def test_architectures_have_the_values_of_their_stock_namesakes(ours, stock):
-    task = ["--task", "language_modeling"] if stock == "transformer_lm" else []
-    expected = vars(parse(*task, arch=stock))
+    expected = vars(parse(arch=stock))
     if stock == "transformer_lm":  # a dataclass, unlike fairseq's other Transformer
-        expected = dict(parsed_model(*task, arch=stock))
-    model = parsed_model(*task, arch=ours)
+        expected = dict(parsed_model(arch=stock))
+    model = parsed_model(arch=ours)
     shared = set(expected) & set(model)
     assert len(shared) >= 40
     # elsewhere it leaves None where ours has the default
@@ -173,13 +172,13 @@ def test_wrong_values_fail_without_a_command_line_too(build):
         build("sinpos", max_global_shift=10)
 
 
-def test_a_task_of_the_other_model_names_that_model(build, build_lm):
-    other = TranslationTask.__new__(TranslationTask)
-    with pytest.raises(ValueError, match="a TranslationTask is for --arch cape_transformer:"):
-        build_lm(task=other)
-    other = LanguageModelingTask.__new__(LanguageModelingTask)
-    with pytest.raises(ValueError, match=r"a LanguageModelingTask is for .* cape_transformer_lm"):
-        build(task=other)
+def test_a_task_of_the_other_model_names_that_model(dictionary, build):
+    message = "TranslationTask is for --arch cape_transformer:"  # fairseq's default task
+    assert_refused(message, arch="cape_transformer_lm", task="translation")
+    message = "LanguageModelingTask is for --arch cape_transformer_lm:"
+    assert_refused(message, task="language_modeling")
+    with pytest.raises(ValueError, match=message):  # as from a YAML
+        build(task=LanguageModelingTask(LanguageModelingConfig(), dictionary))
 
 
 def test_options_have_the_defaults_of_the_paper():
