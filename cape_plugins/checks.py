@@ -49,7 +49,9 @@ def check_values(values: Tensor, ok: Callable[[], Tensor], rule: str) -> None:
     Raises:
         ValueError: a value on the CPU breaks the rule.
     """
-    if not _is_eager(values):
+    # torch.func's tensors (vmap, grad) have no values that one may read, nor have fake ones
+    transformed = torch._C._functorch.is_functorch_wrapped_tensor
+    if is_traced() or type(values) is not Tensor or transformed(values):
         return
     if values.device.type == "cuda":
         torch._assert_async(ok().all(), rule)
@@ -63,18 +65,8 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
-def _is_eager(tensor: Tensor) -> bool:
-    # torch.func's tensors (vmap, grad) have no values that one may read, nor have fake ones
-    transformed = torch._C._functorch.is_functorch_wrapped_tensor
-    return not is_traced() and not transformed(tensor) and type(tensor) is Tensor
-
-
 def check_positions(positions: Tensor) -> None:
-    """Check that positions are real numbers, finite or NaN.
-
-    Raises:
-        ValueError: they are complex or infinite (on CUDA: :func:`check_values`).
-    """
+    """Raise ValueError unless positions are real, finite or NaN (on CUDA: :func:`check_values`)."""
     if positions.is_complex():
         raise ValueError(f"positions must be real numbers, got {positions.dtype}")
     rule = "positions must be finite, or NaN for padding"

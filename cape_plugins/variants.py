@@ -121,36 +121,34 @@ def refuse_options(
     """Refuse what the variant does not take.
 
     Args:
-        pos: the variant.
+        pos, axes: the variant, and 1 for sequences, 2 for images, whose variants are named.
         given: option → value. Those that no variant takes are not this function's business.
         defaults: option → value that counts as not given.
         spell: writes an option's name as the host's users type it.
-        axes: 1 for sequences, 2 for images: whose variants are named.
 
     Raises:
         ValueError: an option that the variant does not take differs from its default.
     """
-    takers = {name: VARIANTS[name].taken(axes) for name in names(axes)}
     every = frozenset[str]().union(*(variant.options for variant in VARIANTS.values()))
     taken = get(pos).taken(axes)
     for name in sorted((every - taken) & given.keys()):
         if given[name] != defaults.get(name):
+            takers = ", ".join(each for each in names(axes) if name in get(each).taken(axes))
             allowed = ", ".join(spell(n) for n in sorted(taken & given.keys())) or "none of these"
             if name in get(pos).only_in_images:
                 allowed += f" ({spell(name)} changes no distance between tokens, which is all that "
                 allowed += f"{pos} sees in sequences)"
             raise ValueError(
-                f"{spell(name)} = {given[name]!r} is for "
-                f"{', '.join(n for n in takers if name in takers[n])}; {pos} takes {allowed}: "
+                f"{spell(name)} = {given[name]!r} is for {takers}; {pos} takes {allowed}: "
                 "leave it out, or choose another variant"
             )
 
 
 def augmentation(pos: str, options: Mapping[str, Any]) -> Identity:
     """What the variant makes of positions, built of those options (name → value) that it takes."""
-    variant = get(pos)
-    fields = {field.name for field in dataclasses.fields(variant.augment)} & variant.options
-    return variant.augment(**{name: options[name] for name in fields & options.keys()})
+    kind = get(pos).augment
+    fields = {field.name for field in dataclasses.fields(kind)} & get(pos).options
+    return kind(**{name: options[name] for name in fields & options.keys()})
 
 
 def attention_layers(
@@ -158,8 +156,7 @@ def attention_layers(
 ) -> list[PositionalAttention | None]:
     """What sits in the self-attention of each layer; None is the host's own attention.
 
-    ``logn`` is N_train of :func:`cape_plugins.logn.scale_queries`; where it is not 0, every layer
-    has a :class:`PositionalAttention`.
+    Where ``logn`` (:class:`PositionalAttention`) is not 0, no layer has the host's own.
 
     Raises:
         ValueError: unknown variant, or settings that it cannot serve.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cape_plugins import PositionalEmbedding, variants
-from cape_plugins.attention import AttentionSettings, PositionalAttention, RelativeAttention
+from cape_plugins.attention import AttentionSettings, RelativeAttention
 
 SIZES = AttentionSettings(head_dim=4, heads=2, context=3)
 
@@ -60,19 +60,6 @@ def test_relpos_sits_in_every_layer_and_relpos_first_in_the_first():
     assert layers("cape") == layers("nopos") == [False, False, False]
     first, second, _ = variants.attention_layers("relpos", 3, SIZES)
     assert not torch.equal(first.keys, second.keys)  # a table for each layer
-
-
-@pytest.mark.parametrize("axes", [1, 2])
-def test_every_class_gets_the_settings_and_prepares_for_all_layers(axes):
-    sizes = AttentionSettings(head_dim=4, heads=2, axes=axes, context=3)
-    positions = torch.rand(1, 5, *([2] if axes == 2 else []))
-    for pos in variants.names(axes):
-        prepared = variants.prepare(pos, positions, sizes)
-        assert (prepared is None) == (variants.get(pos).attention is None)
-        assert prepared is None or prepared.shape[:2] == (1, 5)
-        for layer in variants.attention_layers(pos, 2, sizes, logn=10):
-            assert isinstance(layer, PositionalAttention)
-            assert layer(*torch.randn(3, 2, 2, 5, 4), prepared)[0].isfinite().all()
 
 
 def test_the_settings_reach_relative_attention():
