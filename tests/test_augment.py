@@ -120,9 +120,9 @@ def test_positions_and_draws_that_do_not_fit_say_which_shape_is_needed():
     with pytest.raises(ValueError, match=r"must be finite.* got inf at index \[0, 1\]"):
         Augmentation().apply(torch.tensor([[0.0, math.inf]]))
     draw = Augmentation().draw(2)
-    for given in (draw._replace(shift=torch.zeros(2, 2)), draw._replace(scale=torch.ones(3))):
+    for other in (draw._replace(shift=torch.zeros(2, 2)), draw._replace(scale=torch.ones(3))):
         with pytest.raises(ValueError, match=r"shift \(2, 1\) and scale \(2,\), got \(2, ."):
-            Augmentation().apply(torch.zeros(2, 3), given)
+            Augmentation().apply(torch.zeros(2, 3), other)
     three_axes = Augmentation(max_local_shift=(1.0, 1.0, 1.0))
     with pytest.raises(ValueError, match="holds 3 values"):
         three_axes.apply(torch.zeros(2, 3, 2), three_axes.draw(2, 2))
