@@ -19,8 +19,8 @@ import timm
 import torch
 from timm import layers
 from timm.layers.pos_embed_sincos import make_coords_dinov3
-from timm.models import PretrainedCfg, generate_default_cfgs, list_models, model_entrypoint
 from timm.models import eva as timm_eva
+from timm.models import generate_default_cfgs, list_models, model_entrypoint
 from torch import Tensor, nn
 
 from cape_plugins.augment import Augmentation
@@ -97,14 +97,13 @@ class CoordinateAugmentation(nn.Module):
     def __init__(self, settings: ImageSettings) -> None:
         super().__init__()
         self.settings = settings
+        shift, scale = settings.max_global_shift, settings.max_global_scale
         # not centred: the whole image is, and the patches that patch_drop_rate keeps need not be
-        self.augmentation = Augmentation(
-            settings.max_global_shift, 0.0, settings.max_global_scale, mean_normalize=False
-        )
+        self.augmentation = Augmentation(shift, 0.0, scale, mean_normalize=False)
 
     def forward(self, coords: Tensor, batch: int, height: int, width: int) -> Tensor:
         """(1 or B, N, 2) → (B, N, 2), for each of B images by itself; ε: half a patch or as set."""
-        local: Any = self.settings.max_local_shift or (1 / height, 1 / width)
+        local = self.settings.max_local_shift or (1 / height, 1 / width)
         return self.augmentation.in_training(coords, batch, max_local_shift=local)
 
 
@@ -119,7 +118,7 @@ class EvaCape(timm_eva.Eva):
 
     Raises:
         ValueError: an option is out of range; the model's positions are not rotary of a kind that
-            we know (``cat``, ``dinov3``, ``mixed``); timm augments coordinates too.
+            we know; timm augments coordinates too.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -131,8 +130,7 @@ class EvaCape(timm_eva.Eva):
                 f"CAPE augments rotary positions (cat, dinov3, mixed), this model has {kind} "
                 "(use_rot_pos_emb, rope_type): choose another one"
             )
-        timms = ", ".join(f"{n}={kwargs[n]}" for n in _TIMMS if kwargs.get(n) is not None)
-        if timms:
+        if timms := ", ".join(f"{n}={kwargs[n]}" for n in _TIMMS if kwargs.get(n) is not None):
             raise ValueError(f"{timms} augments what CAPE augments: leave it out or use timm's own")
         super().__init__(**kwargs)
         self.rope = take_over(_KINDS[kind], self.rope)
@@ -184,22 +182,21 @@ def _create(name: str, pretrained: bool, use_naflex: bool | None = None, **kwarg
     return build(EvaCape, timm_eva.checkpoint_filter_fn, name, pretrained, **kwargs)
 
 
-def _cfgs(name: str, stock: str) -> dict[str, PretrainedCfg]:
-    """What timm knows of its pretrained weights, under our name."""
-    cfgs, default = {}, timm_eva.default_cfgs[stock]
-    for tag in default.tags:
-        cfg, suffix = default.cfgs[tag], f".{tag}" if tag else ""
-        # timm would complete "timm/" with our name
-        hub = f"timm/{stock}{suffix}" if cfg.hf_hub_id == "timm/" else cfg.hf_hub_id
-        cfgs[name + suffix] = replace(cfg, hf_hub_id=hub)
+def _cfgs() -> dict[str, Any]:
+    """What timm knows of its pretrained weights, under our names."""
+    cfgs = {}
+    for name, stock in _TWINS.items():
+        for tag, cfg in timm_eva.default_cfgs[stock].cfgs.items():
+            suffix = f".{tag}" if tag else ""
+            # timm would complete "timm/" with our name
+            hub = f"timm/{stock}{suffix}" if cfg.hf_hub_id == "timm/" else cfg.hf_hub_id
+            cfgs[name + suffix] = replace(cfg, hf_hub_id=hub)
     return cfgs
 
 
 _STOCK = {stock: _arguments(stock) for stock in list_models(module="eva")}
 _TWINS = _twins()
-default_cfgs = generate_default_cfgs(
-    {tagged: cfg for twin in _TWINS.items() for tagged, cfg in _cfgs(*twin).items()}
-)
+default_cfgs = generate_default_cfgs(_cfgs())
 # Sapiens2's arguments have timm's augmentation: ours takes its place
 models = {name: _STOCK[stock] | dict.fromkeys(_TIMMS) for name, stock in _TWINS.items()}
 register_models(__name__, _create, models)

@@ -55,26 +55,6 @@ def test_a_saved_model_comes_back_by_local_dir(create, images, host, variant, op
     assert again.train()(x).isfinite().all()
 
 
-def test_a_model_comes_back_from_a_hub(create, images, monkeypatch, tmp_path):
-    """The hub's files are in its cache already, as there may be no network here."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    repository, commit = tmp_path / "models--us--cape", "0" * 40
-    model = create("cape_rope", depth=1).eval()
-    timm.models.save_for_hf(model, str(repository / "snapshots" / commit), model_args={"depth": 1})
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(commit)
-    again = timm.create_model("hf-hub:us/cape", pretrained=True).eval()
-    x = images(1, 3, 96, 64)
-    assert torch.equal(again(x), model(x))
-
-
-def test_a_checkpoint_of_one_image_size_serves_another(create, images, tmp_path):
-    path = save(create(img_size=224), tmp_path / "224.pth")
-    model = create(img_size=384, checkpoint_path=str(path))
-    assert model(images(1, 3, 384, 384)).shape == (1, 10)
-
-
 @pytest.mark.parametrize("how", ["--pretrained", "--initial-checkpoint"])
 @pytest.mark.parametrize(
     "variant", ["nopos", "sinpos", "cape_low", "ropepos", "cape_rope", "alibi"]

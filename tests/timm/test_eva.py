@@ -276,14 +276,20 @@ def test_weights_travel_by_folder_and_by_file(kind, tmp_path):
         (dict(max_global_shift=-1), "max_global_shift.*-1"),
         (dict(max_local_shift=(0.1, 0.1, 0.1)), "max_local_shift.*height, width"),
         (dict(use_naflex=True), "cannot be a NaFlexVit"),
-        (dict(use_naflex=None), "TIMM_USE_NAFLEX"),
         (dict(max_shift=1), "max_shift"),
     ],
 )
 def test_refusals_come_before_anything_is_built(options, words, monkeypatch):
     monkeypatch.setattr(nn.Module, "__init__", None)
-    if options.get("use_naflex", 0) is None:
-        monkeypatch.setenv("TIMM_USE_NAFLEX", "1")
     with pytest.raises(TypeError if "max_shift" in options else ValueError, match=words) as error:
         timm.create_model("vit_base_patch16_sapiens2_cape", **options)
     assert "\n" not in str(error.value)
+
+
+def test_where_the_environment_asks_for_a_naflexvit_it_is_refused_unless_the_call_does_not(
+    monkeypatch,
+):
+    monkeypatch.setenv("TIMM_USE_NAFLEX", "1")
+    with pytest.raises(ValueError, match="TIMM_USE_NAFLEX"):
+        create("dinov3")
+    assert isinstance(create("dinov3", use_naflex=False), eva.EvaCape)
