@@ -60,17 +60,12 @@ class PositionalAttention(nn.Module):
     layer as an argument. Queries are the last of the keys: all of them in an encoder, one in
     step-by-step decoding.
 
-    Attributes:
-        settings: the host's; the base class needs none.
-        logn: N_train of :func:`cape_plugins.logn.scale_queries`; 0 leaves queries as they are.
-        remembers: names of those settings that no weight shows and no option of a host's, so that
-            checkpoints keep them: a subclass names its own.
-
     Raises:
         ValueError: settings that the variant cannot serve.
     """
 
-    logn: int = 0
+    logn: int = 0  #: N_train of :func:`cape_plugins.logn.scale_queries`; 0: queries stay as given
+    #: settings that neither a weight nor a host's option shows, so that checkpoints keep them
     remembers: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, settings: AttentionSettings | None = None) -> None:
@@ -201,8 +196,7 @@ def merge_bias(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> 
 class RelativeAttention(PositionalAttention):
     """Learnable vectors for how far, in tokens, each key is from the query.
 
-    Attributes:
-        keys: (2 · context + 1, head_dim), uniform in ± 0.1 at first (authors).
+    ``keys`` are (2 · context + 1, head_dim), uniform in ± 0.1 at first (authors).
     """
 
     def __init__(self, settings: AttentionSettings) -> None:

@@ -122,16 +122,14 @@ class Augmentation(Identity):
             ValueError: positions are infinite or of another shape, or as
                 :meth:`Identity.in_training`.
         """
-        if positions.ndim not in (2, 3):
-            raise ValueError(
-                f"positions must be (B, N) or (B, N, axes), got shape {tuple(positions.shape)}"
-            )
+        shape = positions.shape
+        if len(shape) not in (2, 3):
+            raise ValueError(f"positions must be (B, N) or (B, N, axes), got shape {tuple(shape)}")
         check_positions(positions)
-        moved = with_axes(positions)  # (B, N, axes)
+        wide = with_axes(positions)  # (B, N, axes)
         if draw is None:
-            return self.in_evaluation(moved).reshape(positions.shape)
-        moved = self.in_training(moved, len(moved), draw, generator=generator)
-        return moved.reshape(positions.shape)
+            return self.in_evaluation(wide).reshape(shape)
+        return self.in_training(wide, len(wide), draw, generator=generator).reshape(shape)
 
     def in_training(
         self,

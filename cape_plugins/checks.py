@@ -34,17 +34,12 @@ def is_number(value: Any) -> bool:
 
 
 def check_values(values: Tensor, ok: Callable[[], Tensor], rule: str) -> None:
-    """Check all values of a tensor.
+    """Check a tensor: ``ok`` makes a bool tensor of its shape, True where a value keeps the rule.
 
     On CUDA the check does not wait for the device. There a broken rule ends the process with
     "device-side assert triggered", at a later call, as every error on a GPU does;
     ``CUDA_LAUNCH_BLOCKING=1`` shows the call. Code that is compiled, traced or transformed by
-    torch.func is not checked.
-
-    Args:
-        values: of any shape.
-        ok: makes a bool tensor of that shape, True where a value keeps the rule.
-        rule: says in words what is allowed.
+    torch.func is not checked. ``rule`` says in words what is allowed.
 
     Raises:
         ValueError: a value on the CPU breaks the rule.

@@ -3,7 +3,6 @@
 A model of one's own calls :class:`PositionalEmbedding` before its first layer. The hosts call its
 two halves, ``augment`` and ``add``, because their attention reads the augmented positions too. It
 has no buffer: frequencies are computed anew, so ``.half()`` and ``.to_empty()`` leave them alone.
-The only state is the table of ``abspos``.
 
     >>> position = PositionalEmbedding(512, "cape", max_global_shift=5.0, max_local_shift=0.5)
     >>> x = position(content, token_positions(lengths, content.shape[1]))    # (B, N, 512)
@@ -25,14 +24,12 @@ from cape_plugins.positions import Generator, with_axes
 class PositionalEmbedding(nn.Module):
     """Adds positions to the tokens of a sequence or the patches of an image.
 
-    - ``nopos`` adds nothing, and neither do the variants that sit in self-attention, such as
-      ``rope``: of these it only augments the positions.
-    - ``abspos`` adds learnable vectors, looked up by the position rounded to the nearest integer:
-      give it indices (tokens, frames), not seconds.
-    - ``sinpos`` adds sinusoids of the positions as given.
-    - ``cape`` adds sinusoids of positions that are centred and, in training, shifted and scaled.
-    - ``random`` adds sinusoids of sorted random positions in training, and in evaluation of the
-      mean of such draws (:class:`cape_plugins.random_positions.RandomPositions`).
+    ``sinpos`` adds sinusoids of the positions as given, ``cape`` of positions that are centred and,
+    in training, shifted and scaled, ``random`` of sorted random positions, in evaluation of their
+    mean (:class:`cape_plugins.random_positions.RandomPositions`). ``abspos`` adds learnable
+    vectors, looked up by the position rounded to the nearest integer: give it indices (tokens,
+    frames), not seconds. ``nopos`` adds nothing, and neither do the variants that sit in
+    self-attention, such as ``rope``: of these it only augments the positions.
 
     Args:
         dim: channels; an even number where sinusoids are added.
@@ -136,10 +133,8 @@ class PositionalEmbedding(nn.Module):
                 below 0 or not finite (on CUDA: :func:`cape_plugins.checks.check_values`).
         """
         if content.ndim != 3 or content.shape[2] != self.dim or not content.is_floating_point():
-            raise ValueError(
-                f"content must be (B, N, {self.dim}) of a float dtype, got shape "
-                f"{list(content.shape)} of {content.dtype}"
-            )
+            got = f"shape {list(content.shape)} of {content.dtype}"
+            raise ValueError(f"content must be (B, N, {self.dim}) of a float dtype, got {got}")
         batch, length, _ = content.shape
         wanted = (length, 2) if self.axes == 2 else (length,)
         if positions.shape[1:] != wanted or positions.shape[0] not in (1, batch):

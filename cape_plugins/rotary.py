@@ -60,10 +60,9 @@ class RotaryAttention(PositionalAttention):
 class MixedRotaryAttention(PositionalAttention):
     """The same on a plane, each head and layer with learnable frequencies along both axes.
 
-    Attributes:
-        frequencies: (2, heads, head_dim / 2), along the height and the width, in units of 2π
-            radians per unit of position. At first half of each head's lie along a random direction
-            and half across it, as in rope-vit.
+    ``frequencies`` are (2, heads, head_dim / 2), along the height and the width, in units of 2π
+    radians per unit of position. At first half of each head's lie along a random direction and half
+    across it, as in rope-vit.
 
     Raises:
         ValueError: ``head_dim`` is no multiple of 4.

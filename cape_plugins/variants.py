@@ -24,27 +24,16 @@ from cape_plugins.rotary import MixedRotaryAttention, RotaryAttention
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to tell a Transformer where its tokens are.
+    """A way to tell a Transformer where its tokens are."""
 
-    Attributes:
-        number: stands in checkpoints for the name; only ever append.
-        adds: to the content at the input: nothing, rows of a learnable table, or sinusoids.
-        augment: what becomes of positions before their sinusoids and before attention.
-        attention: what sits in self-attention; None is the host's own attention.
-        first_layer_only: whether ``attention`` sits in the first layer only.
-        axes: numbers of axes that its positions may have: 1 in sequences, 2 in images.
-        options: the options that it takes, the core's and the hosts'.
-        only_in_images: options that change nothing in sequences, which refuse them.
-    """
-
-    number: int
-    adds: Literal["nothing", "table", "sinusoid"]
-    augment: type[Identity] = Identity
-    attention: type[PositionalAttention] | None = None
-    first_layer_only: bool = False
-    axes: tuple[int, ...] = (1, 2)
-    options: frozenset[str] = frozenset()
-    only_in_images: frozenset[str] = frozenset()
+    number: int  #: stands in checkpoints for the name; only ever append
+    adds: Literal["nothing", "table", "sinusoid"]  #: to the content at the input
+    augment: type[Identity] = Identity  #: of positions, before sinusoids and attention see them
+    attention: type[PositionalAttention] | None = None  #: in self-attention; None: the host's own
+    first_layer_only: bool = False  #: whether ``attention`` sits in the first layer only
+    axes: tuple[int, ...] = (1, 2)  #: that its positions may have: 1 in sequences, 2 in images
+    options: frozenset[str] = frozenset()  #: that it takes, the core's and the hosts'
+    only_in_images: frozenset[str] = frozenset()  #: options that sequences refuse: no effect there
 
     def taken(self, axes: int) -> frozenset[str]:
         """The options that it takes in sequences (1 axis) or images (2 axes)."""

@@ -28,7 +28,6 @@ NAN = math.nan
 PAPER = dict(max_global_shift=5.0, max_local_shift=0.5, max_global_scale=1.4)
 EACH = [(1, pos) for pos in ("nopos", "abspos", "sinpos", "cape", "random")]
 EACH += [(2, pos) for pos in ("nopos", "sinpos", "cape", "random")]
-HALF_ULP = {torch.float64: 0.0, torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2**-8}
 
 
 def build(pos: str, axes: int = 1, dim: int = 8, **options) -> PositionalEmbedding:
@@ -44,11 +43,6 @@ def where(axes: int, *lengths: int) -> torch.Tensor:
     """(B, 6[, 2]) positions, NaN beyond each length."""
     tokens = token_positions(list(lengths) or [6], 6)
     return tokens if axes == 1 else patch_grid(2, 3) + 0 * tokens[..., None]
-
-
-def wide(positions: torch.Tensor, dim: int, scale: float = 1.0) -> torch.Tensor:
-    embed = sinusoid_2d if positions.ndim == 3 else sinusoid_1d
-    return embed(positions.double(), dim, frequency_scale=scale)
 
 
 # What each variant adds
@@ -113,21 +107,6 @@ def test_only_abspos_has_state_and_no_variant_a_buffer():
             assert not list(module.buffers())
 
 
-@pytest.mark.parametrize(("axes", "scale"), [(1, 30.0), (2, 0.2)])
-def test_frequency_scale_is_the_same_as_other_positions_and_shifts(axes, scale):
-    content, positions = torch.zeros(2, 6, 8), where(axes)
-    shifts = dict(max_global_shift=0.5, max_local_shift=0.1)
-    low = PositionalEmbedding(8, "cape", axes=axes, frequency_scale=scale, **shifts)
-    scaled = {name: scale * value for name, value in shifts.items()}
-    near = PositionalEmbedding(8, "cape", axes=axes, **scaled)
-    torch.testing.assert_close(
-        low(content, positions, generator=seeded()),
-        near(content, positions * scale, generator=seeded()),
-        atol=2e-5,
-        rtol=0,
-    )
-
-
 def test_base_and_print_are_those_of_the_settings():
     module = PositionalEmbedding(8, "sinpos", base=100.0, frequency_scale=2.0)
     expected = sinusoid_1d(torch.arange(6.0)[None], 8, base=100.0, frequency_scale=2.0)
@@ -149,13 +128,6 @@ def test_training_augments_each_sample_by_itself_and_a_generator_repeats_it(pos,
     assert not torch.equal(out, module(content, positions, generator=seeded(1)))
     assert torch.equal(torch.get_rng_state(), state)  # the global one is left alone
     assert not torch.equal(module(content, positions), module(content, positions))
-
-
-@pytest.mark.parametrize(("axes", "pos"), EACH)
-def test_evaluation_is_deterministic_whatever_is_drawn(axes, pos):
-    module, content, positions = build(pos, axes).eval(), torch.randn(2, 6, 8), where(axes, 6, 4)
-    draw = Draw(torch.ones(2, axes), torch.full((2,), 1.2))
-    assert torch.equal(module(content, positions), module(content, positions, draw))
 
 
 def test_only_cape_draws_what_sequences_share_and_only_in_training():
@@ -193,55 +165,36 @@ def test_adding_at_the_augmented_positions_is_what_forward_does(axes, pos, train
 # Numerics
 
 
-def half_ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    exponent = torch.frexp(values.abs().clamp(min=torch.finfo(dtype).tiny)).exponent - 1
-    return torch.exp2(exponent.double()) * (torch.finfo(dtype).eps / 2)
-
-
 @pytest.mark.parametrize(
-    ("positions", "scale", "tolerance"),
+    ("positions", "scale"),
     [
-        pytest.param(frame_times([120_000], 0.03, dtype=torch.float64), 30.0, 2e-7, id="an hour"),
-        pytest.param(frame_times([120_000], 0.03), 30.0, 2e-7, id="an hour in float32"),
-        pytest.param(torch.rand(3, 40) * 1e5, 1.0, 2e-7, id="1e5 tokens"),
-        pytest.param(torch.rand(1, 50, dtype=torch.float64) * 1e7, 1.0, 2e-7, id="1e7 tokens"),
-        pytest.param(torch.rand(3, 40, 2) * 6 - 3, 1.0, 2e-7, id="patches"),
-        pytest.param(torch.rand(3, 40, 2) * 6 - 3, 0.2, 2e-7, id="slow patches"),
+        pytest.param(frame_times([120_000], 0.03, dtype=torch.float64), 30.0, id="an hour"),
+        pytest.param(frame_times([120_000], 0.03), 30.0, id="an hour in float32"),
+        pytest.param(torch.rand(1, 50, dtype=torch.float64) * 1e7, 1.0, id="1e7 tokens"),
+        pytest.param(torch.rand(3, 40, 2) * 6 - 3, 0.2, id="patches"),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_far_positions_are_as_accurate_as_near_ones(positions, scale, tolerance, dtype):
+def test_far_positions_are_as_accurate_as_near_ones(positions, scale, dtype):
     axes = positions.ndim - 1
     module = PositionalEmbedding(64, "sinpos", axes=axes, frequency_scale=scale)
     out = module(torch.zeros(*positions.shape[:2], 64, dtype=dtype), positions)
     assert out.dtype == dtype
-    error = (out.double() - wide(positions, 64, scale)).abs().max()
-    assert error <= tolerance + HALF_ULP[dtype] / 2
-
-
-LONG = [
-    pytest.param(token_positions([4_000]), 1.0, 1e-3, id="4000-tokens"),
-    pytest.param(frame_times([120_000], 0.03), 30.0, 1.5e-2, id="3600-s"),
-    pytest.param(patch_grid(40, 30)[None], 1.0, 1e-4, id="patches"),
-]
+    embed = sinusoid_2d if axes == 2 else sinusoid_1d
+    expected = embed(positions.double(), 64, frequency_scale=scale)
+    assert (out.double() - expected).abs().max() <= 1.7e-7 + torch.finfo(dtype).eps / 4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("pos", ["sinpos", "cape"])
-@pytest.mark.parametrize(("positions", "scale", "tolerance"), LONG)
-def test_half_precision_costs_one_rounding(positions, scale, tolerance, pos, dtype):
-    """Under autocast and in a module that was cast; the tolerance is of centring in float32."""
-    axes = positions.ndim - 1
-    module = PositionalEmbedding(16, pos, axes=axes, frequency_scale=scale).eval()
-    content = torch.randn(1, positions.shape[1], 16, generator=seeded()).to(dtype)
-    expected = copy.deepcopy(module).double()(content.double(), positions.double())
+@pytest.mark.parametrize(("axes", "pos"), EACH)
+def test_half_precision_costs_one_rounding(axes, pos, dtype):
+    """Under autocast and in a module that was cast, whose table, where it has one, is rounded."""
+    module, positions = build(pos, axes).to(dtype).eval(), 1.0 + 1000 * where(axes, 6, 4)
+    content = torch.randn(2, 6, 8, generator=seeded()).to(dtype)
+    expected = copy.deepcopy(module).float()(content.float(), positions).to(dtype)
+    assert torch.equal(module(content, positions), expected)
     with torch.autocast("cpu", dtype):
-        out = module(content, positions)
-    assert torch.equal(module.to(dtype)(content, positions), out)
-    assert out.dtype == dtype
-    error = (out.double() - expected).abs()
-    # the rounding is that of the value before it, which is the expected one within tolerance
-    assert (error - half_ulp(expected.abs() + tolerance, dtype)).max() < tolerance
+        assert torch.equal(module.float()(content, positions), expected)
 
 
 def test_float64_content_has_its_embedding_in_float64():
@@ -416,11 +369,8 @@ def test_an_exported_model_takes_any_size(axes, pos):
         (dict(pos="abspos"), "abspos needs max_length"),
         (dict(pos="random", random_range=(1.0, 1.0)), "random_range must be"),
         # what the variant does not take
-        (dict(pos="nopos", max_global_scale=1.5), "max_global_scale = 1.5 is for cape, cape_rope"),
-        (dict(pos="cape", random_range=(0.0, 2.0)), "random_range = .* is for random, random_rope"),
         (dict(pos="sinpos", max_length=9), "max_length = 9 is for abspos; sinpos takes"),
         (dict(pos="cape", spread=False), "spread = False is for random"),
-        (dict(pos="rope", mean_normalize=False), "mean_normalize = False is for cape"),
         (dict(pos="alibi", base=100.0), "base = 100.0 is for sinpos, cape, random; alibi takes"),
     ],
 )

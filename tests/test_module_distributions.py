@@ -131,10 +131,3 @@ def test_the_axes_of_an_image_share_a_log_uniform_global_scale():
     scale = moved(plane(2, 2), 4000, max_global_scale=1.4) / plane(2, 2)
     torch.testing.assert_close(scale, scale[:, :1, :1].expand_as(scale), atol=1e-4, rtol=0)
     assert_uniform(scale[:, 0, 0].log(), math.log(1.4))
-
-
-@pytest.mark.parametrize("extent", [0.5, 1.0, 2.0])
-def test_neighbouring_patches_keep_their_order_at_every_extent(extent):
-    grid = patch_grid(14, 1, extent=extent)[None]
-    out = moved(grid, 500, local=(extent / 14, extent))
-    assert (out[..., 0].diff(dim=1) > 0).all()

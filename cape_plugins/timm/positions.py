@@ -24,16 +24,12 @@ class ImageSettings(PositionSettings):
     """The options about positions; each axis of an image runs from -1 to 1 (section 4.1).
 
     Attributes:
-        pos: a variant for images of :mod:`cape_plugins.variants`.
-        max_global_shift: Δ of each axis is uniform in ± this; 0.5 as in the paper.
-        max_local_shift: ε is uniform in ± this, one number or (height, width). None: extent / N
-            per axis, N patches along it, as in the paper, so that neighbours keep their order.
-        max_global_scale: λ is log-uniform in [1 / this, this]; 1.4 as in the paper.
+        max_global_shift, max_global_scale: of Δ on each axis and of λ; 0.5, 1.4 as in the paper.
+        max_local_shift: of ε, one number or (height, width). None: extent / N per axis, N patches
+            along it, as in the paper, so that neighbours keep their order.
         extent: the paper's γ (Table 6): axes run from -extent to extent; 1 in training.
-        frequency_scale: multiplies all frequencies; 1 in the paper, 0.1 in models ``…_low_…``.
-        attention_logn: multiply the logits of self-attention by log N / log of this, N the tokens
-            that a query sees, class token and registers among them; this is N in training (197 at
-            224 pixels). None or 0: off, as in the paper.
+        frequency_scale: 1 in the paper, 0.1 in models ``…_low_…``.
+        attention_logn: N in training, with class token and registers: 197 at 224 pixels.
 
     Raises:
         ValueError: a value is out of range, whatever the variant, or the variant does not take it.

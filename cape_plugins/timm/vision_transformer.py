@@ -1,8 +1,7 @@
 """ViT with positions computed from the patch grid: nopos, sinpos and CAPE, at any image size.
 
-Paper: CAPE: Encoding Relative Positions with Continuous Augmented Positional Embeddings,
-https://arxiv.org/abs/2106.03143, section 4.1. Its abspos is timm's own ``vit_*``/``deit_*``; its
-ablations are options: max_global_scale=1 (λ), max_global_shift=0 (Δ), max_local_shift=0 (ε).
+Paper: https://arxiv.org/abs/2106.03143, section 4.1. Its abspos is timm's own ``vit_*``/``deit_*``;
+its ablations are options: max_global_scale=1 (λ), max_global_shift=0 (Δ), max_local_shift=0 (ε).
 
     >>> timm.create_model("vit_small_patch16_cape_224", max_global_scale=1.2)
 """

@@ -176,7 +176,7 @@ def test_timms_use_naflex_gives_what_the_vit_gives(create, load, several, batch,
 def test_use_naflex_takes_the_options_of_a_vit_and_comes_before_the_environment(
     create, monkeypatch
 ):
-    options = dict(global_pool="avg", class_token=False, init_values=1e-4, dynamic_img_size=True)
+    options = dict(global_pool="max", class_token=False, init_values=1e-4, dynamic_img_size=True)
     model = create(use_naflex=True, max_global_scale=1.2, **options)
     assert model.embeds.position.settings.max_global_scale == 1.2
     assert isinstance(model.fc_norm, torch.nn.LayerNorm)
