@@ -55,10 +55,8 @@ def token_positions(
     if lengths.numel() == 0:
         lengths = lengths.long()  # as_tensor([]) is a float
     if lengths.ndim != 1 or lengths.is_floating_point() or lengths.dtype == torch.bool:
-        raise ValueError(
-            f"lengths must be a (B,) tensor of integers, got shape {tuple(lengths.shape)} "
-            f"of {lengths.dtype}"
-        )
+        got = f"shape {tuple(lengths.shape)} of {lengths.dtype}"
+        raise ValueError(f"lengths must be a (B,) tensor of integers, got {got}")
     if max_length is None:
         max_length = int(lengths.max()) if lengths.numel() else 0
     check_count("max_length", max_length, least=0)

@@ -77,11 +77,7 @@ VARIANTS = {
 
 
 def names(axes: int) -> tuple[str, ...]:
-    """Names of the variants for sequences (1 axis) or images (2 axes).
-
-    Raises:
-        ValueError: there are not 1 or 2 axes.
-    """
+    """Names of the variants for sequences (1 axis) or images (2 axes); else ValueError."""
     if axes not in (1, 2):
         raise ValueError(f"axes must be 1 (sequences) or 2 (images), got {axes!r}")
     return tuple(name for name, variant in VARIANTS.items() if axes in variant.axes)

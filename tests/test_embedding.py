@@ -2,13 +2,11 @@
 
 import copy
 import math
-import re
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._inductor.utils import run_and_get_code
 
 from cape_plugins import (
     Augmentation,
@@ -320,18 +318,6 @@ def test_it_compiles_in_one_graph(axes, pos, training):
         assert out.isfinite().all()
     else:
         torch.testing.assert_close(out, module(content, positions))
-
-
-@pytest.mark.release  # 20 s of inductor's C++
-@pytest.mark.parametrize("axes", [1, 2])
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_inductor_makes_one_kernel_of_content_and_embedding(axes, training):
-    module = PositionalEmbedding(64, "sinpos", axes=axes).train(training)
-    content, positions = torch.randn(4, 6, 64), where(axes, 6, 6, 4, 6)
-    torch._dynamo.reset()
-    out, (code,) = run_and_get_code(torch.compile(module, fullgraph=True), content, positions)
-    torch.testing.assert_close(out, module(content, positions))
-    assert len(set(re.findall(r"\bcpp_fused\w*", code))) == 1
 
 
 @pytest.mark.parametrize(("axes", "pos"), [(1, "cape"), (1, "random"), (2, "sinpos")])
