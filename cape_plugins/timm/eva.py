@@ -56,6 +56,9 @@ class _Mixed(_Rotary, layers.RotaryEmbeddingMixed): ...
 
 
 _KINDS: dict[str | None, type] = {"cat": _Cat, "dinov3": _DinoV3, "mixed": _Mixed}
+# the options of the augmentation: ours, and those of timm's, which draws once for the whole batch
+_OURS = ("max_global_shift", "max_local_shift", "max_global_scale")
+_TIMMS = ("rope_shift_coords", "rope_jitter_coords", "rope_rescale_coords")
 
 
 def _embed(rotary: Any, coords: Tensor, height: int, width: int) -> Any:
@@ -63,18 +66,16 @@ def _embed(rotary: Any, coords: Tensor, height: int, width: int) -> Any:
 
     Mixed: a list of (B, heads, N, 2 · head_dim), one for each block: smaller tensors are faster.
     """
-    mixed, dinov3 = isinstance(rotary, _Mixed), isinstance(rotary, _DinoV3)
-    offset, reference = getattr(rotary, "grid_offset", 0.0), getattr(rotary, "ref_feat_shape", None)
+    dinov3, offset = isinstance(rotary, _DinoV3), getattr(rotary, "grid_offset", 0.0)
+    spans = getattr(rotary, "ref_feat_shape", None) or (height, width)
     own = []  # in the unit that the weights were trained with
-    for axis, patches in enumerate((height, width)):
-        span = reference[axis] if reference else patches
-        if dinov3:  # from -1 to 1 too
-            half, middle = 1.0, 2 * offset / patches
-        else:  # indices of patches, of those of the reference
+    for axis, (patches, span) in enumerate(zip((height, width), spans, strict=True)):
+        half, middle = 1.0, 2 * offset / patches  # from -1 to 1 too
+        if not dinov3:  # indices of patches, of those of the reference
             half, middle = span / 2, (patches / 2 - 0.5 + offset) / patches * span
         own.append(coords[..., axis] * half + middle)
     own = own if rotary.grid_indexing == "ij" else own[::-1]
-    if mixed:
+    if isinstance(rotary, _Mixed):
         x, y = (one[:, None] for one in own)  # (B, 1, N)
         each = (rotary.freqs[:, layer, None] for layer in range(rotary.depth))
         return [layers.get_mixed_freqs(one, x, y, torch.float32) for one in each]
@@ -83,11 +84,6 @@ def _embed(rotary: Any, coords: Tensor, height: int, width: int) -> Any:
     angles = angles.flatten(2)  # (B, N, head_dim / 2): each stands twice in what timm wants
     angles = torch.cat([angles] * 2, -1) if rotary.rotate_half else angles.repeat_interleave(2, -1)
     return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, None]
-
-
-# the options of the augmentation: ours, and those of timm's, which draws once for the whole batch
-_OURS = ("max_global_shift", "max_local_shift", "max_global_scale")
-_TIMMS = ("rope_shift_coords", "rope_jitter_coords", "rope_rescale_coords")
 
 
 @layers.register_notrace_module  # torch.fx cannot trace its checks

@@ -56,9 +56,8 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
 
     def take(self, position: PatchPositions) -> None:
         """Add positions from now on, before the dropout."""
-        self.position = position
+        self.position, self.cls_pos_embed = position, position.class_position(self.cls_token)
         self.pos_drop_after, self.pos_drop = self.pos_drop, nn.Dropout(0.0)
-        self.cls_pos_embed = position.class_position(self.cls_token)
 
     def reset_parameters(self) -> None:
         """As timm's, and the class token's position."""
@@ -107,9 +106,9 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
     token and registers are as in :class:`VisionTransformerCape`.
 
     Args:
-        cfg: timm's configuration; its ``pos_embed`` is not used. Of the other options of timm's
-            table ``pos_embed_ar_preserving`` is taken: True keeps the aspect ratio, the longer
-            axis running from -1 to 1, the shorter one at the same distance between patches.
+        cfg: timm's configuration. Of the options of its table ``pos_embed_ar_preserving`` is taken:
+            True keeps the aspect ratio, the longer axis running from -1 to 1, the shorter one at
+            the same distance between patches.
         kwargs: the fields of :class:`cape_plugins.timm.positions.ImageSettings` and of timm's
             configuration, and the other arguments of timm's NaFlexVit, which rejects unknown ones.
 
@@ -190,11 +189,7 @@ _create = partial(build, NaFlexVitCape, checkpoint_filter_fn)
 
 
 def create_from_vit(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """A NaFlexVitCape of a ViT's name and arguments: timm's ``use_naflex=True``.
-
-    Raises:
-        ValueError: ``no_embed_class``, which NaFlexVit does not have.
-    """
+    """timm's ``use_naflex=True`` for a ViT's name and arguments; ValueError for no_embed_class."""
     if kwargs.pop("no_embed_class", False):
         raise ValueError("use_naflex=True and no_embed_class=True do not go together: drop one")
     kwargs.pop("dynamic_img_size", None)  # it takes images of all sizes

@@ -75,10 +75,8 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
 
     def _embed(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Patches (B, H, W, C), or (B, H·W, C) of the fixed size → tokens, what the blocks get."""
-        height, width = self.patch_embed.grid_size
-        if self.dynamic_img_size:
-            height, width = x.shape[1], x.shape[2]
-            x = x.reshape(x.shape[0], -1, x.shape[3])
+        height, width = x.shape[1:3] if self.dynamic_img_size else self.patch_embed.grid_size
+        x = x.flatten(1, -2)  # (B, N, C)
         extent = self.position.extent
         grid = patch_grid(height, width, extent=extent, device=x.device)[None]  # (1, N, 2)
         x, positions = self.position(x, grid, (extent / height, extent / width))  # (B, N, C)
