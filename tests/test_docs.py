@@ -53,8 +53,6 @@ def test_the_examples_of_the_core_run(module):
 
 
 SOURCE, ROWS, SCRIPT = blocks(ROOT / "docs" / "adding-a-variant.md", "python")
-
-
 HOW = (ROOT / "docs" / "how-it-works.md").read_text("utf-8")
 
 

@@ -119,15 +119,12 @@ def test_images_of_their_own_grids_get_their_own_local_shift():
         assert_uniform(noise[image, :, axis], local[image, 0, axis].item())
 
 
-def test_each_axis_of_an_image_has_its_own_uniform_global_shift():
-    shift = moved(plane(2, 3), 4000, max_global_shift=0.5) - plane(2, 3)
-    torch.testing.assert_close(shift, shift[:, :1].expand_as(shift), atol=1e-4, rtol=0)
+def test_the_axes_of_an_image_share_the_global_scale_and_have_shifts_of_their_own():
+    out = moved(plane(2, 3), 4000, max_global_shift=0.5, max_global_scale=1.4)
+    scale = (out[:, -1:, 1:] - out[:, :1, 1:]) / 2  # (4000, 1, 1)
+    shift = out.mean(dim=1, keepdim=True) / scale  # (4000, 1, 2)
+    torch.testing.assert_close(out, (plane(2, 3) + shift) * scale, atol=1e-4, rtol=0)
+    assert_uniform(scale.log(), math.log(1.4))
     for axis in range(2):
-        assert_uniform(shift[:, 0, axis], 0.5)
-    assert correlation(shift[:, 0, 0], shift[:, 0, 1]) < 0.06
-
-
-def test_the_axes_of_an_image_share_a_log_uniform_global_scale():
-    scale = moved(plane(2, 2), 4000, max_global_scale=1.4) / plane(2, 2)
-    torch.testing.assert_close(scale, scale[:, :1, :1].expand_as(scale), atol=1e-4, rtol=0)
-    assert_uniform(scale[:, 0, 0].log(), math.log(1.4))
+        assert_uniform(shift[..., axis], 0.5)
+    assert correlation(shift[..., 0], shift[..., 1]) < 0.06
