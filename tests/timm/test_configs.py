@@ -24,10 +24,6 @@ def read(path):
     return yaml.safe_load(path.read_text())
 
 
-def recipe_name(path):
-    return path.stem
-
-
 def flag(words, name, default=None):
     """The value that follows a flag."""
     return words[words.index(name) + 1] if name in words else default
@@ -69,7 +65,7 @@ def as_arguments(option, value):
     return [option, *map(str, value if isinstance(value, list) else [value])]
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=recipe_name)
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_key_and_value_is_one_of_train_py(path, train_parser):
     options = {action.dest: action.option_strings for action in train_parser._actions}
     for key, value in read(path).items():
@@ -108,7 +104,7 @@ def test_models_of_the_readme_exist():
     assert not [name for name in names if not timm.is_model(name)]
 
 
-@pytest.mark.parametrize("path", IMAGENET, ids=recipe_name)
+@pytest.mark.parametrize("path", IMAGENET, ids=lambda path: path.stem)
 def test_the_learning_rate_grows_linearly_to_the_papers_value(path):
     recipe = read(path)
     assert recipe["lr_base_scale"] == "linear"
@@ -116,7 +112,7 @@ def test_the_learning_rate_grows_linearly_to_the_papers_value(path):
     assert recipe["lr_base"] * 1024 / recipe["lr_base_size"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("path", IMAGENET, ids=recipe_name)
+@pytest.mark.parametrize("path", IMAGENET, ids=lambda path: path.stem)
 def test_every_variant_gets_images_of_a_size_that_its_patches_divide(path):
     recipe = read(path)
     for size in [recipe["img_size"], *recipe.get("train_img_sizes", [])]:
