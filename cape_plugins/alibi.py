@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cape_plugins.attention import AttentionSettings, PositionalAttention
 from cape_plugins.checks import check_count
-from cape_plugins.positions import Device, widest
+from cape_plugins.positions import Device, widest, with_axes
 
 
 def alibi_slopes(heads: int, device: Device = None) -> Tensor:
@@ -38,11 +38,9 @@ def alibi_slopes(heads: int, device: Device = None) -> Tensor:
 class Alibi(PositionalAttention):
     """Adds - slope · distance to the scores; 0 where a token has no position (class token).
 
-    It learns nothing. What is added is made once for all layers. In float32 it takes (heads, N, N)
-    where samples share their positions, else (B, heads, N, N), as ``cape_alibi`` in training.
-
-    Args:
-        settings: ``heads`` and ``unit``, what counts as a distance of one, are used.
+    What is added is made once for all layers, of the settings' ``heads`` and ``unit``. In float32
+    it takes (heads, N, N) where samples share their positions, else (B, heads, N, N), as
+    ``cape_alibi`` in training.
     """
 
     remembers = frozenset({"unit"})
@@ -53,9 +51,8 @@ class Alibi(PositionalAttention):
 
         Distances are taken in the positions' dtype: an hour from the start float32 is too coarse.
         """
-        positions = positions[..., None] if positions.ndim == 2 else positions  # (B, N, axes)
-        positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
-        apart = distances(positions[:, :, None], positions[:, None]) / settings.unit  # (B, N, N)
+        wide = with_axes(positions)  # (B, N, axes)
+        apart = distances(wide[:, :, None], wide[:, None]) / settings.unit  # (B, N, N)
         slopes = alibi_slopes(settings.heads, positions.device)[:, None]
         return -slopes * apart[:, :, None].float()
 

@@ -27,8 +27,7 @@ class AttentionSettings:
     """What the classes here must know of a host's self-attention; its layers share it.
 
     Attributes:
-        head_dim: channels of a head.
-        heads: their number.
+        head_dim, heads: channels of a head, number of heads.
         axes: of a position: 1 in sequences, 2 in images.
         unit: what counts as a distance of one: 1 token, 1/30 s in speech, in images the distance
             between neighbouring patches in training. alibi's slopes are per unit.
@@ -61,19 +60,12 @@ class PositionalAttention(nn.Module):
     layer as an argument. Queries are the last of the keys: all of them in an encoder, one in
     step-by-step decoding.
 
-    Args:
-        settings: the host's; the base class needs none.
-
-    Attributes:
-        logn: N_train of :func:`cape_plugins.logn.scale_queries`; 0 leaves queries as they are.
-        remembers: names of those settings that no weight shows and no option of a host's, so that
-            checkpoints keep them: a subclass names its own.
-
     Raises:
         ValueError: settings that the variant cannot serve.
     """
 
-    logn: int = 0
+    logn: int = 0  #: N_train of :func:`cape_plugins.logn.scale_queries`; 0: queries stay as given
+    #: settings that neither a weight nor a host's option shows, so that checkpoints keep them
     remembers: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, settings: AttentionSettings | None = None) -> None:
@@ -87,8 +79,6 @@ class PositionalAttention(nn.Module):
     def prepare(positions: Tensor, settings: AttentionSettings) -> Tensor:
         """What the methods below get as ``positions``, made once for all layers of a forward.
 
-        It is static because the layers share its result: it knows nothing of a single layer.
-
         Args:
             positions: (B, N) or (B, N, 2), or with 1 for B to share them, augmented, in the host's
                 unit (tokens, seconds, patch coordinates). NaN marks padding and tokens without a
@@ -101,19 +91,14 @@ class PositionalAttention(nn.Module):
         return positions.to(torch.float32)
 
     def embed(self, x: Tensor, positions: Tensor | None) -> Tensor:
-        """Put prepared positions into queries or keys (B, heads, N, head_dim), here nothing.
-
-        Keys get theirs before they go into a cache.
-        """
+        """Put prepared positions into queries or keys (B, heads, N, head_dim), here nothing."""
         return x
 
     def bias(self, query: Tensor, keys: int, positions: Tensor | None = None) -> Tensor | None:
         """What is added to the scores, broadcastable to (B, heads, queries, keys), or None.
 
-        Args:
-            query: (B, heads, queries, head_dim), as it meets the keys, not yet × head_dim^-½.
-            keys: their number.
-            positions: those of the keys, prepared.
+        ``query`` is (B, heads, queries, head_dim), not yet × head_dim^-½; ``keys`` their number,
+        and ``positions`` those of the keys, prepared.
         """
         return None
 
@@ -136,10 +121,10 @@ class PositionalAttention(nn.Module):
             mask: broadcastable to (B, heads, queries, keys): bool, True where a query may see a
                 key, or added to the scores.
             dropout: on the attention weights; 0 outside training.
-            need_weights: also return the weights, which takes (B, heads, queries, keys) of memory.
+            need_weights: also return the weights before dropout.
 
         Returns:
-            (B, heads, queries, head_dim), and the weights before dropout, float32 at least
+            (B, heads, queries, head_dim), and the weights, float32 at least
             (B, heads, queries, keys), or None.
 
         Raises:
@@ -163,35 +148,31 @@ class PositionalAttention(nn.Module):
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """:meth:`forward` for queries and keys in which positions are embedded already."""
-        if not need_weights:
-            query, bias = self._query_and_bias(query, key, positions, mask)
-            out = F.scaled_dot_product_attention(
-                query, key, value, attn_mask=bias, dropout_p=dropout, scale=query.shape[3] ** -0.5
-            )
-            return out, None
-        scores = self.scores(query, key, positions, mask)
-        weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-        return F.dropout(weights, dropout).to(value.dtype) @ value, weights
+        if need_weights:
+            scores = self.scores(query, key, positions, mask)
+            weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+            return F.dropout(weights, dropout).to(value.dtype) @ value, weights
+        query, bias = self._query_and_bias(query, key, positions, mask)
+        scale = query.shape[3] ** -0.5
+        return F.scaled_dot_product_attention(query, key, value, bias, dropout, scale=scale), None
 
     def scores(
         self, query: Tensor, key: Tensor, positions: Tensor | None, mask: Tensor | None
     ) -> Tensor:
         """What the softmax gets, (B, heads, queries, keys); the arguments are :meth:`attend`'s."""
         query, bias = self._query_and_bias(query, key, positions, mask)
-        query = query * query.shape[3] ** -0.5
-        scores = query @ key.transpose(-2, -1)  # (B, heads, queries, keys)
-        if bias is not None and bias.dtype == torch.bool:
-            return scores.masked_fill(~bias, -torch.inf)
-        return scores if bias is None else scores + bias
+        scores = (query * query.shape[3] ** -0.5) @ key.transpose(-2, -1)
+        if bias is None:
+            return scores
+        return scores.masked_fill(~bias, -torch.inf) if bias.dtype == torch.bool else scores + bias
 
     def _query_and_bias(
         self, query: Tensor, key: Tensor, positions: Tensor | None, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Queries, × log N / log N_train where that is on, and what is added to the scores."""
-        keys = key.shape[2]
         if self.logn:
-            query = scale_queries(query, keys, mask, self.logn)
-        return query, merge_bias(self.bias(query, keys, positions), mask, query.dtype)
+            query = scale_queries(query, key.shape[2], mask, self.logn)
+        return query, merge_bias(self.bias(query, key.shape[2], positions), mask, query.dtype)
 
     def extra_repr(self) -> str:
         """The settings, for ``print(model)``."""
@@ -215,17 +196,13 @@ def merge_bias(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> 
 class RelativeAttention(PositionalAttention):
     """Learnable vectors for how far, in tokens, each key is from the query.
 
-    Args:
-        settings: ``head_dim`` and ``context`` are used.
-
-    Attributes:
-        keys: (2 · context + 1, head_dim), uniform in ± 0.1 at first (authors).
+    ``keys`` are (2 · context + 1, head_dim), uniform in ± 0.1 at first (authors).
     """
 
     def __init__(self, settings: AttentionSettings) -> None:
         super().__init__(settings)
-        self.head_dim, self.context = settings.head_dim, settings.context
-        self.keys = nn.Parameter(torch.empty(2 * self.context + 1, self.head_dim))
+        self.context = settings.context
+        self.keys = nn.Parameter(torch.empty(2 * self.context + 1, settings.head_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -240,30 +217,19 @@ class RelativeAttention(PositionalAttention):
         Raises:
             ValueError: the queries have another number of channels than the table.
         """
-        if query.shape[3] != self.head_dim:
-            raise ValueError(f"queries of {query.shape[3]} channels, built for {self.head_dim}")
-        before, rows, after = self._distances(query.shape[2], keys)
-        query = query * self.head_dim**-0.5
-        scores = query @ self.keys[rows].to(query.dtype).T  # (B, heads, queries, distances)
-        # one column per distance -(keys - 1) … queries - 1, and one more for the shift below
+        queries, context, head_dim = query.shape[2], self.context, self.keys.shape[1]
+        if query.shape[3] != head_dim:
+            raise ValueError(f"queries of {query.shape[3]} channels, built for {head_dim}")
+        # of the distances 1 - keys … queries - 1 those within the context have rows of the table
+        table = self.keys[max(context + 1 - keys, 0) : context + queries].to(query.dtype)
+        scores = (query * head_dim**-0.5) @ table.T  # (B, heads, queries, rows)
+        before, after = max(keys - 1 - context, 0), max(queries - 1 - context, 0)
         nearest = scores[..., :1].expand(*scores.shape[:3], before)  # (…, before)
+        # one column for each distance, and a filler
         farthest = scores[..., -1:].expand(*scores.shape[:3], after + 1)
-        return _shift_rows(torch.cat([nearest, scores, farthest], dim=-1))[..., :keys]
-
-    def _distances(self, queries: int, keys: int) -> tuple[int, slice, int]:
-        """Rows of the table in reach, and how many distances lie before and after them."""
-        lowest, highest = 1 - keys, queries - 1
-        first, last = max(lowest, -self.context), min(highest, self.context)
-        rows = slice(first + self.context, last + self.context + 1)
-        return first - lowest, rows, highest - last
-
-
-def _shift_rows(scores: Tensor) -> Tensor:
-    """Row i moves i columns to the left of row 0, by a view; the last column is a filler.
-
-    (…, queries, width + 1) → (…, queries, width): column c of row i was queries - 1 - i + c, which
-    is where the distance of key c stands.
-    """
-    queries, width = scores.shape[-2], scores.shape[-1] - 1
-    flat = scores.flatten(-2)[..., queries - 1 : queries - 1 + queries * width]
-    return flat.unflatten(-1, (queries, width))
+        scores = torch.cat([nearest, scores, farthest], dim=-1)
+        # a view moves row i by i columns to the left of row 0: column c of row i was
+        # queries - 1 - i + c, which is where the distance of key c stands
+        width = scores.shape[-1] - 1
+        flat = scores.flatten(-2)[..., queries - 1 : queries - 1 + queries * width]
+        return flat.unflatten(-1, (queries, width))[..., :keys]

@@ -17,21 +17,16 @@ import torch
 from torch import Tensor
 
 from cape_plugins.checks import check_count, check_positions, check_values, is_number, is_traced
-from cape_plugins.positions import Device, Generator, widest
+from cape_plugins.positions import Device, Generator, widest, with_axes
 
 LocalShift = float | tuple[float, ...] | Tensor
 
 
 class Draw(NamedTuple):
-    """What CAPE draws once per sample.
+    """What CAPE draws once per sample: Δ of each axis, in the positions' unit, and λ."""
 
-    Attributes:
-        shift: (B, axes), the global shift Δ of each axis, in the unit of the positions.
-        scale: (B,), the global scale λ, shared by the axes.
-    """
-
-    shift: Tensor
-    scale: Tensor
+    shift: Tensor  # (B, axes)
+    scale: Tensor  # (B,)
 
 
 @dataclass(frozen=True)
@@ -53,18 +48,9 @@ class Identity:
         max_local_shift: LocalShift | None = None,
         generator: Generator = None,
     ) -> Tensor:
-        """What becomes of positions in training.
+        """What becomes of positions (1 or B, N, axes), float32 or float64, in training: such again.
 
-        Args:
-            positions: (B, N, axes), or (1, N, axes) to share them; float32 or float64.
-            batch_size: B.
-            draw: Δ and λ. Default: drawn here.
-            max_local_shift: in place of the settings' ε: a number, one per axis, or a tensor that
-                broadcasts to (B, N, axes); finite and ≥ 0.
-            generator: source of randomness on the positions' device.
-
-        Returns:
-            (1 or B, N, axes) in the positions' dtype.
+        ``batch_size`` is B; the others are as in :meth:`cape_plugins.PositionalEmbedding.forward`.
 
         Raises:
             ValueError: the draw, the generator or one shift per axis does not fit the positions, or
@@ -126,26 +112,24 @@ class Augmentation(Identity):
 
         Args:
             positions: (B, N), or (B, N, axes) with several; NaN marks padding and stays.
-            draw: Δ and λ of each sample. The local shift ε is drawn anew at every call.
-            generator: source of randomness for ε.
+            draw: Δ and λ of each sample.
+            generator: source of randomness for ε, which is drawn anew at every call.
 
         Returns:
             positions in their dtype, float32 at least.
 
         Raises:
-            ValueError: positions are infinite or have another shape; see also
+            ValueError: positions are infinite or of another shape, or as
                 :meth:`Identity.in_training`.
         """
-        if positions.ndim not in (2, 3):
-            raise ValueError(
-                f"positions must be (B, N) or (B, N, axes), got shape {tuple(positions.shape)}"
-            )
+        shape = positions.shape
+        if len(shape) not in (2, 3):
+            raise ValueError(f"positions must be (B, N) or (B, N, axes), got shape {tuple(shape)}")
+        check_positions(positions)
         wide = with_axes(positions)  # (B, N, axes)
         if draw is None:
-            moved = self.in_evaluation(wide)
-        else:
-            moved = self.in_training(wide, len(wide), draw, generator=generator)
-        return moved.reshape(positions.shape)
+            return self.in_evaluation(wide).reshape(shape)
+        return self.in_training(wide, len(wide), draw, generator=generator).reshape(shape)
 
     def in_training(
         self,
@@ -157,20 +141,15 @@ class Augmentation(Identity):
         generator: Generator = None,
     ) -> Tensor:
         """(positions - mean + Δ + ε) · λ; arguments as :meth:`Identity.in_training`."""
-        device, dtype = positions.device, positions.dtype
-        axes = positions.shape[2]
+        device, dtype, axes = positions.device, positions.dtype, positions.shape[2]
         if draw is None:
             draw = self.draw(batch_size, axes, device, generator)
-        if draw.shift.shape != (batch_size, axes) or draw.scale.shape != (batch_size,):
-            raise ValueError(
-                f"{batch_size} samples of {axes} axes need a draw of shift ({batch_size}, {axes}) "
-                f"and scale ({batch_size},), got {tuple(draw.shift.shape)} and "
-                f"{tuple(draw.scale.shape)}"
-            )
-        local: LocalShift = self.max_local_shift
-        if max_local_shift is not None:
-            local = max_local_shift
-            _check_local_shift(local)
+        shift, scale = tuple(draw.shift.shape), tuple(draw.scale.shape)
+        if (shift, scale) != ((batch_size, axes), (batch_size,)):
+            needed = f"shift ({batch_size}, {axes}) and scale ({batch_size},)"
+            raise ValueError(f"the draw must have {needed}, got {shift} and {scale}")
+        local = self.max_local_shift if max_local_shift is None else max_local_shift
+        _check_local_shift(local)
         noise = uniform([batch_size, *positions.shape[1:]], device, dtype, generator)
         noise = noise * _per_axis(local, axes, noise)  # (B, N, axes)
         moved = self.in_evaluation(positions) + draw.shift[:, None, :] + noise
@@ -181,30 +160,18 @@ class Augmentation(Identity):
         return centre(positions) if self.mean_normalize else positions
 
 
-def with_axes(positions: Tensor) -> Tensor:
-    """Positions (B, N[, axes]) as augmentations take them: (B, N, axes), float32 at least.
-
-    Raises:
-        ValueError: as :func:`cape_plugins.checks.check_positions`.
-    """
-    check_positions(positions)
-    wide = positions.to(torch.promote_types(positions.dtype, torch.float32))
-    return wide if positions.ndim == 3 else wide[..., None]
-
-
 def centre(positions: Tensor) -> Tensor:
     """Subtract each sample's mean position, padding (NaN) left out: (B, N, axes) → same.
 
     The mean is taken in float64 where the device has it: in float32 its error would depend on the
     amount of padding, and be large for 100 000 tokens. On the CPU it is summed one by one, because
-    the order of another sum would depend on the padding too.
+    the order of another sum would depend on the padding too; elsewhere cumsum is slow, or not
+    deterministic.
     """
     wide = positions.to(widest(positions.device))
     if positions.device.type == "cpu" and positions.shape[1] > 0:
-        # elsewhere cumsum is slow, or not deterministic
-        real = ~wide.isnan()  # (B, N, axes)
-        total = wide.masked_fill(~real, 0.0).cumsum(dim=1).narrow(1, positions.shape[1] - 1, 1)
-        mean = total / real.sum(dim=1, keepdim=True)  # (B, 1, axes)
+        total = wide.nan_to_num(0.0).cumsum(dim=1).narrow(1, positions.shape[1] - 1, 1)
+        mean = total / (~wide.isnan()).sum(dim=1, keepdim=True)  # (B, 1, axes)
     else:
         mean = wide.nanmean(dim=1, keepdim=True)
     return (wide - mean).to(positions.dtype)
@@ -213,11 +180,7 @@ def centre(positions: Tensor) -> Tensor:
 def uniform(
     shape: list[int], device: torch.device, dtype: torch.dtype, generator: Generator
 ) -> Tensor:
-    """Uniform in [-1, 1), drawn on the device itself.
-
-    Raises:
-        ValueError: the generator is of another kind of device.
-    """
+    """Uniform in [-1, 1), drawn on the device; ValueError if the generator is of another kind."""
     if generator is not None and generator.device.type != device.type:
         raise ValueError(
             f"the generator lives on {generator.device.type}, the positions on {device.type}: "
@@ -237,10 +200,7 @@ def _check_local_shift(shift: Any) -> None:
         rule = "max_local_shift must be finite and ≥ 0"
         check_values(shift, lambda: shift.isfinite() & (shift >= 0), rule)
     elif not is_traced():  # there it may be a symbol, such as 1 / width
-        each = shift if isinstance(shift, tuple | list) else [shift]
-        if not each:
-            raise ValueError("max_local_shift must be a number or one per axis, got none")
-        for one in each:
+        for one in shift if isinstance(shift, tuple | list) and shift else [shift]:
             _check_number("max_local_shift", one, least=0.0)
 
 
@@ -250,8 +210,7 @@ def _per_axis(shift: LocalShift, axes: int, like: Tensor) -> float | Tensor:
         return shift
     if len(shift) != axes:
         raise ValueError(
-            f"max_local_shift {tuple(shift)} holds {len(shift)} values, but the positions have "
-            f"{axes} axes"
+            f"max_local_shift {tuple(shift)} holds {len(shift)} values for {axes} axes"
         )
     # made on the device: a copy to it would wait for it
     return torch.cat([like.new_full([1], one) for one in shift])

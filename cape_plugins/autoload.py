@@ -38,8 +38,7 @@ def install() -> None:
     try:
         if os.environ.get("CAPE_PLUGINS_AUTOLOAD") == "0":
             return
-        # once; recognised by an attribute, because reloading this module makes another class
-        if any(getattr(finder, "of_cape_plugins", None) is True for finder in sys.meta_path):
+        if installed():
             return
         sys.meta_path.insert(0, _HostFinder())
         for trigger in _TRIGGERS:
@@ -47,6 +46,11 @@ def install() -> None:
                 _host_ready(trigger)
     except Exception as error:
         _warn(f"cape_plugins: autoload failed ({type(error).__name__}: {error})")
+
+
+def installed() -> bool:
+    """Whether the hook is there, by an attribute: reloading this module makes another class."""
+    return any(getattr(finder, "of_cape_plugins", None) is True for finder in sys.meta_path)
 
 
 class _HostFinder:

@@ -34,22 +34,19 @@ def is_number(value: Any) -> bool:
 
 
 def check_values(values: Tensor, ok: Callable[[], Tensor], rule: str) -> None:
-    """Check all values of a tensor.
+    """Check a tensor: ``ok`` makes a bool tensor of its shape, True where a value keeps the rule.
 
     On CUDA the check does not wait for the device. There a broken rule ends the process with
     "device-side assert triggered", at a later call, as every error on a GPU does;
     ``CUDA_LAUNCH_BLOCKING=1`` shows the call. Code that is compiled, traced or transformed by
-    torch.func is not checked.
-
-    Args:
-        values: of any shape.
-        ok: makes a bool tensor of that shape, True where a value keeps the rule.
-        rule: says in words what is allowed.
+    torch.func is not checked. ``rule`` says in words what is allowed.
 
     Raises:
         ValueError: a value on the CPU breaks the rule.
     """
-    if not _is_eager(values):
+    # torch.func's tensors (vmap, grad) have no values that one may read, nor have fake ones
+    transformed = torch._C._functorch.is_functorch_wrapped_tensor
+    if is_traced() or type(values) is not Tensor or transformed(values):
         return
     if values.device.type == "cuda":
         torch._assert_async(ok().all(), rule)
@@ -63,18 +60,8 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
-def _is_eager(tensor: Tensor) -> bool:
-    # torch.func's tensors (vmap, grad) have no values that one may read, nor have fake ones
-    transformed = torch._C._functorch.is_functorch_wrapped_tensor
-    return not is_traced() and not transformed(tensor) and type(tensor) is Tensor
-
-
 def check_positions(positions: Tensor) -> None:
-    """Check that positions are real numbers, finite or NaN.
-
-    Raises:
-        ValueError: they are complex or infinite (on CUDA: :func:`check_values`).
-    """
+    """Raise ValueError unless positions are real, finite or NaN (on CUDA: :func:`check_values`)."""
     if positions.is_complex():
         raise ValueError(f"positions must be real numbers, got {positions.dtype}")
     rule = "positions must be finite, or NaN for padding"

@@ -3,7 +3,6 @@
 A model of one's own calls :class:`PositionalEmbedding` before its first layer. The hosts call its
 two halves, ``augment`` and ``add``, because their attention reads the augmented positions too. It
 has no buffer: frequencies are computed anew, so ``.half()`` and ``.to_empty()`` leave them alone.
-The only state is the table of ``abspos``.
 
     >>> position = PositionalEmbedding(512, "cape", max_global_shift=5.0, max_local_shift=0.5)
     >>> x = position(content, token_positions(lengths, content.shape[1]))    # (B, N, 512)
@@ -17,31 +16,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cape_plugins import sinusoid, variants
-from cape_plugins.augment import Draw, LocalShift, with_axes
+from cape_plugins.augment import Draw, LocalShift
 from cape_plugins.checks import check_count, check_positions, check_values
-from cape_plugins.positions import Generator
+from cape_plugins.positions import Generator, with_axes
 
 
 class PositionalEmbedding(nn.Module):
     """Adds positions to the tokens of a sequence or the patches of an image.
 
-    - ``nopos`` adds nothing, and neither do the variants that sit in self-attention, such as
-      ``rope``: of these it only augments the positions.
-    - ``abspos`` adds learnable vectors, looked up by the position rounded to the nearest integer:
-      give it indices (tokens, frames), not seconds.
-    - ``sinpos`` adds sinusoids of the positions as given.
-    - ``cape`` adds sinusoids of positions that are centred and, in training, shifted and scaled.
-    - ``random`` adds sinusoids of sorted random positions in training, and in evaluation of the
-      mean of such draws (:class:`cape_plugins.random_positions.RandomPositions`).
+    ``sinpos`` adds sinusoids of the positions as given, ``cape`` of positions that are centred and,
+    in training, shifted and scaled, ``random`` of sorted random positions, in evaluation of their
+    mean (:class:`cape_plugins.random_positions.RandomPositions`). ``abspos`` adds learnable
+    vectors, looked up by the position rounded to the nearest integer: give it indices (tokens,
+    frames), not seconds. ``nopos`` adds nothing, and neither do the variants that sit in
+    self-attention, such as ``rope``: of these it only augments the positions.
 
     Args:
         dim: channels; an even number where sinusoids are added.
         pos: one of the above, or another name of :mod:`cape_plugins.variants`.
         axes: of a position: 1 in sequences, 2 in images.
-        max_global_shift, max_local_shift, max_global_scale: CAPE's bounds of Δ and ε, in the unit
-            of the positions, and of λ. The defaults only centre, because the right shifts depend
-            on that unit.
-        mean_normalize: whether CAPE centres each sample's positions.
+        max_global_shift, max_local_shift, max_global_scale, mean_normalize: of ``cape``, in the
+            unit of the positions (:class:`cape_plugins.Augmentation`). The defaults only centre,
+            because the right shifts depend on that unit.
         base: of the frequencies in sequences; 10 000, as in the paper.
         frequency_scale: multiplies all frequencies; 1 for tokens and patches, 30 for seconds
             (section 4.2).
@@ -96,10 +92,9 @@ class PositionalEmbedding(nn.Module):
             check_count("max_length", max_length)
         self.augmentation = variants.augmentation(pos, given)
         variants.refuse_options(pos, given, _DEFAULTS, axes=axes)
-        self.dim, self.pos, self.axes = dim, pos, axes
+        self.dim, self.pos, self.axes, self.overflow = dim, pos, axes, overflow
         self.adds_nothing = variant.adds == "nothing"
         self.base, self.frequency_scale = float(base), float(frequency_scale)
-        self.overflow = overflow
         self.register_parameter("table", None)
         if variant.adds == "table":
             if max_length is None:
@@ -138,10 +133,8 @@ class PositionalEmbedding(nn.Module):
                 below 0 or not finite (on CUDA: :func:`cape_plugins.checks.check_values`).
         """
         if content.ndim != 3 or content.shape[2] != self.dim or not content.is_floating_point():
-            raise ValueError(
-                f"content must be (B, N, {self.dim}) of a float dtype, got shape "
-                f"{list(content.shape)} of {content.dtype}"
-            )
+            got = f"shape {list(content.shape)} of {content.dtype}"
+            raise ValueError(f"content must be (B, N, {self.dim}) of a float dtype, got {got}")
         batch, length, _ = content.shape
         wanted = (length, 2) if self.axes == 2 else (length,)
         if positions.shape[1:] != wanted or positions.shape[0] not in (1, batch):
@@ -159,9 +152,10 @@ class PositionalEmbedding(nn.Module):
         self, batch_size: int, device: torch.device, generator: Generator = None
     ) -> Draw | None:
         """Δ and λ that several sequences may share; None where the variant draws none now."""
-        if not self.training:
-            return None
-        return self.augmentation.draw(batch_size, self.axes, device, generator)
+        axes = self.axes
+        return (
+            self.augmentation.draw(batch_size, axes, device, generator) if self.training else None
+        )
 
     def augment(
         self,
@@ -174,14 +168,12 @@ class PositionalEmbedding(nn.Module):
     ) -> Tensor:
         """The first half of :meth:`forward`, for hosts whose attention gets the same positions.
 
-        ``batch_size`` is B; the other arguments are those of :meth:`forward`.
+        The arguments are as there, and the ValueErrors of positions, draw, generator and ε.
 
         Returns:
             (1 or B, N[, 2]), what the variant makes of the positions, in float32 at least.
-
-        Raises:
-            ValueError: as :meth:`forward`, of positions, draw, generator and ε.
         """
+        check_positions(positions)
         wide = with_axes(positions)  # (1 or B, N, axes)
         if self.training:
             wide = self.augmentation.in_training(
@@ -199,17 +191,15 @@ class PositionalEmbedding(nn.Module):
         return (content + self.embedding(positions, content.dtype)).to(content.dtype)
 
     def embedding(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The embedding of augmented positions alone: (1 or B, N, dim), zeros at padding.
+        """The embedding of augmented positions (1 or B, N[, 2]) alone: (1 or B, N, dim).
 
-        Args:
-            positions: (1 or B, N[, 2]).
-            dtype: of the content. Sinusoids are in this dtype, float32 at least.
+        It is zero at padding. Sinusoids are in ``dtype``, that of the content, float32 at least.
 
         Raises:
             ValueError: with ``overflow="error"`` positions beyond the table of ``abspos``.
         """
         if self.table is not None:
-            return look_up(positions, self.table, wrap=self.overflow == "wrap")
+            return self._look_up(positions, self.table)
         device, scale = positions.device, self.frequency_scale
         if self.axes > 1:
             frequencies = sinusoid.frequencies_2d(self.dim, scale, device)  # (2, dim / 2)
@@ -217,6 +207,17 @@ class PositionalEmbedding(nn.Module):
             positions = positions[..., None]  # (1 or B, N, 1)
             frequencies = sinusoid.frequencies_1d(self.dim, self.base, scale, device)[None]
         return sinusoid.embed(positions, frequencies, torch.promote_types(dtype, torch.float32))
+
+    def _look_up(self, positions: Tensor, table: Tensor) -> Tensor:
+        """Rows of the table (rows, dim) at positions (B, N), rounded to the nearest integer."""
+        padding, rows = positions.isnan(), table.shape[0]
+        index = positions.masked_fill(padding, 0.0).round().long()  # (B, N)
+        if self.overflow == "wrap":
+            index = index.remainder(rows)
+        rule = f"{self.pos} has positions 0 … {rows - 1} (build it with a larger max_length, "
+        rule += "shorten the input, or use overflow='wrap')"
+        check_values(index, lambda: (index >= 0) & (index < rows), rule)
+        return F.embedding(index, table).masked_fill(padding[..., None], 0.0)  # (B, N, dim)
 
     def extra_repr(self) -> str:
         """The settings, for ``print(model)``."""
@@ -226,26 +227,3 @@ class PositionalEmbedding(nn.Module):
 
 _DEFAULTS: dict[str, Any] = dict(PositionalEmbedding.__init__.__kwdefaults__ or {})
 del _DEFAULTS["axes"]
-
-
-def look_up(positions: Tensor, table: Tensor, wrap: bool) -> Tensor:
-    """Rows of a table (rows, D) at positions (B, N), rounded to the nearest integer: (B, N, D).
-
-    Padding (NaN) gets zeros. ``wrap`` takes the index modulo the number of rows.
-
-    Raises:
-        ValueError: without ``wrap`` an index is beyond the table (on CUDA:
-            :func:`cape_plugins.checks.check_values`).
-    """
-    padding = positions.isnan()
-    index = positions.masked_fill(padding, 0.0).round().long()  # (B, N)
-    rows = table.shape[0]
-    if wrap:
-        index = index.remainder(rows)
-    check_values(
-        index,
-        lambda: (index >= 0) & (index < rows),
-        f"abspos has positions 0 … {rows - 1} (build it with a larger max_length, shorten the "
-        "input, or use overflow='wrap')",
-    )
-    return F.embedding(index, table).masked_fill(padding[..., None], 0.0)

@@ -9,15 +9,18 @@ why it does not.
 import importlib
 import os
 import platform
-import sys
 import warnings
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
-# host → the distributions that bring it, the module to import, and one of our names in it
-_HOSTS = {
-    "timm": (("timm",), "timm.models", "vit_tiny_patch16_cape_224"),
-    "fairseq": (("fairseq", "fairseq-fixed"), "fairseq.models", "cape_transformer"),
-    "espnet": (("espnet",), "espnet2.tasks.asr", "cape_transformer"),
+from cape_plugins import autoload
+
+# host → the distributions that bring it, the module to import, what knows our models in that
+_HOSTS: dict[str, tuple[list[str], str, Callable[[Any], Any]]] = {
+    "timm": (["timm"], "timm.models", lambda timm: timm.list_models("vit_tiny_patch16_cape_224")),
+    "fairseq": (["fairseq", "fairseq-fixed"], "fairseq.models", lambda f: f.MODEL_REGISTRY),
+    "espnet": (["espnet"], "espnet2.tasks.asr", lambda espnet: espnet.encoder_choices.classes),
 }
 
 
@@ -33,11 +36,10 @@ def main() -> None:
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     print(f"torch {torch.__version__}, GPU: {cuda}")
     print(f"loading by name: {_autoload()}")
-    for host, (distributions, module, name) in _HOSTS.items():
+    for host, (distributions, module, names) in _HOSTS.items():
         found = [f"{each} {_version(each)}" for each in distributions if _version(each)]
         missing = f"not installed: pip install 'cape-plugins[{host}]', or '.[{host}]' in a checkout"
-        state = _state(host, module, name) if found else missing
-        print(f"{', '.join(found) or host}: {state}")
+        print(f"{', '.join(found) or host}: {_state(host, module, names) if found else missing}")
 
 
 def _version(distribution: str) -> str:
@@ -48,8 +50,8 @@ def _version(distribution: str) -> str:
 
 
 def _autoload() -> str:
-    """Whether ``import torch`` has installed the hook of :mod:`cape_plugins.autoload`."""
-    if any(getattr(finder, "of_cape_plugins", None) is True for finder in sys.meta_path):
+    """Whether ``import torch`` has installed the hook."""
+    if autoload.installed():
         return "on"
     for switch in ("CAPE_PLUGINS_AUTOLOAD", "TORCH_DEVICE_BACKEND_AUTOLOAD"):
         if os.environ.get(switch) == "0":
@@ -57,28 +59,18 @@ def _autoload() -> str:
     return "off (torch found no entry point: is cape-plugins installed in this environment?)"
 
 
-def _state(host: str, module: str, name: str) -> str:
-    """Import the host, as a user's program does, and look for one of our names."""
+def _state(host: str, module: str, names: Callable[[Any], Any]) -> str:
+    """Import the host, as a user's program does, and look for our names."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            importlib.import_module(module)
+            known = names(importlib.import_module(module))
         except Exception as error:
             return f"cannot be imported ({type(error).__name__}: {_one_line(error)})"
-    if _knows(host, name):
-        return f"knows our models ({name} …)"
+    if any("cape" in name for name in known):
+        return "knows our models"
     said = [str(one.message) for one in caught if "cape_plugins" in str(one.message)]
-    return (
-        said[0] if said else f"does not know our models; register with: import cape_plugins.{host}"
-    )
-
-
-def _knows(host: str, name: str) -> bool:
-    if host == "timm":
-        return bool(sys.modules["timm.models"].is_model(name))
-    if host == "fairseq":
-        return name in sys.modules["fairseq.models"].MODEL_REGISTRY
-    return name in sys.modules["espnet2.tasks.asr"].encoder_choices.classes
+    return [*said, f"does not know our models; register with: import cape_plugins.{host}"][0]
 
 
 def _one_line(error: BaseException) -> str:

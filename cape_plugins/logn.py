@@ -16,35 +16,26 @@ from torch import Tensor
 HIDDEN = -1000.0  # a score this far below the others has no weight in any dtype
 
 
-def check_logn(value: Any, name: str = "attention_logn") -> int:
-    """N_train of an option, which is an integer ≥ 2, or 0 or None for off; these give 0.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    if value is None or (value == 0 and not isinstance(value, bool)):
-        return 0
-    if isinstance(value, bool) or not isinstance(value, int) or value < 2:
+def check_logn(value: Any) -> None:
+    """Raise ValueError unless N_train of an option is an integer ≥ 2, or 0 or None for off."""
+    is_count = isinstance(value, int) and value > 1
+    if isinstance(value, bool) or not (is_count or value in (None, 0)):
         raise ValueError(
-            f"{name} must be the number of tokens of a training sample, an integer ≥ 2, or 0 for "
-            f"off, got {value!r}"
+            "attention_logn must be the number of tokens of a training sample, an integer ≥ 2, or "
+            f"0 for off, got {value!r}"
         )
-    return value
 
 
 def scale_queries(query: Tensor, keys: int, mask: Tensor | None, trained: int) -> Tensor:
     """Queries × log N / log N_train, N the number of keys that each query sees.
 
     Args:
-        query: (B, heads, queries, head_dim).
+        query: (B, heads, queries, head_dim), returned in its dtype.
         keys: how many there are, padding included.
         mask: broadcastable to (B, heads, queries, keys): bool, True where a query sees a key, or
             added to the scores, then -1000 or less hides a key (hosts take -1e4, -1e9, the least
             number, -inf). None: all are seen.
         trained: N_train.
-
-    Returns:
-        The queries in their dtype; the factor is float32.
     """
     if mask is None:
         seen = torch.full([1], keys, device=query.device, dtype=torch.float32)

@@ -8,6 +8,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,6 @@ class VariantMark(nn.Module):
             (:attr:`cape_plugins.attention.PositionalAttention.remembers`) are kept.
         spell: writes an option's name as the host's users type it.
         advice: what to do about another variant's checkpoint, besides building that variant.
-        axes: 1 for sequences, 2 for images.
         added: settings that all variants have and that checkpoints from before they were added
             lack: name → (this model's value, the value those were trained with).
 
@@ -52,14 +52,13 @@ class VariantMark(nn.Module):
         spell: Callable[[str], str] = str,
         *,
         advice: str = "give another checkpoint",
-        axes: int = 1,
-        added: Mapping[str, tuple[float, float]] | None = None,
+        added: Mapping[str, tuple[float, float]] = MappingProxyType({}),
     ) -> None:
         super().__init__()
-        kept = variants.get(pos).taken(axes) | variants.remembers(pos)
+        kept = variants.get(pos).taken(axes=1) | variants.remembers(pos)
         given = {name: settings[name] for name in settings if name in kept}
-        self.before = {name: before for name, (_, before) in (added or {}).items()}
-        given |= {name: value for name, (value, _) in (added or {}).items()}
+        given |= {name: value for name, (value, _) in added.items()}
+        self.before = {name: before for name, (_, before) in added.items()}
         self.settings = {k: float(v) for k, v in given.items() if v is not None}
         if unknown := self.settings.keys() - set(SLOTS):
             raise ValueError(f"no slot in a mark, append to SLOTS: {', '.join(sorted(unknown))}")
@@ -67,9 +66,8 @@ class VariantMark(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """The variant's number, then a value for each slot, ABSENT where it has none: float32."""
-        number = variants.get(self.pos).number
         slots = [self.settings.get(name, ABSENT) for name in SLOTS]
-        return torch.tensor([number, *slots], dtype=torch.float32)
+        return torch.tensor([variants.get(self.pos).number, *slots], dtype=torch.float32)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Compare with a checkpoint's; a setting that both have and that differs is a warning.
@@ -91,10 +89,8 @@ class VariantMark(nn.Module):
         for name, mine in self.settings.items():
             theirs = kept.get(name, self.before.get(name, mine))
             if not math.isclose(mine, theirs, rel_tol=1e-5):
-                logging.warning(
-                    f"the checkpoint was trained with {self.spell(name)} {theirs:g}, this model "
-                    f"has {mine:g}"
-                )
+                differs = f"{self.spell(name)} {theirs:g}, this model has {mine:g}"
+                logging.warning(f"the checkpoint was trained with {differs}")
 
     def extra_repr(self) -> str:
         """The variant, for ``print(model)``."""

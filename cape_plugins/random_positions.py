@@ -25,13 +25,13 @@ from cape_plugins.positions import Generator
 class RandomPositions(Identity):
     """Sorted random positions in training, the mean of such draws in evaluation.
 
-    The mean spreads tokens evenly over the range, by their number alone. Where that number is not
-    known (step-by-step decoding), or tokens are spread evenly already (images), evaluation takes
-    positions as given. Both papers draw in evaluation too; here evaluation is deterministic.
+    The mean spreads tokens evenly over the range, by their number alone. Both papers draw in
+    evaluation too; here evaluation is deterministic.
 
     Attributes:
         random_range: (low, high), in the unit of the positions.
-        spread: whether evaluation spreads tokens over the range.
+        spread: whether evaluation spreads tokens over the range. Not where their number is unknown
+            (step-by-step decoding), or where they are spread evenly already (images).
 
     Raises:
         ValueError: ``random_range`` is no pair of finite numbers, or not low < high.
@@ -70,9 +70,10 @@ def randomise(positions: Tensor, low: float, high: float, generator: Generator =
     (B, N, axes) float32 or float64 → same; NaN stays.
     """
     rank, count = _ranks(positions)
-    shape, device, dtype = list(positions.shape), positions.device, positions.dtype
-    draws = uniform(shape, device, dtype, generator)  # (B, N, axes)
-    unused = torch.arange(positions.shape[1], device=device)[:, None] >= count
+    draws = uniform(
+        [*positions.shape], positions.device, positions.dtype, generator
+    )  # (B, N, axes)
+    unused = torch.arange(positions.shape[1], device=positions.device)[:, None] >= count
     draws = draws.masked_fill(unused, 1.0).sort(dim=1).values.gather(1, rank)
     return (low + (high - low) * (draws + 1) / 2).masked_fill(positions.isnan(), math.nan)
 

@@ -11,9 +11,8 @@ def generator_of_rank(device: torch.device) -> torch.Generator | None:
     draws the same, no device is waited for, and of the host's other random numbers (dropout, layer
     drop) one is taken.
     """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    ranks = torch.distributed
+    if not (ranks.is_available() and ranks.is_initialized()) or ranks.get_world_size() == 1:
         return None
-    if torch.distributed.get_world_size() == 1:
-        return None
-    seed = int(torch.randint(2**31, ())) + torch.distributed.get_rank()
+    seed = int(torch.randint(2**31, ())) + ranks.get_rank()
     return torch.Generator(device).manual_seed(seed)

@@ -1,15 +1,12 @@
 """Rotary positions: queries and keys turn with their position, so that scores see distances alone.
 
 On a line as Su et al. 2021, https://arxiv.org/abs/2104.09864. On a plane axial: half of a head's
-channels for either axis, with the frequencies of DINOv3 (https://arxiv.org/abs/2508.10104) and of
-timm's ``RotaryEmbeddingDinoV3``: for coordinates in [-1, 1], up to 2π radians per unit, which with
-14 patches along an axis is about the radian per patch of rope-vit. Mixed: learnable frequencies of
-each head and layer, along any direction (RoPE-mixed of rope-vit, Heo et al. 2024,
-https://arxiv.org/abs/2403.13298).
-
-tests/test_rotary.py compares them with rotary-embedding-torch 0.9.1 and with timm 1.0.31's
-``apply_rot_embed_cat``, ``RotaryEmbeddingDinoV3`` and ``get_mixed_freqs``. As in DINOv3, and as in
-[cos | sin] of sinusoids, channel k turns with channel k + head_dim / 2.
+channels for either axis, with the frequencies of DINOv3 (https://arxiv.org/abs/2508.10104): for
+coordinates in [-1, 1], up to 2π radians per unit, which with 14 patches along an axis is about the
+radian per patch of rope-vit. Mixed: learnable frequencies of each head and layer, along any
+direction (RoPE-mixed of rope-vit, Heo et al. 2024, https://arxiv.org/abs/2403.13298). As in DINOv3,
+and as in [cos | sin] of sinusoids, channel k turns with channel k + head_dim / 2.
+tests/test_rotary.py compares them with rotary-embedding-torch and timm.
 
     >>> settings = AttentionSettings(head_dim=64, heads=6, axes=2)
     >>> positions = RotaryAttention.prepare(patch_grid(14, 14)[None], settings)
@@ -22,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from cape_plugins.attention import AttentionSettings, PositionalAttention
+from cape_plugins.positions import with_axes
 from cape_plugins.sinusoid import cos_sin, frequencies_1d
 
 # of the frequencies' geometric series: Su et al.; DINOv3; rope-vit
@@ -33,10 +31,6 @@ PLANE_SCALE = 2 * math.pi
 
 class RotaryAttention(PositionalAttention):
     """Rotates queries and keys by position × frequency; tokens without a position stay.
-
-    Args:
-        settings: ``frequency_scale`` multiplies all frequencies: 1 for tokens, 30 for seconds, 1
-            for patches whose axes run from -1 to 1.
 
     Raises:
         ValueError: ``head_dim`` is odd, or with two axes no multiple of 4.
@@ -50,10 +44,8 @@ class RotaryAttention(PositionalAttention):
     def prepare(positions: Tensor, settings: AttentionSettings) -> Tensor:
         """Cosines and sines of (B, N) or (B, N, axes): (B, N, 2 · head_dim) float32."""
         positions, without = _split(positions)
-        base, scale = BASE_LINE, settings.frequency_scale
-        if settings.axes > 1:
-            base, scale = BASE_PLANE, settings.frequency_scale * PLANE_SCALE
-        width = settings.head_dim // settings.axes
+        base, scale = (BASE_LINE, 1.0) if settings.axes == 1 else (BASE_PLANE, PLANE_SCALE)
+        width, scale = settings.head_dim // settings.axes, settings.frequency_scale * scale
         frequencies = frequencies_1d(width, base, scale, positions.device)[None]  # (1, width / 2)
         cos, sin = cos_sin(positions[..., None], frequencies, torch.float32)  # (B, N, axes, ·)
         cos, sin = cos.flatten(2), sin.flatten(2)  # (B, N, head_dim / 2)
@@ -68,13 +60,9 @@ class RotaryAttention(PositionalAttention):
 class MixedRotaryAttention(PositionalAttention):
     """The same on a plane, each head and layer with learnable frequencies along both axes.
 
-    Args:
-        settings: ``head_dim`` and ``heads`` are used.
-
-    Attributes:
-        frequencies: (2, heads, head_dim / 2), along the height and the width, in units of 2π
-            radians per unit of position. At first half of each head's lie along a random direction
-            and half across it, as in rope-vit.
+    ``frequencies`` are (2, heads, head_dim / 2), along the height and the width, in units of 2π
+    radians per unit of position. At first half of each head's lie along a random direction and half
+    across it, as in rope-vit.
 
     Raises:
         ValueError: ``head_dim`` is no multiple of 4.
@@ -105,24 +93,22 @@ class MixedRotaryAttention(PositionalAttention):
         along_height, along_width = (frequencies * PLANE_SCALE).unbind()  # (heads, head_dim / 2)
         # elementwise rather than a matrix product, which autocast would run in half precision
         height, width = positions[:, None, :, :1], positions[:, None, :, 1:]  # (B, 1, N, 1)
-        # (B, heads, N, head_dim / 2)
-        phases = height * along_height[:, None] + width * along_width[:, None]
+        phases = height * along_height[:, None] + width * along_width[:, None]  # (B, heads, N, ·)
         return _rotate(x, _table(phases.cos(), phases.sin()))
 
 
 def _check_channels(head_dim: int, axes: int) -> None:
     if head_dim % (2 * axes):
+        on = "1 axis" if axes == 1 else f"{axes} axes"
         raise ValueError(
-            f"rotary positions with {axes} {'axis' if axes == 1 else 'axes'} need heads of a "
-            f"multiple of {2 * axes} channels, got {head_dim}: change the width or the number "
-            "of heads"
+            f"rotary positions with {on} need heads of a multiple of {2 * axes} channels, got "
+            f"{head_dim}: change the width or the number of heads"
         )
 
 
 def _split(positions: Tensor) -> tuple[Tensor, Tensor]:
     """(B, N[, axes]) → (B, N, axes) in float32 at least, 0 for NaN, and a mask (B, N, 1) of it."""
-    positions = positions if positions.ndim == 3 else positions[..., None]
-    positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
+    positions = with_axes(positions)
     without = positions.isnan().any(dim=2, keepdim=True)
     return positions.masked_fill(without, 0.0), without
 

@@ -31,16 +31,12 @@ def option(default: Any, help: str) -> Any:
 class PositionSettings:
     """What a user asks of positions, checked at once.
 
-    Attributes:
-        axes: of a position: 1 in sequences, 2 in images.
-        mean_normalize: whether the host's positions are centred by CAPE.
-
     Raises:
         ValueError: unknown variant, or a value out of range, whatever the variant.
     """
 
-    axes: ClassVar[int]
-    mean_normalize: ClassVar[bool] = True
+    axes: ClassVar[int]  # of a position: 1 in sequences, 2 in images
+    mean_normalize: ClassVar[bool] = True  # whether CAPE centres the host's positions
 
     pos: str = option("cape", "the variant of positions")
     max_global_shift: float = option(0.0, "cape: Δ of a sample is uniform in ± this")
@@ -75,28 +71,19 @@ class PositionSettings:
         return name in self.variant.taken(self.axes)
 
     def refuse_options(self, spell: Callable[[str], str] = str) -> None:
-        """Refuse what the variant does not take; ``spell`` writes names as users type them.
-
-        Raises:
-            ValueError: an option that the variant does not take is not at its default.
-        """
-        given = {name: getattr(self, name) for name in self.defaults()}
-        variants.refuse_options(self.pos, given, self.defaults(), spell, axes=self.axes)
+        """:func:`cape_plugins.variants.refuse_options`, whose ValueError names what was given."""
+        variants.refuse_options(self.pos, vars(self), self.defaults(), spell, axes=self.axes)
 
     def embedding(self, dim: int, **options: Any) -> PositionalEmbedding:
         """What is added at the input, ``dim`` channels wide.
 
-        ``options`` of :class:`cape_plugins.PositionalEmbedding` replace the settings'; those that
-        the variant does not take have no effect.
-
-        Raises:
-            TypeError: a name is no option.
+        ``options`` of :class:`cape_plugins.PositionalEmbedding` (TypeError: it has none of that
+        name) replace the settings'; those that the variant does not take have no effect.
         """
         known = PositionalEmbedding.__init__.__kwdefaults__ or {}
         if typos := options.keys() - known.keys():
             raise TypeError(f"no options of PositionalEmbedding: {', '.join(sorted(typos))}")
-        chosen = {name: getattr(self, name) for name in self.defaults()}
-        chosen = {**chosen, "mean_normalize": self.mean_normalize, **options}
+        chosen = {**vars(self), "mean_normalize": self.mean_normalize, **options}
         taken = self.variant.taken(self.axes) & chosen.keys() & known.keys()
         given = {name: chosen[name] for name in taken if chosen[name] is not None}
         return PositionalEmbedding(dim, self.pos, axes=self.axes, **given)
@@ -105,9 +92,7 @@ class PositionSettings:
         self, layers: int, settings: AttentionSettings
     ) -> list[PositionalAttention | None]:
         """What sits in the self-attention of each layer; None is the host's own."""
-        return variants.attention_layers(
-            self.pos, layers, settings, check_logn(self.attention_logn)
-        )
+        return variants.attention_layers(self.pos, layers, settings, self.attention_logn or 0)
 
 
 @dataclass(frozen=True, kw_only=True)

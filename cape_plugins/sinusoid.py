@@ -68,12 +68,10 @@ def sinusoid_2d(positions: Tensor, dim: int, *, frequency_scale: float = 1.0) ->
 
 
 def embed(positions: Tensor, frequencies: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """[cos | sin] of positions × frequencies, (..., 2 K), zeros at padding.
+    """[cos | sin] of positions (..., axes) × frequencies (axes, K), in radians: (..., 2 K).
 
-    Args:
-        positions: (..., axes); NaN on any axis marks padding.
-        frequencies: (axes, K) radians per unit of position.
-        dtype: of the result. Default: the positions', float32 at least.
+    It is zero where a position is NaN on any axis, in ``dtype``, by default the positions', float32
+    at least.
     """
     padding = positions.isnan().any(dim=-1, keepdim=True)  # (..., 1)
     cos, sin = cos_sin(positions.masked_fill(padding, 0.0), frequencies, dtype)  # (..., K)
@@ -97,34 +95,27 @@ def cos_sin(
 
 def frequencies_1d(dim: int, base: float, frequency_scale: float, device: torch.device) -> Tensor:
     """Radians per unit of position of each phase of :func:`sinusoid_1d`, (dim / 2,)."""
-    return frequency_scale * torch.pow(base, _arange(dim // 2, device) * (-2.0 / dim))
+    k = torch.arange(dim // 2, device=device, dtype=widest(device))
+    return frequency_scale * torch.pow(base, k * (-2.0 / dim))
 
 
 def frequencies_2d(dim: int, frequency_scale: float, device: torch.device) -> Tensor:
     """Radians per unit along the height and the width of :func:`sinusoid_2d`, (2, dim / 2)."""
-    j = _arange(dim // 2, device)
+    j = torch.arange(dim // 2, device=device, dtype=widest(device))
     radius = frequency_scale * math.pi * torch.pow(10.0, (j + 1) / (dim // 2))  # (dim / 2,)
     return torch.stack([radius * torch.cos(j), radius * torch.sin(j)])
-
-
-def _arange(n: int, device: torch.device) -> Tensor:
-    """0 … n-1, made anew in every call: ``model.half()`` would cast a buffer."""
-    return torch.arange(n, device=device, dtype=widest(device))
 
 
 def check_dim(dim: int) -> None:
     """Raise ValueError unless ``dim`` channels split into cosines and sines."""
     check_count("dim", dim)
     if dim % 2:
-        raise ValueError(
-            f"dim must be even (half cosines, half sines), got {dim}: {dim + 1} is the next"
-        )
+        raise ValueError(f"dim must be even (cosines and sines), got {dim}: {dim + 1} is the next")
 
 
 def check_frequencies(base: float, frequency_scale: float) -> None:
     """Raise ValueError unless :func:`sinusoid_1d` can make frequencies of these."""
-    if is_traced():
-        return  # they may be symbolic; eager code and the modules' constructors have checked
-    if not (math.isfinite(base) and base > 1):
-        raise ValueError(f"base must be finite and > 1, got {base}")
-    check_positive("frequency_scale", frequency_scale)
+    if not is_traced():  # they may be symbolic; eager code and the modules' constructors checked
+        if not (math.isfinite(base) and base > 1):
+            raise ValueError(f"base must be finite and > 1, got {base}")
+        check_positive("frequency_scale", frequency_scale)

@@ -24,27 +24,16 @@ from cape_plugins.rotary import MixedRotaryAttention, RotaryAttention
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to tell a Transformer where its tokens are.
+    """A way to tell a Transformer where its tokens are."""
 
-    Attributes:
-        number: stands in checkpoints for the name; only ever append.
-        adds: to the content at the input: nothing, rows of a learnable table, or sinusoids.
-        augment: what becomes of positions before their sinusoids and before attention.
-        attention: what sits in self-attention; None is the host's own attention.
-        first_layer_only: whether ``attention`` sits in the first layer only.
-        axes: numbers of axes that its positions may have: 1 in sequences, 2 in images.
-        options: the options that it takes, the core's and the hosts'.
-        only_in_images: options that change nothing in sequences, which refuse them.
-    """
-
-    number: int
-    adds: Literal["nothing", "table", "sinusoid"]
-    augment: type[Identity] = Identity
-    attention: type[PositionalAttention] | None = None
-    first_layer_only: bool = False
-    axes: tuple[int, ...] = (1, 2)
-    options: frozenset[str] = frozenset()
-    only_in_images: frozenset[str] = frozenset()
+    number: int  #: stands in checkpoints for the name; only ever append
+    adds: Literal["nothing", "table", "sinusoid"]  #: to the content at the input
+    augment: type[Identity] = Identity  #: of positions, before sinusoids and attention see them
+    attention: type[PositionalAttention] | None = None  #: in self-attention; None: the host's own
+    first_layer_only: bool = False  #: whether ``attention`` sits in the first layer only
+    axes: tuple[int, ...] = (1, 2)  #: that its positions may have: 1 in sequences, 2 in images
+    options: frozenset[str] = frozenset()  #: that it takes, the core's and the hosts'
+    only_in_images: frozenset[str] = frozenset()  #: options that sequences refuse: no effect there
 
     def taken(self, axes: int) -> frozenset[str]:
         """The options that it takes in sequences (1 axis) or images (2 axes)."""
@@ -88,11 +77,7 @@ VARIANTS = {
 
 
 def names(axes: int) -> tuple[str, ...]:
-    """Names of the variants for sequences (1 axis) or images (2 axes).
-
-    Raises:
-        ValueError: there are not 1 or 2 axes.
-    """
+    """Names of the variants for sequences (1 axis) or images (2 axes); else ValueError."""
     if axes not in (1, 2):
         raise ValueError(f"axes must be 1 (sequences) or 2 (images), got {axes!r}")
     return tuple(name for name, variant in VARIANTS.items() if axes in variant.axes)
@@ -121,36 +106,34 @@ def refuse_options(
     """Refuse what the variant does not take.
 
     Args:
-        pos: the variant.
+        pos, axes: the variant, and 1 for sequences, 2 for images, whose variants are named.
         given: option → value. Those that no variant takes are not this function's business.
         defaults: option → value that counts as not given.
         spell: writes an option's name as the host's users type it.
-        axes: 1 for sequences, 2 for images: whose variants are named.
 
     Raises:
         ValueError: an option that the variant does not take differs from its default.
     """
-    takers = {name: VARIANTS[name].taken(axes) for name in names(axes)}
     every = frozenset[str]().union(*(variant.options for variant in VARIANTS.values()))
     taken = get(pos).taken(axes)
     for name in sorted((every - taken) & given.keys()):
         if given[name] != defaults.get(name):
+            takers = ", ".join(each for each in names(axes) if name in get(each).taken(axes))
             allowed = ", ".join(spell(n) for n in sorted(taken & given.keys())) or "none of these"
             if name in get(pos).only_in_images:
                 allowed += f" ({spell(name)} changes no distance between tokens, which is all that "
                 allowed += f"{pos} sees in sequences)"
             raise ValueError(
-                f"{spell(name)} = {given[name]!r} is for "
-                f"{', '.join(n for n in takers if name in takers[n])}; {pos} takes {allowed}: "
+                f"{spell(name)} = {given[name]!r} is for {takers}; {pos} takes {allowed}: "
                 "leave it out, or choose another variant"
             )
 
 
 def augmentation(pos: str, options: Mapping[str, Any]) -> Identity:
     """What the variant makes of positions, built of those options (name → value) that it takes."""
-    variant = get(pos)
-    fields = {field.name for field in dataclasses.fields(variant.augment)} & variant.options
-    return variant.augment(**{name: options[name] for name in fields & options.keys()})
+    kind = get(pos).augment
+    fields = {field.name for field in dataclasses.fields(kind)} & get(pos).options
+    return kind(**{name: options[name] for name in fields & options.keys()})
 
 
 def attention_layers(
@@ -158,8 +141,7 @@ def attention_layers(
 ) -> list[PositionalAttention | None]:
     """What sits in the self-attention of each layer; None is the host's own attention.
 
-    ``logn`` is N_train of :func:`cape_plugins.logn.scale_queries`; where it is not 0, every layer
-    has a :class:`PositionalAttention`.
+    Where ``logn`` (:class:`PositionalAttention`) is not 0, no layer has the host's own.
 
     Raises:
         ValueError: unknown variant, or settings that it cannot serve.

@@ -39,12 +39,6 @@ def test_each_axis_has_its_own_centre_and_shift_and_they_share_the_scale():
     assert result.tolist() == [[[0.0, -33.0], [6.0, 27.0]]]
 
 
-def test_no_shift_and_no_scale_are_exactly_nothing():
-    draw = Augmentation().draw(3, 2)
-    assert draw.shift.tolist() == [[0.0, 0.0]] * 3
-    assert draw.scale.tolist() == [1.0] * 3
-
-
 def test_two_calls_with_one_draw_share_shift_and_scale_but_not_the_local_shift():
     augmentation = Augmentation(100.0, 0.5, 2.0, mean_normalize=False)
     draw = augmentation.draw(4, generator=seeded())
@@ -77,13 +71,6 @@ def test_padding_stays_nan_and_never_changes_a_real_token(lengths, padding, dtyp
         torch.testing.assert_close(result[i, :length], alone[0], rtol=0, atol=1e-6)
 
 
-def test_centring_a_long_utterance_does_not_depend_on_its_padding():
-    frames = torch.arange(100_000) * 0.03
-    padded = torch.cat([frames, torch.full((50_000,), NAN)])
-    centre = Augmentation().apply
-    assert torch.equal(centre(frames[None])[0], centre(padded[None])[0, :100_000])
-
-
 @given(st.integers(1, 40_000), st.integers(0, 20_000))
 @settings(deadline=None, max_examples=50)
 def test_centring_in_float64_is_the_same_bit_by_bit_with_any_padding(length, padding):
@@ -98,9 +85,8 @@ def test_the_mean_of_many_tokens_is_taken_in_float64():
     assert (Augmentation().apply(positions).double() - exact).abs().max() < 5e-4
 
 
-def test_integer_and_half_positions_are_computed_in_float32():
+def test_integer_positions_are_computed_in_float32():
     assert Augmentation().apply(torch.tensor([[0, 1]])).dtype == torch.float32
-    assert Augmentation().apply(torch.tensor([[0.0, 1]]).half()).dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -110,11 +96,8 @@ def test_integer_and_half_positions_are_computed_in_float32():
         (dict(max_global_shift=NAN), "max_global_shift"),
         (dict(max_global_shift="5"), "max_global_shift"),
         (dict(max_local_shift=math.inf), "max_local_shift"),
-        (
-            dict(max_local_shift=(0.1, -0.1)),
-            "max_local_shift must be a finite number ≥ 0, got -0.1",
-        ),
-        (dict(max_local_shift=()), "one per axis, got none"),
+        (dict(max_local_shift=(0.1, -0.1)), "max_local_shift must be a finite .* ≥ 0, got -0.1"),
+        (dict(max_local_shift=()), r"max_local_shift must be a finite number ≥ 0, got \(\)"),
         (dict(max_global_scale=0.9), "max_global_scale must be a finite number ≥ 1, got 0.9"),
         (dict(mean_normalize="no"), "mean_normalize must be True or False"),
     ],
@@ -127,18 +110,15 @@ def test_invalid_settings_raise_at_construction(settings, message):
 def test_positions_and_draws_that_do_not_fit_say_which_shape_is_needed():
     with pytest.raises(ValueError, match=r"\(B, N\) or \(B, N, axes\)"):
         Augmentation().apply(torch.zeros(3))
-    with pytest.raises(ValueError, match=r"shift \(2, 1\) and scale \(2,\)"):
-        Augmentation().apply(torch.zeros(2, 3), Augmentation().draw(1))
+    with pytest.raises(ValueError, match=r"must be finite.* got inf at index \[0, 1\]"):
+        Augmentation().apply(torch.tensor([[0.0, math.inf]]))
+    draw = Augmentation().draw(2)
+    for other in (draw._replace(shift=torch.zeros(2, 2)), draw._replace(scale=torch.ones(3))):
+        with pytest.raises(ValueError, match=r"shift \(2, 1\) and scale \(2,\), got \(2, ."):
+            Augmentation().apply(torch.zeros(2, 3), other)
     three_axes = Augmentation(max_local_shift=(1.0, 1.0, 1.0))
     with pytest.raises(ValueError, match="holds 3 values"):
         three_axes.apply(torch.zeros(2, 3, 2), three_axes.draw(2, 2))
-
-
-def test_infinite_and_complex_positions_are_refused():
-    with pytest.raises(ValueError, match=r"must be finite.* got inf at index \[0, 1\]"):
-        Augmentation().apply(torch.tensor([[0.0, math.inf]]))
-    with pytest.raises(ValueError, match=r"must be real numbers, got torch.complex64"):
-        Augmentation().apply(torch.zeros(1, 2, dtype=torch.cfloat))
 
 
 @pytest.mark.parametrize("count", [-1, 2.5, True])

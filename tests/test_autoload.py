@@ -209,12 +209,6 @@ HOOK = {
         "print('cape' in one, 'cape' in other)",
         "True True",
     ),
-    "both tasks, espnet3's first": (
-        "from espnet3.systems.esp2_asr.task import names as one\n"
-        "from espnet2.tasks.asr import names as other\n"
-        "print('cape' in one, 'cape' in other)",
-        "True True",
-    ),
     "AbsTask is left as it was": (
         "from espnet2.tasks import abs_task\n"
         "watched = abs_task.AbsTask.__init_subclass__.__func__\n"

@@ -5,7 +5,6 @@ import importlib.util
 import itertools
 import math
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,34 +12,26 @@ import pytest
 
 pytest.importorskip("tabulate")
 
+import cape_support
 from cape_plugins.variants import names
+from cape_support import ROOT
 
-ROOT = Path(__file__).parents[1]
 VARIANTS_OF = {"vit_small": ("abspos", *names(2)), "wmt_base": names(1), "asr_36": names(1)}
 HOSTS = {"vit_small": "timm", "wmt_base": "fairseq", "asr_36": "espnet2"}
 HERE = {host for host in HOSTS.values() if importlib.util.find_spec(host)}
 STEPS = "gpu1-steps.csv"
 
 
-def run(*command: object, **environment: object) -> subprocess.CompletedProcess:
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = {"PYTHONPATH": os.pathsep.join(paths), **environment, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [str(word) for word in command],
-        cwd=ROOT,
-        env={**os.environ, **{name: str(value) for name, value in environment.items()}},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=1800,
-    )
+def run(*command: object, **environment: object) -> tuple[int, str]:
+    """Exit status and output."""
+    return cape_support.run(*command, cwd=ROOT, **{"PYTHONPATH": ROOT, **environment})
 
 
-def variants(*arguments: object, **environment: object) -> subprocess.CompletedProcess:
+def variants(*arguments: object, **environment: object) -> tuple[int, str]:
     return run(sys.executable, "benchmarks/variants.py", *arguments, **environment)
 
 
-def gpu(*arguments: object, **environment: object) -> subprocess.CompletedProcess:
+def gpu(*arguments: object, **environment: object) -> tuple[int, str]:
     environment = {"PYTHON": sys.executable, "DRY_RUN": 1, **environment}
     return run("bash", "benchmarks/gpu.sh", *arguments, **environment)
 
@@ -63,22 +54,23 @@ def broken(tmp_path):
 
 
 def test_a_host_that_does_not_import_is_left_out_and_named(broken):
-    ran = variants("--tiny", "--cases", "vit_small", PYTHONPATH=f"{broken('timm')}:{ROOT}")
-    assert ran.returncode == 1
-    assert "vit_small left out, its host is missing here: timm is broken" in ran.stdout
+    path = f"{broken('timm')}:{ROOT}"
+    status, said = variants("--tiny", "--cases", "vit_small", PYTHONPATH=path)
+    assert status == 1
+    assert "vit_small left out, its host is missing here: timm is broken" in said
 
 
 def test_a_unit_that_a_case_lacks_is_refused_before_anything_runs():
-    ran = variants("--cases", "vit_small", "--unit", "relpos")
-    assert ran.returncode == 2
+    status, said = variants("--cases", "vit_small", "--unit", "relpos")
+    assert status == 2
     wanted = ", ".join(VARIANTS_OF["vit_small"])
-    assert ran.stdout.splitlines()[-1].endswith(f"--unit relpos: vit_small has {wanted}")
+    assert said.splitlines()[-1].endswith(f"--unit relpos: vit_small has {wanted}")
 
 
 @pytest.mark.skipif("timm" not in HERE, reason="needs timm")
 def test_the_bytes_that_positions_move_are_counted():
-    ran = run(sys.executable, "benchmarks/traffic.py", "--batch", 1, "--pos", "sinpos", "cape")
-    rows = [line.split("|")[1:-1] for line in ran.stdout.splitlines()[-3:]]
+    _, said = run(sys.executable, "benchmarks/traffic.py", "--batch", 1, "--pos", "sinpos", "cape")
+    rows = [line.split("|")[1:-1] for line in said.splitlines()[-3:]]
     (_, _, whole, none, _), *others = [[cell.strip() for cell in row] for row in rows]
     assert float(none) == 0
     content = 196 * 384 * 4 / 1e6  # MB: read once and written once at least
@@ -86,31 +78,30 @@ def test_the_bytes_that_positions_move_are_counted():
 
 
 def test_a_part_that_there_is_not_is_refused():
-    ran = gpu(7)
-    assert ran.returncode == 2
-    assert ran.stdout == "gpu.sh: got '7', choose a part: 1, 2, 3, or pack\n"
+    assert gpu(7) == (2, "gpu.sh: got '7', choose a part: 1, 2, 3, or pack\n")
 
 
 def test_what_fails_there_is_reported_and_the_rest_still_runs(broken, tmp_path):
-    ran = gpu(1, OUT=tmp_path / "out", PYTHONPATH=broken("torch"))
-    assert ran.returncode == 1
-    assert "ImportError: torch is broken" in ran.stdout
-    assert ran.stdout.count("| FAILED |") == len(HERE) + ("timm" in HERE)
+    status, said = gpu(1, OUT=tmp_path / "out", PYTHONPATH=broken("torch"))
+    assert status == 1
+    assert "ImportError: torch is broken" in said
+    assert said.count("| FAILED |") == len(HERE) + ("timm" in HERE)
 
 
 @pytest.mark.release
 @pytest.mark.skipif("espnet2" not in HERE, reason="needs ESPnet")
 def test_a_conformer_is_compared_too():
-    ran = variants("--tiny", "--cases", "conformer_12", "--pos", "cape", "rope", "--rounds", 1)
-    assert ran.returncode == 0, ran.stdout
-    assert "tiny conformer_12, step" in ran.stdout
-    assert "| rope" in ran.stdout
+    given = ("--cases", "conformer_12", "--pos", "cape", "rope", "--rounds", 1)
+    status, said = variants("--tiny", *given)
+    assert status == 0, said
+    assert "tiny conformer_12, step" in said
+    assert "| rope" in said
 
 
 @pytest.mark.release
 def test_every_variant_is_compared_in_every_host_that_is_here(tmp_path):
-    ran = gpu(1, OUT=tmp_path)
-    assert ran.returncode == 0, ran.stdout[-3000:]
+    status, said = gpu(1, OUT=tmp_path)
+    assert status == 0, said[-3000:]
     missing = {f"left out: no {host} here" for host in HOSTS.values() if host not in HERE}
     assert {*outcomes(tmp_path / "gpu1.md")} - {"done"} == missing
     rows = list(csv.DictReader((tmp_path / STEPS).open())) if HERE else []
@@ -128,8 +119,8 @@ def test_every_variant_is_compared_in_every_host_that_is_here(tmp_path):
 
 @pytest.mark.release
 def test_the_trainers_of_a_gpu_run_on_the_cpu(tmp_path):
-    ran = gpu(2, OUT=tmp_path)
-    assert ran.returncode == 0, ran.stdout[-3000:]
+    status, said = gpu(2, OUT=tmp_path)
+    assert status == 0, said[-3000:]
     found = outcomes(tmp_path / "gpu2.md")
     assert "done" in found
     assert all(outcome == "done" or outcome.startswith("left out: no ") for outcome in found)
@@ -145,13 +136,13 @@ def test_the_study_of_a_gpu_runs_on_the_cpu(tmp_path):
         path = folder / split / f"class{index % 10}" / f"{index}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         image.fromarray(noise.integers(256, size=(32, 32, 3), dtype="uint8")).save(path)
-    ran = gpu(3, OUT=tmp_path, CIFAR10=folder)
-    assert ran.returncode == 0, ran.stdout[-3000:]
+    status, said = gpu(3, OUT=tmp_path, CIFAR10=folder)
+    assert status == 0, said[-3000:]
     assert outcomes(tmp_path / "gpu3.md") == ["done", "done"]
     assert "top1" in (tmp_path / "gpu3-report" / "table.md").read_text()
 
 
 def test_without_its_trainer_the_study_of_a_gpu_is_left_out(tmp_path):
-    ran = gpu(3, OUT=tmp_path, TIMM_SCRIPTS=tmp_path)
-    assert ran.returncode == 0
-    assert "left out: no train.py of timm, or no CIFAR-10, here" in ran.stdout
+    status, said = gpu(3, OUT=tmp_path, TIMM_SCRIPTS=tmp_path)
+    assert status == 0
+    assert "left out: no train.py of timm, or no CIFAR-10, here" in said

@@ -2,16 +2,11 @@
 
 import copy
 import math
-import pickle
-import re
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._dynamo.testing import CompileCounter
-from torch._inductor.utils import run_and_get_code
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from cape_plugins import (
     Augmentation,
@@ -24,14 +19,13 @@ from cape_plugins import (
     token_positions,
     variants,
 )
-from cape_plugins.random_positions import RandomPositions
-from cape_support import seeded
+from cape_plugins.random_positions import spread_evenly
+from cape_support import Sizes, seeded
 
 NAN = math.nan
 PAPER = dict(max_global_shift=5.0, max_local_shift=0.5, max_global_scale=1.4)
 EACH = [(1, pos) for pos in ("nopos", "abspos", "sinpos", "cape", "random")]
 EACH += [(2, pos) for pos in ("nopos", "sinpos", "cape", "random")]
-HALF_ULP = {torch.float64: 0.0, torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2**-8}
 
 
 def build(pos: str, axes: int = 1, dim: int = 8, **options) -> PositionalEmbedding:
@@ -47,11 +41,6 @@ def where(axes: int, *lengths: int) -> torch.Tensor:
     """(B, 6[, 2]) positions, NaN beyond each length."""
     tokens = token_positions(list(lengths) or [6], 6)
     return tokens if axes == 1 else patch_grid(2, 3) + 0 * tokens[..., None]
-
-
-def wide(positions: torch.Tensor, dim: int, scale: float = 1.0) -> torch.Tensor:
-    embed = sinusoid_2d if positions.ndim == 3 else sinusoid_1d
-    return embed(positions.double(), dim, frequency_scale=scale)
 
 
 # What each variant adds
@@ -77,25 +66,16 @@ def test_cape_in_evaluation_centres_and_nothing_else():
     torch.testing.assert_close(cape(content, positions), content + sinusoid_1d(positions, 8))
 
 
-def test_cape_in_evaluation_does_not_see_where_a_recording_starts():
-    content, times = torch.randn(1, 5, 8), frame_times([5], 0.03)
-    cape = build("cape", frequency_scale=30.0).eval()
-    torch.testing.assert_close(cape(content, times), cape(content, times + 2.0), atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize("axes", [1, 2])
 def test_random_spreads_positions_evenly_in_evaluation_or_leaves_them(axes):
-    positions, content = where(axes, 6), torch.zeros(2, 6, 8)
+    positions, content = where(axes, 6), torch.zeros(1, 6, 8)
     embed = sinusoid_1d if axes == 1 else sinusoid_2d
     spread = build("random", axes, random_range=(0.0, 7.0)).eval()
-    expected = (
-        RandomPositions((0.0, 7.0)).in_evaluation(positions.view(1, 6, axes)).view(positions.shape)
-    )
-    torch.testing.assert_close(
-        spread(content, positions), embed(expected, 8).expand_as(content), atol=2e-6, rtol=0
-    )
+    evenly = spread_evenly(positions.view(1, 6, axes), 0.0, 7.0).view(positions.shape)
+    found = spread(content, positions)
+    torch.testing.assert_close(found, embed(evenly, 8), atol=2e-6, rtol=0)
     as_given = build("random", axes, random_range=(0.0, 7.0), spread=False).eval()
-    torch.testing.assert_close(as_given(content, positions)[:1], embed(positions, 8))
+    torch.testing.assert_close(as_given(content, positions), embed(positions, 8))
 
 
 def test_abspos_looks_up_its_table_and_wraps_or_raises_beyond_it():
@@ -125,21 +105,6 @@ def test_only_abspos_has_state_and_no_variant_a_buffer():
             assert not list(module.buffers())
 
 
-@pytest.mark.parametrize(("axes", "scale"), [(1, 30.0), (2, 0.2)])
-def test_frequency_scale_is_the_same_as_other_positions_and_shifts(axes, scale):
-    content, positions = torch.zeros(2, 6, 8), where(axes)
-    shifts = dict(max_global_shift=0.5, max_local_shift=0.1)
-    low = PositionalEmbedding(8, "cape", axes=axes, frequency_scale=scale, **shifts)
-    scaled = {name: scale * value for name, value in shifts.items()}
-    near = PositionalEmbedding(8, "cape", axes=axes, **scaled)
-    torch.testing.assert_close(
-        low(content, positions, generator=seeded()),
-        near(content, positions * scale, generator=seeded()),
-        atol=2e-5,
-        rtol=0,
-    )
-
-
 def test_base_and_print_are_those_of_the_settings():
     module = PositionalEmbedding(8, "sinpos", base=100.0, frequency_scale=2.0)
     expected = sinusoid_1d(torch.arange(6.0)[None], 8, base=100.0, frequency_scale=2.0)
@@ -163,13 +128,6 @@ def test_training_augments_each_sample_by_itself_and_a_generator_repeats_it(pos,
     assert not torch.equal(module(content, positions), module(content, positions))
 
 
-@pytest.mark.parametrize(("axes", "pos"), EACH)
-def test_evaluation_is_deterministic_whatever_is_drawn(axes, pos):
-    module, content, positions = build(pos, axes).eval(), torch.randn(2, 6, 8), where(axes, 6, 4)
-    draw = Draw(torch.ones(2, axes), torch.full((2,), 1.2))
-    assert torch.equal(module(content, positions), module(content, positions, draw))
-
-
 def test_only_cape_draws_what_sequences_share_and_only_in_training():
     device = torch.device("cpu")
     for axes in (1, 2):
@@ -189,23 +147,6 @@ def test_two_sequences_with_one_draw_share_shift_and_scale():
     torch.testing.assert_close(out, sinusoid_1d((positions + 3) * 1.25, 8))
 
 
-def test_a_forward_may_have_a_local_shift_of_its_own():
-    """As in images, whose patches are 1/N apart: the settings of section 4.1."""
-    content, grid = torch.zeros(3, 40, 8), patch_grid(4, 10)[None]
-    papers = Augmentation(0.5, (1 / 4, 1 / 10), 1.4, mean_normalize=False)
-    generator = seeded()
-    draw = papers.draw(3, 2, generator=generator)
-    moved = papers.apply(grid.expand(3, -1, -1), draw, generator=generator)
-    options = dict(max_global_shift=0.5, max_global_scale=1.4, mean_normalize=False)
-    cape = PositionalEmbedding(8, axes=2, **options)
-    local = torch.tensor([[[1 / 4, 1 / 10]]])
-    for shift in ((1 / 4, 1 / 10), local, local.expand(3, 1, 2)):
-        out = cape(content, grid, generator=seeded(), max_local_shift=shift)
-        torch.testing.assert_close(out, sinusoid_2d(moved, 8), atol=2e-5, rtol=0)
-    still = cape(content, grid, generator=seeded())
-    assert (out - still).abs().max() > 0.1
-
-
 @pytest.mark.parametrize(("axes", "pos"), EACH)
 @pytest.mark.parametrize("training", [True, False])
 def test_adding_at_the_augmented_positions_is_what_forward_does(axes, pos, training):
@@ -222,55 +163,36 @@ def test_adding_at_the_augmented_positions_is_what_forward_does(axes, pos, train
 # Numerics
 
 
-def half_ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    exponent = torch.frexp(values.abs().clamp(min=torch.finfo(dtype).tiny)).exponent - 1
-    return torch.exp2(exponent.double()) * (torch.finfo(dtype).eps / 2)
-
-
 @pytest.mark.parametrize(
-    ("positions", "scale", "tolerance"),
+    ("positions", "scale"),
     [
-        pytest.param(frame_times([120_000], 0.03, dtype=torch.float64), 30.0, 2e-7, id="an hour"),
-        pytest.param(frame_times([120_000], 0.03), 30.0, 2e-7, id="an hour in float32"),
-        pytest.param(torch.rand(3, 40) * 1e5, 1.0, 2e-7, id="1e5 tokens"),
-        pytest.param(torch.rand(1, 50, dtype=torch.float64) * 1e7, 1.0, 2e-7, id="1e7 tokens"),
-        pytest.param(torch.rand(3, 40, 2) * 6 - 3, 1.0, 2e-7, id="patches"),
-        pytest.param(torch.rand(3, 40, 2) * 6 - 3, 0.2, 2e-7, id="slow patches"),
+        pytest.param(frame_times([120_000], 0.03, dtype=torch.float64), 30.0, id="an hour"),
+        pytest.param(frame_times([120_000], 0.03), 30.0, id="an hour in float32"),
+        pytest.param(torch.rand(1, 50, dtype=torch.float64) * 1e7, 1.0, id="1e7 tokens"),
+        pytest.param(torch.rand(3, 40, 2) * 6 - 3, 0.2, id="patches"),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_far_positions_are_as_accurate_as_near_ones(positions, scale, tolerance, dtype):
+def test_far_positions_are_as_accurate_as_near_ones(positions, scale, dtype):
     axes = positions.ndim - 1
     module = PositionalEmbedding(64, "sinpos", axes=axes, frequency_scale=scale)
     out = module(torch.zeros(*positions.shape[:2], 64, dtype=dtype), positions)
     assert out.dtype == dtype
-    error = (out.double() - wide(positions, 64, scale)).abs().max()
-    assert error <= tolerance + HALF_ULP[dtype] / 2
-
-
-LONG = [
-    pytest.param(token_positions([4_000]), 1.0, 1e-3, id="4000-tokens"),
-    pytest.param(frame_times([120_000], 0.03), 30.0, 1.5e-2, id="3600-s"),
-    pytest.param(patch_grid(40, 30)[None], 1.0, 1e-4, id="patches"),
-]
+    embed = sinusoid_2d if axes == 2 else sinusoid_1d
+    expected = embed(positions.double(), 64, frequency_scale=scale)
+    assert (out.double() - expected).abs().max() <= 1.7e-7 + torch.finfo(dtype).eps / 4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("pos", ["sinpos", "cape"])
-@pytest.mark.parametrize(("positions", "scale", "tolerance"), LONG)
-def test_half_precision_costs_one_rounding(positions, scale, tolerance, pos, dtype):
-    """Under autocast and in a module that was cast; the tolerance is of centring in float32."""
-    axes = positions.ndim - 1
-    module = PositionalEmbedding(16, pos, axes=axes, frequency_scale=scale).eval()
-    content = torch.randn(1, positions.shape[1], 16, generator=seeded()).to(dtype)
-    expected = copy.deepcopy(module).double()(content.double(), positions.double())
+@pytest.mark.parametrize(("axes", "pos"), EACH)
+def test_half_precision_costs_one_rounding(axes, pos, dtype):
+    """Under autocast and in a module that was cast, whose table, where it has one, is rounded."""
+    module, positions = build(pos, axes).to(dtype).eval(), 1.0 + 1000 * where(axes, 6, 4)
+    content = torch.randn(2, 6, 8, generator=seeded()).to(dtype)
+    expected = copy.deepcopy(module).float()(content.float(), positions).to(dtype)
+    assert torch.equal(module(content, positions), expected)
     with torch.autocast("cpu", dtype):
-        out = module(content, positions)
-    assert torch.equal(module.to(dtype)(content, positions), out)
-    assert out.dtype == dtype
-    error = (out.double() - expected).abs()
-    # the rounding is that of the value before it, which is the expected one within tolerance
-    assert (error - half_ulp(expected.abs() + tolerance, dtype)).max() < tolerance
+        assert torch.equal(module.float()(content, positions), expected)
 
 
 def test_float64_content_has_its_embedding_in_float64():
@@ -322,31 +244,6 @@ def test_no_token_and_a_patch_without_one_of_its_coordinates_get_nothing(trainin
         assert (out[0, [0, 2]] != content[0, [0, 2]]).any(dim=-1).all()
 
 
-@pytest.mark.parametrize(
-    "content",
-    [torch.randn(6, 4, 8).transpose(0, 1), torch.randn(4, 6, 16)[..., ::2], torch.zeros(4, 6, 8)],
-    ids=["time first", "every other channel", "contiguous"],
-)
-def test_content_may_be_laid_out_in_any_way(content):
-    positions = torch.rand(4, 6) * 10
-    out = PositionalEmbedding(8, "sinpos")(content, positions)
-    torch.testing.assert_close(out.double(), content + wide(positions, 8), atol=1e-6, rtol=0)
-
-
-class Sizes(TorchDispatchMode):
-    """The largest results of cosines, and of anything, in elements."""
-
-    cosines = largest = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor):
-            self.largest = max(self.largest, out.numel())
-            if function is torch.ops.aten.cos.default:
-                self.cosines = max(self.cosines, out.numel())
-        return out
-
-
 @pytest.mark.parametrize(("axes", "pos"), [case for case in EACH if case[1] in ("sinpos", "cape")])
 def test_shared_positions_are_embedded_once_in_evaluation(axes, pos):
     with Sizes() as sizes:
@@ -383,19 +280,6 @@ def test_positions_that_want_a_gradient_get_it_and_padding_gets_zeros(axes, pos)
     torch.autograd.gradcheck(lambda p: module(content, p), (real,))
 
 
-def test_torch_func_and_forward_mode_derivatives():
-    module, content = PositionalEmbedding(8).eval(), torch.randn(4, 2, 6, 8)
-    positions = torch.rand(4, 2, 6)
-    mapped = torch.vmap(module)(content, positions)
-    one_by_one = torch.stack([module(*pair) for pair in zip(content, positions, strict=True)])
-    torch.testing.assert_close(mapped, one_by_one)
-    square = torch.func.grad(lambda c: module(c, positions[0]).square().sum())
-    torch.testing.assert_close(square(content[0]), 2 * module(content[0], positions[0]))
-    tangent = torch.randn(4, 2, 6, 8)
-    found = torch.func.jvp(lambda c: torch.vmap(module)(c, positions), (content,), (tangent,))
-    assert torch.equal(found[1], tangent)
-
-
 @pytest.mark.parametrize(("axes", "pos"), EACH)
 def test_gradients_per_sample_in_training(axes, pos):
     """As in differentially private training: each sample has weights of its own to vary."""
@@ -418,15 +302,6 @@ def test_gradients_per_sample_in_training(axes, pos):
     assert torch.allclose(found, found[:1].expand_as(found), atol=1e-4) != drawn
 
 
-@pytest.mark.parametrize(("axes", "pos"), [(1, "abspos"), (1, "cape"), (2, "cape")])
-def test_copies_and_pickles_are_the_same_module(axes, pos):
-    module, content = build(pos, axes), torch.randn(2, 6, 8)
-    module(content.requires_grad_(), where(axes)).sum().backward()  # in the middle of training
-    expected = module.eval()(content, where(axes))
-    for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        assert torch.equal(copied(content, where(axes)), expected)
-
-
 # torch.compile, export
 
 
@@ -443,33 +318,6 @@ def test_it_compiles_in_one_graph(axes, pos, training):
         assert out.isfinite().all()
     else:
         torch.testing.assert_close(out, module(content, positions))
-
-
-def test_two_graphs_serve_all_image_sizes():
-    module, counter = PositionalEmbedding(8, axes=2, max_local_shift=0.1), CompileCounter()
-
-    def patches_of(image: torch.Tensor) -> torch.Tensor:  # (B, H, W, C)
-        height, width = image.shape[1:3]
-        local = (1 / height, 1 / width)
-        grid = patch_grid(height, width)[None]
-        return module(image.flatten(1, 2), grid, max_local_shift=local)
-
-    compiled = torch.compile(patches_of, fullgraph=True, backend=counter)
-    for side in range(4, 10):
-        assert compiled(torch.zeros(2, side, side + 1, 8)).isfinite().all()
-    assert counter.frame_count <= 2
-
-
-@pytest.mark.release  # 20 s of inductor's C++
-@pytest.mark.parametrize("axes", [1, 2])
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_inductor_makes_one_kernel_of_content_and_embedding(axes, training):
-    module = PositionalEmbedding(64, "sinpos", axes=axes).train(training)
-    content, positions = torch.randn(4, 6, 64), where(axes, 6, 6, 4, 6)
-    torch._dynamo.reset()
-    out, (code,) = run_and_get_code(torch.compile(module, fullgraph=True), content, positions)
-    torch.testing.assert_close(out, module(content, positions))
-    assert len(set(re.findall(r"\bcpp_fused\w*", code))) == 1
 
 
 @pytest.mark.parametrize(("axes", "pos"), [(1, "cape"), (1, "random"), (2, "sinpos")])
@@ -496,30 +344,20 @@ def test_an_exported_model_takes_any_size(axes, pos):
     [
         (dict(pos="rope9"), "unknown variant 'rope9': choose one of nopos, abspos, sinpos, cape"),
         (dict(pos="abspos", axes=2), "unknown variant 'abspos': choose one of nopos, sinpos, cape"),
-        (dict(pos="rope_mixed"), "unknown variant 'rope_mixed'"),
         (dict(axes=3), "axes must be 1 .* or 2 .*, got 3"),
         (dict(dim=7), "dim must be even"),
-        (dict(dim=8.0), "dim must be an integer ≥ 1, got 8.0"),
         (dict(pos="nopos", dim=True), "dim must be an integer ≥ 1, got True"),
-        (dict(pos="abspos", max_length=2.5), "max_length must be an integer ≥ 1, got 2.5"),
-        (dict(pos="sinpos", dim=7), "dim must be even"),
         (dict(max_global_scale=0.5), "max_global_scale must be a finite number ≥ 1"),
-        (dict(max_local_shift=math.nan), "max_local_shift"),
         (dict(pos="nopos", base=0.0), "base must be finite and > 1"),
-        (dict(pos="nopos", frequency_scale=0.0), "frequency_scale must be finite and > 0"),
         (dict(pos="nopos", overflow="clamp"), "overflow must be 'wrap' or 'error'"),
         (dict(pos="nopos", max_length=0), "max_length must be an integer ≥ 1, got 0"),
+        (dict(pos="abspos", max_length=2.5), "max_length must be an integer ≥ 1, got 2.5"),
         (dict(pos="abspos"), "abspos needs max_length"),
         (dict(pos="random", random_range=(1.0, 1.0)), "random_range must be"),
         # what the variant does not take
-        (dict(pos="sinpos", max_global_shift=5.0), "max_global_shift = 5.0 is for cape; sinpos"),
-        (dict(pos="nopos", max_global_scale=1.5), "max_global_scale = 1.5 is for cape, cape_rope"),
-        (dict(pos="cape", random_range=(0.0, 2.0)), "random_range = .* is for random, random_rope"),
         (dict(pos="sinpos", max_length=9), "max_length = 9 is for abspos; sinpos takes"),
         (dict(pos="cape", spread=False), "spread = False is for random"),
-        (dict(pos="rope", mean_normalize=False), "mean_normalize = False is for cape"),
         (dict(pos="alibi", base=100.0), "base = 100.0 is for sinpos, cape, random; alibi takes"),
-        (dict(pos="cape_rope", max_global_shift=1.0), "changes no distance between tokens"),
     ],
 )
 def test_settings_are_checked(arguments, message):
@@ -540,7 +378,6 @@ def test_inputs_that_do_not_fit_are_refused_by_every_variant(axes, pos):
         (torch.zeros(2, 6, 4), positions, r"content must be \(B, N, 8\).*got shape \[2, 6, 4\]"),
         (torch.zeros(6, 8), positions, r"content must be \(B, N, 8\)"),
         (torch.zeros(2, 6, 8, dtype=torch.long), positions, r"float dtype, got .* of torch.int64"),
-        (torch.zeros(2, 6, 8, dtype=torch.cfloat), positions, r"float dtype, got .*complex64"),
         (torch.zeros(2, 6, 8), positions[:, :5], rf"needs positions \[2, {size}\]"),
         (torch.zeros(2, 6, 8), positions[:1].expand(3, *positions.shape[1:]), rf"\[1, {size}\]"),
         (torch.zeros(2, 6, 8), torch.zeros(2, 6, 3 - axes), rf"needs positions \[2, {size}\]"),
@@ -561,11 +398,3 @@ def test_infinite_and_complex_positions_and_generators_elsewhere_are_refused(axe
         positions = positions.to("meta")
         with pytest.raises(ValueError, match=r"the generator lives on cpu, the positions on meta"):
             build(pos, axes).augment(positions, 1, generator=seeded())
-
-
-@pytest.mark.parametrize("draw", [Draw(torch.zeros(3, 1), torch.ones(3))])
-def test_a_draw_for_another_batch_is_refused(draw):
-    with pytest.raises(ValueError, match=r"shift \(2, 1\) and scale \(2,\)"):
-        build("cape")(torch.zeros(2, 6, 8), where(1), draw)
-    with pytest.raises(ValueError, match=r"got \(2, 1\) and \(3,\)"):
-        build("cape")(torch.zeros(2, 6, 8), where(1), draw._replace(shift=torch.zeros(2, 1)))

@@ -29,29 +29,30 @@ def test_it_says_what_switched_the_hook_off(capsys, monkeypatch, switch):
     assert f"loading by name: off ({switch}=0)" in capsys.readouterr().out
 
 
-def test_a_host_knows_our_models_or_the_reason_is_given(capsys, monkeypatch):
-    pytest.importorskip("timm")
-    name = "vit_tiny_patch16_cape_224"
+def test_of_a_host_that_does_not_know_our_models_the_reason_is_given(capsys, monkeypatch, tmp_path):
+    warns = "import warnings\nwarnings.warn('of its own')\nwarnings.warn('cape_plugins could not')"
+    (tmp_path / "warning_host.py").write_text(warns)
+    monkeypatch.syspath_prepend(tmp_path)
     hosts = {
-        "timm": (("timm",), "timm.models", name),
-        "missing": (("no-such-distribution",), "nowhere", "model"),
-        "broken": (("torch",), "no_such_module", "model"),
+        "missing": (["no-such-distribution"], "nowhere", vars),
+        "broken": (["torch"], "no_such_module", vars),
+        "without": (["torch"], "json", lambda _: ["vit"]),
+        "failed": (["torch"], "warning_host", lambda _: ["vit"]),
     }
     monkeypatch.setattr(env, "_HOSTS", hosts)
     env.main()
-    *_, timm, missing, broken = capsys.readouterr().out.splitlines()
-    assert timm == f"timm {version('timm')}: knows our models ({name} …)"
+    *_, missing, broken, without, failed = capsys.readouterr().out.splitlines()
     todo = "pip install 'cape-plugins[missing]', or '.[missing]' in a checkout"
     assert missing == f"missing: not installed: {todo}"
-    assert broken.endswith(
-        "cannot be imported (ModuleNotFoundError: No module named 'no_such_module')"
-    )
+    reason = "cannot be imported (ModuleNotFoundError: No module named 'no_such_module')"
+    assert broken == f"torch {version('torch')}: {reason}"
+    assert without.endswith("does not know our models; register with: import cape_plugins.without")
+    assert failed.endswith(": cape_plugins could not")
 
 
-def test_a_host_without_our_models_gets_the_line_that_registers_them(capsys, monkeypatch):
-    pytest.importorskip("timm")
-    monkeypatch.setattr(env, "_HOSTS", {"timm": (("timm",), "timm.models", "no_such_model")})
+@pytest.mark.parametrize("host", env._HOSTS)
+def test_the_hosts_that_are_here_know_our_models(capsys, monkeypatch, host):
+    pytest.importorskip(env._HOSTS[host][1])
+    monkeypatch.setattr(env, "_HOSTS", {host: env._HOSTS[host]})
     env.main()
-    assert (
-        capsys.readouterr().out.splitlines()[-1].endswith("register with: import cape_plugins.timm")
-    )
+    assert capsys.readouterr().out.splitlines()[-1].endswith(": knows our models")

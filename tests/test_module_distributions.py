@@ -3,6 +3,7 @@
 Positions so small, or frequencies so low, that no phase leaves ±π: then the angle is the position.
 """
 
+import itertools
 import math
 
 import pytest
@@ -55,16 +56,15 @@ def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
     return torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1].abs().item()
 
 
-def test_the_global_shift_on_a_line_is_uniform_and_one_per_sample():
-    shift = moved(line(3), 4000, max_global_shift=50.0) - torch.tensor([-1.0, 0, 1])
-    torch.testing.assert_close(shift, shift[:, :1].expand_as(shift), atol=1e-4, rtol=0)
-    assert_uniform(shift[:, 0], 50.0)
-
-
-def test_the_global_scale_on_a_line_is_log_uniform_and_one_per_sample():
-    scale = moved(line(3), 4000, max_global_scale=1.4)
-    torch.testing.assert_close(scale[:, 0], -scale[:, 2], atol=1e-4, rtol=0)
-    assert_uniform(scale[:, 2].log(), math.log(1.4))
+def test_on_a_line_global_shift_and_scale_are_independent_and_one_per_sample():
+    out = moved(line(3), 4000, max_global_shift=50.0, max_global_scale=1.4)
+    scale = (out[:, 2:] - out[:, :1]) / 2
+    shift = out[:, 1:2] / scale
+    expected = (torch.tensor([-1.0, 0, 1]) + shift) * scale
+    torch.testing.assert_close(out, expected, atol=1e-4, rtol=0)
+    assert_uniform(scale.log(), math.log(1.4))
+    assert_uniform(shift, 50.0)
+    assert correlation(scale, shift) < 0.06
 
 
 def test_the_local_shift_on_a_line_is_uniform_and_independent_per_token():
@@ -81,10 +81,8 @@ def test_the_local_shift_knows_nothing_of_the_global_one(axes):
     out = (out - (positions - positions.mean(dim=1, keepdim=True))).view(2000, 200, axes)
     shift = out.mean(dim=1, keepdim=True)  # Δ, but for the mean of 200 ε
     local = out - shift
-    for axis in range(axes):
-        for other in range(axes):
-            for token in range(0, 200, 7):
-                assert correlation(local[:, token, axis], shift[:, 0, other]) < 0.12
+    for axis, other, token in itertools.product(range(axes), range(axes), range(0, 200, 7)):
+        assert correlation(local[:, token, axis], shift[:, 0, other]) < 0.12
 
 
 def test_without_a_generator_the_global_one_draws_the_same_distributions():
@@ -117,36 +115,16 @@ def test_images_of_their_own_grids_get_their_own_local_shift():
     """A padded batch of NaFlexVit: (B, 1, 2), half the spacing of each image."""
     local = torch.tensor([[[1 / 2, 1.0]], [[1 / 8, 1 / 16]]])
     noise = moved(torch.zeros(1, 4000, 2), 2, local=local, mean_normalize=False)
-    for image in range(2):
-        for axis in range(2):
-            assert_uniform(noise[image, :, axis], local[image, 0, axis].item())
+    for image, axis in itertools.product(range(2), range(2)):
+        assert_uniform(noise[image, :, axis], local[image, 0, axis].item())
 
 
-def test_the_scale_knows_nothing_of_the_shift():
-    out = moved(line(3), 4000, max_global_shift=50.0, max_global_scale=1.4)
-    scale = (out[:, 2] - out[:, 0]) / 2
-    shift = out[:, 1] / scale
+def test_the_axes_of_an_image_share_the_global_scale_and_have_shifts_of_their_own():
+    out = moved(plane(2, 3), 4000, max_global_shift=0.5, max_global_scale=1.4)
+    scale = (out[:, -1:, 1:] - out[:, :1, 1:]) / 2  # (4000, 1, 1)
+    shift = out.mean(dim=1, keepdim=True) / scale  # (4000, 1, 2)
+    torch.testing.assert_close(out, (plane(2, 3) + shift) * scale, atol=1e-4, rtol=0)
     assert_uniform(scale.log(), math.log(1.4))
-    assert_uniform(shift, 50.0)
-    assert correlation(scale, shift) < 0.06
-
-
-def test_each_axis_of_an_image_has_its_own_uniform_global_shift():
-    shift = moved(plane(2, 3), 4000, max_global_shift=0.5) - plane(2, 3)
-    torch.testing.assert_close(shift, shift[:, :1].expand_as(shift), atol=1e-4, rtol=0)
     for axis in range(2):
-        assert_uniform(shift[:, 0, axis], 0.5)
-    assert correlation(shift[:, 0, 0], shift[:, 0, 1]) < 0.06
-
-
-def test_the_axes_of_an_image_share_a_log_uniform_global_scale():
-    scale = moved(plane(2, 2), 4000, max_global_scale=1.4) / plane(2, 2)
-    torch.testing.assert_close(scale, scale[:, :1, :1].expand_as(scale), atol=1e-4, rtol=0)
-    assert_uniform(scale[:, 0, 0].log(), math.log(1.4))
-
-
-@pytest.mark.parametrize("extent", [0.5, 1.0, 2.0])
-def test_neighbouring_patches_keep_their_order_at_every_extent(extent):
-    grid = patch_grid(14, 1, extent=extent)[None]
-    out = moved(grid, 500, local=(extent / 14, extent))
-    assert (out[..., 0].diff(dim=1) > 0).all()
+        assert_uniform(shift[..., axis], 0.5)
+    assert correlation(shift[..., 0], shift[..., 1]) < 0.06

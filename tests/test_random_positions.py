@@ -35,12 +35,6 @@ def test_each_position_is_that_order_statistic_of_a_uniform_distribution():
     torch.testing.assert_close(drawn.var(0), variance, rtol=0.03, atol=0)
 
 
-def test_samples_draw_apart_and_the_same_generator_draws_the_same():
-    drawn = randomise(tokens(5).expand(2, 5, 1), 0.0, 1.0, seeded())
-    assert not torch.equal(drawn[0], drawn[1])
-    assert torch.equal(drawn, randomise(tokens(5).expand(2, 5, 1), 0.0, 1.0, seeded()))
-
-
 def test_tokens_keep_their_order_whatever_it_is():
     positions = torch.tensor([[3.5, math.nan, -1.0, 7.0]])[..., None]
     drawn = randomise(positions, 0.0, 1.0, seeded())[0, :, 0]
@@ -96,13 +90,11 @@ def test_the_augmentation_draws_in_training_only(spread):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_shared_positions_are_drawn_for_each_sample_in_their_dtype(dtype):
-    drawn = RandomPositions().in_training(tokens(5).to(dtype), 3)
-    assert (drawn.shape, drawn.dtype) == ((3, 5, 1), dtype)
+    drawn = RandomPositions().in_training(torch.rand(1, 5, 2, dtype=dtype), 3)
+    assert (drawn.shape, drawn.dtype) == ((3, 5, 2), dtype)
     assert not torch.equal(drawn[0], drawn[1])
     assert drawn.min() >= 0
     assert drawn.max() <= 1
-    grid = RandomPositions().in_training(torch.rand(1, 5, 2, dtype=dtype), 3)
-    assert grid.shape == (3, 5, 2)
     assert RandomPositions().in_evaluation(tokens(5).to(dtype)).dtype == dtype
 
 
@@ -112,13 +104,3 @@ def test_shared_positions_are_drawn_for_each_sample_in_their_dtype(dtype):
 def test_what_is_no_range_is_refused(given_range):
     with pytest.raises(ValueError, match=r"must be \(low, high\) with low < high, got"):
         RandomPositions(given_range)
-
-
-def test_it_compiles_into_one_graph():
-    augmentation, positions = RandomPositions((0.0, 60.0)), tokens(5, 2)
-    for method in (augmentation.in_evaluation, lambda given: augmentation.in_training(given, 2)):
-        torch.manual_seed(0)
-        expected = method(positions)
-        torch.manual_seed(0)
-        found = torch.compile(method, fullgraph=True, backend="eager")(positions)
-        torch.testing.assert_close(found, expected, equal_nan=True)

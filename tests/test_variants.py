@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cape_plugins import PositionalEmbedding, variants
-from cape_plugins.attention import AttentionSettings, PositionalAttention, RelativeAttention
+from cape_plugins.attention import AttentionSettings, RelativeAttention
 
 SIZES = AttentionSettings(head_dim=4, heads=2, context=3)
 
@@ -59,25 +59,8 @@ def test_relpos_sits_in_every_layer_and_relpos_first_in_the_first():
     assert layers("relpos_first") == [True, False, False]
     assert layers("cape") == layers("nopos") == [False, False, False]
     first, second, _ = variants.attention_layers("relpos", 3, SIZES)
+    assert first.keys.shape == (7, 4)
     assert not torch.equal(first.keys, second.keys)  # a table for each layer
-
-
-@pytest.mark.parametrize("axes", [1, 2])
-def test_every_class_gets_the_settings_and_prepares_for_all_layers(axes):
-    sizes = AttentionSettings(head_dim=4, heads=2, axes=axes, context=3)
-    positions = torch.rand(1, 5, *([2] if axes == 2 else []))
-    for pos in variants.names(axes):
-        prepared = variants.prepare(pos, positions, sizes)
-        assert (prepared is None) == (variants.get(pos).attention is None)
-        assert prepared is None or prepared.shape[:2] == (1, 5)
-        for layer in variants.attention_layers(pos, 2, sizes, logn=10):
-            assert isinstance(layer, PositionalAttention)
-            assert layer(*torch.randn(3, 2, 2, 5, 4), prepared)[0].isfinite().all()
-
-
-def test_the_settings_reach_relative_attention():
-    (plain,) = variants.attention_layers("relpos", 1, SIZES)
-    assert plain.keys.shape == (7, 4)
 
 
 def test_an_unknown_variant_names_those_to_choose_from():
@@ -94,10 +77,8 @@ def test_an_option_that_the_variant_does_not_take_is_refused():
     given = dict(max_global_shift=3.0, relpos_context=150, learning_rate=0.1)
     defaults = dict(max_global_shift=5.0, relpos_context=150)
     variants.refuse_options("cape", given, defaults, axes=1)
-    with pytest.raises(ValueError, match=r"--max-global-shift = 3.0 is for cape; relpos takes "):
-        variants.refuse_options(
-            "relpos", given, defaults, lambda name: "--" + name.replace("_", "-"), axes=1
-        )
+    with pytest.raises(ValueError, match=r"--max_global_shift = 3.0 is for cape; relpos takes --"):
+        variants.refuse_options("relpos", given, defaults, "--{}".format, axes=1)
     with pytest.raises(ValueError, match=r"nopos takes none of these: leave it out"):
         variants.refuse_options("nopos", given, defaults, axes=1)
     with pytest.raises(ValueError, match="is for cape, cape_rope, cape_rope_mixed; rope takes"):
@@ -105,9 +86,7 @@ def test_an_option_that_the_variant_does_not_take_is_refused():
     not_given = {**given, "max_global_shift": 5.0}
     variants.refuse_options("nopos", not_given, defaults, axes=1)
     others = dict(max_local_shift=1.0, relpos_context=9)
-    with pytest.raises(
-        ValueError, match=r"relpos_context = 9 .*; cape takes max_local_shift: leav"
-    ):
+    with pytest.raises(ValueError, match=r"relpos_context = 9 .*; cape takes max_local_shift: "):
         variants.refuse_options("cape", others, {}, axes=1)
 
 

@@ -16,17 +16,11 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @register_notrace_module  # positions have sizes that torch.fx cannot trace
 class CapeAttention(Attention):
-    """timm's self-attention, with its arguments and weights, and what a variant does in it.
-
-    Attributes:
-        positional: what attends; None at first, which is timm's own attention.
-    """
-
-    positional: PositionalAttention | None
+    """timm's self-attention, with its arguments and weights, and what a variant does in it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.positional = None
+        self.positional: PositionalAttention | None = None  # timm's own attention
 
     def forward(
         self,
@@ -35,10 +29,7 @@ class CapeAttention(Attention):
         is_causal: bool = False,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Tokens (B, N, dim) → (B, N, dim); the masks are as in timm.
-
-        ``positions`` are those of :func:`cape_plugins.variants.prepare`, (B or 1, N, …).
-        """
+        """As timm's, (B, N, dim) → same; ``positions`` are prepared, (1 or B, N, …)."""
         if self.positional is None:
             return super().forward(x, attn_mask, is_causal)
         batch, tokens, _ = x.shape
@@ -63,24 +54,22 @@ class CapeBlock(Block):
     def forward(  # type: ignore[override]  # without positions it would be another model
         self, x: Tensor, rope: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """Tokens (B, N, dim) → (B, N, dim); the masks are as in timm.
-
-        ``rope`` are the prepared positions, by the name by which NaFlexVit hands them on.
-        """
+        """As timm's; ``rope`` are the prepared positions, as NaFlexVit calls what it hands on."""
         attended = self.attn(self.norm1(x), attn_mask, is_causal, rope)
         x = x + self.drop_path1(self.ls1(attended))
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
 
 
 def block_classes(settings: ImageSettings, given: Mapping[str, Any]) -> dict[str, type[nn.Module]]:
-    """What timm's constructor is to build blocks of: nothing to say of variants at the input.
+    """What timm's constructor is to build blocks of, for a variant that sits in self-attention.
 
-    A class that is ``given`` for it stays, and :func:`install_positions` refuses it.
+    Another class that is ``given`` stays, and :func:`install_positions` refuses it.
     """
+    if settings.variant.attention is None:
+        return {}
     ours: dict[str, type[nn.Module]] = dict(block_fn=CapeBlock, attn_layer=CapeAttention)
     standard = (None, "", "attn", Block, Attention)
-    wanted = ours if settings.variant.attention is not None else {}
-    return {name: wanted[name] for name in wanted if given.get(name) in standard}
+    return {name: ours[name] for name in ours if given.get(name) in standard}
 
 
 def install_positions(
@@ -88,10 +77,8 @@ def install_positions(
 ) -> PatchPositions:
     """Put what the variant does in self-attention into the blocks of timm's ViT or NaFlexVit.
 
-    Args:
-        model: timm's, built with :func:`block_classes`.
-        settings: the variant.
-        patches: along the longer side of an image in training; alibi counts distances in them.
+    The model is built with :func:`block_classes`, for images of so many ``patches`` along the
+    longer side in training, in which alibi counts distances.
 
     Returns:
         what adds positions at the input, and prepares them for the blocks.
@@ -102,12 +89,9 @@ def install_positions(
     attention_settings = None
     if settings.variant.attention is not None:
         attentions = _attentions(model, settings.pos)
+        first, unit, scale = attentions[0], 2 / max(patches - 1, 1), settings.frequency_scale
         attention_settings = AttentionSettings(
-            head_dim=attentions[0].head_dim,
-            heads=attentions[0].num_heads,
-            axes=2,
-            unit=2 / max(patches - 1, 1),
-            frequency_scale=settings.frequency_scale,
+            first.head_dim, first.num_heads, axes=2, unit=unit, frequency_scale=scale
         )
         layers = settings.attention_layers(len(attentions), attention_settings)
         for attention, positional in zip(attentions, layers, strict=True):
@@ -147,10 +131,7 @@ def take_over(kind: type[Module], theirs: nn.Module) -> Module:
 
 
 def use_logn(model: nn.Module, logn: int) -> None:
-    """Multiply the logits of a ViT's self-attention by log N / log ``logn``, timm's own ViTs too.
-
-    N are the tokens that a query sees, class token and registers among them; ``logn`` is N in
-    training, 0 for off.
+    """``attention_logn`` of :class:`ImageSettings` for any ViT that is built, timm's own too.
 
     Raises:
         ValueError: the model's blocks have another attention than timm's.
@@ -165,8 +146,7 @@ def use_logn(model: nn.Module, logn: int) -> None:
     for block in blocks:
         if type(block.attn) is Attention:  # built already, so not by attn_layer
             block.attn = take_over(CapeAttention, block.attn)
-            block.attn.positional = None
-        block.attn.positional = block.attn.positional or PositionalAttention()
+        block.attn.positional = getattr(block.attn, "positional", None) or PositionalAttention()
         block.attn.positional.logn = logn
 
 

@@ -19,8 +19,8 @@ import timm
 import torch
 from timm import layers
 from timm.layers.pos_embed_sincos import make_coords_dinov3
-from timm.models import PretrainedCfg, generate_default_cfgs, list_models, model_entrypoint
 from timm.models import eva as timm_eva
+from timm.models import generate_default_cfgs, list_models, model_entrypoint
 from torch import Tensor, nn
 
 from cape_plugins.augment import Augmentation
@@ -56,6 +56,9 @@ class _Mixed(_Rotary, layers.RotaryEmbeddingMixed): ...
 
 
 _KINDS: dict[str | None, type] = {"cat": _Cat, "dinov3": _DinoV3, "mixed": _Mixed}
+# the options of the augmentation: ours, and those of timm's, which draws once for the whole batch
+_OURS = ("max_global_shift", "max_local_shift", "max_global_scale")
+_TIMMS = ("rope_shift_coords", "rope_jitter_coords", "rope_rescale_coords")
 
 
 def _embed(rotary: Any, coords: Tensor, height: int, width: int) -> Any:
@@ -63,18 +66,16 @@ def _embed(rotary: Any, coords: Tensor, height: int, width: int) -> Any:
 
     Mixed: a list of (B, heads, N, 2 · head_dim), one for each block: smaller tensors are faster.
     """
-    mixed, dinov3 = isinstance(rotary, _Mixed), isinstance(rotary, _DinoV3)
-    offset, reference = getattr(rotary, "grid_offset", 0.0), getattr(rotary, "ref_feat_shape", None)
+    dinov3, offset = isinstance(rotary, _DinoV3), getattr(rotary, "grid_offset", 0.0)
+    spans = getattr(rotary, "ref_feat_shape", None) or (height, width)
     own = []  # in the unit that the weights were trained with
-    for axis, patches in enumerate((height, width)):
-        span = reference[axis] if reference else patches
-        if dinov3:  # from -1 to 1 too
-            half, middle = 1.0, 2 * offset / patches
-        else:  # indices of patches, of those of the reference
+    for axis, (patches, span) in enumerate(zip((height, width), spans, strict=True)):
+        half, middle = 1.0, 2 * offset / patches  # from -1 to 1 too
+        if not dinov3:  # indices of patches, of those of the reference
             half, middle = span / 2, (patches / 2 - 0.5 + offset) / patches * span
         own.append(coords[..., axis] * half + middle)
     own = own if rotary.grid_indexing == "ij" else own[::-1]
-    if mixed:
+    if isinstance(rotary, _Mixed):
         x, y = (one[:, None] for one in own)  # (B, 1, N)
         each = (rotary.freqs[:, layer, None] for layer in range(rotary.depth))
         return [layers.get_mixed_freqs(one, x, y, torch.float32) for one in each]
@@ -85,11 +86,6 @@ def _embed(rotary: Any, coords: Tensor, height: int, width: int) -> Any:
     return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, None]
 
 
-# the options of the augmentation: ours, and those of timm's, which draws once for the whole batch
-_OURS = ("max_global_shift", "max_local_shift", "max_global_scale")
-_TIMMS = ("rope_shift_coords", "rope_jitter_coords", "rope_rescale_coords")
-
-
 @layers.register_notrace_module  # torch.fx cannot trace its checks
 class CoordinateAugmentation(nn.Module):
     """CAPE's augmentation of coordinates of images that span [-1, 1] from edge to edge."""
@@ -97,14 +93,13 @@ class CoordinateAugmentation(nn.Module):
     def __init__(self, settings: ImageSettings) -> None:
         super().__init__()
         self.settings = settings
+        shift, scale = settings.max_global_shift, settings.max_global_scale
         # not centred: the whole image is, and the patches that patch_drop_rate keeps need not be
-        self.augmentation = Augmentation(
-            settings.max_global_shift, 0.0, settings.max_global_scale, mean_normalize=False
-        )
+        self.augmentation = Augmentation(shift, 0.0, scale, mean_normalize=False)
 
     def forward(self, coords: Tensor, batch: int, height: int, width: int) -> Tensor:
         """(1 or B, N, 2) → (B, N, 2), for each of B images by itself; ε: half a patch or as set."""
-        local: Any = self.settings.max_local_shift or (1 / height, 1 / width)
+        local = self.settings.max_local_shift or (1 / height, 1 / width)
         return self.augmentation.in_training(coords, batch, max_local_shift=local)
 
 
@@ -119,7 +114,7 @@ class EvaCape(timm_eva.Eva):
 
     Raises:
         ValueError: an option is out of range; the model's positions are not rotary of a kind that
-            we know (``cat``, ``dinov3``, ``mixed``); timm augments coordinates too.
+            we know; timm augments coordinates too.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -131,8 +126,7 @@ class EvaCape(timm_eva.Eva):
                 f"CAPE augments rotary positions (cat, dinov3, mixed), this model has {kind} "
                 "(use_rot_pos_emb, rope_type): choose another one"
             )
-        timms = ", ".join(f"{n}={kwargs[n]}" for n in _TIMMS if kwargs.get(n) is not None)
-        if timms:
+        if timms := ", ".join(f"{n}={kwargs[n]}" for n in _TIMMS if kwargs.get(n) is not None):
             raise ValueError(f"{timms} augments what CAPE augments: leave it out or use timm's own")
         super().__init__(**kwargs)
         self.rope = take_over(_KINDS[kind], self.rope)
@@ -184,22 +178,21 @@ def _create(name: str, pretrained: bool, use_naflex: bool | None = None, **kwarg
     return build(EvaCape, timm_eva.checkpoint_filter_fn, name, pretrained, **kwargs)
 
 
-def _cfgs(name: str, stock: str) -> dict[str, PretrainedCfg]:
-    """What timm knows of its pretrained weights, under our name."""
-    cfgs, default = {}, timm_eva.default_cfgs[stock]
-    for tag in default.tags:
-        cfg, suffix = default.cfgs[tag], f".{tag}" if tag else ""
-        # timm would complete "timm/" with our name
-        hub = f"timm/{stock}{suffix}" if cfg.hf_hub_id == "timm/" else cfg.hf_hub_id
-        cfgs[name + suffix] = replace(cfg, hf_hub_id=hub)
+def _cfgs() -> dict[str, Any]:
+    """What timm knows of its pretrained weights, under our names."""
+    cfgs = {}
+    for name, stock in _TWINS.items():
+        for tag, cfg in timm_eva.default_cfgs[stock].cfgs.items():
+            suffix = f".{tag}" if tag else ""
+            # timm would complete "timm/" with our name
+            hub = f"timm/{stock}{suffix}" if cfg.hf_hub_id == "timm/" else cfg.hf_hub_id
+            cfgs[name + suffix] = replace(cfg, hf_hub_id=hub)
     return cfgs
 
 
 _STOCK = {stock: _arguments(stock) for stock in list_models(module="eva")}
 _TWINS = _twins()
-default_cfgs = generate_default_cfgs(
-    {tagged: cfg for twin in _TWINS.items() for tagged, cfg in _cfgs(*twin).items()}
-)
+default_cfgs = generate_default_cfgs(_cfgs())
 # Sapiens2's arguments have timm's augmentation: ours takes its place
 models = {name: _STOCK[stock] | dict.fromkeys(_TIMMS) for name, stock in _TWINS.items()}
 register_models(__name__, _create, models)

@@ -39,7 +39,7 @@ def settings(model: nn.Module) -> dict[str, Any] | None:
     if not held:
         return None
     ours = held[0].settings
-    kept = {name: getattr(ours, name) for name in sorted(ours.defaults()) if ours.takes(name)}
+    kept = {name: getattr(ours, name) for name in sorted(vars(ours)) if ours.takes(name)}
     kept.pop("extent", None)  # the paper changes γ at evaluation
     if ours.frequency_scale == 1:
         kept.pop("frequency_scale", None)
@@ -51,11 +51,6 @@ def settings(model: nn.Module) -> dict[str, Any] | None:
 def read_mark(state_dict: dict[str, Tensor], prefix: str = "") -> dict[str, Any] | None:
     """The settings that a checkpoint was trained with; None where it has no mark."""
     return getattr(state_dict.get(prefix + _CARRIER), _ATTRIBUTE, None)
-
-
-def drop_mark(state_dict: dict[str, Tensor]) -> None:
-    """Forget what the weights were trained with."""
-    vars(state_dict.get(_CARRIER, torch.empty(0))).pop(_ATTRIBUTE, None)
 
 
 def describe(of: dict[str, Any] | None) -> str:
@@ -73,12 +68,11 @@ def adapt(state_dict: dict[str, Tensor], model: Any) -> None:
     """
     mine, theirs = settings(model), read_mark(state_dict)
     if theirs not in (None, mine):
-        _logger.warning(
-            f"the weights were trained with {describe(theirs)}, now with {describe(mine)}"
-        )
-    drop_mark(state_dict)
-    norm = state_dict.get(_CARRIER)
-    width = model.embed_dim if norm is None else norm.shape[0]
+        now = f"now with {describe(mine)}"
+        _logger.warning(f"the weights were trained with {describe(theirs)}, {now}")
+    norm = state_dict.get(_CARRIER, torch.empty(model.embed_dim))
+    vars(norm).pop(_ATTRIBUTE, None)
+    width = len(norm)
     blocks = {name.split(".")[1] for name in state_dict if name.startswith("blocks.")}
     if (width, len(blocks)) != (model.embed_dim, len(model.blocks)):
         raise ValueError(

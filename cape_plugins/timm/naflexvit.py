@@ -26,17 +26,13 @@ __all__ = ["NaFlexVitCape"]
 
 
 def naflex_positions(
-    patch_coord: Tensor,
-    patch_valid: Tensor | None = None,
-    *,
-    extent: float = 1.0,
-    keep_aspect: bool = False,
+    coord: Tensor, valid: Tensor | None = None, extent: float = 1.0, keep_aspect: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Positions of a padded batch's patches, as :func:`cape_plugins.patch_grid` has them.
 
     Args:
-        patch_coord: (B, N, 2) integers, row and column of each patch in its image's grid.
-        patch_valid: (B, N), false for padding. Default: no padding.
+        coord: (B, N, 2) integers, row and column of each patch in its image's grid.
+        valid: (B, N), false for padding. Default: no padding.
         extent: each axis of each image runs from ``-extent`` to ``extent`` (the paper's γ).
         keep_aspect: only its longer axis does; patches are as far apart on the other.
 
@@ -45,28 +41,23 @@ def naflex_positions(
         ``-extent`` to ``extent`` on each axis: each image's grid (height, width), or with
         ``keep_aspect`` its longer side twice. An axis of one patch sits at 0.
     """
-    padding = torch.zeros_like(patch_coord[..., 0], dtype=torch.bool)
-    if patch_valid is not None:
-        padding = ~patch_valid.bool()
-    coord = patch_coord.masked_fill(padding[..., None], 0)
+    valid = torch.ones_like(coord[..., 0]) if valid is None else valid
+    padding = ~valid.bool()[..., None]  # (B, N, 1)
+    coord = coord.masked_fill(padding, 0)
     grids = coord.amax(dim=1, keepdim=True) + 1
     spans = grids.amax(dim=2, keepdim=True).expand_as(grids) if keep_aspect else grids
     positions = (coord * 2 - (grids - 1)).to(torch.float32) / (spans - 1).clamp(min=1) * extent
-    return positions.masked_fill(padding[..., None], float("nan")), spans
+    return positions.masked_fill(padding, float("nan")), spans
 
 
 @register_notrace_module
 class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
-    """timm's NaFlexEmbeds, computed positions added to the patches.
-
-    NaFlexVit makes its NaFlexEmbeds itself: :meth:`take` completes one whose class was replaced.
-    """
+    """timm's NaFlexEmbeds; :meth:`take` completes one of timm's, which NaFlexVit makes itself."""
 
     def take(self, position: PatchPositions) -> None:
         """Add positions from now on, before the dropout."""
-        self.position = position
+        self.position, self.cls_pos_embed = position, position.class_position(self.cls_token)
         self.pos_drop_after, self.pos_drop = self.pos_drop, nn.Dropout(0.0)
-        self.cls_pos_embed = position.class_position(self.cls_token)
 
     def reset_parameters(self) -> None:
         """As timm's, and the class token's position."""
@@ -87,8 +78,8 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
             ValueError: the patch size does not divide an image, without ``dynamic_img_pad``.
         """
         if patch_coord is None and not self.dynamic_img_pad:
-            height, width = x.shape[-2:]
-            if height % self.patch_size[0] or width % self.patch_size[1]:
+            (height, width), (rows, columns) = x.shape[-2:], self.patch_size
+            if height % rows or width % columns:
                 raise ValueError(
                     f"an image of {height} × {width} is not divisible by the patch size "
                     f"{self.patch_size}: resize it, or create the model with dynamic_img_pad=True"
@@ -102,9 +93,7 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
             axes = (torch.arange(side, device=x.device) for side in grid)
             patch_coord = torch.cartesian_prod(*axes)[None]  # (1, N, 2)
         extent, keep_aspect = self.position.extent, self.pos_embed_ar_preserving
-        where, spans = naflex_positions(
-            patch_coord, patch_valid, extent=extent, keep_aspect=keep_aspect
-        )
+        where, spans = naflex_positions(patch_coord, patch_valid, extent, keep_aspect)
         patches, positions = self.position(patches, where, extent / spans)
         tokens = self.pos_drop_after(torch.cat([prefix, patches], dim=1))
         return (tokens, grid) if positions is None else (tokens, grid, positions)
@@ -113,14 +102,13 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
 class NaFlexVitCape(naflexvit.NaFlexVit):
     """timm's NaFlexVit with positions computed from the patch coordinates.
 
-    Takes what NaFlexVit takes: batches of timm's NaFlex loader (dicts), and plain images. The
-    class token, where there is one, has its own learnable position, except where nothing is added
-    at the input; register tokens have none.
+    Takes what NaFlexVit takes: batches of timm's NaFlex loader (dicts), and plain images. Its class
+    token and registers are as in :class:`VisionTransformerCape`.
 
     Args:
-        cfg: timm's configuration; its ``pos_embed`` is not used. Of the other options of timm's
-            table ``pos_embed_ar_preserving`` is taken: True keeps the aspect ratio, the longer
-            axis running from -1 to 1, the shorter one at the same distance between patches.
+        cfg: timm's configuration. Of the options of its table ``pos_embed_ar_preserving`` is taken:
+            True keeps the aspect ratio, the longer axis running from -1 to 1, the shorter one at
+            the same distance between patches.
         kwargs: the fields of :class:`cape_plugins.timm.positions.ImageSettings` and of timm's
             configuration, and the other arguments of timm's NaFlexVit, which rejects unknown ones.
 
@@ -158,12 +146,9 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
             return super()._forward_embeds(x, patch_coord, patch_valid, attn_mask)
         x, _, positions = self.embeds(x, patch_coord=patch_coord, patch_valid=patch_valid)
         if attn_mask is None:
+            keys_only, prefix = self.use_key_only_attn_mask, self.num_prefix_tokens
             attn_mask = naflexvit.create_attention_mask(
-                patch_valid,
-                num_prefix_tokens=self.num_prefix_tokens,
-                symmetric=not self.use_key_only_attn_mask,
-                q_len=1 if self.use_key_only_attn_mask else None,
-                dtype=x.dtype,
+                patch_valid, prefix, not keys_only, q_len=1 if keys_only else None, dtype=x.dtype
             )
         found = dict(patches=self.norm_pre(x), patch_valid=patch_valid, attn_mask=attn_mask)
         return {**found, "rope_embeds": positions}  # timm hands the blocks what has this name
@@ -195,27 +180,20 @@ def checkpoint_filter_fn(state_dict: dict[str, Any], model: NaFlexVitCape) -> di
     class_row = state_dict.pop("cls_pos_embed", None)  # of our ViTs
     if class_row is not None and model.embeds.cls_pos_embed is not None:
         state_dict["embeds.cls_pos_embed"] = class_row
-    state_dict = naflexvit.checkpoint_filter_fn(state_dict, model)
-    for name, value in model.state_dict().items():
-        if name.endswith((".ls1.gamma", ".ls2.gamma")):
-            state_dict.setdefault(name, torch.ones(value.shape))
-    return state_dict
+    scales = [name for name, _ in model.named_parameters() if name.endswith(".gamma")]
+    ones = {name: torch.ones(model.embed_dim) for name in scales}
+    return {**ones, **naflexvit.checkpoint_filter_fn(state_dict, model)}
 
 
 _create = partial(build, NaFlexVitCape, checkpoint_filter_fn)
 
 
 def create_from_vit(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """A NaFlexVitCape of a ViT's name and arguments: timm's ``use_naflex=True``.
-
-    Raises:
-        ValueError: ``no_embed_class``, which NaFlexVit does not have.
-    """
+    """timm's ``use_naflex=True`` for a ViT's name and arguments; ValueError for no_embed_class."""
     if kwargs.pop("no_embed_class", False):
         raise ValueError("use_naflex=True and no_embed_class=True do not go together: drop one")
     kwargs.pop("dynamic_img_size", None)  # it takes images of all sizes
-    defaults = dict(class_token=True, pos_embed_grid_size=None, global_pool="token")
-    kwargs = {**defaults, **kwargs}
+    kwargs = dict(class_token=True, pos_embed_grid_size=None, global_pool="token") | kwargs
     if "scale_attn_norm" in kwargs:
         kwargs["scale_attn_inner_norm"] = kwargs.pop("scale_attn_norm")
     if kwargs.get("fc_norm") is None:

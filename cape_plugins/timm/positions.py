@@ -24,17 +24,12 @@ class ImageSettings(PositionSettings):
     """The options about positions; each axis of an image runs from -1 to 1 (section 4.1).
 
     Attributes:
-        pos: a variant for images of :mod:`cape_plugins.variants`.
-        max_global_shift: Δ of each axis is uniform in ± this; 0.5 as in the paper.
-        max_local_shift: ε is uniform in ± this, one number or (height, width). None: extent / N
-            per axis, N patches along it, as in the paper, so that neighbours keep their order.
-        max_global_scale: λ is log-uniform in [1 / this, this]; 1.4 as in the paper.
+        max_global_shift, max_global_scale: of Δ on each axis and of λ; 0.5, 1.4 as in the paper.
+        max_local_shift: of ε, one number or (height, width). None: extent / N per axis, N patches
+            along it, as in the paper, so that neighbours keep their order.
         extent: the paper's γ (Table 6): axes run from -extent to extent; 1 in training.
-        frequency_scale: multiplies all frequencies; 1 in the paper, 0.1 in the models named
-            ``…_low_…``.
-        attention_logn: multiply the logits of self-attention by log N / log of this, N the tokens
-            that a query sees, class token and registers among them; this is N in training (197 at
-            224 pixels). None or 0: off, as in the paper.
+        frequency_scale: 1 in the paper, 0.1 in models ``…_low_…``.
+        attention_logn: N in training, with class token and registers: 197 at 224 pixels.
 
     Raises:
         ValueError: a value is out of range, whatever the variant, or the variant does not take it.
@@ -56,7 +51,7 @@ class ImageSettings(PositionSettings):
             pair = (shift, shift) if is_number(shift) else tuple(shift)  # a list in JSON
             if len(pair) != 2:
                 raise ValueError(f"max_local_shift must be a number or (height, width), got {pair}")
-            object.__setattr__(self, "max_local_shift", tuple(float(one) for one in pair))
+            object.__setattr__(self, "max_local_shift", (float(pair[0]), float(pair[1])))
         self.refuse_options()
 
     @classmethod
@@ -85,9 +80,6 @@ class PatchPositions(nn.Module):
         settings: variant and augmentation.
         attention_settings: what the variant is told of self-attention; None where it does nothing.
         prefix: tokens before the patches (class token, registers), which have no position.
-
-    Attributes:
-        extent: the settings', which an evaluation may change (Table 6).
     """
 
     def __init__(
@@ -100,7 +92,7 @@ class PatchPositions(nn.Module):
         super().__init__()
         self.settings, self.prefix = settings, prefix
         self.attention_settings = attention_settings
-        self.extent = float(settings.extent)
+        self.extent = float(settings.extent)  # which an evaluation may change (Table 6)
         # a grid is spread evenly over the range of random positions already
         span = (-self.extent, self.extent)
         self.embedding = settings.embedding(dim, random_range=span, spread=False)
@@ -108,12 +100,9 @@ class PatchPositions(nn.Module):
     def forward(
         self, patches: Tensor, positions: Tensor, local_shift: Tensor | tuple[float, float]
     ) -> tuple[Tensor, Tensor | None]:
-        """Add positions.
+        """Add positions (B or 1, N, 2), from -extent to extent, NaN at padding, to (B, N, dim).
 
-        Args:
-            patches: (B, N, dim).
-            positions: (B or 1, N, 2) from -extent to extent; NaN marks padding.
-            local_shift: the default of ε, per axis; as a tensor (B or 1, 1, 2) of each image.
+        ``local_shift`` is the default of ε, per axis; as a tensor (B or 1, 1, 2) of each image.
 
         Returns:
             the patches with positions, and what the blocks get: (B or 1, prefix + N, …), or None

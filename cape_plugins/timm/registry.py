@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from itertools import product
 from typing import Any
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
@@ -39,42 +40,30 @@ def build(
     pretrained: bool,
     **kwargs: Any,
 ) -> nn.Module:
-    """timm's ``build_model_with_cfg``: a model of a class by name.
-
-    ``filter_fn`` makes its state dict of a checkpoint's; ``kwargs`` are those of the class, which
-    refuses unknown ones, and of timm's builder.
-    """
-    features = dict(out_indices=kwargs.pop("out_indices", 3), feature_cls="getter")
-    return build_model_with_cfg(
-        model, name, pretrained, pretrained_filter_fn=filter_fn, feature_cfg=features, **kwargs
-    )
+    """timm's ``build_model_with_cfg``; ``filter_fn`` makes the state dict of a checkpoint's."""
+    kwargs["feature_cfg"] = dict(out_indices=kwargs.pop("out_indices", 3), feature_cls="getter")
+    return build_model_with_cfg(model, name, pretrained, pretrained_filter_fn=filter_fn, **kwargs)
 
 
 def register_models(
     module: str, create: Callable[..., nn.Module], models: Mapping[str, dict[str, Any]]
 ) -> None:
-    """Register models with timm: for each a function of the module, as ``timm.create_model`` wants.
+    """Register models (name → default arguments) with timm: for each a function of the module.
 
-    Args:
-        module: name of a module that has ``default_cfgs`` of the models.
-        create: name, pretrained, arguments → the model.
-        models: name → default arguments.
+    The module has their ``default_cfgs``. ``create``: name, pretrained, arguments → the model.
     """
-    for name, model_args in models.items():
-        entrypoint = _entrypoint(name, create, model_args)
+
+    def register(name: str, model_args: dict[str, Any]) -> None:
+        def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+            return create(name, pretrained, **{**model_args, **kwargs})
+
         entrypoint.__name__ = entrypoint.__qualname__ = name
         entrypoint.__module__ = module
         entrypoint.__doc__ = ", ".join(f"{key}={value!r}" for key, value in model_args.items())
         setattr(sys.modules[module], name, register_model(entrypoint))
 
-
-def _entrypoint(
-    name: str, create: Callable[..., nn.Module], model_args: dict[str, Any]
-) -> Callable[..., nn.Module]:
-    def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        return create(name, pretrained, **{**model_args, **kwargs})
-
-    return entrypoint
+    for name, model_args in models.items():
+        register(name, model_args)
 
 
 def register_variants(
@@ -85,10 +74,10 @@ def register_variants(
     shared: Mapping[str, Any],
     cfg: Mapping[str, Any],
 ) -> None:
-    """Register a model without weights of each size and variant.
+    """Register a model without weights of each size and variant, and its ``default_cfgs``.
 
     Args:
-        module, create: as in :func:`register_models`; the module's ``default_cfgs`` grow.
+        module, create: as in :func:`register_models`.
         pattern: of the names, with ``{size}`` and ``{variant}``.
         sizes: of :data:`SIZES`.
         shared: default arguments of all of them.
@@ -96,8 +85,7 @@ def register_variants(
     """
     models = {
         pattern.format(size=size, variant=named): {**shared, **SIZES[size], **variant}
-        for size in sizes
-        for named, variant in variants_by_name().items()
+        for size, (named, variant) in product(sizes, variants_by_name().items())
     }
     cfg = {"first_conv": "patch_embed.proj", "classifier": "head", "license": "mit", **cfg}
     cfgs = generate_default_cfgs({f"{name}.untrained": cfg for name in models})

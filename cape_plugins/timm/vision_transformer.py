@@ -1,8 +1,7 @@
 """ViT with positions computed from the patch grid: nopos, sinpos and CAPE, at any image size.
 
-Paper: CAPE: Encoding Relative Positions with Continuous Augmented Positional Embeddings,
-https://arxiv.org/abs/2106.03143, section 4.1. Its abspos is timm's own ``vit_*``/``deit_*``; its
-ablations are options: max_global_scale=1 (λ), max_global_shift=0 (Δ), max_local_shift=0 (ε).
+Paper: https://arxiv.org/abs/2106.03143, section 4.1. Its abspos is timm's own ``vit_*``/``deit_*``;
+its ablations are options: max_global_scale=1 (λ), max_global_shift=0 (Δ), max_local_shift=0 (ε).
 
     >>> timm.create_model("vit_small_patch16_cape_224", max_global_scale=1.2)
 """
@@ -76,17 +75,16 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
 
     def _embed(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Patches (B, H, W, C), or (B, H·W, C) of the fixed size → tokens, what the blocks get."""
-        height, width = self.patch_embed.grid_size
-        if self.dynamic_img_size:
-            height, width = x.shape[1], x.shape[2]
-            x = x.reshape(x.shape[0], -1, x.shape[3])
+        height, width = x.shape[1:3] if self.dynamic_img_size else self.patch_embed.grid_size
+        x = x.flatten(1, -2)  # (B, N, C)
         extent = self.position.extent
         grid = patch_grid(height, width, extent=extent, device=x.device)[None]  # (1, N, 2)
         x, positions = self.position(x, grid, (extent / height, extent / width))  # (B, N, C)
-        prefix: list[Any] = [self.cls_token, self.reg_token]
+        cls_token: Any = self.cls_token
         if self.cls_pos_embed is not None:
-            prefix[0] = prefix[0] + self.cls_pos_embed
-        tokens = [one.expand(x.shape[0], -1, -1) for one in prefix if one is not None] + [x]
+            cls_token = cls_token + self.cls_pos_embed
+        prefix = [one for one in (cls_token, self.reg_token) if one is not None]
+        tokens = [one.expand(x.shape[0], -1, -1) for one in prefix] + [x]
         return self.pos_drop(torch.cat(tokens, dim=1)), positions
 
     # timm's two loops, with positions for the blocks; variants at the input alone stay with timm's
@@ -94,7 +92,7 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
     def forward_features(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """Images (B, C, H, W) → tokens (B, N, dim), arguments as in timm."""
+        """As timm's: images (B, C, H, W) → tokens (B, N, dim)."""
         if self.position.attention_settings is None:
             return super().forward_features(x, attn_mask, is_causal)
         return self.norm(self._run(x, self.blocks, [], attn_mask, is_causal)[0])
@@ -163,9 +161,7 @@ def _create(
     name: str, pretrained: bool = False, use_naflex: bool | None = None, **kwargs: Any
 ) -> nn.Module:
     """A model by name; ``use_naflex`` makes a NaFlexVit of it, as in timm."""
-    if use_naflex is None:
-        use_naflex = getattr(timm_vit, "_USE_NAFLEX_DEFAULT", False)
-    if use_naflex:
+    if timm_vit._USE_NAFLEX_DEFAULT if use_naflex is None else use_naflex:
         return naflexvit.create_from_vit(name, pretrained, **kwargs)
     return build(VisionTransformerCape, checkpoint_filter_fn, name, pretrained, **kwargs)
 

@@ -6,11 +6,12 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from cape_support import seeded
+
 if find_spec("timm") is None:
     collect_ignore_glob = ["test_*.py"]
 
 NAMES = {"vit": "vit_tiny_patch16_{}_224", "naflexvit": "naflexvit_tiny_patch16_{}_gap"}
-SIZES = [(64, 96), (16, 48), (128, 32)]  # grids of 4 × 6, 1 × 3 and 8 × 2 patches
 
 
 @pytest.fixture(scope="session")
@@ -33,21 +34,16 @@ def create() -> Callable[..., torch.nn.Module]:
     return make
 
 
-def make_images(*shape: int) -> torch.Tensor:
-    """The same at every call."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-
-
 @pytest.fixture(scope="session")
 def images() -> Callable[..., torch.Tensor]:
     """shape → normal noise, the same at every call."""
-    return make_images
+    return lambda *shape: torch.randn(*shape, generator=seeded())
 
 
 @pytest.fixture(scope="session")
-def several() -> list[torch.Tensor]:
-    """Images of different sizes."""
-    return [make_images(3, *size) for size in SIZES]
+def several(images) -> list[torch.Tensor]:
+    """Images of different sizes: grids of 4 × 6, 1 × 3 and 8 × 2 patches."""
+    return [images(3, *size) for size in [(64, 96), (16, 48), (128, 32)]]
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,6 @@ from timm.task import ClassificationTask, resume_task_checkpoint
 from timm.utils import CheckpointSaver, ModelEmaV3
 
 STOCK = "vit_tiny_patch16_224"
-SHAPE = dict(depth=2, num_classes=10, embed_dim=32, num_heads=2)
 
 
 def save(model: torch.nn.Module, path):
@@ -23,11 +22,10 @@ def save(model: torch.nn.Module, path):
     return path
 
 
-def stock(name=STOCK, **options) -> torch.nn.Module:
-    model = timm.create_model(name, **{**SHAPE, **options})
-    for parameter in model.parameters():
-        parameter.data.add_(0.2 * torch.randn_like(parameter))
-    return model
+@pytest.fixture(scope="module")
+def stock(create):
+    """timm's name, options → its own small model, noise added to its weights."""
+    return lambda name=STOCK, **options: create(name, "timm", **options)
 
 
 # weights
@@ -55,32 +53,12 @@ def test_a_saved_model_comes_back_by_local_dir(create, images, host, variant, op
     assert again.train()(x).isfinite().all()
 
 
-def test_a_model_comes_back_from_a_hub(create, images, monkeypatch, tmp_path):
-    """The hub's files are in its cache already, as there may be no network here."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    repository, commit = tmp_path / "models--us--cape", "0" * 40
-    model = create("cape_rope", depth=1).eval()
-    timm.models.save_for_hf(model, str(repository / "snapshots" / commit), model_args={"depth": 1})
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(commit)
-    again = timm.create_model("hf-hub:us/cape", pretrained=True).eval()
-    x = images(1, 3, 96, 64)
-    assert torch.equal(again(x), model(x))
-
-
-def test_a_checkpoint_of_one_image_size_serves_another(create, images, tmp_path):
-    path = save(create(img_size=224), tmp_path / "224.pth")
-    model = create(img_size=384, checkpoint_path=str(path))
-    assert model(images(1, 3, 384, 384)).shape == (1, 10)
-
-
 @pytest.mark.parametrize("how", ["--pretrained", "--initial-checkpoint"])
 @pytest.mark.parametrize(
     "variant", ["nopos", "sinpos", "cape_low", "ropepos", "cape_rope", "alibi"]
 )
 def test_a_standard_vit_loads_and_one_line_says_that_its_table_is_dropped(
-    create, load, variant, how, tmp_path, caplog
+    stock, create, load, variant, how, tmp_path, caplog
 ):
     given = stock("deit_tiny_patch16_224" if variant == "cape_rope" else STOCK)
     path = save(given, tmp_path / "stock.pth")
@@ -114,7 +92,7 @@ def test_a_standard_vit_loads_and_one_line_says_that_its_table_is_dropped(
         (dict(class_token=False, global_pool="avg", reg_tokens=4), dict(reg_tokens=4), False),
     ],
 )
-def test_the_class_tokens_row_of_a_table_becomes_its_position(create, theirs, ours, has_row):
+def test_the_class_tokens_row_of_a_table_becomes_its_position(stock, create, theirs, ours, has_row):
     given, model = (torch.nn.ModuleDict({"part": one}) for one in (stock(**theirs), create(**ours)))
     found = model.load_state_dict(given.state_dict(), strict=False)
     assert not [name for name in found.unexpected_keys if "pos_embed" in name]
@@ -136,7 +114,7 @@ def test_weights_by_the_name_of_before_load(create, load, host, tmp_path):
 
 
 @pytest.mark.parametrize("name", [STOCK, "naflexvit_base_patch16_gap"])
-def test_a_stock_model_loads_into_our_naflexvit(load, name, tmp_path, caplog):
+def test_a_stock_model_loads_into_our_naflexvit(stock, load, name, tmp_path, caplog):
     given = stock(name, init_values=1e-5)
     target = dict(class_token=True, global_pool="token", reg_tokens=0, fc_norm=False)
     path = save(given, tmp_path / "stock.pth")
@@ -147,7 +125,7 @@ def test_a_stock_model_loads_into_our_naflexvit(load, name, tmp_path, caplog):
         assert torch.equal(model.embeds.cls_pos_embed, given.pos_embed[:, :1])
 
 
-def test_timms_patches_are_resized_to_ours(load, images, tmp_path):
+def test_timms_patches_are_resized_to_ours(stock, load, images, tmp_path):
     model = load(save(stock(), tmp_path / "stock.pth"), patch_size=8, img_size=64)
     assert model.patch_embed.proj.weight.shape == (32, 3, 8, 8)
     assert model(images(1, 3, 64, 64)).isfinite().all()
@@ -163,7 +141,7 @@ def test_timms_patches_are_resized_to_ours(load, images, tmp_path):
     ],
 )
 def test_a_checkpoint_of_another_size_is_refused(
-    create, load, tmp_path, host, other, error, message
+    stock, create, load, tmp_path, host, other, error, message
 ):
     ours = create("cape", host, **other)
     for model in [ours, stock(**other)] if host == "vit" else [ours]:
@@ -272,7 +250,7 @@ def test_pretrained_weights_may_be_of_another_variant_and_the_log_says_so(
     plain("sinpos_low").load_state_dict(model.state_dict())  # the model's own from now on
 
 
-def test_a_state_dict_has_the_weights_alone_and_fits_timms_vit(plain):
+def test_a_state_dict_has_the_weights_alone_and_fits_timms_vit(stock, plain):
     assert [*plain().state_dict()] == [name for name, _ in plain().named_parameters()]
     timms = stock(pos_embed="none", class_token=False, global_pool="avg", depth=1)
     timms.load_state_dict(plain("nopos").state_dict())

@@ -24,35 +24,23 @@ def read(path):
     return yaml.safe_load(path.read_text())
 
 
-def recipe_name(path):
-    return path.stem
+def flag(words, name, default=None):
+    """The value that follows a flag."""
+    return words[words.index(name) + 1] if name in words else default
 
 
-def readme_commands():
-    """The README's command lines that start train.py, as lists of words."""
-    found = [" ".join(words) for words in commands(README)]
-    return [line.split() for line in found if re.search(r"train\.py (-c|--config)", line)]
-
-
-def flag(words, *names, default=None):
-    """The value that follows the last of these flags."""
-    found = [words[i + 1] for i, word in enumerate(words[:-1]) if word in names]
-    return found[-1] if found else default
-
-
-def split_command(words):
-    """(processes, the YAML, train.py's arguments) of a command line."""
-    script = next(i for i, word in enumerate(words) if word.endswith("train.py"))
-    launcher, arguments = words[:script], words[script + 1 :]
-    processes = int(flag(launcher, "--nnodes", default=1)) * int(
-        flag(launcher, "--nproc-per-node", default=1)
-    )
-    return processes, CONFIGS / Path(flag(arguments, "-c", "--config")).name, arguments
-
-
-def effective_batch(processes, recipe, arguments):
-    batch = int(flag(arguments, "-b", "--batch-size", default=recipe["batch_size"]))
-    return processes * batch * int(flag(arguments, "--grad-accum-steps", default=1))
+def launches():
+    """(processes, the YAML, the arguments after it) of the README's lines that start train.py."""
+    found = []
+    for words in commands(README):
+        script = next((i for i, word in enumerate(words) if word.endswith("train.py")), None)
+        if script is not None and words[script + 1] in ("-c", "--config"):
+            launcher, config, arguments = words[:script], words[script + 2], words[script + 3 :]
+            processes = int(flag(launcher, "--nnodes", 1)) * int(
+                flag(launcher, "--nproc-per-node", 1)
+            )
+            found.append((processes, CONFIGS / Path(config).name, arguments))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +65,7 @@ def as_arguments(option, value):
     return [option, *map(str, value if isinstance(value, list) else [value])]
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=recipe_name)
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_key_and_value_is_one_of_train_py(path, train_parser):
     options = {action.dest: action.option_strings for action in train_parser._actions}
     for key, value in read(path).items():
@@ -87,31 +75,22 @@ def test_every_key_and_value_is_one_of_train_py(path, train_parser):
 
 
 def test_the_command_lines_of_the_readme_parse(train_parser):
-    for words in readme_commands():
-        _, path, arguments = split_command(words)
-        at = next(i for i, word in enumerate(arguments) if word in ("-c", "--config"))
-        parsed = train_parser.parse_args(arguments[:at] + arguments[at + 2 :])
+    for _, path, arguments in launches():
+        parsed = train_parser.parse_args(arguments)
         assert path.is_file()
         assert parsed.data_dir
         assert parsed.experiment
 
 
-def test_the_command_lines_of_the_readme_cover_every_kind_of_machine():
-    found = {split_command(words)[0] for words in readme_commands()}
-    assert found == {1, 8, 16}
-
-
-def test_every_command_line_of_the_readme_trains_on_1024_images_an_update():
-    for words in readme_commands():
-        processes, path, arguments = split_command(words)
-        assert effective_batch(processes, read(path), arguments) == 1024, " ".join(words)
-
-
-def test_repeated_augmentation_is_asked_for_where_several_processes_train():
-    for words in readme_commands():
-        processes, path, arguments = split_command(words)
-        assert (flag(arguments, "--aug-repeats") == "3") == (processes > 1), " ".join(words)
-        assert "aug_repeats" not in read(path)
+def test_the_readme_trains_on_1024_images_an_update_on_every_kind_of_machine():
+    for processes, path, arguments in launches():
+        recipe = read(path)
+        batch = int(flag(arguments, "-b", recipe["batch_size"]))
+        assert processes * batch * int(flag(arguments, "--grad-accum-steps", 1)) == 1024
+        # where several processes train, each image is taken three times
+        assert (flag(arguments, "--aug-repeats") == "3") == (processes > 1)
+        assert "aug_repeats" not in recipe
+    assert {processes for processes, _, _ in launches()} == {1, 8, 16}
 
 
 def test_models_of_the_readme_exist():
@@ -125,7 +104,7 @@ def test_models_of_the_readme_exist():
     assert not [name for name in names if not timm.is_model(name)]
 
 
-@pytest.mark.parametrize("path", IMAGENET, ids=recipe_name)
+@pytest.mark.parametrize("path", IMAGENET, ids=lambda path: path.stem)
 def test_the_learning_rate_grows_linearly_to_the_papers_value(path):
     recipe = read(path)
     assert recipe["lr_base_scale"] == "linear"
@@ -133,7 +112,7 @@ def test_the_learning_rate_grows_linearly_to_the_papers_value(path):
     assert recipe["lr_base"] * 1024 / recipe["lr_base_size"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("path", IMAGENET, ids=recipe_name)
+@pytest.mark.parametrize("path", IMAGENET, ids=lambda path: path.stem)
 def test_every_variant_gets_images_of_a_size_that_its_patches_divide(path):
     recipe = read(path)
     for size in [recipe["img_size"], *recipe.get("train_img_sizes", [])]:

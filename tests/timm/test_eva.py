@@ -11,10 +11,9 @@ from timm.models import save_for_hf
 from torch import Tensor, nn
 
 from cape_plugins.timm import eva
-from timm_support import EVAS
+from timm_support import EVAS, STILL
 
-OFF = dict(max_global_shift=0.0, max_local_shift=0.0, max_global_scale=1.0)
-OFF_SETTINGS = eva.ImageSettings(**OFF)
+OFF_SETTINGS = eva.ImageSettings(**STILL)
 every_kind = pytest.mark.parametrize("kind", EVAS)
 
 
@@ -127,7 +126,7 @@ def coordinates(model: nn.Module, batch: int) -> Tensor:
 
 def moved(kind: str, **options) -> tuple[Tensor, Tensor]:
     """Before and after the augmentation, the image [-1, 1]: (15, 2), (3000, 15, 2)."""
-    model = create(kind, **{**OFF, **options})
+    model = create(kind, **{**STILL, **options})
     before = coordinates(model.eval(), 1)[0]
     torch.manual_seed(1)
     after = coordinates(model.train(), 3000)
@@ -207,7 +206,7 @@ def test_what_else_timms_models_do(kind):
     assert_equal(ours.forward_features(images()), expected[0])
     for extractor in ("getter", "fx"):
         options = dict(features_only=True, out_indices=[0, 1], feature_cls=extractor)
-        one = create(kind, False, **options, **OFF)
+        one = create(kind, False, **options, **STILL)
         two = create(eva._TWINS[EVAS[kind]], False, **options)
         left = two.load_state_dict(one.state_dict(), strict=False)
         assert not [name for names in left for name in names if "_tensor_constant" not in name]
@@ -224,7 +223,7 @@ def test_what_else_timms_models_do(kind):
 @every_kind
 def test_patches_are_dropped_with_their_coordinates(kind):
     options = dict(patch_drop_rate=0.5, img_size=(64, 96), dynamic_img_size=False)
-    ours, stock = create(kind, **options, **OFF), create(eva._TWINS[EVAS[kind]], **options)
+    ours, stock = create(kind, **options, **STILL), create(eva._TWINS[EVAS[kind]], **options)
     ours.load_state_dict(stock.state_dict())
     for training in (True, False):
         both = (torch.manual_seed(6) and one.train(training)(images()) for one in (ours, stock))
@@ -276,14 +275,20 @@ def test_weights_travel_by_folder_and_by_file(kind, tmp_path):
         (dict(max_global_shift=-1), "max_global_shift.*-1"),
         (dict(max_local_shift=(0.1, 0.1, 0.1)), "max_local_shift.*height, width"),
         (dict(use_naflex=True), "cannot be a NaFlexVit"),
-        (dict(use_naflex=None), "TIMM_USE_NAFLEX"),
         (dict(max_shift=1), "max_shift"),
     ],
 )
 def test_refusals_come_before_anything_is_built(options, words, monkeypatch):
     monkeypatch.setattr(nn.Module, "__init__", None)
-    if options.get("use_naflex", 0) is None:
-        monkeypatch.setenv("TIMM_USE_NAFLEX", "1")
     with pytest.raises(TypeError if "max_shift" in options else ValueError, match=words) as error:
         timm.create_model("vit_base_patch16_sapiens2_cape", **options)
     assert "\n" not in str(error.value)
+
+
+def test_where_the_environment_asks_for_a_naflexvit_it_is_refused_unless_the_call_does_not(
+    monkeypatch,
+):
+    monkeypatch.setenv("TIMM_USE_NAFLEX", "1")
+    with pytest.raises(ValueError, match="TIMM_USE_NAFLEX"):
+        create("dinov3")
+    assert isinstance(create("dinov3", use_naflex=False), eva.EvaCape)

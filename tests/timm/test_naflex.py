@@ -1,11 +1,8 @@
 """NaFlexVit with computed positions: batches of images of different sizes."""
 
-import math
-
 import pytest
 import torch
-from PIL import Image
-from timm.data import create_dataset, create_naflex_loader
+from timm.models import vision_transformer as timm_vit
 
 from cape_plugins import patch_grid
 from cape_plugins.timm.naflexvit import naflex_positions
@@ -32,69 +29,35 @@ def test_each_image_has_the_positions_of_its_own_grid(batch):
         assert own[height * width :].isnan().all()
 
 
-STILL = dict(max_global_shift=0.0, max_local_shift=0.0, max_global_scale=1.0)
-
-
-@pytest.fixture
-def augmented(create, batch, images, embedded):
-    """host, settings, forwards → (forwards, B, N, 2) positions in training, (B, N, 2) those in
-    evaluation, and the patches per axis, (B, 1, 2)."""
-
-    def read(host: str, forwards: int = 1, **settings):
-        model = create("cape", host.split()[0], **{**STILL, **settings})
-        given = batch() if host.endswith("padded") else images(3, 3, 64, 96)
-        model.eval()(given)
-        model.train()
-        for _ in range(forwards):
-            model(given)
-        positions = embedded[0].expand(3, -1, -1)
-        grids = torch.tensor([[4, 6], [1, 3], [8, 2]] if "padded" in host else [[4, 6]] * 3)
-        return torch.stack(embedded[1:]), positions, grids[:, None]
-
-    return read
-
-
-every_host = pytest.mark.parametrize("host", ["vit", "naflexvit", "naflexvit padded"])
-
-
-@every_host
-@pytest.mark.parametrize("extent", [1.0, 0.7])
-def test_the_default_of_the_local_shift_is_extent_over_n_of_each_axis(augmented, host, extent):
-    found, positions, grids = augmented(host, 50, max_local_shift=None, extent=extent)
-    largest = (found - positions).abs().nan_to_num().amax(dim=(0, 2), keepdim=True)[0]
-    assert (largest <= extent / grids + 1e-6).all()
-    assert (largest > 0.9 * extent / grids).all()
-
-
-def test_where_the_aspect_ratio_is_kept_it_is_one_over_the_longer_side(augmented):
-    options = dict(max_local_shift=None, pos_embed_ar_preserving=True)
-    found, positions, grids = augmented("naflexvit padded", 50, **options)
-    largest = (found - positions).abs().nan_to_num().amax(dim=(0, 2), keepdim=True)[0]
-    longer = grids.amax(dim=2, keepdim=True)
-    assert ((largest <= 1 / longer + 1e-6) & (largest > 0.9 / longer)).all()
-
-
-@every_host
-def test_a_local_shift_of_each_axis(augmented, host):
-    found, positions, _ = augmented(host, max_local_shift=(0.2, 0.0))
-    shifts = (found - positions).abs().nan_to_num()
-    assert 0.15 < shifts[..., 0].max() <= 0.2 + 1e-6
-    assert shifts[..., 1].max() < 1e-6
-
-
-@every_host
-def test_shift_and_scale_are_drawn_once_per_image(augmented, host):
-    (moved,), positions, grids = augmented(host, max_global_shift=0.5, max_global_scale=1.4)
-    scales = []
-    for before, after, grid in zip(positions, moved, grids, strict=True):
-        n = int(grid.prod())
-        scale = (after[n - 1, 1] - after[0, 1]) / 2  # the width ran from -1 to 1
-        shift = after[0] / scale - before[0]
-        torch.testing.assert_close(after[:n], (before[:n] + shift) * scale, atol=1e-5, rtol=0)
-        assert 1 / 1.4 - 1e-5 <= scale <= 1.4 + 1e-5
-        assert shift.abs().max() <= 0.5 + 1e-5
-        scales.append(float(scale))
-    assert len(set(scales)) == 3
+@pytest.mark.parametrize("given", [None, (0.2, 0.0)])
+@pytest.mark.parametrize(
+    ("host", "options"),
+    [
+        ("vit", {}),
+        ("vit", dict(extent=0.7)),
+        ("naflexvit", {}),
+        ("naflexvit padded", {}),
+        ("naflexvit padded", dict(extent=0.7)),
+        ("naflexvit padded", dict(pos_embed_ar_preserving=True)),
+    ],
+)
+def test_the_local_shift_is_extent_over_n_of_each_axis_or_as_given(
+    create, batch, images, embedded, host, options, given
+):
+    """N are the patches along an axis, or where the aspect ratio is kept along the longer one."""
+    still = dict(max_global_shift=0.0, max_global_scale=1.0, max_local_shift=given)
+    model, padded = create("cape", host.split()[0], **still, **options), host.endswith("padded")
+    x = batch() if padded else images(3, 3, 64, 96)
+    model.eval()(x)
+    for _ in range(50):
+        model.train()(x)
+    moved = (torch.stack(embedded[1:]) - embedded[0]).abs().nan_to_num()  # (50, B, N, 2)
+    patches = torch.tensor([[4, 6], [1, 3], [8, 2]] if padded else [[4, 6]] * 3)  # (B, 2)
+    if "pos_embed_ar_preserving" in options:
+        patches = patches.amax(dim=1, keepdim=True)
+    bound = options.get("extent", 1.0) / patches if given is None else torch.tensor(given)
+    largest = moved.amax(dim=(0, 2))  # (B, 2)
+    assert ((largest <= bound + 1e-6) & (largest >= 0.9 * bound)).all()
 
 
 # padding
@@ -136,14 +99,6 @@ def test_what_padding_holds_changes_nothing(naflex, batch):
     torch.testing.assert_close(model(dirty), model(given), atol=1e-4, rtol=1e-4)
 
 
-def test_no_gradient_reaches_padding(naflex, batch):
-    model, given = naflex(), batch()
-    given["patches"].requires_grad_()
-    model(given).sum().backward()
-    assert given["patches"].grad[~given["patch_valid"]].abs().max() == 0
-    assert [n for n, p in model.named_parameters() if p.grad is None] == []
-
-
 # what NaFlexVit can do
 
 
@@ -172,14 +127,6 @@ def test_intermediates_of_a_batch_and_of_images(naflex, images, batch, variant):
     assert torch.equal(final, model.forward_features(x))
 
 
-def test_patch_drop_rate_and_gradient_checkpointing(naflex, batch):
-    model = naflex(patch_drop_rate=0.5).train()
-    model.set_grad_checkpointing()
-    out = model(batch())
-    out.sum().backward()
-    assert out.isfinite().all()
-
-
 # keeping the aspect ratio, and timm's options for its table
 
 
@@ -190,14 +137,9 @@ def test_positions_that_keep_the_aspect_ratio_are_as_far_apart_on_both_axes(batc
     )
     assert spans[:, 0].tolist() == [[6, 6], [3, 3], [8, 8]]
     for own, (height, width) in zip(positions, [(4, 6), (1, 3), (8, 2)], strict=True):
-        longer = max(height, width)
-        square = patch_grid(longer, longer, extent=0.7).reshape(longer, longer, 2)
-        grid = own[: height * width].reshape(height, width, 2)
-        assert torch.equal(grid.amax((0, 1)), -grid.amin((0, 1)))  # both around 0
-        step = square[1, 0, 0] - square[0, 0, 0]
-        for axis in (0, 1):
-            assert torch.allclose(grid.diff(dim=axis)[..., axis], step)
-        assert grid.max() == pytest.approx(0.7)
+        shares = torch.tensor([height - 1, width - 1]) / (max(height, width) - 1)
+        expected = patch_grid(height, width, extent=0.7) * shares
+        torch.testing.assert_close(own[: height * width], expected)
 
 
 @pytest.mark.parametrize("variant", ["sinpos", "cape", "alibi"])
@@ -226,12 +168,17 @@ def test_timms_use_naflex_gives_what_the_vit_gives(create, load, several, batch,
     torch.testing.assert_close(model(batch()), alone, atol=1e-4, rtol=1e-4)
 
 
-def test_use_naflex_takes_the_options_of_a_vit(create):
-    options = dict(global_pool="avg", class_token=False, init_values=1e-4, dynamic_img_size=True)
+def test_use_naflex_takes_the_options_of_a_vit_and_comes_before_the_environment(
+    create, monkeypatch
+):
+    options = dict(global_pool="max", class_token=False, init_values=1e-4, dynamic_img_size=True)
     model = create(use_naflex=True, max_global_scale=1.2, **options)
     assert model.embeds.position.settings.max_global_scale == 1.2
     assert isinstance(model.fc_norm, torch.nn.LayerNorm)
-    assert not isinstance(create(use_naflex=False), type(model))
+    for default in (False, True):  # TIMM_USE_NAFLEXVIT, read at import
+        monkeypatch.setattr(timm_vit, "_USE_NAFLEX_DEFAULT", default)
+        assert isinstance(create(), type(model)) == default
+        assert not isinstance(create(use_naflex=False), type(model))
 
 
 def test_a_vit_without_layer_scale_loads_into_a_naflexvit_that_has_it(
@@ -251,44 +198,3 @@ def test_an_image_that_the_patches_do_not_divide_is_named(naflex, images):
     with pytest.raises(ValueError, match="100 × 96 is not divisible by the patch size"):
         naflex()(images(1, 3, 100, 96))
     assert naflex(dynamic_img_pad=True)(images(1, 3, 100, 96)).shape == (1, 10)
-
-
-# timm's loader
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """12 JPEGs of six sizes."""
-    generator = torch.Generator().manual_seed(0)
-    for index in range(12):
-        path = tmp_path / ("even", "odd")[index % 2] / f"{index}.jpg"
-        path.parent.mkdir(exist_ok=True)
-        height, width = 48 + 16 * (index % 3), 48 + 32 * (index % 2)
-        pixels = torch.randint(256, (height, width, 3), generator=generator)
-        Image.fromarray(pixels.to(torch.uint8).numpy()).save(path)
-    return tmp_path
-
-
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_batches_of_timms_naflex_loader_work(naflex, folder, training):
-    loader = create_naflex_loader(
-        create_dataset("", root=str(folder), is_training=training),
-        patch_size=16,
-        train_seq_lens=(9, 16),
-        max_seq_len=16,
-        batch_size=4,
-        is_training=training,
-        num_workers=0,
-        persistent_workers=False,
-        use_prefetcher=False,
-        pin_memory=False,
-    )
-    model = naflex(num_classes=2).train(training)
-    shapes = []
-    for given, target in loader:
-        loss = torch.nn.functional.cross_entropy(model(given), target)
-        assert math.isfinite(loss.item())
-        loss.backward()
-        shapes.append(tuple(given["patches"].shape[:2]))
-    assert sum(images for images, _ in shapes) >= 8
-    assert {patches for _, patches in shapes} <= {9, 16}

@@ -84,14 +84,6 @@ def test_intermediates_see_the_positions(create, images, variant):
 # training
 
 
-def test_patch_drop_rate_drops_patches_in_training_only(create, images):
-    model, seen = create(patch_drop_rate=0.5), []
-    model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
-    model.train()(images(1, 3, 64, 64))
-    model.eval()(images(1, 3, 64, 64))
-    assert seen == [1 + 8, 1 + 16]
-
-
 @every_host
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_parameter_gets_a_gradient(create, images, variant, host):
@@ -122,15 +114,6 @@ def test_layer_decay_groups_parameters_as_timms_vit_does(create):
     assert ours == theirs
 
 
-@BOTH_LOOPS
-def test_reset_classifier_changes_head_and_pooling(create, images, variant):
-    model, x = create(variant).eval(), images(1, 3, 32, 48)
-    model.reset_classifier(7, "avg")
-    assert model(x).shape == (1, 7)
-    model.reset_classifier(0)
-    assert model(x).shape == (1, 32)
-
-
 # input
 
 
@@ -148,13 +131,11 @@ def test_set_input_size_changes_grid_and_patches(create, images, variant):
 
 
 @BOTH_LOOPS
-def test_channels_padding_and_memory_formats(create, images, variant):
-    assert create(variant, in_chans=4)(images(1, 4, 32, 32)).shape == (1, 10)
+def test_padding_and_memory_formats(create, images, variant):
     assert create(variant, dynamic_img_pad=True)(images(1, 3, 100, 150)).shape == (1, 10)
     model, x = create(variant).eval(), images(2, 3, 64, 96)
-    expected = model(x)
-    out = model.to(memory_format=torch.channels_last)(x.to(memory_format=torch.channels_last))
-    torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
+    out = model(x.to(memory_format=torch.channels_last))
+    torch.testing.assert_close(out, model(x), atol=1e-4, rtol=1e-4)
     with pytest.raises(AssertionError, match=r"height \(100\) should be divisible by patch size"):
         model(images(1, 3, 100, 96))
 
@@ -274,37 +255,30 @@ def test_onnx_export_in_evaluation_takes_any_size(create, images, variant, tmp_p
 # several processes
 
 
-def step(rank: int, rendezvous: str, create, found) -> None:
-    """One training step of three models in one of two processes."""
-    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
+def step(rank: int, folder, create) -> None:
+    """A backward of three models in one of two processes."""
+    rendezvous = f"file://{folder}/rendezvous"
+    torch.distributed.init_process_group("gloo", rendezvous, rank=rank, world_size=2)
     for variant in THREE:
         parallel = DistributedDataParallel(create(variant))
         torch.manual_seed(rank)  # as train.py seeds its processes
         out = parallel(torch.ones(2, 3, 32, 48))
         out.square().sum().backward()
-        torch.optim.SGD(parallel.parameters(), 0.1).step()
-        weights = torch.cat([p.detach().flatten() for p in parallel.parameters()])
-        found.put((variant, rank, weights.numpy(), out.detach().numpy()))
+        gradients = [parameter.grad for parameter in parallel.parameters()]
+        torch.save((out.detach(), gradients), folder / f"{variant}-{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
 def test_ddp_trains_with_noise_of_its_own_in_each_process(create, tmp_path):
     context = multiprocessing.get_context("fork")  # torch and timm are imported already
-    found = context.Queue()
-    processes = [
-        context.Process(target=step, args=(rank, f"file://{tmp_path}/rendezvous", create, found))
-        for rank in range(2)
-    ]
+    processes = [context.Process(target=step, args=(rank, tmp_path, create)) for rank in range(2)]
     for process in processes:
         process.start()
-    results = {}
-    for _ in 2 * THREE:
-        variant, rank, *rest = found.get(timeout=60)
-        results[variant, rank] = rest
     for process in processes:
         process.join(timeout=60)
         assert process.exitcode == 0
     for variant in THREE:
-        (weights0, out0), (weights1, out1) = results[variant, 0], results[variant, 1]
-        assert (weights0 == weights1).all(), "the processes' weights differ after a step"
-        assert not (out0 == out1).all(), "both processes drew the same noise"
+        ranks = (torch.load(tmp_path / f"{variant}-{rank}.pt") for rank in range(2))
+        outputs, gradients = zip(*ranks, strict=True)
+        assert not torch.equal(*outputs), "both processes drew the same noise"
+        assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))

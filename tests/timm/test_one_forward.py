@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cape_support import replica
-from timm_support import EVAS, VARIANTS
+from timm_support import EVAS, STILL, VARIANTS
 
 MODELS = [("vit", name) for name in VARIANTS]
 MODELS += [("naflexvit", n) for n in ("cape", "cape_rope_mixed", "cape_alibi", "random_rope")]
@@ -77,13 +77,10 @@ def in_threads(models: list[nn.Module], inputs: list[Tensor], times: int) -> lis
     return found
 
 
-OFF = dict(max_global_shift=0.0, max_local_shift=0.0, max_global_scale=1.0)
-
-
 @every_model_and_twin
 def test_two_threads_on_one_model(create, images, host, variant):
     rotary = host == "eva"  # timm's own in evaluation
-    model = create(variant, host, **OFF if rotary else {}).train(rotary).requires_grad_(False)
+    model = create(variant, host, **STILL if rotary else {}).train(rotary).requires_grad_(False)
     inputs = [images(1, 3, 128, 128), images(1, 3, 64, 256)]  # as many patches
     expected = [model(x) for x in inputs]
     for outputs, right in zip(in_threads([model, model], inputs, 30), expected, strict=True):
