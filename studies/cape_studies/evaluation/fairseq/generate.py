@@ -11,7 +11,6 @@ from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor
 from tqdm import tqdm
 
-from cape_studies.evaluation.device import open_device
 from cape_studies.evaluation.fairseq.checkpoints import load
 from cape_studies.evaluation.fairseq.options import BleuOptions, ModelOptions
 
@@ -34,12 +33,7 @@ class Test(NamedTuple):
 
 
 def open_test(name: str, path: Path, logn: int | None, subset: str, options: ModelOptions) -> Test:
-    """Load a checkpoint and a subset, and find out whether the model can take every sentence.
-
-    Args:
-        name: of the training.
-        path, logn, options: as :func:`load`'s.
-        subset: of the data.
+    """:func:`load` a checkpoint and a subset; refuse what the model cannot take.
 
     Raises:
         ValueError: as :func:`load`; or the subset is missing, empty, has no references, or a
@@ -61,14 +55,11 @@ def open_test(name: str, path: Path, logn: int | None, subset: str, options: Mod
     if len(source) == 0 or target is None:
         raise ValueError(f"the subset {subset!r} in {options.data} is empty or has no target side")
     for side, sizes, limit in zip(("source", "target"), (source, target), limits, strict=True):
-        longest = int(sizes.max())
-        for most, option in (
-            (limit, "the model was trained for"),
-            (options.max_tokens, "of --max-tokens"),
-        ):
-            if longest > most:
+        limits_of = {"the model was trained for": limit, "of --max-tokens": options.max_tokens}
+        for whose, most in limits_of.items():
+            if (longest := sizes.max()) > most:
                 what = f"a {side} sentence of {subset!r} has {longest} tokens"
-                raise ValueError(f"{what}, more than the {most} {option}")
+                raise ValueError(f"{what}, more than the {most} {whose}")
     if isinstance(options, BleuOptions):
         allowed = (options.max_len_a * source + options.max_len_b).astype(int)
         worst = int((target - allowed).argmax())
@@ -127,7 +118,7 @@ def score_references(test: Test, options: ModelOptions) -> list[list[float]]:
 @torch.no_grad()
 def _generate(test: Test, config: Any, options: ModelOptions) -> tuple[Any, list[tuple[Any, Any]]]:
     """fairseq's generator, and the best that it has for each sentence beside the target."""
-    place = open_device(options.device)
+    place = options.place
     task, model = test.task, test.model.to(place)
     generator, pad = task.build_generator([model], config), task.target_dictionary.pad()
     iterator = task.get_batch_iterator(

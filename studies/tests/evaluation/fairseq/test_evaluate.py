@@ -4,7 +4,6 @@ import argparse
 import math
 import re
 import shutil
-from functools import partial
 from io import StringIO
 from itertools import zip_longest
 
@@ -17,7 +16,6 @@ from lab_support import check_items, rows
 
 options = pytest.importorskip("fairseq.options")
 evaluate = pytest.importorskip("cape_studies.evaluation.fairseq.evaluate")
-bleu, generate = evaluate.bleu, pytest.importorskip("cape_studies.evaluation.fairseq.generate")
 
 PAIRS = [
     ("a dog runs", "ein hund rennt"),
@@ -72,23 +70,28 @@ def corpus(tmp_path_factory):
     return folder
 
 
-def train(data, folder, *arguments):
+@pytest.fixture(scope="module")
+def train(corpus, tmp_path_factory):
+    """Arguments of fairseq-train → the folder of its checkpoints."""
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq_cli.train import main
 
-    given = [data, "--save-dir", folder, *TRAIN, *arguments]
-    parser = options.get_training_parser()
-    args = options.parse_args_and_arch(parser, input_args=list(map(str, given)))
-    main(convert_namespace_to_omegaconf(args))
-    return folder
+    def call(name, *arguments):
+        folder = tmp_path_factory.getbasetemp() / "runs" / name
+        given = [corpus / "bin", "--save-dir", folder, *TRAIN, *arguments]
+        parser = options.get_training_parser()
+        args = options.parse_args_and_arch(parser, input_args=list(map(str, given)))
+        main(convert_namespace_to_omegaconf(args))
+        return folder
+
+    return call
 
 
 @pytest.fixture(scope="module")
-def cape(corpus, tmp_path_factory):
+def cape(train):
     """Checkpoints 1 to 4 of a small model that has not quite learnt the corpus."""
     options = ("--max-epoch", 4, "--dropout", 0, "--max-global-shift", 1, "--max-local-shift", 0.1)
-    folder = tmp_path_factory.mktemp("runs") / "cape"
-    return train(corpus / "bin", folder, "--arch", "cape_transformer_tiny", *options)
+    return train("cape", "--arch", "cape_transformer_tiny", *options)
 
 
 @pytest.fixture(scope="module")
@@ -97,18 +100,18 @@ def best(cape):
 
 
 @pytest.fixture(scope="module")
-def stock(corpus, cape):
+def stock(train):
     """fairseq's own Transformer, after two epochs."""
-    options = ("--arch", "transformer_tiny", "--max-epoch", 2, "--dropout", 0)
-    return train(corpus / "bin", cape.parent / "stock", *options) / "checkpoint2.pt"
+    options = ("--max-epoch", 2, "--dropout", 0)
+    return train("stock", "--arch", "transformer_tiny", *options) / "checkpoint2.pt"
 
 
 @pytest.fixture(scope="module")
-def abspos(corpus, cape):
+def abspos(train):
     """Another variant after one update; sentences of at most 64 tokens."""
     options = ("--arch", "cape_transformer_tiny", "--max-epoch", 1, "--batch-size", N)
     options += ("--max-source-positions", 64, "--max-target-positions", 64, "--pos", "abspos")
-    return train(corpus / "bin", cape.parent / "abspos", *options) / "checkpoint1.pt"
+    return train("abspos", *options) / "checkpoint1.pt"
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +153,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def refused(capsys):
-    return partial(lab_support.refused, fairseq.main, capsys)
+    return lambda *arguments: lab_support.refused(fairseq.main, capsys, *arguments)
 
 
 @pytest.mark.parametrize("kind", ["best", "stock"])
@@ -232,7 +235,7 @@ def test_the_checkpoint_with_the_best_validation_bleu_is_tested(corpus, cape, ru
 
 
 def test_a_stacked_set_is_scored_with_the_dictionaries_of_the_training(corpus, best, stacked, run):
-    lines = (stacked / "stacked.bpe.de").read_text(encoding="utf-8").splitlines()
+    lines = (stacked / "stacked.de").read_text(encoding="utf-8").splitlines()
     assert min(len(line.split()) for line in lines) >= 100
     found = run("loss", stacked, "--model", best)
     assert [int(row["items"]) for row in found[:101]] == [len(lines)] * 101
@@ -240,32 +243,29 @@ def test_a_stacked_set_is_scored_with_the_dictionaries_of_the_training(corpus, b
     for language in ("en", "de"):
         name = f"dict.{language}.txt"
         assert (stacked / name).read_bytes() == (corpus / "bin" / name).read_bytes()
-    # before BPE it is what stacking makes of the text
-    text = (stacked / "stacked.de").read_text(encoding="utf-8").splitlines()
-    assert [line.replace("@@ ", "") for line in lines] == text
+    text = (corpus / "tok.de").read_text(encoding="utf-8").splitlines()
+    whole, found = (" ".join(one).replace(" .", " ,") for one in (text, lines))
+    assert whole.startswith(found.replace("@@ ", ""))  # the last are left off
 
 
 def test_sentences_left_out_are_an_error(corpus, best, monkeypatch):
     # num_shards is how fairseq shares batches among processes: here half of them are missing
     given = evaluate.LossOptions(data=corpus / "bin", model=[str(best)], batch_size=10)
-    test = generate.open_test("model", best, None, "test", given)
+    test = evaluate.open_test("model", best, None, "test", given)
     iterator = test.task.get_batch_iterator
     monkeypatch.setattr(
         test.task, "get_batch_iterator", lambda **given: iterator(**given, num_shards=2)
     )
     with pytest.raises(RuntimeError, match=rf"\d+ of {N} sentences were evaluated"):
-        generate.score_references(test, given)
-
-
-def scores(*given):
-    return {score.metric: score.value for score in bleu.scores({}, *given)}
+        evaluate.score_references(test, given)
 
 
 def test_hypotheses_are_detokenised_for_sacrebleu():
     translations = [("Ein Hund , der rennt .", "Ein Hund , der läuft .")]
-    found = scores(translations, "de", ["Ein Hund, der rennt."])
-    assert (found["bleu"] < 100, found["sacrebleu"]) == (True, pytest.approx(100))
-    assert scores(translations, "de")["sacrebleu"] < 100
+    split, found = evaluate.bleu_scores({}, translations, "de", ["Ein Hund, der rennt."])
+    assert (split.value < 100, found.value) == (True, pytest.approx(100))
+    _, found = evaluate.bleu_scores({}, translations, "de")
+    assert found.value < 100
 
 
 def test_too_long_sentences_are_refused(stacked, abspos, best, refused, tmp_path):
@@ -298,16 +298,9 @@ def test_other_dictionaries_are_refused(corpus, best, refused, tmp_path):
         ("loss nothing --model PT", "cannot be loaded with nothing"),
         ("loss bin --model PT --gen-subset a", "no subset 'a' of en-de, .*: it has test, train"),
         ("bleu bin --model PT --csv there.csv", "there.csv exists: .*--overwrite"),
-        (
-            "bleu bin --model PT --csv there.csv --items there.csv --overwrite",
-            "the output has .*there.csv twice: choose another name",
-        ),
-        ("loss bin --model PT --csv no/a.csv", "no such folder"),
         ("bleu bin --model .", "no such checkpoint: checkpoint_best.pt"),
-        ("bleu bin --model CAPE CAPE", "--model has cape twice: give each as NAME=PATH"),
+        ("bleu bin --model CAPE CAPE/", "--model has cape twice: give each as NAME=PATH"),
         ("loss bin --model a=CAPE", "no such checkpoint: .*checkpoint_best.pt"),
-        ("bleu bin --model PT --beam 0", "--beam: input should be greater than 0, got 0"),
-        ("loss bin --model PT --device nothing", "--device nothing cannot be used"),
         ("bleu bin --model PT --reference there.csv", f"has 1 lines, .* has {N} sentences"),
         ("stack --source t --target t --codes c --data . --out there", "holds no binarised data"),
     ],

@@ -90,7 +90,7 @@ def test_text_that_does_not_fit_is_refused():
         stacking.stack(ENGLISH, GERMAN[:4], words, 300)
     with pytest.raises(ValueError, match="target line 2 is empty"):
         stacking.stack(ENGLISH[:2], [GERMAN[0], " "], words, 300)
-    with pytest.raises(ValueError, match="all 5 sentences together have fewer than 300"):
+    with pytest.raises(ValueError, match="all 5 sentences have fewer than 300"):
         stacking.stack(ENGLISH, GERMAN, words, 300)
 
 
