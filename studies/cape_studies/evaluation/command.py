@@ -40,20 +40,17 @@ def call(host: str, argv: Sequence[str] | None = None) -> None:
 
 
 def main(prog: str, kind: Any, work: Callable[[Any], object], argv: Sequence[str] | None) -> None:
-    """Read a command's options and do its work, in :func:`one_line_errors`.
+    """Read a command's options and do its work with them, in :func:`one_line_errors`.
 
-    Args:
-        prog: the command's name.
-        kind: the class of its options, or a union of ``tyro.conf.subcommand``.
-        work: is called with the options.
-        argv: the words of the command line. Default: the process's.
+    ``kind`` is the class of the options, or a union of ``tyro.conf.subcommand``; ``argv`` are the
+    words of the command line, None: the process's.
     """
     with one_line_errors(prog):
         work(parsed(prog, kind, argv))
 
 
 def parsed(prog: str, kind: Any, argv: Sequence[str] | None) -> Any:
-    """The options on a command line; see :func:`main`.
+    """The options of :func:`main`.
 
     Raises:
         ValueError: what is wrong first, in one line, in place of tyro's box.

@@ -19,19 +19,14 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 
 class Options(BaseModel):
-    """Options of a command, each a field, checked when they are made: before any work.
-
-    Raises:
-        pydantic.ValidationError: a value is not allowed, or twice in a list, where it would count
-            as two trainings; it is a ValueError.
-    """
+    """Options of a command, each a field, checked when they are made: before any work."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @field_validator("*")
     @classmethod
     def check_list(cls, value: Any) -> Any:
-        """Refuse a value that comes twice."""
+        """Refuse a value that comes twice: its scores would count as two trainings'."""
         once(value if isinstance(value, list) else [], "the list")
         return value
 

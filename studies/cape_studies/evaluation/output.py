@@ -26,9 +26,8 @@ class Score:
 
     Attributes:
         about: ``model`` and the columns of the condition, the same in all scores of a command.
-        metric: what was measured.
+        metric, value: what was measured, and found.
         how: items make the value.
-        value: the score.
         count: how many test items; None where there are none.
         weight: sum of the items' weights: images, words, tokens, seconds.
         items: what each adds: (item, value, weight); for BLEU (item, sacreBLEU's ten statistics:
@@ -61,19 +60,16 @@ def made(how: str, sums: Sequence[float]) -> float:
         return times * sums[0] / sums[1] if sums[1] else float("nan")
     from sacrebleu.metrics import BLEU
 
-    hypothesis, reference, *counts = map(int, sums)
+    ours, theirs, *counts = map(int, sums)
     smooth = "exp" if how == "bleu" else "none"
-    return BLEU.compute_bleu(counts[:4], counts[4:], hypothesis, reference, smooth).score
+    return BLEU.compute_bleu(counts[:4], counts[4:], ours, theirs, smooth).score
 
 
 def write(options: RunOptions, scores: Iterable[Score] | None) -> None:
     """Write a command's scores and their items as they come, and print a table in the end.
 
-    A file is named NAME.part until all is done; the one that it replaces stays till then.
-
-    Args:
-        options: where, and whether files that are there may be replaced.
-        scores: made one by one, after the options have been checked; None writes nothing.
+    The first is made after the options have been checked; None writes nothing. A file is named
+    NAME.part until all is done; the one that it replaces stays till then.
 
     Raises:
         ValueError: a CSV is there or cannot be made there.

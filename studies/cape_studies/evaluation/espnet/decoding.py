@@ -27,14 +27,9 @@ def decode(
     options: EspnetOptions,
     title: str = "",
 ) -> tuple[list[Ids], float]:
-    """Recognise the pieces of utterances, which have one sampling rate.
+    """The tokens of each piece of the utterances, and the seconds of computing them from samples.
 
-    For a sweep of hops the longest batch is decoded once before the clock runs. ``title`` is the
-    progress bar's.
-
-    Returns:
-        the tokens of each piece, and the seconds of computing, from samples on the device to
-        tokens; reading is not in it.
+    For a sweep of hops the longest batch is decoded once before the clock runs.
 
     Raises:
         ValueError: the model's output is not finite.

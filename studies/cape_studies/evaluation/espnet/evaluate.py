@@ -38,7 +38,7 @@ def run(options: EspnetOptions) -> Iterator[Score]:
         check_fit(model, name, utterances, options)
     lengths = [None if one == "whole" else one for one in options.segment]
     cuts = {(name, length): cut(sets[name], length) for name, length in product(sets, lengths)}
-    hops: list[float | None] = [*options.hops] or [None]
+    hops: Sequence[float | None] = options.hops or [None]
     for model, logn, hop, name, length in product(models, options.logns, hops, sets, lengths):
         if logn is not None:
             use_logn(model.asr.encoder, logn)
@@ -71,8 +71,7 @@ def check_fit(
             "resample the audio"
         )
     counts, unknown = zip(*(model.unknown(one.text) for one in utterances), strict=True)
-    missing = [token for tokens in unknown for token in tokens]
-    if missing:
+    if missing := [token for tokens in unknown for token in tokens]:
         what = (
             f"{len(missing)} of {sum(counts)} tokens in the transcripts of {name} are not in the "
             f"token list of {model.name}, such as {sorted(set(missing))[:5]}"

@@ -24,7 +24,7 @@ class Model:
         name: its label.
         file: the .pth, beside the config.yaml of its training.
         search: options of Speech2Text, whose search is used; none: greedy CTC decoding.
-        device: where it goes.
+        place: its device.
 
     Attributes:
         speech2text, asr: ESPnet's, and its model.
@@ -41,14 +41,12 @@ class Model:
             search, takes no audio, or the search does not have such options.
     """
 
-    def __init__(
-        self, name: str, file: Path, search: Mapping[str, Any], device: torch.device
-    ) -> None:
+    def __init__(self, name: str, file: Path, search: Mapping[str, Any], place: Any) -> None:
         self.name, self.file, self.searches = name, file, bool(search)
         chosen = search or {"ctc_weight": 1.0, "beam_size": 1}  # the defaults need a decoder
         config = file.parent / "config.yaml"
         try:
-            self.speech2text = Speech2Text(config, file, device=str(device), **chosen)
+            self.speech2text = Speech2Text(config, file, device=str(place), **chosen)
             self.asr: Any = self.speech2text.asr_model
             args = self.speech2text.asr_train_args
             args.use_preprocessor = True

@@ -18,18 +18,13 @@ _UNKNOWN = "UNKNOWNTOKENINHYP", "UNKNOWNTOKENINREF"  # alike they would match, a
 
 
 class Test(NamedTuple):
-    """A model, its task, and the task's dataset that it is tested on.
-
-    Attributes:
-        limits: tokens of source and target, at most.
-        about: columns that tell its scores from others.
-    """
+    """A model, its task, and the task's dataset that it is tested on."""
 
     model: Any
     task: Any
     dataset: Any
-    limits: tuple[int, int]
-    about: Mapping[str, object]
+    limits: tuple[int, int]  # tokens of source and target
+    about: Mapping[str, object]  # columns that tell its scores from others
 
 
 def open_test(name: str, path: Path, logn: int | None, subset: str, options: ModelOptions) -> Test:
@@ -66,8 +61,7 @@ def open_test(name: str, path: Path, logn: int | None, subset: str, options: Mod
         if target[worst] - 1 > allowed[worst]:  # sizes count EOS
             raise ValueError(
                 f"the reference of sentence {worst} has {target[worst] - 1} tokens, but hypotheses "
-                f"would end at {allowed[worst]} (fairseq's 0 and 200 by default): give "
-                "--max-len-a 2, say"
+                f"would end at {allowed[worst]}: give --max-len-a 2, say"
             )
     return test
 
@@ -100,8 +94,7 @@ def translate(test: Test, options: BleuOptions) -> list[tuple[str, str]]:
 def score_references(test: Test, options: ModelOptions) -> list[list[float]]:
     """The loss of every reference's tokens in nats, EOS included, each given the true ones before.
 
-    It is what ``fairseq-generate --score-reference`` writes as P-, in full precision: without label
-    smoothing. Models that begin the source with BOS insert it themselves.
+    It is what ``fairseq-generate --score-reference`` writes as P-: without label smoothing.
 
     Raises:
         ValueError: a loss is not a finite number.
@@ -144,8 +137,6 @@ def _generate(test: Test, config: Any, options: ModelOptions) -> tuple[Any, list
             found.append((number, (best, utils.strip_pad(target, pad))))
     found.sort(key=lambda one: one[0])
     if [number for number, _ in found] != list(range(len(test.dataset))):
-        count = len({number for number, _ in found})
-        raise RuntimeError(
-            f"{count} of {len(test.dataset)} sentences were evaluated, {len(found)} times in all"
-        )
+        count = f"{len({number for number, _ in found})} of {len(test.dataset)}"
+        raise RuntimeError(f"{count} sentences were evaluated, {len(found)} times in all")
     return generator, [one for _, one in found]

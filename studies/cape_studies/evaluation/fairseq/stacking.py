@@ -1,4 +1,4 @@
-"""Long test sets: consecutive sentences joined into one, as in section 4.3 of the paper."""
+"""Test sets of consecutive sentences joined into one, as in section 4.3 of the paper."""
 
 import re
 import subprocess
@@ -41,11 +41,8 @@ def stack(
 ) -> tuple[list[tuple[str, str]], list[int], int]:
     """Join pairs in their order until the target has enough tokens, and begin again.
 
-    Args:
-        sources, targets: sentences before BPE, line by line.
-        count: tokens of a target after BPE, without EOS.
-        min_tokens: tokens of a stacked target, at least; 300 in the paper, where newstest2014's
-            3003 pairs became 270.
+    ``count`` tells the tokens of a target after BPE, without EOS. The paper asks for 300:
+    newstest2014's 3003 pairs became 270.
 
     Returns:
         the joined pairs (source, target) before BPE; tokens of each target after BPE; how many
@@ -63,8 +60,7 @@ def stack(
     pairs, tokens, begin = [], [], 0
     for end in range(1, len(targets) + 1):
         target = join(targets[begin:end])
-        size = count(target)
-        if size >= min_tokens:
+        if (size := count(target)) >= min_tokens:
             pairs.append((join(sources[begin:end]), target))
             tokens.append(size)
             begin = end
@@ -117,9 +113,8 @@ def write(options: StackOptions) -> None:
         raise ValueError("fairseq-preprocess failed: see above")
     print(
         f"{folder}: {len(lines[0])} sentences became {len(tokens)} of {min(tokens)} to "
-        f"{max(tokens)} target tokens (mean {sum(tokens) / len(tokens):.1f}); {left_off} at "
-        "the end were left off. Many tokens replaced by <unk> (see above) mean other BPE codes or "
-        f"another tokeniser than in {data}"
+        f"{max(tokens)} target tokens; {left_off} at the end were left off. Many tokens replaced "
+        f"by <unk> (see above) mean other BPE codes or another tokeniser than in {data}"
     )
 
 

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from timm.data import ImageDataset
@@ -122,20 +123,14 @@ def evaluate(
             batch, value = throughput(loaded, size, options.max_batch, options.runs)
             yield Score(about, "images_per_second", "number", value, batch)
         if folder is not None:
-            yield from accuracy(loaded, folder, strategy, size, extent, about, options)
+            yield from accuracy(loaded, folder, extent, about, options)
 
 
 def accuracy(
-    loaded: Loaded,
-    folder: ImageDataset,
-    strategy: str,
-    resolution: int | None,
-    extent: float | str | None,
-    about: dict[str, object],
-    options: TimmOptions,
+    loaded: Loaded, folder: ImageDataset, extent: Any, about: Any, options: TimmOptions
 ) -> Iterator[Score]:
     """Top-1 and top-5 under a condition; with size bins of each bin, then of all together."""
-    crop_pct = loaded.config["crop_pct"]
+    crop_pct, strategy, resolution = (about[key] for key in ("crop_pct", "strategy", "resolution"))
     sizes = views_of(resolution, options) if resolution else [loaded.train_size]
     views: list[list[View | None]] = [[View(size, size, crop_pct)] * len(folder) for size in sizes]
     bins: list[int | None] = []
@@ -151,15 +146,14 @@ def accuracy(
         f"{loaded.checkpoint} {strategy} {resolution or ''}".strip(),
     )
     names, numbers = folder.filenames(), sorted(right)
-    groups = {label: [i for i in numbers if bins[i] == n] for n, label in enumerate(LABELS) if bins}
-    groups["all" if bins else ""] = numbers
     if not numbers:
         raise ValueError(f"{folder.reader.root} has no image that --size-bins {strategy} feeds")
+    groups = {label: [i for i in numbers if bins[i] == n] for n, label in enumerate(LABELS) if bins}
+    groups["all" if bins else ""] = numbers
     for label, members in groups.items():
-        for which, metric in enumerate(("top1", "top5")):
-            if members:
-                items = [(names[i], right[i][which], 1) for i in members]
-                yield Score.of({**about, "bin": label}, metric, "percent", items)
+        for which, metric in enumerate(("top1", "top5") if members else ()):
+            items = [(names[i], right[i][which], 1) for i in members]
+            yield Score.of({**about, "bin": label}, metric, "percent", items)
 
 
 def right_answers(
