@@ -166,9 +166,21 @@ def test_where_the_terminal_is_ascii_an_error_is_one_line_too(monkeypatch):
             read("d -p a --sizes 2.5")
 
 
+def test_help_is_no_error():
+    with pytest.raises(SystemExit) as stop:
+        read("--help")
+    assert stop.value.code == 0
+
+
 def test_options_that_do_not_exist_are_refused_in_python_too():
     with pytest.raises(ValidationError, match="sise"):
         Small(folder=Path("d"), path=["a"], sise=3)
+
+
+def test_a_device_that_cannot_compute_is_refused():
+    assert RunOptions().place in (torch.device("cpu"), torch.device("cuda"))
+    with pytest.raises(ValueError, match="--device meta cannot be used"):
+        print(RunOptions(device="meta").place)
 
 
 @pytest.mark.parametrize(
@@ -208,25 +220,27 @@ def test_no_output_is_another_output(tmp_path):
 
 
 def test_items_make_the_score_that_stands_beside_them(tmp_path, capsys):
-    about, ones = {"model": "m", "resolution": 8}, [("a", 1, 1), ("b", 0, 3)]
+    about, ones = {"model": "m", "size": 8, "logn": None}, [("a", 1, 1), ("b", 0, 3)]
     made = [Score.of(about, "top1", "percent", ones), Score.of(about, "x", "mean", ones)]
     options = RunOptions(out=f"{tmp_path}/o", items=tmp_path / "i.csv")
-    write(options, [Score(about, "speed", "number", 12.5, 4), *made])
+    write(options, [Score({**about, "logn": 0}, "speed", "number", 12.5, 4), *made])
     columns = ["metric", "value", "how", "items", "weight"]
     assert [[row[name] for name in columns] for row in rows(tmp_path / "o.csv")] == [
         ["speed", "12.5", "number", "4", ""],
         ["top1", "25.0", "percent", "2", "4"],
         ["x", "0.25", "mean", "2", "4"],
     ]
-    shared = {"model": "m", "resolution": "8", "how": "percent"}
+    shared = {"model": "m", "size": "8", "logn": "", "how": "percent"}
     first, second, *others = rows(tmp_path / "i.csv")
     assert first == {**shared, "metric": "top1", "item": "a", "value": "1", "weight": "1"}
     assert second == {**shared, "metric": "top1", "item": "b", "value": "0", "weight": "3"}
     assert [row["metric"] for row in others] == ["x", "x"]
     lines = capsys.readouterr().out.strip().splitlines()
     # what is the same in all lines is left out
-    table = [["model", "metric", "value"], ["m", "speed", "12.50"], ["m", "top1", "25.00"]]
-    assert [line.split() for line in lines] == [*table, ["m", "x", "0.25"]]
+    assert [line.split() for line in lines] == [
+        *(["model", "logn", "metric", "value"], ["m", "0", "speed", "12.50"]),
+        *(["m", "None", "top1", "25.00"], ["m", "None", "x", "0.25"]),
+    ]
     nothing = Score.of(about, "x", "mean", [("a", 0, 0)])
     assert nothing.value != nothing.value  # NaN
 

@@ -93,7 +93,7 @@ def evaluate(
     squares: Sequence[int | None] = options.resolutions or [loaded.train_size]
     conditions = (
         (folder, strategy, size, extent, logn)
-        for folder in (*folders,) or (None,)  # none for throughput alone
+        for folder in folders
         for strategy in options.strategies or [""]
         for size in (squares if strategy in ("", "fixed") else [None])  # or each image's own
         for extent in (modules and options.extent) or [None]
@@ -103,7 +103,7 @@ def evaluate(
     for folder, strategy, size, extent, logn in conditions:
         if logn is not None:
             use_logn(loaded.model, logn)
-        root = folder.reader.root if folder else ""
+        root = folder.reader.root
         about: dict[str, object] = {
             "model": loaded.name,
             "checkpoint": loaded.checkpoint,
@@ -122,8 +122,7 @@ def evaluate(
         if options.throughput and size:
             batch, value = throughput(loaded, size, options.max_batch, options.runs)
             yield Score(about, "images_per_second", "number", value, batch)
-        if folder is not None:
-            yield from accuracy(loaded, folder, extent, about, options)
+        yield from accuracy(loaded, folder, extent, about, options)
 
 
 def accuracy(

@@ -7,6 +7,7 @@ from typing import Any
 import timm
 import torch
 from timm.data import resolve_data_config
+from timm.layers import to_2tuple
 from timm.models import clean_state_dict
 from torch import Tensor
 
@@ -53,12 +54,8 @@ class Loaded:
     @property
     def patch(self) -> tuple[int, int]:
         """(height, width) in pixels that image sizes must be multiples of."""
-        for name in ("patch_embed", "embeds"):
-            embed = getattr(self.model, name, None)
-            size = getattr(embed, "patch_size", None)
-            if size is not None and not getattr(embed, "dynamic_img_pad", False):
-                return (size, size) if isinstance(size, int) else tuple(size)
-        return (1, 1)
+        embed = getattr(self.model, "patch_embed", None) or getattr(self.model, "embeds", None)
+        return to_2tuple(getattr(embed, "patch_size", 1))
 
 
 def load(given: str, options: TimmOptions, device: torch.device) -> Loaded:

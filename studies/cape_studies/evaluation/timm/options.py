@@ -24,7 +24,7 @@ class TimmOptions(RunOptions):
     model: str | None = Field(None, description="timm's name; none: the file's own record")
     model_kwargs: Pairs = Field({}, description="beside the file's own record")
 
-    data: list[str] = Field([], description="folders of class folders")
+    data: list[str] = Field(min_length=1, description="folders of class folders")
     split: list[str] = Field([], description="sub-folders; none: validation, or the folder itself")
     crop_pct: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="crop / resized size; none: the model's, else 0.875"
@@ -54,10 +54,6 @@ class TimmOptions(RunOptions):
     @model_validator(mode="after")
     def check(self) -> "TimmOptions":
         """Refuse what does not fit together."""
-        if not self.data and not self.throughput:
-            raise ValueError("nothing to do: give --data DIR, --throughput or both")
-        if self.items is not None and not self.data:
-            raise ValueError("--items are images: give --data DIR")
         if bool(self.strategies) + self.tta + self.throughput > 1:
             raise ValueError("--size-bins, --tta, --throughput do not go together: run them apart")
         if self.strategies and {"ratio", "sqrt"} & set(self.extent):

@@ -10,8 +10,6 @@ from itertools import zip_longest
 import pytest
 import torch
 
-import lab_support
-from cape_studies.evaluation import fairseq
 from lab_support import check_items, rows
 
 options = pytest.importorskip("fairseq.options")
@@ -117,8 +115,8 @@ def abspos(train):
 @pytest.fixture(scope="module")
 def stacked(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stacked") / "long"
-    text = ("--source", corpus / "tok.en", "--target", corpus / "tok.de", "--min-tokens", 100)
-    command("stack", *text, "--codes", corpus / "codes", "--data", corpus / "bin", "--out", folder)
+    given = dict(source=corpus / "tok.en", target=corpus / "tok.de", codes=corpus / "codes")
+    evaluate.run(evaluate.StackOptions(**given, data=corpus / "bin", out=folder, min_tokens=100))
     return folder
 
 
@@ -134,26 +132,6 @@ def fairseq_generate(data, path, capsys, *arguments):
     with torch.serialization.safe_globals([argparse.Namespace]):
         main(options.parse_args_and_arch(parser, input_args=list(map(str, given))))
     return capsys.readouterr().out
-
-
-def command(*arguments):
-    fairseq.main(list(map(str, arguments)))
-
-
-@pytest.fixture
-def run(tmp_path):
-    """The command, and the rows of its CSV."""
-
-    def call(*arguments):
-        command(*arguments, "--csv", tmp_path / "o.csv", "--overwrite")
-        return rows(tmp_path / "o.csv")
-
-    return call
-
-
-@pytest.fixture
-def refused(capsys):
-    return lambda *arguments: lab_support.refused(fairseq.main, capsys, *arguments)
 
 
 @pytest.mark.parametrize("kind", ["best", "stock"])
@@ -268,17 +246,15 @@ def test_hypotheses_are_detokenised_for_sacrebleu():
     assert found.value < 100
 
 
-def test_too_long_sentences_are_refused(stacked, abspos, best, refused, tmp_path):
+def test_too_long_sentences_are_refused(stacked, abspos, best, refused):
     message = refused("bleu", stacked, "--model", best, "--max-len-b", 50)
     assert "but hypotheses would end at 50" in message
     assert "--max-len-a 2" in message
-    given = ("loss", stacked, "--csv", tmp_path / "loss.csv", "--model")
-    message = refused(*given, abspos)
+    message = refused("loss", stacked, "--model", abspos)
     message = re.search(r"a source sentence of 'test' has \d+ tokens, more than the (.*)", message)
     assert message[1] == "64 the model was trained for"
-    message = refused(*given, best, "--max-tokens", 40)
+    message = refused("loss", stacked, "--model", best, "--max-tokens", 40)
     assert "more than the 40 of --max-tokens" in message
-    assert not (tmp_path / "loss.csv").exists()
 
 
 def test_other_dictionaries_are_refused(corpus, best, refused, tmp_path):
@@ -302,7 +278,6 @@ def test_other_dictionaries_are_refused(corpus, best, refused, tmp_path):
         ("bleu bin --model CAPE CAPE/", "--model has cape twice: give each as NAME=PATH"),
         ("loss bin --model a=CAPE", "no such checkpoint: .*checkpoint_best.pt"),
         ("bleu bin --model PT --reference there.csv", f"has 1 lines, .* has {N} sentences"),
-        ("stack --source t --target t --codes c --data . --out there", "holds no binarised data"),
     ],
 )
 def test_wrong_arguments_are_refused_before_any_work(

@@ -1,4 +1,4 @@
-"""Digits as PNGs, two small models that have learnt them, and cape-timm-eval in this process."""
+"""Digits as PNGs, and two small models that have learnt them."""
 
 import argparse
 from collections.abc import Callable
@@ -8,10 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-
-import lab_support
-from cape_studies.evaluation.timm import main
-from lab_support import Rows
 
 IMAGES = 120
 
@@ -76,28 +72,3 @@ def cape(trained) -> Path:
 @pytest.fixture(scope="session")
 def abspos(trained) -> Path:
     return trained("vit_tiny_patch16_224")
-
-
-@pytest.fixture
-def run(tmp_path) -> Callable[..., Rows]:
-    """The command, and the rows of its CSV."""
-
-    def call(*arguments: object) -> Rows:
-        out = tmp_path / "o.csv"
-        main([*map(str, arguments), "--csv", str(out), "--workers", "0", "--device", "cpu"])
-        return lab_support.rows(out)
-
-    return call
-
-
-@pytest.fixture
-def refused(tmp_path, capsys) -> Callable[..., str]:
-    """The one line that the command ends with; it leaves no CSV."""
-
-    def call(*arguments: object) -> str:
-        out = tmp_path / "refused.csv"
-        line = lab_support.refused(main, capsys, "--workers", 0, "--csv", out, *arguments)
-        assert not out.exists()
-        return line
-
-    return call

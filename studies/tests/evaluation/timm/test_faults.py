@@ -33,17 +33,10 @@ def checkpoint(cape, tmp_path) -> Path:
         ("--model-kwargs num_heads=0", "cannot be created with"),
         ("--crop-pct 1.5", "--crop-pct: input should be less than or equal to 1, got 1.5"),
         ("--split test", "has no split 'test', it has validation"),
-        ("--device meta", "--device meta cannot be used"),
     ],
 )
 def test_a_wrong_option_is_one_line_before_any_work(options, message, data, cape, refused):
     assert message in refused("-c", cape, "--data", data, *options.split())
-
-
-def test_there_must_be_something_to_do(cape, refused):
-    assert "nothing to do: give --data DIR, --throughput or both" in refused("-c", cape)
-    message = "--items are images: give --data DIR"
-    assert message in refused("-c", cape, "--throughput", "--items", "items.csv")
 
 
 # --- checkpoints
