@@ -1,7 +1,4 @@
-"""``cape-studies export``: a finished run as a folder that its host loads, with a model card.
-
-Such a folder needs nothing of the study: it can be moved, and put on a model hub.
-"""
+"""``cape-studies export``: a finished run as a folder that needs nothing of its study any more."""
 
 import json
 import pickle
