@@ -10,6 +10,7 @@ from itertools import zip_longest
 import pytest
 import torch
 
+from cape_studies.evaluation import fairseq
 from lab_support import check_items, rows
 
 options = pytest.importorskip("fairseq.options")
@@ -42,7 +43,6 @@ def corpus(tmp_path_factory):
     """Text, BPE codes, and binarised data in folder / "bin": N sentences in every subset, each two
     of the pairs with a comma between them."""
     from fairseq_cli.preprocess import main
-    from subword_nmt.apply_bpe import BPE
     from subword_nmt.learn_bpe import learn_bpe
 
     folder = tmp_path_factory.mktemp("corpus")
@@ -54,11 +54,11 @@ def corpus(tmp_path_factory):
     codes = StringIO()
     learn_bpe(StringIO("\n".join(text["en"] + text["de"])), codes, 40)
     (folder / "codes").write_text(codes.getvalue(), encoding="utf-8")
-    bpe = BPE(StringIO(codes.getvalue()))
+    cut = evaluate.stacking.subword_nmt(folder / "codes")
     for language, lines in text.items():
         (folder / f"tok.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        cut = "".join(f"{bpe.process_line(line).strip()}\n" for line in lines)
-        (folder / f"bpe.{language}").write_text(cut, encoding="utf-8")
+        words = "".join(f"{cut(line)}\n" for line in lines)
+        (folder / f"bpe.{language}").write_text(words, encoding="utf-8")
     assert "@@ " in (folder / "bpe.de").read_text(encoding="utf-8")
     given = ["--source-lang", "en", "--target-lang", "de", "--joined-dictionary"]
     for subset in ("train", "valid", "test"):
@@ -115,8 +115,9 @@ def abspos(train):
 @pytest.fixture(scope="module")
 def stacked(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stacked") / "long"
-    given = dict(source=corpus / "tok.en", target=corpus / "tok.de", codes=corpus / "codes")
-    evaluate.run(evaluate.StackOptions(**given, data=corpus / "bin", out=folder, min_tokens=100))
+    text = ("--source", corpus / "tok.en", "--target", corpus / "tok.de", "--min-tokens", 100)
+    given = ("stack", *text, "--codes", corpus / "codes", "--data", corpus / "bin", "--out", folder)
+    fairseq.main(list(map(str, given)))
     return folder
 
 
