@@ -297,6 +297,7 @@ def test_score_sh_evaluates_what_asr_sh_has_decoded(work, tmp_path):
     ("spoil", "arguments", "message"),
     [
         ("", "--hops 10 4", "--hops must lie within 5 … 20 ms, got 4"),
+        ("", "--hops 20.5", "--hops must lie within 5 … 20 ms, got 20.5"),
         ("", "--hypotheses {}", "exists: choose another name or give --overwrite"),
         ("rate", "", "data has audio at 16000 Hz, m was trained at 8000 Hz"),
         ("case", "", "25 of 25 tokens in the transcripts of data are not in .*upper case"),
