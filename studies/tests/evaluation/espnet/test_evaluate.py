@@ -22,7 +22,7 @@ yaml = pytest.importorskip("yaml")
 from espnet2.bin import asr_inference  # noqa: E402
 from espnet2.tasks.asr import ASRTask  # noqa: E402
 
-from cape_studies.evaluation.espnet import decoding, testset  # noqa: E402
+from cape_studies.evaluation.espnet import decoding, evaluate, testset  # noqa: E402
 from cape_studies.evaluation.espnet.models import Model  # noqa: E402
 from cape_studies.evaluation.espnet.options import EspnetOptions  # noqa: E402
 
@@ -351,3 +351,11 @@ def test_a_model_that_diverged_is_an_error(work):
     torch.nn.init.constant_(model.asr.ctc.ctc_lo.bias, float("nan"))
     with pytest.raises(ValueError, match="output is not finite"):
         decoded(model, work / "short")
+
+
+def test_log_n_for_a_model_without_self_attention_is_refused_before_any_work(work):
+    model, sets = load(work / "exp_word"), testset.open_sets([str(work / "short")])
+    model.asr.encoder = torch.nn.Linear(2, 2)
+    options = EspnetOptions(model=["m"], data=["d"], attention_logn=[9])
+    with pytest.raises(ValueError, match="attention_logn has no effect in Linear"):
+        evaluate.check_fit(model, "short", sets["short"], options)
