@@ -1,7 +1,5 @@
 """The YAML of a study: what it may say, and what is refused before anything runs."""
 
-from pathlib import Path
-
 import pytest
 import yaml
 from hydra import version
@@ -204,14 +202,3 @@ def test_what_is_no_yaml_mapping_is_refused(tmp_path, content):
         file.write_text(content)
     with pytest.raises(ValueError, match=r"x\.yaml"):
         study.load(file)
-
-
-@pytest.mark.parametrize("path", study.names(), ids=lambda path: path.stem)
-@pytest.mark.parametrize("quick", [False, True])
-def test_every_study_of_the_checkout_is_valid_and_its_files_exist(path, quick):
-    for one in study.load(path, quick=quick):
-        scripts = [step.script for step in one.prepare.values()]
-        scripts += [each.script for each in one.evaluations.values()]
-        recipes = [each.recipe for each in one.variants.values()]
-        for file in [one.recipe, one.trainer, *scripts, *recipes]:
-            assert file is None or Path(file).is_file()
