@@ -143,12 +143,8 @@ class Scores:
         self.conditions: list[str] = list(rows["condition"].unique())
         seen = rows[rows["trained_on"]]
         self.seen = set(zip(seen["variant"], seen["condition"], strict=True))
-        self.paper = [
-            row
-            for row in about.paper
-            if (row.evaluation or about.evaluation) == evaluation
-            and (row.metric or about.metric) == metric
-        ]
+        which = evaluation, metric
+        self.paper = [row for row in about.paper if (row.evaluation, row.metric) == which]
         self.values: dict[tuple[str, str], pd.Series] = {
             key: of.set_index("seed")["value"].reindex(sorted(seeds[key[0]]))
             for key, of in rows.groupby(["variant", "condition"], sort=False)
@@ -191,9 +187,8 @@ class Scores:
             return Score(math.nan, each, numbers, lacking)
         groups = [each.to_numpy()] if paired else [of.to_numpy() for of in values]
         seeds = [each.index if paired else of.index for of in values]
-        found = [
-            [self.without(*key, seed) for seed in of] for key, of in zip(keys, seeds, strict=True)
-        ]
+        each_of = zip(keys, seeds, strict=True)
+        found = [[self.without(*key, seed) for seed in of] for key, of in each_of]
         names, without = {names for of in found for names, _ in of}, None
         if len(names) == 1 and () not in names:  # the same items everywhere
             columns = [np.column_stack([one for _, one in of]) for of in found]

@@ -16,7 +16,7 @@ ALONE, FOUR, NODES = (Machine(*of, timm_scripts=Path("/scripts")) for of in ((),
 def runs(name, tmp_path, machine=ALONE):
     """All runs of a study of the checkout, its data not there."""
     (one,) = study.load(study.find(name))
-    setting, steps = prepare(one, tmp_path, machine, dict.fromkeys(one.needs))
+    setting, steps = prepare(one, tmp_path, machine, dict.fromkeys(one.needs), tmp_path / name)
     return steps, [Run(setting, variant, 5) for variant in one.variants]
 
 

@@ -149,14 +149,6 @@ def test_the_papers_numbers_are_read_from_its_tables(path):
     assert found == [("small", "cape", 1.5, 0.1), ("16", "cape", 2.0, 0.1)]
 
 
-def test_differences_from_a_rows_best_become_numbers_and_a_range_may_have_no_end(path):
-    text = "low,high,x,y\n1,2,*84.25,-0.25\n3,,-1,*70\n"
-    about = {"column": "x|y", "variant": "cape", "condition": "{low}-{high}"}
-    rows = load(paper(path, text, **about)).report.paper
-    found = [(row.condition, row.value) for row in rows]
-    assert found == [("1-2", 84.25), ("1-2", 84.0), ("3+", 69.0), ("3+", 70.0)]
-
-
 @pytest.mark.parametrize(
     ("about", "message"),
     [
