@@ -82,12 +82,12 @@ def _odd_classes(folder: Path, *parts: dict[str, list[Path]]) -> Iterator[str]:
     if len(names) < 2:
         yield f"{folder} has {len(names)} folders of classes with images (<class>/*), 2 are needed"
     for name in names:
-        counts = [len(part.get(name, ())) for part in parts]
-        if sum(counts) < 2:
-            yield f"class {name!r} of {folder} has {sum(counts)} images, 2 are needed"
-        elif 0 in counts:
-            part = "the test" if counts[0] else "training"
-            yield f"class {name!r} of {folder} has no image for {part}"
+        train, test = (len(part.get(name, ())) for part in parts)
+        if not train or not test:
+            yield (
+                f"class {name!r} of {folder} has {train} images to train on and {test} to test: "
+                "one of each is needed"
+            )
 
 
 def settle(study: Study, folder: Path, machine: Machine) -> None:

@@ -153,8 +153,8 @@ def prepare(text: Path, out: Path, source: str) -> None:
         sides = _subwords(sides, found.languages)
     (out / "text").mkdir(parents=True)
     for (name, language), lines in sides.items():
-        text = "".join(f"{line}\n" for line in lines)
-        (out / "text" / f"{name}.{language}").write_text(text, encoding="utf-8")
+        path = out / "text" / f"{name}.{language}"
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     tests = ",".join(str(out / "text" / name) for name in found.tests)
     preprocess = str(Path(sys.executable).parent / "fairseq-preprocess")
     told = [f"--trainpref={out / 'text' / 'train'}", f"--testpref={tests}", "--joined-dictionary"]

@@ -117,7 +117,7 @@ def script_mark(path: Path | None) -> str | None:
 
 
 def _prepares(module: str | None, host: str) -> str:
-    """Of our code that a preparation depends on; of ``ask`` its module, and what that holds out by."""
+    """Of our code that a preparation depends on; of ``ask`` its module and what holds items out."""
     package, _, name = (module or "").rpartition(".")
     if package == "cape_studies.ask":
         return digest([script_mark(ASK / f"{one}.py") for one in (name, "held_out")])

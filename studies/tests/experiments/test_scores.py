@@ -20,11 +20,6 @@ def csv(columns, *rows):
     return "\n".join([f"model,{columns},metric,value,how,items,weight", *rows])
 
 
-def test_images_by_size(tmp_path):
-    text = csv("resolution", "m,24,top1,50.5,percent,100,100", "m,32,top1,60,percent,100,100")
-    assert tidy(tmp_path, "timm", text) == [("24", 50.5, 100), ("32", 60.0, 100)]
-
-
 def test_several_columns_name_a_condition_and_where_keeps_rows(tmp_path):
     rows = (f"m,24,{extent},{tta},top1,{value},percent,9,9" for extent, tta, value in
             [("1", 0, 50), ("sqrt", 0, 51), ("1", 1, 52)])  # fmt: skip

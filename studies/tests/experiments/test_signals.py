@@ -58,10 +58,6 @@ def held(tmp_path, *arguments, **changes):
     return session
 
 
-def go(tmp_path):
-    (tmp_path / "gate").touch()
-
-
 def logs(tmp_path):
     return [path.read_text() for path in (tmp_path / "out").glob("counting/runs/*/train.log")]
 
@@ -89,10 +85,9 @@ def wait_for(what):
 
 def alive(session):
     """Processes of a session."""
-    command = ["ps", "-s", str(session.pid), "-o", "pid=,stat="]
-    lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
-    found = [line.split() for line in lines]
-    return [int(pid) for pid, state in found if state[0] != "Z"]
+    command = ["ps", "-s", str(session.pid), "-o", "stat=,pid="]
+    words = subprocess.run(command, capture_output=True, text=True).stdout.split()
+    return [int(pid) for state, pid in zip(words[::2], words[1::2], strict=True) if state[0] != "Z"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -183,7 +178,7 @@ def test_a_trainer_that_outlived_its_job_is_waited_for_and_ctrl_c_ends_that(tmp_
     assert status(second) == 130
     third = start(tmp_path, "--variants", "few")
     wait_for(lambda: "counting few seed 0: " in said(tmp_path))
-    go(tmp_path)
+    (tmp_path / "gate").touch()
     assert status(third) == 0
     (folder,) = runs(tmp_path, "few")
     assert begins(folder) == [0, 12]  # the third found all counted
@@ -194,7 +189,7 @@ def test_a_study_and_a_set_that_has_it_train_once_at_once_and_both_have_scores(t
     (tmp_path / "both.yaml").write_text("studies: [counting]")
     second = start(tmp_path, "--variants", "few", name="both")
     wait_for(lambda: "counting few seed 0: " in said(tmp_path))
-    go(tmp_path)
+    (tmp_path / "gate").touch()
     assert [status(first), status(second)] == [0, 0]
     (folder,) = runs(tmp_path, "few")
     assert begins(folder) == [0]
@@ -252,7 +247,7 @@ def test_a_preparation_that_outlived_cape_run_does_not_mix_with_a_new_one(
     wait_for(lambda: "preparing " in said(tmp_path))
     time.sleep(1)
     assert prepared(tmp_path).count("begins at") == 1 + cancelled
-    go(tmp_path)
+    (tmp_path / "gate").touch()
     assert status(second) == 0
     assert prepared(tmp_path).count("begins at 0\n") == 2  # it is made anew, from nothing
     assert not alive(first)
@@ -263,7 +258,7 @@ def test_two_sweeps_at_once_list_the_runs_of_both(tmp_path):
     first = held(tmp_path, "--variants", "few", "--seeds", "7")
     second = start(tmp_path, "--variants", "many", "--seeds", "8")
     wait_for(lambda: "counting many seed 8: " in said(tmp_path))
-    go(tmp_path)
+    (tmp_path / "gate").touch()
     assert [status(first), status(second)] == [0, 0]
     study = yaml.safe_load((tmp_path / "out" / "counting" / "study.yaml").read_text())
     both = [*runs(tmp_path, "few"), *runs(tmp_path, "many")]

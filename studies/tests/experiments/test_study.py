@@ -45,10 +45,6 @@ def load(path, *changes, **more):
     return one
 
 
-def test_a_study_has_the_name_of_its_file(path):
-    assert load(path).name == "small"
-
-
 def test_hydra_is_left_as_fairseqs_own_calls_want_it(path):
     load(path, "seeds=[1]")
     assert not version.base_at_least("1.2")
