@@ -12,7 +12,6 @@ longest fifth in bins of equal counts.
 import io
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -97,15 +96,14 @@ def _pairs(folder: Path, name: str, languages: list[str]) -> list[Pair]:
     if len(sides[0]) != len(sides[1]):
         counts = [len(of) for of in sides]
         raise ValueError(f"{folder / name}.* must be pairs of lines and have {counts} lines")
-    complain(folder, _empty(folder / name, languages, sides))
+    empty = (
+        f"{folder / name}.{language} line {number} is empty"
+        for language, lines in zip(languages, sides, strict=True)
+        for number, line in enumerate(lines, 1)
+        if not line
+    )
+    complain(folder, empty)
     return list(zip(*sides, strict=True))
-
-
-def _empty(path: Path, languages: list[str], sides: list[list[str]]) -> Iterator[str]:
-    for language, lines in zip(languages, sides, strict=True):
-        for number, line in enumerate(lines, 1):
-            if not line:
-                yield f"{path}.{language} line {number} is empty"
 
 
 def settle(study: Study, folder: Path, machine: Machine) -> None:
