@@ -118,5 +118,5 @@ def test_given_scales_need_no_training_set(dictionaries):
     config, task = configure(dictionaries, flags)
     with pytest.raises(ValueError, match="training set, which is missing or empty"):
         task.build_model(config.model)
-    config, task = configure(dictionaries, f"{flags} --admin-scales {ONES}")
-    assert scales_of(task.build_model(config.model)) == [1.0] * 10
+    config, task = configure(dictionaries, f"{flags} --admin-scales {ONES.replace('1', '1.5')}")
+    assert scales_of(task.build_model(config.model)) == [1.5] * 10
