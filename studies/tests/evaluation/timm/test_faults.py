@@ -21,6 +21,7 @@ def checkpoint(cape, tmp_path) -> Path:
     ("options", "message"),
     [
         ("--resolutions 18", "takes no images of 18 × 18 pixels: Input height (18) should be"),
+        ("--size-bins fixed --resolutions 18", "takes no images of 18 × 18 pixels"),
         ("--tta", "takes no images of -16 × -16 pixels"),
         ("--size-bins --extent ratio", "with --size-bins give numbers"),
         ("--size-bins --tta --resolutions 64", "--size-bins, --tta, --throughput do not go"),
