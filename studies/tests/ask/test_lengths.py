@@ -106,3 +106,12 @@ def test_a_fault_of_recordings_is_named_with_its_file(wavs, spoil, named):
     spoil(wavs)
     with pytest.raises(ValueError, match=named):
         recordings.look(wavs)
+
+
+def test_fifty_recordings_are_enough_and_fewer_are_refused(wavs):
+    for number in range(50, 60):
+        next(wavs.glob(f"u{number}.[wf]*")).unlink()
+    recordings.look(wavs)
+    (wavs / "u49.wav").unlink()
+    with pytest.raises(ValueError, match="has 49 WAV or FLAC files: 50 are needed"):
+        recordings.look(wavs)

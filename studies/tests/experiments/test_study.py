@@ -80,6 +80,7 @@ def test_what_does_not_fit_is_named(path, change, message):
         load(path, change)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+    assert "(and 0 more)" not in str(error.value)
 
 
 def test_changes_are_hydras_and_null_takes_a_part_away(path):
