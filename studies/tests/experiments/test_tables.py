@@ -55,6 +55,11 @@ def test_the_pages_of_results_are_those_of_the_scores():
     assert {path.stem for path in pages} == csvs - {"cost", "protocols"}
 
 
+def test_no_line_begins_with_a_filled_number_as_markdown_takes_it_for_html():
+    pages = [*PAGES.values(), *(path.read_text() for path in (DOCS / "results").glob("*.md"))]
+    assert not re.findall(r"^ *<!--=.*", "\n".join(pages), re.MULTILINE)
+
+
 def test_an_unknown_table_is_refused():
     with pytest.raises(KeyError, match="digit"):
         tables["filled"]("<!-- digit -->\n<!-- -->")
