@@ -8,8 +8,8 @@ import torch
 from espnet2.main_funcs.calculate_all_attentions import MultiHeadedAttention
 from torch import Tensor, nn
 
-from cape_plugins.attention import PositionalAttention
-from cape_plugins.espnet.layers import replace, take_over
+from cape_plugins.attention import PositionalAttention, take_over
+from cape_plugins.espnet.layers import replace
 
 
 class CapeMultiHeadedAttention(MultiHeadedAttention):

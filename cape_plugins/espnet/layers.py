@@ -8,7 +8,7 @@ their names, hooks.
 import functools
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from espnet2.asr.decoder.transformer_decoder import DecoderLayer
@@ -17,9 +17,8 @@ from espnet2.asr.encoder.conformer_encoder import EncoderLayer
 from espnet2.asr.encoder.e_branchformer_encoder import EBranchformerEncoderLayer
 from torch import Tensor, nn
 
+from cape_plugins.attention import take_over
 from cape_plugins.espnet.options import check_rate
-
-Module = TypeVar("Module", bound=nn.Module)
 
 
 def replace(root: nn.Module, kind: type, make: Callable[[Any], nn.Module]) -> None:
@@ -28,13 +27,6 @@ def replace(root: nn.Module, kind: type, make: Callable[[Any], nn.Module]) -> No
         for name, child in parent.named_children():
             if isinstance(child, kind):
                 setattr(parent, name, make(child))
-
-
-def take_over(kind: type[Module], theirs: nn.Module) -> Module:
-    """A module of ``kind``, a subclass of theirs, with everything that theirs has."""
-    ours = kind.__new__(kind)
-    vars(ours).update(vars(theirs))
-    return ours
 
 
 def take_over_all(kind: type[nn.Module], root: nn.Module) -> None:

@@ -1,17 +1,15 @@
 """Positions inside the self-attention of timm's blocks, which get them as an argument."""
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from timm.layers import Attention, register_notrace_module, resolve_self_attn_mask
 from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from cape_plugins.attention import AttentionSettings, PositionalAttention
+from cape_plugins.attention import AttentionSettings, PositionalAttention, take_over
 from cape_plugins.timm.positions import ImageSettings, PatchPositions
-
-Module = TypeVar("Module", bound=nn.Module)
 
 
 @register_notrace_module  # positions have sizes that torch.fx cannot trace
@@ -120,14 +118,6 @@ def _attentions(model: VisionTransformer | NaFlexVit, pos: str) -> list[CapeAtte
             )
         found.append(attention)
     return found
-
-
-def take_over(kind: type[Module], theirs: nn.Module) -> Module:
-    """A module of ``kind``, a subclass of theirs, with all that theirs holds: weights, hooks, …"""
-    ours = kind.__new__(kind)
-    nn.Module.__init__(ours)
-    ours.__dict__.update(vars(theirs))
-    return ours
 
 
 def use_logn(model: nn.Module, logn: int) -> None:

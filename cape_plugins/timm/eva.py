@@ -23,8 +23,8 @@ from timm.models import eva as timm_eva
 from timm.models import generate_default_cfgs, list_models, model_entrypoint
 from torch import Tensor, nn
 
+from cape_plugins.attention import take_over
 from cape_plugins.augment import Augmentation
-from cape_plugins.timm.attention import take_over
 from cape_plugins.timm.mark import add_mark
 from cape_plugins.timm.positions import ImageSettings
 from cape_plugins.timm.registry import build, register_models

@@ -17,6 +17,7 @@ from timm.layers import register_notrace_module, trunc_normal_
 from timm.models import naflexvit
 from torch import Tensor, nn
 
+from cape_plugins.attention import take_over
 from cape_plugins.timm import attention
 from cape_plugins.timm.mark import adapt, add_mark, convert
 from cape_plugins.timm.positions import ImageSettings, PatchPositions
@@ -126,7 +127,7 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
         kwargs |= {"pos_embed": "none", **attention.block_classes(settings, given)}
         super().__init__(cfg, **kwargs)
         patches = max(self.embeds.pos_embed_grid_size or [16])
-        self.embeds = attention.take_over(NaFlexEmbedsCape, self.embeds)
+        self.embeds = take_over(NaFlexEmbedsCape, self.embeds)
         self.embeds.take(attention.install_positions(self, settings, patches))
         add_mark(self)
         self.register_load_state_dict_pre_hook(convert)
