@@ -118,7 +118,7 @@ def _espnet(
     seconds: int,
     conformer: bool = False,
 ) -> Callable[[str], Model]:
-    from cape_plugins.espnet.conformer import CapeConformerEncoder
+    from cape_plugins.espnet.encoder import CapeConformerEncoder
     from cape_plugins.espnet.transformer import CapeTransformerEncoder
 
     kind = CapeConformerEncoder if conformer else CapeTransformerEncoder

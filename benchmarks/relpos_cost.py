@@ -79,7 +79,7 @@ def build(
     if part == "layer":
         settings = TokenSettings.of(vars(cfg))
         (attention,) = settings.attention_layers(1, settings.attention_settings(DIM, HEADS))
-        layer = CapeEncoderLayer(cfg, attention=attention).to(**where)
+        layer = CapeEncoderLayer(cfg, positional=attention).to(**where)
         content = torch.randn(length, batch, DIM, requires_grad=True, **where)
         return _step(layer, lambda: layer(content, encoder_padding_mask=None))
     if part == "encoder":

@@ -1,9 +1,4 @@
-"""CAPE inside ESPnet, registered on import (and by autoload) with espnet2's and espnet3's ASR task.
-
-``encoder: cape_transformer``, ``cape_conformer``, ``cape_e_branchformer``, ``cape_branchformer``,
-``decoder: cape_transformer``, ``frontend: cape_fbank``, ``specaug: cape_specaug``,
-``model: cape_asr`` and, for training without padding, ``iterator_type: task``.
-"""
+"""CAPE inside ESPnet, registered on import (and by autoload) with its ASR tasks."""
 
 import importlib
 import sys
@@ -18,12 +13,11 @@ def register() -> bool:
     """Add our classes to the choices of ESPnet's ASR tasks; idempotent.
 
     It serves the tasks that are imported, and imports espnet2's if there is none. Autoload calls
-    this while a task's module is still being executed, as soon as the class ASRTask exists: that
-    is before the parser reads the choices, and after they were made.
+    this while a task's module is still being executed: its choices are made, the parser has not
+    read them.
 
     Returns:
-        Whether all tasks were served: False where one is still being executed and has no ASRTask
-        yet, so that this must be called again.
+        Whether all tasks were served: one that is still being executed may have no ASRTask yet.
 
     Raises:
         ImportError: ESPnet is missing, or has no ASR task of the known form.
@@ -53,23 +47,22 @@ def _register_with(task: ModuleType) -> bool:
             "ESPnet 202511 and 202611"
         )
 
-    from cape_plugins.espnet import conformer
+    from cape_plugins.espnet import encoder
     from cape_plugins.espnet.audio import check_audio_in
     from cape_plugins.espnet.batches import build_task_iter_factory
-    from cape_plugins.espnet.decoder import CapeTransformerDecoder
     from cape_plugins.espnet.frontend import CapeFbank
     from cape_plugins.espnet.model import CapeASRModel
     from cape_plugins.espnet.specaug import CapeSpecAug
-    from cape_plugins.espnet.transformer import CapeTransformerEncoder
+    from cape_plugins.espnet.transformer import CapeTransformerDecoder, CapeTransformerEncoder
 
     for kind, name, ours in (
         ("frontend", "cape_fbank", CapeFbank),
         ("specaug", "cape_specaug", CapeSpecAug),
         ("model", "cape_asr", CapeASRModel),
         ("encoder", "cape_transformer", CapeTransformerEncoder),
-        ("encoder", "cape_conformer", conformer.CapeConformerEncoder),
-        ("encoder", "cape_e_branchformer", conformer.CapeEBranchformerEncoder),
-        ("encoder", "cape_branchformer", conformer.CapeBranchformerEncoder),
+        ("encoder", "cape_conformer", encoder.CapeConformerEncoder),
+        ("encoder", "cape_e_branchformer", encoder.CapeEBranchformerEncoder),
+        ("encoder", "cape_branchformer", encoder.CapeBranchformerEncoder),
         ("decoder", "cape_transformer", CapeTransformerDecoder),
     ):
         choices[kind].classes[name] = ours
@@ -84,9 +77,8 @@ def _asr_task(module: ModuleType) -> Any:
     if hasattr(module, "ASRTask"):
         return module.ASRTask
     abs_task = getattr(sys.modules.get("espnet2.tasks.abs_task"), "AbsTask", None)
-    subclasses = [] if abs_task is None else abs_task.__subclasses__()
-    ours = [c for c in subclasses if (c.__module__, c.__name__) == (module.__name__, "ASRTask")]
-    return ours[0] if ours else None
+    tasks = [] if abs_task is None else abs_task.__subclasses__()
+    return {(t.__module__, t.__name__): t for t in tasks}.get((module.__name__, "ASRTask"))
 
 
 register()

@@ -17,15 +17,12 @@ class CapeMultiHeadedAttention(MultiHeadedAttention):
 
     Where ``num_att_plot`` asks for pictures, by a forward hook and in evaluation, the weights
     (B, heads, N, N) are computed too and left in ``attn``, where ESPnet looks for them.
-
-    Attributes:
-        positional: what attends.
     """
 
     positional: PositionalAttention
 
     @classmethod
-    def made_of(cls, theirs: MultiHeadedAttention, positional: PositionalAttention | None) -> Any:
+    def made_of(cls, theirs: Any, positional: PositionalAttention | None = None) -> Any:
         """Ours in place of ESPnet's; without positions if there are none to attend by."""
         ours = take_over(cls, theirs)
         ours.positional = positional or PositionalAttention()
@@ -34,13 +31,9 @@ class CapeMultiHeadedAttention(MultiHeadedAttention):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *rest: Tensor) -> Tensor:
         """Attend, (B, N, size) → same.
 
-        ESPnet's layers call this with the mask alone where their input is content, and with
-        positions before the mask where it is (content, positions).
-
-        Args:
-            query, key, value: (B, N, size), all the same.
-            rest: the positions (B, N, …) of :func:`cape_plugins.variants.prepare`, where the
-                variant has some; the mask, bool (B, 1 or N, N), True where a query sees a key.
+        ``rest`` is the mask, bool (B, 1 or N, N), True where a query sees a key; and before it,
+        where the layer's input is (content, positions), the positions (B, N, …) of
+        :func:`cape_plugins.variants.prepare`.
         """
         positions = rest[0] if len(rest) == 2 else None
         visible = rest[-1][:, None]  # (B, 1, 1 or N, keys)
@@ -63,25 +56,23 @@ class CapeMultiHeadedAttention(MultiHeadedAttention):
 
 
 def use_logn(encoder: nn.Module, logn: int) -> None:
-    """Multiply the logits of an encoder's self-attention by log N / log N_train.
+    """Multiply the logits of an encoder's self-attention by log N / log ``logn``.
 
-    Args:
-        encoder: one of ours, or one of ESPnet's whose self-attention knows no positions.
-        logn: N_train, in frames after subsampling; 0 for off.
+    ``logn`` is N in training, in frames after subsampling; 0 for off.
 
     Raises:
-        ValueError: there is another self-attention, or none.
+        ValueError: the self-attention is neither ours nor ESPnet's that knows no positions.
     """
-    found = [each for each in encoder.modules() if isinstance(each, MultiHeadedAttention)]
-    unknown = {type(each) for each in found} - {MultiHeadedAttention, CapeMultiHeadedAttention}
+    found = {type(each) for each in encoder.modules() if isinstance(each, MultiHeadedAttention)}
+    unknown = found - {MultiHeadedAttention, CapeMultiHeadedAttention}
     if unknown or not found:
         names = ", ".join(sorted(kind.__name__ for kind in unknown)) or "none of ESPnet"
         raise ValueError(
             f"attention_logn has no effect in {type(encoder).__name__}, whose self-attention is "
             f"{names}: leave it out, or choose another model"
         )
-    if MultiHeadedAttention in map(type, found):
-        replace(encoder, MultiHeadedAttention, lambda m: CapeMultiHeadedAttention.made_of(m, None))
+    if MultiHeadedAttention in found:
+        replace(encoder, MultiHeadedAttention, CapeMultiHeadedAttention.made_of)
     for each in encoder.modules():
         if isinstance(each, CapeMultiHeadedAttention):
             each.positional.logn = logn

@@ -26,14 +26,13 @@ class CheckedCollate:
 
     Attributes:
         collate: ESPnet's.
-        data: (path, name, type) of the data, the training's and validation's at first.
+        data: (path, name, type) of each list, at first the training's and validation's.
         rate: Hz that the frontend expects; None if it does not tell.
         frontend: ``cape_fbank``, whose limits hold, or None.
-        train: whether hops will be matched.
+        train: whether ``cape_fbank`` matches hops.
         picks: whether the frontend is ESPnet's, which takes one of several channels.
         streaming: whether this is collect-stats or recognition, where each file's rate is looked
-            at. In training the first file that a process loads is; ESPnet compares the others, and
-            names a file that differs in its log.
+            at. In training ESPnet compares those after the first, and logs which one differs.
         may_be_short: whether audio without a frame is left to asr_inference.
         readers: ESPnet's, of the data.
     """
@@ -52,13 +51,11 @@ class CheckedCollate:
         """Check, then collate.
 
         Raises:
-            ValueError: samples that are NaN or infinite, channels that the frontend or the rest of
-                the batch has not, too few samples, another sampling rate, or durations that do
-                not fit into one batch.
+            ValueError: an utterance's samples, channels, duration or sampling rate do not fit.
         """
-        speech = {name: fields["speech"] for name, fields in utterances if "speech" in fields}
-        mean = float(np.mean([len(samples) for samples in speech.values()])) if speech else 0.0
-        fewest = min((samples.shape[1:] for samples in speech.values()), default=())
+        speech = {name: fields["speech"] for name, fields in utterances}
+        mean = float(np.mean([len(samples) for samples in speech.values()]))
+        fewest = min(samples.shape[1:] for samples in speech.values())
         for name, samples in speech.items():
             if fault := self._fault(samples, mean, fewest):
                 raise ValueError(f"utterance {name} has {fault}")
@@ -83,8 +80,8 @@ class CheckedCollate:
             return f"{len(samples)} samples, and features need {least}: {_REPAIR}"
         if not np.isfinite(samples).all():
             return f"samples that are NaN or infinite: {_REPAIR}"
-        matched = self.train and self.frontend is not None
-        if matched and not mean / MAX_RATIO <= len(samples) <= MAX_RATIO * mean:
+        similar = mean / MAX_RATIO <= len(samples) <= MAX_RATIO * mean
+        if self.train and self.frontend is not None and not similar:
             return f"{len(samples)} samples, its batch {mean:.0f} on average: {SIMILAR}"
         return ""
 
@@ -138,18 +135,13 @@ def check_audio_in(asr_task: Any) -> None:
         return CheckedCollate(collate, data, rate, frontend, train, picks=name == "default")
 
     def build_streaming_iterator(
-        cls: Any,
-        data_path_and_name_and_type: Sequence[Sequence[str]],
-        preprocess_fn: Any,
-        collate_fn: Any,
-        *rest: Any,
-        **options: Any,
+        cls: Any, data_path_and_name_and_type: Any, *, collate_fn: Any, **options: Any
     ) -> Any:
         if isinstance(collate_fn, CheckedCollate):
             # asr_inference has other files than the training
             collate_fn.data, collate_fn.streaming = data_path_and_name_and_type, True
             collate_fn.may_be_short = bool(options.get("inference"))
-        return stream(cls, data_path_and_name_and_type, preprocess_fn, collate_fn, *rest, **options)
+        return stream(cls, data_path_and_name_and_type, collate_fn=collate_fn, **options)
 
     build_collate_fn.checks_audio = True  # type: ignore[attr-defined]
     asr_task.build_collate_fn = classmethod(build_collate_fn)

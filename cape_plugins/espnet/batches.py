@@ -25,10 +25,9 @@ DURATION_JITTER = 0.15  # durations are multiplied by U(0.85, 1.15); section 4.2
 
 @dataclass(frozen=True, eq=False)
 class PerEpochBatches(AbsSampler):
-    """The batches of each pass over the data; a pass is known by its number alone.
+    """The batches of each pass over the data, longest utterances sorted first (as the authors).
 
-    Durations are perturbed and sorted, longest first (as the authors), then consecutive utterances
-    grouped; the groups come in random order.
+    The groups of consecutive utterances come in random order.
 
     Attributes:
         durations: utterance → duration in samples (or in feature frames).
@@ -39,7 +38,7 @@ class PerEpochBatches(AbsSampler):
             hold one utterance for each; utterances left over, fewer than ``ranks``, are left out
             of that pass.
         rank: this process.
-        max_ratio: the longest utterance of a rank's share is at most so many times the shortest.
+        max_ratio: the longest utterance of a batch is at most so many times the shortest.
 
     Raises:
         ValueError: there are fewer utterances than ranks, or ``bins`` is below 1.
@@ -74,24 +73,21 @@ class PerEpochBatches(AbsSampler):
         random = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(number,)))
         jitter = random.uniform(1 - DURATION_JITTER, 1 + DURATION_JITTER, len(keys))
         order = np.argsort(-durations * jitter, kind="stable")
-        ends = self._ends(durations[order].tolist())
-        groups = [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-        random.shuffle(groups)
-        return [[keys[index] for index in group] for group in groups]
-
-    def _ends(self, durations: Sequence[int]) -> list[int]:
-        """Where the groups of consecutive durations end."""
-        ends = []
-        start, total, shortest, longest = 0, 0, math.inf, 0
-        for index, duration in enumerate(durations):
-            size = index - start
-            uneven = max(longest, duration) > self.max_ratio * min(shortest, duration)
-            if size >= self.ranks and (uneven or total + duration > self.bins):
-                ends.append(index)
-                start, total, shortest, longest = index, 0, math.inf, 0
+        batches: list[list[str]] = [[]]
+        total, shortest, longest = 0, math.inf, 0
+        for index in order:
+            duration = durations[index]
             total += duration
             shortest, longest = min(shortest, duration), max(longest, duration)
-        return ends if len(durations) - start < self.ranks else [*ends, len(durations)]
+            full = total > self.bins or longest > self.max_ratio * shortest
+            if full and len(batches[-1]) >= self.ranks:
+                batches.append([])
+                total = shortest = longest = duration
+            batches[-1].append(keys[index])
+        if len(batches[-1]) < self.ranks:
+            batches.pop()
+        random.shuffle(batches)
+        return batches
 
 
 def build_task_iter_factory(
@@ -99,9 +95,8 @@ def build_task_iter_factory(
 ) -> AbsIterFactory:
     """What ``iterator_type: task`` means for ESPnet's ASRTask, as a class method of it.
 
-    Training: :class:`PerEpochBatches`. ``batch_bins`` is the sum of durations of a batch, over
-    all processes, in the unit of the speech shape file (samples; text does not count), with
-    ``batch_type: length`` (or ``numel``); ``min_batch_size`` and ``drop_last_iter`` have no effect.
+    Training: :class:`PerEpochBatches`, whose ``batch_bins`` is in the unit of the speech shape
+    file (samples; text does not count); ``min_batch_size`` and ``drop_last_iter`` have no effect.
     Validation and attention plots: ESPnet's ordinary batches.
 
     Raises:
@@ -115,19 +110,16 @@ def build_task_iter_factory(
             f"got batch_type: {iter_options.batch_type}"
         )
     durations = read_durations(iter_options.shape_files)
-    ranks, rank = 1, 0
-    if iter_options.distributed:
-        ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    group = torch.distributed if iter_options.distributed else None
     passes = PerEpochBatches(
         durations,
         iter_options.batch_bins,
         seed=args.seed,
-        ranks=ranks,
-        rank=rank,
+        ranks=group.get_world_size() if group else 1,
+        rank=group.get_rank() if group else 0,
         max_ratio=MAX_RATIO if args.frontend == "cape_fbank" else math.inf,
     )
-    count = f"{len(durations)} utterances: N-batch={len(passes)} in the first"
-    logging.info(f"[{mode}] batches made anew in each pass over {count}")
+    logging.info(f"{len(passes)} batches made anew in each pass over {len(durations)} utterances")
     return SequenceIterFactory(
         # its keys: those of the shape file, which may be a part of wav.scp
         cls.build_dataset(args, iter_options, set(durations)),
@@ -152,7 +144,7 @@ def read_durations(shape_files: Sequence[str]) -> dict[str, int]:
     shapes = {file: load_num_sequence_text(file, loader_type="csv_int") for file in shape_files}
     durations = {key: shape[0] for key, shape in shapes[speech].items()}
     for file, others in shapes.items():
-        if others.keys() != durations.keys():
-            key = next(iter(others.keys() ^ durations.keys()))
+        if missing := others.keys() ^ durations.keys():
+            key = min(missing)
             raise ValueError(f"{file} and {speech} name different utterances, such as {key}")
     return durations

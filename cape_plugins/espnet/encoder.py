@@ -1,7 +1,7 @@
-"""What our encoders share: ESPnet's encoder, in whose layers positions are seconds.
+"""ESPnet's Conformer, E-Branchformer and Branchformer, in whose layers positions are seconds.
 
-The encoders stay ESPnet's classes, options and weights. What changes is done to the modules that
-they built:
+They stay ESPnet's classes, options and weights, and so does ``cape_transformer``, in
+transformer.py. What changes is done to the modules that they built:
 
 - its positional encoding gives way to ours, of the seconds that frames have after subsampling;
 - so does its attention, whose weights stay;
@@ -12,27 +12,23 @@ import functools
 import inspect
 import logging
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from espnet2.asr.encoder.abs_encoder import AbsEncoder
-from espnet2.asr.encoder.conformer_encoder import PositionalEncoding
+from espnet2.asr.encoder.branchformer_encoder import BranchformerEncoder
+from espnet2.asr.encoder.conformer_encoder import ConformerEncoder, PositionalEncoding
+from espnet2.asr.encoder.e_branchformer_encoder import EBranchformerEncoder
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cape_plugins import variants
 from cape_plugins.attention import AttentionSettings, PositionalAttention
-from cape_plugins.checks import check_values
+from cape_plugins.checks import check_values, is_traced
 from cape_plugins.embedding import PositionalEmbedding
 from cape_plugins.espnet.attention import CapeMultiHeadedAttention, MultiHeadedAttention
-from cape_plugins.espnet.layers import replace
-from cape_plugins.espnet.options import (
-    OWN,
-    SecondsSettings,
-    check_long_enough,
-    split,
-)
-from cape_plugins.espnet.padding import hide_padding
+from cape_plugins.espnet.layers import hide_padding, replace
+from cape_plugins.espnet.options import OWN, SecondsSettings, check_long_enough, split
 from cape_plugins.mark import VariantMark
 from cape_plugins.positions import frame_times, widest
 from cape_plugins.ranks import generator_of_rank
@@ -41,35 +37,22 @@ from cape_plugins.ranks import generator_of_rank
 class InSeconds(AbsEncoder):
     """ESPnet's encoder, with any ``pos`` of the table in place of its own positions.
 
-    ``encoder_conf`` takes the options of ESPnet's class, which mean what they mean there, and those
-    of :class:`cape_plugins.espnet.options.SecondsSettings`. ``pos: rel_pos`` leaves ESPnet's own
-    relative positions: then the encoder has ESPnet's weights, and gives what ESPnet's gives.
-
-    - Recipes may keep ``pos_enc_layer_type: rel_pos``, ``rel_pos_type`` and ``rel_selfattn``:
-      ``pos`` counts, they do not. ``zero_triu``, ``max_pos_emb_len`` and ``ctc_trim`` are for
-      ``pos: rel_pos`` alone.
-    - Content is multiplied by √channels before positions are added, as ESPnet's encoders do for
-      their own; ``content_scale`` sets another factor.
-    - The position of a frame after subsampling is the middle of the audio that it was made from,
-      that is of the feature frames that its convolutions see.
-    - Padding changes nothing, except with ``pos: rel_pos`` and ``rel_pos_type: legacy``
-      (Conformer's default): then positions are counted from the padded end.
-
-    A subclass has ESPnet's class as the base after this one. If it has a constructor, that names
-    its options, and ours go through ``**options``: ``--print_config`` reads the signature.
+    A subclass has ESPnet's class as the base after this one. If it has a constructor, its options
+    are those that this names, and ``defaults``: ``--print_config`` reads the signature.
 
     Args:
         input_size: feature channels; ESPnet passes it.
         front: subsampling in place of ESPnet's, features (B, T, channels) → content.
-        options: ``encoder_conf``.
+        options: ``encoder_conf``: those of ESPnet's class, as they are there, and of
+            :class:`cape_plugins.espnet.options.SecondsSettings`.
 
     Raises:
-        ValueError: a value is out of range, an option is given that ``pos`` does not take, or
-            ``input_layer`` is null.
+        ValueError: a value is out of range, or an option is given that ``pos`` does not take.
         TypeError: an option that neither ESPnet's class nor we have.
     """
 
     espnets: type[AbsEncoder]
+    defaults: ClassVar[dict[str, Any]] = {}
     embed: nn.Module
     frame_shift: float  # seconds between feature frames, where no times are given
     own_scale: float | None = None  # content_scale unless given; None is ESPnet's, √channels
@@ -80,7 +63,7 @@ class InSeconds(AbsEncoder):
         cls.espnets = cls.__mro__[cls.__mro__.index(InSeconds) + 1]
         own = "__init__" in vars(cls)
         parameters = inspect.signature(cls if own else cls.espnets).parameters.values()
-        ours = SecondsSettings.defaults()
+        ours = cls.defaults | SecondsSettings.defaults()
         kinds = inspect.Parameter
         named = [p for p in parameters if p.kind is not kinds.VAR_KEYWORD and p.name not in ours]
         named += [kinds(name, kinds.KEYWORD_ONLY, default=ours[name]) for name in ours]
@@ -117,10 +100,10 @@ class InSeconds(AbsEncoder):
         """Put our positions and attention where ESPnet's were."""
         (theirs,) = (m for m in self.embed.modules() if isinstance(m, PositionalEncoding))
         replace(self.embed, PositionalEncoding, lambda _: nn.Identity())
-        own_scale = theirs.xscale if self.own_scale is None else self.own_scale  # ESPnet's is √d
+        self.dropout, root = theirs.dropout, theirs.xscale
+        own_scale = root if self.own_scale is None else self.own_scale
         scale = own_scale if settings.content_scale is None else settings.content_scale
-        self.scale = theirs.xscale if scale == "sqrt" else float(scale)
-        self.dropout = theirs.dropout
+        self.scale = root if scale == "sqrt" else float(scale)
 
         channels, spacing = self.output_size(), self.stride * settings.frame_shift
         local, reach = settings.in_seconds(spacing)
@@ -177,9 +160,8 @@ class InSeconds(AbsEncoder):
             xs_pad: (B, T, input_size) features; what lies beyond an utterance's end is ignored.
             ilens: (B,) frames of each utterance; ESPnet wants the longest to have T.
             prev_states: unused, part of ESPnet's interface (streaming).
-            times: (B, T) in seconds, when each feature frame is; NaN is allowed in padding.
-                Give them in float64, whose precision is used: an hour needs it.
-                Default: frame i at i · ``frame_shift``.
+            times: (B, T) in seconds, when each feature frame is, in float64 where recordings last
+                an hour; NaN is allowed in padding. Default: frame i at i · ``frame_shift``.
             theirs: what ESPnet's forward takes beside, such as ``ctc``.
 
         Returns:
@@ -189,7 +171,7 @@ class InSeconds(AbsEncoder):
         Raises:
             TooShortUttError: T is too short for subsampling; asr_inference writes an empty result.
             ValueError: shapes that do not fit; lengths beyond T, or times of real frames that are
-                NaN or infinite (on CUDA see :func:`cape_plugins.checks.check_values`).
+                not finite (on CUDA: :func:`cape_plugins.checks.check_values`).
         """
         times, padding = self._real_times(xs_pad, ilens, times)  # (B, T) both
         features = xs_pad.masked_fill(padding if xs_pad.ndim == 2 else padding[..., None], 0)
@@ -199,7 +181,7 @@ class InSeconds(AbsEncoder):
             x = self._subsample(features)  # (B, T', output_size)
         padding = padding[:, self.reach :: self.stride]  # (B, T')
         if self.pos != OWN:
-            middle = self.reach // 2
+            middle = self.reach // 2  # of the feature frames that a frame is made of
             seconds = times[:, middle : times.shape[1] - middle : self.stride]
             seconds = seconds.masked_fill(padding, math.nan)
             x, positions = self.embed_seconds(x * self.scale, seconds)
@@ -207,10 +189,8 @@ class InSeconds(AbsEncoder):
             x = x if positions is None else (x, positions)
         if self.takes_masks:
             theirs.setdefault("masks", padding)
-        # ESPnet's forward subsamples and runs the layers, and knows no times: it is run on a
-        # stand-in for this encoder that has subsampled already
-        encoder = _Subsampled(self, x)
-        return self.espnets.forward(encoder, features, (~padding).sum(1), prev_states, **theirs)
+        lengths = (~padding).sum(1)
+        return self.espnets.forward(_Subsampled(self, x), features, lengths, prev_states, **theirs)
 
     def _subsample(self, features: Tensor) -> Any:
         """(B, T, input_size) → (B, T', output_size), with ``pos: rel_pos`` and its encoding."""
@@ -219,12 +199,8 @@ class InSeconds(AbsEncoder):
     def embed_seconds(self, x: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor | None]:
         """Augment positions, each process by draws of its own, and add their embedding.
 
-        Args:
-            x: (B, N, channels) content.
-            seconds: (B, N), NaN in padding.
-
-        Returns:
-            (B, N, channels), and what the attention of each layer gets as positions, or None.
+        From content (B, N, channels) and seconds (B, N), NaN in padding, to content with positions
+        and what the attention of each layer gets as positions, or None.
         """
         generator = generator_of_rank(seconds.device) if self.training else None
         # the batch's size as a shape: len() would fix it in torch.export
@@ -245,7 +221,8 @@ class InSeconds(AbsEncoder):
         )
         ilens = ilens.to(features.device)
         padding = torch.arange(frames, device=features.device) >= ilens[:, None]
-        self._warn_of_length(frames)
+        if not is_traced():
+            self._warn_of_length(frames * self.frame_shift)
         if times is None:
             dtype = widest(features.device)
             return frame_times(ilens, self.frame_shift, frames, dtype=dtype), padding
@@ -258,36 +235,30 @@ class InSeconds(AbsEncoder):
         )
         return times.masked_fill(padding, math.nan), padding
 
-    def _warn_of_length(self, frames: int) -> None:
+    def _warn_of_length(self, seconds: float) -> None:
         """Warn once of a recording that is far longer than what Δ covers."""
-        seconds = frames * self.frame_shift
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or seconds <= self.longest:
-            return
-        logging.warning(
-            f"a recording of {seconds:.0f} s reaches ± {seconds / 2:.0f} s around its centre, "
-            f"far beyond encoder_conf max_global_shift: {self.longest / 4:g}: train with "
-            f"max_global_shift ≥ {seconds / 2:.0f}"
-        )
-        self.longest = math.inf
+        if seconds > self.longest:
+            logging.warning(
+                f"a recording of {seconds:.0f} s reaches ± {seconds / 2:.0f} s around its centre, "
+                f"far beyond encoder_conf max_global_shift: {self.longest / 4:g}: train with "
+                f"max_global_shift ≥ {seconds / 2:.0f}"
+            )
+            self.longest = math.inf
 
 
 class _Subsampled:
     """What ESPnet's forward gets as ``self``: an encoder whose ``embed`` has been at work already.
 
-    ESPnet's forward takes what ``embed`` returns, content or (content, positions), through the
-    layers; each hands the positions to its attention, as it does ESPnet's relative encoding. All
-    else is the encoder's.
-
-    Args:
-        encoder: ours.
-        x: what ``embed`` returns: (B, T', channels), or that and the positions (B, T', …).
+    That forward subsamples, knows no times, and takes what ``embed`` returns, content or (content,
+    positions), through the layers; each hands the positions to its attention, as it does ESPnet's
+    relative encoding. All else is the encoder's.
     """
 
     def __init__(self, encoder: nn.Module, x: Any) -> None:
         self.encoder, self.x = encoder, x
 
     def embed(self, features: Tensor) -> Any:
-        """What there is already."""
+        """(B, T', channels), or that and the positions (B, T', …)."""
         return self.x
 
     def __getattr__(self, name: str) -> Any:
@@ -302,3 +273,15 @@ def measure(embed: nn.Module) -> tuple[int, int]:
             reach += (module.kernel_size[0] - 1 - 2 * int(module.padding[0])) * stride
             stride *= module.stride[0]
     return stride, reach
+
+
+class CapeConformerEncoder(InSeconds, ConformerEncoder):
+    """``encoder: cape_conformer``."""
+
+
+class CapeEBranchformerEncoder(InSeconds, EBranchformerEncoder):
+    """``encoder: cape_e_branchformer``."""
+
+
+class CapeBranchformerEncoder(InSeconds, BranchformerEncoder):
+    """``encoder: cape_branchformer``."""

@@ -46,7 +46,7 @@ class CapeFbank(AbsFrontend):
         win_length: samples of the window; None is 25 ms (section 4.2).
         hop_length: samples of the nominal hop; None is 10 ms (section 4.2). May be set later, for
             a sweep of hops in evaluation.
-        window: a window of torch, such as ``hann`` (ESPnet's default) or ``hamming`` (authors).
+        window: one of torch's, such as ``hann`` (ESPnet's default) or ``hamming`` (authors).
         n_mels: channels, 80 in the paper.
         hop_unit: matched hops are whole ``samples``, or whole ``milliseconds`` as in the authors'
             code, which leaves more frames to drop.
@@ -74,7 +74,7 @@ class CapeFbank(AbsFrontend):
         self.n_fft = 2 ** math.ceil(math.log2(self.win_length)) if n_fft is None else n_fft
         check_count("n_fft", self.n_fft, least=self.win_length)
         check_count("n_mels", n_mels)
-        if not isinstance(window, str) or not hasattr(torch, f"{window}_window"):
+        if not hasattr(torch, f"{window}_window"):
             raise ValueError(f"window must be one of torch's, such as hann, got {window!r}")
         if hop_unit != "samples" and (hop_unit != "milliseconds" or self.fs % 1000):
             raise ValueError(
@@ -97,10 +97,7 @@ class CapeFbank(AbsFrontend):
         return max(-self.window_start, self.win_length + self.window_start) + 1
 
     def forward(self, input: Tensor, input_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Features at the nominal hop, ESPnet's interface (collect-stats, ESPnet's own models).
-
-        Args, errors and the first two values: as :meth:`forward_with_times`.
-        """
+        """:meth:`forward_with_times` without times, for collect-stats and ESPnet's own models."""
         if self.training and torch.is_grad_enabled():
             warnings.warn(
                 "cape_fbank matches the hops to the batch only with model: cape_asr, which hands "
@@ -117,9 +114,8 @@ class CapeFbank(AbsFrontend):
         Args:
             speech: (B, N) samples; what lies beyond an utterance's end is ignored.
             speech_lengths: (B,) samples of each utterance.
-            match_frames: choose the hops so that all utterances have equally many frames, for
-                training without padding. How many is read from the device, which is waited for
-                once. Otherwise the nominal hop, for evaluation: nothing waits.
+            match_frames: choose the hops so that all utterances have equally many frames. How many
+                is read from the device, which is waited for once. Otherwise the nominal hop.
 
         Returns:
             log-mel features (B, T, n_mels), zero in padding; the (B,) frames of each utterance,
@@ -128,19 +124,17 @@ class CapeFbank(AbsFrontend):
 
         Raises:
             TooShortUttError: N is below :attr:`min_samples`.
-            ValueError: shapes that do not fit; several channels; an utterance that is not finite
-                or shorter than :attr:`min_samples`; with ``match_frames`` one of more than twice
-                or less than half the mean duration (on CUDA see
-                :func:`cape_plugins.checks.check_values`).
+            ValueError: several channels, an utterance that is not finite or shorter than
+                :attr:`min_samples`, or with ``match_frames`` one of more than twice or less than
+                half the mean duration (on CUDA: :func:`cape_plugins.checks.check_values`).
         """
-        if speech.ndim != 2:
-            raise ValueError(
-                "frontend: cape_fbank takes audio of one channel, (B, N) samples, got shape "
-                f"{tuple(speech.shape)}: mix the channels into one"
-            )
         device, least, lengths = speech.device, self.min_samples, speech_lengths.to(speech.device)
-        if lengths.shape != speech.shape[:1]:
-            raise ValueError(f"speech_lengths must be ({len(speech)},), got {tuple(lengths.shape)}")
+        if speech.ndim != 2 or lengths.shape != speech.shape[:1]:
+            raise ValueError(
+                "frontend: cape_fbank takes audio of one channel, (B, N) samples, and (B,) "
+                f"speech_lengths, got {tuple(speech.shape)} and {tuple(lengths.shape)}: mix the "
+                "channels into one"
+            )
         check_long_enough(speech.shape[1], least, "samples")
         check_values(
             lengths,
@@ -169,15 +163,10 @@ class CapeFbank(AbsFrontend):
         """The hop of each utterance of a batch by its duration: (B,) samples → (B,) samples.
 
         Raises:
-            ValueError: an utterance lasts more than twice or less than half the mean (on CUDA see
-                :func:`cape_plugins.checks.check_values`).
+            ValueError: as :meth:`forward_with_times` with ``match_frames``.
         """
-        mean = lengths.double().mean()
-        check_values(
-            lengths,
-            lambda: (lengths >= mean / MAX_RATIO) & (lengths <= MAX_RATIO * mean),
-            SIMILAR,
-        )
+        ratio = lengths / lengths.double().mean()
+        check_values(lengths, lambda: (ratio >= 1 / MAX_RATIO) & (ratio <= MAX_RATIO), SIMILAR)
         # integers throughout: a batch of equal durations must get the nominal hop exactly
         unit = self.hop_unit
         hops = self.hop_length * len(lengths) * lengths.long() // (lengths.sum() * unit) * unit
@@ -193,8 +182,8 @@ class CapeFbank(AbsFrontend):
         index = torch.arange(self.window_start, end, device=device)
         index = (last - (last - index.abs()).abs()).clamp(min=0)  # mirrored at both ends
         windows = speech.gather(1, index).unfold(1, self.win_length, 1)  # a view: (B, N+1, window)
-        make_window = getattr(torch, f"{self.window}_window")
-        weights = make_window(self.win_length, dtype=speech.dtype, device=device)
+        window = getattr(torch, f"{self.window}_window")
+        weights = window(self.win_length, dtype=speech.dtype, device=device)
         utterance = torch.arange(len(speech), device=device)[:, None]
         power = []
         centres = centres.minimum(lengths[:, None])  # those in padding
@@ -202,16 +191,12 @@ class CapeFbank(AbsFrontend):
             # (B, T, n_fft / 2 + 1)
             spectrum = torch.fft.rfft(windows[utterance, part] * weights, n=self.n_fft)
             power.append(spectrum.real.square() + spectrum.imag.square())
-        # without lengths: ESPnet's mask of the padding takes time and memory of order T²
+        # without lengths: ESPnet's mask of the padding is of order T²
         return self.logmel(torch.cat(power, dim=1).to(self.logmel.melmat.dtype))[0]
 
 
 def check_finite(speech: Tensor, lengths: Tensor) -> None:
-    """Raise ValueError for samples (B, N), or features (B, T, channels), that are not finite.
-
-    What lies beyond the (B,) lengths is ignored; on CUDA see
-    :func:`cape_plugins.checks.check_values`.
-    """
+    """Raise ValueError unless samples (B, N), or features (B, T, …), are finite within lengths."""
 
     def finite() -> Tensor:
         index = torch.arange(speech.shape[1], device=speech.device)
@@ -222,19 +207,13 @@ def check_finite(speech: Tensor, lengths: Tensor) -> None:
 
 
 def sampling_rate(fs: int | str) -> int:
-    """A sampling rate in Hz, from a number or ESPnet's ``16k``.
-
-    Raises:
-        ValueError: it is neither, or not positive.
-    """
-    rate: object = fs
-    if isinstance(fs, str):
-        try:
-            rate = humanfriendly.parse_size(fs)
-        except humanfriendly.InvalidSize:
-            rate = None
-    if not isinstance(rate, int) or isinstance(rate, bool) or rate < 1:
-        raise ValueError(f"fs must be a sampling rate in Hz, such as 16000 or 16k, got {fs!r}")
+    """Hz, from a number or ESPnet's ``16k``; raise ValueError for what is neither."""
+    try:
+        rate = humanfriendly.parse_size(fs) if isinstance(fs, str) else fs
+        check_count("fs", rate)
+    except (humanfriendly.InvalidSize, ValueError):
+        message = f"fs must be a sampling rate in Hz, such as 16000 or 16k, got {fs!r}"
+        raise ValueError(message) from None
     return rate
 
 

@@ -1,4 +1,5 @@
-"""ESPnet's layers: what their parts know while they run, and how layers are dropped.
+"""ESPnet's layers: what their parts know while they run, so that padding is kept out (which ESPnet
+202611 does in most convolutions, 202511 in none), and so that whole layers are dropped.
 
 Parts of ESPnet's models are replaced by subclasses of theirs, with all that they have: weights,
 their names, hooks.
@@ -34,6 +35,11 @@ def take_over(kind: type[Module], theirs: nn.Module) -> Module:
     ours = kind.__new__(kind)
     vars(ours).update(vars(theirs))
     return ours
+
+
+def take_over_all(kind: type[nn.Module], root: nn.Module) -> None:
+    """Let modules of ``kind`` take over from those of its last base below ``root``."""
+    replace(root, kind.__bases__[-1], functools.partial(take_over, kind))
 
 
 class Scope(threading.local):
@@ -83,26 +89,54 @@ class CapeDecoderLayer(CapeLayer, DecoderLayer):
     """Of the Transformer decoder."""
 
 
-_OURS: dict[type, type[nn.Module]] = {
-    EncoderLayer: CapeEncoderLayer,
-    EBranchformerEncoderLayer: CapeEBranchformerEncoderLayer,
-    BranchformerEncoderLayer: CapeBranchformerEncoderLayer,
-    DecoderLayer: CapeDecoderLayer,
-}
+class RealConvolution(nn.Conv1d):
+    """Convolution of (B, channels, T) to which padding is what lies beyond the end: zeros."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve, within one of ESPnet's layers."""
+        alone = self.kernel_size == (1,)  # sees no other frames
+        return super().forward(x if alone else x.masked_fill(~scope.real, 0.0))
+
+
+class RealBatchNorm(nn.BatchNorm1d):
+    """Batch norm of (B, channels, T) whose statistics in training are those of real frames."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise, within one of ESPnet's layers."""
+        if not self.training:
+            return super().forward(x)
+        padding, count = ~scope.real, scope.real.sum().clamp(min=1)  # (B, 1, T), scalar
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean = wide.masked_fill(padding, 0.0).sum(dim=(0, 2)) / count  # (channels,)
+        wide = wide - mean[:, None]
+        variance = wide.masked_fill(padding, 0.0).square().sum(dim=(0, 2)) / count
+        with torch.no_grad():
+            unbiased = variance * count / (count - 1).clamp(min=1)
+            for running, now in ((self.running_mean, mean), (self.running_var, unbiased)):
+                assert running is not None
+                running.lerp_(now.to(running.dtype), self.momentum or 0.0)
+            self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return (wide * scale[:, None] + self.bias[:, None]).to(x.dtype)
 
 
 def open_scopes(layers: nn.Module) -> None:
     """Let each of ESPnet's layers below a module open the scope of its parts."""
-    for theirs, ours in _OURS.items():
-        replace(layers, theirs, functools.partial(take_over, ours))
+    for ours in CapeLayer.__subclasses__():
+        take_over_all(ours, layers)
+
+
+def hide_padding(layers: nn.Module) -> None:
+    """Let the convolutions and batch norms of ESPnet's layers see no padding."""
+    open_scopes(layers)
+    take_over_all(RealBatchNorm, layers)
+    take_over_all(RealConvolution, layers)
 
 
 class LayerDrop(nn.Module):
     """In place of a layer's dropout, which each part's output passes on its way to the residual.
 
-    Args:
-        dropout: ESPnet's.
-        rate: with which a layer is dropped in training. Its first part draws for all.
+    In training a layer is dropped with probability ``rate``: its first part draws for all.
     """
 
     def __init__(self, dropout: nn.Module, rate: float) -> None:

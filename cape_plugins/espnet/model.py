@@ -1,7 +1,4 @@
-"""The model ``cape_asr``: ESPnet's ASR model with timestamps, and with features as in the paper.
-
-Paper: CAPE, https://arxiv.org/abs/2106.03143, section 4.2.
-"""
+"""The model ``cape_asr``: ESPnet's ASR model with timestamps, and with features as in the paper."""
 
 import functools
 import logging
@@ -28,19 +25,15 @@ class CapeASRModel(ESPnetASRModel):
 
     Put it into a recipe as ``model: cape_asr``; ``model_conf`` is that of ESPnet's model.
 
-    - The encoder gets the time of each frame in seconds: from ``frontend: cape_fbank``, or from
-      the hop of ESPnet's default frontend. In training, cape_fbank matches its hops to the batch,
-      so that nothing is padded; in evaluation and collect-stats it takes the nominal hop.
-    - Features are normalised before they are masked (SpecAugment), as in the paper, so that a
-      masked cell is the utterance's mean. ESPnet masks first: there masked cells change the
-      statistics, and normalisation moves them away from 0.
+    - The encoder gets the time of each frame in seconds. In training, ``frontend: cape_fbank``
+      matches its hops to the batch, so that nothing is padded.
+    - Features are normalised before they are masked, as in the paper (section 4.2): a masked cell
+      is the utterance's mean. ESPnet masks first, and normalisation moves the cells away from 0.
     - ``normalize: utterance_mvn`` leaves padding out of the variance; ESPnet's own counts it once
-      means are subtracted, so that there the features depend on the batch.
+      means are subtracted.
 
     Raises:
-        ValueError: the encoder takes no times, its ``frame_shift`` is not the frontend's, the
-            frontend's window exceeds its transform, masks are wider than the features, the
-            preencoder changes the frames, or intermediate CTC has layers without a use.
+        ValueError: encoder, frontend, SpecAugment or intermediate CTC do not fit together.
     """
 
     # --print_config reads the signature
@@ -58,9 +51,8 @@ class CapeASRModel(ESPnetASRModel):
                 "model: cape_asr needs a preencoder that keeps the frames (linear, or none), got "
                 f"{type(self.preencoder).__name__}"
             )
-        layers = getattr(self.encoder, "interctc_layer_idx", ())
-        used = self.interctc_weight or getattr(self.encoder, "interctc_use_conditioning", False)
-        if bool(layers) != bool(used):
+        layers, used = getattr(self.encoder, "interctc_layer_idx", ()), self.interctc_weight
+        if bool(layers) != bool(used or getattr(self.encoder, "interctc_use_conditioning", False)):
             raise ValueError(
                 "encoder_conf interctc_layer_idx needs model_conf interctc_weight (or encoder_conf "
                 "interctc_use_conditioning: true), and they need it: got layers "
@@ -76,9 +68,8 @@ class CapeASRModel(ESPnetASRModel):
             )
         rate, shift, _ = facts(self.frontend)
         if shift is None:
-            name = "input_size" if self.frontend is None else type(self.frontend).__name__
             logging.warning(
-                f"cape_asr: {name} does not tell its hop; frames are taken to be "
+                "cape_asr: the frontend does not tell its hop; frames are taken to be "
                 f"{self.encoder.frame_shift:g} s apart, encoder_conf frame_shift"
             )
         elif not math.isclose(shift, self.encoder.frame_shift, rel_tol=1e-3):
@@ -98,9 +89,6 @@ class CapeASRModel(ESPnetASRModel):
         Returns:
             (B, T', output_size), or that and the intermediate outputs, as ESPnet's model; and the
             (B,) frames of each utterance.
-
-        Raises:
-            ValueError: the frontend, SpecAugment or the encoder finds fault with its input.
         """
         device = speech.device.type
         amp = self.autocast_frontend and torch.is_autocast_enabled(device)
@@ -133,7 +121,7 @@ class CapeASRModel(ESPnetASRModel):
         The times are None where the hop is unknown; the encoder then takes its ``frame_shift``.
 
         Raises:
-            TooShortUttError: no utterance has a frame; asr_inference writes an empty result.
+            TooShortUttError, ValueError: audio too short for a frame, or not finite.
         """
         if isinstance(self.frontend, CapeFbank):
             if getattr(self, "_is_replica", False):  # DataParallel's shares of a batch
@@ -153,10 +141,7 @@ class CapeASRModel(ESPnetASRModel):
 
 
 def facts(frontend: AbsFrontend | None) -> tuple[int | None, float | None, int]:
-    """What a frontend tells: Hz, seconds between its frames, samples of the shortest audio; ≥ 1.
-
-    None is unknown. The seconds are those at the nominal hop.
-    """
+    """Hz and seconds of the nominal hop, None where unknown; samples of the shortest audio, ≥ 1."""
     if isinstance(frontend, CapeFbank):
         return frontend.fs, frontend.hop_length / frontend.fs, frontend.min_samples
     if not isinstance(frontend, DefaultFrontend):
@@ -171,23 +156,13 @@ def facts(frontend: AbsFrontend | None) -> tuple[int | None, float | None, int]:
 def normalize_utterances(feats: Tensor, lengths: Tensor, settings: UtteranceMVN) -> Tensor:
     """Subtract each utterance's mean and divide by its deviation, channel by channel.
 
-    Args:
-        feats: (B, T, channels), left as they are.
-        lengths: (B,) frames of each utterance; what lies beyond does not count.
-        settings: which of the two to do (``norm_means``, ``norm_vars``), and ``eps``.
-
-    Returns:
-        (B, T, channels), 0 in padding.
+    Features are (B, T, channels), of (B,) frames, and 0 in padding afterwards. ``settings`` say
+    which of the two is done (``norm_means``, ``norm_vars``), and have ``eps``.
     """
-    lengths = lengths.to(feats.device)
-    index = torch.arange(feats.shape[1], device=feats.device)
-    padding = (index >= lengths[:, None])[..., None]
-    count = lengths[:, None, None].to(feats.dtype)  # (B, 1, 1)
+    count = lengths.to(feats.device)[:, None, None]  # (B, 1, 1)
+    padding = torch.arange(feats.shape[1], device=feats.device)[:, None] >= count  # (B, T, 1)
     feats = feats.masked_fill(padding, 0.0)
     centred = (feats - feats.sum(dim=1, keepdim=True) / count).masked_fill(padding, 0.0)
     deviation = (centred.square().sum(dim=1, keepdim=True) / count).sqrt()
-    if settings.norm_means:
-        feats = centred
-    if settings.norm_vars:
-        feats = feats / deviation.clamp(min=settings.eps)
-    return feats
+    feats = centred if settings.norm_means else feats
+    return feats / deviation.clamp(min=settings.eps) if settings.norm_vars else feats

@@ -1,9 +1,8 @@
 """The options of our encoders, ``encoder_conf``: ours, about positions in seconds, and ESPnet's."""
 
-import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,8 +23,7 @@ class SecondsSettings(SequenceSettings):
     """The options of ``encoder_conf`` about positions, which all our encoders take.
 
     Raises:
-        ValueError: unknown ``pos``, a value out of range, or an option that ``pos`` does not take
-            and that has not its default.
+        ValueError: a value is out of range, or an option that ``pos`` does not take is given.
     """
 
     max_global_shift: float = option(
@@ -44,8 +42,7 @@ class SecondsSettings(SequenceSettings):
     )
     relpos_context: float | None = option(
         None,
-        "relpos: seconds to each side, beyond which distances share a vector; null is the paper's, "
-        "26.8, and 27.6 for relpos_first. Counted in frames after subsampling",
+        "relpos: seconds to each side, beyond which distances share a vector; null is the paper's",
     )
     random_range: float = option(
         60.0, "random: seconds; frames are at sorted draws from 0 to this, in evaluation spread"
@@ -105,25 +102,17 @@ class SecondsSettings(SequenceSettings):
 def split(
     espnets: type, options: Mapping[str, Any]
 ) -> tuple[SecondsSettings, dict[str, Any], dict[str, Any]]:
-    """What ``encoder_conf`` says to one of our encoders.
-
-    Args:
-        espnets: ESPnet's class, whose options these are too.
-        options: ``encoder_conf``.
+    """What ``encoder_conf`` says to one of our encoders, made of ESPnet's class ``espnets``.
 
     Returns:
         Our settings (with ``pos: rel_pos`` those of nopos); what ESPnet's class is built with; all
         options of both, with their defaults where they are not given.
 
     Raises:
-        TypeError: an option that neither has.
-        ValueError: a value of ours is out of range, or an option does not go with ``pos``.
+        ValueError: a value is out of range, or an option does not go with ``pos``.
     """
     ours, theirs = split_options(SecondsSettings, options)
     known = {n: p.default for n, p in inspect.signature(espnets).parameters.items()}
-    if unknown := sorted(theirs.keys() - known.keys()):
-        names = ", ".join(unknown)
-        raise TypeError(f"encoder_conf: neither ESPnet's {espnets.__name__} nor we have {names}")
     defaults = SecondsSettings.defaults() | known
     chosen = defaults | dict(options)
     pos = chosen["pos"]
@@ -137,64 +126,57 @@ def split(
         settings = SecondsSettings(**ours)
         refused |= {"zero_triu", "max_pos_emb_len", "ctc_trim"}
         theirs |= {"pos_enc_layer_type": "abs_pos", attention_type: "selfattn"}
-    for name in sorted(refused & options.keys()):
+    for name in sorted(refused & options.keys() & defaults.keys()):
         if options[name] != defaults[name]:
             raise ValueError(
                 f"{name} = {options[name]!r} does not go with pos: {pos}: leave it out"
             )
-    check_espnets(chosen)
+    check_espnets({name: chosen[name] for name in known})
     for name, value in theirs.items():
         if type(value) is int and isinstance(known.get(name), float):
             theirs[name] = float(value)  # YAML's 0, of which ESPnet asks the length
-    if "interctc_layer_idx" in theirs:
-        theirs["interctc_layer_idx"] = list(theirs["interctc_layer_idx"] or ())
+    if "interctc_layer_idx" in known:
+        theirs["interctc_layer_idx"] = list(chosen["interctc_layer_idx"] or ())
     return settings, theirs, chosen
 
 
 _COUNTS = ("output_size", "attention_heads", "linear_units", "num_blocks", "cgmlp_linear_units")
-# along time; an even one would take a frame away
-_KERNELS = (
-    *("cnn_module_kernel", "cgmlp_conv_kernel", "merge_conv_kernel"),
-    "positionwise_conv_kernel_size",
-)
 
 
 def check_espnets(chosen: Mapping[str, Any]) -> None:
-    """Check ESPnet's options by name, which it does late, without their names, or not at all.
+    """Raise ValueError for what ESPnet's classes check late, without its name, or not at all."""
 
-    Raises:
-        ValueError: sizes, kernels, rates, activations or lists of layers that cannot be.
-    """
-
-    def check(name: str, ok: Callable[[Any], bool], words: str) -> None:
-        if name in chosen and not ok(chosen[name]):
+    def check(name: str, ok: bool, words: str) -> None:
+        if not ok:
             raise ValueError(f"{name} must be {words}, got {chosen[name]!r}")
 
-    for name in (*_COUNTS, *_KERNELS):
+    kernels = [name for name in chosen if "kernel" in name]  # along time
+    for name in (*_COUNTS, *kernels):
         check_count(name, chosen.get(name, 1))
-    heads, blocks = chosen["attention_heads"], chosen["num_blocks"]
+    size, heads, blocks = (chosen[n] for n in ("output_size", "attention_heads", "num_blocks"))
     fits = f"even and divisible by attention_heads={heads}"
-    check("output_size", lambda size: size % heads == size % 2 == 0, fits)
-    check("cgmlp_linear_units", lambda units: units % 2 == 0, "even, as half of them are gates")
-    for name in _KERNELS:
-        check(name, lambda kernel: kernel % 2 == 1, "odd")
-    activation = "an activation of ESPnet, such as swish or relu"
-    for name in ("activation_type", "ffn_activation_type"):
-        check(name, _is_activation, activation)
-    check("gate_activation", lambda name: name == "identity" or _is_activation(name), activation)
+    check("output_size", size % heads == size % 2 == 0, fits)
+    units = chosen.get("cgmlp_linear_units", 2)
+    check("cgmlp_linear_units", units % 2 == 0, "even, as half of them are gates")
+    for name in kernels:  # an even one would take a frame away
+        check(name, chosen[name] % 2 == 1, "odd")
     for name, least, most in (
         ("interctc_layer_idx", 1, blocks - 1),
         ("gradient_checkpoint_layers", 0, blocks),
     ):
-        some = range(least, most + 1)
-        listed = f"a list of layers as integers from {least} to {most} (num_blocks={blocks})"
-        check(name, functools.partial(_are_in, some), listed)
-    for name in chosen:
-        for value in chosen[name] if isinstance(chosen[name], list) else [chosen[name]]:
+        layers, some = chosen.get(name), range(least, most + 1)
+        listed = layers is None or isinstance(layers, Sequence)
+        ok = listed and all(type(layer) is int and layer in some for layer in layers or ())
+        check(name, ok, f"a list of integers from {least} to {most} (num_blocks={blocks})")
+    for name, value in chosen.items():
+        if "activation" in name:
+            ok = _is_activation(value) or (name, value) == ("gate_activation", "identity")
+            check(name, ok, "an activation of ESPnet, such as swish or relu")
+        for each in value if isinstance(value, list) else [value]:
             if name.endswith("_rate"):
-                check_rate(name, value)
-            elif name == "cgmlp_weight" and not (is_number(value) and 0 <= value <= 1):
-                raise ValueError(f"{name} must be a number in [0, 1], got {value!r}")
+                check_rate(name, each)
+            elif name == "cgmlp_weight":
+                check(name, is_number(each) and 0 <= each <= 1, "a number in [0, 1]")
 
 
 def _is_activation(name: Any) -> bool:
@@ -202,11 +184,6 @@ def _is_activation(name: Any) -> bool:
         return bool(get_activation(name))
     except (KeyError, TypeError):
         return False
-
-
-def _are_in(some: range, layers: Any) -> bool:
-    listed = layers is None or (isinstance(layers, Sequence) and not isinstance(layers, str))
-    return listed and all(type(layer) is int and layer in some for layer in layers or ())
 
 
 def check_rate(name: str, rate: Any) -> None:

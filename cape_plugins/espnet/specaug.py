@@ -1,8 +1,8 @@
 """The SpecAugment ``cape_specaug``: masks as the paper has them.
 
-Park et al., SpecAugment, https://arxiv.org/abs/1904.08779, with the settings of the CAPE paper,
-https://arxiv.org/abs/2106.03143, section 4.2. ESPnet's own cannot limit a time mask both in
-frames and as a share of the utterance, and takes the padded length for the utterance's.
+Park et al., https://arxiv.org/abs/1904.08779; the settings are those of CAPE, section 4.2.
+ESPnet's own cannot limit a time mask both in frames and as a share of the utterance, and takes the
+padded length for the utterance's.
 """
 
 import torch
@@ -15,18 +15,15 @@ from cape_plugins.checks import check_count, is_number
 class CapeSpecAug(AbsSpecAug):
     """Masks of random channels and random frames, drawn for each utterance on its own.
 
-    Put it into a recipe as ``specaug: cape_specaug``; the arguments are ``specaug_conf``. A
-    mask's width is uniform in 0 … the largest, both included, and so is where it starts, as far
-    as it fits into the utterance. Masked features become 0: the mean, where features are
-    normalised before (as ``model: cape_asr`` does). There is no time warp, as in the paper.
+    Put it into a recipe as ``specaug: cape_specaug``; the arguments are ``specaug_conf``, the
+    defaults the paper's. A mask's width is uniform in 0 … the largest, both included, and so is
+    where it starts, as far as it fits into the utterance. Masked features become 0: the mean,
+    where features are normalised before (as ``model: cape_asr`` does). There is no time warp.
 
     Args:
-        num_freq_mask: masks along the channels, 2 in the paper.
-        max_freq_mask_width: channels, 30 in the paper.
-        num_time_mask: masks along the time, 10 in the paper.
-        max_time_mask_width: frames, 50 in the paper.
-        max_time_mask_ratio: a time mask covers at most this share of its utterance, 0.1 in the
-            paper.
+        num_freq_mask, num_time_mask: masks along the channels, and along the time.
+        max_freq_mask_width, max_time_mask_width: channels, and frames.
+        max_time_mask_ratio: a time mask covers at most this share of its utterance.
 
     Raises:
         ValueError: a number is negative or not whole, or the ratio is outside [0, 1].
@@ -41,16 +38,14 @@ class CapeSpecAug(AbsSpecAug):
         max_time_mask_ratio: float = 0.1,
     ) -> None:
         super().__init__()
-        if not (is_number(max_time_mask_ratio) and 0 <= max_time_mask_ratio <= 1):
-            raise ValueError(
-                f"max_time_mask_ratio must be a number in [0, 1], got {max_time_mask_ratio!r}"
-            )
         self.num_freq_mask, self.max_freq_mask_width = num_freq_mask, max_freq_mask_width
         self.num_time_mask, self.max_time_mask_width = num_time_mask, max_time_mask_width
-        self.max_time_mask_ratio = max_time_mask_ratio
         counts = ["num_freq_mask", "max_freq_mask_width", "num_time_mask", "max_time_mask_width"]
         for name in counts:
             check_count(name, getattr(self, name), least=0)
+        self.max_time_mask_ratio = ratio = max_time_mask_ratio
+        if not (is_number(ratio) and 0 <= ratio <= 1):
+            raise ValueError(f"max_time_mask_ratio must be a number in [0, 1], got {ratio!r}")
 
     def check_channels(self, channels: int) -> None:
         """Raise ValueError unless masks along so many channels fit; ``cape_asr`` asks at once."""
@@ -60,22 +55,15 @@ class CapeSpecAug(AbsSpecAug):
                 f"{channels} feature channels: lower it"
             )
 
-    def forward(self, x: Tensor, x_lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Mask features (B, T, channels), of which each utterance has (B,) ``x_lengths``, or T.
-
-        Returns:
-            the masked features, and ``x_lengths``; ``x`` is left as it is.
+    def forward(self, x: Tensor, x_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (B, T, channels) of (B,) frames → masked copies, and ``x_lengths``.
 
         Raises:
-            ValueError: x has another number of dimensions, or fewer channels than a mask may have.
+            ValueError: there are fewer channels than a mask may have.
         """
-        if x.ndim != 3:
-            raise ValueError(f"features must be (B, T, channels), got {tuple(x.shape)}")
-        batch, frames, channels = x.shape
+        _, frames, channels = x.shape
         self.check_channels(channels)
-        lengths = x.new_full((batch,), frames, dtype=torch.long)
-        if x_lengths is not None:
-            lengths = x_lengths.to(x.device)
+        lengths = x_lengths.to(x.device)
         # a little more, because 0.1 · 30 frames must be 3 of them
         longest = (lengths * self.max_time_mask_ratio + 1e-3).long()
         longest = longest.clamp(max=self.max_time_mask_width)

@@ -1,7 +1,7 @@
 """CAPE in fairseq: models, architectures, and the optimizer of ADMIN, chosen by name.
 
-Importing this package registers them. With PyTorch's autoload (see ``cape_plugins.autoload``)
-nothing needs to be imported; ``--user-dir integrations/fairseq/user_dir`` is the explicit way.
+Importing this package registers them, as ``cape_plugins.autoload`` does by itself and ``--user-dir
+integrations/fairseq/user_dir`` on request.
 """
 
 from importlib import import_module

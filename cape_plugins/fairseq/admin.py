@@ -1,12 +1,11 @@
 """ADMIN (Liu et al. 2020, https://arxiv.org/abs/2004.08249): post-norm models that train deep.
 
 A sub-layer's output is LayerNorm(x · ω + f(x)), where ω is a vector that begins at the standard
-deviation that all sub-layers before it have added up to. Their code (Transformer-Clinic) measures
-it in a run of its own, writes a file and starts again; here it is measured while the model is
-built, before there is an optimizer to copy weights, and kept in the model's options.
+deviation that all sub-layers before it have added up to. Their code measures it in a run of its
+own; here it is measured while the model is built, and kept in the model's options.
 """
 
-import itertools
+import math
 from typing import Any
 
 import torch
@@ -14,50 +13,56 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.modules import LayerDropModuleList
 from torch import Tensor, nn
 
-from cape_plugins.fairseq.checks import parse_scales
-from cape_plugins.fairseq.config import plain_options, settle
-from cape_plugins.fairseq.layers import CapeLayer
+from cape_plugins.fairseq.config import settle
+from cape_plugins.fairseq.layers import (
+    PROFILES,
+    CapeDecoderLayer,
+    CapeEncoderLayer,
+    CapeLayer,
+    during,
+)
 from cape_plugins.fairseq.training_set import median_batch
 
 # of the batch that is measured, padding included; a thousand give the same to a percent
 PROFILED_TOKENS = 4096
 
 
-class _Profile:
-    """ω of one stack of layers, each from what comes before it."""
-
-    def __init__(self) -> None:
-        self.scales: list[float] = []
-        self.next = 1.0
+class _Profile(list[float]):
+    """ω of the encoder or the decoder, each from what comes before it, and that after the last."""
 
     def measure(self, scale: Tensor, x: Tensor, residual: Tensor) -> None:
-        scale.fill_(self.next)
-        self.scales.append(self.next)
-        variance = (residual.float() * self.next).var(correction=0) + x.float().var(correction=0)
-        self.next = float(variance.sqrt())
+        scale.fill_(self[-1])
+        variance = (residual.float() * self[-1]).var(correction=0) + x.float().var(correction=0)
+        self.append(float(variance.sqrt()))
 
 
 def initialise(model: nn.Module, cfg: Any, task: Any) -> None:
-    """Set ω, if ``admin_init``; what was measured is stored in ``cfg.admin_scales``.
+    """Set ω of a model on the CPU, if its options ``cfg`` say ``admin_init``.
 
-    Scales that are given, or in the checkpoint that fairseq is about to start from, are taken
-    instead, so that nothing is measured twice.
-
-    Args:
-        model: ours, on the CPU.
-        cfg: its options.
-        task: gives the training set.
+    What is measured on the task's training set is stored in ``cfg.admin_scales``. Scales that are
+    given, or in the checkpoint that fairseq is about to start from, are taken instead.
 
     Raises:
-        ValueError: the training set is needed and cannot be read.
+        ValueError: the training set is needed and cannot be read, or the scales that are given are
+            not one for each residual.
     """
     if not cfg.admin_init:
         return
     if not cfg.admin_scales:
         settle(cfg, "admin_scales", lambda split: _measure(model, task, split))
-    vectors = [row for layers in _stacks(model) for layer in layers for row in layer.residual_scale]
+    layers: list[Any] = [each for each in model.modules() if isinstance(each, CapeLayer)]
+    vectors = [vector for layer in layers for vector in layer.residual_scale]
+    try:
+        scales = [float(scale) for scale in cfg.admin_scales.split(",")]
+    except ValueError:
+        scales = []
+    if len(scales) != len(vectors) or not all(0 < scale < math.inf for scale in scales):
+        raise ValueError(
+            f"--admin-scales must be {len(vectors)} positive numbers with commas between them, one "
+            "for each residual: 2 in each layer of the encoder, 3 of the decoder (2 without an "
+            f"encoder), got {cfg.admin_scales!r}"
+        )
     with torch.no_grad():
-        scales = parse_scales(cfg.admin_scales, plain_options(cfg))
         for vector, scale in zip(vectors, scales, strict=True):
             vector.fill_(scale)
 
@@ -74,29 +79,14 @@ def _measure(model: nn.Module, task: Any, split: str) -> str:
 def profile(model: nn.Module, sample: dict[str, Any]) -> list[float]:
     """Measure ω of each residual, the encoder's first, and set it.
 
-    That is one forward of a batch of fairseq in training mode, without gradients, which leaves the
-    state of the random numbers as it was.
+    That is one forward of a batch of fairseq, in training mode and without gradients, which leaves
+    the state of the random numbers as it was.
     """
-    training, profiles = model.training, []
-    try:
-        model.train()
-        for layers in _stacks(model):
-            profiles.append(_Profile())
-            for layer in layers:
-                layer.profile = profiles[-1]
-        for module in model.modules():
-            if isinstance(module, LayerDropModuleList):
-                module.training = False  # else it leaves out layers, which are not measured then
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            model(**sample["net_input"])
-    finally:
-        model.train(training)
-        for layer in itertools.chain(*_stacks(model)):
-            layer.profile = None
-    return [scale for one in profiles for scale in one.scales]
-
-
-def _stacks(model: nn.Module) -> list[list[Any]]:
-    """The layers of encoder and decoder, found inside whatever wraps them."""
-    sides = [getattr(model, side) for side in ("encoder", "decoder") if hasattr(model, side)]
-    return [[m for m in side.modules() if isinstance(m, CapeLayer)] for side in sides]
+    for module in model.modules():
+        if isinstance(module, LayerDropModuleList):
+            module.training = False  # else it leaves out layers, which are not measured then
+    profiles = {kind: _Profile([1.0]) for kind in (CapeEncoderLayer, CapeDecoderLayer)}
+    with during(PROFILES, profiles), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        model(**sample["net_input"])
+    model.train()
+    return [scale for measured in profiles.values() for scale in measured[:-1]]

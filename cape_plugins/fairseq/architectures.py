@@ -1,21 +1,17 @@
-"""The names for ``--arch``; sizes are those of fairseq's own names.
-
-``wmt_en_fr`` is what the paper trains there, the sizes of ``wmt_en_de``; ``wmt_en_de_18l`` has 18
-layers on each side. Dropout is fairseq's; the paper's recipes add to it.
-"""
+"""The names for ``--arch``; sizes and dropout are those of fairseq's own names."""
 
 from argparse import Namespace
 from typing import Any
 
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
-    ARCH_MODEL_REGISTRY,
     MODEL_REGISTRY,
     register_model,
     register_model_architecture,
 )
+from fairseq.tasks import TASK_REGISTRY
 
-from cape_plugins.fairseq.checks import check_training, refuse_torchrun_alone
+from cape_plugins.fairseq.checks import check_training, refuse_other_task, refuse_torchrun_alone
 from cape_plugins.fairseq.transformer import CapeTransformerLanguageModel, CapeTransformerModel
 
 MODELS = {
@@ -24,15 +20,13 @@ MODELS = {
 }
 
 
-def _symmetric(**sizes: int) -> dict[str, int]:
+def _symmetric(**sizes: int) -> dict[str, Any]:
     return {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in sizes.items()}
 
 
 # architecture of cape_transformer → options that differ from the defaults (Transformer base)
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "cape_transformer_iwslt_de_en": _symmetric(
-        embed_dim=512, ffn_embed_dim=1024, attention_heads=4, layers=6
-    ),
+ARCHITECTURES = {
+    "cape_transformer_iwslt_de_en": _symmetric(ffn_embed_dim=1024, attention_heads=4),
     "cape_transformer_wmt_en_de": {},
     "cape_transformer_wmt_en_de_18l": _symmetric(layers=18),
     "cape_transformer_wmt_en_de_big": {
@@ -40,7 +34,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "dropout": 0.3,
         "attention_dropout": 0.1,
     },
-    "cape_transformer_wmt_en_fr": {},
+    "cape_transformer_wmt_en_fr": {},  # as in the paper, the sizes of wmt_en_de
     "cape_transformer_tiny": _symmetric(
         embed_dim=64, ffn_embed_dim=128, attention_heads=2, layers=2
     ),
@@ -49,15 +43,16 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 def register_architectures() -> None:
     """Add the models and the architectures to fairseq's registries, where they are missing."""
+    if MODELS.keys() & MODEL_REGISTRY.keys():
+        return
     for name, model in MODELS.items():
-        if name not in MODEL_REGISTRY:
-            register_model(name, dataclass=model.config)(model)
-            # fairseq has just added an architecture of the model's name that does nothing
-            ARCH_CONFIG_REGISTRY[name] = _configure(name, {})
+        register_model(name, dataclass=model.config)(model)
+        # fairseq has just added an architecture of the model's name that does nothing
+        ARCH_CONFIG_REGISTRY[name] = _configure(name, {})
     for name, options in ARCHITECTURES.items():
-        if name not in ARCH_MODEL_REGISTRY:
-            configure = _configure("cape_transformer", options)
-            register_model_architecture("cape_transformer", name)(configure)
+        register_model_architecture("cape_transformer", name)(
+            _configure("cape_transformer", options)
+        )
 
 
 def _configure(model: str, options: dict[str, Any]) -> Any:
@@ -69,7 +64,9 @@ def _configure(model: str, options: dict[str, Any]) -> Any:
             if getattr(args, option, None) is None:
                 setattr(args, option, value)
         if isinstance(args, Namespace):  # of the command line, before fairseq reads any data
-            given = {"optimizer": None, "distributed_world_size": None, **vars(args)}
+            given = {"task": "", "optimizer": None, "distributed_world_size": None, **vars(args)}
+            task = TASK_REGISTRY.get(given["task"], object)
+            refuse_other_task(task, translates=model == "cape_transformer")
             check_training(given, args, {**given, "_name": given["optimizer"]}, defaults)
             refuse_torchrun_alone(given["distributed_world_size"])
 

@@ -1,6 +1,5 @@
 """Checks of options before training: one line that says what is wrong, before any data is read."""
 
-import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,10 +9,12 @@ from typing import Any
 
 import torch
 from fairseq.dataclass import FairseqDataclass
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.tasks.translation import TranslationTask
 
 from cape_plugins import variants
-from cape_plugins.checks import is_number
-from cape_plugins.fairseq.config import TokenSettings, check_reach, checkpoint_options
+from cape_plugins.checks import check_count, is_number
+from cape_plugins.fairseq.config import FURTHEST, TokenSettings, checkpoint_options
 from cape_plugins.fairseq.radam import RADAM, check_radam
 
 ANOTHER_CHECKPOINT = "give another --save-dir, --restore-file or --finetune-from-model"
@@ -25,26 +26,18 @@ _REPLACED = {
     "decoder_learned_pos": "--pos abspos",
 }
 
-# these attend in ways of their own, without room for positions
-_OTHER_ATTENTION = (
-    "cross_self_attention",
-    "encoder_xformers_att_config",
-    "decoder_xformers_att_config",
-)
-
 
 @contextmanager
-def one_line(only_in_commands: bool = False) -> Iterator[None]:
-    """End the process where a ValueError is raised, as argparse ends it: one line and status 2.
+def one_line() -> Iterator[None]:
+    """End fairseq's commands at a ValueError as argparse does: one line, status 2.
 
-    ``only_in_commands``: of fairseq; to others, which build a model in Python, it goes on.
+    In other programs, which build a model in Python, the error goes on.
     """
     program = Path(sys.argv[0])
     try:
         yield
     except ValueError as error:
-        in_command = program.name.startswith("fairseq-") or program.parent.name == "fairseq_cli"
-        if only_in_commands and not in_command:
+        if not (program.name.startswith("fairseq-") or program.parent.name == "fairseq_cli"):
             raise
         print(f"{program.name}: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -59,11 +52,11 @@ def check_training(
 ) -> None:
     """Check all that a training's options say, before it reads data.
 
-    Args:
-        model: option → value, of those that are given.
-        checkpoint: fairseq's options of checkpoints, as attributes.
-        optimizer: those of the optimizer; ``_name`` is its name.
-        defaults: a config of the model.
+    ``checkpoint`` has fairseq's options of checkpoints as attributes, ``optimizer`` is named by its
+    ``_name``; the other two are as in :func:`check_options`.
+
+    Raises:
+        ValueError: an option is wrong, or the checkpoint to start from is of another ``pos``.
     """
     pos = check_options(model, defaults).pos
     if optimizer.get("_name") == RADAM:
@@ -88,16 +81,23 @@ def refuse_torchrun_alone(world_size: int | None) -> None:
         )
 
 
+@one_line()
+def refuse_other_task(task: type, *, translates: bool) -> None:
+    """Raise ValueError for the task of the other model, which the model cannot do."""
+    if issubclass(task, LanguageModelingTask if translates else TranslationTask):
+        arch = "cape_transformer_lm" if translates else "cape_transformer"
+        raise ValueError(f"{task.__name__} is for --arch {arch}: give that, or another --task")
+
+
 def check_options(options: Mapping[str, Any], defaults: FairseqDataclass) -> TokenSettings:
     """Check the options that our models add or restrict; returns those about positions.
 
-    Args:
-        options: name → value; what is absent has its default, a default counts as not given.
-        defaults: a config of the model; only the options that it has are looked at.
+    Options are name → value; what is absent has its default, a default counts as not given. Only
+    those that ``defaults``, a config of the model, has are looked at.
 
     Raises:
-        ValueError: a value is out of range, whatever ``pos`` is; or it is for another ``pos``; or
-            two contradict each other.
+        ValueError: a value is out of range, whatever ``pos`` is, or for another ``pos``, or two
+            contradict each other.
     """
     default = vars(defaults)
     values = {**default, **{k: v for k, v in options.items() if k in default and v is not None}}
@@ -105,21 +105,17 @@ def check_options(options: Mapping[str, Any], defaults: FairseqDataclass) -> Tok
     _check_attention(settings, values)
     _check_admin(values)
     scale = values.get("source_scale", 0.0)  # a language model has none
-    if not (is_number(scale) and scale >= 0):
+    if not (is_number(scale) and 0 <= scale <= FURTHEST):
         raise ValueError(
-            f"source_scale must be a finite number > 0, or 0 to count it from the training set, "
-            f"got {scale!r}"
+            f"source_scale must be > 0 and at most {FURTHEST:g}, or 0 to count it from the "
+            f"training set, got {scale!r}"
         )
-    check_reach("source_scale", scale)
     for name in ("max_source_positions", "max_target_positions"):
-        longest = values.get(name)  # of a language model it may be left to the task
-        if isinstance(longest, int) and longest < 1:
-            raise ValueError(f"{flag(name)} must be ≥ 1, in tokens, got {longest}")
+        if isinstance(values.get(name), int):  # of a language model it may be left to the task
+            check_count(f"{flag(name)}, in tokens,", values[name])
     for name, instead in _REPLACED.items():
         if values.get(name):
-            raise ValueError(
-                f"{flag(name)} is replaced by {instead} in the cape_transformer models"
-            )
+            raise ValueError(f"{flag(name)} is replaced by {instead} in cape_transformer models")
     variants.refuse_options(settings.pos, values, default, flag, axes=settings.axes)
     return settings
 
@@ -128,9 +124,9 @@ def _check_attention(settings: TokenSettings, values: Mapping[str, Any]) -> None
     given = f"--pos {settings.pos}"
     given += f" --attention-logn {settings.attention_logn}" if settings.attention_logn else ""
     for side in ("encoder", "decoder"):
-        dim, heads = (values.get(f"{side}_{size}") for size in ("embed_dim", "attention_heads"))
-        if dim is None or heads is None:  # a language model has no encoder
+        if f"{side}_embed_dim" not in values:  # a language model has no encoder
             continue
+        dim, heads = (values[f"{side}_{size}"] for size in ("embed_dim", "attention_heads"))
         sizes = f"--{side}-embed-dim {dim} and --{side}-attention-heads {heads}"
         if heads < 1 or dim < 1 or dim % heads:
             raise ValueError(f"{sizes}: heads must be ≥ 1, and divide the channels")
@@ -140,7 +136,7 @@ def _check_attention(settings: TokenSettings, values: Mapping[str, Any]) -> None
                 (ours,) = settings.attention_layers(1, settings.attention_settings(dim, heads))
         except ValueError as error:
             raise ValueError(f"{given} with {sizes}: {error}") from None
-        for name in _OTHER_ATTENTION:
+        for name in ("cross_self_attention", f"{side}_xformers_att_config"):
             if ours is not None and values.get(name):
                 raise ValueError(
                     f"{flag(name)} does not go with {given}, which attends in a way of its own: "
@@ -149,40 +145,16 @@ def _check_attention(settings: TokenSettings, values: Mapping[str, Any]) -> None
 
 
 def _check_admin(values: Mapping[str, Any]) -> None:
-    if not values["admin_init"]:
-        if values["admin_scales"]:
-            raise ValueError("--admin-scales are for --admin-init: give both, or neither")
-        return
+    if values["admin_scales"] and not values["admin_init"]:
+        raise ValueError("--admin-scales are for --admin-init: give both, or neither")
     for name in ("encoder_normalize_before", "decoder_normalize_before"):
-        if values.get(name):
+        if values["admin_init"] and values.get(name):
             raise ValueError(
                 f"--admin-init is for post-norm models, {flag(name)} makes this one pre-norm: "
                 "leave out one of the two"
             )
-    if values["admin_scales"]:
-        parse_scales(values["admin_scales"], values)
 
 
 def flag(name: str) -> str:
     """An option as it is typed."""
     return f"--{name.replace('_', '-')}"
-
-
-def parse_scales(scales: str, options: Mapping[str, Any]) -> list[float]:
-    """The numbers of ``--admin-scales``; ValueError unless they are one for each residual."""
-    of_decoder = 3 if "encoder_layers" in options and not options.get("no_cross_attention") else 2
-    wanted = 0
-    for side, residuals in (("encoder", 2), ("decoder", of_decoder)):
-        kept = options.get(f"{side}_layers_to_keep")
-        wanted += residuals * (len(kept.split(",")) if kept else options.get(f"{side}_layers", 0))
-    try:
-        numbers = [float(number) for number in scales.split(",")]
-    except ValueError:
-        numbers = []
-    if len(numbers) != wanted or not all(0 < number < math.inf for number in numbers):
-        raise ValueError(
-            f"--admin-scales must be {wanted} positive numbers with commas between them, one for "
-            "each residual: 2 in each layer of the encoder, 3 of the decoder (2 without an "
-            f"encoder), got {scales!r}"
-        )
-    return numbers

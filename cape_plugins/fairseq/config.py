@@ -1,8 +1,7 @@
 """The models' options: all of fairseq's Transformer, positions, ADMIN.
 
-Flat dataclasses, so that one definition serves the command line, Hydra and checkpoints. Of
-fairseq's own nested ``TransformerConfig`` the command line would ignore the sizes, and checkpoints
-would need pickled classes. That of its language model is flat already.
+The dataclasses are flat: of fairseq's own nested ``TransformerConfig`` the command line would
+ignore the sizes, and checkpoints would need pickled classes. Its language model's is flat already.
 """
 
 import copy
@@ -10,7 +9,6 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import NoneType
 from typing import Any, ClassVar, Optional, cast, get_args, get_type_hints
 
 from fairseq import checkpoint_utils
@@ -22,6 +20,7 @@ from omegaconf import II, OmegaConf
 
 from cape_plugins import variants
 from cape_plugins.attention import AttentionSettings
+from cape_plugins.checks import check_count
 from cape_plugins.settings import SequenceSettings, option, split_options
 
 logger = logging.getLogger(__name__)
@@ -34,27 +33,27 @@ FURTHEST = 1e5
 class TokenSettings(SequenceSettings):
     """The options about positions, in tokens.
 
-    CAPE's defaults are those of the paper's translation experiments (section 4.3): Δ = 5, ε = 0.5,
-    no λ. So is the context of ``relpos``. Nothing is centred: sentences of a pair stay
-    aligned at their first tokens, and decoding does not know the length.
+    CAPE's defaults, and relpos' context, are those of the paper's translation experiments (section
+    4.3). Nothing is centred: sentences of a pair stay aligned at their first tokens, and decoding
+    does not know the length.
     """
 
     mean_normalize: ClassVar[bool] = False
 
     max_global_shift: float = option(5.0, "cape: Δ of a sentence is uniform in ± this many tokens")
     max_local_shift: float = option(0.5, "cape: ε of a token is uniform in ± this many tokens")
-    random_range: float = option(
-        256.0, "random: in training tokens are at sorted draws from 0 to this"
-    )
+    random_range: float = option(256.0, "random: in training tokens are drawn from 0 to this")
     relpos_context: int = option(150, "relpos: distances beyond ± this many tokens share a vector")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        context: Any = self.relpos_context
-        if isinstance(context, bool) or not isinstance(context, int) or context < 1:
-            raise ValueError(f"relpos_context must be an integer ≥ 1, in tokens, got {context!r}")
+        check_count("relpos_context, in tokens,", self.relpos_context)
         for name in ("max_global_shift", "max_local_shift", "max_global_scale", "random_range"):
-            check_reach(name, getattr(self, name))
+            if (value := getattr(self, name)) > FURTHEST:
+                raise ValueError(
+                    f"{name} must be at most {FURTHEST:g}, got {value:g}: beyond, float32 does not "
+                    "tell neighbouring tokens apart; the paper's Δ is 5 to 50 tokens"
+                )
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "TokenSettings":
@@ -68,15 +67,6 @@ class TokenSettings(SequenceSettings):
             heads=heads,
             frequency_scale=self.frequency_scale,
             context=self.relpos_context,
-        )
-
-
-def check_reach(name: str, value: float) -> None:
-    """Raise ValueError where float32 does not tell neighbouring tokens apart."""
-    if value > FURTHEST:
-        raise ValueError(
-            f"{name} must be at most {FURTHEST:g}, got {value:g}: beyond, float32 does not tell "
-            "neighbouring tokens apart; the paper's Δ is 5 to 50 tokens"
         )
 
 
@@ -105,8 +95,8 @@ def _flags() -> type[FairseqDataclass]:
         if one.name == "pos":
             kind = ChoiceEnum(list(variants.names(TokenSettings.axes)))
         elif one.default is None:
-            (kind,) = (known for known in get_args(types[one.name]) if known is not NoneType)
-            kind = Optional[kind]  # noqa: UP045 - OmegaConf 2.0 knows no `int | None`
+            # OmegaConf 2.0 knows no `int | None`
+            kind = Optional[get_args(types[one.name])[0]]  # noqa: UP045
         flags.append((one.name, kind, field(default=one.default, metadata=one.metadata)))
     return dataclasses.make_dataclass("PositionFlags", flags, bases=(FairseqDataclass,))
 
@@ -115,14 +105,10 @@ def _flags() -> type[FairseqDataclass]:
 class PositionConfig(_flags()):  # type: ignore[misc]
     """What translation and language models share beyond fairseq's own options."""
 
-    admin_init: bool = option(
-        False, "ADMIN (Liu et al. 2020): scaled residuals, profiled before training"
-    )
+    admin_init: bool = option(False, "ADMIN: scaled residuals, profiled before training")
     # OmegaConf 2.0 knows no `str | None`
     admin_scales: Optional[str] = option(  # noqa: UP045
-        None,
-        "ADMIN: the scales, comma-separated, the encoder's residuals first; default: profile them "
-        "on training data",
+        None, "ADMIN: the scales, encoder first, with commas; default: profile training data"
     )
 
 
@@ -153,11 +139,8 @@ def plain_options(cfg: Any) -> dict[str, Any]:
 def settle(cfg: Any, name: str, measure: Callable[[str], Any]) -> None:
     """Set an option that is not given: as in the checkpoint to start from, else as measured.
 
-    Args:
-        cfg: the model's options, in training a part of fairseq's whole config. A new checkpoint
-            will have what is set here.
-        name: the option.
-        measure: the name of the training set → the value.
+    ``cfg``, the model's options, is a part of fairseq's whole config in training; a new checkpoint
+    will have what is set here. ``measure`` gets the name of the training set.
     """
     whole = cfg._get_parent() or {}
     split = (whole.get("dataset") or {}).get("train_subset", "train")
@@ -170,11 +153,7 @@ def settle(cfg: Any, name: str, measure: Callable[[str], Any]) -> None:
 
 
 def checkpoint_options(checkpoint: Any) -> dict[str, Any]:
-    """The model's options in the checkpoint that fairseq-train will start from; none without one.
-
-    Args:
-        checkpoint: fairseq's options of checkpoints, or all options of a command line.
-    """
+    """The model's options in the checkpoint that fairseq-train will start from, if there is one."""
     path = getattr(checkpoint, "restore_file", None)
     if path == "checkpoint_last.pt":  # fairseq's default, the only name that it looks for there
         path = f"{checkpoint.save_dir}/{path}"

@@ -1,34 +1,26 @@
 """fairseq's Transformer layers with positions in self-attention and with ADMIN's residuals.
 
-fairseq's forwards have no argument for positions. So the encoder and the decoder leave what they
-make of them in the ContextVar :data:`SIDE`, which is set for one forward, in one thread, and reset
-at its end. ``embed_positions`` reads it there. In front of each layer the hook
-:func:`hand_positions` turns it into an argument of the layer, because activation checkpointing
-keeps arguments, and no variables, for the backward. The layer sets :data:`LAYER` for its
-self-attention in the same way.
+fairseq's forwards have no argument for positions. So the encoder and the decoder leave them in
+:data:`SIDE` for one forward, in one thread. In front of each layer :func:`hand_positions` makes
+them its argument, because activation checkpointing keeps arguments, and no variables, for the
+backward; the layer leaves them in :data:`LAYER` for its self-attention.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerConfig
-from fairseq.modules import MultiheadAttention
+from fairseq.modules import MultiheadAttention, transformer_layer
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
-from fairseq.modules.transformer_layer import (
-    TransformerDecoderLayerBase,
-    TransformerEncoderLayerBase,
-)
 from torch import Tensor, nn
 
 from cape_plugins.attention import PositionalAttention, merge_bias
 from cape_plugins.augment import Draw
-
-T = TypeVar("T")
 
 
 class Side(NamedTuple):
@@ -36,10 +28,9 @@ class Side(NamedTuple):
 
     Attributes:
         draw: Δ and λ of each sample; None where the variant draws none, and in evaluation.
-        embedding: (B or 1, N, dim), in step-by-step decoding (B or 1, 1, dim), in the model's
-            dtype; None where the variant adds nothing.
-        positions: (B or 1, N, …) of all tokens, prepared for self-attention; None where the variant
-            has nothing there.
+        embedding: (B or 1, N, dim), of the last token alone in step-by-step decoding, in the
+            model's dtype; None where the variant adds nothing.
+        positions: (B or 1, N, …), prepared for self-attention; None where it has none.
     """
 
     draw: Draw | None
@@ -56,10 +47,12 @@ class Layer(NamedTuple):
 
 SIDE: ContextVar[Side | None] = ContextVar("SIDE", default=None)
 LAYER: ContextVar[Layer | None] = ContextVar("LAYER", default=None)
+# while ADMIN measures: kind of layer → what measures its residuals
+PROFILES: ContextVar[Mapping[type, Any] | None] = ContextVar("PROFILES", default=None)
 
 
 @contextmanager
-def during(variable: ContextVar[T], value: T) -> Iterator[None]:
+def during(variable: ContextVar[Any], value: Any) -> Iterator[None]:
     """Set a variable in this thread until the end of a ``with``."""
     token = variable.set(value)
     try:
@@ -70,28 +63,20 @@ def during(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 def hand_positions(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Forward pre-hook of a layer: positions become its argument ``positions``."""
-    side = SIDE.get()
-    if side is None or side.positions is None:
-        return None
-    return args, {"positions": side.positions, **kwargs}
+    if (side := SIDE.get()) is not None:
+        kwargs = {"positions": side.positions, **kwargs}
+    return args, kwargs
 
 
 class CapeMultiheadAttention(MultiheadAttention):
-    """fairseq's self-attention with positions in it, such as relative ones.
+    """fairseq's self-attention with positions in it; it reads them from :data:`LAYER`.
 
-    It reads positions from :data:`LAYER`; in step-by-step decoding they are those of all steps so
-    far.
-
-    Args:
-        embed_dim, num_heads: as fairseq's.
-        positional: what positions do; this name is in checkpoints.
-        options: others of fairseq's, by name.
+    ``positional`` says what they do; this name is in checkpoints. In step-by-step decoding they are
+    those of all steps so far.
     """
 
-    def __init__(
-        self, embed_dim: int, num_heads: int, positional: PositionalAttention, **options: Any
-    ) -> None:
-        super().__init__(embed_dim, num_heads, self_attention=True, **options)
+    def __init__(self, *sizes: int, positional: PositionalAttention, **options: Any) -> None:
+        super().__init__(*sizes, self_attention=True, **options)
         self.positional = positional
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
@@ -108,14 +93,11 @@ class CapeMultiheadAttention(MultiheadAttention):
         value: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
         incremental_state: dict[str, Any] | None = None,
-        need_weights: bool = True,
-        *,
+        need_weights: bool = False,
         attn_mask: Tensor | None = None,
-        need_head_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """As fairseq's, for self-attention: of query, key and value only ``query`` is read.
-
-        (T, B, dim) → (T, B, dim) and the weights, wanted or None: (B, T, S), or (heads, B, T, S).
+    ) -> tuple[Tensor, None]:
+        """As fairseq's layers call theirs, which want no weights; only ``query`` is read, not key
+        and value: (T, B, dim) → (T, B, dim).
         """
         layer = LAYER.get()
         positions = None if layer is None else layer.positions
@@ -130,12 +112,8 @@ class CapeMultiheadAttention(MultiheadAttention):
         mask = merge_bias(attn_mask, seen, q.dtype)  # broadcasts to (B, heads, T, S)
         drop = self.dropout_module
         dropout = drop.p if drop.training or drop.apply_during_inference else 0.0
-        wanted = need_weights or need_head_weights
-        out, weights = self.positional.attend(q, k, v, positions, mask, dropout, wanted)
-        out = self.out_proj(out.permute(2, 0, 1, 3).flatten(2))  # (T, B, dim)
-        if weights is None or not wanted:
-            return out, None
-        return out, weights.transpose(0, 1) if need_head_weights else weights.mean(dim=1)
+        out, _ = self.positional.attend(q, k, v, positions, mask, dropout)
+        return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None  # (T, B, dim)
 
     def _split(self, x: Tensor) -> Tensor:
         """(T, B, heads · head_dim) → (B, heads, T, head_dim)."""
@@ -164,27 +142,21 @@ class CapeMultiheadAttention(MultiheadAttention):
 class CapeLayer:
     """Mixed into a layer of fairseq: takes positions, and multiplies residuals by ADMIN's ω.
 
-    Args:
-        cfg, options: as fairseq's layer, in its order.
-        positional: what positions do in its self-attention; None is fairseq's own.
+    ``positional`` says what positions do in its self-attention; None is fairseq's own.
 
     Attributes:
-        residual_scale: ω, (residuals, d), ones at first; None without ADMIN.
-        profile: measures ω while the model is built, else None.
+        residual_scale: ω, (residuals, dim), ones at first; None without ADMIN.
     """
 
     residual_scale: nn.Parameter | None
-    profile: Any = None
 
-    def __init__(
-        self: Any, cfg: Any, *options: Any, positional: PositionalAttention | None = None
-    ) -> None:
-        super().__init__(cfg, *options)  # type: ignore[call-arg]
+    def __init__(self: Any, cfg: Any, *others: Any, positional: PositionalAttention | None) -> None:
+        super().__init__(cfg, *others)  # type: ignore[call-arg]
         if positional is not None:
             self.self_attn = CapeMultiheadAttention(
                 self.embed_dim,
                 self.self_attn.num_heads,
-                positional,
+                positional=positional,
                 dropout=cfg.attention_dropout,
                 q_noise=self.quant_noise,
                 qn_block_size=self.quant_noise_block_size,
@@ -207,16 +179,14 @@ class CapeLayer:
         if layer is None:
             raise RuntimeError("residuals are counted in forward: call the layer")
         scale = self.residual_scale[next(layer.residuals)]
-        if self.profile is not None:
-            self.profile.measure(scale, x, residual)
+        if (profiles := PROFILES.get()) is not None:
+            profiles[type(self)].measure(scale, x, residual)
         return x + residual * scale
 
 
-class CapeEncoderLayer(CapeLayer, TransformerEncoderLayerBase):
-    """fairseq's encoder layer without the fast path of 0.12.2, which fails on torch ≥ 1.13.
-
-    That version keeps eight copies of a layer's weights for it, as parameters without gradient;
-    without them, checkpoints hold the same weights in all versions.
+class CapeEncoderLayer(CapeLayer, transformer_layer.TransformerEncoderLayerBase):
+    """fairseq's encoder layer without the fast path of 0.12.2, which fails on torch ≥ 1.13, and
+    without the eight copies of its weights, which would be in that version's checkpoints alone.
     """
 
     _load_from_state_dict = nn.Module._load_from_state_dict
@@ -229,7 +199,7 @@ class CapeEncoderLayer(CapeLayer, TransformerEncoderLayerBase):
                 self._parameters.pop(f"{copied}_{kind}", None)
 
 
-class CapeDecoderLayer(CapeLayer, TransformerDecoderLayerBase):
+class CapeDecoderLayer(CapeLayer, transformer_layer.TransformerDecoderLayerBase):
     """fairseq's decoder layer."""
 
 

@@ -1,7 +1,7 @@
 """Positions of tokens in padded batches, and the BOS with which a source begins.
 
-Source and target start with one token each (BOS, EOS) at 0, and section 3.3 of the paper multiplies
-source positions by α, so that equal positions are about equally far into both sentences.
+Source and target start with a token (BOS, EOS) at 0; section 3.3 of the paper multiplies source
+positions by α, so that equal positions are about equally far into both sentences.
 """
 
 import math
@@ -24,10 +24,9 @@ def positions_in_batch(tokens: Tensor, padding_idx: int, spacing: float = 1.0) -
 def prepend_bos(tokens: Tensor, *, bos: int, padding_idx: int) -> tuple[Tensor, Tensor]:
     """Insert BOS before the first real token of each row, unless it is BOS already.
 
-    fairseq gives the decoder a first token (EOS) but the encoder none. The model inserts it, rather
-    than a task, because fairseq-generate and its like take the task from their command line, not
-    from the checkpoint. One column is added on the left in any case (a shape must not depend on the
-    data), so token j is found at j + 1 afterwards; a row that begins with BOS gets padding there.
+    The model does that, not a task, which fairseq-generate takes from its command line, not from
+    the checkpoint. One column is added on the left in any case (a shape must not depend on the
+    data), so token j is found at j + 1; a row that begins with BOS gets padding there.
 
     Tokens are (B, N), N ≥ 1, padded on either side. Returns (B, N + 1) tokens and a mask of the
     same shape, of the inserted ones.

@@ -1,18 +1,17 @@
 """The models ``cape_transformer`` and ``cape_transformer_lm``: fairseq's, with other positions.
 
 The encoder draws Δ and λ of each sentence pair and hands them to the decoder inside its output,
-which reaches the decoder however the two are wrapped or called. In a language model there is no
-source: the decoder draws for each sample itself.
+which reaches the decoder however the two are wrapped or called. A language model's decoder draws
+for each sample itself.
 """
 
 import math
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from typing import Any
 
 import torch
-from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
-from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import (
     TransformerConfig,
     TransformerDecoderBase,
@@ -20,7 +19,6 @@ from fairseq.models.transformer import (
     TransformerModelBase,
 )
 from fairseq.models.transformer_lm import TransformerLanguageModel
-from fairseq.tasks.language_modeling import LanguageModelingTask
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from torch import Tensor, nn
@@ -34,6 +32,7 @@ from cape_plugins.fairseq.checks import (
     check_training,
     flag,
     one_line,
+    refuse_other_task,
 )
 from cape_plugins.fairseq.config import (
     CapeTransformerConfig,
@@ -42,14 +41,7 @@ from cape_plugins.fairseq.config import (
     plain_options,
     settle,
 )
-from cape_plugins.fairseq.layers import (
-    SIDE,
-    CapeDecoderLayer,
-    CapeEncoderLayer,
-    Side,
-    during,
-    wrap,
-)
+from cape_plugins.fairseq.layers import SIDE, CapeDecoderLayer, CapeEncoderLayer, Side, during, wrap
 from cape_plugins.fairseq.positions import positions_in_batch, prepend_bos
 from cape_plugins.fairseq.training_set import count_source_scale
 from cape_plugins.mark import VariantMark
@@ -76,21 +68,14 @@ class EmbedPositions(nn.Module):
 class CapeSide:
     """Mixed into fairseq's encoder and decoder: makes positions once in a forward.
 
-    Args:
-        cfg, of_side: the options, and the encoder's or the decoder's part of them.
-        others, named: fairseq's arguments.
-
-    Attributes:
-        source_bos: whether the source begins with BOS, as the target begins with EOS; by default
-            where the two are on one scale: for cape, as in the paper.
-        position: a :class:`cape_plugins.PositionalEmbedding`; subclasses make it.
+    ``of_side`` is the encoder's or the decoder's part of the options. ``source_bos`` is whether the
+    source begins with BOS, as the target begins with EOS; by default where the two are on one
+    scale: for cape, as in the paper.
     """
 
-    position: PositionalEmbedding
+    position: PositionalEmbedding  # subclasses make it
 
-    def __init__(
-        self: Any, cfg: TransformerConfig, of_side: Any, *others: Any, **named: Any
-    ) -> None:
+    def __init__(self: Any, cfg: Any, of_side: Any, *others: Any, **named: Any) -> None:
         self.settings = TokenSettings.of(vars(cfg))
         source_bos = getattr(cfg, "source_bos", "false")  # a language model has no source
         auto = self.settings.takes("source_scale")
@@ -107,13 +92,10 @@ class CapeSide:
     def side(
         self: Any, positions: Tensor, batch: int, draw: Draw | None = None, last: bool = False
     ) -> Side:
-        """Augment positions and prepare all that reads them.
+        """Augment positions (B or 1, N), NaN at padding, and prepare all that reads them.
 
-        Args:
-            positions: (B or 1, N), NaN at padding.
-            batch: B.
-            draw: Δ and λ. Default: drawn here, where the variant needs them.
-            last: whether only the last token gets an embedding.
+        Without a ``draw`` of Δ and λ they are drawn here, where the variant needs them; ``last``
+        gives an embedding to the last token alone.
         """
         device, draws = positions.device, self.settings.variant.augment is not Identity
         generator = generator_of_rank(device) if self.training and draws else None
@@ -130,13 +112,11 @@ class CapeSide:
 class CapeTransformerEncoder(CapeSide, TransformerEncoderBase):
     """fairseq's encoder; draws Δ and λ, and begins the source with BOS where that applies."""
 
-    def __init__(
-        self, cfg: TransformerConfig, dictionary: Dictionary, embed_tokens: nn.Embedding
-    ) -> None:
-        super().__init__(cfg, cfg.encoder, dictionary, embed_tokens)
+    def __init__(self, cfg: TransformerConfig, *others: Any) -> None:
+        super().__init__(cfg, cfg.encoder, *others)
         self.spacing = cfg.source_scale if self.settings.takes("source_scale") else 1.0
         self.position = self.settings.embedding(
-            embed_tokens.embedding_dim,
+            self.embed_tokens.embedding_dim,
             overflow="error",
             max_length=cfg.max_source_positions + int(self.source_bos),
             # else neighbours that are less than a token apart could change places
@@ -173,9 +153,7 @@ class CapeTransformerEncoder(CapeSide, TransformerEncoderBase):
             out[DRAW] = list(side.draw)
         return out
 
-    def reorder_encoder_out(
-        self, encoder_out: dict[str, list[Tensor]], new_order: Tensor
-    ) -> dict[str, list[Tensor]]:
+    def reorder_encoder_out(self, encoder_out: dict[str, Any], new_order: Tensor) -> Any:
         """fairseq's, which leaves out what it does not know; sentences keep their Δ and λ."""
         out = super().reorder_encoder_out(encoder_out, new_order)
         if DRAW in encoder_out:
@@ -195,12 +173,9 @@ class CapeTransformerDecoder(CapeSide, TransformerDecoderBase):
         kept = {**vars(self.settings), "source_scale": getattr(cfg, "source_scale", None)}
         self.variant = VariantMark(cfg.pos, kept, flag, advice=ANOTHER_CHECKPOINT)
 
-    def build_decoder_layer(
-        self, cfg: TransformerConfig, no_encoder_attn: bool = False
-    ) -> nn.Module:
+    def build_decoder_layer(self, cfg: TransformerConfig, *others: Any) -> nn.Module:
         """A layer of ours, wrapped as fairseq wraps its own."""
-        layer = CapeDecoderLayer(cfg, no_encoder_attn, positional=self.to_install.pop(0))
-        return wrap(layer, cfg)
+        return wrap(CapeDecoderLayer(cfg, *others, positional=self.to_install.pop(0)), cfg)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
         """fairseq's, which keeps a mask that two threads may replace at once, made anew."""
@@ -238,56 +213,47 @@ class CapeModel:
     config: type[FairseqDataclass]
 
     @classmethod
-    def add_args(cls, parser: ArgumentParser) -> None:
-        """Add the options, without defaults: those of the architecture come first."""
-        gen_parser_from_dataclass(parser, cls.config(), delete_default=True)
-
-    @classmethod
+    @one_line()
     def build_model(cls, cfg: Any, task: Any) -> nn.Module:
         """Build a model; α and ADMIN's scales are stored in the options, for checkpoints.
 
-        Args:
-            cfg: the options, as OmegaConf's DictConfig or as the dataclass.
-            task: gives the dictionaries and, where it is needed, the training set.
+        ``cfg`` are the options, as OmegaConf's DictConfig or as the dataclass; the task gives the
+        dictionaries and, where it is needed, the training set.
 
         Raises:
-            ValueError: an option is out of range, or a training set that is needed cannot be read;
-                in fairseq's commands they end with one line instead.
+            ValueError: an option is out of range, the task is for the other model, or a training
+                set that is needed cannot be read.
         """
         if not OmegaConf.is_config(cfg):
             cfg = OmegaConf.create({"model": OmegaConf.structured(cfg)}).model
-        options, whole = plain_options(cfg), cfg._get_parent()
+        refuse_other_task(type(task), translates="encoder_layers" in cfg)
+        options = plain_options(cfg)
         # fairseq-hydra-train has no earlier place. Where a model is built to generate, its options
         # name the folder of its training, which may hold another one by now.
         if HydraConfig.initialized() and HydraConfig.get().job.name == "hydra_train":
+            whole = cfg._get_parent()
             check_training(options, whole.checkpoint, whole.optimizer or {}, cls.config())
-        with one_line(only_in_commands=True):  # such as those of --model-overrides
-            if "encoder_layers" in options and isinstance(task, LanguageModelingTask):
-                raise ValueError(
-                    "cape_transformer translates, and --task language_modeling has no source: "
-                    "give --arch cape_transformer_lm"
-                )
-            settings = check_options(options, cls.config())
-            if options.get("source_scale") == 0 and settings.takes("source_scale"):
-                settle(cfg, "source_scale", lambda split: count_source_scale(task, split))
+        settings = check_options(options, cls.config())
+        if options.get("source_scale") == 0 and settings.takes("source_scale"):
+            settle(cfg, "source_scale", lambda split: count_source_scale(task, split))
         # so that fairseq builds no positions of its own
         options = {**plain_options(cfg), "no_token_positional_embeddings": True}
         config = TransformerConfig.from_namespace(Namespace(**options))
         model: nn.Module = super().build_model(config, task)  # type: ignore[misc]
-        with one_line(only_in_commands=True):
-            admin.initialise(model, cfg, task)
+        admin.initialise(model, cfg, task)
         return model
 
+    @one_line()
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As fairseq's; ValueError for weights of another variant."""
-        with one_line(only_in_commands=True):
-            return super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
+        return super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
 
 
 class CapeTransformerModel(CapeModel, TransformerModelBase):
     """fairseq's Transformer with ``--pos``; all else is shared."""
 
     config = CapeTransformerConfig
+    add_args: Any = classmethod(BaseFairseqModel.add_args.__func__)  # its parent's has no --pos
 
     @classmethod
     def build_encoder(cls, cfg: TransformerConfig, *others: Any) -> CapeTransformerEncoder:
@@ -303,9 +269,7 @@ class CapeTransformerModel(CapeModel, TransformerModelBase):
 class CapeTransformerLanguageModel(CapeModel, TransformerLanguageModel):
     """fairseq's ``transformer_lm`` with ``--pos``; all else is shared.
 
-    Args:
-        decoder: fairseq's, which our decoder replaces: fairseq builds the tokens' embeddings, of
-            several kinds, and the decoder in one function.
+    Our decoder replaces the one that fairseq builds together with embeddings of several kinds.
     """
 
     config = CapeTransformerLanguageModelConfig

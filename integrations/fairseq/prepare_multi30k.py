@@ -33,7 +33,7 @@ import io
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
@@ -90,7 +90,8 @@ def main() -> None:
     for kind, parts in texts.items():
         (arguments.out / kind).mkdir(parents=True)
         for (split, language), lines in parts.items():
-            write(arguments.out / kind / f"{split}.{language}", lines)
+            text = "".join(f"{line}\n" for line in lines)
+            (arguments.out / kind / f"{split}.{language}").write_text(text, encoding="utf-8")
     (arguments.out / "codes").write_text(codes, encoding="utf-8")
     binarise(arguments.out, languages)
 
@@ -120,16 +121,9 @@ Lines = dict[tuple[str, str], list[str]]  # (split, language) → lines
 def cut(
     corpus: dict[str, list[tuple[str, str]]], languages: tuple[str, str], merges: int, most: int
 ) -> tuple[dict[str, Lines], str]:
-    """Tokenise, learn the merges and apply them.
+    """Tokenise, learn and apply the merges: the lines of raw/, tokenised/ and bpe/, and the codes.
 
-    Args:
-        corpus: split → pairs.
-        languages: of source and target.
-        merges: of BPE.
-        most: captions in a line of train and valid.
-
-    Returns:
-        the lines of raw/, tokenised/ and bpe/, and the codes.
+    ``corpus`` is split → pairs; a line of train and valid has at most ``most`` captions.
     """
     raw: Lines = {}
     tokenised: Lines = {}
@@ -188,11 +182,6 @@ def join_some(lines: list[str], most: int) -> list[str]:
         joined.append(join(lines[begin:end]))
         begin = end
     return joined
-
-
-def write(path: Path, lines: Iterable[str]) -> None:
-    """One line of text each."""
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def binarise(out: Path, languages: tuple[str, str]) -> None:

@@ -33,7 +33,6 @@ from tabulate import tabulate
 
 from cape_plugins.variants import get, names
 
-ENVIRONMENT = "FAIRSEQ_CHECKOUT"
 VARIANTS = names(1)
 STOCK = "fairseq's"
 LEARNED = "learned"  # fairseq's with learned positions: abspos has a table, too
@@ -227,20 +226,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "checkout",
-        type=Path,
-        nargs="?",
-        default=os.environ.get(ENVIRONMENT),
-        help=f"of fairseq (default: ${ENVIRONMENT})",
-    )
+    parser.add_argument("checkout", type=Path, help="of fairseq")
     parser.add_argument("--pos", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     tests = [test for known in TESTS.values() for test in known]
     parser.add_argument("--tests", nargs="+", choices=tests, default=tests, metavar="TEST")
-    options = parser.parse_args(arguments)
-    if options.checkout is None:
-        parser.error(f"name a checkout of fairseq, or set {ENVIRONMENT}")
-    return options
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

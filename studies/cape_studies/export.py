@@ -1,7 +1,4 @@
-"""``cape-studies export``: a finished run as a folder that its host loads, with a model card.
-
-Such a folder needs nothing of the study: it can be moved, and put on a model hub.
-"""
+"""``cape-studies export``: a finished run as a folder that needs nothing of its study any more."""
 
 import json
 import pickle
@@ -34,15 +31,9 @@ class ExportOptions(Options):
 
     run: Positional[Path] = Field(description="out/STUDY/runs/VARIANT-seedN-KEY")
     folder: Positional[Path] = Field(description="a new one")
-    checkpoint: str | None = Field(
-        None, description="file in RUN/train; none: the one that the study tests"
-    )
-    bpe_codes: Path | None = Field(
-        None, description="of fairseq: the merges of BPE; none: codes, beside the data"
-    )
-    license: str = Field(
-        "mit", description="of the weights, as model hubs call it; the code's is mit"
-    )
+    checkpoint: str | None = Field(None, description="in RUN/train; none: what the study tests")
+    bpe_codes: Path | None = Field(None, description="of fairseq; none: codes, beside the data")
+    license: str = Field("mit", description="of the weights, as model hubs call it")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -52,10 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def export(options: ExportOptions) -> Path:
-    """Write the folder; none is left where that fails.
-
-    Returns:
-        the folder.
+    """Write the folder, and return it; none is left where that fails.
 
     Raises:
         ValueError: RUN is no run or not finished, FOLDER exists, or the checkpoint cannot be read.
@@ -94,7 +82,7 @@ def export(options: ExportOptions) -> Path:
 
 
 def _checkpoint(trained: Path, study: Study, name: str | None) -> Path:
-    """The file to export: that of the name, else the one that the study tests."""
+    """That of the name, else the one that the study tests."""
     if study.host == "espnet":
         from cape_studies.evaluation.espnet.models import sources
 
@@ -139,7 +127,7 @@ def _fairseq(checkpoint: Path, folder: Path, codes: Path | None) -> None:
     data = Path(task["data"].split(":")[0])
     if not data.is_dir():
         raise ValueError(f"{data} is gone, and the dictionaries with it: cape-run prepares it anew")
-    if task["source_lang"] is None or task["target_lang"] is None:
+    if None in (task["source_lang"], task["target_lang"]):
         task["source_lang"], task["target_lang"] = infer_language_pair(str(data))
     codes = codes or data.parent / "codes"
     for dictionary in data.glob("dict.*.txt"):
@@ -164,8 +152,8 @@ def _espnet(checkpoint: Path, folder: Path) -> None:
         raise ValueError(f"{bpe} is gone, and the tokens with it: cape-run prepares it anew")
     with tempfile.TemporaryDirectory() as place:
         stage = Path(place)
-        for name in ("exp", "data"):
-            (stage / name).mkdir()
+        (stage / "data").mkdir()
+        (stage / "exp").mkdir()
         steps.write(stage / "exp" / "config.yaml", _with_files(config, stage))
         shutil.copy(checkpoint, stage / "exp" / "model.pth")
         shutil.copy(folder / "README.md", stage)

@@ -1,4 +1,4 @@
-"""A corpus and ESPnet's commands, in this process; a variant that the table has not.
+"""A corpus and ESPnet's commands, in this process.
 
 ESPnet takes some 10 s of CPU to import, hence no process for each command.
 """
@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from cape_plugins import variants
-from cape_plugins.attention import PositionalAttention
 from espnet_support import FEATURES, RATE, SIZES
 
 PITCH = {"low": 300, "mid": 900, "high": 2700}  # Hz
@@ -27,29 +25,6 @@ CONFIG = {
     **{"token_type": "word", "token_list": ["<blank>", "<unk>", *PITCH, "<sos/eos>"]},
     **{"use_tensorboard": False, "use_matplotlib": False, "output_dir": "unused"},
 }
-
-
-class ScoresBySeconds(PositionalAttention):
-    """Each head prefers keys that are near in time."""
-
-    def __init__(self, settings):
-        super().__init__()
-        self.slopes = torch.arange(1.0, settings.heads + 1)
-
-    def bias(self, query, keys, positions=None):
-        distances = (positions[:, None, :] - positions[:, :, None]).abs().nan_to_num()
-        return -self.slopes[:, None, None] * distances[:, None]
-
-
-@pytest.fixture
-def new_variant(monkeypatch):
-    """Its name, in the table for one test."""
-    row = variants.Variant(number=99, adds="nothing", attention=ScoresBySeconds, axes=(1,))
-    monkeypatch.setitem(variants.VARIANTS, "by_seconds", row)
-    return "by_seconds"
-
-
-# --- speech, and ESPnet's commands
 
 
 @pytest.fixture(scope="session")
@@ -129,19 +104,28 @@ def run():
 
 
 @pytest.fixture(scope="session")
-def asr_train(run, written, corpus):
-    """out, flags, settings → a training on the corpus, or with another list of files, ``train``."""
+def data(corpus):
+    """Flags that name the corpus, or another list of files, ``train``."""
 
-    def asr_train(out: Path, *flags: object, train: Path | None = None, **settings: object) -> None:
-        data: list[object] = []
+    def data(train: Path | None = None) -> list[str]:
+        flags = []
         for part in ("train", "valid"):
             scp = train if train and part == "train" else corpus / part / "wav.scp"
             kind = "kaldi_ark" if scp.suffix == ".ark" else "sound"
-            text = f"{scp.parent / 'text'},text,text"
-            data += [f"--{part}_data_path_and_name_and_type", f"{scp},speech,{kind}"]
-            data += [f"--{part}_data_path_and_name_and_type", text]
-            data += [f"--{part}_shape_file", scp.parent / "speech_shape"]
-        run("asr_train", *written(**settings), *data, "--output_dir", out, *flags)
+            for given in (f"{scp},speech,{kind}", f"{scp.parent / 'text'},text,text"):
+                flags += [f"--{part}_data_path_and_name_and_type", given]
+            flags += [f"--{part}_shape_file", f"{scp.parent / 'speech_shape'}"]
+        return flags
+
+    return data
+
+
+@pytest.fixture(scope="session")
+def asr_train(run, written, data):
+    """out, flags, settings → a training on the corpus, or with another list of files, ``train``."""
+
+    def asr_train(out: Path, *flags: object, train: Path | None = None, **settings: object) -> None:
+        run("asr_train", *written(**settings), *data(train), "--output_dir", out, *flags)
 
     return asr_train
 
@@ -164,8 +148,7 @@ def recognise(run):
     def recognise(exp: Path, scp: Path, out: Path, *flags: object) -> dict[str, str]:
         given = ["--asr_train_config", exp / "config.yaml", "--asr_model_file", exp / "1epoch.pth"]
         given += ["--data_path_and_name_and_type", f"{scp},speech,sound", "--output_dir", out]
-        given += ["--beam_size", 1, "--ctc_weight", 1.0, "--ngpu", 0]
-        run("asr_inference", *given, *flags)
+        run("asr_inference", *given, "--beam_size", 1, "--ctc_weight", 1.0, "--ngpu", 0, *flags)
         lines = (out / "1best_recog" / "text").read_text().splitlines()
         return {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
 

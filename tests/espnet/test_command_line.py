@@ -3,9 +3,8 @@
 That the commands find the plug-in by name in processes of their own is in tests/test_autoload.py.
 """
 
-import dataclasses
+import functools
 import io
-import os
 import shutil
 import subprocess
 import sys
@@ -29,32 +28,21 @@ import cape_plugins.espnet as ours
 from cape_plugins.espnet.options import SecondsSettings
 from cape_plugins.espnet.transformer import CapeTransformerEncoder
 from cape_plugins.variants import names
-from espnet_support import make
+from cape_support import environment
+from espnet_support import BRANCHES, CONFORMER, RATE, SIZES, STOCK, make
 
-RATE = 8000
-SIZES = dict(output_size=16, attention_heads=2, num_blocks=2)
-TRANSFORMER = {**SIZES, "linear_units": 32}
-CONFORMER = {**SIZES, "linear_units": 32, "cnn_module_kernel": 7, "rel_pos_type": "latest"}
 RECIPE = dict(pos_enc_layer_type="rel_pos", selfattention_layer_type="rel_selfattn")
-BRANCHES = {**SIZES, "cgmlp_linear_units": 32, "cgmlp_conv_kernel": 7}
-STOCK = {
-    "frontend": "default",
-    "frontend_conf": dict(fs="8k", n_fft=256, win_length=200, hop_length=80, n_mels=20),
-    "model": "espnet",
-}
+ESPNETS = {**STOCK, "model": "espnet"}
 WITHOUT_PADDING = {"iterator_type": "task", "batch_type": "length", "batch_bins": 4 * RATE}
 WITHOUT_PADDING |= {"valid_batch_type": "unsorted", "valid_batch_size": 2}
 TRAININGS = [
-    *(("cape_transformer", pos, TRANSFORMER, STOCK) for pos in names(1)),
-    ("cape_e_branchformer", "sinpos", BRANCHES, STOCK),
+    *(("cape_transformer", pos, {"linear_units": 32}, ESPNETS) for pos in names(1)),
+    ("cape_e_branchformer", "sinpos", BRANCHES, ESPNETS),
     ("cape_e_branchformer", "cape", BRANCHES, WITHOUT_PADDING),
     ("cape_branchformer", "relpos", BRANCHES, WITHOUT_PADDING),
     ("cape_conformer", "cape", {**CONFORMER, **RECIPE}, WITHOUT_PADDING),
     ("cape_conformer", "rel_pos", CONFORMER, WITHOUT_PADDING),
 ]
-
-
-# --- names and options
 
 
 def test_importing_espnets_task_is_enough_and_registering_again_changes_nothing():
@@ -75,26 +63,14 @@ def test_the_parser_lists_the_choices_for_a_wrong_name(name, parse, capsys):
     assert name in complaint
 
 
-@pytest.mark.parametrize("runner", [False, pytest.param(True, marks=pytest.mark.release)])
-def test_print_config_prints_the_defaults(runner, monkeypatch):
-    flags = ["--print_config", "--encoder", "cape_transformer"]
-    if runner:
-        printed = subprocess.run(
-            [sys.executable, "-m", "cape_plugins.run", "-m", "espnet2.bin.asr_train", *flags],
-            env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},  # the runner needs none
-            stdout=subprocess.PIPE,
-            check=True,
-            timeout=300,
-        ).stdout
-    else:
-        monkeypatch.setattr(sys, "argv", ["asr_train", *flags])
-        asr.ASRTask.print_config(out := io.StringIO())
-        printed = out.getvalue()
-    printed = yaml.safe_load(printed)["encoder_conf"]
-    for name, default in {"output_size": 768, "num_blocks": 36, "layer_drop_rate": 0.1}.items():
-        assert printed[name] == default
-    for field in dataclasses.fields(SecondsSettings):
-        assert printed[field.name] == field.default
+def test_print_config_prints_the_defaults(monkeypatch):
+    monkeypatch.setattr(
+        sys, "argv", ["asr_train", "--print_config", "--encoder", "cape_transformer"]
+    )
+    asr.ASRTask.print_config(out := io.StringIO())
+    printed = yaml.safe_load(out.getvalue())["encoder_conf"]
+    defaults = {"output_size": 768, "num_blocks": 36, "layer_drop_rate": 0.1}
+    assert (defaults | SecondsSettings.defaults()).items() <= printed.items()
 
 
 @pytest.mark.parametrize(
@@ -104,10 +80,7 @@ def test_print_config_prints_the_defaults(runner, monkeypatch):
             ["--encoder_conf", "pos=bogus"],
             f"encoder_conf: unknown variant 'bogus': .*{', '.join(names(1))}",
         ),
-        (["--encoder_conf", "frame_shift=0"], "frame_shift"),
         (["--encoder_conf", "frame_shift=0.02"], r"encoder_conf frame_shift is 0[.]02 s"),
-        (["--encoder_conf", "content_scale=root"], "encoder_conf: content_scale must be .*'root'"),
-        (["--model_conf", "interctc_weight=0.3"], "interctc_layer_idx"),
         (["--frontend_conf", "hop_unit=nope"], "hop_unit"),
     ],
 )
@@ -138,7 +111,8 @@ def test_collect_stats_writes_shapes_in_samples_and_features_at_the_nominal_hop(
 def test_each_variant_trains_and_recognises(
     encoder, pos, conf, batches, asr_train, recognise, corpus, tmp_path
 ):
-    asr_train(tmp_path / "exp", encoder=encoder, encoder_conf={**conf, "pos": pos}, **batches)
+    conf = {**SIZES, **conf, "pos": pos}
+    asr_train(tmp_path / "exp", encoder=encoder, encoder_conf=conf, **batches)
     written = yaml.safe_load((tmp_path / "exp" / "config.yaml").read_text())
     assert (written["encoder"], written["encoder_conf"]["pos"]) == (encoder, pos)
     assert written["model"] == batches.get("model", "cape_asr")
@@ -167,25 +141,13 @@ def test_training_resumes_after_the_last_epoch(trained, asr_train, tmp_path):
 
 
 @pytest.mark.release
-def test_two_processes_train_one_model_and_the_first_writes_it(corpus, written, tmp_path):
-    command = [sys.executable, "-m", "espnet2.bin.asr_train", *written(**WITHOUT_PADDING)]
+def test_two_processes_train_one_model_and_the_first_writes_it(data, written, tmp_path):
+    command = [sys.executable, "-m", "espnet2.bin.asr_train", *written(**WITHOUT_PADDING), *data()]
     command += ["--dist_backend", "gloo", "--dist_world_size", "2", "--num_iters_per_epoch", "5"]
     command += ["--dist_init_method", f"file://{tmp_path}/meeting", "--output_dir", f"{tmp_path}"]
-    command += ["--encoder_conf", "layer_drop_rate=0.3"]
-    for part in ("train", "valid"):
-        for file, kind in (("wav.scp", "speech,sound"), ("text", "text,text")):
-            command += [f"--{part}_data_path_and_name_and_type", f"{corpus / part / file},{kind}"]
-        command += [f"--{part}_shape_file", f"{corpus / part / 'speech_shape'}"]
-    environment = {k: v for k, v in os.environ.items() if "AUTOLOAD" not in k}
-    pair = [
-        subprocess.Popen(
-            [*command, "--dist_rank", str(rank)],
-            env={**environment, "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    command += ["--encoder_conf", "layer_drop_rate=0.3", "--dist_rank"]
+    spawn = functools.partial(subprocess.Popen, env=environment(), stderr=-1, text=True)
+    pair = [spawn([*command, rank]) for rank in "01"]
     logs = [process.communicate(timeout=300)[1] for process in pair]
     assert [process.returncode for process in pair] == [0, 0], logs[0][-4000:]
     assert ":0/2]" in logs[0]  # ESPnet's mark of rank 0 of 2
@@ -204,7 +166,6 @@ def test_a_packed_and_unpacked_model_is_the_same_and_recognises_the_same(
     packed = ["--asr_train_config", config, "--asr_model_file", model, "--outpath", archive]
     run("pack", "asr", *packed)
     files = unpack(archive, tmp_path / "unpacked")
-    assert set(files) == {"asr_train_config", "asr_model_file"}
     original = Speech2Text(config, model, beam_size=1, ctc_weight=1.0)
     unpacked = Speech2Text(**files, beam_size=1, ctc_weight=1.0)
     states = [speech2text.asr_model.state_dict() for speech2text in (original, unpacked)]
@@ -265,9 +226,8 @@ def test_to_resume_or_initialise_or_recognise_with_another_pos_is_refused(
         recognise(tmp_path, corpus / "valid" / "wav.scp", tmp_path / "decode")
 
 
-@pytest.mark.parametrize("epochs", [3, 7])
-def test_the_average_of_checkpoints_keeps_the_mark(epochs, tmp_path):
-    reporter = Reporter()
+def test_the_average_of_checkpoints_keeps_the_mark(tmp_path):
+    reporter, epochs = Reporter(), 7
     for epoch in range(1, epochs + 1):
         with reporter.observe("valid", epoch) as observed:
             observed.register({"loss": torch.tensor(1.0 / epoch)})

@@ -16,16 +16,8 @@ from espnet2.tasks.asr import ASRTask
 CONFIGS = Path(__file__).parents[2] / "configs" / "espnet"
 CORPORA = ("wsj", "tedlium3")
 TABLE = yaml.safe_load((CONFIGS / "variants.yaml").read_text())
-VARIANTS = (
-    *("nopos", "sinpos", "abspos", "relpos", "relpos_first", "cape"),
-    *("sinpos_padding_free", "cape_padding_free"),
-)
 RECIPES = [(recipe, name) for recipe, names in TABLE["recipes"].items() for name in names]
-ABLATIONS = [
-    pytest.param(variant, ablation, id=f"{variant}-{ablation['name'].replace(' ', '_')}")
-    for ablation in TABLE["ablations"]
-    for variant in ablation["variants"]
-]
+ABLATIONS = [(pos, one["options"]) for one in TABLE["ablations"] for pos in one["variants"]]
 SMALLER = ["output_size=32", "attention_heads=2", "linear_units=64", "num_blocks=2"]
 # what may differ between the variants of a corpus: positions, and what training without padding is
 POSITIONS = {
@@ -63,7 +55,6 @@ def build(recipe: str, *more: str):
 def step(recipe: str, *more: str):
     """The model at reduced size, after one update that moved its encoder."""
     parsed = parse(recipe, *more)
-    assert parsed.use_tensorboard is False  # not installed with ESPnet
     torch.manual_seed(0)
     model = build(recipe, *more).train()
     optimizer = ASRTask.build_optimizers(parsed, model)[0]
@@ -83,11 +74,9 @@ def step(recipe: str, *more: str):
     return model
 
 
-def test_the_table_names_every_recipe_and_both_corpora_have_every_variant():
+def test_the_table_names_every_recipe_and_has_no_variant_without_one():
     files = {f"{path.parent.name}/{path.stem}" for path in CONFIGS.glob("*/*.yaml")}
     assert set(TABLE["recipes"]) == files
-    for corpus in CORPORA:
-        assert set(TABLE["recipes"][f"{corpus}/train_asr"]) == set(VARIANTS)
     assert set(TABLE["variants"]) == {variant for _, variant in RECIPES}
 
 
@@ -97,10 +86,8 @@ def test_asr_train_builds_and_trains_the_variant_of_the_recipe(recipe, variant):
     assert model.encoder.pos == variant.replace("_padding_free", "")
 
 
-@pytest.mark.parametrize("corpus", CORPORA)
-def test_variants_differ_in_positions_and_in_padding_alone(corpus):
-    recipe = f"{corpus}/train_asr"
-
+@pytest.mark.parametrize("recipe", TABLE["recipes"])
+def test_variants_differ_in_positions_and_in_padding_alone(recipe):
     def shared(variant: str) -> dict:
         found = settings(recipe, variant)
         if variant.endswith("padding_free"):
@@ -113,27 +100,8 @@ def test_variants_differ_in_positions_and_in_padding_alone(corpus):
             found["encoder_conf"].pop(name, None)
         return found
 
-    for variant in VARIANTS:
-        pos = settings(recipe, variant)["encoder_conf"]["pos"]
-        assert pos == variant.replace("_padding_free", "")
+    for variant in TABLE["recipes"][recipe]:
         assert shared(variant) == shared("nopos"), variant
-
-
-@pytest.mark.parametrize(
-    ("corpus", "dropout", "scale"), [("wsj", 0.4, 1.1), ("tedlium3", 0.1, 2.0)]
-)
-def test_the_recipes_are_of_the_papers_size_and_regularisation(corpus, dropout, scale):
-    recipe = settings(f"{corpus}/train_asr", "cape")
-    encoder = recipe["encoder_conf"]
-    sizes = [encoder[n] for n in ("num_blocks", "output_size", "attention_heads", "linear_units")]
-    assert sizes == [36, 768, 4, 3072]
-    for name in ("dropout_rate", "attention_dropout_rate", "layer_drop_rate"):
-        assert encoder[name] == dropout
-    assert encoder["max_global_scale"] == scale
-    padding_free = settings(f"{corpus}/train_asr", "cape_padding_free")
-    assert padding_free["encoder_conf"]["max_global_scale"] == 1.0
-    assert recipe["batch_bins"] == 240 * 16000
-    assert recipe["optim"] == "adagrad"
 
 
 @pytest.mark.parametrize("corpus", CORPORA)
@@ -152,54 +120,14 @@ def test_the_learning_rate_warms_up_stays_and_is_halved_at_last(corpus):
 @pytest.mark.parametrize("recipe", [f"{corpus}/train_asr" for corpus in CORPORA])
 @pytest.mark.parametrize(("variant", "ablation"), ABLATIONS)
 def test_an_ablation_changes_what_it_names(recipe, variant, ablation):
-    options = shlex.split(ablation["options"])
+    options = shlex.split(ablation)
     before = settings(recipe, variant)
     after = vars(parse(recipe, *row(recipe, variant), *options))
     changed = {name for name in before if before[name] != after[name]}
     assert changed <= {"encoder_conf", "specaug"}
     assert ("specaug" in changed) is ("--specaug" in options)
-    assert after["specaug"] == (None if "--specaug" in options else "cape_specaug")
-    for flag, setting in zip(options[::2], options[1::2], strict=True):
-        if flag == "--encoder_conf":
-            name, value = setting.split("=")
-            assert name in before["encoder_conf"]  # else it would be a new, mistyped one
-            assert after["encoder_conf"][name] == float(value)
+    assert after["encoder_conf"].keys() == before["encoder_conf"].keys()  # none is mistyped
     step(recipe, *row(recipe, variant), *options)
-
-
-def ablated(recipe: str, variant: str, *names: str) -> dict:
-    """The settings of an entry of a set: a variant, and one of its ablations or none."""
-    options = []
-    for name in names:
-        (ablation,) = [one for one in TABLE["ablations"] if one["name"] == name]
-        assert variant in ablation["variants"]
-        options += shlex.split(ablation["options"])
-    return vars(parse(recipe, *row(recipe, variant), *options))
-
-
-@pytest.mark.parametrize("recipe", [f"{corpus}/train_asr" for corpus in CORPORA])
-def test_the_sets_are_the_papers_figures(recipe):
-    sets = {
-        name: [ablated(recipe, *entry) for entry in entries]
-        for name, entries in TABLE["sets"].items()
-    }
-
-    def values(name: str, *options: str) -> list[tuple]:
-        return [tuple(one["encoder_conf"][key] for key in options) for one in sets[name]]
-
-    # neither, SpecAugment alone, the shifts alone, both
-    name = "SpecAugment and CAPE"
-    augmented = [(one["specaug"], one["encoder_conf"]["pos"]) for one in sets[name]]
-    assert augmented == [(s, pos) for pos in ("sinpos", "cape") for s in (None, "cape_specaug")]
-    sets[name] = sets[name][2:]  # cape's
-    shifts = ("max_global_scale", "max_global_shift", "max_local_shift")
-    assert values(name, *shifts[:2]) == [(1.0, 30.0)] * 2
-    assert values("global shift", *shifts) == [(1.0, s, None) for s in (7.5, 15.0, 30.0)]
-    assert values("local shift", *shifts) == [(1.0, 30.0, 0.0), (1.0, 30.0, None)]
-    own = 1.1 if recipe.startswith("wsj") else 2.0
-    assert values("global scale", *shifts) == [(1.0, 30.0, None), (own, 30.0, None)]
-    relative = [one["encoder_conf"].get("relpos_context") for one in sets["relative positions"]]
-    assert relative == [26.8, 6.0, 27.6, None]
 
 
 def test_the_quickstart_is_complete():
@@ -209,15 +137,6 @@ def test_the_quickstart_is_complete():
     _, stats, _ = model(speech, lengths, torch.tensor([[3, 2], [4, 3]]), torch.tensor([2, 2]))
     for _, criterion, _ in parse("quickstart").best_model_criterion:
         assert stats[criterion] is not None
-
-
-def test_the_seq2seq_variants_differ_in_positions_alone():
-    recipe = "tedlium3/train_asr_seq2seq"
-    recipes = [settings(recipe, pos) for pos in ("nopos", "relpos")]
-    assert [recipe["encoder_conf"].pop("pos") for recipe in recipes] == ["nopos", "relpos"]
-    assert recipes[1]["encoder_conf"].pop("relpos_context") == 26.8
-    assert recipes[0] == recipes[1]
-    assert recipes[0]["decoder_conf"]["num_blocks"] == 6
 
 
 def test_the_seq2seq_recipes_decoder_drops_layers():

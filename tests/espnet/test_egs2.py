@@ -19,9 +19,9 @@ TEMPLATE = ROOT / "integrations" / "espnet" / "egs2_template"
 
 @pytest.fixture
 def run_cape(tmp_path):
-    """corpus, arguments, variables → run_cape.sh's exit status, what it prints, the recipe.
+    """corpus, arguments, variables → run_cape.sh's status and output, the recipe's folder.
 
-    The folder is as the template's README has it, with a recorder of asr.sh's arguments.
+    It is as the template's README has it, with a recorder of asr.sh's arguments.
     """
 
     def run_cape(corpus: str, /, *arguments: str, **variables: str):

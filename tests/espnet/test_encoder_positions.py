@@ -9,13 +9,14 @@ from torch import nn
 pytest.importorskip("espnet2")
 
 from espnet2.torch_utils.initialize import initialize
+from espnet2.torch_utils.set_all_random_seed import set_all_random_seed
 
 from cape_plugins import variants
 from cape_plugins.alibi import alibi_slopes
-from cape_plugins.attention import PositionalAttention
+from cape_plugins.attention import PositionalAttention, RelativeAttention
 from cape_plugins.augment import Augmentation
 from cape_plugins.positions import frame_times
-from espnet_support import assert_alone, batch, every_encoder, make, matrix
+from espnet_support import batch, every_encoder, make, matrix, process
 
 
 def watch(encoder) -> list:
@@ -71,17 +72,6 @@ def test_a_clock_that_goes_slow_or_unevenly_counts_but_for_random(name, pos):
         assert torch.allclose(found, out, rtol=1e-4, atol=1e-4) is ("random" in pos)
 
 
-@every_encoder
-def test_a_row_of_the_table_is_a_pos_of_each_encoder(name, new_variant):
-    encoder, nopos = make(name, new_variant, frame_shift=0.1), make(name, "nopos", frame_shift=0.1)
-    features, lengths = batch(163, 120, 20)
-    assert_alone(encoder.eval(), features, lengths)
-    out = encoder(features, lengths)[0]
-    assert not torch.allclose(out, nopos.eval()(features, lengths)[0], atol=1e-3)
-    slower = encoder(features, lengths, times=frame_times(lengths, 0.2, 163))[0]
-    assert not torch.allclose(slower, out, atol=1e-3)
-
-
 # --- after subsampling
 
 
@@ -119,14 +109,12 @@ def test_a_frame_is_where_the_middle_of_what_its_convolutions_see_is(input_layer
         assert seconds[0, frame].item() == pytest.approx(middle)
 
 
-# --- content
-
-
 @pytest.mark.parametrize("pos", ["nopos", "cape", "relpos"])
 @every_encoder
 def test_content_is_multiplied_by_its_scale_before_positions_are_added(name, pos):
     own = {"content_scale": None}, 1.0 if name == "cape_transformer" else 4.0  # √16 channels
-    for options, scale in (({}, own[1]), own, ({"content_scale": 8}, 8.0)):
+    given = ({"content_scale": 8}, 8.0), ({"content_scale": "sqrt"}, 4.0)
+    for options, scale in (({}, own[1]), own, *given):
         plain, scaled = make(name, pos, content_scale=1.0).eval(), make(name, pos, **options).eval()
         (*_, last) = (m for m in plain.embed.modules() if isinstance(m, (nn.Conv1d, nn.Linear)))
         # the other half of the convolution's channels are the gates of its GLU
@@ -135,22 +123,6 @@ def test_content_is_multiplied_by_its_scale_before_positions_are_added(name, pos
             parameter.data[:content] *= scale
         inputs = batch(61, 40)
         torch.testing.assert_close(scaled(*inputs)[0], plain(*inputs)[0], rtol=1e-5, atol=1e-5)
-
-
-@every_encoder
-def test_content_scale_sqrt_is_the_root_of_the_channels(name):
-    inputs = batch(61, 40)
-    root, four = (make(name, content_scale=scale).eval() for scale in ("sqrt", 4))
-    assert root(*inputs)[0].equal(four(*inputs)[0])
-    assert not root(*inputs)[0].allclose(make(name, content_scale=1).eval()(*inputs)[0], atol=1e-2)
-
-
-# --- what options in seconds become
-
-
-def contexts(encoder) -> list[int]:
-    """Frames to each side, of each table of distances."""
-    return [m.context for m in encoder.modules() if type(m).__name__ == "RelativeAttention"]
 
 
 def test_options_are_in_seconds_after_subsampling():
@@ -167,7 +139,8 @@ def test_options_are_in_seconds_after_subsampling():
             for given in (seconds, 0.6, 0.11):
                 options = {} if given == seconds else {"relpos_context": given}
                 frames = round(given / (0.01 * stride))
-                found = contexts(make(name, pos, **options))
+                modules = make(name, pos, **options).modules()
+                found = [m.context for m in modules if isinstance(m, RelativeAttention)]
                 assert found == [frames] * (2 if pos == "relpos" else 1)
 
 
@@ -284,26 +257,10 @@ def test_random_spreads_frames_over_its_range_in_evaluation():
     torch.testing.assert_close(found, expected, equal_nan=True)
 
 
-# --- relative positions: which layers know distances, how far, in which tables
+# --- all layers of a forward get the same, and each process its own
 
 
-def tables(encoder) -> dict[str, tuple[int, ...]]:
-    return {n: tuple(p.shape) for n, p in encoder.named_parameters() if "positional" in n}
-
-
-def test_tables_of_distances_are_shared_by_the_heads_of_a_layer():
-    keys = "encoders.{}.self_attn.positional.keys".format
-    options = dict(attention_heads=4, output_size=32)
-    shape = (2 * 893 + 1, 8)  # 26.8 s of 30 ms, 32 channels in 4 heads
-    assert tables(make(pos="relpos", **options)) == {keys(0): shape, keys(1): shape}
-    first = make(pos="relpos_first", relpos_context=6, **options)
-    assert tables(first) == {keys(0): (401, 8)}
-
-
-# --- all layers of a forward get the same
-
-
-def test_all_layers_see_the_same_augmented_seconds_of_each_utterance(monkeypatch):
+def test_all_layers_see_the_same_augmented_seconds_of_a_new_row_of_the_table(monkeypatch):
     seen = []
 
     class Sees(PositionalAttention):
@@ -323,3 +280,38 @@ def test_all_layers_see_the_same_augmented_seconds_of_each_utterance(monkeypatch
     assert 0.5 < spacing[0, 0] != spacing[1, 0] < 2
     encoder.eval()(features, lengths)
     torch.testing.assert_close(seen[-1].diff(dim=1)[1, :10], torch.full((10,), 0.03))
+
+
+def train(rank: int, processes: int) -> tuple[list[list[float]], float]:
+    """Δ + ε of two steps' samples as ESPnet begins an epoch, and a number drawn then."""
+    encoder = make(max_global_scale=1.0).train()
+    seen: list[list[float]] = []
+    augment = encoder.position.augment
+
+    def watched(*given, **named):
+        moved = augment(*given, **named)
+        seen.append((moved[:, 0] + 0.135).tolist())  # centred: it was at -135 ms
+        return moved
+
+    encoder.position.augment = watched
+    with process(rank, processes):
+        set_all_random_seed(1)
+        for _ in range(2):
+            encoder(*batch(30, 30, 30))
+    return seen, torch.rand(()).item()
+
+
+def test_two_processes_shift_differently_and_share_all_other_random_numbers():
+    (first, after_first), (second, after_second) = train(0, 2), train(1, 2)
+    gaps = (torch.tensor(first) - torch.tensor(second)).abs()
+    assert gaps.min() > 0.031  # more than two ε
+    assert len({number for step in first for number in step}) == 6  # and in each step anew
+    assert after_first == after_second
+
+
+def test_one_process_draws_from_torchs_own_generator_in_a_group_or_not():
+    alone = train(0, 0)
+    assert train(0, 1) == alone
+    set_all_random_seed(1)
+    shift = (torch.rand(3, 1) * 2 - 1) * 30.0
+    assert torch.allclose(torch.tensor(alone[0][0]), shift[:, 0], rtol=0, atol=0.016)

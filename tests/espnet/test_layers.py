@@ -17,8 +17,9 @@ from espnet2.asr.ctc import CTC
 from espnet2.asr.decoder.transformer_decoder import TransformerDecoder
 from espnet2.utils.get_default_kwargs import get_default_kwargs
 
-from cape_plugins.espnet.decoder import CapeTransformerDecoder
-from espnet_support import assert_alone, batch, make
+from cape_plugins.espnet.transformer import CapeTransformerDecoder
+from cape_support import seeded
+from espnet_support import ESPNETS, assert_alone, batch, make
 
 either = pytest.mark.parametrize("side", ["encoder", "decoder"])
 both_norms = pytest.mark.parametrize("normalize_before", [True, False])
@@ -33,32 +34,17 @@ def decoder_of(kind=CapeTransformerDecoder, **options):
     return decoder
 
 
-@pytest.fixture
-def dropping():
-    """side, options → our Transformer, in training."""
-
-    def dropping(side: str, **options):
-        if side == "decoder":
-            return decoder_of(**options).train()
-        return make(pos="sinpos", **options).train()
-
-    return dropping
+def dropping(side: str, **options):
+    """Our Transformer, in training."""
+    return (decoder_of(**options) if side == "decoder" else make(pos="sinpos", **options)).train()
 
 
-@pytest.fixture
-def inputs():
-    """side → what its Transformer is called with; each row of the batch is the same."""
-
-    def inputs(side: str) -> tuple[torch.Tensor, ...]:
-        if side == "encoder":
-            features, lengths = batch(9)
-            return features.expand(3, -1, -1), lengths.expand(3)
-        memory = torch.randn(1, 9, 16, generator=torch.Generator().manual_seed(1))
-        tokens = torch.tensor([[6, 2, 3, 4]])
-        both = memory, torch.tensor([9]), tokens, torch.tensor([4])
-        return tuple(each.expand(3, *each.shape[1:]) for each in both)
-
-    return inputs
+def inputs(side: str) -> tuple[torch.Tensor, ...]:
+    """What a side of the Transformer is called with; each row of the batch is the same."""
+    memory = torch.randn(1, 9, 16, generator=seeded(1))
+    both = memory, torch.tensor([9]), torch.tensor([[6, 2, 3, 4]]), torch.tensor([4])
+    given = batch(9) if side == "encoder" else both
+    return tuple(each.expand(3, *each.shape[1:]) for each in given)
 
 
 def norms_alone(model, given) -> torch.Tensor:
@@ -82,7 +68,7 @@ def norms_alone(model, given) -> torch.Tensor:
 @both_norms
 @either
 def test_as_many_layers_are_dropped_as_the_rate_says_and_only_norms_are_left(
-    side, normalize_before, dropping, inputs
+    side, normalize_before
 ):
     options = dict(num_blocks=1, layer_drop_rate=0.4, normalize_before=normalize_before)
     model, given = dropping(side, **options), inputs(side)
@@ -97,9 +83,7 @@ def test_as_many_layers_are_dropped_as_the_rate_says_and_only_norms_are_left(
 
 
 @either
-def test_each_layer_is_drawn_for_itself_and_the_whole_batch_at_once_by_the_seed(
-    side, dropping, inputs
-):
+def test_each_layer_is_drawn_for_itself_and_the_whole_batch_at_once_by_the_seed(side):
     model, given = copy.deepcopy(dropping(side, num_blocks=2, layer_drop_rate=0.5)), inputs(side)
     different: list[torch.Tensor] = []
     for seed in range(60):
@@ -115,9 +99,7 @@ def test_each_layer_is_drawn_for_itself_and_the_whole_batch_at_once_by_the_seed(
 
 @both_norms
 @either
-def test_a_dropped_layer_gets_gradients_of_zero_rather_than_none(
-    side, normalize_before, dropping, inputs
-):
+def test_a_dropped_layer_gets_gradients_of_zero_rather_than_none(side, normalize_before):
     options = dict(num_blocks=1, layer_drop_rate=0.999999, normalize_before=normalize_before)
     model = dropping(side, **options)
     out = model(*inputs(side))[0]
@@ -129,13 +111,8 @@ def test_a_dropped_layer_gets_gradients_of_zero_rather_than_none(
         assert bool(alive) is ("norm" in name and not normalize_before), name
 
 
-def test_evaluation_of_the_encoder_keeps_every_layer_and_rescales_nothing():
-    drop, plain = (make(num_blocks=3, layer_drop_rate=rate).eval() for rate in (0.9, 0.0))
-    assert drop(*batch(30, 20))[0].equal(plain(*batch(30, 20))[0])
-
-
 @pytest.mark.parametrize("rate", [0.0, 0.9])
-def test_evaluation_of_the_decoder_is_espnets_with_the_same_checkpoint(rate, inputs):
+def test_evaluation_of_the_decoder_is_espnets_with_the_same_checkpoint(rate):
     ours, theirs = decoder_of(layer_drop_rate=rate).eval(), decoder_of(TransformerDecoder).eval()
     ours.load_state_dict(theirs.state_dict())
     memory, _, tokens, _ = inputs("decoder")
@@ -153,31 +130,10 @@ def test_options_of_the_decoder_are_espnets_and_what_cannot_work_is_refused():
         decoder_of(layer_drop_rate=0.2, concat_after=True)
 
 
-@pytest.mark.parametrize("pos", ["cape", "relpos"])
-def test_ddp_finds_every_parameter_used_at_every_step(pos, tmp_path):
-    """Else its next forward raises; ESPnet leaves ``find_unused_parameters`` off."""
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
-    )
-    try:
-        encoder = make(pos=pos, num_blocks=4, layer_drop_rate=0.5).train()
-        model = nn.parallel.DistributedDataParallel(encoder)
-        for _ in range(4):
-            model(*batch(30, 20))[0].sum().backward()
-    finally:
-        torch.distributed.destroy_process_group()
-
-
 @pytest.mark.parametrize("pos", ["cape", "relpos", "rel_pos"])
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [
-        ("cape_conformer", "stochastic_depth_rate"),
-        ("cape_branchformer", "stochastic_depth_rate"),
-        ("cape_e_branchformer", "layer_drop_rate"),
-    ],
-)
-def test_espnets_encoders_leave_layers_out_in_training_as_espnet_does(name, option, pos):
+@pytest.mark.parametrize("name", ESPNETS)
+def test_espnets_encoders_leave_layers_out_in_training_as_espnet_does(name, pos):
+    option = "layer_drop_rate" if name == "cape_e_branchformer" else "stochastic_depth_rate"
     encoder = make(name, pos, num_blocks=3, **{option: 0.5})
     calls = []
     for layer in encoder.encoders:
@@ -191,21 +147,17 @@ def test_espnets_encoders_leave_layers_out_in_training_as_espnet_does(name, opti
         assert few <= len(calls) <= many
 
 
-DROP = {"layer_drop_rate": 0.5}
-
-
 @pytest.mark.parametrize(
     ("name", "options", "espnets"),
     [
         *(("cape_e_branchformer", {"pos": pos}, True) for pos in ("cape", "relpos", "rel_pos")),
         ("cape_e_branchformer", {}, False),
         ("cape_conformer", {"pos": "rope"}, False),
-        ("cape_transformer", DROP, False),
-        ("decoder", DROP, False),
+        *((name, {"layer_drop_rate": 0.5}, False) for name in ("cape_transformer", "decoder")),
     ],
 )
 def test_recomputation_gives_the_same_gradients_by_espnets_option_and_past_hooks(
-    name, options, espnets, inputs
+    name, options, espnets
 ):
     def gradients(recompute: bool) -> list[torch.Tensor]:
         more = {"gradient_checkpoint_layers": [0, 1, 2]} if recompute and espnets else {}
@@ -228,23 +180,13 @@ def test_recomputation_gives_the_same_gradients_by_espnets_option_and_past_hooks
 # --- intermediate CTC, with ESPnet's own CTC and ASR model
 
 
-@pytest.fixture
-def conditioned():
-    """name, pos, options → three layers, the first two of which feed the CTC's words back."""
-
-    def conditioned(name: str = "cape_transformer", pos: str = "cape", **options):
-        options = dict(interctc_layer_idx=[1, 2], interctc_use_conditioning=True) | options
-        encoder = make(name, pos, num_blocks=3, **options).eval()
-        encoder.conditioning_layer = nn.Linear(5, 16)  # as ESPnet's model does
-        return encoder, CTC(odim=5, encoder_output_size=16)
-
-    return conditioned
-
-
 @pytest.mark.parametrize("pos", ["cape", "relpos", "relpos_first", "rope", "rel_pos"])
 @pytest.mark.parametrize("name", ["cape_transformer", "cape_conformer", "cape_e_branchformer"])
-def test_intermediate_ctc_conditions_the_layers_above(name, pos, conditioned):
-    encoder, ctc = conditioned(name, pos)
+def test_intermediate_ctc_conditions_the_layers_above(name, pos):
+    options = dict(interctc_layer_idx=[1, 2], interctc_use_conditioning=True)
+    encoder = make(name, pos, num_blocks=3, **options).eval()
+    encoder.conditioning_layer = nn.Linear(5, 16)  # as ESPnet's model does
+    ctc = CTC(odim=5, encoder_output_size=16)
     features, lengths = batch(163, 120, 40)
     assert_alone(encoder, features, lengths, ctc=ctc)
     (out, inside), _, _ = encoder(features, lengths, ctc=ctc)

@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("espnet2")
 
+from espnet2.utils.get_default_kwargs import get_default_kwargs
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cape_plugins.espnet.specaug import CapeSpecAug
@@ -29,10 +30,8 @@ def masked(specaug: CapeSpecAug, lengths: list[int], channels: int = 80) -> torc
 
 
 def test_the_defaults_are_the_papers():
-    specaug = CapeSpecAug()
-    assert (specaug.num_freq_mask, specaug.max_freq_mask_width) == (2, 30)
-    assert (specaug.num_time_mask, specaug.max_time_mask_width) == (10, 50)
-    assert specaug.max_time_mask_ratio == 0.1
+    masks = dict(num_freq_mask=2, max_freq_mask_width=30, num_time_mask=10, max_time_mask_width=50)
+    assert get_default_kwargs(CapeSpecAug) == {**masks, "max_time_mask_ratio": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -42,6 +41,7 @@ def test_one_time_mask_covers_up_to_50_frames_and_a_tenth_of_the_utterance(frame
     mask = masked(CapeSpecAug(num_time_mask=1, **ONLY_TIME), [frames] * 1500, 1)[..., 0]
     widths = mask.sum(dim=1)
     assert set(widths.tolist()) == set(range(longest + 1))
+    assert (widths == longest).float().mean() < 1.6 / (longest + 1)  # no more than others
     edges = mask.int().diff(dim=1).abs().sum(dim=1) + mask[:, 0].int() + mask[:, -1].int()
     assert edges.max() <= 2  # in one piece
 
@@ -51,9 +51,6 @@ def test_time_masks_reach_every_frame_of_each_utterance_and_none_of_its_padding(
     long, short = mask[0::2].any(dim=0), mask[1::2].any(dim=0)
     assert long.all()
     assert short.tolist() == [True] * 120 + [False] * 80
-    out, lengths = CapeSpecAug(**ONLY_TIME)(torch.ones(200, 100, 1))  # all frames are real
-    assert lengths is None
-    assert (out[:, -5:] == 0).any()
 
 
 def test_frequency_masks_cover_up_to_30_channels_of_every_real_frame():
@@ -79,24 +76,14 @@ def test_nothing_waits_for_a_gpu():
     assert (features.shape, features.device.type) == ((3, 201, 40), "cuda")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"num_freq_mask": -1},
-        {"max_freq_mask_width": 1.5},
-        {"num_time_mask": True},
-        {"max_time_mask_width": -1},
-        {"max_time_mask_ratio": 1.1},
-        {"max_time_mask_ratio": "0.1"},
-    ],
-)
-def test_a_bad_setting_is_refused(options):
-    with pytest.raises(ValueError, match=next(iter(options))):
-        CapeSpecAug(**options)
+@pytest.mark.parametrize("what", ["num_{}_mask", "max_{}_mask_width", "max_time_mask_ratio"])
+@pytest.mark.parametrize("side", ["time", "freq"])
+def test_a_bad_setting_is_refused(what, side):
+    for value in (-1, "0.1", 1.1):
+        with pytest.raises(ValueError, match=what.format(side)):
+            CapeSpecAug(**{what.format(side): value})
 
 
 def test_masks_wider_than_the_features_are_refused():
     with pytest.raises(ValueError, match="max_freq_mask_width=30 exceeds the 20 feature channels"):
         CapeSpecAug()(torch.ones(1, 10, 20), torch.tensor([10]))
-    with pytest.raises(ValueError, match="features must be"):
-        CapeSpecAug()(torch.ones(10, 80))

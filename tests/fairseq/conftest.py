@@ -1,125 +1,30 @@
-"""A small corpus, and fairseq's own commands on it."""
+"""A small corpus, and small models."""
 
-import os
-import shlex
-import subprocess
+import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-PAIRS = [
-    ("a dog runs", "ein hund rennt"),
-    ("the dog runs", "der hund rennt"),
-    ("a small dog runs fast", "ein kleiner hund rennt schnell"),
-    ("the cat sleeps", "die katze schläft jetzt"),
-    ("a cat sleeps on the sofa", "eine katze schläft jetzt auf dem sofa"),
-    ("the small cat sees the dog", "die kleine katze sieht den hund"),
-    ("the dog sees a cat", "der hund sieht eine katze"),
-    ("on the sofa sleeps a dog", "auf dem sofa schläft jetzt ein hund"),
-    ("runs", "rennt"),
-    ("the cat runs and the dog sleeps", "die katze rennt und der hund schläft jetzt"),
-]
-
 sys.path.insert(0, str(Path(__file__).parent))  # also for the processes that it starts
 
-
-# of a tiny model that learns, in the order of the data
-TRAIN = """
-    --arch cape_transformer_tiny --encoder-normalize-before --decoder-normalize-before --dropout 0
-    --optimizer adam --lr 0.005 --criterion label_smoothed_cross_entropy --batch-size 5 --cpu
-    --num-workers 0 --log-format simple --seed 3 --no-epoch-checkpoints
-    --required-batch-size-multiple 1
-"""  # the last: else fairseq-fixed drops the rest of a batch that 8 does not divide
-
-
-def run(line: str, check: bool = True, text: str = "", **env: str):
-    """Run the line of one of fairseq's console commands; output and errors together.
-
-    In a process of its own where the environment is another, else in a child of a warm one.
-    """
-    command, *arguments = shlex.split(line)
-    if env:
-        finished = subprocess.run(
-            [str(Path(sys.executable).parent / command), *arguments],
-            input=text,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-    else:
-        import warm_fairseq
-
-        finished = SimpleNamespace()
-        finished.returncode, finished.stdout = warm_fairseq.call(command, arguments, text)
-    if check and finished.returncode:
-        pytest.fail(f"{command} failed:\n{finished.stdout[-5000:]}")
-    return finished
-
-
-@pytest.fixture(scope="session", name="run")
-def run_fixture():
-    return run
+from fairseq_commands import PAIRS, preprocess
 
 
 @pytest.fixture(scope="session")
-def train_flags():
-    return TRAIN
-
-
-@pytest.fixture(scope="session")
-def train():
-    """Train a tiny model into a folder; (what is in its last checkpoint, the output)."""
-    import torch
-
-    def train(data, folder, flags="", **env):
-        output = run(f"fairseq-train {data} {TRAIN} --save-dir {folder} {flags}", **env).stdout
-        return torch.load(folder / "checkpoint_last.pt", weights_only=True), output
-
-    return train
-
-
-@pytest.fixture(scope="session")
-def pairs():
-    return PAIRS
-
-
-@pytest.fixture(scope="session")
-def preprocess():
-    """Sentence pairs through fairseq-preprocess, as train, valid and test; gives the folder."""
-
-    def preprocess(folder, pairs, flags=""):
-        for side, language in enumerate(("en", "de")):
-            (folder / f"text.{language}").write_text("".join(pair[side] + "\n" for pair in pairs))
-        text = folder / "text"
-        files = f"--trainpref {text} --validpref {text} --testpref {text} --destdir {folder}/bin"
-        run(f"fairseq-preprocess --source-lang en --target-lang de {flags} {files}")
-        return folder / "bin"
-
-    return preprocess
-
-
-@pytest.fixture(scope="session")
-def data(tmp_path_factory, preprocess):
+def data(tmp_path_factory):
     """The corpus in fairseq's format."""
     return preprocess(tmp_path_factory.mktemp("corpus"), PAIRS)
 
 
-@pytest.fixture(scope="session")
-def configure():
-    """A command line of fairseq-train → (fairseq's config, its task)."""
-    from fairseq import options, tasks
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-
-    def configure(data, flags="", arch="cape_transformer_tiny"):
-        arguments = [str(data), "--arch", arch, *flags.split()]
-        args = options.parse_args_and_arch(options.get_training_parser(), arguments)
-        config = convert_namespace_to_omegaconf(args)
-        return config, tasks.setup_task(config.task)
-
-    return configure
+@pytest.fixture
+def dictionaries(data, tmp_path):
+    """A folder of data without a training set."""
+    for file in data.glob("dict.*"):
+        shutil.copy(file, tmp_path)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")
@@ -132,86 +37,44 @@ def dictionary():
     return words
 
 
-def perturbed(model):
-    """Fresh weights, many of them 0 or 1, would hide that two of them change places."""
-    import torch
-
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.05 * torch.randn_like(p))
-    return model
-
-
 @pytest.fixture
 def build(dictionary):
-    """Build a tiny translation model from options, without a command line."""
-    import torch
-    from fairseq.models import MODEL_REGISTRY
-
-    from cape_plugins.fairseq.config import CapeTransformerConfig
-    from cape_plugins.variants import get
-
-    def build_model(pos="cape", *, train=False, seed=0, **options):
-        sizes = {"embed_dim": 16, "ffn_embed_dim": 32, "attention_heads": 2, "layers": 2}
-        sizes = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in sizes.items()}
-        scale = {"source_scale": 1.25} if "source_scale" in get(pos).options else {}
-        config = CapeTransformerConfig(pos=pos, **{**scale, "dropout": 0.0, **sizes, **options})
-        torch.manual_seed(seed)
-        task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-        model = MODEL_REGISTRY["cape_transformer"].build_model(config, task)
-        return perturbed(model).train(train)
-
-    return build_model
-
-
-@pytest.fixture
-def build_lm(dictionary):
-    """Build a tiny language model from options, without a command line."""
+    """Build a tiny model from options, without a command line; its weights are perturbed."""
     import torch
     from fairseq.models import MODEL_REGISTRY
     from omegaconf import OmegaConf
 
-    from cape_plugins.fairseq.config import CapeTransformerLanguageModelConfig
+    from cape_plugins.variants import get
 
-    def build_model(pos="cape", *, train=False, seed=0, **options):
-        sizes = dict(embed_dim=16, input_dim=16, output_dim=16, ffn_embed_dim=32, layers=2)
-        sizes = {f"decoder_{k}": v for k, v in {**sizes, "attention_heads": 2}.items()}
-        config = CapeTransformerLanguageModelConfig(pos=pos, **{"dropout": 0.0, **sizes, **options})
-        task = dict(add_bos_token=False, tokens_per_sample=8, max_target_positions=None)
-        whole = dict(model=OmegaConf.structured(config), task=task, common={"tpu": False})
+    sizes = {"embed_dim": 16, "ffn_embed_dim": 32, "attention_heads": 2, "layers": 2}
+    small = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in sizes.items()}
+    small |= dict(dropout=0.0, decoder_input_dim=16, decoder_output_dim=16)
+    of_task = dict(add_bos_token=False, tokens_per_sample=8, max_target_positions=None)
+
+    def make(pos="cape", *, arch="cape_transformer", train=False, seed=0, task=None, **options):
+        model = MODEL_REGISTRY[arch]
+        scale = {"source_scale": 1.25} if "source_scale" in get(pos).options else {}
+        known = vars(model.config()).keys()
+        given = {name: value for name, value in {**small, **scale}.items() if name in known}
+        config = model.config(pos=pos, **{**given, **options})
+        if arch == "cape_transformer_lm":  # whose options are those of the task, too
+            whole = dict(model=OmegaConf.structured(config), task=of_task, common={"tpu": False})
+            config = OmegaConf.create(whole).model
         torch.manual_seed(seed)
-        model = MODEL_REGISTRY["cape_transformer_lm"].build_model(
-            OmegaConf.create(whole).model,
-            SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary),
-        )
-        return perturbed(model).train(train)
+        task = task or SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+        built = model.build_model(config, task)
+        # fresh weights, many of them 0 or 1, would hide that two of them change places
+        for p in built.parameters():
+            p.data.add_(0.05 * torch.randn_like(p))
+        return built.train(train)
 
-    return build_model
+    return make
 
 
 @pytest.fixture
-def assert_decodes_step_by_step():
-    """Decoding token by token gives a model what decoding at once does, a reordered beam too."""
-    import torch
-
-    source = torch.tensor([[5, 6, 7, 8, 9, 2], [8, 9, 5, 4, 5, 2]])
-    target = torch.tensor([[2, 10, 11, 12, 13, 14], [2, 14, 15, 16, 17, 18]])
-
-    def assert_decodes(model, *, reordered=False):
-        # two hypotheses of one sentence, or two sentences
-        encoder_out = model.encoder(source[:1].expand(2, -1) if reordered else source)
-        full = model.decoder(target, encoder_out=encoder_out)[0]
-        order, state = torch.tensor([0, 1]), {}
-        for step in range(1, target.shape[1] + 1):
-            if reordered and step == 4:
-                order = torch.tensor([1, 0])
-                model.decoder.reorder_incremental_state_scripting(state, order)
-            last = model.decoder(
-                target[order, :step], encoder_out=encoder_out, incremental_state=state
-            )[0]
-            torch.testing.assert_close(last[:, 0], full[order, step - 1], rtol=0, atol=1e-5)
-
-    return assert_decodes
+def build_lm(build):
+    """The same of a language model."""
+    return partial(build, arch="cape_transformer_lm")
 
 
 @pytest.fixture

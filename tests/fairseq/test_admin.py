@@ -7,8 +7,10 @@ import torch
 
 pytest.importorskip("fairseq")
 
+from fairseq_commands import configure
+
+from cape_plugins.fairseq import layers
 from cape_plugins.fairseq.admin import profile
-from cape_plugins.fairseq.layers import LAYER, Layer, during
 from cape_plugins.fairseq.training_set import median_batch
 
 EOS = 2
@@ -24,33 +26,31 @@ ONES = ",".join(["1"] * 10)
 
 
 def scales_of(model):
-    names = [n for n, _ in model.named_parameters() if n.endswith("residual_scale")]
-    weights = dict(model.named_parameters())
-    assert all((weights[n] == weights[n][:, :1]).all() for n in names)
-    return [float(row[0]) for n in names for row in weights[n]]
+    named = model.named_parameters()
+    vectors = [row for name, rows in named if name.endswith("residual_scale") for row in rows]
+    assert all((vector == vector[0]).all() for vector in vectors)
+    return [float(vector[0]) for vector in vectors]
 
 
-def test_each_scale_is_the_deviation_of_all_that_comes_before(build):
-    # deviations of residuals and sub-layers as seen by hooks, in a model that is not profiled
-    model = build(admin_init=True, admin_scales=ONES, pos="sinpos")
+def test_each_scale_is_the_deviation_of_all_that_comes_before(build, monkeypatch):
+    model = build(admin_init=True, admin_scales=ONES, pos="sinpos", train=True)
     measured = profile(model, SAMPLE)
     torch.testing.assert_close(torch.tensor(measured), torch.tensor(scales_of(model)))
+    # of residuals and sub-layers, in a model that is not profiled
+    variances = {layers.CapeEncoderLayer: [], layers.CapeDecoderLayer: []}
+    real = layers.CapeLayer.residual_connection
 
-    seen = {"encoder": [], "decoder": []}
-    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
-        for layer in stack.layers:
-            layer.residual_connection = (
-                lambda x, residual, layer=layer, side=side, real=layer.residual_connection: (
-                    seen[side].append((residual.var(correction=0), x.var(correction=0)))
-                    or real(x, residual)
-                )
-            )
+    def spy(layer, x, residual):
+        variances[type(layer)].append((residual.var(correction=0), x.var(correction=0)))
+        return real(layer, x, residual)
+
+    monkeypatch.setattr(layers.CapeLayer, "residual_connection", spy)
     with torch.no_grad():
-        model.train()(**SAMPLE["net_input"])
+        model(**SAMPLE["net_input"])
     expected = []
-    for variances in seen.values():
+    for side in variances.values():
         scale = 1.0
-        for residual, x in variances:
+        for residual, x in side:
             expected.append(float(scale))
             scale = (scale**2 * residual + x).sqrt()
     assert len(expected) == 10
@@ -61,35 +61,35 @@ def test_residuals_are_multiplied_by_their_scales(build):
     layer = build(admin_init=True, admin_scales="1,2,1,1,1,3,5,1,1,1").decoder.layers[0]
     x, residual = torch.randn(2, 1, 16), torch.randn(2, 1, 16)
     scales = layer.residual_scale.clone()
-    with during(LAYER, Layer(None, itertools.count())):
+    with layers.during(layers.LAYER, layers.Layer(None, itertools.count())):
         for scale in scales:
             torch.testing.assert_close(layer.residual_connection(x, residual), x + scale * residual)
 
 
 def test_with_ones_it_is_the_model_without(build):
-    def forward(model):
-        return model(**SAMPLE["net_input"])[0]
-
     plain, scaled = build(), build(admin_init=True, admin_scales=ONES)
     scaled.load_state_dict(plain.state_dict(), strict=False)
     for name, scale in scaled.named_parameters():
         if name.endswith("residual_scale"):
             torch.nn.init.ones_(scale)
-    torch.testing.assert_close(forward(scaled), forward(plain), rtol=0, atol=0)
+    found, expected = (model(**SAMPLE["net_input"])[0] for model in (scaled, plain))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
     assert not any("residual_scale" in name for name, _ in plain.named_parameters())
 
 
 def test_profiling_leaves_randomness_and_mode_alone(build):
-    model = build(admin_init=True, admin_scales=ONES, dropout=0.3, encoder_layerdrop=0.9)
+    model = build(
+        admin_init=True, admin_scales=ONES, dropout=0.3, encoder_layerdrop=0.9, train=True
+    )
     state = torch.get_rng_state()
     measured = profile(model, SAMPLE)
     assert torch.equal(torch.get_rng_state(), state)
-    assert not model.training
     assert len(measured) == 10  # no layer is left out
-    assert model.encoder.layers.p == 0.9
+    assert all(module.training for module in model.modules())
+    assert layers.PROFILES.get() is None
 
 
-def test_building_measures_and_stores_for_the_checkpoint(data, configure):
+def test_building_measures_and_stores_for_the_checkpoint(data):
     config, task = configure(data, "--admin-init --dropout 0")
     model = task.build_model(config.model)
     stored = [float(scale) for scale in config.model.admin_scales.split(",")]
@@ -99,7 +99,7 @@ def test_building_measures_and_stores_for_the_checkpoint(data, configure):
     assert "train" not in task.datasets  # the trainer loads it itself
 
 
-def test_it_measures_sentences_of_the_median_length(data, configure):
+def test_it_measures_sentences_of_the_median_length(data):
     _, task = configure(data)
     task.load_dataset("train")
     lengths = sorted(task.dataset("train")[i]["source"].numel() for i in range(10))
@@ -107,12 +107,16 @@ def test_it_measures_sentences_of_the_median_length(data, configure):
     assert batch["src_lengths"].sort().values.tolist() == lengths[5 : 5 + 18 // lengths[5]]
 
 
-def test_given_scales_need_no_training_set(data, configure, tmp_path):
-    for file in data.glob("dict.*"):
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+@pytest.mark.parametrize("wrong", ["1,1.5", f"{ONES},1", f"{ONES[:-1]}x", f"{ONES[:-1]}0"])
+def test_scales_are_positive_numbers_for_each_residual(build, wrong):
+    with pytest.raises(ValueError, match=f"must be 10 positive numbers with .*, got '{wrong}'"):
+        build(admin_init=True, admin_scales=wrong)
+
+
+def test_given_scales_need_no_training_set(dictionaries):
     flags = "--admin-init -s en -t de --source-scale 1"
-    config, task = configure(tmp_path, flags)
+    config, task = configure(dictionaries, flags)
     with pytest.raises(ValueError, match="training set, which is missing or empty"):
         task.build_model(config.model)
-    config, task = configure(tmp_path, f"{flags} --admin-scales {ONES}")
-    assert scales_of(task.build_model(config.model)) == [1.0] * 10
+    config, task = configure(dictionaries, f"{flags} --admin-scales {ONES.replace('1', '1.5')}")
+    assert scales_of(task.build_model(config.model)) == [1.5] * 10

@@ -8,9 +8,11 @@ import torch
 
 pytest.importorskip("fairseq")
 
-from cape_plugins.variants import names
+from fairseq_commands import PAIRS, TRAIN, call, ratio, run, train
 
-ROOT = __file__.rsplit("/tests/", 1)[0]
+from cape_plugins.variants import names
+from cape_support import ROOT
+
 USER_DIR = f"{ROOT}/integrations/fairseq/user_dir"
 
 # beam 1: a wider beam stops at its first two hypotheses, however bad
@@ -33,100 +35,79 @@ class TranslationWithBos(TranslationTask):
 
 
 @pytest.fixture(scope="module")
-def trained(data, train_flags, run, tmp_path_factory):
+def trained(data, tmp_path_factory):
     """A model that knows the corpus by heart: the folder of its checkpoints."""
     folder = tmp_path_factory.mktemp("trained")
-    run(
-        f"fairseq-train {data} {train_flags} --save-dir {folder} "
-        f"--max-update 320 --save-interval 80 --validate-interval 80 "
-        "--lr-scheduler polynomial_decay --total-num-update 320"
-    )
+    flags = "--max-update 320 --lr-scheduler polynomial_decay --total-num-update 320"
+    train(data, folder, f"{flags} --save-interval 80 --validate-interval 80")
     return folder
 
 
-@pytest.fixture
-def assert_translates(pairs, run, trained):
+def translate(line, folder, *checkpoints, text=""):
     """fairseq-generate or -interactive translates every sentence; its output."""
-
-    def assert_translates(line, paths=("best",), text=""):
-        paths = ":".join(str(trained / f"checkpoint_{path}.pt") for path in paths)
-        output = run(f"{line} {READ} --path {paths}", text=text).stdout
-        assert hypotheses(output) == {i: de for i, (_, de) in enumerate(pairs)}
-        return output
-
-    return assert_translates
-
-
-def hypotheses(output):
-    """Sentence number → translation, from the output of fairseq-generate or -interactive."""
+    paths = ":".join(str(folder / f"checkpoint_{name}.pt") for name in checkpoints)
+    output = run(f"{line} {READ} --path {paths}", text=text)
     found = re.findall(r"^H-(\d+)\t\S+\t(.*)$", output, flags=re.MULTILINE)
-    return {int(number): text for number, text in found}
+    assert {int(number): text for number, text in found} == dict(enumerate(de for _, de in PAIRS))
+    return output
 
 
-def test_generation_needs_no_training_set(data, assert_translates, tmp_path):
+def test_generation_needs_no_training_set(data, trained, tmp_path):
     # what it needs of it is in the checkpoint
     elsewhere = shutil.copytree(data, tmp_path / "data", ignore=shutil.ignore_patterns("train.*"))
-    assert_translates(f"fairseq-generate {elsewhere}")
+    translate(f"fairseq-generate {elsewhere}", trained, "best")
 
 
-def test_the_user_dir_goes_together_with_autoload_and_two_checkpoints_with_each_other(
-    data, assert_translates
-):
-    assert_translates(f"fairseq-generate {data} --user-dir {USER_DIR}", paths=("best", "last"))
+def test_the_user_dir_goes_with_autoload_and_two_checkpoints_with_each_other(data, trained):
+    translate(f"fairseq-generate {data} --user-dir {USER_DIR}", trained, "best", "last")
 
 
-def test_interactive_translates_what_it_reads(data, pairs, assert_translates):
-    text = "".join(en + "\n" for en, _ in pairs)
+def test_interactive_translates_what_it_reads(data, trained):
+    text = "".join(en + "\n" for en, _ in PAIRS)
     line = f"fairseq-interactive {data} -s en -t de --buffer-size 3 --batch-size 3"
-    assert_translates(line, text=text)
+    translate(line, trained, "best", text=text)
 
 
-def test_a_task_that_prepends_bos_itself_gives_the_same(data, assert_translates, tmp_path):
+def test_a_task_that_prepends_bos_itself_gives_the_same(data, trained, tmp_path):
     user_dir = tmp_path / "bos_task"
     user_dir.mkdir()
     (user_dir / "__init__.py").write_text(TASK_WITH_BOS)
     flags = f"--user-dir {user_dir} --task translation_with_bos"
-    output = assert_translates(f"fairseq-generate {data} {flags}")
+    output = translate(f"fairseq-generate {data} {flags}", trained, "best")
     assert "the source begins with BOS" in output
 
 
-def test_validate_finds_a_small_loss(data, run, trained):
-    output = run(
-        f"fairseq-validate {data} --path {trained}/checkpoint_best.pt --cpu --batch-size 10 "
-        "--log-format simple --required-batch-size-multiple 1 "
-        "--task translation"  # which fairseq-validate wants for any model
-    ).stdout
+def test_validate_finds_a_small_loss(data, trained):
+    flags = "--cpu --batch-size 10 --log-format simple --required-batch-size-multiple 1"
+    flags += " --task translation"  # which fairseq-validate wants for any model
+    output = run(f"fairseq-validate {data} --path {trained}/checkpoint_best.pt {flags}")
     (loss,) = re.findall(r"valid on 'valid' subset.*nll_loss[ =]([\d.]+)", output)
     assert float(loss) < 0.5
 
 
-def test_the_hub_interface_translates(data, pairs, trained):
+def test_the_hub_interface_translates(data, trained):
     from fairseq.models import MODEL_REGISTRY
 
-    model = MODEL_REGISTRY["cape_transformer"].from_pretrained(
-        str(trained), "checkpoint_best.pt", str(data)
-    )
-    assert [model.translate(en, beam=1) for en, _ in pairs[:3]] == [de for _, de in pairs[:3]]
+    hub = MODEL_REGISTRY["cape_transformer"].from_pretrained
+    model = hub(str(trained), "checkpoint_best.pt", str(data))
+    assert [model.translate(en, beam=1) for en, _ in PAIRS[:3]] == [de for _, de in PAIRS[:3]]
 
 
-def test_a_checkpoint_holds_plain_types_and_the_counted_source_scale(pairs, trained):
+def test_a_checkpoint_holds_plain_types_and_the_counted_source_scale(trained):
     state = torch.load(trained / "checkpoint_last.pt", weights_only=True)
     model = state["cfg"]["model"]
-    source, target = (sum(len(pair[i].split()) + 1 for pair in pairs) for i in (0, 1))
-    assert model["source_scale"] == pytest.approx(target / source)
+    assert model["source_scale"] == pytest.approx(ratio(PAIRS))
     assert (model["pos"], model["max_global_shift"]) == ("cape", 5.0)
 
 
 @pytest.mark.parametrize("pos", names(1))
-def test_each_variant_trains_and_is_validated(data, train, tmp_path, pos):
+def test_each_variant_trains_and_is_validated(data, tmp_path, pos):
     state, _ = train(data, tmp_path, f"--pos {pos} --max-update 4")
     assert state["cfg"]["model"]["pos"] == pos
     assert state["extra_state"]["val_loss"] > 0
 
 
-def test_resuming_within_an_epoch_gives_the_weights_of_an_uninterrupted_training(
-    data, train, tmp_path
-):
+def test_resuming_within_an_epoch_gives_the_weights_of_an_uninterrupted_training(data, tmp_path):
     # (at the end of an epoch fairseq-fixed orders sentences differently after a restart)
     flags = "--disable-validation --batch-size 2 --max-update"
     once, _ = train(data, tmp_path / "once", f"{flags} 4")
@@ -136,10 +117,10 @@ def test_resuming_within_an_epoch_gives_the_weights_of_an_uninterrupted_training
         torch.testing.assert_close(twice["model"][name], weights, rtol=0, atol=1e-6)
 
 
-def test_without_autoload_there_is_the_user_dir(data, train, train_flags, run, tmp_path):
+def test_without_autoload_there_is_the_user_dir(data, tmp_path):
     off = {"CAPE_PLUGINS_AUTOLOAD": "0"}
-    refused = run(f"fairseq-train {data} {train_flags}", check=False, **off)
-    assert "invalid choice: 'cape_transformer_tiny'" in refused.stdout
+    _, refused = call(f"fairseq-train {data} {TRAIN}", **off)
+    assert "invalid choice: 'cape_transformer_tiny'" in refused
     state, _ = train(data, tmp_path, f"--pos sinpos --max-update 1 --user-dir {USER_DIR}", **off)
     assert state["cfg"]["model"]["pos"] == "sinpos"
 
@@ -154,17 +135,17 @@ def test_without_autoload_there_is_the_user_dir(data, train, train_flags, run, t
     ],
 )
 def test_what_is_wrong_is_said_in_one_line_before_data_are_read(
-    data, run, train_flags, trained, tmp_path, command, option, value, message
+    data, trained, tmp_path, command, option, value, message
 ):
     if command == "fairseq-train":
-        flags = f"/nowhere {train_flags} --{option.replace('_', '-')} {value} --save-dir {trained}"
+        flags = f"/nowhere {TRAIN} --{option.replace('_', '-')} {value} --save-dir {trained}"
     else:
         flags = (
             f"--config-dir {ROOT}/configs/fairseq --config-name wmt14_en_de_18l task.data={data} "
             "common.cpu=true common.fp16=false model.share_all_embeddings=false "
             f"hydra.run.dir={tmp_path} checkpoint.save_dir={trained} model.{option}={value} "
         ) + ("" if option == "pos" else "model.pos=cape")
-    assert_one_line(run(f"{command} {flags}", check=False), command, re.escape(message))
+    assert_one_line(f"{command} {flags}", re.escape(message))
 
 
 @pytest.mark.parametrize(
@@ -174,13 +155,13 @@ def test_what_is_wrong_is_said_in_one_line_before_data_are_read(
         ("{'pos': 'sinpos', 'source_scale': 0}", "with --pos cape, this model has sinpos"),
     ],
 )
-def test_wrong_overrides_of_a_model_are_said_in_one_line(data, run, trained, overrides, message):
+def test_wrong_overrides_of_a_model_are_said_in_one_line(data, trained, overrides, message):
     line = f"fairseq-generate {data} --path {trained}/checkpoint_last.pt {READ}"
-    failed = run(f'{line} --model-overrides "{overrides}"', check=False)
-    assert_one_line(failed, "fairseq-generate", message)
+    assert_one_line(f'{line} --model-overrides "{overrides}"', message)
 
 
-def assert_one_line(failed, command, message):
-    assert failed.returncode == 2, failed.stdout
-    assert re.search(rf"^{command}: error: .*{message}", failed.stdout.splitlines()[-1])
-    assert "Traceback" not in failed.stdout
+def assert_one_line(line, message):
+    status, output = call(line)
+    assert status == 2, output
+    assert re.search(rf"^{line.split()[0]}: error: .*{message}", output.splitlines()[-1])
+    assert "Traceback" not in output

@@ -1,7 +1,6 @@
 """The recipes of configs/fairseq and the command lines of integrations/fairseq/README.md."""
 
 import math
-import re
 from importlib import import_module
 
 import pytest
@@ -13,6 +12,7 @@ pytest.importorskip("fairseq")
 from fairseq import options
 from fairseq.dataclass.initialize import add_defaults, hydra_init
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq_commands import PAIRS, ratio, run
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
@@ -24,7 +24,12 @@ README = ROOT / "integrations" / "fairseq" / "README.md"
 WMT = sorted(CONFIGS.glob("wmt14*.yaml"))
 RECIPES = [*WMT, CONFIGS / "multi30k.yaml"]
 PAPERS_BATCH = {"de": 8192 * 4, "fr": 8000 * 8 * 10}
-MACHINE = ("update_freq", "max_tokens", "max_tokens_valid")
+# architecture of a command line → the YAML that it is to equal
+RECIPE_OF = {
+    "cape_transformer_wmt_en_de": "wmt14_en_de_6l",
+    "cape_transformer_wmt_en_de_18l": "wmt14_en_de_18l",
+    "cape_transformer_wmt_en_fr": "wmt14_en_fr_6l",
+}
 
 
 def read(path):
@@ -32,16 +37,10 @@ def read(path):
 
 
 def readme_commands(program):
-    """The README's command lines that start this program, as lists of words."""
+    """Of the README's command lines that start this program: (words before it, its arguments)."""
     text = README.read_text("utf-8").replace(f"$(which {program})", program)
-    return [words for words in commands(text.replace("$seed", "1112")) if program in words]
-
-
-def split_command(words, program="fairseq-train"):
-    """(processes that torchrun starts or None, the program's arguments)."""
-    at = words.index(program)
-    sizes = [int(words[i + 1]) for i, w in enumerate(words[:at]) if w.startswith("--n")]
-    return math.prod(sizes) if "torchrun" in words[:at] else None, words[at + 1 :]
+    lines = commands(text.replace("$seed", "1112"))
+    return [(w[: w.index(program)], w[w.index(program) + 1 :]) for w in lines if program in w]
 
 
 def resolved(cfg):
@@ -68,73 +67,46 @@ def from_command_line(words):
     return resolved(convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, words)))
 
 
+# folders, logs, the machine
+LEFT_OUT = "data save_dir log_interval log_format distributed_world_size update_freq max_tokens"
+LEFT_OUT = {*LEFT_OUT.split(), "max_tokens_valid"}
+
+
 def compared(cfg):
-    """What decides about the training, without names of architectures and of folders."""
-    sections = ("model", "criterion", "optimizer", "lr_scheduler", "dataset", "optimization")
-    found = {name: dict(cfg[name]) for name in sections}
-    found["common"] = {
-        name: cfg["common"][name]
-        for name in ("seed", "fp16", "bf16", "fp16_scale_window", "threshold_loss_scale", "cpu")
+    """What decides about the training."""
+    cfg["model"].pop("_name")
+    return {
+        name: {option: values[option] for option in values.keys() - LEFT_OUT}
+        for name, values in cfg.items()
+        if isinstance(values, dict) and name != "scoring"  # fairseq-train scores nothing
     }
-    found["task"] = {
-        name: cfg["task"][name] for name in ("_name", "source_lang", "target_lang", "eval_bleu")
-    }
-    found["model"].pop("_name")
-    found["model"].pop("arch", None)
-    return found
 
 
-def recipe_of(words):
-    """The YAML that a command line of fairseq-train is to equal, None for other commands."""
-    arch = words[words.index("--arch") + 1].removeprefix("cape_transformer_")
-    names = {
-        "wmt_en_de": "wmt14_en_de_6l",
-        "wmt_en_de_18l": "wmt14_en_de_18l",
-        "wmt_en_fr": "wmt14_en_fr_6l",
-    }
-    return names.get(arch)
+TRAININGS = {
+    arguments[arguments.index("--arch") + 1]: (before, arguments)
+    for before, arguments in readme_commands("fairseq-train")
+}
 
 
-WMT_COMMANDS = [words for words in readme_commands("fairseq-train") if recipe_of(words)]
-
-
-def test_the_readme_has_the_command_lines_of_every_recipe():
-    assert {recipe_of(words) for words in WMT_COMMANDS} == {path.stem for path in WMT}
-
-
-@pytest.mark.parametrize("words", WMT_COMMANDS, ids=lambda words: recipe_of(words))
-def test_yaml_and_command_line_give_the_same_settings_and_the_papers_batch(words):
-    processes, arguments = split_command(words)
+@pytest.mark.parametrize(("arch", "recipe"), RECIPE_OF.items())
+def test_yaml_and_command_line_give_the_same_settings_and_the_papers_batch(arch, recipe):
+    before, arguments = TRAININGS[arch]
     cfg = from_command_line(arguments)
-    gpus = processes or cfg["distributed_training"]["distributed_world_size"]
+    gpus = cfg["distributed_training"]["distributed_world_size"]
+    if "torchrun" in before:
+        gpus = math.prod(int(before[i + 1]) for i, w in enumerate(before) if w.startswith("--n"))
     batch = gpus * cfg["dataset"]["max_tokens"] * cfg["optimization"]["update_freq"][0]
     assert batch == PAPERS_BATCH[cfg["task"]["target_lang"]]
-    line, recipe = compared(cfg), compared(from_yaml(recipe_of(words)))
-    for section in ("dataset", "optimization"):
-        for name in MACHINE:
-            line[section].pop(name, None)
-            recipe[section].pop(name, None)
-    assert line == recipe
+    assert compared(cfg) == compared(from_yaml(recipe))
 
 
 def test_the_hydra_command_lines_of_the_readme_compose():
     seen = set()
-    for words in readme_commands("fairseq-hydra-train"):
-        _, arguments = split_command(words, "fairseq-hydra-train")
+    for _, arguments in readme_commands("fairseq-hydra-train"):
         seen.add(name := arguments[arguments.index("--config-name") + 1])
         cfg = from_yaml(name, *(word for word in arguments if "=" in word))
         assert cfg["model"]["_name"] == "cape_transformer"
-    assert seen >= {path.stem for path in WMT}
-
-
-def test_the_readme_trains_three_seeds_into_folders_that_the_evaluation_reads():
-    (loop,) = re.findall(r"for seed in ([\d ]+); do(.*?)done", README.read_text(), flags=re.DOTALL)
-    assert len(set(loop[0].split())) == 3
-    assert "common.seed=$seed" in loop[1]
-    (folder,) = re.findall(r"checkpoint\.save_dir=\$PWD/(\S+)", loop[1])
-    (words,) = (w for w in readme_commands("cape-fairseq-eval") if "cape50=" in " ".join(w))
-    models = [word.removeprefix("cape50=") for word in words if word.startswith("cape50=")]
-    assert models == [folder.replace("$seed", seed) for seed in loop[0].split()]
+    assert seen >= {path.stem for path in WMT} == set(RECIPE_OF.values())
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -153,7 +125,7 @@ def test_the_18_layer_recipe_differs_from_that_of_6_in_layers_alone():
     assert six == deep
 
 
-def test_fairseq_hydra_train_trains_a_recipe_on_a_small_corpus(data, pairs, run, tmp_path):
+def test_fairseq_hydra_train_trains_a_recipe_on_a_small_corpus(data, tmp_path):
     # its dictionaries are not joined
     tiny = {"embed_dim": 16, "ffn_embed_dim": 32, "attention_heads": 2, "layers": 2}
     sizes = [f"model.{side}_{k}={n}" for side in ("encoder", "decoder") for k, n in tiny.items()]
@@ -163,12 +135,11 @@ def test_fairseq_hydra_train_trains_a_recipe_on_a_small_corpus(data, pairs, run,
         "model.share_all_embeddings=false common.cpu=true common.fp16=false "
         f"checkpoint.save_dir={tmp_path} hydra.run.dir={tmp_path} "
         "dataset.num_workers=0 dataset.max_tokens=40 optimization.max_update=2"
-    ).stdout
+    )
     assert "num_updates 2" in output
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
     model = state["cfg"]["model"]
     assert (model["pos"], model["max_global_shift"]) == ("cape", 10)
-    tokens = [sum(len(pair[side].split()) + 1 for pair in pairs) for side in (0, 1)]
-    assert model["source_scale"] == pytest.approx(tokens[1] / tokens[0])
+    assert model["source_scale"] == pytest.approx(ratio(PAIRS))
     assert len(model["admin_scales"].split(",")) == 2 * 2 + 3 * 2  # residuals of ADMIN
     assert state["optimizer_history"][-1]["optimizer_name"] == "FairseqRAdam"

@@ -1,6 +1,5 @@
 """Several processes, accumulated updates and half precision, through fairseq-train."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -11,7 +10,10 @@ import torch
 
 pytest.importorskip("fairseq")
 
-BIN = Path(sys.executable).parent
+from fairseq_commands import TRAIN, run, train
+
+from cape_support import BIN, environment
+
 # fairseq-train that writes a line for each forward of a side: of each sentence the position of its
 # first token (Δ + ε) and the distance to its second
 SPY = """
@@ -35,35 +37,26 @@ cli_main()
 NO_AUGMENTATION = "--disable-validation --max-update 4 --max-global-shift 0 --max-local-shift 0"
 
 
-@pytest.fixture
-def start_two(train_flags):
+def start_two(data, folder, flags, programs=(["fairseq-train"], ["fairseq-train"])):
     """Two processes that train together, on CPUs."""
-
-    def start_two(data, folder, flags, programs=(["fairseq-train"], ["fairseq-train"])):
-        with socket.socket() as listening:
-            listening.bind(("localhost", 0))
-            port = listening.getsockname()[1]
-        flags = f"""
-            {data} {train_flags} {flags} --save-dir {folder} --distributed-world-size 2
-            --distributed-init-method tcp://localhost:{port} --distributed-no-spawn
-            --distributed-backend gloo --ddp-backend legacy_ddp --distributed-rank
-        """
-        return [
-            subprocess.Popen(
-                [BIN / program[0], *program[1:], *flags.split(), str(rank)],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank, program in enumerate(programs)
-        ]
-
-    return start_two
-
-
-def weights_in(folder):
-    return torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
+    with socket.socket() as listening:
+        listening.bind(("localhost", 0))
+        port = listening.getsockname()[1]
+    flags = f"""
+        {data} {TRAIN} {flags} --save-dir {folder} --distributed-world-size 2
+        --distributed-init-method tcp://localhost:{port} --distributed-no-spawn
+        --distributed-backend gloo --ddp-backend legacy_ddp --distributed-rank
+    """
+    return [
+        subprocess.Popen(
+            [BIN / program[0], *program[1:], *flags.split(), str(rank)],
+            env=environment(CUDA_VISIBLE_DEVICES=""),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, program in enumerate(programs)
+    ]
 
 
 def wait_for(ranks):
@@ -72,7 +65,11 @@ def wait_for(ranks):
         assert rank.returncode == 0, output[-3000:]
 
 
-def test_two_processes_train_like_one_with_twice_the_batches(data, train, start_two, tmp_path):
+def weights_in(folder):
+    return torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
+
+
+def test_two_processes_train_like_one_with_twice_the_batches(data, tmp_path):
     ranks = start_two(data, tmp_path / "two", NO_AUGMENTATION)
     one, _ = train(data, tmp_path / "one", f"{NO_AUGMENTATION} --update-freq 2")
     wait_for(ranks)
@@ -81,7 +78,7 @@ def test_two_processes_train_like_one_with_twice_the_batches(data, train, start_
 
 
 @pytest.mark.release
-def test_each_process_shifts_by_draws_of_its_own_the_same_after_resuming(data, start_two, tmp_path):
+def test_each_process_shifts_by_draws_of_its_own_the_same_after_resuming(data, tmp_path):
     def train(folder, updates):
         """What each of two processes wrote: lines of numbers, two for an update."""
         files = [tmp_path / f"{folder}{rank}.txt" for rank in range(2)]
@@ -102,7 +99,7 @@ def test_each_process_shifts_by_draws_of_its_own_the_same_after_resuming(data, s
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="fairseq has no half precision on a CPU")
 @pytest.mark.parametrize("precision", ["--fp16", "--bf16"])
-def test_half_precision_trains_on_a_gpu(data, run, train_flags, tmp_path, precision):
-    flags = f"{train_flags.replace('--cpu', precision)} --max-update 4 --save-dir {tmp_path}"
+def test_half_precision_trains_on_a_gpu(data, tmp_path, precision):
+    flags = f"{TRAIN.replace('--cpu', precision)} --max-update 4 --save-dir {tmp_path}"
     run(f"fairseq-train {data} {flags}", CUDA_VISIBLE_DEVICES="0")
     assert all(found.isfinite().all() for found in weights_in(tmp_path).values())

@@ -1,8 +1,7 @@
 """Every variant on fake CUDA tensors: nothing is made on the CPU, nothing waits for the device.
 
-Fake tensors have a device and a shape but no values: .item(), .tolist() and bool() of one raise,
-and so does an operation on tensors of two devices. fairseq itself asks whether there is any padding
-(``has_pads`` in its encoder, an ``if`` in its decoder): these two waits are answered here.
+fairseq itself asks whether there is any padding (``has_pads`` in its encoder, an ``if`` in its
+decoder): these two waits are answered here.
 """
 
 import sys
@@ -18,32 +17,14 @@ from cape_support import fakes_cuda, on_cuda
 pytestmark = fakes_cuda
 
 FAIRSEQS = ("transformer/transformer_encoder.py", "transformer/transformer_decoder.py")
-CASES = [("translation", pos, {}) for pos in names(1)]
-CASES += [("language model", pos, {}) for pos in ("cape", "relpos", "rope", "random")]
-CASES += [("translation", "sinpos", {"attention_logn": 20})]
-
-
+LM = {"arch": "cape_transformer_lm"}
+CASES = [*((pos, {}) for pos in names(1)), ("sinpos", {"attention_logn": 20})]
+CASES += [(pos, LM) for pos in ("cape", "relpos", "rope", "random")]
 SOURCE, TARGET = torch.full((3, 7), 5), torch.full((3, 6), 5)
 
 
 def of_fairseq(made):
     return not made.numel() or made.dtype == torch.bool  # torch.tensor(False), torch.empty([0])
-
-
-@pytest.fixture
-def has_padding(monkeypatch):
-    """Answer fairseq's own question."""
-    wait = torch.Tensor.__bool__
-
-    def put(answer):
-        def ask(tensor):
-            if sys._getframe(1).f_code.co_filename.endswith(FAIRSEQS) and tensor.is_cuda:
-                return answer
-            return wait(tensor)
-
-        monkeypatch.setattr(torch.Tensor, "__bool__", ask)
-
-    return put
 
 
 def at_once(model, source, target):
@@ -67,12 +48,16 @@ def step(model, source, target):
         ("step", torch.float16, True),
     ],
 )
-@pytest.mark.parametrize(("kind", "pos", "options"), CASES)
-def test_no_variant_waits_for_the_device(
-    build, build_lm, has_padding, kind, pos, options, way, dtype, padded
-):
-    has_padding(padded)
-    build = build if kind == "translation" else build_lm
+@pytest.mark.parametrize(("pos", "options"), CASES)
+def test_no_variant_waits_for_the_device(build, monkeypatch, pos, options, way, dtype, padded):
+    wait = torch.Tensor.__bool__
+
+    def ask(tensor):
+        if sys._getframe(1).f_code.co_filename.endswith(FAIRSEQS) and tensor.is_cuda:
+            return padded
+        return wait(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "__bool__", ask)
     model = build(pos, train=way == "training", **options).to(dtype)
     call = step if way == "step" else at_once
     out, _ = on_cuda(model, SOURCE, TARGET, but_for=of_fairseq, call=call)

@@ -21,17 +21,13 @@ PREFIX = torch.tensor([[10, 11], [12, 13]])
 WANTED = [[torch.tensor([20, 21]), torch.tensor([15])], [torch.tensor([30])]]
 
 
-@pytest.fixture
-def generate(dictionary):
-    def generate(models, search=None, **inputs):
-        options = {"search_strategy": search} if search else {}
-        generator = SequenceGenerator(
-            models, dictionary, beam_size=3, max_len_a=0, max_len_b=12, min_len=4, **options
-        )
-        sample = {"net_input": {"src_tokens": SOURCES, "src_lengths": LENGTHS}}
-        return generator.generate(models, sample, **inputs)
+SAMPLE = {"net_input": {"src_tokens": SOURCES, "src_lengths": LENGTHS}}
 
-    return generate
+
+def generate(models, words, search=None, **inputs):
+    lengths = dict(beam_size=3, max_len_a=0, max_len_b=12, min_len=4)
+    generator = SequenceGenerator(models, words, search_strategy=search, **lengths)
+    return generator.generate(models, SAMPLE, **inputs)
 
 
 def assert_scores_are_those_of_full_decoding(models, row, hypothesis):
@@ -51,25 +47,24 @@ def assert_scores_are_those_of_full_decoding(models, row, hypothesis):
     "ensemble",
     [*([pos] for pos in VARIANTS), *([pos, pos] for pos in VARIANTS), ["cape", "sinpos"]],
 )
-def test_beam_search_scores_as_full_decoding_of_the_sentence_alone(build, generate, ensemble):
+def test_beam_search_scores_as_full_decoding_of_the_sentence_alone(build, dictionary, ensemble):
     models = [build(pos, seed=seed) for seed, pos in enumerate(ensemble)]
-    for row, hypotheses in enumerate(generate(models)):
+    for row, hypotheses in enumerate(generate(models, dictionary)):
         assert len(hypotheses) == 3
         for hypothesis in hypotheses:
             assert_scores_are_those_of_full_decoding(models, row, hypothesis)
 
 
 @pytest.mark.parametrize("pos", VARIANTS)
-def test_prefix_tokens_begin_the_translation_and_constraints_are_in_it(
-    build, generate, dictionary, pos
-):
+def test_prefix_tokens_begin_the_translation_and_constraints_are_in_it(build, dictionary, pos):
     models = [build(pos)]
-    for row, hypotheses in enumerate(generate(models, prefix_tokens=PREFIX)):
+    for row, hypotheses in enumerate(generate(models, dictionary, prefix_tokens=PREFIX)):
         for hypothesis in hypotheses:
             assert hypothesis["tokens"][:2].tolist() == PREFIX[row].tolist()
             assert_scores_are_those_of_full_decoding(models, row, hypothesis)
     search = LexicallyConstrainedBeamSearch(dictionary, "ordered")
-    best = [found[0] for found in generate(models, search, constraints=pack_constraints(WANTED))]
+    found = generate(models, dictionary, search, constraints=pack_constraints(WANTED))
+    best = [hypotheses[0] for hypotheses in found]
     for row, hypothesis in enumerate(best):
         assert_scores_are_those_of_full_decoding(models, row, hypothesis)
     first, second = (hypothesis["tokens"].tolist() for hypothesis in best)
@@ -82,7 +77,7 @@ def test_scoring_gives_the_probabilities_of_full_decoding(build, dictionary, pos
     models = [build(pos, seed=0), build(pos, seed=1)]
     targets = torch.tensor([[5, 6, 7, EOS], [9, 8, EOS, PAD]])
     before = torch.tensor([[EOS, 5, 6, 7], [EOS, 9, 8, PAD]])
-    inputs = {"src_tokens": SOURCES, "src_lengths": LENGTHS, "prev_output_tokens": before}
+    inputs = {**SAMPLE["net_input"], "prev_output_tokens": before}
     sample = {"net_input": inputs, "target": targets}
     for row, hypotheses in enumerate(SequenceScorer(dictionary).generate(models, sample)):
         assert hypotheses[0]["tokens"].tolist() == targets[row, : 4 - row].tolist()

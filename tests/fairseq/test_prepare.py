@@ -1,6 +1,7 @@
 """integrations/fairseq/prepare_*: the real tools, on small corpora in the layout of the real."""
 
 import gzip
+import io
 import sys
 import tarfile
 
@@ -9,6 +10,9 @@ import pytest
 pytest.importorskip("fairseq")
 pytest.importorskip("sacremoses")
 pytest.importorskip("subword_nmt")
+
+from fairseq.data import data_utils
+from fairseq_commands import PAIRS
 
 from cape_support import ROOT, run
 
@@ -19,10 +23,13 @@ ENGLISH = "A dog, a well-known one, runs & doesn't stop."
 GERMAN = "Ein Hund, ein bekannter, läuft & hält nicht an."
 
 
+def prepare_multi30k(*arguments):
+    return run(sys.executable, SCRIPTS / "prepare_multi30k.py", "--merges", 40, *arguments)
+
+
 def prepare(raw, out, *flags):
     """prepare_multi30k.py into a folder that it makes."""
-    script = SCRIPTS / "prepare_multi30k.py"
-    status, output = run(sys.executable, script, raw, out, "--merges", 40, *flags)
+    status, output = prepare_multi30k(raw, out, *flags)
     assert status == 0, output
     return out
 
@@ -31,50 +38,49 @@ def lines(path):
     return path.read_text(encoding="utf-8").splitlines()
 
 
-def sizes(folder, split, source, target):
+def sizes(out, split, source="en", target="de"):
     """Tokens of each binarised sentence, EOS included: (source, target)."""
-    from fairseq.data import data_utils
-
     found = []
     for language in (source, target):
-        prefix = str(folder / f"{split}.{source}-{target}.{language}")
+        prefix = str(out / "data-bin" / f"{split}.{source}-{target}.{language}")
         dataset = data_utils.load_indexed_dataset(prefix, None, None)  # owns the sizes' memory
         found.append(dataset.sizes.tolist())
     return found
 
 
-def segmented(path):
-    return [len(line.split()) + 1 for line in lines(path)]
+def segmented(out, split, *languages):
+    """The same of the text after BPE."""
+    texts = [lines(out / "bpe" / f"{split}.{language}") for language in languages or ("en", "de")]
+    return [[len(line.split()) + 1 for line in text] for text in texts]
 
 
 @pytest.fixture(scope="module")
-def multi30k(tmp_path_factory, pairs):
+def multi30k(tmp_path_factory):
     """Raw text as Multi30k has it, with one empty line, and what the script makes of it."""
     raw = tmp_path_factory.mktemp("multi30k")
-    sentences = [(ENGLISH, GERMAN), *pairs, ("", "leer")]
+    sentences = [(ENGLISH, GERMAN), *PAIRS, ("", "leer")]
     for name in ("train", "val", "test_2016_flickr"):
         for side, language in enumerate(("en", "de")):
-            with gzip.open(raw / f"{name}.{language}.gz", "wt", encoding="utf-8") as file:
-                file.writelines(f"{pair[side]}\n" for pair in sentences)
+            text = "".join(f"{pair[side]}\n" for pair in sentences)
+            (raw / f"{name}.{language}.gz").write_bytes(gzip.compress(text.encode()))
     return prepare(raw, raw / "prepared")
 
 
-def test_multi30k_keeps_raw_and_tokenised_text_without_empty_pairs(multi30k, pairs):
+def test_multi30k_keeps_raw_and_tokenised_text_without_empty_pairs(multi30k):
     for split in ("train", "valid", "test"):
-        assert lines(multi30k / "raw" / f"{split}.en") == [ENGLISH, *(en for en, _ in pairs)]
+        assert lines(multi30k / "raw" / f"{split}.en") == [ENGLISH, *(en for en, _ in PAIRS)]
         tokenised = lines(multi30k / "tokenised" / f"{split}.en")
         assert tokenised[0] == "A dog , a well-known one , runs & doesn 't stop ."
-        assert tokenised[1:] == [en for en, _ in pairs]
+        assert tokenised[1:] == [en for en, _ in PAIRS]
 
 
 def test_multi30k_is_binarised_after_bpe_with_one_dictionary(multi30k):
-    dictionaries = [multi30k / "data-bin" / f"dict.{language}.txt" for language in ("en", "de")]
-    assert dictionaries[0].read_text() == dictionaries[1].read_text()
-    found = sizes(multi30k / "data-bin", "train", "en", "de")
-    assert found == [segmented(multi30k / "bpe" / f"train.{language}") for language in ("en", "de")]
-    bpe = multi30k / "bpe" / "train.de"
-    assert "@@ " in bpe.read_text()
-    joined = [line.replace("@@ ", "") for line in lines(bpe)]
+    english, german = (lines(multi30k / "data-bin" / f"dict.{lang}.txt") for lang in ("en", "de"))
+    assert english == german
+    assert sizes(multi30k, "train") == segmented(multi30k, "train")
+    bpe = lines(multi30k / "bpe" / "train.de")
+    assert any("@@ " in line for line in bpe)
+    joined = [line.replace("@@ ", "") for line in bpe]
     assert joined == lines(multi30k / "tokenised" / "train.de")
 
 
@@ -84,8 +90,8 @@ def test_training_lines_may_be_several_captions_the_same_in_both_languages(multi
     assert len(single) / 3 <= len(joined) < len(single)
     words = [" ".join(text).lower().replace(".", ",") for text in (single, joined)]
     assert words[0] == words[1]  # no caption is lost, and none comes twice
-    assert len(lines(out / "bpe" / "train.de")) == len(joined)
-    assert sizes(out / "data-bin", "train", "en", "de")[1] == segmented(out / "bpe" / "train.de")
+    assert sizes(out, "train") == segmented(out, "train")
+    assert len(sizes(out, "train")[1]) == len(joined)
     for folder in ("raw", "tokenised"):
         assert lines(out / folder / "test.en") == lines(multi30k / folder / "test.en")
 
@@ -94,12 +100,12 @@ def test_long_pairs_are_held_out_of_training_and_tested_apart(multi30k, tmp_path
     out = prepare(multi30k.parent, tmp_path / "held_out", "--held-out", 9, 15)
     lengths = {}
     for split in ("train", "valid", "test", "test1", "test2"):
-        found = sizes(out / "data-bin", split, "en", "de")
-        assert found == [segmented(out / "bpe" / f"{split}.{lang}") for lang in ("en", "de")]
+        found = sizes(out, split)
+        assert found == segmented(out, split)
         assert len(found[0]) == len(lines(out / "raw" / f"{split}.de"))
         lengths[split] = list(zip(*found, strict=True))
     every = lengths["test"]  # with EOS, and of the same sentences as train and valid
-    assert every == list(zip(*sizes(multi30k / "data-bin", "test", "en", "de"), strict=True))
+    assert every == list(zip(*sizes(multi30k, "test"), strict=True))
     short = [pair for pair in every if max(pair) - 1 <= 9]
     assert lengths["train"] == lengths["valid"] == lengths["test1"] == short
     assert lengths["test2"] == [pair for pair in every if min(pair) - 1 > 15]
@@ -114,8 +120,7 @@ def test_multi30k_takes_another_pair_of_languages(multi30k, tmp_path):
         (raw / swapped).write_bytes(path.read_bytes())
     out = prepare(raw, tmp_path / "out", "--source-lang", "fr", "--target-lang", "cs")
     assert lines(out / "raw" / "test.fr") == lines(multi30k / "raw" / "test.de")
-    found = sizes(out / "data-bin", "train", "fr", "cs")
-    assert found == [segmented(out / "bpe" / f"train.{language}") for language in ("fr", "cs")]
+    assert sizes(out, "train", "fr", "cs") == segmented(out, "train", "fr", "cs")
 
 
 @pytest.mark.parametrize(
@@ -130,25 +135,24 @@ def test_multi30k_takes_another_pair_of_languages(multi30k, tmp_path):
     ],
 )
 def test_multi30k_refuses_in_one_line(multi30k, tmp_path, flags, message):
-    raw, script = multi30k.parent, SCRIPTS / "prepare_multi30k.py"
-    with gzip.open(raw / "train.xx.gz", "wt", encoding="utf-8") as file:
-        file.write("one\n")
-    status, output = run(sys.executable, script, raw, tmp_path / "out", "--merges", 40, *flags)
+    (multi30k.parent / "train.xx.gz").write_bytes(gzip.compress(b"one\n"))
+    status, output = prepare_multi30k(multi30k.parent, tmp_path / "out", *flags)
     assert status == 2
     assert message in output.splitlines()[-1]
     assert not (tmp_path / "out").exists()
-    _, output = run(sys.executable, script, raw, tmp_path)
-    assert "exists: name a new folder" in output
+
+
+def test_multi30k_does_not_write_into_what_exists(multi30k, tmp_path):
+    assert "exists: name a new folder" in prepare_multi30k(multi30k.parent, tmp_path)[1]
 
 
 def archive(folder, name, files):
     """A tar archive of texts, as WMT's."""
     with tarfile.open(folder / name, "w:gz" if name.endswith("tgz") else "w") as tar:
         for path, data in files.items():
-            plain = folder / "file"
-            plain.write_bytes(data)
-            tar.add(plain, path)
-            plain.unlink()
+            member = tarfile.TarInfo(path)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
 
 
 def sgm(sentences):
@@ -156,8 +160,8 @@ def sgm(sentences):
     return f'<refset>\n<doc docid="x">\n<p>\n{body}</p>\n</doc>\n</refset>\n'.encode()
 
 
-def wmt(folder, target, corpora, giga=None):
-    """The archives of WMT'14 with the given sentence pairs: {archive: {path: pairs}}."""
+def prepare_wmt(folder, target, corpora):
+    """prepare_wmt14.sh on archives with the given sentence pairs: {archive: {path: pairs}}."""
     for name, members in corpora.items():
         files = {}
         for path, pairs in members.items():
@@ -173,42 +177,36 @@ def wmt(folder, target, corpora, giga=None):
         f"{name}-ref.{target}.sgm": sgm([other for _, other in test]),
     }
     archive(folder, "test-full.tgz", files)
-
-
-def prepare_wmt(folder, target, out):
-    script, env = SCRIPTS / "prepare_wmt14.sh", {"ORIG": str(folder), "JOBS": "2", "MERGES": "60"}
-    status, output = run("bash", script, target, out, **env)
+    out = folder / "a folder"
+    env = {"ORIG": folder, "JOBS": 2, "MERGES": 60}
+    status, output = run("bash", SCRIPTS / "prepare_wmt14.sh", target, out, **env)
     assert status == 0, output
+    return out
 
 
-def test_wmt14_german_is_cleaned_before_bpe_and_validated_on_newstest2013(tmp_path, pairs):
+def test_wmt14_german_is_cleaned_before_bpe_and_validated_on_newstest2013(tmp_path):
     long = (" ".join(["word"] * 81), " ".join(["Wort"] * 70))
     uneven = (" ".join(["word"] * 10), "Wort")
     at_most = (" ".join(["word"] * 80), " ".join(["Wort"] * 9))
     stray = ("the cat\r sleeps", "die Katze schläft")
     corpora = {
-        "training-parallel-europarl-v7.tgz": {"training/europarl-v7.de-en": [*pairs, long]},
+        "training-parallel-europarl-v7.tgz": {"training/europarl-v7.de-en": [*PAIRS, long]},
         "training-parallel-commoncrawl.tgz": {"commoncrawl.de-en": [uneven, at_most, stray]},
         "training-parallel-nc-v12.tgz": {"training/news-commentary-v12.de-en": [(ENGLISH, GERMAN)]},
-        "dev.tgz": {"dev/newstest2013": pairs[:4]},
+        "dev.tgz": {"dev/newstest2013": PAIRS[:4]},
     }
-    wmt(tmp_path, "de", corpora)
-    out = tmp_path / "a folder"
-    prepare_wmt(tmp_path, "de", out)
+    out = prepare_wmt(tmp_path, "de", corpora)
     english = lines(out / "tokenised" / "train.en")
-    assert english[:-2] == [*(en for en, _ in pairs), at_most[0]]
-    assert english[-2:] == [
-        "the cat sleeps",
-        "A dog , a well @-@ known one , runs &amp; doesn &apos;t stop .",
-    ]
-    assert lines(out / "raw" / "valid.de") == [de for _, de in pairs[:4]]
+    assert english[:-2] == [*(en for en, _ in PAIRS), at_most[0]]
+    assert english[-2] == "the cat sleeps"
+    assert english[-1] == "A dog , a well @-@ known one , runs &amp; doesn &apos;t stop ."
+    assert lines(out / "raw" / "valid.de") == [de for _, de in PAIRS[:4]]
     assert lines(out / "raw" / "test.en") == ["“Dogs” & cats’ food", ENGLISH]
     tokenised = lines(out / "tokenised" / "test.en")
     assert tokenised[0] == "“ Dogs ” &amp; cats &apos; food"  # its quotes are not normalised
     for split, count in (("train", 13), ("valid", 4), ("test", 2)):
-        found = sizes(out / "data-bin", split, "en", "de")
-        assert list(map(len, found)) == [count, count]
-        assert found == [segmented(out / "bpe" / f"{split}.{lang}") for lang in ("en", "de")]
+        assert sizes(out, split) == segmented(out, split)
+        assert len(sizes(out, split)[0]) == count
 
 
 def test_wmt14_french_is_cleaned_after_bpe_and_validated_on_every_1333rd_pair(tmp_path):
@@ -221,16 +219,13 @@ def test_wmt14_french_is_cleaned_after_bpe_and_validated_on_every_1333rd_pair(tm
         "training-parallel-nc-v9.tgz": {"training/news-commentary-v9.fr-en": pairs[2500:2600]},
         "training-giga-fren.tar": {"giga-fren.release2.fixed": pairs[2600:]},
     }
-    wmt(tmp_path, "fr", corpora)
-    out = tmp_path / "out"
-    prepare_wmt(tmp_path, "fr", out)
+    out = prepare_wmt(tmp_path, "fr", corpora)
     assert lines(out / "tokenised" / "valid.fr") == ["le chien 1332", "le chien 2665"]
     assert len(lines(out / "tokenised" / "train.en")) == 2698
-    assert len(sizes(out / "data-bin", "valid", "en", "fr")[0]) == 2
-    kept = sizes(out / "data-bin", "train", "en", "fr")
-    assert list(map(len, kept)) == [2697, 2697]  # without the pair of uneven lengths
-    source, target = (segmented(out / "bpe" / f"train.{lang}") for lang in ("en", "fr"))
-    assert kept == [source, target]
+    assert len(sizes(out, "valid", "en", "fr")[0]) == 2
+    kept = sizes(out, "train", "en", "fr")
+    assert len(kept[0]) == 2697  # without the pair of uneven lengths
+    assert kept == segmented(out, "train", "en", "fr")
 
 
 def test_wmt14_says_what_is_wrong(tmp_path):

@@ -1,6 +1,5 @@
 """integrations/fairseq/run_fairseq_tests.py, the comparison with fairseq's own tests."""
 
-import os
 import sys
 
 import pytest
@@ -23,7 +22,6 @@ def train_translation_model(data_dir, arch, extra_flags=None, task="translation"
     if task == "translation_multi_simple_epoch":
         assert flags.get("--source-scale") == ("1" if flags.get("--pos") == "cape" else None)
 
-
 def train_language_model(data_dir, arch, extra_flags=None):
     assert "--encoder-layers" not in extra_flags
     assert arch == "transformer_lm", "ours fails as well"
@@ -32,20 +30,16 @@ BINARIES = """
 import unittest
 from tests.utils import train_language_model, train_translation_model
 
-SIZE = ["--encoder-embed-dim", "16"]
-
-
 class TestTranslation(unittest.TestCase):
-    def test_transformer(self):
-        train_translation_model("x", "transformer_iwslt_de_en", SIZE)
+    def test_transformer(self, **options):
+        size = ["--encoder-embed-dim", "16"]
+        train_translation_model("x", arch="transformer_iwslt_de_en", extra_flags=size, **options)
 
     def test_translation_multi_simple_epoch_no_vepoch(self):
-        task = "translation_multi_simple_epoch"
-        train_translation_model("x", arch="transformer", task=task, extra_flags=SIZE)
+        self.test_transformer(task="translation_multi_simple_epoch")
 
     def test_raw(self):
         self.fail("whatever the model")
-
 
 class TestLanguageModeling(unittest.TestCase):
     def test_transformer_lm(self):
@@ -57,34 +51,26 @@ def compare(*arguments):
     return run(sys.executable, SCRIPT, *arguments)
 
 
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
-    """A folder laid out as fairseq's, with tests that say what they were called with."""
-    folder = tmp_path_factory.mktemp("fairseq")
-    (folder / "tests").mkdir()
-    (folder / "examples" / "translation_moe").mkdir(parents=True)
-    (folder / "tests" / "__init__.py").touch()
-    (folder / "tests" / "utils.py").write_text(UTILS)
-    (folder / "tests" / "test_binaries.py").write_text(BINARIES)
-    return folder
-
-
 def cells(output, test):
     (line,) = [line for line in output.splitlines() if line.startswith(f"| {test} ")]
     return [cell.strip() for cell in line.strip("|").split("|")][1:]
 
 
-def test_what_only_ours_fails_is_worse_and_ends_with_status_1(checkout):
-    tests = ["test_transformer", "test_translation_multi_simple_epoch_no_vepoch", "test_raw"]
-    variants = ("--pos", "cape", "relpos")
-    status, output = compare(checkout, *variants, "--tests", *tests, "test_transformer_lm")
+def test_what_only_ours_fails_is_worse_and_ends_with_status_1(tmp_path):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "examples" / "translation_moe").mkdir(parents=True)
+    for name, text in {"__init__": "", "utils": UTILS, "test_binaries": BINARIES}.items():
+        (tmp_path / "tests" / f"{name}.py").write_text(text)
+    expected = {
+        "test_transformer": ["passed", "passed", "error"],
+        "test_translation_multi_simple_epoch_no_vepoch": ["passed", "passed", "passed"],
+        "test_raw": ["failed", "failed", "failed"],
+        "test_transformer_lm": ["passed", "failed", "failed"],
+    }
+    status, output = compare(tmp_path, "--pos", "cape", "relpos", "--tests", *expected)
     assert status == 1, output
-    assert cells(output, "test_transformer") == ["passed", "passed", "error"]
-    assert cells(output, tests[1]) == ["passed", "passed", "passed"]
-    assert cells(output, "test_raw") == ["failed", "failed", "failed"]
-    assert cells(output, "test_transformer_lm") == ["passed", "failed", "failed"]
-    worse = [line for line in output.splitlines() if line.startswith("WORSE")]
-    assert worse == [
+    assert {test: cells(output, test) for test in expected} == expected
+    assert [line for line in output.splitlines() if line.startswith("WORSE")] == [
         "WORSE test_transformer: --pos relpos error",
         "WORSE test_transformer_lm: --pos cape failed",
         "WORSE test_transformer_lm: --pos relpos failed",
@@ -96,14 +82,3 @@ def test_a_folder_that_is_no_checkout_is_named(tmp_path):
     missing = tmp_path / "tests" / "test_binaries.py"
     message = f"{missing} does not exist: give a checkout of fairseq\n"
     assert compare(tmp_path) == (1, message)
-
-
-def test_fairseqs_own_tests_pass_where_they_pass_for_fairseqs_transformer():
-    real = os.environ.get("FAIRSEQ_CHECKOUT")
-    if not real:
-        pytest.skip("FAIRSEQ_CHECKOUT names no checkout of fairseq")
-    tests = ("test_transformer", "test_transformer_layerdrop")
-    status, output = compare(real, "--pos", "cape", "--tests", *tests)
-    assert status == 0, output[-3000:]
-    for test in tests:
-        assert cells(output, test)[1:] == ["passed"]

@@ -34,15 +34,13 @@ def test_bos_comes_before_the_first_real_token(rows, expected):
     [("cape", "auto", 5), ("cape", "false", 4), ("sinpos", "auto", 4), ("sinpos", "true", 5)],
 )
 def test_auto_means_for_cape_only(build, pos, source_bos, columns):
-    model = build(pos, source_bos=source_bos)
-    out = model.encoder(torch.tensor([[5, 6, 7, EOS]]))
+    out = build(pos, source_bos=source_bos).encoder(torch.tensor([[5, 6, 7, EOS]]))
     assert out["encoder_out"][0].shape[0] == columns
 
 
 @pytest.mark.parametrize("padding", [[], [PAD, PAD]])
 def test_a_source_that_has_bos_gives_what_it_gives_without(build, padding):
-    model = build("cape")
-    target = torch.tensor([[EOS, 10, 11]])
+    model, target = build("cape"), torch.tensor([[EOS, 10, 11]])
     without = model(torch.tensor([[*padding, 5, 6, EOS]]), None, target)[0]
     with_bos = model(torch.tensor([[*padding, BOS, 5, 6, EOS]]), None, target)[0]
     torch.testing.assert_close(with_bos, without, rtol=0, atol=1e-5)

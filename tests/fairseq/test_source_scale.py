@@ -9,76 +9,60 @@ import pytest
 
 pytest.importorskip("fairseq")
 
+from fairseq_commands import PAIRS, configure, preprocess, ratio, train
+
 from cape_plugins.fairseq.training_set import count_source_scale
 from cape_plugins.variants import get, names
 
 LANGUAGES = "-s en -t de"
 
 
-def expected(pairs):
-    """Each sentence counts its words and one EOS, no BOS."""
-    ratio = sum(len(de.split()) + 1 for _, de in pairs) / sum(
-        len(en.split()) + 1 for en, _ in pairs
-    )
-    return pytest.approx(ratio)
-
-
 @pytest.fixture(scope="module")
-def shard(data, pairs, preprocess, tmp_path_factory):
+def shard(data, tmp_path_factory):
     """Two of the sentences, of another ratio, with the dictionaries of all."""
-    return preprocess(tmp_path_factory.mktemp("shard"), pairs[3:5], dictionaries_of(data))
+    return preprocess(tmp_path_factory.mktemp("shard"), PAIRS[3:5], dictionaries_of(data))
 
 
 def dictionaries_of(folder):
     return f"--srcdict {folder}/dict.en.txt --tgtdict {folder}/dict.de.txt"
 
 
-@pytest.fixture
-def dictionaries(data, tmp_path):
-    """A folder without a training set."""
-    for file in data.glob("dict.*"):
-        shutil.copy(file, tmp_path)
-    return tmp_path
-
-
-def test_it_counts_both_directions_all_shards_and_all_parts(
-    data, pairs, shard, configure, dictionaries
-):
+def test_it_counts_both_directions_all_shards_and_all_parts(data, shard, dictionaries):
     def count(*arguments):
         return count_source_scale(configure(*arguments)[1])
 
-    assert count(data) == expected(pairs)
-    assert 1.05 < count(data) != expected(pairs[3:5])
+    assert count(data) == pytest.approx(ratio(PAIRS))
+    assert 1.05 < count(data) != pytest.approx(ratio(PAIRS[3:5]))
     assert count(data, "-s de -t en") == pytest.approx(1 / count(data))
-    assert count(f"{data}{os.pathsep}{shard}") == expected(pairs + pairs[3:5])
+    assert count(f"{data}{os.pathsep}{shard}") == pytest.approx(ratio(PAIRS + PAIRS[3:5]))
     for folder, part in ((data, "train."), (shard, "train1.")):
         for file in folder.glob("train.*"):
             shutil.copy(file, dictionaries / file.name.replace("train.", part))
     # by default fairseq reads no parts
-    assert count(dictionaries, "--upsample-primary 1") == expected(pairs + pairs[3:5])
+    assert count(dictionaries, "--upsample-primary 1") == pytest.approx(ratio(PAIRS + PAIRS[3:5]))
 
 
 @pytest.mark.parametrize("arch", ["cape_transformer_tiny", "cape_transformer"])
-def test_building_stores_it_in_the_config(data, pairs, configure, arch):
-    config, task = configure(data, "--pos cape --encoder-layers 1", arch=arch)
+def test_building_stores_it_in_the_config(data, arch):
+    config, task = configure(data, arch=arch)
     model = task.build_model(config.model)
-    assert config.model.source_scale == model.encoder.spacing == expected(pairs)
+    assert config.model.source_scale == model.encoder.spacing == pytest.approx(ratio(PAIRS))
     assert task.datasets == {}  # the trainer loads it itself
 
 
 @pytest.mark.parametrize("pos", [p for p in names(1) if "source_scale" not in get(p).options])
-def test_variants_that_take_none_need_no_training_set(dictionaries, configure, pos):
-    config, task = configure(dictionaries, f"--pos {pos} --encoder-layers 1 {LANGUAGES}")
+def test_variants_that_take_none_need_no_training_set(dictionaries, pos):
+    config, task = configure(dictionaries, f"--pos {pos} {LANGUAGES}")
     model = task.build_model(config.model)
     assert (config.model.source_scale, model.encoder.spacing) == (0, 1)
 
 
-def test_a_given_value_is_kept_and_needs_no_training_set(dictionaries, configure):
+def test_a_given_value_is_kept_and_needs_no_training_set(dictionaries):
     config, task = configure(dictionaries, f"--source-scale 1.0337 {LANGUAGES}")
     assert task.build_model(config.model).encoder.spacing == config.model.source_scale == 1.0337
 
 
-def test_what_cannot_be_counted_is_asked_for(dictionaries, configure, tmp_path_factory, preprocess):
+def test_what_cannot_be_counted_is_asked_for(dictionaries, tmp_path_factory):
     config, task = configure(dictionaries, LANGUAGES)
     with pytest.raises(ValueError, match=r"Dataset not found: train .*--source-scale"):
         task.build_model(config.model)
@@ -91,14 +75,12 @@ def test_what_cannot_be_counted_is_asked_for(dictionaries, configure, tmp_path_f
         count_source_scale(task)
 
 
-def test_fine_tuning_keeps_the_checkpoints_and_says_what_replaces_it(
-    data, pairs, shard, train, tmp_path
-):
+def test_fine_tuning_keeps_the_checkpoints_and_says_what_replaces_it(data, shard, tmp_path):
     first = train(data, tmp_path / "first", "--max-update 1")[0]["cfg"]["model"]["source_scale"]
     checkpoint = tmp_path / "first" / "checkpoint_last.pt"
     tuning = f"--finetune-from-model {checkpoint} --max-update 1"
     tuned, output = train(shard, tmp_path / "tuned", tuning)
-    assert first == tuned["cfg"]["model"]["source_scale"] == expected(pairs)
+    assert first == tuned["cfg"]["model"]["source_scale"] == pytest.approx(ratio(PAIRS))
     assert "was trained with" not in output
     given = f"--restore-file {checkpoint} --source-scale 2.0 --max-update 2"
     replaced, output = train(data, tmp_path / "replaced", given)

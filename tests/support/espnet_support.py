@@ -1,8 +1,12 @@
 """Our encoders, small and with weights that hide nothing; what they are given; speech."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from cape_plugins.variants import names
 
@@ -18,6 +22,10 @@ every_encoder = pytest.mark.parametrize("name", ALL)
 
 RATE = 8000  # of the speech, in Hz
 FEATURES = 20
+STOCK = {  # ESPnet's frontend
+    "frontend": "default",
+    "frontend_conf": dict(fs="8k", n_fft=256, win_length=200, hop_length=80, n_mels=FEATURES),
+}
 SIZES = dict(output_size=16, attention_heads=2, num_blocks=2)
 CONFORMER = dict(linear_units=32, cnn_module_kernel=7, macaron_style=True, rel_pos_type="latest")
 BRANCHES = dict(cgmlp_linear_units=32, cgmlp_conv_kernel=7)
@@ -82,3 +90,16 @@ def audio(*seconds: float) -> tuple[Tensor, Tensor]:
     speech = [0.1 * torch.randn(samples, generator=generator) for samples in sizes]
     lengths = torch.tensor([len(samples) for samples in speech])
     return nn.utils.rnn.pad_sequence(speech, batch_first=True), lengths
+
+
+@contextmanager
+def process(rank: int, processes: int) -> Iterator[None]:
+    """As one of several processes; no group is joined where there are none."""
+    if processes:
+        group = dict(store=FakeStore(), rank=rank, world_size=processes)
+        torch.distributed.init_process_group("fake", **group)
+    try:
+        yield
+    finally:
+        if processes:
+            torch.distributed.destroy_process_group()

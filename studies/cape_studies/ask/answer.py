@@ -34,11 +34,9 @@ class Group(NamedTuple):
 
 def adjusted(p: Sequence[float]) -> list[float]:
     """p-values after Holm: to be compared with the level of all together."""
-    order = np.argsort(p)
-    steps = np.maximum.accumulate(np.asarray(p)[order] * np.arange(len(p), 0, -1))
-    found = np.empty(len(p))
-    found[order] = np.minimum(steps, 1)
-    return found.tolist()
+    ordered = pd.Series(p).sort_values()
+    steps = (ordered * range(len(p), 0, -1)).cummax().clip(upper=1)
+    return steps.sort_index().tolist()
 
 
 def pairs(groups: Mapping[str, Group]) -> dict[tuple[str, str], float]:
@@ -105,13 +103,13 @@ def of_range(
         for name, one in of_best.items()
         if one is not None and one <= LEVEL
     }
-    limit = chance if chance is not None else -np.inf if higher else np.inf
+    sign = 1 if higher else -1
     return {
         "best": best,
         "cannot_be_told_from_it": [name for name in order[1:] if name not in worse],
         "worse": worse,
         "floor_beaten": floor in worse if p and floor in means else None,
-        "not_learned": [v for v in order if (means[v] <= limit if higher else means[v] >= limit)],
+        "not_learned": [v for v in order if chance is not None and sign * (means[v] - chance) <= 0],
         "means": {name: means[name] for name in order},
         "trainings": {name: len(groups[name].each) for name in order},
         "pairs": len(p),

@@ -3,9 +3,12 @@
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
+import tyro
+
+from cape_studies.evaluation.command import one_line_errors
 
 SHOWN = 20  # faults
 BINS = 3  # of the longest fifth
@@ -16,6 +19,12 @@ MOST = 500  # items of a test
 Item = TypeVar("Item")
 
 
+def command(prepare: Callable[..., None]) -> None:
+    """Call it with options of its arguments' names; a fault ends with status 2 and a line."""
+    with one_line_errors("cape-run"):
+        tyro.cli(prepare, config=(tyro.conf.FlagCreatePairsOff,))
+
+
 def complain(folder: Path, faults: Iterable[str]) -> None:
     """Raise ValueError with the first faults, if there are any, in one line."""
     every = list(faults)
@@ -24,52 +33,57 @@ def complain(folder: Path, faults: Iterable[str]) -> None:
         raise ValueError("; ".join(every[:SHOWN]) + more)
 
 
-def digest(name: str) -> bytes:
-    """What items are put in order by, the same in every call and whatever else is there."""
-    return hashlib.sha256(name.encode(errors="surrogateescape")).digest()
+def drawn(
+    items: Iterable[Item], many: int, name: Callable[[Item], str]
+) -> tuple[list[Item], list[Item]]:
+    """So many of the items and the others: those whose names' digests come first are the same in
+    every call, whatever else is there."""
+
+    def digest(item: Item) -> bytes:
+        return hashlib.sha256(name(item).encode(errors="surrogateescape")).digest()
+
+    order = sorted(items, key=digest)
+    return order[:many], order[many:]
 
 
-class Bin(NamedTuple):
-    """Items whose lengths are in an interval: its name, and their numbers."""
-
-    name: str
-    items: list[int]
+def apart(items: Sequence[Item], name: Callable[[Item], str]) -> tuple[list[Item], list[Item]]:
+    """Items of a test and the others: one in ``ONE_IN``, but ``ENOUGH`` if that leaves ``FEW`` − 1
+    times as many, and ``MOST`` at most."""
+    many = min(MOST, max(1, len(items) // ONE_IN, min(ENOUGH, len(items) // FEW)))
+    return drawn(items, many, name)
 
 
 def short_and_long(
-    lengths: Sequence[float], names: Sequence[str], shown: Callable[[float, float], str]
-) -> tuple[list[int], list[Bin], float]:
-    """Numbers of the shorter four fifths; bins of the longest fifth; the longest of the shorter.
+    items: Sequence[Item],
+    length: Callable[[Item], float],
+    name: Callable[[Item], str],
+    shown: Callable[[float, float], str],
+) -> tuple[list[Item], dict[str, list[Item]], float]:
+    """The shorter four fifths; the longest fifth in bins by name; the longest of the shorter.
 
     Args:
-        lengths: of the items.
-        names: that choose, where a bin has more than ``MOST``.
+        items: in any order.
+        length: of an item.
+        name: of an item, that chooses where a bin has more than ``MOST``.
         shown: the name of a bin, from its shortest and longest.
 
     Raises:
         ValueError: the lengths are so alike that none is longer than most.
     """
+    lengths = [length(one) for one in items]
     limit = float(np.quantile(lengths, 0.8, method="lower"))
-    beyond = sorted(length for length in lengths if length > limit)
-    if not beyond or len(beyond) < BINS:
+    beyond = [one for one in lengths if one > limit]
+    if len(beyond) < BINS:
         raise ValueError(
-            f"{len(beyond)} of {len(lengths)} are longer than {limit:g}: nothing to test longer "
+            f"{len(beyond)} of {len(items)} are longer than {limit:g}: nothing to test longer "
             "ones on; a study of lengths needs data whose lengths differ"
         )
-    edges = np.unique(np.quantile(beyond, [i / BINS for i in range(1, BINS + 1)], method="lower"))
-    found, low = [], limit
-    for high in edges.tolist():
-        inside = [i for i, length in enumerate(lengths) if low < length <= high]
-        inside = sorted(inside, key=lambda i: digest(names[i]))[:MOST]
-        own = [lengths[i] for i in inside]
-        found.append(Bin(shown(min(own), max(own)), sorted(inside)))
+    edges = np.quantile(beyond, [i / BINS for i in range(1, BINS + 1)], method="lower")
+    found: dict[str, list[Item]] = {}
+    low = limit
+    for high in np.unique(edges).tolist():
+        inside, _ = drawn([one for one in items if low < length(one) <= high], MOST, name)
+        own = sorted(map(length, inside))
+        found.setdefault(shown(own[0], own[-1]), []).extend(inside)
         low = high
-    return [i for i, length in enumerate(lengths) if length <= limit], found, limit
-
-
-def apart(items: Sequence[int], names: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Most of the items, and those of a test: one in ``ONE_IN``, but ``ENOUGH`` if that leaves
-    ``FEW`` − 1 times as many, and ``MOST`` at most."""
-    order = sorted(items, key=lambda i: digest(names[i]))
-    held = min(MOST, max(1, len(items) // ONE_IN, min(ENOUGH, len(items) // FEW)))
-    return sorted(order[held:]), sorted(order[:held])
+    return [one for one in items if length(one) <= limit], found, limit

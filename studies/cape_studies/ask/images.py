@@ -10,9 +10,9 @@ and moved by a quarter of their side, the room filled with the mean of their edg
 ``anywhere`` are those of training, each moved by up to so much in any direction.
 """
 
-import argparse
 import hashlib
 import math
+import os
 import random
 import re
 import shutil
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
-from cape_studies.ask.held_out import complain, digest
+from cape_studies.ask.held_out import command, complain, drawn
 from cape_studies.experiments.hosts import Machine
 from cape_studies.experiments.study import Study, find
 
@@ -59,9 +59,8 @@ def look(folder: Path) -> Images:
     else:
         train, test = {}, {}
         for name, files in _classes(folder).items():
-            files = sorted(files, key=lambda path: digest(path.name))
-            held = max(1, len(files) // HELD_OUT)
-            train[name], test[name] = files[held:], files[:held]
+            many = max(1, len(files) // HELD_OUT)
+            test[name], train[name] = drawn(files, many, lambda path: path.name)
         how = f"of one folder: the test is one in {HELD_OUT} of each class, chosen by name"
     complain(folder, _odd_classes(folder, train, test))
     return Images(train, test, how)
@@ -83,12 +82,12 @@ def _odd_classes(folder: Path, *parts: dict[str, list[Path]]) -> Iterator[str]:
     if len(names) < 2:
         yield f"{folder} has {len(names)} folders of classes with images (<class>/*), 2 are needed"
     for name in names:
-        counts = [len(part.get(name, ())) for part in parts]
-        if sum(counts) < 2:
-            yield f"class {name!r} of {folder} has {sum(counts)} images, 2 are needed"
-        elif 0 in counts:
-            part = "the test" if counts[0] else "training"
-            yield f"class {name!r} of {folder} has no image for {part}"
+        train, test = (len(part.get(name, ())) for part in parts)
+        if not train or not test:
+            yield (
+                f"class {name!r} of {folder} has {train} images to train on and {test} to test: "
+                "one of each is needed"
+            )
 
 
 def settle(study: Study, folder: Path, machine: Machine) -> None:
@@ -183,13 +182,13 @@ def _shorter(path: Path) -> int:
         raise ValueError(f"{path} cannot be read as an image: {error}") from error
 
 
-def prepare(folder: Path, out: Path, side: int, anywhere: bool = False) -> None:
+def prepare(images: Path, out: Path, side: int, anywhere: bool = False) -> None:
     """Write the folders of the module's docstring.
 
     Raises:
         ValueError: names images that cannot be read, and those that train and test share.
     """
-    found, faults = look(folder), []
+    found, faults = look(images), []
     seen: dict[bytes, Path] = {}
     for part, classes in (("train", found.train), ("test", found.test)):
         every = [(name, path) for name, files in classes.items() for path in files]
@@ -205,19 +204,19 @@ def prepare(folder: Path, out: Path, side: int, anywhere: bool = False) -> None:
                 seen.setdefault(mark, path)
             elif mark in seen:
                 faults.append(f"{path} of the test is the same image as {seen[mark]} of training")
-            inside = path.relative_to(folder).parts
+            inside = path.relative_to(images).parts
             place = "_".join(inside[inside.index(name) + 1 :])
             _write(image, path, out / part / name / place, 2 * side)
             if part == "test" or anywhere:
                 by: tuple[float, float] = DIRECTIONS[number % 4]
                 if part == "train":
-                    draw = random.Random(digest(path.name))
+                    draw = random.Random(os.fsencode(path.name))
                     by = draw.uniform(-0.25, 0.25), draw.uniform(-0.25, 0.25)
                 square = ImageOps.fit(image, (min(image.size),) * 2)
                 at = out / {"test": "moved", "train": "anywhere"}[part] / name / f"{place}.png"
                 at.parent.mkdir(parents=True, exist_ok=True)
                 moved(square, by).save(at)
-    complain(folder, faults)
+    complain(images, faults)
 
 
 def _write(image: Image.Image, path: Path, place: Path, most: int) -> None:
@@ -240,21 +239,5 @@ def moved(image: Image.Image, by: tuple[float, float]) -> Image.Image:
     return canvas
 
 
-def main() -> None:
-    """The command line; ends with status 2 and a line that names the first fault."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--images", type=Path, required=True, help="the user's folder")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--side", type=int, required=True, help="pixels that training has")
-    parser.add_argument("--anywhere", action="store_true", help="training's images moved, too")
-    arguments = parser.parse_args()
-    try:
-        prepare(arguments.images, arguments.out, arguments.side, arguments.anywhere)
-    except ValueError as error:
-        parser.error(str(error))
-
-
 if __name__ == "__main__":
-    main()
+    command(prepare)

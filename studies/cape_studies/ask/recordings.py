@@ -7,14 +7,13 @@
 the durations of training, test1 to test3 are the longest fifth in bins of equal counts.
 """
 
-import argparse
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import soundfile
 
-from cape_studies.ask.held_out import apart, complain, short_and_long
+from cape_studies.ask.held_out import apart, command, complain, short_and_long
 from cape_studies.experiments.hosts import Machine
 from cape_studies.experiments.study import Study
 
@@ -76,16 +75,18 @@ def look(folder: Path) -> Recordings:
     if len(paths) < 50:
         faults.append(f"{folder} has {len(paths)} WAV or FLAC files: 50 are needed, at the least")
     complain(folder, faults)
-    lengths, names = [one.seconds for one in found], [one.path.stem for one in found]
-    short, bins, limit = short_and_long(lengths, names, lambda low, high: f"{low:.1f}–{high:.1f} s")
-    rest, test = apart(short, names)
-    train, valid = apart(rest, names)
-    parts = {"train": train, "valid": valid, "test": test}
-    parts |= {f"test{i}": one.items for i, one in enumerate(bins, 1)}
-    shown = {"test": f"up to {limit:.1f} s"}
-    shown |= {f"test{i}": one.name for i, one in enumerate(bins, 1)}
-    chosen = {name: [found[i] for i in numbers] for name, numbers in parts.items()}
-    return Recordings(chosen, shown, next(iter(rates)))
+    shown = "{:.1f}–{:.1f} s".format
+    short, beyond, limit = short_and_long(found, lambda one: one.seconds, _name, shown)
+    test, rest = apart(short, _name)
+    valid, train = apart(rest, _name)
+    parts, names = {"train": train, "valid": valid, "test": test}, {"test": f"up to {limit:.1f} s"}
+    for i, (words, part) in enumerate(beyond.items(), 1):
+        parts[f"test{i}"], names[f"test{i}"] = part, words
+    return Recordings(parts, names, next(iter(rates)))
+
+
+def _name(recording: Recording) -> str:
+    return recording.path.stem
 
 
 def settle(study: Study, folder: Path, machine: Machine) -> None:
@@ -141,13 +142,13 @@ def settle(study: Study, folder: Path, machine: Machine) -> None:
     )
 
 
-def prepare(folder: Path, out: Path) -> None:
+def prepare(wavs: Path, out: Path) -> None:
     """Write the folders of the module's docstring.
 
     Raises:
         ValueError: see :func:`look`.
     """
-    for name, part in look(folder).parts.items():
+    for name, part in look(wavs).parts.items():
         (out / name).mkdir(parents=True)
         for one in part:
             wav = out / name / f"{one.path.stem}.wav"
@@ -158,19 +159,5 @@ def prepare(folder: Path, out: Path) -> None:
             wav.with_suffix(".txt").write_text(one.text, encoding="utf-8")
 
 
-def main() -> None:
-    """The command line; ends with status 2 and a line that names the first fault."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--wavs", type=Path, required=True, help="the user's folder")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    arguments = parser.parse_args()
-    try:
-        prepare(arguments.wavs, arguments.out)
-    except ValueError as error:
-        parser.error(str(error))
-
-
 if __name__ == "__main__":
-    main()
+    command(prepare)

@@ -9,20 +9,19 @@ and tests named after the words of the longer side of their pairs: those that tr
 longest fifth in bins of equal counts.
 """
 
-import argparse
 import io
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from cape_studies.ask.held_out import apart, complain, digest, short_and_long
+from cape_studies.ask.held_out import apart, command, complain, drawn, short_and_long
 from cape_studies.experiments.hosts import Machine
 from cape_studies.experiments.study import Study
 
 MERGES = 8000
+MOST_BROUGHT = 2000  # pairs of the user's test
 SEEN = 1_500_000  # words that a short training shows a model, or training's three times
 
 Pair = tuple[str, str]
@@ -64,21 +63,23 @@ def look(folder: Path, source: str | None = None) -> Sentences:
     twice = (i for i, pair in enumerate(given, 1) if pair in known)
     complain(folder, (f"{files} line {i} stands in training, with its translation" for i in twice))
     every = list(dict.fromkeys([*train, *given]))  # a pair once: it is in one part
-    lengths = [max(len(side.split()) for side in pair) for pair in every]
-    names = ["\t".join(pair) for pair in every]
-    short, bins, limit = short_and_long(lengths, names, lambda low, high: f"{low:g}-{high:g}")
+    short, beyond, limit = short_and_long(every, _words, "\t".join, "{:g}-{:g}".format)
     brought = set(given)
-    inside = [i for i in short if every[i] in brought]
-    kept = [i for i in short if every[i] not in brought]
-    if not inside:
-        kept, inside = apart(kept, names)
-        how = "chosen by their text from the shorter ones"
-    else:
-        inside = sorted(inside, key=lambda i: digest(names[i]))[:2000]
+    inside = [pair for pair in short if pair in brought]
+    kept = [pair for pair in short if pair not in brought]
+    if inside:
+        inside, _ = drawn(inside, MOST_BROUGHT, "\t".join)
         how = f"from {own[0]}.{languages[0]} and .{languages[1]}"
-    tests = {f"1-{limit:g}": inside, **{one.name: one.items for one in bins}}
-    chosen = {name: [every[i] for i in numbers] for name, numbers in tests.items()}
-    return Sentences((languages[0], languages[1]), [every[i] for i in kept], chosen, how)
+    else:
+        inside, kept = apart(kept, "\t".join)
+        how = "chosen by their text from the shorter ones"
+    tests = {f"1-{limit:g}": inside, **beyond}
+    return Sentences((languages[0], languages[1]), kept, tests, how)
+
+
+def _words(pair: Pair) -> int:
+    """Of the longer side."""
+    return max(len(side.split()) for side in pair)
 
 
 def _pairs(folder: Path, name: str, languages: list[str]) -> list[Pair]:
@@ -95,15 +96,14 @@ def _pairs(folder: Path, name: str, languages: list[str]) -> list[Pair]:
     if len(sides[0]) != len(sides[1]):
         counts = [len(of) for of in sides]
         raise ValueError(f"{folder / name}.* must be pairs of lines and have {counts} lines")
-    complain(folder, _empty(folder / name, languages, sides))
+    empty = (
+        f"{folder / name}.{language} line {number} is empty"
+        for language, lines in zip(languages, sides, strict=True)
+        for number, line in enumerate(lines, 1)
+        if not line
+    )
+    complain(folder, empty)
     return list(zip(*sides, strict=True))
-
-
-def _empty(path: Path, languages: list[str], sides: list[list[str]]) -> Iterator[str]:
-    for language, lines in zip(languages, sides, strict=True):
-        for number, line in enumerate(lines, 1):
-            if not line:
-                yield f"{path}.{language} line {number} is empty"
 
 
 def settle(study: Study, folder: Path, machine: Machine) -> None:
@@ -115,7 +115,7 @@ def settle(study: Study, folder: Path, machine: Machine) -> None:
     step, options = study.prepare["prepared"].options, study.options
     found = look(folder, step["source"])
     step["source"] = found.languages[0]
-    lengths = [max(len(side.split()) for side in pair) for pair in found.train]
+    lengths = [_words(pair) for pair in found.train]
     batches = 1.2 * sum(lengths) / options["max-tokens"]  # of subwords
     updates = round(min(max(SEEN * 1.2 / options["max-tokens"], 3 * batches), 100 * batches))
     options["max-update"] = updates = options["max-update"] or max(1, updates)
@@ -135,13 +135,13 @@ def settle(study: Study, folder: Path, machine: Machine) -> None:
     )
 
 
-def prepare(folder: Path, out: Path, source: str) -> None:
-    """Write text and binarised data.
+def prepare(text: Path, out: Path, source: str) -> None:
+    """Write text and binarised data to ``out``, from the folder that :func:`look` takes.
 
     Raises:
         ValueError: see :func:`look`.
     """
-    found = look(folder, source)
+    found = look(text, source)
     sides = {
         (name, language): [pair[i] for pair in pairs]
         for name, pairs in {"train": found.train, **found.tests}.items()
@@ -151,8 +151,8 @@ def prepare(folder: Path, out: Path, source: str) -> None:
         sides = _subwords(sides, found.languages)
     (out / "text").mkdir(parents=True)
     for (name, language), lines in sides.items():
-        text = "".join(f"{line}\n" for line in lines)
-        (out / "text" / f"{name}.{language}").write_text(text, encoding="utf-8")
+        path = out / "text" / f"{name}.{language}"
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     tests = ",".join(str(out / "text" / name) for name in found.tests)
     preprocess = str(Path(sys.executable).parent / "fairseq-preprocess")
     told = [f"--trainpref={out / 'text' / 'train'}", f"--testpref={tests}", "--joined-dictionary"]
@@ -185,20 +185,5 @@ def _subwords(
     return {key: [bpe.process_line(line) for line in lines] for key, lines in split.items()}
 
 
-def main() -> None:
-    """The command line; ends with status 2 and a line that names the first fault."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--text", type=Path, required=True, help="the user's folder")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--source", required=True, help="language, as the files' names end")
-    arguments = parser.parse_args()
-    try:
-        prepare(arguments.text, arguments.out, arguments.source)
-    except ValueError as error:
-        parser.error(str(error))
-
-
 if __name__ == "__main__":
-    main()
+    command(prepare)

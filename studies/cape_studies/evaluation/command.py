@@ -1,7 +1,6 @@
 """The commands' ways in and out: a missing host and a mistake are one line each."""
 
 import importlib
-import inspect
 import io
 import logging
 import re
@@ -20,15 +19,14 @@ from cape_studies.evaluation.options import problem
 def call(host: str, argv: Sequence[str] | None = None) -> None:
     """The command of timm, fairseq or espnet, which is imported now, not before.
 
-    Its module ``evaluate`` has ``OPTIONS``, the ``kind`` of :func:`main`, and ``run``.
-
-    Raises:
-        SystemExit: as :func:`one_line_errors`, also if something is not installed.
+    Its module ``evaluate`` has ``OPTIONS``, the ``kind`` of :func:`main`, and ``run``, which gives
+    the scores one by one, or None where there are none.
     """
     prog = f"cape-{host}-eval"
     with one_line_errors(prog):
         try:
             module = importlib.import_module(f"cape_studies.evaluation.{host}.evaluate")
+            write = importlib.import_module("cape_studies.evaluation.output").write
         except ImportError as error:
             raise ImportError(f"{error}: pip install 'cape-studies[{host}]'") from error
     logging.basicConfig(format="%(message)s")
@@ -38,34 +36,21 @@ def call(host: str, argv: Sequence[str] | None = None) -> None:
         # batch of an old name of autocast
         warnings.filterwarnings("ignore", category=UserWarning, module="torch")
         warnings.filterwarnings("ignore", category=FutureWarning, module="espnet2")
-        main(prog, module.OPTIONS, module.run, argv, inspect.getdoc(module))
+        main(prog, module.OPTIONS, lambda options: write(options, module.run(options)), argv)
 
 
-def main(
-    prog: str,
-    kind: Any,
-    work: Callable[[Any], object],
-    argv: Sequence[str] | None,
-    about: str | None = None,
-) -> None:
-    """Read a command's options and do its work.
+def main(prog: str, kind: Any, work: Callable[[Any], object], argv: Sequence[str] | None) -> None:
+    """Read a command's options and do its work with them, in :func:`one_line_errors`.
 
-    Args:
-        prog: the command's name.
-        kind: the class of its options, or a union of ``tyro.conf.subcommand``.
-        work: is called with the options.
-        argv: the words of the command line. Default: the process's.
-        about: in the help. Default: the class's docstring.
-
-    Raises:
-        SystemExit: as :func:`one_line_errors`.
+    ``kind`` is the class of the options, or a union of ``tyro.conf.subcommand``; ``argv`` are the
+    words of the command line, None: the process's.
     """
     with one_line_errors(prog):
-        work(parsed(prog, kind, argv, about))
+        work(parsed(prog, kind, argv))
 
 
-def parsed(prog: str, kind: Any, argv: Sequence[str] | None, about: str | None = None) -> Any:
-    """The options on a command line; see :func:`main`.
+def parsed(prog: str, kind: Any, argv: Sequence[str] | None) -> Any:
+    """The options of :func:`main`.
 
     Raises:
         ValueError: what is wrong first, in one line, in place of tyro's box.
@@ -75,7 +60,7 @@ def parsed(prog: str, kind: Any, argv: Sequence[str] | None, about: str | None =
     try:
         with redirect_stderr(box):
             config = (tyro.conf.FlagCreatePairsOff,)
-            return tyro.cli(kind, prog=prog, description=about, args=argv, config=config)
+            return tyro.cli(kind, prog=prog, args=argv, config=config)
     except SystemExit as stop:
         if not stop.code:
             raise

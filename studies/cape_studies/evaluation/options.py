@@ -3,15 +3,15 @@
 import ast
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
     NonNegativeInt,
     ValidationError,
+    field_validator,
     model_validator,
 )
 from typing_extensions import Self  # pydantic's
@@ -19,16 +19,16 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 
 class Options(BaseModel):
-    """Options of a command, checked when they are made: before any work.
-
-    A field is an option: ``bool`` a flag without a value, for True, ``list`` several values after
-    one flag, :data:`Pairs` ``NAME=VALUE …``; the rest is tyro's.
-
-    Raises:
-        pydantic.ValidationError: a value is not allowed; it is a ValueError.
-    """
+    """Options of a command, each a field, checked when they are made: before any work."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*")
+    @classmethod
+    def check_list(cls, value: Any) -> Any:
+        """Refuse a value that comes twice: its scores would count as two trainings'."""
+        once(value if isinstance(value, list) else [], "the list")
+        return value
 
 
 def _pairs(words: list[str]) -> dict[str, Any]:
@@ -57,25 +57,13 @@ Pairs = Annotated[
 ]
 
 
-Many = TypeVar("Many")
-
-
-def _different(values: Any) -> Any:
-    once(values or [], "the list")
-    return values
-
-
-#: a list in which nothing comes twice
-Different = Annotated[Many, AfterValidator(_different)]
-
-
 class RunOptions(Options):
     """What the commands share that run models."""
 
-    attention_logn: Different[list[NonNegativeInt]] = Field(
+    attention_logn: list[NonNegativeInt] = Field(
         default=[],
-        description="logits of self-attention × log N / log of this, N_train in tokens, for models "
-        "that were trained without; several: each; 0: off; none: as trained",
+        description="logits of self-attention × log N / log of this, N in training, for models "
+        "trained without; several: each; 0: off; none: as trained",
     )
     device: str | None = Field(None, description="none: cuda if there is one, else cpu")
     workers: NonNegativeInt = Field(0, description="processes that load data")
@@ -95,6 +83,23 @@ class RunOptions(Options):
         return self
 
     @property
+    def place(self) -> Any:
+        """The torch.device of ``--device``.
+
+        Raises:
+            ValueError: it cannot be used here.
+        """
+        import torch
+
+        name = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            torch.zeros(1, device=name).item()  # which device 'meta' cannot do
+        except (RuntimeError, AssertionError) as error:  # the latter: torch without CUDA
+            said = str(error).splitlines()[0]
+            raise ValueError(f"--device {name} cannot be used: {said}") from error
+        return torch.device(name)
+
+    @property
     def csv_path(self) -> Path | None:
         """Where the scores go."""
         return self.csv or (Path(f"{self.out}.csv") if self.out else None)
@@ -106,29 +111,22 @@ class RunOptions(Options):
 
 
 def problem(error: ValidationError) -> str:
-    """The first of pydantic's findings in one line, with the option's name as it is typed.
-
-    A value that may be of several types has a finding for each.
-    """
+    """The first of pydantic's findings in one line, with the option's name as it is typed."""
     first = error.errors()[0]
-    name = f"{spelled(str(first['loc'][0]))}: " if first["loc"] else ""
+    name = f"--{str(first['loc'][0]).replace('_', '-')}: " if first["loc"] else ""
     if isinstance(own := first.get("ctx", {}).get("error"), ValueError):  # of a validator of ours
         return f"{name}{own}"
+    # a value that may be of several types has a finding for each
     alike = [one["msg"] for one in error.errors() if one["loc"][:2] == first["loc"][:2]]
     text = " or ".join(f"{message[0].lower()}{message[1:]}" for message in alike)
     return f"{name}{text}, got {first['input']!r}"
-
-
-def spelled(name: str) -> str:
-    """A field's name as it is typed."""
-    return f"--{name.replace('_', '-')}"
 
 
 def named(given: str, option: str) -> tuple[str | None, str]:
     """NAME=PATH in two; None and the whole where there is no name, or such a path exists.
 
     Raises:
-        ValueError: the name or the path is empty.
+        ValueError: one of the two is empty.
     """
     name, equals, path = given.partition("=")
     if not equals or Path(given).exists():

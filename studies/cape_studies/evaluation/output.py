@@ -1,13 +1,14 @@
 """What an evaluation writes: one tidy CSV of scores, and what each test item adds to them."""
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
+
+from cape_studies.evaluation.options import RunOptions
 
 #: How items make a score: 100 × sum of values / sum of weights; the same without 100; sacreBLEU's
 #: BLEU; fairseq's, which smooths nothing; a number that nothing adds up to.
@@ -25,9 +26,8 @@ class Score:
 
     Attributes:
         about: ``model`` and the columns of the condition, the same in all scores of a command.
-        metric: what was measured.
+        metric, value: what was measured, and found.
         how: items make the value.
-        value: the score.
         count: how many test items; None where there are none.
         weight: sum of the items' weights: images, words, tokens, seconds.
         items: what each adds: (item, value, weight); for BLEU (item, sacreBLEU's ten statistics:
@@ -60,63 +60,53 @@ def made(how: str, sums: Sequence[float]) -> float:
         return times * sums[0] / sums[1] if sums[1] else float("nan")
     from sacrebleu.metrics import BLEU
 
-    hypothesis, reference, *counts = map(int, sums)
+    ours, theirs, *counts = map(int, sums)
     smooth = "exp" if how == "bleu" else "none"
-    return BLEU.compute_bleu(counts[:4], counts[4:], hypothesis, reference, smooth).score
+    return BLEU.compute_bleu(counts[:4], counts[4:], ours, theirs, smooth).score
 
 
-class Results(AbstractContextManager):
-    """Scores of a command: a context that writes them as they come and ends with a table.
+def write(options: RunOptions, scores: Iterable[Score] | None) -> None:
+    """Write a command's scores and their items as they come, and print a table in the end.
 
-    A file is named NAME.part until all is done; the one that it replaces stays till then.
-
-    Args:
-        scores: CSV with a row for each; None writes none.
-        items: CSV with what each item adds; None writes none.
-        overwrite: replace them if they are there.
+    The first is made after the options have been checked; None writes nothing. A file is named
+    NAME.part until all is done; the one that it replaces stays till then.
 
     Raises:
         ValueError: a CSV is there or cannot be made there.
     """
+    if scores is None:
+        return
+    for path in filter(None, (options.csv_path, options.items)):
+        if path.suffix != ".csv" or path.is_dir():  # so that no checkpoint is overwritten
+            raise ValueError(f"{path} is no name of a CSV: end it with .csv")
+        if path.exists() and not options.overwrite:
+            raise ValueError(f"{path} exists: choose another name or give --overwrite")
+        if not path.parent.is_dir():
+            raise ValueError(f"no such folder: {path.parent} (for {path.name})")
+        if not os.access(path.parent, os.W_OK):
+            raise ValueError(f"{path} cannot be written: its folder is read-only")
+    rows: list[dict[str, object]] = []
+    parts: dict[Path, Path] = {}
 
-    def __init__(self, scores: Path | None, items: Path | None, overwrite: bool = False) -> None:
-        for path in filter(None, (scores, items)):
-            if path.suffix != ".csv" or path.is_dir():  # so that no checkpoint is overwritten
-                raise ValueError(f"{path} is no name of a CSV: end it with .csv")
-            if path.exists() and not overwrite:
-                raise ValueError(f"{path} exists: choose another name or give --overwrite")
-            if not path.parent.is_dir():
-                raise ValueError(f"no such folder: {path.parent} (for {path.name})")
-            if not os.access(path.parent, os.W_OK):
-                raise ValueError(f"{path} cannot be written: its folder is read-only")
-        self.scores, self.items = scores, items
-        self.rows: list[dict[str, object]] = []
-        self.parts: dict[Path, Path] = {}
-
-    def __exit__(self, error: object, *_: object) -> None:
-        if error is None:
-            for path, part in self.parts.items():
-                os.replace(part, path)
-            print(f"\n{table(self.rows)}")
-
-    def add(self, *scores: Score) -> None:
-        """Write scores and their items."""
-        for one in scores:
-            condition = {**one.about, "metric": one.metric}
-            values = {"value": one.value, "how": one.how, "items": one.count, "weight": one.weight}
-            self.rows.append({**condition, **values})
-            self._write(self.scores, self.rows[-1:])
-            names = _BLEU_PARTS if "bleu" in one.how else _PARTS
-            parts = [dict(zip(names, item, strict=True)) for item in one.items]
-            self._write(self.items, [{**condition, "how": one.how, **part} for part in parts])
-
-    def _write(self, path: Path | None, rows: Sequence[Mapping[str, object]]) -> None:
-        if path is None or not rows:
+    def add(path: Path | None, lines: Sequence[Mapping[str, object]]) -> None:
+        if path is None or not lines:
             return
-        begins = path not in self.parts
-        part = self.parts.setdefault(path, path.with_name(f"{path.name}.part"))
-        frame = pd.DataFrame(rows, dtype=object)  # or an integer beside None would be a float
+        begins = path not in parts
+        part = parts.setdefault(path, path.with_name(f"{path.name}.part"))
+        frame = pd.DataFrame(lines, dtype=object)  # or an integer beside None would be a float
         frame.to_csv(part, mode="w" if begins else "a", header=begins, index=False)
+
+    for one in scores:
+        about = {**one.about, "metric": one.metric}
+        values = {"value": one.value, "how": one.how, "items": one.count, "weight": one.weight}
+        rows.append({**about, **values})
+        add(options.csv_path, rows[-1:])
+        names = _BLEU_PARTS if "bleu" in one.how else _PARTS
+        adds = [dict(zip(names, item, strict=True)) for item in one.items]
+        add(options.items, [{**about, "how": one.how, **part} for part in adds])
+    for path, part in parts.items():
+        os.replace(part, path)
+    print(f"\n{table(rows)}")
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:

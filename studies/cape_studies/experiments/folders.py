@@ -70,11 +70,8 @@ def show(run: Run) -> None:
     """
     done = {name: step for name in run.evaluations if (step := run.evaluation(name)).done()}
     links = {f"evaluate-{name}.log": step.log for name, step in done.items()}
-    for name in done:
-        links |= {
-            f"evaluate-{name}.csv": run.csv(name),
-            f"items-{name}.csv": run.csv(name, "-items"),
-        }
+    links |= {f"evaluate-{name}.csv": run.csv(name) for name in done}
+    links |= {f"items-{name}.csv": run.csv(name, "-items") for name in done}
     links = {name: target for name, target in links.items() if target.exists()}
     for old in (*run.folder.glob("evaluate-*"), *run.folder.glob("items-*")):
         if old.name not in links:

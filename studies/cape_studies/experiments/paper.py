@@ -58,8 +58,6 @@ class PaperTable(Part):
 def rows(table: PaperTable) -> list[PaperRow]:
     """The numbers of a table.
 
-    Where one is marked as the best of its row, ``*84.25``, the others are differences from it.
-
     Raises:
         ValueError: the CSV cannot be read, lacks a column or has no number where one should be.
     """
@@ -75,7 +73,6 @@ def rows(table: PaperTable) -> list[PaperRow]:
 def _of_line(table: PaperTable, line: dict[str, str]) -> Iterator[PaperRow]:
     if any(line[column] not in values for column, values in table.where.items()):
         return
-    best = next((float(cell[1:]) for cell in line.values() if cell.startswith("*")), 0.0)
     for column, cell in line.items():
         match = re.fullmatch(table.column, column)
         if match is None or not cell:
@@ -83,11 +80,9 @@ def _of_line(table: PaperTable, line: dict[str, str]) -> Iterator[PaperRow]:
         fields = line | {name: group or "" for name, group in match.groupdict().items()}
         fields |= {name: ours.get(fields[name], fields[name]) for name, ours in table.names.items()}
         texts = table.model_dump(include={"variant", "condition", "evaluation", "metric"})
-        texts = {key: text.format(**fields) for key, text in texts.items() if text is not None}
-        texts["condition"] = re.sub("-$", "+", texts["condition"])  # a range without an end
         yield PaperRow(
-            **texts,
-            value=float(cell[1:]) if cell.startswith("*") else round(best + float(cell), 6),
+            **{key: text.format(**fields) for key, text in texts.items() if text is not None},
+            value=float(cell),
             source=table.source,
             spread=float(line[table.spread.format(**fields)]) if table.spread else None,
         )

@@ -92,10 +92,8 @@ def code_mark(package: Path, host: str) -> str:
     return digest([(str(path.relative_to(package)), path.read_text("utf-8")) for path in files])
 
 
-PLUGIN = Path(cape_plugins.__file__).parent
-EVALUATION = Path(cape_studies.__file__).parent / "evaluation"
-#: of our modules that prepare, the package → whose code they depend on
-OURS = {"cape_studies.evaluation": EVALUATION, "cape_studies.ask": EVALUATION.parent / "ask"}
+PLUGIN, STUDIES = Path(cape_plugins.__file__).parent, Path(cape_studies.__file__).parent
+EVALUATION, ASK = STUDIES / "evaluation", STUDIES / "ask"
 
 
 @cache
@@ -116,6 +114,14 @@ def script_mark(path: Path | None) -> str | None:
         raise ValueError(f"the study's script {path} cannot be read: {error}") from error
     files = {getattr(one, "__file__", None) for one in finder.modules.values()}
     return digest([Path(file).read_text("utf-8") for file in sorted(filter(None, files))])
+
+
+def _prepares(module: str | None, host: str) -> str:
+    """Of our code that a preparation depends on; of ``ask`` its module and what holds items out."""
+    package, _, name = (module or "").rpartition(".")
+    if package == "cape_studies.ask":
+        return digest([script_mark(ASK / f"{one}.py") for one in (name, "held_out")])
+    return code_mark(EVALUATION if package == "cape_studies.evaluation" else PLUGIN, host)
 
 
 @dataclass(frozen=True)
@@ -184,18 +190,13 @@ class Setting:
 
 
 def prepare(
-    study: Study,
-    out: Path,
-    machine: Machine,
-    data: Mapping[str, Path | None],
-    folder: Path | None = None,
+    study: Study, out: Path, machine: Machine, data: Mapping[str, Path | None], folder: Path
 ) -> tuple[Setting, list[Step]]:
     """The study's steps before any run, and where its runs find what they need.
 
     Args:
-        study, out, machine: see :class:`Setting`.
+        study, out, machine, folder: see :class:`Setting`.
         data: what is needed → folder, None where it was not given.
-        folder: of the study's results. Default: of its name, in ``out``.
     """
     places = {name: str(path or f"<{name}>") for name, path in data.items()}
     marks = {name: data_mark(path) if path else "" for name, path in data.items()}
@@ -204,9 +205,9 @@ def prepare(
         marks["recipe"] = digest(read_yaml(study.recipe))
     steps = []
     for name, step in study.prepare.items():
-        program = ["-m", str(step.module)] if step.module else [str(step.script)]
+        program = ["-m", step.module] if step.module else [str(step.script)]
         espnet = program[-1].startswith("espnet2.")
-        code = code_mark(OURS.get(program[-1].rpartition(".")[0], PLUGIN), study.host)
+        code = _prepares(step.module, study.host)
         mark = step.module or script_mark(step.script)
         settings = fill([*step.arguments, step.options], {**marks, "out": ""})
         key = digest([versions(study.host), code, mark, settings])
@@ -215,7 +216,7 @@ def prepare(
         command = [hosts.PYTHON, *program, *map(str, given), *hosts.words(options, espnet=espnet)]
         places[name], marks[name] = str(made), key
         steps.append(Step(made, partial(list, command), [made], []))
-    return Setting(study, folder or out / study.name, out, machine, places, marks), steps
+    return Setting(study, folder, out, machine, places, marks), steps
 
 
 class Run:
@@ -281,19 +282,14 @@ class Run:
 
     def evaluation(self, name: str) -> Step:
         """One of its steps that test."""
-        one = self.evaluations[name]
-        outputs = [
-            self.csv(name),
-            *([self.csv(name, "-items")] * ("items" in places_in(one.options))),
-        ]
+        one, trained = self.evaluations[name], self.training.record().get("ended")
+        path, raw, items = (self.csv(name, kind) for kind in ("", "-raw", "-items"))
         return Step(
-            self.home / "evaluations" / f"{name}-{self.evaluation_keys[name]}",
+            path.with_suffix(""),
             lambda: self.evaluation_command(name),
-            outputs,
-            [self.training.record().get("ended")],
-            finish=lambda: scores.finish(
-                one, self.study.host, *(self.csv(name, kind) for kind in ("", "-raw", "-items"))
-            ),
+            [path, items] if "items" in places_in(one.options) else [path],
+            [trained],
+            finish=lambda: scores.finish(one, self.study.host, path, raw, items),
         )
 
     def csv(self, name: str, kind: str = "") -> Path:

@@ -104,16 +104,15 @@ def section(result: Result) -> dict[str, Any]:
     every, picture = report_scores.every(result), io.BytesIO()
     answer = of_study(result.study, every)
     report_figures.draw(every[0], picture)
-    shown = [table for one in every for table in tables(one)]
-    steps = [step for run in result.runs.values() for step in run["record"].values()]
-    for step in steps:
-        if isinstance(step, dict) and "command" in step:
-            step["command"] = shlex.join(step["command"])  # as it is typed
+    for run in result.runs.values():
+        for step in run["record"].values():
+            if isinstance(step, dict) and "command" in step:
+                step["command"] = shlex.join(step["command"])  # as it is typed
     return {
         "result": result,
         "answer": answer,
         "said": sentences(answer, result.study) if answer else [],
-        "tables": shown,
+        "tables": [table for one in every for table in tables(one)],
         "picture": base64.b64encode(picture.getvalue()).decode(),
     }
 

@@ -111,13 +111,8 @@ def _read(folder: Path) -> Result:
     there = sorted(path.name for path in (folder / "runs").glob("*") if path.is_dir())
     begun = [folder / "runs" / name for name in study.runs if name in there]
     done = [run for run in begun if (run / "scores.csv").exists()]
-    runs = {
-        run.name: {
-            "record": read_yaml(run / "record.json"),  # which is YAML too
-            "settings": read_yaml(run / "settings.yaml"),
-        }
-        for run in done
-    }
+    noted = {"record": "record.json", "settings": "settings.yaml"}  # JSON is YAML too
+    runs = {run.name: {what: read_yaml(run / at) for what, at in noted.items()} for run in done}
     breaks = {n: r["record"].get("train", {}).get("interrupted", 0) for n, r in runs.items()}
     listed = {
         "Not finished": [name for name in study.runs if name not in runs],
@@ -137,9 +132,8 @@ def _read(folder: Path) -> Result:
     trainings, items = Counter(_training(run)[0] for run in done), [NO_ITEMS]
     for run in begun:
         variant, seed = _training(run)
-        mine = scores[scores["variant"] == variant].drop_duplicates(
-            ["evaluation", "condition", "metric"]
-        )
+        mine = scores[scores["variant"] == variant]
+        mine = mine.drop_duplicates(["evaluation", "condition", "metric"])
         if run not in done:  # it may have diverged
             scores = pd.concat([scores, mine.assign(seed=seed, value=np.nan, items=np.nan)])
         elif trainings[variant] >= TRAININGS:

@@ -143,12 +143,8 @@ class Scores:
         self.conditions: list[str] = list(rows["condition"].unique())
         seen = rows[rows["trained_on"]]
         self.seen = set(zip(seen["variant"], seen["condition"], strict=True))
-        self.paper = [
-            row
-            for row in about.paper
-            if (row.evaluation or about.evaluation) == evaluation
-            and (row.metric or about.metric) == metric
-        ]
+        which = evaluation, metric
+        self.paper = [row for row in about.paper if (row.evaluation, row.metric) == which]
         self.values: dict[tuple[str, str], pd.Series] = {
             key: of.set_index("seed")["value"].reindex(sorted(seeds[key[0]]))
             for key, of in rows.groupby(["variant", "condition"], sort=False)
@@ -185,19 +181,15 @@ class Scores:
         if paired or min(numbers) < TRAININGS:
             numbers = (len(each),) * len(keys)
         lacking = frozenset[int]().union(*(of.index[of.isna()] for of in values))
-        if not lacking and min(numbers) < TRAININGS:
-            return Score(float(each.mean()), each, numbers)
-        if lacking:
-            return Score(math.nan, each, numbers, lacking)
-        groups = [each.to_numpy()] if paired else [of.to_numpy() for of in values]
-        seeds = [each.index if paired else of.index for of in values]
-        found = [
-            [self.without(*key, seed) for seed in of] for key, of in zip(keys, seeds, strict=True)
-        ]
+        if lacking or min(numbers) < TRAININGS:
+            return Score(math.nan if lacking else float(each.mean()), each, numbers, lacking)
+        seeds = [(each if paired else of).index for of in values]
+        found = [[self.without(*key, i) for i in of] for key, of in zip(keys, seeds, strict=True)]
         names, without = {names for of in found for names, _ in of}, None
         if len(names) == 1 and () not in names:  # the same items everywhere
             columns = [np.column_stack([one for _, one in of]) for of in found]
             without = columns[0] - columns[1] if paired else np.hstack(columns)
+        groups = [of.to_numpy() for of in ([each] if paired else values)]
         low, high, p = interval(groups, signs[: len(groups)], without)
         if len(keys) == 1:
             low, high = max(low, self._limits[0]), min(high, self._limits[1])

@@ -46,13 +46,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         slurm = arguments.cluster == "slurm"
         still = "jobs of SLURM go on, --cancel ends them" if slurm else "all is stopped"
-        words = "cape-run", arguments.study, "--out", str(arguments.out), "--status"
-        print(
-            f"cape-run: interrupted, {still}: the same command goes on from the last checkpoints, "
-            f"{shlex.join(words)} shows what there is",
-            file=sys.stderr,
-            flush=True,
-        )
+        again = "the same command goes on from the last checkpoints"
+        shows = shlex.join(["cape-run", arguments.study, "--out", str(arguments.out), "--status"])
+        said = f"cape-run: interrupted, {still}: {again}, {shows} shows what there is"
+        print(said, file=sys.stderr, flush=True)
         os._exit(130)  # threads that wait for SLURM or another cape-run would hold an exit
     if failed:
         sys.exit("\n".join(f"cape-run: {line}" for line in failed))
@@ -148,11 +145,8 @@ def preparing(out: Path, there: Sequence[Path]) -> list[Path]:
 
 
 def cancel(folder: Path, there: Sequence[Path]) -> int:
-    """End cape-run where it runs these studies, what outlived it, and jobs of SLURM.
-
-    Returns:
-        how many processes of this machine were asked to end.
-    """
+    """End cape-run where it runs these studies, what outlived it, and jobs of SLURM; gives how many
+    processes of this machine were asked to end."""
     ended: set[int] = set()
     limit = time.monotonic() + CANCEL_SECONDS
     while (found := running(folder.parent, there)) and time.monotonic() < limit:

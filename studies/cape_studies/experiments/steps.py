@@ -107,15 +107,10 @@ def environment(gpus: int) -> dict[str, str]:
 
 
 def call(command: list[str], path: Path, log: IO[str], gpus: int = 0) -> float:
-    """Run a command; its whole output is added to the log. Gives the time of its end.
+    """Run a command; its whole output is added to the log at ``path``, which is open for appending
+    and whose lock is the command's too. Gives the time of its end.
 
     It is the first of a group of processes, so that Ctrl-C reaches cape-run alone.
-
-    Args:
-        command: its words.
-        path: of the log.
-        log: open for appending; its lock is the command's too.
-        gpus: that it has.
 
     Raises:
         RuntimeError: it failed.

@@ -217,6 +217,11 @@ class Study(Part):
         report.title = report.title or self.title
         found = [row for one in report.tables.values() for row in rows(one)]
         report.paper = [*report.paper, *(row for row in found if row.variant in self.variants)]
+        for row in report.paper:
+            row.evaluation, row.metric = (
+                row.evaluation or report.evaluation,
+                row.metric or report.metric,
+            )
         report.tables = {}
 
 

@@ -1,7 +1,5 @@
 """A user's sentences and recordings: the longest held out, and each fault by name."""
 
-import random
-
 import numpy as np
 import pytest
 import soundfile
@@ -9,47 +7,19 @@ import soundfile
 from cape_studies.ask import recordings, sentences
 from cape_studies.ask.held_out import short_and_long
 
-WORDS = ["ein", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn"]
-
-
-@pytest.fixture
-def text(tmp_path):
-    """200 pairs of 1 to 20 words."""
-    draw, pairs = random.Random(0), []
-    for number in range(200):
-        line = " ".join(draw.choices(WORDS, k=1 + number % 20))
-        pairs.append((f"{line} .", f"{line.upper()} ."))
-    for side, language in enumerate(("de", "en")):
-        lines = "".join(f"{pair[side]}\n" for pair in pairs)
-        (tmp_path / f"train.{language}").write_text(lines, encoding="utf-8")
-    return tmp_path
-
-
-@pytest.fixture
-def wavs(tmp_path):
-    """60 recordings of 0.5 to 3.5 s, every tenth in FLAC."""
-    tmp_path = tmp_path / "mine"
-    tmp_path.mkdir()
-    for number in range(60):
-        sound = np.random.default_rng(number).normal(0, 0.1, 4000 + 400 * number)
-        path = tmp_path / f"u{number:02}{'.flac' if number % 10 == 0 else '.wav'}"
-        soundfile.write(path, sound, 8000)
-        path.with_suffix(".txt").write_text(f"word {number}")
-    return tmp_path
-
 
 def test_the_longest_fifth_is_in_bins_of_equal_counts_and_stays_out_of_training():
     lengths = list(range(1, 101))
-    short, bins, limit = short_and_long(lengths, list(map(str, lengths)), "{:g}-{:g}".format)
+    short, bins, limit = short_and_long(lengths, float, str, "{:g}-{:g}".format)
     assert limit == 80
-    assert short == list(range(80))
-    assert [one.name for one in bins] == ["81-87", "88-93", "94-100"]
-    assert sorted(i for one in bins for i in one.items) == list(range(80, 100))
+    assert short == list(range(1, 81))
+    assert list(bins) == ["81-87", "88-93", "94-100"]
+    assert sorted(one for inside in bins.values() for one in inside) == list(range(81, 101))
 
 
 def test_lengths_that_are_alike_are_refused():
     with pytest.raises(ValueError, match="0 of 30 are longer than 7"):
-        short_and_long([7] * 30, list(map(str, range(30))), "{:g}-{:g}".format)
+        short_and_long([7] * 30, float, str, "{:g}-{:g}".format)
 
 
 def test_sentences_are_in_one_part_each_and_the_long_ones_in_the_tests(text):
@@ -72,45 +42,32 @@ def test_binarised_sentences_are_named_after_their_lengths(text):
     assert "dict.de.txt" in {path.name for path in (out / "bin").iterdir()}
 
 
-def lines(path, change):
-    path.write_text("\n".join(change(path.read_text("utf-8").splitlines())) + "\n", "utf-8")
+def in_lines(folder, place, line):
+    """Another line, or none, in the place of one of train.en."""
+    lines = (folder / "train.en").read_text("utf-8").splitlines(keepends=True)
+    lines[place] = line
+    (folder / "train.en").write_text("".join(lines), "utf-8")
 
 
-def drop_a_line(folder):
-    lines(folder / "train.en", lambda of: of[:-1])
-    return r"train\.\* must be pairs of lines and have \[200, 199\]"
-
-
-def empty_a_line(folder):
-    lines(folder / "train.en", lambda of: [*of[:4], " ", *of[5:]])
-    return "train.en line 5 is empty"
-
-
-def test_a_line(folder):
-    for language in ("de", "en"):
-        of = (folder / f"train.{language}").read_text("utf-8").splitlines()
-        (folder / f"test.{language}").write_text(f"neu\n{of[7]}\n", "utf-8")
-    return r"test\.de line 2 stands in training"
-
-
-test_a_line.__test__ = False
-
-
-def bring_one_side(folder):
-    (folder / "test.de").write_text("neu\n")
-    return "test.en is missing"
-
-
-def three_languages(folder):
-    (folder / "train.fr").write_text("un\n")
-    return r"train\.de, train\.en, train\.fr"
+def bring(folder, languages, line):
+    """A test of two lines, of which the second is one of training."""
+    for language in languages:
+        known = (folder / f"train.{language}").read_text("utf-8").splitlines()[line]
+        (folder / f"test.{language}").write_text(f"neu\n{known}\n", "utf-8")
 
 
 @pytest.mark.parametrize(
-    "spoil", [drop_a_line, empty_a_line, test_a_line, bring_one_side, three_languages]
+    ("spoil", "named"),
+    [
+        (lambda of: in_lines(of, 199, ""), r"train\.\* must be .* and have \[200, 199\] lines"),
+        (lambda of: in_lines(of, 4, " \n"), "train.en line 5 is empty"),
+        (lambda of: bring(of, ["de", "en"], 7), r"test\.de line 2 stands in training"),
+        (lambda of: bring(of, ["de"], 7), "test.en is missing"),
+        (lambda of: (of / "train.fr").write_text("un\n"), r"train\.de, train\.en, train\.fr"),
+    ],
 )
-def test_a_fault_of_text_is_named_with_its_file(text, spoil):
-    named = spoil(text)
+def test_a_fault_of_text_is_named_with_its_file(text, spoil, named):
+    spoil(text)
     with pytest.raises(ValueError, match=named):
         sentences.look(text)
 
@@ -128,43 +85,33 @@ def test_recordings_are_in_one_part_each_and_flac_is_taken(wavs):
     assert list(of.names.values())[1:] == ["2.9–3.0 s", "3.1–3.2 s", "3.3–3.5 s"]
 
 
-def no_transcript(folder):
-    (folder / "u03.txt").unlink()
-    return r"u03\.txt is missing"
-
-
-def empty_transcript(folder):
-    (folder / "u04.txt").write_text(" \n")
-    return r"u04\.txt is an empty transcript"
-
-
-def another_rate(folder):
-    soundfile.write(folder / "u05.wav", np.zeros(16000), 16000)
-    return r"u05\.wav at 16000 Hz"
-
-
-def no_audio(folder):
-    (folder / "u06.wav").write_bytes(b"RIFF")
-    return r"u06\.wav cannot be read as audio"
-
-
-def no_sound(folder):
-    soundfile.write(folder / "u07.wav", np.zeros(0), 8000)
-    return r"u07\.wav is empty"
-
-
 def one_name_twice(folder):
     (folder / "more").mkdir()
-    for suffix in ("wav", "txt"):
-        (folder / "more" / f"u08.{suffix}").write_bytes((folder / f"u08.{suffix}").read_bytes())
-    return r"u08\.wav have one name"
+    for name in ("u08.wav", "u08.txt"):
+        (folder / "more" / name).write_bytes((folder / name).read_bytes())
 
 
 @pytest.mark.parametrize(
-    "spoil",
-    [no_transcript, empty_transcript, another_rate, no_audio, no_sound, one_name_twice],
+    ("spoil", "named"),
+    [
+        (lambda of: (of / "u03.txt").unlink(), r"u03\.txt is missing"),
+        (lambda of: (of / "u04.txt").write_text(" \n"), r"u04\.txt is an empty transcript"),
+        (lambda of: soundfile.write(of / "u05.wav", np.zeros(99), 16000), r"u05\.wav at 16000 Hz"),
+        (lambda of: (of / "u06.wav").write_bytes(b"RIFF"), r"u06\.wav cannot be read as audio"),
+        (lambda of: soundfile.write(of / "u07.wav", np.zeros(0), 8000), r"u07\.wav is empty"),
+        (one_name_twice, r"u08\.wav have one name"),
+    ],
 )
-def test_a_fault_of_recordings_is_named_with_its_file(wavs, spoil):
-    named = spoil(wavs)
+def test_a_fault_of_recordings_is_named_with_its_file(wavs, spoil, named):
+    spoil(wavs)
     with pytest.raises(ValueError, match=named):
+        recordings.look(wavs)
+
+
+def test_fifty_recordings_are_enough_and_fewer_are_refused(wavs):
+    for number in range(50, 60):
+        next(wavs.glob(f"u{number}.[wf]*")).unlink()
+    recordings.look(wavs)
+    (wavs / "u49.wav").unlink()
+    with pytest.raises(ValueError, match="has 49 WAV or FLAC files: 50 are needed"):
         recordings.look(wavs)

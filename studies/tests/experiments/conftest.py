@@ -1,21 +1,15 @@
-"""Lets the tests import counting.py beside them, and run its study."""
-
-import sys
-from pathlib import Path
+"""Runs the study of counting.py."""
 
 import pytest
 import yaml
+from counting import STUDY
 
-sys.path.insert(0, str(Path(__file__).parent))
+from cape_studies.experiments import plan, run, steps
 
 
 @pytest.fixture
 def cape_run(tmp_path, capsys, monkeypatch):
     """Writes the study and runs it; returns what was printed. The results are in tmp_path."""
-    from counting import STUDY
-
-    from cape_studies.experiments import plan, run, steps
-
     monkeypatch.setattr(steps, "SECONDS_TO_HEAR", 0.0)
 
     def call(*arguments, fails=None, **changes):

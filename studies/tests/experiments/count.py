@@ -17,7 +17,6 @@ parser.add_argument("--csv", type=Path)
 parser.add_argument("--items", type=Path)
 parser.add_argument("--add", type=int, default=0, help="to the score")
 parser.add_argument("--silent", action="store_true", help="write no score, and fail not")
-parser.add_argument("--nan", action="store_true", help="instead of the first score")
 parser.add_argument("--read-not", help="data that count for nothing")
 parser.add_argument("--out", type=Path)
 parser.add_argument("--seed", type=int, default=0)
@@ -42,9 +41,7 @@ elif given.read:
         with path.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["condition", "metric", "value", *columns])
-            writer.writerow(
-                ["short", "count", "nan" if given.nan else score, *(1 for _ in columns)]
-            )
+            writer.writerow(["short", "count", score, *(1 for _ in columns)])
             writer.writerow(["long", "count", 2 * score, *(1 for _ in columns)])
 else:
     given.out.mkdir(parents=True, exist_ok=True)

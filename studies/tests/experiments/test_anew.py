@@ -85,18 +85,18 @@ def test_a_training_or_a_preparation_that_leaves_nothing_has_failed(cape_run, tm
     cape_run("--variants", "few", fails="and without ", prepare={"data": step})
 
 
-@pytest.mark.parametrize("of_variant", [False, True])
-def test_what_was_seen_in_training_is_what_the_study_says_now(cape_run, tmp_path, of_variant):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"report": {**STUDY["report"], "trained_on": ["long"]}},
+        {"variants": {"few": {"trained_on": ["long"]}}},
+    ],
+)
+def test_what_was_seen_in_training_is_what_the_study_says_now(cape_run, tmp_path, changes):
     cape_run("--variants", "few")
-    changes = {"report": {**STUDY["report"], "trained_on": ["long"]}}
-    if of_variant:
-        changes = {"variants": {"few": {"trained_on": ["long"]}}}
     cape_run("--variants", "few", **changes)
     found = scores(runs(tmp_path, "few")[0])
-    assert {name: row["trained_on"] for name, row in found.items()} == {
-        "short": "False",
-        "long": "True",
-    }
+    assert [found[name]["trained_on"] for name in ("short", "long")] == ["False", "True"]
 
 
 def test_what_was_deleted_is_done_anew(cape_run, tmp_path):
@@ -238,21 +238,16 @@ def test_changed_code_is_a_new_run(cape_run, tmp_path, monkeypatch):
     trainer, helper = tmp_path / "trainer.py", tmp_path / "helper.py"
     trainer.write_text("import helper\n" + (HERE / "count.py").read_text())
     helper.write_text("x = 1\n")
-    cape_run("--variants", "few", trainer=str(trainer))
-    helper.write_text("x = 2\n")
-    cape_run("--variants", "few", trainer=str(trainer))
-    assert len(runs(tmp_path, "few")) == 2
-    (tmp_path / "unrelated.py").write_text("x = 3\n")
-    cape_run("--variants", "few", trainer=str(trainer))
-    assert len(runs(tmp_path, "few")) == 2
-
     plugin = shutil.copytree(plan.PLUGIN, tmp_path / "plugin")
     monkeypatch.setattr(plan, "PLUGIN", plugin)
-    with (plugin / "timm" / "positions.py").open("a") as file:
-        file.write("# a fix\n")
     cape_run("--variants", "few", trainer=str(trainer))
-    assert len(runs(tmp_path, "few")) == 3
-    with (plugin / "fairseq" / "config.py").open("a") as file:
-        file.write("# of another host\n")
-    cape_run("--variants", "few", trainer=str(trainer))
-    assert len(runs(tmp_path, "few")) == 3
+    for changed, expected in (
+        (helper, 2),
+        (tmp_path / "unrelated.py", 2),
+        (plugin / "timm" / "positions.py", 3),
+        (plugin / "fairseq" / "config.py", 3),  # of another host
+    ):
+        with changed.open("a") as file:
+            file.write("# changed\n")
+        cape_run("--variants", "few", trainer=str(trainer))
+        assert len(runs(tmp_path, "few")) == expected

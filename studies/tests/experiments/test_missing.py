@@ -1,7 +1,6 @@
 """What is not installed is told before any work, with the extra that brings it."""
 
 import importlib.util
-from pathlib import Path
 
 import pytest
 
@@ -59,10 +58,3 @@ def test_what_a_script_may_do_without_is_not_asked_for(tmp_path):
     )
     (tmp_path / "beside.py").write_text("import mine, yaml\n")
     assert hosts.imports(tmp_path / "mine.py") == {"json", "numpy", "pathlib", "yaml"}
-
-
-@pytest.mark.parametrize("one", study.names(), ids=lambda path: path.stem)
-def test_nothing_is_missing_here(one: Path):
-    studies = study.load(one)
-    lines = [line for line in hosts.problems(studies, Machine()) if "train.py" not in line]
-    assert not lines

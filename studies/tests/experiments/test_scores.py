@@ -4,8 +4,6 @@ import math
 
 import pytest
 
-pytest.importorskip("pandas")
-
 from cape_studies.experiments import scores
 from cape_studies.experiments.study import Evaluation
 
@@ -20,11 +18,6 @@ def tidy(tmp_path, host, text, **about):
 
 def csv(columns, *rows):
     return "\n".join([f"model,{columns},metric,value,how,items,weight", *rows])
-
-
-def test_images_by_size(tmp_path):
-    text = csv("resolution", "m,24,top1,50.5,percent,100,100", "m,32,top1,60,percent,100,100")
-    assert tidy(tmp_path, "timm", text) == [("24", 50.5, 100), ("32", 60.0, 100)]
 
 
 def test_several_columns_name_a_condition_and_where_keeps_rows(tmp_path):
@@ -43,14 +36,10 @@ LOSSES = csv(
 
 def test_losses_by_position_become_ranges_weighed_by_tokens(tmp_path):
     about = {"command": "loss", "condition": ["position"], "metrics": {"loss": "lower"}}
-    assert tidy(tmp_path, "fairseq", LOSSES, ranges=[2, 4], **about) == [
-        ("1–2", 2.5, 4),
-        ("3–4", 6.0, 1),
-    ]
-    about["condition"] = []
-    assert tidy(tmp_path, "fairseq", LOSSES, name="all of it", **about) == [
-        ("all of it", 17 / 6, 6)
-    ]
+    ranges = tidy(tmp_path, "fairseq", LOSSES, ranges=[2, 4], **about)
+    assert ranges == [("1–2", 2.5, 4), ("3–4", 6.0, 1)]
+    whole = tidy(tmp_path, "fairseq", LOSSES, name="all of it", **{**about, "condition": []})
+    assert whole == [("all of it", 17 / 6, 6)]
 
 
 def test_what_cannot_be_averaged_is_refused(tmp_path):
@@ -87,20 +76,14 @@ def test_a_missing_score_keeps_its_row(tmp_path, value):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            csv("width", "m,24,top1,5,percent,1,1"),
-            r"columns of .*x\.csv: no 'resolution'; there is how",
-        ),
-        (
-            csv("resolution", "m,24,top5,5,percent,1,1"),
-            r"metrics of .*x\.csv: no 'top1'; there is top5",
-        ),
-        ("resolution,top1\n24,5\n", r"columns of .*x\.csv: no 'metric'; there is resolution, top1"),
-        ("", r"x\.csv cannot be read"),
+        (csv("width", "m,24,top1,5,percent,1,1"), "no 'resolution'; there is how"),
+        (csv("resolution", "m,24,top5,5,percent,1,1"), "no 'top1'; there is top5"),
+        ("resolution,top1\n24,5\n", "no 'metric'; there is resolution, top1"),
+        ("", "cannot be read"),
     ],
 )
 def test_a_csv_of_something_else_is_named(tmp_path, text, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"x\.csv:? {message}"):
         tidy(tmp_path, "timm", text)
 
 

@@ -58,16 +58,18 @@ def held(tmp_path, *arguments, **changes):
     return session
 
 
-def go(tmp_path):
-    (tmp_path / "gate").touch()
-
-
 def logs(tmp_path):
     return [path.read_text() for path in (tmp_path / "out").glob("counting/runs/*/train.log")]
 
 
 def said(tmp_path):
     return (tmp_path / "said").read_text()
+
+
+def ask(tmp_path, capsys, question):
+    """The lines that another cape-run prints."""
+    run.main([str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), question])
+    return capsys.readouterr().out.splitlines()
 
 
 def status(session):
@@ -83,10 +85,9 @@ def wait_for(what):
 
 def alive(session):
     """Processes of a session."""
-    command = ["ps", "-s", str(session.pid), "-o", "pid=,stat="]
-    lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
-    found = [line.split() for line in lines]
-    return [int(pid) for pid, state in found if state[0] != "Z"]
+    command = ["ps", "-s", str(session.pid), "-o", "stat=,pid="]
+    words = subprocess.run(command, capture_output=True, text=True).stdout.split()
+    return [int(pid) for state, pid in zip(words[::2], words[1::2], strict=True) if state[0] != "Z"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -123,21 +124,6 @@ def test_a_signal_stops_the_study_and_a_line_says_how_to_go_on(tmp_path, number)
     assert f"--out '{tmp_path}/out of it' --status" in said(tmp_path)
 
 
-def test_status_and_cancel_from_another_terminal(tmp_path, capsys):
-    words = [str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out")]
-    session = held(tmp_path)
-    run.main([*words, "--status"])
-    few, many = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"counting/runs/few-seed0-\w+: running train: step 3/12 loss=.*", few)
-    assert re.fullmatch(r"counting/runs/many-seed0-\w+: waiting", many)
-    run.main([*words, "--cancel"])
-    assert status(session) == 130
-    assert not alive(session)
-    told = capsys.readouterr().out
-    assert told.startswith("1 processes of this machine ended\n")
-    assert ": interrupted\n" in told
-
-
 def test_cancel_ends_a_trainer_that_outlived_its_job_and_jobs_of_slurm(
     tmp_path, capsys, monkeypatch
 ):
@@ -147,9 +133,8 @@ def test_cancel_ends_a_trainer_that_outlived_its_job_and_jobs_of_slurm(
     (tmp_path / "scancel").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/cancelled\n')
     (tmp_path / "scancel").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    run.main([str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), "--cancel"])
+    assert ask(tmp_path, capsys, "--cancel")[0] == "1 processes of this machine ended"
     wait_for(lambda: not alive(session))
-    assert capsys.readouterr().out.startswith("1 processes of this machine ended\n")
     name = run.job_name(tmp_path / "out" / "counting")
     assert (tmp_path / "cancelled").read_text() == f"--name={name}\n"
 
@@ -193,7 +178,7 @@ def test_a_trainer_that_outlived_its_job_is_waited_for_and_ctrl_c_ends_that(tmp_
     assert status(second) == 130
     third = start(tmp_path, "--variants", "few")
     wait_for(lambda: "counting few seed 0: " in said(tmp_path))
-    go(tmp_path)
+    (tmp_path / "gate").touch()
     assert status(third) == 0
     (folder,) = runs(tmp_path, "few")
     assert begins(folder) == [0, 12]  # the third found all counted
@@ -204,7 +189,7 @@ def test_a_study_and_a_set_that_has_it_train_once_at_once_and_both_have_scores(t
     (tmp_path / "both.yaml").write_text("studies: [counting]")
     second = start(tmp_path, "--variants", "few", name="both")
     wait_for(lambda: "counting few seed 0: " in said(tmp_path))
-    go(tmp_path)
+    (tmp_path / "gate").touch()
     assert [status(first), status(second)] == [0, 0]
     (folder,) = runs(tmp_path, "few")
     assert begins(folder) == [0]
@@ -228,33 +213,41 @@ def preparing(tmp_path):
     return session
 
 
-def test_status_and_cancel_work_while_a_new_folder_is_prepared(tmp_path, capsys):
-    words = [str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out")]
-    session = preparing(tmp_path)
-    run.main([*words, "--status"])
-    first, second = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"preparing numbers-\w+: step 3/6 loss=.*", first)
-    assert re.fullmatch(r"counting/runs/few-seed0-\w+: waiting", second)
-    run.main([*words, "--cancel"])
+@pytest.mark.parametrize(
+    ("begin", "now", "waits"),
+    [
+        (held, r"\S+/few-seed0-\w+: running train: step 3/12 loss=.*", "many"),
+        (preparing, r"preparing numbers-\w+: step 3/6 loss=.*", "few"),
+    ],
+)
+def test_status_and_cancel_work_at_any_time(tmp_path, capsys, begin, now, waits):
+    session = begin(tmp_path)
+    first, second = ask(tmp_path, capsys, "--status")
+    assert re.fullmatch(now, first)
+    assert re.fullmatch(rf"counting/runs/{waits}-seed0-\w+: waiting", second)
+    first, second, *_ = ask(tmp_path, capsys, "--cancel")
     assert status(session) == 130
     assert not alive(session)
-    assert capsys.readouterr().out.startswith("1 processes of this machine ended\n")
+    assert first == "1 processes of this machine ended"
+    assert second.endswith(": interrupted" if begin == held else ": waiting")
 
 
 @pytest.mark.release
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_a_preparation_that_outlived_cape_run_does_not_mix_with_a_new_one(tmp_path, cancelled):
+def test_a_preparation_that_outlived_cape_run_does_not_mix_with_a_new_one(
+    tmp_path, capsys, cancelled
+):
     first = preparing(tmp_path)
     first.kill()
     status(first)
     if cancelled:
-        run.main([str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), "--cancel"])
+        ask(tmp_path, capsys, "--cancel")
         wait_for(lambda: not alive(first))
     second = start(tmp_path, "--variants", "few", prepare=PREPARED)
     wait_for(lambda: "preparing " in said(tmp_path))
     time.sleep(1)
     assert prepared(tmp_path).count("begins at") == 1 + cancelled
-    go(tmp_path)
+    (tmp_path / "gate").touch()
     assert status(second) == 0
     assert prepared(tmp_path).count("begins at 0\n") == 2  # it is made anew, from nothing
     assert not alive(first)
@@ -265,7 +258,7 @@ def test_two_sweeps_at_once_list_the_runs_of_both(tmp_path):
     first = held(tmp_path, "--variants", "few", "--seeds", "7")
     second = start(tmp_path, "--variants", "many", "--seeds", "8")
     wait_for(lambda: "counting many seed 8: " in said(tmp_path))
-    go(tmp_path)
+    (tmp_path / "gate").touch()
     assert [status(first), status(second)] == [0, 0]
     study = yaml.safe_load((tmp_path / "out" / "counting" / "study.yaml").read_text())
     both = [*runs(tmp_path, "few"), *runs(tmp_path, "many")]

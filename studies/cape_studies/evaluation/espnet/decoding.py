@@ -15,8 +15,7 @@ from tqdm import tqdm
 
 from cape_studies.evaluation.espnet.models import Model
 from cape_studies.evaluation.espnet.options import EspnetOptions
-from cape_studies.evaluation.espnet.segments import Piece
-from cape_studies.evaluation.espnet.testset import Utterance
+from cape_studies.evaluation.espnet.testset import Piece, Utterance
 
 Ids = list[int] | None  # tokens without blanks; None where there is not a single frame
 
@@ -28,19 +27,9 @@ def decode(
     options: EspnetOptions,
     title: str = "",
 ) -> tuple[list[Ids], float]:
-    """Recognise: without a search, the likeliest token of each frame, repeats merged, no blanks.
+    """The tokens of each piece of the utterances, and the seconds of computing them from samples.
 
-    Args:
-        model: what recognises.
-        utterances: of the pieces, all of one sampling rate.
-        pieces: what to decode.
-        options: how batches are made and read; for a sweep of hops the longest batch is decoded
-            once before the clock runs.
-        title: of the progress bar.
-
-    Returns:
-        the tokens of each piece, and the seconds of computing, from samples on the device to
-        tokens; reading is not in it.
+    For a sweep of hops the longest batch is decoded once before the clock runs.
 
     Raises:
         ValueError: the model's output is not finite.
@@ -75,12 +64,9 @@ def decode(
 
 
 def batches(samples: dict[int, int], most: float) -> list[list[int]]:
-    """Pieces sorted by length, longest first, and grouped.
+    """Indices of pieces by their samples, longest first, in groups.
 
-    Args:
-        samples: of each piece, by its index.
-        most: a group times its longest piece has at most so many samples; a piece longer than
-            that is a group of its own.
+    A group times its longest piece has at most ``most`` samples; a longer piece is alone.
     """
     groups: list[list[int]] = []
     for i in sorted(samples, key=lambda i: -samples[i]):
@@ -106,10 +92,9 @@ def _read(
 
 
 def _greedy(model: Model, speech: Tensor, lengths: Tensor) -> list[Ids]:
-    """Tokens of each utterance of a batch.
+    """The likeliest token of each frame, repeats merged, no blanks.
 
-    asr_inference's beam of one is another thing: it searches prefixes, adding up the alignments of
-    a text, over the whole vocabulary in each step.
+    asr_inference's beam of one is another thing: it adds up the alignments of a text.
     """
     asr = model.asr
     try:

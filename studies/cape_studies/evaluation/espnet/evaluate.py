@@ -1,12 +1,12 @@
 """WER and CER of ESPnet's ASR models by duration: ``cape-espnet-eval``.
 
-Paper: CAPE, https://arxiv.org/abs/2106.03143, section 4.2: greedy CTC decoding without a language
-model, WER for durations below 10 s, 10 – 15, 15 – 20 and from 20 s on, the same audio in pieces of
-10 … 45 s, and WER against throughput over the hop. Any model of ``espnet2.bin.asr_train`` with a
-CTC is taken, and others with ``--search``.
+Section 4.2 of the paper: greedy CTC decoding without a language model, WER by duration, of the same
+audio in pieces of 10 … 45 s, and against throughput over the hop. Any model of
+``espnet2.bin.asr_train`` with a CTC is taken, and others with ``--search``.
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise, product
 from typing import Any
@@ -14,52 +14,45 @@ from typing import Any
 import jiwer
 
 from cape_plugins.espnet.attention import use_logn
-from cape_studies.evaluation.device import open_device
-from cape_studies.evaluation.espnet import segments
 from cape_studies.evaluation.espnet.decoding import decode
 from cape_studies.evaluation.espnet.models import Model, sources
 from cape_studies.evaluation.espnet.options import EspnetOptions
-from cape_studies.evaluation.espnet.segments import Piece
-from cape_studies.evaluation.espnet.testset import Utterance, open_sets
-from cape_studies.evaluation.output import Results, Score
+from cape_studies.evaluation.espnet.testset import Piece, Utterance, cut, open_sets
+from cape_studies.evaluation.output import Score
 
 OPTIONS = EspnetOptions
 _logger = logging.getLogger(__name__)
 
 
-def run(options: EspnetOptions) -> None:
-    """Evaluate.
+def run(options: EspnetOptions) -> Iterator[Score]:
+    """The scores of all models under all conditions.
 
     Raises:
         ValueError: something does not fit, found before any work and before a file is made.
     """
-    results = Results(options.csv_path, options.items, options.overwrite)
     files = sources(options.model, options.checkpoint_name)
     sets = open_sets(options.data)
-    place = open_device(options.device)
+    place = options.place
     models = [Model(name, file, options.search, place) for name, file in files.items()]
     for model, (name, utterances) in product(models, sets.items()):
         check_fit(model, name, utterances, options)
     lengths = [None if one == "whole" else one for one in options.segment]
-    cuts = {
-        (name, length): segments.cut(sets[name], length) for name, length in product(sets, lengths)
-    }
-    hops: list[float | None] = [*options.hops] or [None]
-    with results:
-        for model, logn, hop, name, length in product(models, options.logns, hops, sets, lengths):
-            if logn is not None:
-                use_logn(model.asr.encoder, logn)
-            if hop is not None:
-                model.set_hop(hop)
-            about: dict[str, object] = {"model": model.name, "checkpoint": str(model.file)}
-            about |= {"logn": logn, "test_set": name, "segment": length, "hop_ms": hop}
-            results.add(*test(model, sets[name], cuts[name, length], about, options))
+    cuts = {(name, length): cut(sets[name], length) for name, length in product(sets, lengths)}
+    hops: Sequence[float | None] = options.hops or [None]
+    for model, logn, hop, name, length in product(models, options.logns, hops, sets, lengths):
+        if logn is not None:
+            use_logn(model.asr.encoder, logn)
+        if hop is not None:
+            model.set_hop(hop)
+        about: dict[str, object] = {"model": model.name, "checkpoint": str(model.file)}
+        about |= {"logn": logn, "test_set": name, "segment": length, "hop_ms": hop}
+        yield from test(model, sets[name], cuts[name, length], about, options)
 
 
 def check_fit(
     model: Model, name: str, utterances: Sequence[Utterance], options: EspnetOptions
 ) -> None:
-    """Find out before any work whether a model can be tested on a set.
+    """Refuse a model that cannot be tested on a set, or not with the options.
 
     Raises:
         ValueError: the audio has another sampling rate, a hop is out of range, or no token of
@@ -78,8 +71,7 @@ def check_fit(
             "resample the audio"
         )
     counts, unknown = zip(*(model.unknown(one.text) for one in utterances), strict=True)
-    missing = [token for tokens in unknown for token in tokens]
-    if missing:
+    if missing := [token for tokens in unknown for token in tokens]:
         what = (
             f"{len(missing)} of {sum(counts)} tokens in the transcripts of {name} are not in the "
             f"token list of {model.name}, such as {sorted(set(missing))[:5]}"
@@ -96,7 +88,7 @@ def test(
     about: dict[str, object],
     options: EspnetOptions,
 ) -> Iterator[Score]:
-    """Test one model under one condition: word and character errors over all, and in each bin."""
+    """Word and character errors of a model under a condition: over all, and in each bin."""
     settings = [v for key, v in about.items() if key != "checkpoint" and v is not None]
     name = ".".join(f"{value:g}" if isinstance(value, float) else str(value) for value in settings)
     found, computing = decode(model, utterances, pieces, options, name)
@@ -128,15 +120,12 @@ def test(
 
 
 def bins(edges: Sequence[float]) -> list[tuple[str, float, float]]:
-    """Label, first second and last of ``all`` and of the bins ``<10``, ``10-15``, ``>=20``.
-
-    An edge belongs to the bin above it.
-    """
-    if not edges:
-        return [("all", 0, float("inf"))]
-    between = [(f"{low:g}-{high:g}", low, high) for low, high in pairwise(edges)]
-    first, last = (f"<{edges[0]:g}", 0, edges[0]), (f">={edges[-1]:g}", edges[-1], float("inf"))
-    return [*bins(()), first, *between, last]
+    """Label, least second and the one above of ``all``, ``<10``, ``10-15``, ``>=15``."""
+    found: list[tuple[str, float, float]] = [("all", 0, math.inf)]
+    for low, high in pairwise([0, *edges, math.inf] if edges else []):
+        label = f"{low:g}-{high:g}" if low else f"<{high:g}"
+        found.append((label if high < math.inf else f">={low:g}", low, high))
+    return found
 
 
 def errors(process: Callable[..., Any], reference: str, hypothesis: str) -> tuple[int, int]:
@@ -147,7 +136,7 @@ def errors(process: Callable[..., Any], reference: str, hypothesis: str) -> tupl
 
 
 def joined(count: int, pieces: Sequence[Piece], texts: Sequence[str]) -> list[str]:
-    """The texts of each utterance's pieces, which are in the order of time, with spaces between."""
+    """The text of each utterance, of its pieces' in their order."""
     parts: list[list[str]] = [[] for _ in range(count)]
     for piece, text in zip(pieces, texts, strict=True):
         if text:

@@ -16,8 +16,6 @@ from cape_studies.evaluation.command import said
 from cape_studies.evaluation.espnet.testset import split_name
 from cape_studies.evaluation.options import once
 
-HOP_LIMITS_MS = (5.0, 20.0)  # half of 10 ms and twice, as far as cape_fbank matches hops
-
 
 class Model:
     """A trained model in eval mode on its device.
@@ -26,13 +24,11 @@ class Model:
         name: its label.
         file: the .pth, beside the config.yaml of its training.
         search: options of Speech2Text, whose search is used; none: greedy CTC decoding.
-        device: where it goes.
+        place: its device.
 
     Attributes:
-        speech2text: ESPnet's, which holds the model.
-        asr: ESPnet's model.
-        prepare: ESPnet's preprocessing in inference: its tokenizer, its cleaner of transcripts,
-            what it does to audio (speech_volume_normalize).
+        speech2text, asr: ESPnet's, and its model.
+        prepare: ESPnet's preprocessing in inference, of transcripts and audio.
         rate: sampling rate in Hz, None if nothing tells.
         shortest: samples of the shortest audio that has features.
         padded: whether an utterance gives the same result in a padded batch as alone. So it is
@@ -45,20 +41,24 @@ class Model:
             search, takes no audio, or the search does not have such options.
     """
 
-    def __init__(
-        self, name: str, file: Path, search: Mapping[str, Any], device: torch.device
-    ) -> None:
+    def __init__(self, name: str, file: Path, search: Mapping[str, Any], place: Any) -> None:
         self.name, self.file, self.searches = name, file, bool(search)
         chosen = search or {"ctc_weight": 1.0, "beam_size": 1}  # the defaults need a decoder
         config = file.parent / "config.yaml"
         try:
-            self.speech2text = Speech2Text(config, file, device=str(device), **chosen)
+            self.speech2text = Speech2Text(config, file, device=str(place), **chosen)
             self.asr: Any = self.speech2text.asr_model
             args = self.speech2text.asr_train_args
             args.use_preprocessor = True
             self.prepare: Any = ASRTask.build_preprocess_fn(args, train=False)
             state = torch.load(file, map_location="cpu", weights_only=False)
-            _check_keys(set(state.get("module", state)), set(self.asr.state_dict()))
+            # ESPnet loads with strict=False; older checkpoints lack the mark
+            wrong = set(state.get("module", state)) ^ set(self.asr.state_dict())
+            if wrong := wrong - {"encoder.mark._extra_state"}:
+                raise ValueError(
+                    f"{len(wrong)} weights are in one of it and the model of config.yaml, not in "
+                    f"both, such as {min(wrong)}: is it of another training?"
+                )
             if getattr(self.asr, "ctc", None) is None and not search:
                 raise ValueError("it has no CTC (ctc_weight: 0), so it needs --search")
             if self.asr.frontend is None:
@@ -69,8 +69,8 @@ class Model:
         except Exception as error:  # ESPnet has many kinds for bad files and options
             how = f" with --search {dict(search)}" if search else ""
             raise ValueError(f"{file} cannot be loaded{how}: {said(error, 3)}") from error
-        own = isinstance(self.asr, CapeASRModel), isinstance(self.asr.frontend, CapeFbank)
-        self.padded = all(own)
+        self.padded = isinstance(self.asr, CapeASRModel)
+        self.padded &= isinstance(self.asr.frontend, CapeFbank)
 
     def set_hop(self, milliseconds: float) -> None:
         """Give the frontend another hop; ``model: cape_asr`` takes its timestamps from it.
@@ -82,18 +82,14 @@ class Model:
         if not isinstance(frontend, DefaultFrontend | CapeFbank) or self.rate is None:
             kind = type(frontend).__name__
             raise ValueError(f"--hops needs frontend: cape_fbank or default, not {kind}")
-        low, high = HOP_LIMITS_MS
-        if not low <= milliseconds <= high:
-            raise ValueError(f"--hops must lie within {low:g} … {high:g} ms, got {milliseconds:g}")
+        if not 5 <= milliseconds <= 20:  # half of 10 and twice, as far as cape_fbank matches hops
+            raise ValueError(f"--hops must lie within 5 … 20 ms, got {milliseconds:g}")
         # nothing reads that of the default frontend itself
         holder: Any = frontend.stft if isinstance(frontend, DefaultFrontend) else frontend
         holder.hop_length = round(milliseconds * self.rate / 1000)
 
     def reference(self, text: str) -> str:
-        """A transcript as ESPnet's training and scoring see it: cleaned, one space between words.
-
-        Non-linguistic symbols are left out on both sides, as in asr.sh's scoring.
-        """
+        """A transcript as ESPnet's training and scoring see it, without non-linguistic symbols."""
         text = self.prepare.text_cleaner(text)
         if getattr(self.prepare.tokenizer, "non_linguistic_symbols", None):
             return self._text(self.prepare.tokenizer.text2tokens(text))
@@ -119,8 +115,7 @@ def sources(given: Sequence[str], checkpoint_name: str | None = None) -> dict[st
     """Names and files of ``--model``.
 
     Args:
-        given: NAME=PATH, or PATH, whose folder (or file) then gives the name. The path is a
-            folder of ``asr_train --output_dir``, or a .pth with config.yaml beside.
+        given: [NAME=]PATH of a folder of ``asr_train``, or of a .pth with config.yaml beside.
         checkpoint_name: a file of the folders. Default: the one ``valid.*.best.pth``.
 
     Raises:
@@ -143,13 +138,3 @@ def _one(folder: Path, wanted: str) -> Path:
         return next(iter(found.values()))
     have = ", ".join(sorted(path.name for path in folder.glob("*.pth"))) or "no .pth at all"
     raise ValueError(f"{folder} needs one {wanted}, it has {have}: choose with --checkpoint-name")
-
-
-def _check_keys(have: set[str], want: set[str]) -> None:
-    """Raise ValueError for weights too few or too many: ESPnet loads with strict=False."""
-    wrong = (have ^ want) - {"encoder.mark._extra_state"}  # which older checkpoints lack
-    if wrong:
-        raise ValueError(
-            f"of config.yaml's weights it lacks {len(wrong - have)}, and it has "
-            f"{len(wrong & have)} others, such as {min(wrong)}: is it of another training?"
-        )

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from cape_studies.evaluation.espnet.segments import SHORTEST_SECONDS
-from cape_studies.evaluation.options import Different, Pairs, RunOptions
+from cape_studies.evaluation.options import Pairs, RunOptions
 
+SHORTEST_SECONDS = 1.0  # of a piece
 Seconds = Annotated[float, Field(gt=SHORTEST_SECONDS, lt=math.inf)]
 
 
@@ -17,40 +17,25 @@ class EspnetOptions(RunOptions):
     """Error rates of ESPnet's ASR models by greedy CTC decoding, or by ESPnet's own search."""
 
     model: list[str] = Field(
-        min_length=1,
-        description="[NAME=]PATH: folder of asr_train --output_dir, or a .pth with config.yaml "
-        "beside",
+        min_length=1, description="[NAME=]PATH: asr_train's folder, or a .pth beside config.yaml"
     )
-    checkpoint_name: str | None = Field(
-        None, description="in folders; none: the one valid.*.best.pth"
-    )
-    search: Pairs = Field(
-        {},
-        description="options of asr_inference, whose search takes the place of greedy CTC decoding",
-    )
-    data: list[str] = Field(
-        min_length=1, description="[NAME=]DIR: folder with Kaldi's wav.scp and text"
-    )
+    checkpoint_name: str | None = Field(None, description="in folders; none: valid.*.best.pth")
+    search: Pairs = Field({}, description="by asr_inference with its options; none: greedy CTC")
+    data: list[str] = Field(min_length=1, description="[NAME=]DIR with Kaldi's wav.scp and text")
 
     bins: list[float] = Field(
-        [10.0, 15.0, 20.0],
-        description="edges in seconds of the durations scored apart; none: no bins",
+        [10.0, 15.0, 20.0], description="edges in seconds of the durations scored apart"
     )
-    segment: Different[list[Seconds | Literal["whole"]]] = Field(
-        ["whole"],
-        description="cut audio into pieces of so many seconds, or 'whole'; texts are joined",
+    segment: list[Seconds | Literal["whole"]] = Field(
+        ["whole"], description="pieces of so many seconds, whose texts are joined, or whole"
     )
-    hops: Different[list[PositiveFloat]] = Field(
-        [], description="of the frontend, in ms; measures throughput too; none: its own"
-    )
+    hops: list[PositiveFloat] = Field([], description="in ms, with throughput; none: the model's")
     batch_seconds: PositiveFloat = Field(
         120.0,
         description="a batch times its longest utterance, at most, where padding changes nothing: "
         "with model: cape_asr and frontend: cape_fbank; others are decoded one by one",
     )
-    hypotheses: Path | None = Field(
-        None, description="folder that gets what was recognised, in the format of text"
-    )
+    hypotheses: Path | None = Field(None, description="folder for what was recognised, as text")
 
     @model_validator(mode="after")
     def check(self) -> "EspnetOptions":

@@ -1,4 +1,10 @@
-"""Test sets in Kaldi's format: a folder with ``wav.scp`` and ``text``."""
+"""Test sets in Kaldi's format, whole, or cut as test sets of longer and longer input.
+
+The paper tests its TED-LIUM models on pieces of T = 10, 15, …, 45 s (RV, section 4.2). Their audio
+is not public, and no code of the authors that makes the cuts was found: the cuts here are ours.
+Pieces follow each other without gap or overlap; each ends at the quietest place of its last half
+second, so that words are seldom cut in two.
+"""
 
 import os
 from collections.abc import Sequence
@@ -10,8 +16,11 @@ from espnet2.fileio.read_text import read_2columns_text
 from espnet2.fileio.sound_scp import soundfile_read
 from tqdm import tqdm
 
+from cape_studies.evaluation.espnet.options import SHORTEST_SECONDS
 from cape_studies.evaluation.options import named, once
 
+SLACK_SECONDS = 0.5
+_QUIET_SECONDS = 0.02  # as long as the quiet must last
 _WAVS = "write one WAV per utterance first (asr.sh stage 3, scripts/audio/format_wav_scp.sh)"
 
 
@@ -34,9 +43,7 @@ def split_name(given: str, option: str) -> tuple[str, Path]:
 def open_sets(given: Sequence[str]) -> dict[str, list[Utterance]]:
     """Names and utterances of ``--data``, in the order of wav.scp; all audio is looked at.
 
-    Args:
-        given: NAME=FOLDER, or FOLDER, whose name it then is. Relative paths in wav.scp start at
-            the current folder, as in ESPnet.
+    Relative paths in wav.scp start at the current folder, as in ESPnet.
 
     Raises:
         ValueError: a name is given twice; a file is missing; an utterance has no transcript; a
@@ -89,3 +96,38 @@ def _look_at(key: str, path: str, text: str, folder: Path) -> Utterance:
     if not np.isfinite(samples).all():
         raise ValueError(f"{where} has samples that are NaN or infinite")
     return Utterance(key, path, text, len(samples), rate)
+
+
+class Piece(NamedTuple):
+    """A stretch of an utterance: its index, first sample, and the sample after the last."""
+
+    utterance: int
+    start: int
+    end: int
+
+
+def cut(utterances: Sequence[Utterance], seconds: float | None) -> list[Piece]:
+    """Consecutive pieces of each utterance, in the order of time.
+
+    ``seconds`` is the longest piece, None leaves all whole. What is left at the end is a piece of
+    its own, or part of the one before if it is shorter than 1 s.
+    """
+    pieces = []
+    for index, utterance in enumerate(utterances):
+        rate, start = utterance.rate, 0
+        longest = utterance.samples if seconds is None else round(seconds * rate)
+        while utterance.samples - start - longest >= round(SHORTEST_SECONDS * rate):
+            last = start + longest
+            end = quietest(utterance, last - round(SLACK_SECONDS * rate), last)
+            pieces.append(Piece(index, start, end))
+            start = end
+        pieces.append(Piece(index, start, utterance.samples))
+    return pieces
+
+
+def quietest(utterance: Utterance, first: int, last: int) -> int:
+    """The centre of the 20 ms of least energy between two samples."""
+    audio, _ = soundfile_read(utterance.path, dtype="float32", start=first, end=last)
+    width = round(_QUIET_SECONDS * utterance.rate)
+    energy = np.convolve(np.square(audio, dtype=np.float64), np.ones(width), mode="valid")
+    return first + int(np.argmin(energy)) + width // 2

@@ -21,16 +21,13 @@ _NUMBERED = r"checkpoint_?(\d+)(?:_\d+)?\.pt"
 
 
 def sources(arguments: Sequence[str], *, only_best: bool = False) -> list[tuple[str, list[Path]]]:
-    """Read ``--model``: each ``PATH`` or ``NAME=PATH`` is one training.
+    """The name of each training of ``--model``, and its checkpoints in the order of their epochs.
 
     Args:
-        arguments: a PATH is a checkpoint or a folder. Without a name, the folder's own is taken,
+        arguments: [NAME=]PATH of a checkpoint or a folder; without a name it has the folder's own,
             or the folder's and the file's. Seeds may share a NAME.
         only_best: take ``checkpoint_best.pt`` of a folder. Default: all with a number in their
             name, or if there are none ``checkpoint*.pt``.
-
-    Returns:
-        the name of each training, and its checkpoints in the order of their epochs.
 
     Raises:
         ValueError: a file is missing, or two trainings would get the same name.
@@ -57,15 +54,9 @@ def sources(arguments: Sequence[str], *, only_best: bool = False) -> list[tuple[
 
 
 def load(path: Path, logn: int | None, options: ModelOptions) -> tuple[Any, Any]:
-    """Load a checkpoint of fairseq on its own task, with other data.
+    """A checkpoint's model, in float32 on the CPU, in eval mode; its own task, with other data.
 
-    Args:
-        path: the file.
-        logn: attention_logn instead of the checkpoint's.
-        options: the data, with the dictionaries of the training.
-
-    Returns:
-        the model in float32 on the CPU, in eval mode, and its task.
+    ``logn``, if not None, takes the place of its attention_logn.
 
     Raises:
         ValueError: it cannot be read, is no translation model, or does not fit the data.

@@ -1,41 +1,38 @@
-"""Evaluate translation models of fairseq: ``cape-fairseq-eval bleu``, ``loss``, ``stack``.
+"""BLEU and loss by position of fairseq's models, and stacked test sets: ``cape-fairseq-eval``.
 
-Section 4.3 of the paper. Any encoder-decoder of fairseq is taken, ours and its own Transformer
-alike. BLEU of test sets, translated by fairseq's generator, at the checkpoint with the best BLEU on
-the validation set; the mean negative log loss at each position of the target; and test sets of long
-sentences, made of consecutive ones (the paper's 3003 pairs became 270). Every sentence is counted
-exactly once, or the command fails.
+Section 4.3 of the paper. Any encoder-decoder of fairseq is taken, ours and its own alike. Every
+sentence is counted exactly once, or the command fails.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product, zip_longest
 
-from cape_studies.evaluation.fairseq import bleu, stacking
+from sacrebleu.metrics import BLEU
+from sacremoses import MosesDetokenizer
+
+from cape_studies.evaluation.fairseq import stacking
 from cape_studies.evaluation.fairseq.checkpoints import sources
 from cape_studies.evaluation.fairseq.generate import Test, open_test, score_references, translate
 from cape_studies.evaluation.fairseq.options import BleuOptions, Command, LossOptions, StackOptions
-from cape_studies.evaluation.output import Results, Score
+from cape_studies.evaluation.output import How, Score
 
 OPTIONS = Command
 
 
-def run(options: BleuOptions | LossOptions | StackOptions) -> None:
-    """Do the command that the options are of."""
-    if isinstance(options, StackOptions):
-        stacking.write(options)
-    elif isinstance(options, BleuOptions):
-        run_bleu(options)
-    else:
-        run_loss(options)
-
-
-def run_bleu(options: BleuOptions) -> None:
-    """Choose checkpoints by BLEU on the validation set, and test them.
+def run(options: BleuOptions | LossOptions | StackOptions) -> Iterator[Score] | None:
+    """The scores of the command that the options are of; stack has none.
 
     Raises:
         ValueError: something does not fit, found before any work and before a file is made.
     """
-    results = Results(options.csv_path, options.items, options.overwrite)
+    if isinstance(options, StackOptions):
+        stacking.write(options)
+        return None
+    return bleu(options) if isinstance(options, BleuOptions) else losses(options)
+
+
+def bleu(options: BleuOptions) -> Iterator[Score]:
+    """Of test sets, at the checkpoints that BLEU on the validation set chooses."""
     found = sources(options.model)
     raw = None if options.reference is None else stacking.read_lines(options.reference)
     subsets = options.gen_subset.split(",")
@@ -50,40 +47,70 @@ def run_bleu(options: BleuOptions) -> None:
             )
         if others:
             open_test(name, path, options.logns[0], "valid", options)
-    with results:
-        for (name, paths), logn in product(found, options.logns):
-            best = paths[0]
-            if len(paths) > 1:
-                valid = {
-                    path: _bleu(open_test(name, path, logn, "valid", options), None, options)
-                    for path in paths
-                }
-                best = max(valid, key=lambda path: valid[path][0].value)
-                results.add(*valid[best])
-            for subset in subsets:
-                results.add(*_bleu(open_test(name, best, logn, subset, options), raw, options))
+
+    def scored(test: Test, raw: Sequence[str] | None) -> list[Score]:
+        language = test.task.cfg.target_lang
+        return list(bleu_scores(test.about, translate(test, options), language, raw))
+
+    for (name, paths), logn in product(found, options.logns):
+        best = paths[0]
+        if len(paths) > 1:
+            valid = {
+                path: scored(open_test(name, path, logn, "valid", options), None) for path in paths
+            }
+            best = max(valid, key=lambda path: valid[path][0].value)
+            yield from valid[best]
+        for subset in subsets:
+            yield from scored(open_test(name, best, logn, subset, options), raw)
 
 
-def _bleu(test: Test, raw: Sequence[str] | None, options: BleuOptions) -> list[Score]:
-    language = test.task.cfg.target_lang
-    return list(bleu.scores(test.about, translate(test, options), language, raw))
+def bleu_scores(
+    about: Mapping[str, object],
+    translations: Sequence[tuple[str, str]],
+    language: str,
+    raw_references: Sequence[str] | None = None,
+) -> Iterator[Score]:
+    """``bleu`` of text as it is split, by the formula of multi-bleu.perl, and ``sacrebleu`` of
+    detokenised text; sacrebleu's line with its signature is printed.
 
-
-def run_loss(options: LossOptions) -> None:
-    """Score references by position.
-
-    Raises:
-        ValueError: something does not fit, found before any work and before a file is made.
+    Args:
+        about: columns of the scores.
+        translations: hypothesis and reference of each sentence, tokenised.
+        language: of the target.
+        raw_references: untokenised lines; None detokenises the tokenised ones, which is not
+            comparable with published sacreBLEU.
     """
-    results = Results(options.csv_path, options.items, options.overwrite)
+    hypotheses, references = zip(*translations, strict=True)
+    undo = MosesDetokenizer(lang=language)
+
+    def plain(lines: Sequence[str]) -> list[str]:
+        return [undo.detokenize(line.split()) for line in lines]
+
+    split = BLEU(tokenize="none", smooth_method="none", force=True)
+    raw = plain(references) if raw_references is None else raw_references
+    kinds: dict[str, tuple[How, BLEU, Sequence[str], Sequence[str]]] = {
+        "bleu": ("bleu_unsmoothed", split, hypotheses, references),
+        "sacrebleu": ("bleu", BLEU(trg_lang=language), plain(hypotheses), raw),
+    }
+    title = " ".join(str(value) for value in about.values() if value is not None)
+    for metric, (how, kind, ours, theirs) in kinds.items():
+        whole = kind.corpus_score(ours, [theirs]).format(signature=str(kind.get_signature()))
+        made = metric == "sacrebleu" and raw_references is None
+        note = ", against detokenised references (not comparable)" if made else ""
+        print(f"{title} {metric}{note}: {whole}", flush=True)
+        each = [kind.corpus_score([a], [[b]]) for a, b in zip(ours, theirs, strict=True)]
+        items = [(i, e.sys_len, e.ref_len, *e.counts, *e.totals) for i, e in enumerate(each)]
+        yield Score.of(about, metric, how, items)
+
+
+def losses(options: LossOptions) -> Iterator[Score]:
+    """The mean negative log loss at each position of the target."""
     found = sources(options.model, only_best=True)
     trained = [(name, path, logn) for name, (path,) in found for logn in options.logns]
     for one in trained:
         open_test(*one, options.gen_subset, options)
-    with results:
-        for one in trained:
-            test = open_test(*one, options.gen_subset, options)
-            for position, nats in enumerate(zip_longest(*score_references(test, options)), 1):
-                items = [(i, loss, 1) for i, loss in enumerate(nats) if loss is not None]
-                about = {**test.about, "position": position}
-                results.add(Score.of(about, "loss", "mean", items))
+    for one in trained:
+        test = open_test(*one, options.gen_subset, options)
+        for position, nats in enumerate(zip_longest(*score_references(test, options)), 1):
+            items = [(i, loss, 1) for i, loss in enumerate(nats) if loss is not None]
+            yield Score.of({**test.about, "position": position}, "loss", "mean", items)

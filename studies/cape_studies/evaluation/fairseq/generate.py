@@ -11,7 +11,6 @@ from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor
 from tqdm import tqdm
 
-from cape_studies.evaluation.device import open_device
 from cape_studies.evaluation.fairseq.checkpoints import load
 from cape_studies.evaluation.fairseq.options import BleuOptions, ModelOptions
 
@@ -19,27 +18,17 @@ _UNKNOWN = "UNKNOWNTOKENINHYP", "UNKNOWNTOKENINREF"  # alike they would match, a
 
 
 class Test(NamedTuple):
-    """A model, its task, and the task's dataset that it is tested on.
-
-    Attributes:
-        limits: tokens of source and target, at most.
-        about: columns that tell its scores from others.
-    """
+    """A model, its task, and the task's dataset that it is tested on."""
 
     model: Any
     task: Any
     dataset: Any
-    limits: tuple[int, int]
-    about: Mapping[str, object]
+    limits: tuple[int, int]  # tokens of source and target
+    about: Mapping[str, object]  # columns that tell its scores from others
 
 
 def open_test(name: str, path: Path, logn: int | None, subset: str, options: ModelOptions) -> Test:
-    """Load a checkpoint and a subset, and find out whether the model can take every sentence.
-
-    Args:
-        name: of the training.
-        path, logn, options: as :func:`load`'s.
-        subset: of the data.
+    """:func:`load` a checkpoint and a subset; refuse what the model cannot take.
 
     Raises:
         ValueError: as :func:`load`; or the subset is missing, empty, has no references, or a
@@ -61,22 +50,18 @@ def open_test(name: str, path: Path, logn: int | None, subset: str, options: Mod
     if len(source) == 0 or target is None:
         raise ValueError(f"the subset {subset!r} in {options.data} is empty or has no target side")
     for side, sizes, limit in zip(("source", "target"), (source, target), limits, strict=True):
-        longest = int(sizes.max())
-        for most, option in (
-            (limit, "the model was trained for"),
-            (options.max_tokens, "of --max-tokens"),
-        ):
-            if longest > most:
+        limits_of = {"the model was trained for": limit, "of --max-tokens": options.max_tokens}
+        for whose, most in limits_of.items():
+            if (longest := sizes.max()) > most:
                 what = f"a {side} sentence of {subset!r} has {longest} tokens"
-                raise ValueError(f"{what}, more than the {most} {option}")
+                raise ValueError(f"{what}, more than the {most} {whose}")
     if isinstance(options, BleuOptions):
         allowed = (options.max_len_a * source + options.max_len_b).astype(int)
         worst = int((target - allowed).argmax())
         if target[worst] - 1 > allowed[worst]:  # sizes count EOS
             raise ValueError(
                 f"the reference of sentence {worst} has {target[worst] - 1} tokens, but hypotheses "
-                f"would end at {allowed[worst]} (fairseq's 0 and 200 by default): give "
-                "--max-len-a 2, say"
+                f"would end at {allowed[worst]}: give --max-len-a 2, say"
             )
     return test
 
@@ -109,8 +94,7 @@ def translate(test: Test, options: BleuOptions) -> list[tuple[str, str]]:
 def score_references(test: Test, options: ModelOptions) -> list[list[float]]:
     """The loss of every reference's tokens in nats, EOS included, each given the true ones before.
 
-    It is what ``fairseq-generate --score-reference`` writes as P-, in full precision: without label
-    smoothing. Models that begin the source with BOS insert it themselves.
+    It is what ``fairseq-generate --score-reference`` writes as P-: without label smoothing.
 
     Raises:
         ValueError: a loss is not a finite number.
@@ -127,7 +111,7 @@ def score_references(test: Test, options: ModelOptions) -> list[list[float]]:
 @torch.no_grad()
 def _generate(test: Test, config: Any, options: ModelOptions) -> tuple[Any, list[tuple[Any, Any]]]:
     """fairseq's generator, and the best that it has for each sentence beside the target."""
-    place = open_device(options.device)
+    place = options.place
     task, model = test.task, test.model.to(place)
     generator, pad = task.build_generator([model], config), task.target_dictionary.pad()
     iterator = task.get_batch_iterator(
@@ -153,8 +137,6 @@ def _generate(test: Test, config: Any, options: ModelOptions) -> tuple[Any, list
             found.append((number, (best, utils.strip_pad(target, pad))))
     found.sort(key=lambda one: one[0])
     if [number for number, _ in found] != list(range(len(test.dataset))):
-        count = len({number for number, _ in found})
-        raise RuntimeError(
-            f"{count} of {len(test.dataset)} sentences were evaluated, {len(found)} times in all"
-        )
+        count = f"{len({number for number, _ in found})} of {len(test.dataset)}"
+        raise RuntimeError(f"{count} sentences were evaluated, {len(found)} times in all")
     return generator, [one for _, one in found]

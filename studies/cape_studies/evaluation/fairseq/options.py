@@ -10,7 +10,7 @@ from cape_studies.evaluation.options import Options, RunOptions
 
 
 class ModelOptions(RunOptions):
-    """What the commands share that run models."""
+    """Of bleu and loss."""
 
     data: Positional[Path] = Field(description="folder of binarised data")
     model: list[str] = Field(
@@ -22,10 +22,7 @@ class ModelOptions(RunOptions):
 
 
 class BleuOptions(ModelOptions):
-    """Translate a test set and score it, with subword-nmt's subwords joined.
-
-    A folder is tested at the checkpoint with the best BLEU on the subset valid.
-    """
+    """Translate and score; a folder at the checkpoint with the best BLEU on the subset valid."""
 
     beam: PositiveInt = Field(4, description="4 is the paper's of en-de; of en-fr 5")
     lenpen: FiniteFloat = Field(0.6, description="0.6 is the paper's of en-de; of en-fr 0.8")
@@ -35,23 +32,15 @@ class BleuOptions(ModelOptions):
 
 
 class LossOptions(ModelOptions):
-    """Score the references by teacher forcing: nats, EOS included, every sentence once.
-
-    A folder stands for its checkpoint_best.pt.
-    """
+    """Score references by teacher forcing, in nats; a folder by its checkpoint_best.pt."""
 
 
 class StackOptions(Options):
-    """Join sentences until the target has enough tokens after BPE; apply BPE; binarise.
-
-    The dictionaries are those of --data. What is left at the end is left off.
-    """
+    """Join sentences until the target has enough tokens after BPE; binarise as --data."""
 
     source: Path = Field(description="tokenised, before BPE")
     target: Path = Field(description="tokenised, before BPE")
-    codes: list[Path] = Field(
-        min_length=1, max_length=2, description="of subword-nmt: joint, or of source and target"
-    )
+    codes: Path = Field(description="of subword-nmt, of both languages")
     data: Path = Field(description="binarised data of the training")
     out: Path = Field(description="made: binarised data with the subset test")
     min_tokens: PositiveInt = Field(300, description="of a target, without EOS; 300 is the paper's")

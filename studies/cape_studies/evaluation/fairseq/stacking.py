@@ -1,4 +1,4 @@
-"""Long test sets: consecutive sentences joined into one, as in section 4.3 of the paper."""
+"""Test sets of consecutive sentences joined into one, as in section 4.3 of the paper."""
 
 import re
 import subprocess
@@ -16,11 +16,8 @@ _FIRST_LETTER = re.compile(r"((?:&#?\w+;|[^\w])*)(\w)(.*)", re.DOTALL)
 
 
 def join(sentences: Sequence[str]) -> str:
-    """Make one sentence of several.
-
-    A full stop at the end of any but the last becomes a comma; the first letter of any but the
-    first becomes lower case, whatever the word (names, German nouns and "I" too).
-    """
+    """One sentence of several: full stops between them become commas, first letters after these
+    lower case, whatever the word (names, German nouns and "I" too)."""
     joined = [" ".join(sentence.split()) for sentence in sentences]
     joined[1:] = [lower_first_letter(sentence) for sentence in joined[1:]]
     joined[:-1] = [full_stop_to_comma(sentence) for sentence in joined[:-1]]
@@ -44,14 +41,8 @@ def stack(
 ) -> tuple[list[tuple[str, str]], list[int], int]:
     """Join pairs in their order until the target has enough tokens, and begin again.
 
-    The sentences at the end that do not reach it are left off: the paper's test set has 300 tokens
-    or more in each target. A sentence is never used twice.
-
-    Args:
-        sources, targets: sentences before BPE, line by line.
-        count: tokens of a target after BPE, without EOS.
-        min_tokens: tokens of a stacked target, at least; 300 in the paper, where newstest2014's
-            3003 pairs became 270.
+    ``count`` tells the tokens of a target after BPE, without EOS. The paper asks for 300:
+    newstest2014's 3003 pairs became 270.
 
     Returns:
         the joined pairs (source, target) before BPE; tokens of each target after BPE; how many
@@ -69,15 +60,12 @@ def stack(
     pairs, tokens, begin = [], [], 0
     for end in range(1, len(targets) + 1):
         target = join(targets[begin:end])
-        size = count(target)
-        if size >= min_tokens:
+        if (size := count(target)) >= min_tokens:
             pairs.append((join(sources[begin:end]), target))
             tokens.append(size)
             begin = end
     if not pairs:
-        raise ValueError(
-            f"all {len(targets)} sentences together have fewer than {min_tokens} target tokens"
-        )
+        raise ValueError(f"all {len(targets)} sentences have fewer than {min_tokens} target tokens")
     return pairs, tokens, len(targets) - begin
 
 
@@ -97,12 +85,8 @@ def subword_nmt(codes: Path) -> Callable[[str], str]:
 
 
 def write(options: StackOptions) -> None:
-    """Stack a test set, segment it and binarise it with fairseq-preprocess, whose log is shown.
-
-    Args:
-        options: the text before BPE, one sentence a line; the data with the dictionaries and the
-            pair of languages; the folder to make, which gets ``test.*``, the dictionaries, and the
-            text as ``stacked.LANG`` (before BPE) and ``stacked.bpe.LANG``.
+    """Stack a test set and binarise it with fairseq-preprocess, whose log is shown; its text after
+    BPE is put beside as ``stacked.LANG``.
 
     Raises:
         ValueError: a file is missing or does not fit, or the folder is there.
@@ -111,31 +95,26 @@ def write(options: StackOptions) -> None:
     languages = [one for one in infer_language_pair(str(data)) if one] if data.is_dir() else []
     if len(languages) < 2:
         raise ValueError(f"{data} holds no binarised data")
-    cuts = [subword_nmt(codes) for codes in options.codes]
+    cut = subword_nmt(options.codes)
     lines = read_lines(options.source), read_lines(options.target)
-    pairs, tokens, left_off = stack(
-        *lines, lambda text: len(cuts[-1](text).split()), options.min_tokens
-    )
+    pairs, tokens, left_off = stack(*lines, lambda text: len(cut(text).split()), options.min_tokens)
     if folder.exists():
         raise ValueError(f"{folder} exists: choose another name")
     folder.mkdir(parents=True)
-    for side, (language, cut) in enumerate(zip(languages, (cuts[0], cuts[-1]), strict=True)):
-        text = [pair[side] for pair in pairs]
-        for name, written in (("stacked", text), ("stacked.bpe", map(cut, text))):
-            content = "".join(f"{line}\n" for line in written)
-            (folder / f"{name}.{language}").write_text(content, encoding="utf-8")
+    for language, side in zip(languages, zip(*pairs, strict=True), strict=True):
+        content = "".join(f"{cut(line)}\n" for line in side)
+        (folder / f"stacked.{language}").write_text(content, encoding="utf-8")
     arguments = [
         *("--source-lang", languages[0], "--srcdict", data / f"dict.{languages[0]}.txt"),
         *("--target-lang", languages[1], "--tgtdict", data / f"dict.{languages[1]}.txt"),
-        *("--testpref", folder / "stacked.bpe", "--destdir", folder),
+        *("--testpref", folder / "stacked", "--destdir", folder),
     ]
     if subprocess.call([sys.executable, "-m", "fairseq_cli.preprocess", *map(str, arguments)]):
         raise ValueError("fairseq-preprocess failed: see above")
     print(
         f"{folder}: {len(lines[0])} sentences became {len(tokens)} of {min(tokens)} to "
-        f"{max(tokens)} target tokens (mean {sum(tokens) / len(tokens):.1f}); {left_off} at "
-        "the end were left off. Many tokens replaced by <unk> (see above) mean other BPE codes or "
-        f"another tokeniser than in {data}"
+        f"{max(tokens)} target tokens; {left_off} at the end were left off. Many tokens replaced "
+        f"by <unk> (see above) mean other BPE codes or another tokeniser than in {data}"
     )
 
 

@@ -17,12 +17,9 @@ from cape_studies.evaluation.timm.size_bins import View
 
 
 def open_folder(root: str, split: str | None) -> ImageDataset:
-    """timm's dataset of a folder of class folders.
+    """timm's dataset of a folder of class folders, or of its split, by timm's synonyms too.
 
-    Args:
-        root: holds the class folders, or a folder named like the split that does.
-        split: timm's synonyms work (val, valid, validation, …). Default: ``validation`` if there
-            is such a folder, else the root itself.
+    Without a split it is ``validation`` if there is such a folder, else the root itself.
 
     Raises:
         ValueError: no such folder or split, or no images in it.
@@ -63,23 +60,14 @@ def own_sizes(images: ImageDataset) -> list[tuple[int, int]]:
 class Batches(Dataset):
     """Batches of images with equal views, as one dataset for timm's ``create_loader``.
 
-    Args:
-        images: timm's dataset.
-        views: of each image, None to leave it out.
-        loaded: the model. Rows and columns beyond its last whole patch are cut off, as the
-            authors' convolution does.
-        batch_size: images in a batch, at most.
+    An image without a view is left out; what is beyond the model's last whole patch is cut off.
 
     Attributes:
         members: numbers of the images of each batch.
     """
 
     def __init__(
-        self,
-        images: ImageDataset,
-        views: Sequence[View | None],
-        loaded: Loaded,
-        batch_size: int,
+        self, images: ImageDataset, views: Sequence[View | None], loaded: Loaded, batch_size: int
     ) -> None:
         self.images, self.views = images, views
         self.patch, self.config = loaded.patch, loaded.config

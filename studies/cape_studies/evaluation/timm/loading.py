@@ -7,6 +7,7 @@ from typing import Any
 import timm
 import torch
 from timm.data import resolve_data_config
+from timm.layers import to_2tuple
 from timm.models import clean_state_dict
 from torch import Tensor
 
@@ -20,16 +21,12 @@ from cape_studies.evaluation.timm.options import TimmOptions
 
 @dataclass
 class Loaded:
-    """A model ready to be evaluated.
+    """A model ready to be evaluated, in eval mode.
 
     Attributes:
-        model: in eval mode, on its device.
         name: as the user calls it, else timm's name of the architecture.
-        checkpoint: the file of its weights.
-        train_size: image size in pixels that it was trained at: train.py's ``input_size`` or
-            ``img_size``, else the model's own.
+        train_size: image size in pixels that it was trained at, else the model's own.
         config: timm's data config: crop, interpolation, mean and std.
-        device: that it is on.
         amp: mixed precision, in float16.
     """
 
@@ -57,12 +54,8 @@ class Loaded:
     @property
     def patch(self) -> tuple[int, int]:
         """(height, width) in pixels that image sizes must be multiples of."""
-        for name in ("patch_embed", "embeds"):
-            embed = getattr(self.model, name, None)
-            size = getattr(embed, "patch_size", None)
-            if size is not None and not getattr(embed, "dynamic_img_pad", False):
-                return (size, size) if isinstance(size, int) else tuple(size)
-        return (1, 1)
+        embed = getattr(self.model, "patch_embed", None) or getattr(self.model, "embeds", None)
+        return to_2tuple(getattr(embed, "patch_size", 1))
 
 
 def load(given: str, options: TimmOptions, device: torch.device) -> Loaded:
@@ -71,11 +64,7 @@ def load(given: str, options: TimmOptions, device: torch.device) -> Loaded:
     Models whose constructor has ``dynamic_img_size`` get it, so that one checkpoint is tested at
     all sizes: timm's abspos ViTs then interpolate their table in the forward.
 
-    Args:
-        given: a file (train.py's ``.pth.tar``, a plain state dict, ``.safetensors``), or NAME= and
-            that.
-        options: the architecture, its arguments and the crop; they win over the record.
-        device: of the model.
+    ``options`` win over the file's record: the architecture, its arguments and the crop.
 
     Raises:
         ValueError: no such file or model, a file that cannot be read, weights that do not fit the
@@ -96,14 +85,10 @@ def load(given: str, options: TimmOptions, device: torch.device) -> Loaded:
             f"{path} is of {name or 'a model it does not name'}, which timm does not know: give "
             "--model NAME, one of timm.list_models()"
         )
-    recorded = {
-        "global_pool": args.get("gp"),
-        "in_chans": args.get("in_chans"),
-        "num_classes": args.get("num_classes"),
-        **(args.get("model_kwargs") or {}),
-    }
-    kwargs = {key: value for key, value in recorded.items() if value is not None}
-    model = _create(name, kwargs | options.model_kwargs, path)
+    names = {"global_pool": "gp", "in_chans": "in_chans", "num_classes": "num_classes"}
+    recorded = {key: args.get(own) for key, own in names.items()}  # timm leaves out None
+    recorded |= args.get("model_kwargs") or {}
+    model = _create(name, recorded | options.model_kwargs, path)
     trained, made = mark.read_mark(weights), mark.settings(model)
     if None not in (trained, made) and trained != made:
         raise ValueError(
@@ -119,9 +104,8 @@ def load(given: str, options: TimmOptions, device: torch.device) -> Loaded:
         ) from error
     config = resolve_data_config(args, model=model)
     config["crop_pct"] = options.crop_pct or config["crop_pct"]
-    model = model.eval().to(device)
     size = config["input_size"][-1]
-    return Loaded(model, label or name, path, size, config, device, options.amp)
+    return Loaded(model.eval().to(device), label or name, path, size, config, device, options.amp)
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -149,6 +133,5 @@ def _create(name: str, kwargs: dict[str, Any], path: str) -> Any:
                 raise
             return timm.create_model(name, **kwargs)  # convolutional networks take any size
     except Exception as error:  # timm's constructors raise what a bad argument leads to
-        raise ValueError(
-            f"{name} cannot be created with {kwargs} (for {path}): {said(error)}"
-        ) from error
+        what = f"{name} cannot be created with {kwargs} (for {path})"
+        raise ValueError(f"{what}: {said(error)}") from error

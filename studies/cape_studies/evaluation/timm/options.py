@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import tyro
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from cape_studies.evaluation.options import Different, Pairs, RunOptions
+from cape_studies.evaluation.options import Pairs, RunOptions
 from cape_studies.evaluation.timm.size_bins import STRATEGIES, Strategy
 
 #: the paper's γ, or its rule in Table 6
@@ -13,36 +13,32 @@ Extent = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["ratio", "
 
 
 class TimmOptions(RunOptions):
-    """Accuracy of image models over resolutions, with timm's data pipeline."""
+    """Accuracy (and speed) of timm's classifiers over resolutions, with timm's data pipeline.
 
-    checkpoint: Annotated[Different[list[str]], tyro.conf.arg(aliases=["-c"])] = Field(
-        min_length=1,
-        description="[NAME=]FILE: train.py's .pth.tar, a plain state dict, or .safetensors",
+    Paper: section 4.1, Tables 1, 5 and 6, figure 4, appendix B.2.
+    """
+
+    checkpoint: Annotated[list[str], tyro.conf.arg(aliases=["-c"])] = Field(
+        min_length=1, description="[NAME=]FILE: train.py's, a plain state dict, or .safetensors"
     )
-    model: str | None = Field(
-        None, description="timm's name of the architecture; none: the file's own record"
-    )
+    model: str | None = Field(None, description="timm's name; none: the file's own record")
     model_kwargs: Pairs = Field({}, description="beside the file's own record")
 
-    data: Different[list[str]] = Field([], description="folders of class folders")
-    split: Different[list[str]] = Field(
-        [], description="sub-folders, each a test; none: validation, or the folder itself"
-    )
+    data: list[str] = Field(min_length=1, description="folders of class folders")
+    split: list[str] = Field([], description="sub-folders; none: validation, or the folder itself")
     crop_pct: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="crop / resized size; none: the model's, else 0.875"
     )
 
-    resolutions: Different[list[PositiveInt]] = Field(
-        [], description="square image sizes in pixels; none: the one trained at"
-    )
-    extent: Different[list[Extent]] = Field(
+    resolutions: list[PositiveInt] = Field([], description="in pixels; none: the one trained at")
+    extent: list[Extent] = Field(
         [],
-        description="paper's γ (Table 6): ratio = R / train size, sqrt = its root, or a number; "
-        "none: the model's own; no effect on models without it: abspos, nopos, timm's rotary",
+        description="γ: ratio = R / train size, sqrt = its root, or a number; none: the model's "
+        "own; no effect on models without it: abspos, nopos, timm's rotary",
     )
     tta: bool = Field(False, description="average the logits over R - 32, R and R + 32")
     tta_step: PositiveInt = Field(32, description="instead of 32 pixels")
-    size_bins: Different[list[Strategy] | None] = Field(
+    size_bins: list[Strategy] | None = Field(
         None,
         description="score by the images' own sizes (appendix B.2) under these strategies, or "
         "without a value under all",
@@ -50,9 +46,7 @@ class TimmOptions(RunOptions):
 
     throughput: bool = Field(False, description="images per second at each resolution")
     max_batch: PositiveInt | None = Field(None, description="largest tried; none: 8192, CPU: 8")
-    runs: PositiveInt = Field(
-        30, description="timed forwards, after as many to warm up; 30 as the authors"
-    )
+    runs: PositiveInt = Field(30, description="timed, after as many to warm up; 30: the authors'")
 
     batch_size: PositiveInt = Field(256, description="images at once, at most")
     workers: NonNegativeInt = Field(4, description="processes that load images")
@@ -60,19 +54,10 @@ class TimmOptions(RunOptions):
     @model_validator(mode="after")
     def check(self) -> "TimmOptions":
         """Refuse what does not fit together."""
-        if not self.data and not self.throughput:
-            raise ValueError("nothing to do: give --data DIR, --throughput or both")
-        if self.items is not None and not self.data:
-            raise ValueError("--items are images: give --data DIR")
         if bool(self.strategies) + self.tta + self.throughput > 1:
-            raise ValueError(
-                "--size-bins, --tta and --throughput do not go together: run them apart"
-            )
+            raise ValueError("--size-bins, --tta, --throughput do not go together: run them apart")
         if self.strategies and {"ratio", "sqrt"} & set(self.extent):
-            raise ValueError(
-                "--extent ratio and sqrt need one resolution for all images: with --size-bins give "
-                "numbers"
-            )
+            raise ValueError("--extent ratio and sqrt need one size: with --size-bins give numbers")
         return self
 
     @property

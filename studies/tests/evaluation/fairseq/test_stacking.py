@@ -54,43 +54,37 @@ def test_tokens_are_counted_after_bpe_of_the_changed_text():
 
 
 @pytest.mark.parametrize(
-    ("sentence", "changed"),
+    ("change", "sentence", "changed"),
     [
-        ("a dog .", "a dog ,"),
-        ("a dog.", "a dog,"),  # not tokenised
-        ("really ?", "really ?"),
-        ("wait ...", "wait ..."),
-        ("in the U.S.", "in the U.S."),
-        ("he said : &quot; go . &quot;", "he said : &quot; go . &quot;"),
-        ("no stop", "no stop"),
-        (".", ","),
+        ("full_stop_to_comma", "a dog .", "a dog ,"),
+        ("full_stop_to_comma", "a dog.", "a dog,"),  # not tokenised
+        ("full_stop_to_comma", "really ?", "really ?"),
+        ("full_stop_to_comma", "wait ...", "wait ..."),
+        ("full_stop_to_comma", "in the U.S.", "in the U.S."),
+        ("full_stop_to_comma", "he said : &quot; go . &quot;", "he said : &quot; go . &quot;"),
+        ("full_stop_to_comma", "no stop", "no stop"),
+        ("full_stop_to_comma", ".", ","),
+        ("lower_first_letter", "Über den Zaun", "über den Zaun"),
+        ("lower_first_letter", "&quot; Halt &quot; sagt er", "&quot; halt &quot; sagt er"),
+        ("lower_first_letter", "( Ein Hund )", "( ein Hund )"),
+        ("lower_first_letter", "3 Hunde", "3 Hunde"),
+        ("lower_first_letter", "BMX-Fahrer", "bMX-Fahrer"),
+        ("lower_first_letter", "...", "..."),
     ],
 )
-def test_only_a_final_full_stop_becomes_a_comma(sentence, changed):
-    assert stacking.full_stop_to_comma(sentence) == changed
+def test_only_a_final_full_stop_and_the_first_letter_change(change, sentence, changed):
+    assert getattr(stacking, change)(sentence) == changed
 
 
-@pytest.mark.parametrize(
-    ("sentence", "changed"),
-    [
-        ("Über den Zaun", "über den Zaun"),
-        ("&quot; Halt &quot; sagt er", "&quot; halt &quot; sagt er"),
-        ("( Ein Hund )", "( ein Hund )"),
-        ("3 Hunde", "3 Hunde"),
-        ("BMX-Fahrer", "bMX-Fahrer"),
-        ("...", "..."),
-    ],
-)
-def test_only_the_first_letter_becomes_lower_case(sentence, changed):
-    assert stacking.lower_first_letter(sentence) == changed
-
-
-def test_text_that_does_not_fit_is_refused():
+def test_what_does_not_fit_is_refused(tmp_path):
+    given = dict.fromkeys(("source", "target", "codes", "data", "out"), tmp_path)
+    with pytest.raises(ValueError, match="holds no binarised data"):
+        stacking.write(stacking.StackOptions(**given))
     with pytest.raises(ValueError, match="5 source lines for 4 target lines"):
         stacking.stack(ENGLISH, GERMAN[:4], words, 300)
     with pytest.raises(ValueError, match="target line 2 is empty"):
         stacking.stack(ENGLISH[:2], [GERMAN[0], " "], words, 300)
-    with pytest.raises(ValueError, match="all 5 sentences together have fewer than 300"):
+    with pytest.raises(ValueError, match="all 5 sentences have fewer than 300"):
         stacking.stack(ENGLISH, GERMAN, words, 300)
 
 

@@ -1,4 +1,4 @@
-"""Digits as PNGs, two small models that have learnt them, and cape-timm-eval in this process."""
+"""Digits as PNGs, and two small models that have learnt them."""
 
 import argparse
 from collections.abc import Callable
@@ -8,9 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-
-import lab_support
-from lab_support import Rows
 
 IMAGES = 120
 
@@ -43,8 +40,7 @@ def trained(tmp_path_factory, digits) -> Callable[[str], Path]:
     targets, made = torch.tensor(digits.target[:1200]), {}
 
     def train(name: str) -> Path:
-        kwargs = dict(depth=1, embed_dim=32, num_heads=2, img_size=16)
-        kwargs |= {} if "patch4" in name else {"patch_size": 4}
+        kwargs = dict(depth=1, embed_dim=32, num_heads=2, img_size=16, patch_size=4)
         torch.manual_seed(0)
         model = timm.create_model(name, num_classes=10, **kwargs)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -53,9 +49,8 @@ def trained(tmp_path_factory, digits) -> Callable[[str], Path]:
             F.cross_entropy(model(images[batch]), targets[batch]).backward()
             optimizer.step()
             optimizer.zero_grad()
-        args = argparse.Namespace(model=name, model_kwargs=kwargs, num_classes=10)
-        args.img_size, args.input_size, args.gp, args.in_chans = 16, None, None, None
-        args.mean, args.std, args.crop_pct, args.interpolation = (0.5,) * 3, (0.5,) * 3, None, ""
+        args = argparse.Namespace(model=name, model_kwargs=kwargs, num_classes=10, img_size=16)
+        args.mean, args.std, args.gp = (0.5,) * 3, (0.5,) * 3, None
         folder = tmp_path_factory.mktemp(name)
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
         saver = timm.utils.CheckpointSaver(model, sgd, args, checkpoint_dir=str(folder))
@@ -77,32 +72,3 @@ def cape(trained) -> Path:
 @pytest.fixture(scope="session")
 def abspos(trained) -> Path:
     return trained("vit_tiny_patch16_224")
-
-
-@pytest.fixture
-def run(tmp_path) -> Callable[..., Rows]:
-    """The command, and the rows of its CSV (default: ``o.csv``)."""
-    from cape_studies.evaluation.timm import main
-
-    def call(*arguments: object, out: Path = tmp_path / "o.csv") -> Rows:
-        main([*map(str, arguments), "--csv", str(out), "--workers", "0", "--device", "cpu"])
-        return lab_support.rows(out)
-
-    return call
-
-
-@pytest.fixture
-def refused(tmp_path, capsys) -> Callable[..., str]:
-    """The one line that the command ends with; it leaves no CSV."""
-    from cape_studies.evaluation.timm import main
-
-    def call(*arguments: object) -> str:
-        out = tmp_path / "refused.csv"
-        given = [*map(str, arguments), "--workers", "0"]
-        given += [] if "--csv" in given else ["--csv", str(out)]
-        given += [] if "--device" in given else ["--device", "cpu"]
-        line = lab_support.refused(main, capsys, *given)
-        assert not out.exists()
-        return line
-
-    return call

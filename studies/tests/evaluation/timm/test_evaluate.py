@@ -13,13 +13,13 @@ timm = pytest.importorskip("timm")
 from timm.data import create_transform  # noqa: E402
 
 from cape_plugins.timm.attention import use_logn  # noqa: E402
-from cape_studies.evaluation.timm import loading  # noqa: E402
+from cape_studies.evaluation.timm import evaluate, loading  # noqa: E402
 from cape_studies.evaluation.timm.options import TimmOptions  # noqa: E402
-from cape_studies.evaluation.timm.scoring import throughput  # noqa: E402
 
 CPU = torch.device("cpu")
 SMALL = dict(depth=1, embed_dim=32, num_heads=2)
 both = pytest.mark.parametrize("checkpoint", ["cape", "abspos"], indirect=True)
+WHOLE = ("--resolutions", 24, "--crop-pct", 1)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def load(path: Path | str, model: str | None = None, **kwargs) -> torch.nn.Modul
     return loading.load(str(path), options, CPU).model
 
 
-def by_hand(model, data: Path, *sizes: int, crop_pct: float = 0.875, log=False) -> list[int]:
+def by_hand(model, data: Path, *sizes: int, crop_pct: float = 1, log=False) -> list[int]:
     """[images, top-1, top-5] with timm's transforms."""
     paths = sorted((data / "validation").glob("*/*.png"))
     images = [Image.open(path).convert("RGB") for path in paths]
@@ -65,11 +65,12 @@ def test_accuracy_is_that_of_a_plain_loop_over_timms_transforms(checkpoint, data
     sizes = (12, 16, 24)
     rows = run("-c", checkpoint, "--data", data, "--resolutions", *sizes, "--crop-pct", 0.875)
     assert [int(row["resolution"]) for row in rows[::2]] == [12, 16, 24]
-    assert counted(rows) == [by_hand(load(checkpoint), data, size) for size in sizes]
+    model = load(checkpoint)
+    assert counted(rows) == [by_hand(model, data, size, crop_pct=0.875) for size in sizes]
     assert 20 < float(rows[2]["value"]) < 100  # it has learned, so the counts mean something
 
 
-TTA = ("--tta", "--tta-step", 8, "--resolutions", 16, "--crop-pct", 0.875)
+TTA = ("--tta", "--tta-step", 8, "--resolutions", 16, "--crop-pct", 1)
 
 
 def test_tta_averages_logits_over_three_sizes(cape, data, run):
@@ -93,28 +94,25 @@ def test_the_ratio_of_extent_is_that_of_each_size_of_tta(cape, data, run):
 
 def test_extent_follows_the_rules_of_table_6(cape, data, run):
     extents = ("1", "ratio", "sqrt", "0.25")
-    options = ("--resolutions", 24, "--crop-pct", 1.0)
-    rows = run("-c", cape, "--data", data, *options, "--extent", *extents)
+    rows = run("-c", cape, "--data", data, *WHOLE, "--extent", *extents)
     assert tuple(row["extent"] for row in rows[::2]) == extents
     models = [load(cape, extent=gamma) for gamma in (1.0, 1.5, 1.5**0.5, 0.25)]
-    assert counted(rows) == [by_hand(model, data, 24, crop_pct=1.0) for model in models]
+    assert counted(rows) == [by_hand(model, data, 24) for model in models]
 
 
-def test_extent_is_for_models_with_coordinates_alibi_included(abspos, data, run, caplog):
+def test_extent_is_for_models_with_coordinates(abspos, data, run, caplog):
     rows = run("-c", abspos, "--data", data, "--extent", "1", "ratio")
     assert [row["extent"] for row in rows] == ["", ""]
     assert "--extent has no effect" in caplog.text
-    model = timm.create_model("vit_tiny_patch4_alibi_32", **SMALL)
-    loaded = loading.Loaded(model, "", "", 32, {}, CPU)
-    assert loaded.extent_modules == [model.position]
-    loaded.model = timm.create_model("vit_tiny_patch4_nopos_32", **SMALL)
-    assert loaded.extent_modules == []
+    for name, has in (("alibi", True), ("nopos", False)):
+        model = timm.create_model(f"vit_tiny_patch4_{name}_32", **SMALL)
+        loaded = loading.Loaded(model, "", "", 32, {}, CPU)
+        assert loaded.extent_modules == [model.position] * has
 
 
 @both
 def test_attention_logn_is_a_condition(checkpoint, data, run):
-    options = ("--resolutions", 24, "--crop-pct", 0.875, "--attention-logn", 0, 3)
-    rows = run("-c", checkpoint, "--data", data, *options)
+    rows = run("-c", checkpoint, "--data", data, *WHOLE, "--attention-logn", 0, 3)
     assert [row["logn"] for row in rows[::2]] == ["0", "3"]
     plain, scaled = load(checkpoint), load(checkpoint)
     use_logn(scaled, 3)
@@ -143,7 +141,7 @@ def test_the_averaged_weights_of_train_py_are_tested_where_it_kept_them(cape, tm
     content["state_dict_ema"] = {f"module.{name}": value for name, value in average.items()}
     torch.save(content, tmp_path / "both.pth.tar")  # ModelEma's names; ModelEmaV3 has no prefix
     found, alone, trained = (
-        run("-c", f"x={path}", "--data", data, "--items", tmp_path / "i.csv", "--overwrite")
+        run("-c", f"x={path}", "--data", data, "--items", tmp_path / "i.csv")
         for path in (tmp_path / "both.pth.tar", tmp_path / "alone.pth.tar", cape)
     )
     assert counted(found) == counted(alone) != counted(trained)
@@ -178,20 +176,16 @@ def test_several_splits_in_one_call_give_the_rows_of_several_calls(cape, data, t
             link = tmp_path / "moved" / split / path.parent.name / path.name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path)
-    options = ("-c", cape, "--data", tmp_path / "moved", "--resolutions", 12, 24, "--overwrite")
-    items = ("--items", tmp_path / "i.csv")
-    both = run(*options, "--split", "0", "corner", *items)
-    found = (tmp_path / "i.csv").read_text().splitlines()
-    alone, head = [], found[0]
-    for split in ("0", "corner"):
-        alone += run(*options, "--split", split, *items)
-        lines = (tmp_path / "i.csv").read_text().splitlines()
-        assert lines[0] == head
-        assert lines[1:] == [line for line in found if f"moved/{split},{split}," in line]
-    assert both == alone
-    assert [(row["split"], row["items"]) for row in both[::2]] == [
-        *(("0", "120"), ("0", "120"), ("corner", "80"), ("corner", "80"))
-    ]
+
+    def tested(*splits: str) -> tuple[list, list]:
+        options = ("--resolutions", 12, 24, "--items", tmp_path / "i.csv")
+        given = run("-c", cape, "--data", tmp_path / "moved", *options, "--split", *splits)
+        return given, rows(tmp_path / "i.csv")
+
+    both, (first, firsts), (second, seconds) = tested("0", "corner"), tested("0"), tested("corner")
+    assert both == (first + second, firsts + seconds)
+    shown = [(row["split"], row["items"]) for row in both[0][::2]]
+    assert shown == [("0", "120")] * 2 + [("corner", "80")] * 2
 
 
 def test_items_add_up_to_the_accuracies_with_batches_of_any_size(cape, data, run, tmp_path):
@@ -201,20 +195,15 @@ def test_items_add_up_to_the_accuracies_with_batches_of_any_size(cape, data, run
     files = {f"{path.parent.name}/{path.name}" for path in data.glob("validation/*/*.png")}
     assert {item["item"] for item in rows(tmp_path / "i.csv")} == files
     assert sorted(tmp_path.iterdir()) == [tmp_path / "i.csv", tmp_path / "o.csv"]
-    assert run(*options, "--overwrite") == scores
+    assert run(*options) == scores
 
 
-def test_throughput_stands_beside_the_accuracy_or_alone(cape, data, run):
+def test_throughput_stands_beside_the_accuracy(cape, data, run):
     options = ("--throughput", "--runs", 1, "--max-batch", 3, "--resolutions", 16, 32)
     rows = run("-c", cape, "--data", data, *options)
     assert [row["metric"] for row in rows] == ["images_per_second", "top1", "top5"] * 2
     assert (rows[0]["how"], rows[0]["items"]) == ("number", "3")
     assert float(rows[0]["value"]) > 0
-    rows = run("-c", cape, *options, "--overwrite")
-    assert [(row["resolution"], row["metric"]) for row in rows] == [
-        ("16", "images_per_second"),
-        ("32", "images_per_second"),
-    ]
 
 
 def test_throughput_halves_the_batch_until_it_fits():
@@ -226,7 +215,8 @@ def test_throughput_halves_the_batch_until_it_fits():
             raise torch.OutOfMemoryError("full")
 
     model.register_forward_pre_hook(small_memory)
-    batch, speed = throughput(loading.Loaded(model, "", "", 32, {}, CPU), 16, 10, runs=2)
-    assert tried[:3] == [10, 5, 2]
+    loaded = loading.Loaded(model, "", "", 32, {}, CPU)
+    batch, speed = evaluate.throughput(loaded, 16, None, runs=2)
+    assert tried[:3] == [8, 4, 2]
     assert batch == 2
     assert speed > 0

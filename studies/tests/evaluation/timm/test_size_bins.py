@@ -28,8 +28,8 @@ def picture(height: int, width: int) -> Image.Image:
     return Image.fromarray(np.stack(channels, axis=-1).astype("uint8"))
 
 
-def view(strategy: str, height: int, width: int, resolution: int | None = None) -> View | None:
-    return size_bins.view_of(strategy, height, width, crop_pct=0.875, resolution=resolution)
+def view(strategy: str, height: int, width: int, fixed: int) -> View | None:
+    return size_bins.view_of(strategy, height, width, 0.875, fixed if strategy == "fixed" else None)
 
 
 def test_the_shorter_side_decides_among_the_papers_eight_bins():
@@ -57,7 +57,7 @@ def test_the_shorter_side_decides_among_the_papers_eight_bins():
     ],
 )
 def test_what_a_strategy_feeds_and_leaves_out(strategy, size, expected):
-    assert view(strategy, *size, 672 if strategy == "fixed" else None) == expected
+    assert view(strategy, *size, 672) == expected
 
 
 def save(root: Path, sizes: list[tuple[int, int]]) -> None:
@@ -91,8 +91,7 @@ def test_a_model_is_fed_timms_resize_and_crop_cut_to_whole_patches(strategy, tmp
     # the authors' patch convolution leaves the rest out
     expected = transform(picture(70, 90))[:, : height // 16 * 16, : width // 16 * 16]
     if strategy == "original-no-crop":
-        whole = np.array(picture(70, 90)).transpose(2, 0, 1)[:, :64, :80]
-        assert np.array_equal(expected, whole)
+        assert np.array_equal(expected, np.array(picture(70, 90)).transpose(2, 0, 1)[:, :64, :80])
     assert torch.equal(pixels, torch.stack([expected, expected]).float())
     assert targets.tolist() == [0, 1]
 
@@ -101,7 +100,7 @@ def test_images_of_one_size_share_batches_and_left_out_ones_are_in_none(tmp_path
     save(tmp_path, [(60, 70), (70, 60), (60, 70), (390, 400)])
     sizes = images.own_sizes(images.open_folder(str(tmp_path), None))
     assert sizes == [(60, 70), (70, 60), (60, 70), (390, 400)] * 2
-    made = batches(tmp_path, [view("original", *size) for size in sizes], 3)
+    made = batches(tmp_path, [view("original", *size, 0) for size in sizes], 3)
     assert made.members == [[0, 2, 4], [6], [1, 5]]
     pixels, targets = made[0]
     assert pixels.shape == (3, 3, 48, 64)
@@ -124,10 +123,8 @@ def test_every_bin_has_its_row_and_the_bins_add_up(name, tmp_path, run):
     check_items(scores, tmp_path / "items.csv")
     rows = [row for row in scores if row["metric"] == "top1"]
     found = {(row["strategy"], row["resolution"], row["bin"]): row["items"] for row in rows}
-    assert {key[:2] for key in found} == {
-        *(("fixed", "32"), ("fixed", "64"), ("min", ""), ("max", "")),
-        *(("original", ""), ("original-no-crop", "")),
-    }
+    others = [(name, "") for name in size_bins.STRATEGIES if name != "fixed"]
+    assert {key[:2] for key in found} == {("fixed", "32"), ("fixed", "64"), *others}
     for strategy, resolution in {key[:2] for key in found}:
         bins = {key[2]: int(n) for key, n in found.items() if key[:2] == (strategy, resolution)}
         total = bins.pop("all")

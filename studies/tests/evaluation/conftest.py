@@ -1,0 +1,46 @@
+"""The command that the tests of a folder are of, in this process."""
+
+import importlib
+from collections.abc import Callable
+
+import pytest
+
+import lab_support
+from lab_support import Rows
+
+
+@pytest.fixture
+def main(request) -> Callable[..., None]:
+    """The command of the host that the test's folder is named after."""
+    return importlib.import_module(f"cape_studies.evaluation.{request.path.parent.name}").main
+
+
+def filled(arguments: tuple[object, ...], **more: object) -> list[str]:
+    """Arguments, with the options that are not among them."""
+    more = {f"--{name}": value for name, value in more.items() if f"--{name}" not in arguments}
+    return [*map(str, arguments), *(str(word) for option in more.items() for word in option)]
+
+
+@pytest.fixture
+def run(main, tmp_path) -> Callable[..., Rows]:
+    """The command, and the rows of its CSV."""
+
+    def call(*arguments: object) -> Rows:
+        path = tmp_path / "o.csv"
+        main([*filled(arguments, csv=path, device="cpu", workers=0), "--overwrite"])
+        return lab_support.rows(path)
+
+    return call
+
+
+@pytest.fixture
+def refused(main, tmp_path, capsys) -> Callable[..., str]:
+    """The one line that the command ends with; it leaves no CSV."""
+
+    def call(*arguments: object) -> str:
+        out = tmp_path / "refused.csv"
+        line = lab_support.refused(main, capsys, *filled(arguments, csv=out, workers=0))
+        assert not out.exists()
+        return line
+
+    return call
