@@ -93,9 +93,8 @@ def test_an_option_that_the_variant_does_not_take_is_refused():
 def test_a_shift_that_cancels_among_all_tokens_is_refused():
     given, defaults = dict(max_global_shift=3.0), dict(max_global_shift=5.0)
     variants.refuse_options("cape_rope", given, defaults, axes=2)  # a class token has no position
-    with pytest.raises(ValueError, match=r"is for cape; cape_rope .*changes no distance") as error:
+    with pytest.raises(ValueError, match=r"is for cape; cape_rope .*changes no distance"):
         variants.refuse_options("cape_rope", given, defaults, axes=1)
-    assert "--" not in str(error.value)
     with pytest.raises(ValueError, match=r"is for cape; rope takes none of these: leave"):
         variants.refuse_options("rope", given, defaults, axes=1)
 

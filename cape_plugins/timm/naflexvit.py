@@ -107,9 +107,9 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
     token and registers are as in :class:`VisionTransformerCape`.
 
     Args:
-        cfg: timm's configuration. Of the options of its table ``pos_embed_ar_preserving`` is taken:
-            True keeps the aspect ratio, the longer axis running from -1 to 1, the shorter one at
-            the same distance between patches.
+        cfg: timm's configuration; its ``pos_embed`` is not used. Of the other options of timm's
+            table ``pos_embed_ar_preserving`` is taken: True keeps the aspect ratio, the longer
+            axis running from -1 to 1, the shorter one at the same distance between patches.
         kwargs: the fields of :class:`cape_plugins.timm.positions.ImageSettings` and of timm's
             configuration, and the other arguments of timm's NaFlexVit, which rejects unknown ones.
 
@@ -157,13 +157,12 @@ class NaFlexVitCape(naflexvit.NaFlexVit):
 
 def _refuse_table_options(given: dict[str, Any], settings: ImageSettings) -> None:
     taken = {
-        "pos_embed": True,
         "pos_embed_ar_preserving": settings.takes("extent"),  # all but nopos
         "pos_embed_grid_size": settings.variant.attention is not None,
         "pos_embed_interp_mode": given["enable_patch_interpolator"],
     }
     for field in fields(naflexvit.NaFlexVitCfg):
-        refused = field.name.startswith("pos_embed") and not taken.get(field.name)
+        refused = field.name.startswith("pos_embed_") and not taken.get(field.name)
         if refused and given[field.name] not in (None, field.default):
             raise ValueError(
                 f"{field.name} = {given[field.name]!r} is for a table of positions, which "
