@@ -3,12 +3,7 @@
 from argparse import Namespace
 from typing import Any
 
-from fairseq.models import (
-    ARCH_CONFIG_REGISTRY,
-    MODEL_REGISTRY,
-    register_model,
-    register_model_architecture,
-)
+from fairseq import models
 from fairseq.tasks import TASK_REGISTRY
 
 from cape_plugins.fairseq.checks import check_training, refuse_other_task, refuse_torchrun_alone
@@ -43,16 +38,15 @@ ARCHITECTURES = {
 
 def register_architectures() -> None:
     """Add the models and the architectures to fairseq's registries, where they are missing."""
-    if MODELS.keys() & MODEL_REGISTRY.keys():
+    if MODELS.keys() & models.MODEL_REGISTRY.keys():
         return
     for name, model in MODELS.items():
-        register_model(name, dataclass=model.config)(model)
+        models.register_model(name, dataclass=model.config)(model)
         # fairseq has just added an architecture of the model's name that does nothing
-        ARCH_CONFIG_REGISTRY[name] = _configure(name, {})
+        models.ARCH_CONFIG_REGISTRY[name] = _configure(name, {})
     for name, options in ARCHITECTURES.items():
-        register_model_architecture("cape_transformer", name)(
-            _configure("cape_transformer", options)
-        )
+        configure = _configure("cape_transformer", options)
+        models.register_model_architecture("cape_transformer", name)(configure)
 
 
 def _configure(model: str, options: dict[str, Any]) -> Any:

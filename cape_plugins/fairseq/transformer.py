@@ -25,15 +25,7 @@ from torch import Tensor, nn
 
 from cape_plugins.augment import Draw, Identity
 from cape_plugins.embedding import PositionalEmbedding
-from cape_plugins.fairseq import admin
-from cape_plugins.fairseq.checks import (
-    ANOTHER_CHECKPOINT,
-    check_options,
-    check_training,
-    flag,
-    one_line,
-    refuse_other_task,
-)
+from cape_plugins.fairseq import admin, checks
 from cape_plugins.fairseq.config import (
     CapeTransformerConfig,
     CapeTransformerLanguageModelConfig,
@@ -171,7 +163,7 @@ class CapeTransformerDecoder(CapeSide, TransformerDecoderBase):
             self.embed_dim, overflow="error", max_length=cfg.max_target_positions, spread=False
         )
         kept = {**vars(self.settings), "source_scale": getattr(cfg, "source_scale", None)}
-        self.variant = VariantMark(cfg.pos, kept, flag, advice=ANOTHER_CHECKPOINT)
+        self.variant = VariantMark(cfg.pos, kept, checks.flag, advice=checks.ANOTHER_CHECKPOINT)
 
     def build_decoder_layer(self, cfg: TransformerConfig, *others: Any) -> nn.Module:
         """A layer of ours, wrapped as fairseq wraps its own."""
@@ -213,7 +205,7 @@ class CapeModel:
     config: type[FairseqDataclass]
 
     @classmethod
-    @one_line()
+    @checks.one_line()
     def build_model(cls, cfg: Any, task: Any) -> nn.Module:
         """Build a model; α and ADMIN's scales are stored in the options, for checkpoints.
 
@@ -226,14 +218,14 @@ class CapeModel:
         """
         if not OmegaConf.is_config(cfg):
             cfg = OmegaConf.create({"model": OmegaConf.structured(cfg)}).model
-        refuse_other_task(type(task), translates="encoder_layers" in cfg)
+        checks.refuse_other_task(type(task), translates="encoder_layers" in cfg)
         options = plain_options(cfg)
         # fairseq-hydra-train has no earlier place. Where a model is built to generate, its options
         # name the folder of its training, which may hold another one by now.
         if HydraConfig.initialized() and HydraConfig.get().job.name == "hydra_train":
             whole = cfg._get_parent()
-            check_training(options, whole.checkpoint, whole.optimizer or {}, cls.config())
-        settings = check_options(options, cls.config())
+            checks.check_training(options, whole.checkpoint, whole.optimizer or {}, cls.config())
+        settings = checks.check_options(options, cls.config())
         if options.get("source_scale") == 0 and settings.takes("source_scale"):
             settle(cfg, "source_scale", lambda split: count_source_scale(task, split))
         # so that fairseq builds no positions of its own
@@ -243,7 +235,7 @@ class CapeModel:
         admin.initialise(model, cfg, task)
         return model
 
-    @one_line()
+    @checks.one_line()
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As fairseq's; ValueError for weights of another variant."""
         return super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
