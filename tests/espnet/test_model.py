@@ -10,7 +10,7 @@ from espnet2.asr.espnet_model import ESPnetASRModel
 from espnet2.bin.asr_inference import TooShortUttError
 from espnet2.layers.utterance_mvn import UtteranceMVN
 from espnet2.utils.get_default_kwargs import get_default_kwargs
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from cape_plugins.espnet.model import CapeASRModel, normalize_utterances
 from espnet_support import SIZES, STOCK, audio
@@ -176,7 +176,7 @@ def test_a_replicas_share_is_cut_to_its_longest_utterance(build):
 
 def test_the_way_to_the_encoder_waits_for_no_gpu(monkeypatch, build):
     """On fake CUDA tensors, which have no values; only in training frames are counted."""
-    monkeypatch.setattr("cape_plugins.checks._is_eager", lambda tensor: True)
+    monkeypatch.setattr("cape_plugins.checks.Tensor", FakeTensor)  # checked too
     model, seen = build().eval(), []
     model._modules["encoder"] = lambda *given, times: seen.extend([*given, times]) or (*given, None)
     with FakeTensorMode():

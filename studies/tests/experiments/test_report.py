@@ -470,7 +470,7 @@ REFUSED = [
     (holding("study.yaml", b"title: x\n"), "small", "small/study.yaml: host: Field required"),
     (another, "small deeper/small", "--out DIR is needed for more than one folder"),
     (another, "small deeper/small --out o", "2 studies 'small': report them apart"),
-    (None, "small small --out o", "2 studies 'small': report them apart"),
+    (None, "small small --out o", "--source: the list has small twice"),
     (None, "small --out small/study.yaml", "small/study.yaml cannot be written"),
 ]
 
