@@ -148,8 +148,10 @@ class Augmentation(Identity):
         if (shift, scale) != ((batch_size, axes), (batch_size,)):
             needed = f"shift ({batch_size}, {axes}) and scale ({batch_size},)"
             raise ValueError(f"the draw must have {needed}, got {shift} and {scale}")
-        local = self.max_local_shift if max_local_shift is None else max_local_shift
-        _check_local_shift(local)
+        local: LocalShift = self.max_local_shift
+        if max_local_shift is not None:  # the settings' own was checked once
+            local = max_local_shift
+            _check_local_shift(local)
         noise = uniform([batch_size, *positions.shape[1:]], device, dtype, generator)
         noise = noise * _per_axis(local, axes, noise)  # (B, N, axes)
         moved = self.in_evaluation(positions) + draw.shift[:, None, :] + noise

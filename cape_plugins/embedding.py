@@ -152,10 +152,9 @@ class PositionalEmbedding(nn.Module):
         self, batch_size: int, device: torch.device, generator: Generator = None
     ) -> Draw | None:
         """Δ and λ that several sequences may share; None where the variant draws none now."""
-        axes = self.axes
-        return (
-            self.augmentation.draw(batch_size, axes, device, generator) if self.training else None
-        )
+        if not self.training:
+            return None
+        return self.augmentation.draw(batch_size, self.axes, device, generator)
 
     def augment(
         self,

@@ -69,11 +69,9 @@ def randomise(positions: Tensor, low: float, high: float, generator: Generator =
     Tokens that share a coordinate, such as a row of patches, share its draw: a grid stays a grid.
     (B, N, axes) float32 or float64 → same; NaN stays.
     """
-    rank, count = _ranks(positions)
-    draws = uniform(
-        [*positions.shape], positions.device, positions.dtype, generator
-    )  # (B, N, axes)
-    unused = torch.arange(positions.shape[1], device=positions.device)[:, None] >= count
+    (rank, count), device = _ranks(positions), positions.device
+    draws = uniform([*positions.shape], device, positions.dtype, generator)  # (B, N, axes)
+    unused = torch.arange(positions.shape[1], device=device)[:, None] >= count
     draws = draws.masked_fill(unused, 1.0).sort(dim=1).values.gather(1, rank)
     return (low + (high - low) * (draws + 1) / 2).masked_fill(positions.isnan(), math.nan)
 

@@ -1,16 +1,12 @@
 """A small corpus, and small models."""
 
 import shutil
-import sys
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # also for the processes that it starts
-
-from fairseq_commands import PAIRS, preprocess
+from fairseq_support import PAIRS, preprocess
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,10 @@ import torch
 
 pytest.importorskip("fairseq")
 
-from fairseq_commands import configure
-
 from cape_plugins.fairseq import layers
 from cape_plugins.fairseq.admin import profile
 from cape_plugins.fairseq.training_set import median_batch
+from fairseq_support import configure
 
 EOS = 2
 SAMPLE = {

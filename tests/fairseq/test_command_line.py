@@ -8,10 +8,9 @@ import torch
 
 pytest.importorskip("fairseq")
 
-from fairseq_commands import PAIRS, TRAIN, call, ratio, run, train
-
 from cape_plugins.variants import names
 from cape_support import ROOT
+from fairseq_support import PAIRS, TRAIN, call, ratio, run, train
 
 USER_DIR = f"{ROOT}/integrations/fairseq/user_dir"
 

@@ -12,12 +12,12 @@ pytest.importorskip("fairseq")
 from fairseq import options
 from fairseq.dataclass.initialize import add_defaults, hydra_init
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq_commands import PAIRS, ratio, run
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from cape_support import ROOT, commands
+from fairseq_support import PAIRS, ratio, run
 
 CONFIGS = ROOT / "configs" / "fairseq"
 README = ROOT / "integrations" / "fairseq" / "README.md"

@@ -10,9 +10,8 @@ import torch
 
 pytest.importorskip("fairseq")
 
-from fairseq_commands import TRAIN, run, train
-
 from cape_support import BIN, environment
+from fairseq_support import TRAIN, run, train
 
 # fairseq-train that writes a line for each forward of a side: of each sentence the position of its
 # first token (Δ + ε) and the distance to its second

@@ -8,9 +8,8 @@ import torch
 
 pytest.importorskip("fairseq")
 
-from fairseq_commands import PAIRS, run
-
 from cape_plugins.variants import names
+from fairseq_support import PAIRS, run
 
 EOS = 2
 TOKENS = torch.tensor([[EOS, 10, 11, 12, 13], [EOS, 14, 15, 16, 17], [EOS, 9, 8, 7, 6]])

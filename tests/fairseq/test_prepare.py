@@ -12,9 +12,9 @@ pytest.importorskip("sacremoses")
 pytest.importorskip("subword_nmt")
 
 from fairseq.data import data_utils
-from fairseq_commands import PAIRS
 
 from cape_support import ROOT, run
+from fairseq_support import PAIRS
 
 pytestmark = pytest.mark.release
 

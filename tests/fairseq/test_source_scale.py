@@ -9,10 +9,9 @@ import pytest
 
 pytest.importorskip("fairseq")
 
-from fairseq_commands import PAIRS, configure, preprocess, ratio, train
-
 from cape_plugins.fairseq.training_set import count_source_scale
 from cape_plugins.variants import get, names
+from fairseq_support import PAIRS, configure, preprocess, ratio, train
 
 LANGUAGES = "-s en -t de"
 

@@ -67,10 +67,16 @@ def tidy(evaluation: Evaluation, host: str, path: Path) -> list[dict[str, Any]]:
                     f"cannot be averaged ({how}): name more of {list(group)} in condition or where"
                 )
             value = (group["value"] * group["weight"]).sum(skipna=False) / group["weight"].sum()
-        about = {"condition": condition, "metric": metric, "value": float(value)}
-        about["higher_is_better"] = evaluation.metrics[metric] == "higher"
-        about["items"] = int(group["items"].sum()) if group["items"].notna().all() else None
-        found.append({**about, "how": how if isinstance(how, str) else None})
+        found.append(
+            {
+                "condition": condition,
+                "metric": metric,
+                "value": float(value),
+                "higher_is_better": evaluation.metrics[metric] == "higher",
+                "items": int(group["items"].sum()) if group["items"].notna().all() else None,
+                "how": how if isinstance(how, str) else None,
+            }
+        )
     return found
 
 

@@ -218,10 +218,8 @@ class Study(Part):
         found = [row for one in report.tables.values() for row in rows(one)]
         report.paper = [*report.paper, *(row for row in found if row.variant in self.variants)]
         for row in report.paper:
-            row.evaluation, row.metric = (
-                row.evaluation or report.evaluation,
-                row.metric or report.metric,
-            )
+            row.evaluation = row.evaluation or report.evaluation
+            row.metric = row.metric or report.metric
         report.tables = {}
 
 

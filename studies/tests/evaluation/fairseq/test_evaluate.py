@@ -11,23 +11,12 @@ import pytest
 import torch
 
 from cape_studies.evaluation import fairseq
+from fairseq_support import PAIRS
 from lab_support import check_items, rows
 
 options = pytest.importorskip("fairseq.options")
 evaluate = pytest.importorskip("cape_studies.evaluation.fairseq.evaluate")
 
-PAIRS = [
-    ("a dog runs", "ein hund rennt"),
-    ("the dog runs", "der hund rennt"),
-    ("a small dog runs fast", "ein kleiner hund rennt schnell"),
-    ("the cat sleeps", "die katze schläft jetzt"),
-    ("a cat sleeps on the sofa", "eine katze schläft jetzt auf dem sofa"),
-    ("the small cat sees the dog", "die kleine katze sieht den hund"),
-    ("the dog sees a cat", "der hund sieht eine katze"),
-    ("on the sofa sleeps a dog", "auf dem sofa schläft jetzt ein hund"),
-    ("runs", "rennt"),
-    ("the cat runs and the dog sleeps", "die katze rennt und der hund schläft jetzt"),
-]
 N = 51  # sentences of a subset
 SHORT = ("--max-len-a", 1, "--max-len-b", 15)  # what has hardly learnt would go on to 200 tokens
 TRAIN = (
