@@ -6,19 +6,19 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from cape_studies.experiments.hosts import HOSTS
-from cape_studies.experiments.paper import PaperRow, PaperTable, Part
 from cape_studies.experiments.study import (
     PLACES,
     Answer,
     Evaluation,
     Need,
+    Part,
     Prepare,
     Report,
     Study,
     Variant,
 )
 
-PARTS = Study, Need, Prepare, Variant, Evaluation, Report, PaperTable, PaperRow, Answer
+PARTS = Study, Need, Prepare, Variant, Evaluation, Report, Answer
 MARKS = "<!-- keys: made by docs/keys.py -->", "<!-- end of keys -->"
 
 

@@ -12,16 +12,13 @@ from cape_studies.experiments.study import Options, Study
 
 PYTHON = sys.executable
 TIMM_COMMIT = "aa4b5850"
-SRUN = ["srun", "--ntasks-per-node=1"]
-HEAD = "{head}"  # in a command: the first node of the SLURM job, filled in there
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run gets: GPUs of each node (0: the CPU), nodes, and the folder of timm's train.py."""
+    """What a run gets: GPUs (0: the CPU), and the folder of timm's train.py."""
 
     gpus: int = 0
-    nodes: int = 1
     timm_scripts: Path | None = None
 
     @property
@@ -106,35 +103,24 @@ def _timm(recipe: Path | None, options: Options, seed: int, folder: Path, on: Ma
     own |= {"output": folder.parent, "experiment": folder.name}
     own["resume"] = last if last.exists() else None
     script = f"{on.timm_scripts or '<TIMM_SCRIPTS>'}/train.py"
-    return [*_torchrun(on), script, *words({"config": recipe, **options, **own})]
-
-
-def _torchrun(machine: Machine) -> list[str]:
-    """What starts a Python script in one process, or one for each GPU."""
-    if machine.gpus * machine.nodes <= 1:
-        return [PYTHON]
-    run = [PYTHON, "-m", "torch.distributed.run", f"--nproc-per-node={machine.gpus}"]
-    if machine.nodes == 1:
-        return [*run, "--standalone"]
-    meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={HEAD}:29500"]
-    return [*SRUN, *run, f"--nnodes={machine.nodes}", *meet]
+    several = ["-m", "torch.distributed.run", f"--nproc-per-node={on.gpus}", "--standalone"]
+    start = [PYTHON, *(several if on.gpus > 1 else [])]
+    return [*start, script, *words({"config": recipe, **options, **own})]
 
 
 def _fairseq(
     recipe: Path | None, options: Options, seed: int, folder: Path, on: Machine
 ) -> list[str]:
-    """Of several GPUs of a node fairseq makes its own processes; of nodes it joins torchrun's."""
-    several = [*_torchrun(on), "--no-python"] if on.nodes > 1 else []
-    scripts, world = Path(PYTHON).parent, on.gpus * on.nodes or None
+    scripts, world = Path(PYTHON).parent, on.gpus or None  # it makes a process for each GPU
     if recipe is None:
         data, rest = _apart(options, "data")
         rest |= {"seed": seed, "save-dir": folder, "cpu": not on.gpus}
         rest["distributed-world-size"] = world
-        return [*several, str(scripts / "fairseq-train"), data, *words(rest)]
+        return [str(scripts / "fairseq-train"), data, *words(rest)]
     own = {**dict(_dotted(options)), "common.seed": seed, "common.cpu": not on.gpus}
     own["checkpoint.save_dir"] = folder
     own |= {"distributed_training.distributed_world_size": world} if world else {}
-    start = [*several, str(scripts / "fairseq-hydra-train"), "--config-dir", str(recipe.parent)]
+    start = [str(scripts / "fairseq-hydra-train"), "--config-dir", str(recipe.parent)]
     changes = [f"++{name}={_hydra(value)}" for name, value in own.items()]
     return [*start, "--config-name", recipe.stem, *changes, f"hydra.run.dir={folder}"]
 
@@ -162,12 +148,10 @@ def _espnet(
     recipe: Path | None, options: Options, seed: int, folder: Path, on: Machine
 ) -> list[str]:
     own: Options = {"seed": seed, "ngpu": on.gpus, "resume": True, "output_dir": folder}
-    if on.gpus * on.nodes > 1:
+    if on.gpus > 1:
         own["multiprocessing_distributed"] = True
-    if on.nodes > 1:
-        own |= {"dist_launcher": "slurm", "dist_init_method": f"file://{folder}.dist_init"}
-    start = [*(SRUN if on.nodes > 1 else []), PYTHON, "-m", "espnet2.bin.asr_train"]
-    return [*start, *words({"config": recipe, **options, **own}, espnet=True)]
+    typed = words({"config": recipe, **options, **own}, espnet=True)
+    return [PYTHON, "-m", "espnet2.bin.asr_train", *typed]
 
 
 def evaluate(

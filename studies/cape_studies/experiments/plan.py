@@ -244,7 +244,7 @@ class Run:
             "trainer": script_mark(hosts.script(study, setting.machine)),
             "options": fill(self.options, {**marks, **apart}),
             "seed": seed,
-            "processes": setting.machine.gpus * setting.machine.nodes,
+            "processes": setting.machine.gpus,
             "start": self.start.key if self.start else "",
             "versions": versions(study.host),
             "code": code_mark(PLUGIN, study.host),

@@ -18,7 +18,7 @@ from tyro.conf import Positional
 from cape_studies.ask.answer import of_study, sentences
 from cape_studies.evaluation import command
 from cape_studies.evaluation.options import Options
-from cape_studies.experiments import report_figures, report_read, report_scores, scores
+from cape_studies.experiments import report_figures, report_read, report_scores
 from cape_studies.experiments.report_read import Result
 from cape_studies.experiments.report_tables import tables
 from cape_studies.experiments.study import known
@@ -27,20 +27,13 @@ WRITTEN = "table.md", "index.html", "scores.csv", "scores-items.csv.xz", "figure
 
 
 class ReportOptions(Options):
-    """Tables with intervals, the paper's numbers beside, a figure and a page.
-
-    Of studies: folders of cape-run (one that holds several stands for all), or the scores.csv of an
-    earlier report. Of evaluations: the CSVs that cape-timm-eval, cape-fairseq-eval or
-    cape-espnet-eval wrote.
-    """
+    """Tables with intervals, a figure and a page, of folders of cape-run (one that holds several
+    stands for all), or of the scores.csv of an earlier report."""
 
     source: Positional[list[Path]] = Field(min_length=1, description="folders of a study, or CSVs")
     out: Path | None = Field(None, description="folder; none: SOURCE/report, which is replaced")
     overwrite: bool = Field(False, description="replace files in --out")
     baseline: str | None = Field(None, description="a variant; none: the study's")
-    x: str = Field("", description="of evaluations' CSVs: column; none: that with most values")
-    metric: str = Field("", description="of evaluations' CSVs; none: the first")
-    trained_on: list[str] = Field([], description="of evaluations' CSVs: values of x to mark")
 
     @model_validator(mode="after")
     def check(self) -> "ReportOptions":
@@ -63,11 +56,7 @@ def run(options: ReportOptions) -> None:
         ValueError: a source cannot be read, a study does not have that baseline, a score is not
             what its items make, or a file is there or cannot be written.
     """
-    csvs = [path for path in options.source if path.is_file()]
-    if csvs and all("model" in scores.read(path) for path in csvs):
-        found = [report_read.curves(csvs, options.x, options.metric, options.trained_on)]
-    else:
-        found = report_read.studies(options.source)
+    found = report_read.studies(options.source)
     for one in found:
         if options.baseline is not None:
             known("--baseline", [options.baseline], one.study.variants)

@@ -16,7 +16,7 @@ STYLE: Any = {**dict.fromkeys(TEXT, GREY), "legend.framealpha": 0, "legend.fonts
 
 
 def draw(scores: Scores, out: Path | IO[bytes]) -> None:
-    """Score against condition: a line a variant, its interval shaded, the paper's as crosses.
+    """Score against condition: a line a variant, its interval shaded.
 
     Conditions that are numbers stand at these, others side by side. Of fewer than three trainings
     each is a dot. What all variants were trained on is grey. There is no line where a training
@@ -72,7 +72,3 @@ def _draw(axis: Any, scores: Scores, variant: str, places: dict[str, float]) -> 
     few = [(at, one) for at, one in found if not one.known and len(one.each) > 1]
     at = [at for at, one in few for _ in one.each]
     axis.scatter(at, [value for _, one in few for value in one.each], color=color, s=4)
-    paper = [row for row in scores.paper if row.variant == variant and row.condition in places]
-    if paper:
-        at, values = [places[row.condition] for row in paper], [row.value for row in paper]
-        axis.plot(at, values, color=color, ls="", marker="x", label=f"{variant}, paper")

@@ -1,4 +1,4 @@
-"""What is to be shown: studies that cape-run left, or curves of evaluators' CSVs."""
+"""What is to be shown: studies that cape-run left, or the scores of an earlier report."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,26 +9,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from cape_studies.evaluation.output import VALUES
-from cape_studies.experiments.scores import STATS, TIDY, read, text
-from cape_studies.experiments.study import Report, Study, find, known, load, load_written, read_yaml
+from cape_studies.experiments.scores import STATS, TIDY, read
+from cape_studies.experiments.study import Study, find, load, load_written, read_yaml
 
 TRAININGS = 3  # for an interval: of two, Student's is 13 times as wide as their standard error
 #: how items make a score → the columns of theirs that do
 PARTS = {"percent": ["value", "weight"], "mean": ["value", "weight"]}
 PARTS |= {"bleu": STATS, "bleu_unsmoothed": STATS}
 NO_ITEMS = pd.DataFrame(columns=["variant", "seed", "evaluation", "condition", "metric", "item"])
-#: of metrics, in scores from before evaluations said how they count
-HOW = {"top1": "percent", "wer": "percent", "bleu": "bleu_unsmoothed", "sacrebleu": "bleu"}
-LOWER = {"wer", "cer", "loss"}  # the evaluators' metrics of which less is better
 
 
 @dataclass(frozen=True)
 class Result:
-    """What is shown of one study, or of evaluators' CSVs.
+    """What is shown of one study.
 
     Attributes:
-        study: as it was run; of evaluators' CSVs there is no host.
+        study: as it was run.
         scores: tidy rows of all trainings; without a value for those that are not done.
         items: what each test item adds to them, of variants with ``TRAININGS`` and more; empty
             where that is not stored.
@@ -79,9 +75,10 @@ def studies(paths: Sequence[Path]) -> list[Result]:
 
 
 def _items(path: Path) -> pd.DataFrame:
-    """Of a file that may not be there; none of one from before evaluators said how they count."""
-    if not path.exists() or "how" not in (rows := read(path, ["condition", "metric", "item"])):
+    """Of a file that may not be there."""
+    if not path.exists():
         return NO_ITEMS
+    rows = read(path, ["condition", "metric", "item", "how"])
     for how, same in rows.groupby("how", dropna=False):
         if how not in PARTS:
             raise ValueError(f"{path}: how is {how!r}, not one of {', '.join(PARTS)}")
@@ -93,8 +90,7 @@ def _items(path: Path) -> pd.DataFrame:
 
 def _stored(path: Path) -> list[Result]:
     """The studies of a ``scores.csv`` that cape-report wrote, under any name."""
-    rows = read(path, TIDY[:-1]).reindex(columns=TIDY)
-    rows["how"] = rows["how"].fillna(rows["metric"].map(HOW))
+    rows = read(path, TIDY)
     items = _items(path.with_name(f"{path.stem}-items.csv.xz"))
     note = f"{path.name}: single test items are not stored, so that intervals"
     found = []
@@ -147,42 +143,3 @@ def _training(run: Path) -> tuple[str, int]:
     """Variant and seed, as cape-run names a run's folder."""
     variant, _, seed = run.name.rpartition("-")[0].rpartition("-seed")
     return variant, int(seed)
-
-
-def curves(
-    source: Sequence[Path], x: str = "", metric: str = "", trained_on: Sequence[str] = ()
-) -> Result:
-    """Scores over a column of evaluators' CSVs: a line for each model, file and value of the other
-    columns, as far as these differ; the checkpoints of a line are its trainings.
-
-    Rows ``all`` are left out where x is their column; where it is not, the others are.
-
-    Raises:
-        ValueError: a file cannot be read, or lacks a column or the metric.
-    """
-    about = ["model", "checkpoint", *VALUES]
-    tables = [read(one, about).assign(file=one.stem) for one in source]
-    rows = pd.concat(tables, ignore_index=True)
-    metric = metric or next(iter(rows["metric"]), "")
-    known("--metric", [metric], set(rows["metric"]))
-    rows = rows[rows["metric"] == metric].copy()
-    tests = [one for one in rows.dropna(axis=1, how="all") if one not in (*about, "file")]
-    x = x or max(tests, key=lambda one: rows[one].nunique(), default="")
-    known("--x", [x], tests)
-    rows[tests] = rows[tests].map(text).replace("nan", "–")  # the model's own
-    for name in tests:
-        if "all" in set(rows[name]):
-            rows = rows[(rows[name] == "all") != (name == x)]
-    differ = [one for one in ("model", "file", *tests) if one != x and rows[one].nunique() > 1]
-    rows["variant"] = rows[differ or ["model"]].agg(", ".join, axis=1)
-    rows["seed"] = rows.groupby("variant")["checkpoint"].transform(lambda of: pd.factorize(of)[0])
-    rows = rows.rename(columns={x: "condition"}).assign(
-        study=metric, host="", evaluation=metric, higher_is_better=metric not in LOWER
-    )
-    rows["trained_on"] = rows["condition"].isin(trained_on)
-    unit = " (%)" if (rows["how"] == "percent").all() else ""
-    labels: dict[str, Any] = {"metric": metric, "x_label": x, "y_label": f"{metric}{unit}"}
-    report = Report(baseline=rows["variant"].iat[0], evaluation=metric, **labels)
-    variants = dict.fromkeys(rows["variant"])
-    study = Study.model_construct(title=metric, host="", variants=variants, report=report)
-    return Result(study, rows.reindex(columns=TIDY), NO_ITEMS)

@@ -122,7 +122,6 @@ class Scores:
         without: of variant, condition and seed, the items' names and the score without each.
         found: (variant, condition) → score.
         differences: the same → what it has more than the baseline.
-        paper: its numbers.
 
     Raises:
         ValueError: a score comes twice, or is not what its items make.
@@ -143,8 +142,6 @@ class Scores:
         self.conditions: list[str] = list(rows["condition"].unique())
         seen = rows[rows["trained_on"]]
         self.seen = set(zip(seen["variant"], seen["condition"], strict=True))
-        which = evaluation, metric
-        self.paper = [row for row in about.paper if (row.evaluation, row.metric) == which]
         self.values: dict[tuple[str, str], pd.Series] = {
             key: of.set_index("seed")["value"].reindex(sorted(seeds[key[0]]))
             for key, of in rows.groupby(["variant", "condition"], sort=False)

@@ -1,4 +1,4 @@
-"""Tables of scores, of differences from the baseline, and of ours beside the paper's."""
+"""Tables of scores, and of differences from the baseline."""
 
 import re
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class Table(NamedTuple):
 
 
 def tables(scores: Scores) -> list[Table]:
-    """Scores, differences from the baseline and, where it has any, the paper's numbers."""
+    """Scores, and differences from the baseline."""
     arrow = f"{'↑ higher' if scores.higher else '↓ lower'} is better."
     title = f"{', '.join(dict.fromkeys([scores.evaluation, scores.metric]))} {arrow[0]}"
     if (many := len(scores.conditions)) > 50:
@@ -45,15 +45,7 @@ def tables(scores: Scores) -> list[Table]:
         how += " Of means over trainings, which are not paired." if False in ways else ""
         pairs = f"{title}, difference from {base}"
         found.append(_grid(scores, scores.differences, pairs, how.strip(), "+"))
-    beside, digits = [], _digits(scores)
-    for row in scores.paper:
-        if ours := scores.found.get((row.variant, row.condition)):
-            columns = {"variant": row.variant, "condition": row.condition}
-            columns["ours"] = cell(ours, digits)
-            columns["paper"] = f"{row.value:g}{'' if row.spread is None else f' ± {row.spread:g}'}"
-            columns["ours − paper"] = _number(ours.value - row.value, digits, "+")
-            beside.append({**columns, "source": row.source})
-    return [*found, Table(f"{title}, beside the paper", beside, "")] if beside else found
+    return found
 
 
 def _grid(

@@ -76,15 +76,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument_group("where").add_argument
     add("--cluster", choices=["local", "slurm"], default="local", help="default: local")
     add("--jobs", type=int, default=1, metavar="N", help="runs at a time on this machine")
-    about = "of a run on each node; 0: the CPU. On this machine --jobs share the first ones"
+    about = "of a run; 0: the CPU. On this machine --jobs share the first ones"
     add("--gpus", type=int, default=0, metavar="N", help=about)
-    add("--nodes", type=int, default=1, metavar="N", help="of a run, with SLURM")
     add("--timeout", type=float, default=72, metavar="HOURS", help="of SLURM (default: 72)")
     add("--partition", help="of SLURM")
     arguments = parser.parse_intermixed_args(argv)
     if not arguments.study and not arguments.list:
         parser.error("which study? cape-run --list shows them")
-    for name, least in (("jobs", 1), ("gpus", 0), ("nodes", 1)):
+    for name, least in (("jobs", 1), ("gpus", 0)):
         if getattr(arguments, name) < least:
             parser.error(f"--{name} must be ≥ {least}, got {getattr(arguments, name)}")
     return arguments
@@ -200,7 +199,7 @@ class Work:
         self.arguments, path = arguments, study.find(arguments.study)
         scripts = arguments.timm_scripts or os.environ.get("TIMM_SCRIPTS")
         scripts = Path(scripts).resolve() if scripts else None
-        self.machine = hosts.Machine(arguments.gpus, arguments.nodes, scripts)
+        self.machine = hosts.Machine(arguments.gpus, scripts)
         self.slurm = arguments.cluster == "slurm"
         self.out = arguments.out.resolve()
         self.studies = study.load(path, arguments.overrides, arguments.quick)
@@ -251,8 +250,6 @@ class Work:
         given, found = self.arguments, []
         if self.slurm and shutil.which("sbatch") is None:
             found.append("--cluster slurm: there is no sbatch here")
-        if given.nodes > 1 and not self.slurm:
-            found.append("--nodes needs --cluster slurm")
         if given.gpus and not self.slurm:
             import torch
 
@@ -362,7 +359,7 @@ class Work:
             job_name=job_name(self.folder),
             time=int(60 * given.timeout),
             gpus_per_node=given.gpus or None,
-            nodes=given.nodes,
+            nodes=1,
             partition=given.partition,
             use_srun=False,  # the command has its own
         )

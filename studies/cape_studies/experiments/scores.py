@@ -64,7 +64,7 @@ def tidy(evaluation: Evaluation, host: str, path: Path) -> list[dict[str, Any]]:
             if how not in (*RATIOS, None):
                 raise ValueError(
                     f"{path}: {len(group)} values of {metric} in condition {condition!r}, which "
-                    f"cannot be averaged ({how}): name more of {list(group)} in condition or where"
+                    f"cannot be averaged ({how}): name more of {list(group)} in condition"
                 )
             value = (group["value"] * group["weight"]).sum(skipna=False) / group["weight"].sum()
         found.append(
@@ -85,12 +85,11 @@ def conditions(rows: pd.DataFrame, evaluation: Evaluation, host: str, path: Path
     if evaluation.script:
         known(f"columns of {path}", ["condition"], rows)
         return rows.dropna(subset="condition")
-    names, where = evaluation.condition or list(HOSTS[host].condition), dict(evaluation.where)
-    if host == "espnet" and "bin" not in names:
-        where.setdefault("bin", "all")
-    known(f"columns of {path}", [*names, *where], rows)
-    for name, value in where.items():
-        rows = rows[rows[name].astype(str) == str(value)]
+    names = evaluation.condition or list(HOSTS[host].condition)
+    whole = ["bin"] if host == "espnet" and "bin" not in names else []
+    known(f"columns of {path}", [*names, *whole], rows)
+    for name in whole:
+        rows = rows[rows[name] == "all"]
     found: Any = evaluation.name or "all"
     if evaluation.ranges:
         edges = [0, *evaluation.ranges]

@@ -24,7 +24,6 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-import submitit
 import yaml
 
 from cape_studies.experiments import hosts
@@ -116,9 +115,6 @@ def call(command: list[str], path: Path, log: IO[str], gpus: int = 0) -> float:
         RuntimeError: it failed.
         SystemExit: a signal ended it, or this process is to end.
     """
-    if any(hosts.HEAD in word for word in command):
-        head = submitit.JobEnvironment().hostnames[0]
-        command = [word.replace(hosts.HEAD, head) for word in command]
     if threading.current_thread() is threading.main_thread():  # a job of SLURM
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("SIGTERM"))
     with _starting:

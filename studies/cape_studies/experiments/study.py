@@ -19,15 +19,16 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     PrivateAttr,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
-
-from cape_studies.experiments.paper import File, PaperRow, PaperTable, Part, rows
 
 Options = dict[str, Any]
 
@@ -52,6 +53,21 @@ def _without_null(parts: Any) -> Any:
 
 
 Parts = Annotated[dict[str, Kind], BeforeValidator(_without_null)]
+
+
+def _first(path: Path, info: ValidationInfo) -> Path:
+    there = [(folder / path).resolve() for folder in info.context or [Path()]]
+    return next((one for one in there if one.exists()), there[0])
+
+
+#: Looked for in the folders that the validation is told.
+File = Annotated[Path, AfterValidator(_first)]
+
+
+class Part(BaseModel):
+    """Of a study; a key that it does not have is an error."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 class Need(Part):
@@ -103,7 +119,6 @@ class Evaluation(Part):
     options: Options = Field({}, description="of the command or the script: name → value")
     metrics: dict[str, Literal["higher", "lower"]] = Field(description="name → which is better")
     condition: list[str] = Field([], description="columns that name it; default: the host's own")
-    where: dict[str, str | int | float] = Field({}, description="column → value of rows to keep")
     ranges: list[int] = Field(
         [], description="[10, 20]: the condition is a number, in 1–10 and 11–20"
     )
@@ -120,8 +135,6 @@ class Report(Part):
     y_label: str = Field("", description="of the figure; default: the metric")
     title: str = Field("", description="of the figure; default: the study's")
     trained_on: list[str] = Field([], description="conditions seen in training")
-    tables: Parts[PaperTable] = Field({}, description="of the paper; to stand beside ours")
-    paper: list[PaperRow] = Field([], description="numbers of the paper; tables are added to them")
 
 
 class Answer(Part):
@@ -205,7 +218,7 @@ class Study(Part):
         return self
 
     def _complete(self, report: Report) -> None:
-        """Fill the defaults, and the paper's numbers for variants that run."""
+        """Fill the defaults."""
         report.baseline = report.baseline or next(iter(self.variants))
         report.evaluation = report.evaluation or next(iter(self.evaluations))
         known("report.baseline", [report.baseline], self.variants)
@@ -215,12 +228,6 @@ class Study(Part):
         known("report.metric", [report.metric], metrics)
         report.y_label = report.y_label or report.metric
         report.title = report.title or self.title
-        found = [row for one in report.tables.values() for row in rows(one)]
-        report.paper = [*report.paper, *(row for row in found if row.variant in self.variants)]
-        for row in report.paper:
-            row.evaluation = row.evaluation or report.evaluation
-            row.metric = row.metric or report.metric
-        report.tables = {}
 
 
 def known(where: str, names: Iterable[str], there: Iterable[str]) -> None:

@@ -74,7 +74,6 @@ PHOTOS = {"photos": {"what": "photos", "source": "me", "layout": "*.jpg", "files
     [
         (["--variants", "none"], {}, "--variants: no 'none'; there is few, many"),
         (["--gpus", "64"], {}, "--gpus 64: there are"),
-        (["--nodes", "2"], {}, "--nodes needs --cluster slurm"),
         ([], {"disk_gb": 1e9}, "GB free, the runs take about"),
         ([], {"trainer": "nowhere.py"}, "nowhere.py does not exist"),
         (["--data", "x=."], {}, "--data (changes stand before it): no 'x'"),

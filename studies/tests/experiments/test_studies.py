@@ -38,13 +38,8 @@ def of_host(host: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SINGLE)
-def test_the_papers_numbers_are_of_the_studys_variants_and_tests(name):
-    one = load(name)
-    for row in one.report.paper:
-        assert row.variant in one.variants
-        evaluation = one.evaluations[row.evaluation or one.report.evaluation]
-        assert (row.metric or one.report.metric) in evaluation.metrics
-    assert len(one.protocol) > 80  # what is done, and what is expected
+def test_a_study_says_what_is_done_and_expected(name):
+    assert len(load(name).protocol) > 80
 
 
 @pytest.mark.parametrize("name", PATHS)

@@ -128,38 +128,6 @@ def test_the_least_that_a_study_needs(path):
     assert (about.title, about.y_label) == ("least", "top1")
 
 
-# --- the paper's numbers
-
-
-def paper(path, text, **about):
-    (path.parent / "table.csv").write_text(text)
-    table = {"file": "table.csv", "source": "Table 1", "condition": "{size}", **about}
-    return write(path.parent, {**STUDY, "report": {"tables": {"one": table}}}, "paper")
-
-
-def test_the_papers_numbers_are_read_from_its_tables(path):
-    text = "model,set,top_8,top_16,std\nCAPE,a,1.5,2,0.1\nCAPE,b,9,9,9\nrelpos,a,7,7,7\n"
-    about = {"where": {"set": ["a"]}, "column": r"top_(?P<size>\d+)", "spread": "std",
-             "names": {"model": {"CAPE": "cape"}, "size": {"8": "small"}}}  # fmt: skip
-    rows = load(paper(path, text, **about)).report.paper
-    found = [(row.condition, row.variant, row.value, row.spread) for row in rows]
-    assert found == [("small", "cape", 1.5, 0.1), ("16", "cape", 2.0, 0.1)]
-
-
-@pytest.mark.parametrize(
-    ("about", "message"),
-    [
-        ({"file": "nowhere.csv"}, r"nowhere\.csv cannot be read"),
-        ({"where": {"height": ["1"]}}, r"table\.csv: .*'height'"),
-        ({"condition": "{height}"}, r"table\.csv: .*'height'"),
-        ({"column": "model"}, r"table\.csv: .*could not convert"),
-    ],
-)
-def test_a_table_that_does_not_fit_is_named(path, about, message):
-    with pytest.raises(ValueError, match=message):
-        load(paper(path, "model,size,top\ncape,8,1\n", **{"column": "top", **about}))
-
-
 # --- sets, names, the checkout's own
 
 

@@ -1,4 +1,4 @@
-"""Accuracy and throughput of timm's image models over resolutions: ``cape-timm-eval``."""
+"""Accuracy of timm's image models over resolutions: ``cape-timm-eval``."""
 
 from functools import partial
 

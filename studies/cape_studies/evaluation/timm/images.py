@@ -1,19 +1,14 @@
-"""A folder of test images, and the batches of it that a model is fed, by timm's own tools."""
+"""A folder of test images, and how a model is fed it, by timm's own tools."""
 
-from collections.abc import Sequence
-from functools import cache
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
-from timm.data import ImageDataset, create_dataset, create_loader, create_transform
-from torch import Tensor
+from timm.data import ImageDataset, create_dataset, create_loader
 from torch.utils.data import Dataset
 
 from cape_studies.evaluation.timm.loading import Loaded
-from cape_studies.evaluation.timm.size_bins import View
+from cape_studies.evaluation.timm.options import TimmOptions
 
 
 def open_folder(root: str, split: str | None) -> ImageDataset:
@@ -40,91 +35,46 @@ def open_folder(root: str, split: str | None) -> ImageDataset:
     return images
 
 
-@cache
-def own_sizes(images: ImageDataset) -> list[tuple[int, int]]:
-    """(height, width) in pixels of each image, from the files' headers.
-
-    Raises:
-        ValueError: an image cannot be read.
-    """
-    found = []
-    for path in images.filenames(absolute=True):
-        try:
-            with Image.open(path) as image:
-                found.append((image.height, image.width))
-        except OSError as error:
-            raise ValueError(f"{path} cannot be read: {error}") from error
-    return found
-
-
-class Batches(Dataset):
-    """Batches of images with equal views, as one dataset for timm's ``create_loader``.
-
-    An image without a view is left out; what is beyond the model's last whole patch is cut off.
+class Images(Dataset):
+    """A folder's images in their order; timm would put the next one in the place of a broken one.
 
     Attributes:
-        members: numbers of the images of each batch.
+        transform: set by timm's ``create_loader``.
     """
 
-    def __init__(
-        self, images: ImageDataset, views: Sequence[View | None], loaded: Loaded, batch_size: int
-    ) -> None:
-        self.images, self.views = images, views
-        self.patch, self.config = loaded.patch, loaded.config
-        groups: dict[View, list[int]] = {}
-        for i, view in enumerate(views):
-            if view is not None:
-                groups.setdefault(view, []).append(i)
-        self.transforms = {
-            view: create_transform(
-                (3, view.height, view.width),
-                interpolation=self.config["interpolation"],
-                crop_pct=view.crop_pct,
-                crop_mode=self.config["crop_mode"],
-                use_prefetcher=True,  # whose loader normalises
-            )
-            for view in groups
-        }
-        self.members = [
-            group[start : start + batch_size]
-            for group in groups.values()
-            for start in range(0, len(group), batch_size)
-        ]
+    transform: Any = None
+
+    def __init__(self, folder: ImageDataset) -> None:
+        self.folder = folder
 
     def __len__(self) -> int:
-        return len(self.members)
+        return len(self.folder)
 
-    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
-        """Pixels (B, 3, H, W) in uint8 and classes (B,).
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        """Pixels (3, H, W) in uint8, and the class.
 
         Raises:
-            ValueError: an image cannot be read; timm would put the next one in its place.
+            ValueError: an image cannot be read.
         """
-        pixels, targets = zip(*map(self._image, self.members[number]), strict=True)
-        return torch.stack(pixels), torch.tensor(targets)
-
-    def _image(self, i: int) -> tuple[Tensor, int]:
-        file, target = self.images.reader[i]
-        transform: Any = self.transforms[self.views[i]]  # type: ignore[index]  # no view, no batch
+        file, target = self.folder.reader[i]
         try:
             with file, Image.open(file) as image:
-                pixels = torch.as_tensor(transform(image.convert("RGB")))
+                return self.transform(image.convert("RGB")), target
         except OSError as error:
-            path = self.images.filename(i, absolute=True)
+            path = self.folder.filename(i, absolute=True)
             raise ValueError(f"{path} cannot be read: {error}") from error
-        height, width = (n // p * p for n, p in zip(pixels.shape[1:], self.patch, strict=True))
-        return pixels[:, :height, :width], target
 
-    def loader(self, device: torch.device, workers: int) -> Any:
-        """timm's loader of the batches, normalised on the device: (B, 3, H, W) float32 and (B,)."""
-        return create_loader(
-            self,  # type: ignore[arg-type]  # which wants its own kind, but only reads items
-            self.config["input_size"],
-            batch_size=1,
-            mean=self.config["mean"],
-            std=self.config["std"],
-            num_workers=workers,
-            collate_fn=itemgetter(0),
-            pin_memory=device.type == "cuda",
-            device=device,
-        )
+
+def loader(folder: ImageDataset, size: int, loaded: Loaded, options: TimmOptions) -> Any:
+    """timm's loader of images as squares of ``size`` pixels, normalised on the model's device:
+    (B, 3, size, size) float32 and (B,)."""
+    names = ("interpolation", "mean", "std", "crop_pct", "crop_mode")
+    return create_loader(
+        Images(folder),  # type: ignore[arg-type]  # which wants its own kind, but only reads items
+        (3, size, size),
+        batch_size=options.batch_size,
+        num_workers=options.workers,
+        pin_memory=loaded.device.type == "cuda",
+        device=loaded.device,
+        **{name: loaded.config[name] for name in names},
+    )

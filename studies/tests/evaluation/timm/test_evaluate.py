@@ -13,7 +13,7 @@ timm = pytest.importorskip("timm")
 from timm.data import create_transform  # noqa: E402
 
 from cape_plugins.timm.attention import use_logn  # noqa: E402
-from cape_studies.evaluation.timm import evaluate, loading  # noqa: E402
+from cape_studies.evaluation.timm import loading  # noqa: E402
 from cape_studies.evaluation.timm.options import TimmOptions  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -157,7 +157,7 @@ def test_several_models_and_folders_make_one_csv_and_one_table(
     options = ("--data", data, tmp_path / "again", "--resolutions", 16, 24, "--crop-pct", 1)
     rows = run("-c", f"ours={cape}", abspos, *options, "--amp")
     assert [row["model"] for row in rows] == ["ours"] * 8 + ["vit_tiny_patch16_224"] * 8
-    about = "model checkpoint dataset split resolution extent logn tta strategy bin crop_pct"
+    about = "model checkpoint dataset split resolution extent logn tta crop_pct"
     about += " interpolation precision metric value how items weight"
     assert list(rows[0]) == about.split()
     assert (rows[0]["checkpoint"], rows[0]["precision"]) == (str(cape), "float16")
@@ -196,27 +196,3 @@ def test_items_add_up_to_the_accuracies_with_batches_of_any_size(cape, data, run
     assert {item["item"] for item in rows(tmp_path / "i.csv")} == files
     assert sorted(tmp_path.iterdir()) == [tmp_path / "i.csv", tmp_path / "o.csv"]
     assert run(*options) == scores
-
-
-def test_throughput_stands_beside_the_accuracy(cape, data, run):
-    options = ("--throughput", "--runs", 1, "--max-batch", 3, "--resolutions", 16, 32)
-    rows = run("-c", cape, "--data", data, *options)
-    assert [row["metric"] for row in rows] == ["images_per_second", "top1", "top5"] * 2
-    assert (rows[0]["how"], rows[0]["items"]) == ("number", "3")
-    assert float(rows[0]["value"]) > 0
-
-
-def test_throughput_halves_the_batch_until_it_fits():
-    model, tried = timm.create_model("vit_tiny_patch4_cape_32", **SMALL).eval(), []
-
-    def small_memory(module, args) -> None:
-        tried.append(len(args[0]))
-        if len(args[0]) > 3:
-            raise torch.OutOfMemoryError("full")
-
-    model.register_forward_pre_hook(small_memory)
-    loaded = loading.Loaded(model, "", "", 32, {}, CPU)
-    batch, speed = evaluate.throughput(loaded, 16, None, runs=2)
-    assert tried[:3] == [8, 4, 2]
-    assert batch == 2
-    assert speed > 0

@@ -21,10 +21,7 @@ def checkpoint(cape, tmp_path) -> Path:
     ("options", "message"),
     [
         ("--resolutions 18", "takes no images of 18 × 18 pixels: Input height (18) should be"),
-        ("--size-bins fixed --resolutions 18", "takes no images of 18 × 18 pixels"),
         ("--tta", "takes no images of -16 × -16 pixels"),
-        ("--size-bins --extent ratio", "with --size-bins give numbers"),
-        ("--size-bins --tta --resolutions 64", "--size-bins, --tta, --throughput do not go"),
         ("--extent nan", "--extent: input should be a finite number or input should be 'ratio' or"),
         ("--attention-logn 1", "--attention-logn takes tokens of a training sample, ≥ 2, or"),
         ("--model vit_tinny", "is of vit_tinny, which timm does not know: give --model NAME"),
@@ -102,10 +99,9 @@ def test_folders_without_the_models_classes_are_refused(data, cape, tmp_path, re
     assert "holds splits (test, train): choose with --split" in error
 
 
-@pytest.mark.parametrize("options", [(), ("--size-bins",)])
-def test_an_unreadable_image_is_named_rather_than_replaced(options, data, cape, tmp_path, refused):
+def test_an_unreadable_image_is_named_rather_than_replaced(data, cape, tmp_path, refused):
     shutil.copytree(data / "validation", tmp_path / "one")
     broken = next((tmp_path / "one" / "3").iterdir())
     broken.write_bytes(b"no image")
-    error = refused("-c", cape, "--data", tmp_path / "one", *options)
+    error = refused("-c", cape, "--data", tmp_path / "one")
     assert f"{broken} cannot be read" in error
