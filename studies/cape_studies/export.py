@@ -115,8 +115,11 @@ def _timm(checkpoint: Path, folder: Path) -> None:
 def _fairseq(checkpoint: Path, folder: Path, codes: Path | None) -> None:
     from fairseq.data.data_utils import infer_language_pair
 
+    from cape_studies.evaluation.fairseq.checkpoints import PLAIN
+
     try:
-        content = torch.load(checkpoint, map_location="cpu")
+        with torch.serialization.safe_globals(PLAIN):
+            content = torch.load(checkpoint, map_location="cpu")
         task = content["cfg"]["task"]
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
         raise ValueError(

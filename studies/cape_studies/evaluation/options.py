@@ -68,8 +68,7 @@ class RunOptions(Options):
     device: str | None = Field(None, description="none: cuda if there is one, else cpu")
     workers: NonNegativeInt = Field(0, description="processes that load data")
     amp: bool = Field(False, description="mixed precision")
-    out: str | None = Field(None, description="prefix of PREFIX.csv")
-    csv: Path | None = Field(None, description="the scores, instead of PREFIX.csv")
+    csv: Path | None = Field(None, description="for the scores; none: they are printed alone")
     items: Path | None = Field(None, description="CSV of what each test item adds, for a bootstrap")
     overwrite: bool = Field(False, description="replace files that are there, when all is done")
 
@@ -78,7 +77,7 @@ class RunOptions(Options):
         """Refuse N = 1, whose logarithm is 0, and one file for two outputs."""
         if 1 in self.attention_logn:
             raise ValueError("--attention-logn takes tokens of a training sample, ≥ 2, or 0, got 1")
-        outputs = [path.resolve() for path in (self.csv_path, self.items) if path is not None]
+        outputs = [path.resolve() for path in (self.csv, self.items) if path is not None]
         once(outputs, "the output", ": choose another name")
         return self
 
@@ -98,11 +97,6 @@ class RunOptions(Options):
             said = str(error).splitlines()[0]
             raise ValueError(f"--device {name} cannot be used: {said}") from error
         return torch.device(name)
-
-    @property
-    def csv_path(self) -> Path | None:
-        """Where the scores go."""
-        return self.csv or (Path(f"{self.out}.csv") if self.out else None)
 
     @property
     def logns(self) -> Sequence[int | None]:

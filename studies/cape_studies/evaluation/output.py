@@ -76,7 +76,7 @@ def write(options: RunOptions, scores: Iterable[Score] | None) -> None:
     """
     if scores is None:
         return
-    for path in filter(None, (options.csv_path, options.items)):
+    for path in filter(None, (options.csv, options.items)):
         if path.suffix != ".csv" or path.is_dir():  # so that no checkpoint is overwritten
             raise ValueError(f"{path} is no name of a CSV: end it with .csv")
         if path.exists() and not options.overwrite:
@@ -100,7 +100,7 @@ def write(options: RunOptions, scores: Iterable[Score] | None) -> None:
         about = {**one.about, "metric": one.metric}
         values = {"value": one.value, "how": one.how, "items": one.count, "weight": one.weight}
         rows.append({**about, **values})
-        add(options.csv_path, rows[-1:])
+        add(options.csv, rows[-1:])
         names = _BLEU_PARTS if "bleu" in one.how else _PARTS
         adds = [dict(zip(names, item, strict=True)) for item in one.items]
         add(options.items, [{**about, "how": one.how, **part} for part in adds])

@@ -106,13 +106,15 @@ def _read(folder: Path) -> Result:
     study = load_written(folder / "study.yaml")
     there = sorted(path.name for path in (folder / "runs").glob("*") if path.is_dir())
     begun = [folder / "runs" / name for name in study.runs if name in there]
-    done = [run for run in begun if (run / "scores.csv").exists()]
+    done = [run for run in begun if _scored(run)]
     noted = {"record": "record.json", "settings": "settings.yaml"}  # JSON is YAML too
     runs = {run.name: {what: read_yaml(run / at) for what, at in noted.items()} for run in done}
     breaks = {n: r["record"].get("train", {}).get("interrupted", 0) for n, r in runs.items()}
     listed = {
         "Not finished": [name for name in study.runs if name not in runs],
-        "Left out, as the study has other settings now": [n for n in there if n not in study.runs],
+        "Left out, as the study has other settings now": [
+            name for name in there if name not in study.runs and _scored(folder / "runs" / name)
+        ],
         "Training was interrupted and went on from a checkpoint": [
             f"{name} ({times} times)" for name, times in breaks.items() if times
         ],
@@ -137,6 +139,10 @@ def _read(folder: Path) -> Result:
                 own = _items(run / f"items-{name}.csv")
                 items.append(own.assign(variant=variant, seed=seed, evaluation=name))
     return Result(study, scores, pd.concat(items, ignore_index=True), notes, runs)
+
+
+def _scored(run: Path) -> bool:
+    return (run / "scores.csv").exists()
 
 
 def _training(run: Path) -> tuple[str, int]:

@@ -242,7 +242,8 @@ class Work:
             elif not found[name].is_dir():
                 self.problems.append(f"no such folder: {found[name]}; {name} is {about}")
             elif lacking := [one for one in need.files if not any(found[name].glob(one))]:
-                self.problems.append(f"{found[name]} has no {lacking[0]}: {name} is {about}")
+                folder = found.pop(name)  # which may be large: its files are not read
+                self.problems.append(f"{folder} has no {lacking[0]}: {name} is {about}")
         return found
 
     def check(self) -> list[str]:

@@ -212,8 +212,7 @@ def test_a_name_is_what_stands_before_the_equals_sign_unless_that_is_a_path(tmp_
 def test_no_output_is_another_output(tmp_path):
     (tmp_path / "b").mkdir()
     with pytest.raises(ValueError, match=r"the output has .*/a.csv twice: choose another name"):
-        RunOptions(out=str(tmp_path / "a"), items=tmp_path / "b" / ".." / "a.csv")
-    assert RunOptions(out=f"{tmp_path}/model").csv_path == tmp_path / "model.csv"
+        RunOptions(csv=tmp_path / "a.csv", items=tmp_path / "b" / ".." / "a.csv")
 
 
 # --- scores and items
@@ -222,7 +221,7 @@ def test_no_output_is_another_output(tmp_path):
 def test_items_make_the_score_that_stands_beside_them(tmp_path, capsys):
     about, ones = {"model": "m", "size": 8, "logn": None}, [("a", 1, 1), ("b", 0, 3)]
     made = [Score.of(about, "top1", "percent", ones), Score.of(about, "x", "mean", ones)]
-    options = RunOptions(out=f"{tmp_path}/o", items=tmp_path / "i.csv")
+    options = RunOptions(csv=tmp_path / "o.csv", items=tmp_path / "i.csv")
     write(options, [Score({**about, "logn": 0}, "speed", "number", 12.5, 4), *made])
     columns = ["metric", "value", "how", "items", "weight"]
     assert [[row[name] for name in columns] for row in rows(tmp_path / "o.csv")] == [
@@ -287,8 +286,8 @@ def test_an_old_file_stays_as_it_is_until_the_one_that_replaces_it_is_done(tmp_p
         ({"items": "model.pt", "overwrite": True}, "model.pt is no name of a CSV"),
         ({"csv": os.devnull, "overwrite": True}, f"{os.devnull} is no name of a CSV"),
         ({"csv": "there.csv"}, "exists: choose another name or give --overwrite"),
-        ({"out": "no/a"}, "no such folder"),
-        ({"out": "a"}, "its folder is read-only"),
+        ({"csv": "no/a.csv"}, "no such folder"),
+        ({"csv": "a.csv"}, "its folder is read-only"),
     ],
 )
 def test_a_place_where_no_csv_can_be_is_refused_before_any_work(

@@ -55,4 +55,4 @@ ${python} -m cape_studies.evaluation.espnet \
     --data "${sets[@]}" \
     --bins ${bins} \
     --device "${device}" \
-    --out "${asr_exp}/cape_eval" --overwrite
+    --csv "${asr_exp}/cape_eval.csv" --overwrite

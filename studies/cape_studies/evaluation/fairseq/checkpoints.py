@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
@@ -15,6 +16,11 @@ import cape_plugins.fairseq  # noqa: F401 - registers, also where autoload is sw
 from cape_studies.evaluation.command import said
 from cape_studies.evaluation.fairseq.options import ModelOptions
 from cape_studies.evaluation.options import named, once
+
+#: What torch ≥ 2.6 refuses in checkpoints else: the options of fairseq's own Transformer, and the
+#: counts that ``--eval-bleu`` leaves.
+PLAIN = [argparse.Namespace, np.ndarray, np.zeros(1).__reduce__()[0], np.dtype]
+PLAIN += [type(np.dtype(name)) for name in ("int64", "float64")]
 
 # checkpoint12.pt of epoch 12, checkpoint_12_34000.pt of update 34000 in it
 _NUMBERED = r"checkpoint_?(\d+)(?:_\d+)?\.pt"
@@ -65,8 +71,7 @@ def load(path: Path, logn: int | None, options: ModelOptions) -> tuple[Any, Any]
     if logn is not None:
         changes["attention_logn"] = logn
     try:
-        # in the checkpoints of fairseq's own Transformer, which torch ≥ 2.6 refuses else
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals(PLAIN):
             state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
         cfg, state["args"] = state["cfg"], None  # of old checkpoints; fairseq has made cfg of them
         if "source_lang" not in (cfg.task or {}):

@@ -133,8 +133,9 @@ def right_answers(
     five: list[int] = []
     broken = 0
     title = f"{loaded.checkpoint} {sizes[len(sizes) // 2]}"
-    steps = zip(*(loader(folder, size, loaded, options) for size in sizes), strict=True)
-    for given in tqdm(steps, title, leave=False, disable=None):
+    loaders = [loader(folder, size, loaded, options) for size in sizes]
+    steps = tqdm(zip(*loaders, strict=True), title, len(loaders[0]), leave=False, disable=None)
+    for given in steps:
         each, targets = [], given[0][1]
         for i, (pixels, _) in enumerate(given):
             for module in loaded.extent_modules if extents else []:

@@ -7,6 +7,7 @@ import shutil
 from io import StringIO
 from itertools import zip_longest
 
+import numpy as np
 import pytest
 import torch
 
@@ -175,6 +176,15 @@ def test_attention_logn_stands_beside_the_model_as_trained(corpus, best, stock, 
     assert losses["2"] != pytest.approx(losses[""], abs=1e-2)
     message = refused("loss", corpus / "bin", "--model", stock, "--attention-logn", 9)
     assert "is no cape_transformer: leave out --attention-logn" in message
+
+
+def test_a_checkpoint_with_the_counts_of_eval_bleu_is_loaded(corpus, best, run, tmp_path):
+    state = torch.load(best)
+    state["extra_state"]["metrics"]["counts"] = np.array([3, 1])  # torch ≥ 2.6 refuses arrays
+    torch.save(state, tmp_path / "counts.pt")
+    arguments = ("loss", corpus / "bin", "--model")
+    counted, plain = run(*arguments, f"m={tmp_path / 'counts.pt'}"), run(*arguments, f"m={best}")
+    assert [row["value"] for row in counted] == [row["value"] for row in plain]
 
 
 def test_losses_do_not_depend_on_batches(corpus, best, run):
