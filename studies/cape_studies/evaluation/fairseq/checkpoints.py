@@ -19,7 +19,7 @@ from cape_studies.evaluation.options import named, once
 
 #: What torch ≥ 2.6 refuses in checkpoints else: the options of fairseq's own Transformer, and the
 #: counts that ``--eval-bleu`` leaves.
-PLAIN = [argparse.Namespace, np.ndarray, np.zeros(1).__reduce__()[0], np.dtype]
+PLAIN: list[Any] = [argparse.Namespace, np.ndarray, np.zeros(1).__reduce__()[0], np.dtype]
 PLAIN += [type(np.dtype(name)) for name in ("int64", "float64")]
 
 # checkpoint12.pt of epoch 12, checkpoint_12_34000.pt of update 34000 in it
