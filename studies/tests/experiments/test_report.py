@@ -310,6 +310,15 @@ def test_the_table_has_intervals_bold_and_arrows(folder):
     assert "### sizes, top1 ↑\n" in text
 
 
+def test_more_than_fifty_conditions_have_no_table(folder):
+    without_items(folder)
+    for path in folder.glob("runs/*/scores.csv"):
+        rows = pd.read_csv(path)
+        more = [rows.assign(condition=rows["condition"] + 100 * i) for i in range(20)]
+        pd.concat(more).to_csv(path, index=False)
+    assert "60 conditions: see the figure and scores.csv." in reported(folder)
+
+
 def test_the_figure_has_the_values_at_conditions_that_are_numbers(folder, figures):
     """A shift in pixels, in the order of the tests."""
     for path in folder.glob("runs/*/*.csv"):

@@ -7,7 +7,6 @@ from typing import Any
 import timm
 import torch
 from timm.data import resolve_data_config
-from timm.layers import to_2tuple
 from timm.models import clean_state_dict
 from torch import Tensor
 
@@ -50,12 +49,6 @@ class Loaded:
         """The parts that have the paper's γ; none in abspos, nopos and timm's rotary ViTs."""
         found = [one for one in self.model.modules() if isinstance(one, PatchPositions)]
         return [one for one in found if one.settings.takes("extent")]
-
-    @property
-    def patch(self) -> tuple[int, int]:
-        """(height, width) in pixels that image sizes must be multiples of."""
-        embed = getattr(self.model, "patch_embed", None) or getattr(self.model, "embeds", None)
-        return to_2tuple(getattr(embed, "patch_size", 1))
 
 
 def load(given: str, options: TimmOptions, device: torch.device) -> Loaded:
