@@ -31,7 +31,6 @@ class ExportOptions(Options):
 
     run: Positional[Path] = Field(description="out/STUDY/runs/VARIANT-seedN-KEY")
     folder: Positional[Path] = Field(description="a new one")
-    checkpoint: str | None = Field(None, description="in RUN/train; none: what the study tests")
     bpe_codes: Path | None = Field(None, description="of fairseq; none: codes, beside the data")
     license: str = Field("mit", description="of the weights, as model hubs call it")
 
@@ -70,7 +69,7 @@ def export(options: ExportOptions) -> Path:
         made.mkdir()
         card = model_card(run, study, options.license)
         (made / "README.md").write_text(card, encoding="utf-8")
-        checkpoint = _checkpoint(run / "train", study, options.checkpoint)
+        checkpoint = _checkpoint(run / "train", study)
         if study.host == "fairseq":
             _fairseq(checkpoint, made, options.bpe_codes)
         else:
@@ -81,17 +80,15 @@ def export(options: ExportOptions) -> Path:
     return folder
 
 
-def _checkpoint(trained: Path, study: Study, name: str | None) -> Path:
-    """That of the name, else the one that the study tests."""
+def _checkpoint(trained: Path, study: Study) -> Path:
+    """The one that the study tests."""
+    file = trained / (study.checkpoint or HOSTS[study.host].checkpoint)
     if study.host == "espnet":
         from cape_studies.evaluation.espnet.models import sources
 
-        (file,) = sources([f"model={trained}"], name or study.checkpoint).values()
-        return file
-    file = trained / (name or study.checkpoint or HOSTS[study.host].checkpoint)
+        (file,) = sources([f"model={file}"]).values()
     if not file.is_file():
-        have = ", ".join(sorted(path.name for path in trained.glob("*.p*"))) or "none"
-        raise ValueError(f"{file} is no checkpoint: choose with --checkpoint; there is {have}")
+        raise ValueError(f"{file} is gone: the same cape-run trains it anew")
     return file
 
 

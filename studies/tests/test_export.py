@@ -199,13 +199,13 @@ def test_the_card_tells_scores_settings_and_versions(finished, tmp_path):
         ("failed", "is not finished (failed: out of luck)"),
         ("folder exists", "exists: name a new folder"),
         ("no host", "fairseq is not installed: pip install 'cape-studies[fairseq]'"),
-        ("no file", "is no checkpoint: choose with --checkpoint; there is checkpoint_last.pt"),
+        ("no file", "checkpoint_last.pt is gone: the same cape-run trains it anew"),
         ("merges gone", "has words cut by BPE, whose merges are not in"),
         ("data gone", "is gone, and the dictionaries with it"),
     ],
 )
 def test_what_cannot_be_exported_is_one_line(wrong, said, finished, tmp_path, monkeypatch, capsys):
-    found, folder, options = finished("fairseq"), tmp_path / "model", []
+    found, folder = finished("fairseq"), tmp_path / "model"
     study = tmp_path / "small"
     shutil.copytree(found.parents[1], study)
     copy = study / "runs" / found.name
@@ -220,7 +220,7 @@ def test_what_cannot_be_exported_is_one_line(wrong, said, finished, tmp_path, mo
     elif wrong == "no host":
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     elif wrong == "no file":
-        options = ["--checkpoint", "checkpoint_best.pt"]
+        checkpoint(copy).unlink()
     elif wrong in ("data gone", "merges gone"):
         content = torch.load(checkpoint(copy))
         data = tmp_path / "data"
@@ -231,7 +231,7 @@ def test_what_cannot_be_exported_is_one_line(wrong, said, finished, tmp_path, mo
         torch.save(content, checkpoint(copy))
     capsys.readouterr()
     with pytest.raises(SystemExit) as end:
-        exported(copy, folder, *options)
+        exported(copy, folder)
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert end.value.code == 2
     assert line.startswith("cape-studies: error: ")

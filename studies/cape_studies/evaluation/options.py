@@ -60,11 +60,6 @@ Pairs = Annotated[
 class RunOptions(Options):
     """What the commands share that run models."""
 
-    attention_logn: list[NonNegativeInt] = Field(
-        default=[],
-        description="logits of self-attention × log N / log of this, N in training, for models "
-        "trained without; several: each; 0: off; none: as trained",
-    )
     device: str | None = Field(None, description="none: cuda if there is one, else cpu")
     workers: NonNegativeInt = Field(0, description="processes that load data")
     amp: bool = Field(False, description="mixed precision")
@@ -74,9 +69,7 @@ class RunOptions(Options):
 
     @model_validator(mode="after")
     def check_run(self) -> Self:
-        """Refuse N = 1, whose logarithm is 0, and one file for two outputs."""
-        if 1 in self.attention_logn:
-            raise ValueError("--attention-logn takes tokens of a training sample, ≥ 2, or 0, got 1")
+        """Refuse one file for two outputs."""
         outputs = [path.resolve() for path in (self.csv, self.items) if path is not None]
         once(outputs, "the output", ": choose another name")
         return self
@@ -97,11 +90,6 @@ class RunOptions(Options):
             said = str(error).splitlines()[0]
             raise ValueError(f"--device {name} cannot be used: {said}") from error
         return torch.device(name)
-
-    @property
-    def logns(self) -> Sequence[int | None]:
-        """Those of ``--attention-logn``; None is as trained."""
-        return self.attention_logn or [None]
 
 
 def problem(error: ValidationError) -> str:

@@ -177,19 +177,27 @@ def missing(host: str, scripts: Iterable[Path] = ()) -> Iterator[str]:
     installed."""
     needed = {HOSTS[host].module: host}
     for path in scripts:
-        for name in sorted(imports(path)):
+        for name in sorted(read_script(path)[1]):
             needed.setdefault(name, f"{name}, which {path.name} imports,")
     for name, what in needed.items():
         if importlib.util.find_spec(name) is None:
             yield f"{what} is not installed: pip install 'cape-studies[{host}]'"
 
 
-def imports(script: Path) -> set[str]:
-    """The modules that a script, or one beside it that it imports, imports outside of functions
-    and ``try``: without them it cannot run."""
+def read_script(script: Path) -> tuple[list[Path], set[str]]:
+    """A script and those beside it that it imports; the modules that these import beside them,
+    outside of functions and ``try``: without them it cannot run.
+
+    Raises:
+        ValueError: there is none, or it cannot be read.
+    """
     files, found = [script], set[str]()
     for path in files:  # which grows
-        for node in ast.parse(path.read_bytes()).body:
+        try:
+            body = ast.parse(path.read_bytes()).body
+        except (OSError, SyntaxError) as error:
+            raise ValueError(f"the study's script {path} cannot be read: {error}") from error
+        for node in body:
             names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 names = [str(node.module)]
@@ -199,7 +207,7 @@ def imports(script: Path) -> set[str]:
                     found.add(name)
                 elif beside not in files:
                     files.append(beside)
-    return found
+    return files, found
 
 
 def problems(studies: Sequence[Study], machine: Machine) -> Iterator[str]:

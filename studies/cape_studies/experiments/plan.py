@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import distributions
-from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
@@ -98,22 +97,9 @@ EVALUATION, ASK = STUDIES / "evaluation", STUDIES / "ask"
 
 @cache
 def script_mark(path: Path | None) -> str | None:
-    """Of the content of a script, and of the modules beside it that it imports.
-
-    Raises:
-        ValueError: there is none, or it cannot be read.
-    """
-    if path is None:
-        return None
-    if not path.is_file():
-        raise ValueError(f"the study's script {path} does not exist")
-    finder = ModuleFinder([str(path.parent)])
-    try:
-        finder.run_script(str(path))
-    except (SyntaxError, UnicodeDecodeError) as error:
-        raise ValueError(f"the study's script {path} cannot be read: {error}") from error
-    files = {getattr(one, "__file__", None) for one in finder.modules.values()}
-    return digest([Path(file).read_text("utf-8") for file in sorted(filter(None, files))])
+    """Of the content of a script, and of those beside it that it imports."""
+    files = sorted(hosts.read_script(path)[0]) if path else []
+    return digest([file.read_text("utf-8") for file in files]) if files else None
 
 
 def _prepares(module: str | None, host: str) -> str:

@@ -57,4 +57,4 @@ def test_what_a_script_may_do_without_is_not_asked_for(tmp_path):
         "def late():\n    import pandas\n"
     )
     (tmp_path / "beside.py").write_text("import mine, yaml\n")
-    assert hosts.imports(tmp_path / "mine.py") == {"json", "numpy", "pathlib", "yaml"}
+    assert hosts.read_script(tmp_path / "mine.py")[1] == {"json", "numpy", "pathlib", "yaml"}

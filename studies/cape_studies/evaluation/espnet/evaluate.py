@@ -13,7 +13,6 @@ from typing import Any
 
 import jiwer
 
-from cape_plugins.espnet.attention import use_logn
 from cape_studies.evaluation.espnet.decoding import decode
 from cape_studies.evaluation.espnet.models import Model, sources
 from cape_studies.evaluation.espnet.options import EspnetOptions
@@ -30,7 +29,7 @@ def run(options: EspnetOptions) -> Iterator[Score]:
     Raises:
         ValueError: something does not fit, found before any work and before a file is made.
     """
-    files = sources(options.model, options.checkpoint_name)
+    files = sources(options.model)
     sets = open_sets(options.data)
     place = options.place
     models = [Model(name, file, options.search, place) for name, file in files.items()]
@@ -39,13 +38,11 @@ def run(options: EspnetOptions) -> Iterator[Score]:
     lengths = [None if one == "whole" else one for one in options.segment]
     cuts = {(name, length): cut(sets[name], length) for name, length in product(sets, lengths)}
     hops: Sequence[float | None] = options.hops or [None]
-    for model, logn, hop, name, length in product(models, options.logns, hops, sets, lengths):
-        if logn is not None:
-            use_logn(model.asr.encoder, logn)
+    for model, hop, name, length in product(models, hops, sets, lengths):
         if hop is not None:
             model.set_hop(hop)
         about: dict[str, object] = {"model": model.name, "checkpoint": str(model.file)}
-        about |= {"logn": logn, "test_set": name, "segment": length, "hop_ms": hop}
+        about |= {"test_set": name, "segment": length, "hop_ms": hop}
         yield from test(model, sets[name], cuts[name, length], about, options)
 
 
@@ -60,8 +57,6 @@ def check_fit(
     """
     for hop in options.hops:
         model.set_hop(hop)
-    for logn in options.attention_logn:
-        use_logn(model.asr.encoder, logn)
     rate = utterances[0].rate
     if model.rate is None:
         _logger.warning("%s does not tell its sampling rate: is it %d Hz?", model.name, rate)
@@ -89,21 +84,14 @@ def test(
     options: EspnetOptions,
 ) -> Iterator[Score]:
     """Word and character errors of a model under a condition: over all, and in each bin."""
-    settings = [v for key, v in about.items() if key != "checkpoint" and v is not None]
-    name = ".".join(f"{value:g}" if isinstance(value, float) else str(value) for value in settings)
-    found, computing = decode(model, utterances, pieces, options, name)
+    title = " ".join(str(v) for key, v in about.items() if key != "checkpoint" and v is not None)
+    found, computing = decode(model, utterances, pieces, options, title)
     texts = joined(len(utterances), pieces, [model.hypothesis(ids or []) for ids in found])
     if short := [utterances[pieces[i].utterance] for i, ids in enumerate(found) if ids is None]:
         _logger.warning(
             "%d of %d in %s are too short for a single frame, such as %s: nothing is recognised",
             *(len(short), len(pieces), about["test_set"], short[0].name),
         )
-    if options.hypotheses is not None:
-        options.hypotheses.mkdir(parents=True, exist_ok=True)
-        lines = [f"{u.name} {text}".rstrip() for u, text in zip(utterances, texts, strict=True)]
-        path = options.hypotheses / f"{name}.txt".replace("/", "_")
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
     pairs = [(model.reference(u.text), text) for u, text in zip(utterances, texts, strict=True)]
     kinds = {"wer": jiwer.process_words, "cer": jiwer.process_characters}
     counted = {name: [errors(kind, *pair) for pair in pairs] for name, kind in kinds.items()}

@@ -111,20 +111,19 @@ class Model:
         return len(tokens), [token for token in tokens if token not in known]
 
 
-def sources(given: Sequence[str], checkpoint_name: str | None = None) -> dict[str, Path]:
+def sources(given: Sequence[str]) -> dict[str, Path]:
     """Names and files of ``--model``.
 
     Args:
-        given: [NAME=]PATH of a folder of ``asr_train``, or of a .pth with config.yaml beside.
-        checkpoint_name: a file of the folders. Default: the one ``valid.*.best.pth``.
+        given: [NAME=]PATH of a folder of ``asr_train``, whose one ``valid.*.best.pth`` is taken, or
+            of a .pth with config.yaml beside.
 
     Raises:
         ValueError: a name is given twice, a file is missing, or there are several best.
     """
     paths = [split_name(one, "--model") for one in given]
     once([repr(name) for name, _ in paths], "--model", ": give names with --model NAME=PATH")
-    wanted = checkpoint_name or "valid.*.best.pth"
-    found = {name: _one(path, wanted) if path.is_dir() else path for name, path in paths}
+    found = {name: _best(path) if path.is_dir() else path for name, path in paths}
     for file in found.values():
         for needed in (file, file.parent / "config.yaml"):
             if not needed.is_file():
@@ -132,9 +131,10 @@ def sources(given: Sequence[str], checkpoint_name: str | None = None) -> dict[st
     return found
 
 
-def _one(folder: Path, wanted: str) -> Path:
+def _best(folder: Path) -> Path:
+    wanted = "valid.*.best.pth"
     found = {path.resolve(): path for path in sorted(folder.glob(wanted))}  # some are links
     if len(found) == 1:
         return next(iter(found.values()))
     have = ", ".join(sorted(path.name for path in folder.glob("*.pth"))) or "no .pth at all"
-    raise ValueError(f"{folder} needs one {wanted}, it has {have}: choose with --checkpoint-name")
+    raise ValueError(f"{folder} needs one {wanted}, it has {have}: give one with its path")

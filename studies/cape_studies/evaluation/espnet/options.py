@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, model_validator
@@ -19,7 +18,6 @@ class EspnetOptions(RunOptions):
     model: list[str] = Field(
         min_length=1, description="[NAME=]PATH: asr_train's folder, or a .pth beside config.yaml"
     )
-    checkpoint_name: str | None = Field(None, description="in folders; none: valid.*.best.pth")
     search: Pairs = Field({}, description="by asr_inference with its options; none: greedy CTC")
     data: list[str] = Field(min_length=1, description="[NAME=]DIR with Kaldi's wav.scp and text")
 
@@ -35,14 +33,11 @@ class EspnetOptions(RunOptions):
         description="a batch times its longest utterance, at most, where padding changes nothing: "
         "with model: cape_asr and frontend: cape_fbank; others are decoded one by one",
     )
-    hypotheses: Path | None = Field(None, description="folder for what was recognised, as text")
 
     @model_validator(mode="after")
     def check(self) -> "EspnetOptions":
-        """Refuse edges that do not increase, and a folder that is there."""
+        """Refuse edges that do not increase."""
         if any(not a < b for a, b in itertools.pairwise([0.0, *self.bins, math.inf])):
             shown = " ".join(f"{edge:g}" for edge in self.bins)
             raise ValueError(f"--bins must be seconds > 0 that increase, got {shown}")
-        if self.hypotheses is not None and self.hypotheses.exists() and not self.overwrite:
-            raise ValueError(f"{self.hypotheses} exists: choose another name or give --overwrite")
         return self

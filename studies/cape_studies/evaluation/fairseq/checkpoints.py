@@ -59,27 +59,20 @@ def sources(arguments: Sequence[str], *, only_best: bool = False) -> list[tuple[
     return found
 
 
-def load(path: Path, logn: int | None, options: ModelOptions) -> tuple[Any, Any]:
+def load(path: Path, options: ModelOptions) -> tuple[Any, Any]:
     """A checkpoint's model, in float32 on the CPU, in eval mode; its own task, with other data.
-
-    ``logn``, if not None, takes the place of its attention_logn.
 
     Raises:
         ValueError: it cannot be read, is no translation model, or does not fit the data.
     """
-    changes: dict[str, Any] = {"data": str(options.data), "eval_bleu": False}
-    if logn is not None:
-        changes["attention_logn"] = logn
     try:
         with torch.serialization.safe_globals(PLAIN):
             state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
         cfg, state["args"] = state["cfg"], None  # of old checkpoints; fairseq has made cfg of them
         if "source_lang" not in (cfg.task or {}):
             raise ValueError("it is of no translation task (source and target language)")
-        if logn is not None and "pos" not in cfg.model:
-            raise ValueError("it is no cape_transformer: leave out --attention-logn")
         trained_on = str(getattr(cfg.task, "data", "")).split(":")[0]
-        overwrite_args_by_name(cfg, changes)
+        overwrite_args_by_name(cfg, {"data": str(options.data), "eval_bleu": False})
         (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], state=state)
     except Exception as error:  # fairseq has many kinds for no checkpoint, or other data's
         more = ""

@@ -39,29 +39,27 @@ def bleu(options: BleuOptions) -> Iterator[Score]:
     if raw is not None and len(subsets) > 1:
         raise ValueError("--reference is of one --gen-subset: test several apart")
     for (name, (path, *others)), subset in product(found, subsets):
-        test = open_test(name, path, options.logns[0], subset, options)
+        test = open_test(name, path, subset, options)
         if raw is not None and len(raw) != len(test.dataset):
             raise ValueError(
                 f"{options.reference} has {len(raw)} lines, {subset!r} in "
                 f"{options.data} has {len(test.dataset)} sentences"
             )
         if others:
-            open_test(name, path, options.logns[0], "valid", options)
+            open_test(name, path, "valid", options)
 
     def scored(test: Test, raw: Sequence[str] | None) -> list[Score]:
         language = test.task.cfg.target_lang
         return list(bleu_scores(test.about, translate(test, options), language, raw))
 
-    for (name, paths), logn in product(found, options.logns):
+    for name, paths in found:
         best = paths[0]
         if len(paths) > 1:
-            valid = {
-                path: scored(open_test(name, path, logn, "valid", options), None) for path in paths
-            }
+            valid = {path: scored(open_test(name, path, "valid", options), None) for path in paths}
             best = max(valid, key=lambda path: valid[path][0].value)
             yield from valid[best]
         for subset in subsets:
-            yield from scored(open_test(name, best, logn, subset, options), raw)
+            yield from scored(open_test(name, best, subset, options), raw)
 
 
 def bleu_scores(
@@ -105,12 +103,8 @@ def bleu_scores(
 
 def losses(options: LossOptions) -> Iterator[Score]:
     """The mean negative log loss at each position of the target."""
-    found = sources(options.model, only_best=True)
-    trained = [(name, path, logn) for name, (path,) in found for logn in options.logns]
-    for one in trained:
-        open_test(*one, options.gen_subset, options)
-    for one in trained:
-        test = open_test(*one, options.gen_subset, options)
+    found = [(name, path) for name, (path,) in sources(options.model, only_best=True)]
+    for test in [open_test(*one, options.gen_subset, options) for one in found]:
         for position, nats in enumerate(zip_longest(*score_references(test, options)), 1):
             items = [(i, loss, 1) for i, loss in enumerate(nats) if loss is not None]
             yield Score.of({**test.about, "position": position}, "loss", "mean", items)

@@ -27,15 +27,15 @@ class Test(NamedTuple):
     about: Mapping[str, object]  # columns that tell its scores from others
 
 
-def open_test(name: str, path: Path, logn: int | None, subset: str, options: ModelOptions) -> Test:
+def open_test(name: str, path: Path, subset: str, options: ModelOptions) -> Test:
     """:func:`load` a checkpoint and a subset; refuse what the model cannot take.
 
     Raises:
         ValueError: as :func:`load`; or the subset is missing, empty, has no references, or a
             sentence is longer than the model, a batch or a hypothesis can be.
     """
-    model, task = load(path, logn, options)
-    about = {"model": name, "checkpoint": str(path), "logn": logn, "subset": subset}
+    model, task = load(path, options)
+    about = {"model": name, "checkpoint": str(path), "subset": subset}
     try:
         task.load_dataset(subset)
     except FileNotFoundError as error:

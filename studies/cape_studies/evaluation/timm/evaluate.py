@@ -30,10 +30,11 @@ def run(options: TimmOptions) -> Iterator[Score]:
     splits: Sequence[str | None] = options.split or [None]
     folders = [open_folder(root, split) for root in options.data for split in splits]
     place = options.place
-    for given in options.checkpoint:
-        check(load(given, options, place), folders, options)
-    for given in options.checkpoint:
-        yield from evaluate(load(given, options, place), folders, options)
+    models = [load(given, options, place) for given in options.checkpoint]
+    for loaded in models:
+        check(loaded, folders, options)
+    for loaded in models:
+        yield from evaluate(loaded, folders, options)
 
 
 def check(loaded: Loaded, folders: Sequence[ImageDataset], options: TimmOptions) -> None:
@@ -83,11 +84,12 @@ def evaluate(
     """The scores of one model under all conditions; see :func:`run`."""
     modules = loaded.extent_modules
     own = f"{modules[0].extent:g}" if modules else ""
+    logns: Sequence[int | None] = options.attention_logn or [None]
     conditions = product(
         folders,
         options.resolutions or [loaded.train_size],
         (modules and options.extent) or [None],
-        options.logns,
+        logns,
     )
     for folder, resolution, extent, logn in conditions:
         if logn is not None:

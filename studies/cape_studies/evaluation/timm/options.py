@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 import tyro
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from cape_studies.evaluation.options import Pairs, RunOptions
 
@@ -35,8 +35,20 @@ class TimmOptions(RunOptions):
         description="γ: ratio = R / train size, sqrt = its root, or a number; none: the model's "
         "own; no effect on models without it: abspos, nopos, timm's rotary",
     )
+    attention_logn: list[NonNegativeInt] = Field(
+        [],
+        description="logits of self-attention × log N / log of this, N in training, for models "
+        "trained without; several: each; 0: off; none: as trained",
+    )
     tta: bool = Field(False, description="average the logits over R - 32, R and R + 32")
     tta_step: PositiveInt = Field(32, description="instead of 32 pixels")
 
     batch_size: PositiveInt = Field(256, description="images at once, at most")
     workers: NonNegativeInt = Field(4, description="processes that load images")
+
+    @model_validator(mode="after")
+    def check(self) -> "TimmOptions":
+        """Refuse N = 1, whose logarithm is 0."""
+        if 1 in self.attention_logn:
+            raise ValueError("--attention-logn takes tokens of a training sample, ≥ 2, or 0, got 1")
+        return self

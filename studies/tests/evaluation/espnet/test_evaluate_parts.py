@@ -187,14 +187,13 @@ def trained(tmp_path):
 
 def test_the_best_checkpoint_of_a_folder_is_taken(trained):
     best, third = trained / "valid.loss.best.pth", trained / "3epoch.pth"
-    assert models.sources([f"cape={trained}"], None) == {"cape": best}
-    assert models.sources([str(third)], None) == {"3epoch.pth": third}
-    assert models.sources([str(trained)], "3epoch.pth") == {trained.name: third}
+    assert models.sources([f"cape={trained}"]) == {"cape": best}
+    assert models.sources([str(third)]) == {"3epoch.pth": third}
     (trained / "valid.acc.best.pth").symlink_to(best.name)  # one file needs no choice
-    assert models.sources([f"cape={trained}"], None)["cape"].resolve() == best.resolve()
+    assert models.sources([f"cape={trained}"])["cape"].resolve() == best.resolve()
     (trained / "valid.cer_ctc.best.pth").write_text("")
-    with pytest.raises(ValueError, match=r"needs one valid.*choose with --checkpoint-name"):
-        models.sources([str(trained)], None)
+    with pytest.raises(ValueError, match=r"needs one valid.*give one with its path"):
+        models.sources([str(trained)])
 
 
 @pytest.mark.parametrize(
@@ -209,7 +208,7 @@ def test_the_best_checkpoint_of_a_folder_is_taken(trained):
 def test_models_that_are_not_there_are_errors(trained, given, missing, message):
     (trained / missing).unlink()
     with pytest.raises(ValueError, match=message):
-        models.sources([one.format(trained) for one in given], None)
+        models.sources([one.format(trained) for one in given])
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_bleu_is_that_of_fairseq_generate_and_of_its_sentences(
     files = ("--reference", corpus / "tok.de", "--items", tmp_path / "items.csv")
     found = run("bleu", corpus / "bin", "--model", path, *search, *files)
     check_items(found, tmp_path / "items.csv")
-    columns = ["model", "checkpoint", "logn", "subset", "metric", "value", "how", "items", "weight"]
+    columns = ["model", "checkpoint", "subset", "metric", "value", "how", "items", "weight"]
     assert list(found[0]) == columns
     assert [(row["metric"], row["how"], row["items"]) for row in found] == [
         *(("bleu", "bleu_unsmoothed", str(N)), ("sacrebleu", "bleu", str(N)))
@@ -165,17 +165,6 @@ def test_losses_are_those_of_fairseq_generate_score_reference_and_of_its_sentenc
         tokens[int(item["item"])] += int(item["weight"])
     target = (corpus / "bpe.de").read_text(encoding="utf-8").splitlines()
     assert tokens == [len(line.split()) + 1 for line in target]  # with EOS
-
-
-def test_attention_logn_stands_beside_the_model_as_trained(corpus, best, stock, run, refused):
-    losses = {}
-    for given in ((), ("--attention-logn", 0, 2)):
-        for row in run("loss", corpus / "bin", "--model", best, *given):
-            losses.setdefault(row["logn"], []).append(float(row["value"]))
-    assert losses["0"] == pytest.approx(losses[""], abs=1e-4)
-    assert losses["2"] != pytest.approx(losses[""], abs=1e-2)
-    message = refused("loss", corpus / "bin", "--model", stock, "--attention-logn", 9)
-    assert "is no cape_transformer: leave out --attention-logn" in message
 
 
 def test_a_checkpoint_with_the_counts_of_eval_bleu_is_loaded(corpus, best, run, tmp_path):
@@ -229,7 +218,7 @@ def test_a_stacked_set_is_scored_with_the_dictionaries_of_the_training(corpus, b
 def test_sentences_left_out_are_an_error(corpus, best, monkeypatch):
     # num_shards is how fairseq shares batches among processes: here half of them are missing
     given = evaluate.LossOptions(data=corpus / "bin", model=[str(best)], batch_size=10)
-    test = evaluate.open_test("model", best, None, "test", given)
+    test = evaluate.open_test("model", best, "test", given)
     iterator = test.task.get_batch_iterator
     monkeypatch.setattr(
         test.task, "get_batch_iterator", lambda **given: iterator(**given, num_shards=2)
