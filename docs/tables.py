@@ -13,14 +13,18 @@ sign. A page of docs/results begins with what is read from it, which is written 
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
 from tabulate import tabulate
 
+from cape_studies.evaluation.output import made
 from cape_studies.experiments import report, report_figures, report_read, report_tables
 from cape_studies.experiments.report_scores import Scores, every
+from cape_studies.experiments.scores import STATS
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -46,6 +50,8 @@ DEMO = {
     "espnet": ("WER (%) ↓", "cape_rope", ["1–3 s", "6–12 s", "12–24 s"]),
 }
 FIGURE = {"cape_rope", "rope", "rope_gap", "rope_moved", "nopos"}  # of objects that move
+CAPTIONS = {"cape", "sinpos", "alibi", "relpos", "rope", "random_rope", "abspos", "nopos"}
+WORDS = [0, 8, 12, 16, 20, 31]  # of a caption's reference, the last of each part
 MODELS = {"vit_small": "ViT-S", "asr_12": "ASR", "wmt_base": "MT"}
 
 
@@ -202,6 +208,31 @@ def pictures() -> None:
         scores = Scores(one, one.study.report.evaluation, one.study.report.metric)
         scores.variants = [one for one in scores.variants if one in FIGURE] or scores.variants
         report_figures.draw(scores, RESULTS / f"{name}.png")
+    losses = scores_of("multi30k_short", "loss_long")
+    losses.variants = [one for one in losses.variants if one in CAPTIONS]
+    report_figures.draw(losses, RESULTS / "multi30k_short_loss.png")
+    words = by_words()
+    words.found, words.variants = words.differences, [v for v in words.variants if v != "sinpos"]
+    report_figures.draw(words, RESULTS / "multi30k_short.png")
+
+
+def by_words() -> Scores:
+    """BLEU of captions by the words of their references, of variants with stored sentences."""
+    (one,) = studies("multi30k_short")
+    items = one.items[one.items["metric"] == "bleu"]
+    parts = [f"{least + 1}–{most}" for least, most in pairwise(WORDS)]
+    words = pd.cut(items["stats_1"], WORDS, labels=parts).astype(str)
+    names = items["evaluation"] + items["item"]
+    items = items.assign(condition=words, item=names, evaluation="words")
+    sums = items.groupby(["condition", "variant", "seed"])[STATS].sum()
+    rows = sums.apply(lambda of: made("bleu_unsmoothed", of), axis=1).rename("value").reset_index()
+    rows = rows.assign(evaluation="words", metric="bleu", how="bleu_unsmoothed")
+    rows = rows.assign(higher_is_better=True, trained_on=rows["condition"].isin(parts[:2]))
+    study = one.study.model_copy(deep=True)
+    study.report.x_label = "words of the reference"
+    study.report.y_label = "BLEU more than with sinusoids"
+    rows = rows.sort_values("condition", key=lambda of: of.map(parts.index))
+    return Scores(replace(one, study=study, scores=rows, items=items), "words", "bleu")
 
 
 def filled(text: str) -> str:
