@@ -31,6 +31,8 @@ from timm.task import ClassificationTask
 from timm.utils import ParseKwargs
 from torch.utils.data import DataLoader
 
+KEPT = 2**25  # pixels of images kept in memory, 400 MB
+
 
 def main() -> None:
     """Train, or go on."""
@@ -95,7 +97,7 @@ def images(arguments: argparse.Namespace) -> DataLoader:
     """timm's data pipeline at one image size: its usual augmentation, or a resize alone."""
     found = create_dataset("", root=str(arguments.data_dir), split=arguments.train_split)
     return create_loader(
-        ReadOnce(found.reader.root) if arguments.no_aug else found,
+        ReadOnce(found.reader.root, KEPT // arguments.img_size**2) if arguments.no_aug else found,
         input_size=(3, arguments.img_size, arguments.img_size),
         batch_size=arguments.batch_size,
         is_training=True,
@@ -111,17 +113,19 @@ def images(arguments: argparse.Namespace) -> DataLoader:
 
 
 class ReadOnce(ImageDataset):
-    """Images that nothing augments: each is read and resized once, a fifth of a small step else."""
+    """Images that nothing augments, of which the first ``most`` are read and resized only once:
+    that is a fifth of a small model's step."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, most: int) -> None:
         super().__init__(root)
-        self.kept: dict[int, Any] = {}
+        self.most, self.kept = most, dict[int, Any]()
 
     def __getitem__(self, index: int) -> Any:
         """An image, (3, H, W), and its class."""
-        if index not in self.kept:
-            self.kept[index] = super().__getitem__(index)
-        return self.kept[index]
+        found = self.kept.get(index) or super().__getitem__(index)
+        if len(self.kept) < self.most:
+            self.kept[index] = found
+        return found
 
 
 class Classifier(lightning.LightningModule):
