@@ -75,7 +75,7 @@ PHOTOS = {"photos": {"what": "photos", "source": "me", "layout": "*.jpg", "files
         (["--variants", "none"], {}, "--variants: no 'none'; there is few, many"),
         (["--gpus", "64"], {}, "--gpus 64: there are"),
         ([], {"disk_gb": 1e9}, "GB free, the runs take about"),
-        ([], {"trainer": "nowhere.py"}, "nowhere.py does not exist"),
+        ([], {"trainer": "nowhere.py"}, "nowhere.py cannot be read: "),
         (["--data", "x=."], {}, "--data (changes stand before it): no 'x'"),
         ([], {"options": {"steps": "{csv}"}}, "there is no 'csv' at that step"),
         ([], {"trainer": None}, "no train.py of timm"),
