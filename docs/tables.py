@@ -7,8 +7,9 @@
 
 A table stands between ``<!-- NAME -->`` and ``<!-- -->``, a number between ``<!--=STUDY:EVALUATION:
 VARIANT:CONDITION-->`` and ``<!--/-->``; VARIANT or CONDITION may be a difference, A−B with a minus
-sign. A page of docs/results begins with what is read from it, which is written by hand between
-``<!-- read -->`` and ``<!-- /read -->`` and stays; its numbers are filled too.
+sign, and a test by BLEU has parts (PARTS_OF_BLEU), as in precision_of_bleu. A page of docs/results
+begins with what is read from it, which is written by hand between ``<!-- read -->`` and
+``<!-- /read -->`` and stays; its numbers are filled too.
 """
 
 import re
@@ -24,7 +25,6 @@ from tabulate import tabulate
 from cape_studies.evaluation.output import made
 from cape_studies.experiments import report, report_figures, report_read, report_tables
 from cape_studies.experiments.report_scores import Scores, every
-from cape_studies.experiments.scores import STATS
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -52,6 +52,18 @@ DEMO = {
 FIGURE = {"cape_rope", "rope", "rope_gap", "rope_moved", "nopos"}  # of objects that move
 CAPTIONS = {"cape", "sinpos", "alibi", "relpos", "rope", "random_rope", "abspos", "nopos"}
 WORDS = [0, 8, 12, 16, 20, 31]  # of a caption's reference, the last of each part
+LENGTHS = [f"{least + 1}–{most}" for least, most in pairwise(WORDS)]
+SEEN = {*LENGTHS[:2], "at most 12"}
+#: of BLEU: n-gram precision, what is left without the penalty for brevity; words for 100 of the
+#: reference, by which that penalty is
+PARTS_OF_BLEU = {
+    "precision": lambda items: {"stats_1": 0.0},
+    "written": lambda items: {
+        "how": "mean",
+        "value": 100 * items["stats_0"],
+        "weight": items["stats_1"],
+    },
+}
 MODELS = {"vit_small": "ViT-S", "asr_12": "ASR", "wmt_base": "MT"}
 
 
@@ -63,9 +75,24 @@ def studies(name: str) -> list[report_read.Result]:
 
 @cache
 def scores_of(name: str, evaluation: str) -> Scores:
-    """Of one evaluation, by its first metric."""
+    """Of one evaluation, by its first metric; of captions also PARTS_OF_BLEU."""
     (one,) = studies(name)
+    part, _, test = evaluation.partition("_of_")
+    if part in PARTS_OF_BLEU:
+        items = one.items[(one.items["metric"] == "bleu") & (one.items["evaluation"] == test)]
+        return of_items(one, items.assign(**PARTS_OF_BLEU[part](items)), evaluation)
     return Scores(one, evaluation, next(iter(one.study.evaluations[evaluation].metrics)))
+
+
+def of_items(one: report_read.Result, items: pd.DataFrame, name: str) -> Scores:
+    """Of BLEU's items under other conditions or with other statistics."""
+    (how,) = items["how"].unique()
+    items = items.assign(evaluation=name)
+    sums = items.groupby(["condition", "variant", "seed"], sort=False)[report_read.PARTS[how]].sum()
+    rows = sums.apply(lambda of: made(how, of.tolist()), axis=1).rename("value").reset_index()
+    rows = rows.assign(evaluation=name, metric="bleu", how=how, higher_is_better=True)
+    rows = rows.assign(trained_on=rows["condition"].isin(SEEN))
+    return Scores(replace(one, scores=rows, items=items), name, "bleu")
 
 
 @cache
@@ -219,20 +246,14 @@ def pictures() -> None:
 def by_words() -> Scores:
     """BLEU of captions by the words of their references, of variants with stored sentences."""
     (one,) = studies("multi30k_short")
-    items = one.items[one.items["metric"] == "bleu"]
-    parts = [f"{least + 1}–{most}" for least, most in pairwise(WORDS)]
-    words = pd.cut(items["stats_1"], WORDS, labels=parts).astype(str)
-    names = items["evaluation"] + items["item"]
-    items = items.assign(condition=words, item=names, evaluation="words")
-    sums = items.groupby(["condition", "variant", "seed"])[STATS].sum()
-    rows = sums.apply(lambda of: made("bleu_unsmoothed", of), axis=1).rename("value").reset_index()
-    rows = rows.assign(evaluation="words", metric="bleu", how="bleu_unsmoothed")
-    rows = rows.assign(higher_is_better=True, trained_on=rows["condition"].isin(parts[:2]))
     study = one.study.model_copy(deep=True)
     study.report.x_label = "words of the reference"
     study.report.y_label = "BLEU more than with sinusoids"
-    rows = rows.sort_values("condition", key=lambda of: of.map(parts.index))
-    return Scores(replace(one, study=study, scores=rows, items=items), "words", "bleu")
+    items = one.items[one.items["metric"] == "bleu"]
+    words = pd.cut(items["stats_1"], WORDS, labels=LENGTHS).astype(str)
+    items = items.assign(condition=words, item=items["evaluation"] + items["item"])
+    items = items.sort_values("condition", key=lambda of: of.map(LENGTHS.index), kind="stable")
+    return of_items(replace(one, study=study), items, "words")
 
 
 def filled(text: str) -> str:
