@@ -64,6 +64,10 @@ PARTS_OF_BLEU = {
         "weight": items["stats_1"],
     },
 }
+PAIRING = [  # studies of many trainings by the same seeds; the last go on from the same weights
+    *(("canvas", "shift"), ("digit_canvas", "shift"), ("digit_canvas_long", "shift")),
+    *(("multi30k_short", "bleu"), ("multi30k_short", "bleu_long"), ("backbones", "anywhere")),
+]
 MODELS = {"vit_small": "ViT-S", "asr_12": "ASR", "wmt_base": "MT"}
 
 
@@ -155,6 +159,25 @@ def of_cost() -> str:
     ]
     heads = [f"{case}, {which}" for case in cases for which in ("step", "memory")]
     return table(["", *heads], rows)
+
+
+def of_pairing() -> str:
+    """What pairs of a seed would gain: the variance of a difference over the sum of both variances.
+
+    From the baseline, summed over variants and conditions.
+    """
+    rows = []
+    for name, evaluation in PAIRING:
+        scores = scores_of(name, evaluation)
+        baseline, together, apart = scores.result.study.report.baseline, 0.0, 0.0
+        for variant, condition in scores.differences:
+            ours, theirs = scores.values[variant, condition], scores.values[baseline, condition]
+            both = pd.concat([ours, theirs], axis=1, join="inner").dropna()
+            if len(both) > 2:
+                together += (both.iloc[:, 0] - both.iloc[:, 1]).var()
+                apart += both.var().sum()
+        rows.append([f"[{name}](results/{name}.md), {evaluation}", cell(together / apart, 2)])
+    return table(["", "ratio"], rows)
 
 
 def cell(value: float | None, decimals: int) -> str:
@@ -269,6 +292,7 @@ def filled(text: str) -> str:
             "cost": of_cost,
             "overall": overall,
             "demo": of_demo,
+            "pairing": of_pairing,
         }
         return f"<!-- {name} -->\n{own[name]()}<!-- -->"
 
