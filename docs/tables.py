@@ -253,7 +253,7 @@ def protocol(study: str) -> str:
 
 def pictures() -> None:
     """Draw the figures that pages and README show."""
-    for name in ("digit_canvas", "digit_canvas_long", "number_canvas", "canvas"):
+    for name in ("digit_canvas", "digit_canvas_long", "number_canvas", "canvas", "canvas_long"):
         (one,) = studies(name)
         scores = Scores(one, one.study.report.evaluation, one.study.report.metric)
         scores.variants = [one for one in scores.variants if one in FIGURE] or scores.variants
