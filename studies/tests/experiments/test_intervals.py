@@ -59,7 +59,7 @@ def test_an_interval_holds_in_95_of_100_cases_and_is_no_wider_than_it_was(noise,
     """``before``: of the bootstrap that widened the noise of items by Student's factor too."""
     random = RANDOM(0)
     share, width = held([of_means(items(random, *noise)) for _ in range(3000)])
-    assert 94 <= share <= 97
+    assert 94 <= share <= (97 if noise[0] > noise[2] or noise[1] else 99)
     assert width < before
 
 
@@ -72,7 +72,21 @@ def test_it_holds_for_items_that_are_right_or_wrong(difficulty, training):
         logits = 1 + random.normal(0, training, (TRAININGS, 1))
         logits = logits + random.normal(0, difficulty, ITEMS)
         found.append(of_means(random.random(logits.shape) < stats.norm.cdf(logits)))
-    assert 93 <= held(found, truth)[0] <= 97
+    assert 93 <= held(found, truth)[0] <= 98
+
+
+@pytest.mark.parametrize("signs", [(1,), (1, -1)])
+def test_no_interval_is_narrower_than_for_other_items_alone(signs):
+    """As one in eight of docs' numbers was, where trainings were close by chance."""
+    random = RANDOM(5)
+    for _ in range(200):
+        groups = [items(random, 0.1, 0.1, 1) for _ in signs]
+        low, high, p = of_means(*groups, signs=signs)
+        each = sum(sign * one.mean(axis=0) for sign, one in zip(signs, groups, strict=True))
+        alone = stats.ttest_1samp(each, 0)
+        least = alone.confidence_interval(0.95)
+        assert high - low >= (least.high - least.low) * 0.9999
+        assert p >= alone.pvalue * 0.9999
 
 
 def sentences(random, many, quality):
