@@ -26,7 +26,7 @@ class Score(NamedTuple):
     Attributes:
         value: the mean over trainings, or the difference of two; NaN if one has no score.
         each: by seed; NaN where a training has no score. Of a difference, that of each seed that
-            both variants have.
+            both variants have; of few trainings empty if their seeds are not the same.
         trainings: how many the value is of; of a difference, of both variants.
         lacking: seeds of trainings that have no score.
         low, high: of the 95 % interval; NaN without one.
@@ -182,11 +182,16 @@ class Scores:
         each = pd.concat(values, axis=1, join="inner") @ signs
         paired = len(keys) == 2 and self.paired(keys[0][0], keys[1][0])
         numbers = tuple(len(of) for of in values)
-        if paired or min(numbers) < TRAININGS:
+        if paired:
             numbers = (len(each),) * len(keys)
+        means = [float(of.mean()) for of in ([each] if paired else values)]
+        value = sum(sign * mean for sign, mean in zip(signs, means, strict=False))
         lacking = frozenset[int]().union(*(of.index[of.isna()] for of in values))
-        if lacking or min(numbers) < TRAININGS:
-            return Score(math.nan if lacking else float(each.mean()), each, numbers, lacking)
+        if lacking:
+            return Score(math.nan, each, numbers, lacking)
+        if min(numbers) < TRAININGS:
+            alike = len(each) == max(numbers)
+            return Score(value, each if alike else each.iloc[:0], numbers)
         seeds = [(each if paired else of).index for of in values]
         found = [[self.without(*key, i) for i in of] for key, of in zip(keys, seeds, strict=True)]
         names, without = {names for of in found for names, _ in of}, None
@@ -197,7 +202,6 @@ class Scores:
         low, high, p = interval(groups, signs[: len(groups)], without)
         if len(keys) == 1:
             low, high = max(low, self._limits[0]), min(high, self._limits[1])
-        value = sum(s * group.mean() for s, group in zip(signs, groups, strict=False))
         return Score(value, each, numbers, lacking, low, high, p, without is not None)
 
     def paired(self, variant: str, other: str) -> bool:
