@@ -94,6 +94,13 @@ class PositionalAttention(nn.Module):
         """Put prepared positions into queries or keys (B, heads, N, head_dim), here nothing."""
         return x
 
+    def embed_both(
+        self, query: Tensor, key: Tensor, positions: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """:meth:`embed` for queries and keys (B, heads, ·, head_dim); queries are the last keys."""
+        last = None if positions is None else positions[:, key.shape[2] - query.shape[2] :]
+        return self.embed(query, last), self.embed(key, positions)
+
     def bias(self, query: Tensor, keys: int, positions: Tensor | None = None) -> Tensor | None:
         """What is added to the scores, broadcastable to (B, heads, queries, keys), or None.
 
@@ -133,8 +140,7 @@ class PositionalAttention(nn.Module):
         queries, keys = query.shape[2], key.shape[2]
         if queries > keys:
             raise ValueError(f"{queries} queries are not the last positions of {keys} keys")
-        last = None if positions is None else positions[:, keys - queries :]  # (B, queries, …)
-        query, key = self.embed(query, last), self.embed(key, positions)
+        query, key = self.embed_both(query, key, positions)
         return self.attend(query, key, value, positions, mask, dropout, need_weights)
 
     def attend(

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from cape_plugins import sinusoid, variants
 from cape_plugins.augment import Draw, LocalShift
 from cape_plugins.checks import check_count, check_positions, check_values
+from cape_plugins.constants import constant
+from cape_plugins.elementwise import add_where
 from cape_plugins.positions import Generator, with_axes
 
 
@@ -186,8 +188,13 @@ class PositionalEmbedding(nn.Module):
         """The second half of :meth:`forward`: content + embedding of the augmented positions."""
         if self.adds_nothing:
             return content
-        # half-precision content is promoted to the embedding's float32: one rounding, at the end
-        return (content + self.embedding(positions, content.dtype)).to(content.dtype)
+        if self.table is not None:
+            # half-precision content is promoted to float32: one rounding, at the end
+            return (content + self._look_up(positions, self.table)).to(content.dtype)
+        known, present = sinusoid.known_positions(self._with_axes(positions))
+        dtype = torch.promote_types(content.dtype, torch.float32)
+        added = sinusoid.sines(known, self._waves(positions), dtype)  # (1 or B, N, dim)
+        return add_where(content, added, present)
 
     def embedding(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """The embedding of augmented positions (1 or B, N[, 2]) alone: (1 or B, N, dim).
@@ -199,13 +206,18 @@ class PositionalEmbedding(nn.Module):
         """
         if self.table is not None:
             return self._look_up(positions, self.table)
-        device, scale = positions.device, self.frequency_scale
+        dtype = torch.promote_types(dtype, torch.float32)
+        return sinusoid.embed(self._with_axes(positions), self._waves(positions), dtype)
+
+    def _with_axes(self, positions: Tensor) -> Tensor:
+        return positions if self.axes > 1 else positions[..., None]  # (1 or B, N, axes)
+
+    def _waves(self, positions: Tensor) -> Tensor:
+        """What :func:`cape_plugins.sinusoid.sines` needs, (axes + 1, dim), on their device."""
+        dim, scale = self.dim, self.frequency_scale
         if self.axes > 1:
-            frequencies = sinusoid.frequencies_2d(self.dim, scale, device)  # (2, dim / 2)
-        else:
-            positions = positions[..., None]  # (1 or B, N, 1)
-            frequencies = sinusoid.frequencies_1d(self.dim, self.base, scale, device)[None]
-        return sinusoid.embed(positions, frequencies, torch.promote_types(dtype, torch.float32))
+            return constant(sinusoid.waves_2d, dim, scale, like=positions)
+        return constant(sinusoid.waves_1d, dim, self.base, scale, like=positions)
 
     def _look_up(self, positions: Tensor, table: Tensor) -> Tensor:
         """Rows of the table (rows, dim) at positions (B, N), rounded to the nearest integer."""

@@ -111,9 +111,24 @@ def patch_grid(height: int, width: int, *, extent: float = 1.0, device: Device =
 
 
 def with_axes(positions: Tensor) -> Tensor:
-    """Positions (B, N[, axes]) as (B, N, axes), float32 at least."""
-    wide = positions.to(torch.promote_types(positions.dtype, torch.float32))
+    """Positions (B, N[, axes]) as (B, N, axes), as :func:`exact` has them."""
+    wide = exact(positions)
     return wide if positions.ndim == 3 else wide[..., None]
+
+
+def exact(positions: Tensor) -> Tensor:
+    """Positions in a dtype that holds each of them: float32 at least, float64 for integers.
+
+    Seconds since 1970 in integers are a use; in float32 a minute of them would be one position.
+    """
+    if positions.is_floating_point():
+        return positions.to(at_least_float32(positions))
+    return positions.to(widest(positions.device))
+
+
+def at_least_float32(positions: Tensor) -> torch.dtype:
+    """The dtype of what is made of positions: float64 for theirs, else float32."""
+    return torch.float64 if positions.dtype == torch.float64 else torch.float32
 
 
 def widest(device: torch.device) -> torch.dtype:
