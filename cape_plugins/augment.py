@@ -102,11 +102,11 @@ class Augmentation(Identity):
         """
         check_count("batch_size", batch_size, least=0)
         device = torch.device("cpu" if device is None else device)
-        # Δ of each axis and log λ by one draw
-        draws = uniform([batch_size, axes + 1], device, torch.float32, generator)
-        most = (self.max_global_shift,) * axes + (math.log(self.max_global_scale),)
-        drawn = between(most, draws)  # (B, axes + 1)
-        return Draw(drawn[:, :axes], drawn[:, axes].exp())
+        # both by one draw: Δ of all samples first, then λ
+        draws = uniform([batch_size * (axes + 1)], device, torch.float32, generator)
+        of_shift, of_scale = draws[: batch_size * axes], draws[batch_size * axes :]
+        shift = between(self.max_global_shift, of_shift.view(batch_size, axes))
+        return Draw(shift, between(math.log(self.max_global_scale), of_scale).exp())
 
     def apply(
         self, positions: Tensor, draw: Draw | None = None, *, generator: Generator = None

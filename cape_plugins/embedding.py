@@ -20,7 +20,7 @@ from cape_plugins.augment import Draw, LocalShift
 from cape_plugins.checks import check_count, check_positions, check_values
 from cape_plugins.constants import constant
 from cape_plugins.elementwise import add_where
-from cape_plugins.positions import Generator, with_axes
+from cape_plugins.positions import Generator, at_least_float32, with_axes
 
 
 class PositionalEmbedding(nn.Module):
@@ -192,7 +192,7 @@ class PositionalEmbedding(nn.Module):
             # half-precision content is promoted to float32: one rounding, at the end
             return (content + self._look_up(positions, self.table)).to(content.dtype)
         known, present = sinusoid.known_positions(self._with_axes(positions))
-        dtype = torch.promote_types(content.dtype, torch.float32)
+        dtype = at_least_float32(content.dtype)
         added = sinusoid.sines(known, self._waves(positions), dtype)  # (1 or B, N, dim)
         return add_where(content, added, present)
 
@@ -206,8 +206,8 @@ class PositionalEmbedding(nn.Module):
         """
         if self.table is not None:
             return self._look_up(positions, self.table)
-        dtype = torch.promote_types(dtype, torch.float32)
-        return sinusoid.embed(self._with_axes(positions), self._waves(positions), dtype)
+        positions, waves = self._with_axes(positions), self._waves(positions)
+        return sinusoid.embed(positions, waves, at_least_float32(dtype))
 
     def _with_axes(self, positions: Tensor) -> Tensor:
         return positions if self.axes > 1 else positions[..., None]  # (1 or B, N, axes)

@@ -122,13 +122,13 @@ def exact(positions: Tensor) -> Tensor:
     Seconds since 1970 in integers are a use; in float32 a minute of them would be one position.
     """
     if positions.is_floating_point():
-        return positions.to(at_least_float32(positions))
+        return positions.to(at_least_float32(positions.dtype))
     return positions.to(widest(positions.device))
 
 
-def at_least_float32(positions: Tensor) -> torch.dtype:
-    """The dtype of what is made of positions: float64 for theirs, else float32."""
-    return torch.float64 if positions.dtype == torch.float64 else torch.float32
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """Float64 for float64, else float32: what is made of positions, or added to content."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def widest(device: torch.device) -> torch.dtype:

@@ -49,7 +49,7 @@ def sinusoid_1d(
     check_frequencies(base, frequency_scale)
     check_positions(positions)
     waves = constant(waves_1d, dim, base, frequency_scale, like=positions)
-    return embed(exact(positions)[..., None], waves, at_least_float32(positions))
+    return embed(exact(positions)[..., None], waves, at_least_float32(positions.dtype))
 
 
 def sinusoid_2d(positions: Tensor, dim: int, *, frequency_scale: float = 1.0) -> Tensor:
@@ -73,7 +73,7 @@ def sinusoid_2d(positions: Tensor, dim: int, *, frequency_scale: float = 1.0) ->
         raise ValueError(f"2-D positions must be (..., 2), got shape {tuple(positions.shape)}")
     check_positions(positions)
     waves = constant(waves_2d, dim, frequency_scale, like=positions)
-    return embed(exact(positions), waves, at_least_float32(positions))
+    return embed(exact(positions), waves, at_least_float32(positions.dtype))
 
 
 def embed(positions: Tensor, waves: Tensor, dtype: torch.dtype) -> Tensor:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from cape_plugins.attention import take_over
 from cape_plugins.augment import Augmentation
+from cape_plugins.constants import constant
 from cape_plugins.timm.mark import add_mark
 from cape_plugins.timm.positions import ImageSettings
 from cape_plugins.timm.registry import build, register_models
@@ -42,8 +43,12 @@ class _Rotary:
         if not self.training:
             return super().get_embed(shape, dtype)  # type: ignore[misc]
         height, width = self.feat_shape if shape is None else shape
-        device = next(iter([*self.buffers(), *self.parameters()])).device
-        return make_coords_dinov3(height, width, device=device)[None]
+        like = next(iter([*self.buffers(), *self.parameters()]))
+        return constant(_coords, height, width, like=like)
+
+
+def _coords(height: int, width: int, device: torch.device) -> Tensor:
+    return make_coords_dinov3(height, width, device=device)[None]  # (1, N, 2)
 
 
 class _Cat(_Rotary, layers.RotaryEmbeddingCat): ...

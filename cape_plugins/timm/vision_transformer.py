@@ -15,6 +15,7 @@ from timm.models import vision_transformer as timm_vit
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
+from cape_plugins.constants import constant
 from cape_plugins.positions import patch_grid
 from cape_plugins.timm import naflexvit
 from cape_plugins.timm.attention import block_classes, install_positions, positional_parameters
@@ -78,7 +79,7 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
         height, width = x.shape[1:3] if self.dynamic_img_size else self.patch_embed.grid_size
         x = x.flatten(1, -2)  # (B, N, C)
         extent = self.position.extent
-        grid = patch_grid(height, width, extent=extent, device=x.device)[None]  # (1, N, 2)
+        grid = constant(_grid, height, width, extent, like=x)  # (1, N, 2)
         x, positions = self.position(x, grid, (extent / height, extent / width))  # (B, N, C)
         cls_token: Any = self.cls_token
         if self.cls_pos_embed is not None:
@@ -146,6 +147,10 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
             if index in kept:
                 found.append(x)
         return x, found
+
+
+def _grid(height: int, width: int, extent: float, device: torch.device) -> Tensor:
+    return patch_grid(height, width, extent=extent, device=device)[None]  # (1, N, 2)
 
 
 def checkpoint_filter_fn(
