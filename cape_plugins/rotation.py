@@ -45,7 +45,7 @@ def rotate_mixed(
     wide = frequencies.to(torch.promote_types(turned[0].dtype, positions.dtype))
     if _in_eager_mode(positions, frequencies, *turned) and not positions.requires_grad:
         return _MixedRotation.apply(positions, wide, back, *turned)
-    phases = _phases(positions, wide)
+    phases = phases_of(positions, wide)
     cos, sin = phases.cos(), phases.sin()
     table = torch.cat([cos, cos, -sin, sin], dim=-1)
     return tuple(_rotate_plainly(x, table, back) for x in turned)
@@ -71,7 +71,7 @@ class _MixedRotation(torch.autograd.Function):
     def forward(
         ctx: Any, positions: Tensor, frequencies: Tensor, back: bool, *turned: Tensor
     ) -> tuple[Tensor, ...]:
-        phases = _phases(positions, frequencies)
+        phases = phases_of(positions, frequencies)
         found = _rotate_halves(turned, phases.cos(), phases.sin(), back)
         ctx.save_for_backward(positions, frequencies, *found)
         ctx.back = back
@@ -83,18 +83,19 @@ class _MixedRotation(torch.autograd.Function):
         turned_back = rotate_mixed(positions, frequencies, *grads, back=not ctx.back)
         of_frequencies = None
         if ctx.needs_input_grad[1]:
-            of_frequencies = _gradient_of_frequencies(positions, found, grads)
+            of_phases = _gradient_of_phases(positions, found, grads)
+            of_frequencies = gradient_of_frequencies(positions, of_phases)
             if ctx.back:
                 of_frequencies = -of_frequencies
         return None, of_frequencies, None, *turned_back
 
 
-def _phases(positions: Tensor, frequencies: Tensor) -> Tensor:
+def phases_of(positions: Tensor, frequencies: Tensor) -> Tensor:
     """(B or 1, N, 2), (2, heads, d / 2) → radians (B or 1, heads, N, d / 2)."""
     # elementwise rather than a matrix product, which autocast would run in half precision
     height, width = positions[:, None, :, :1], positions[:, None, :, 1:]  # (B, 1, N, 1)
     along_height, along_width = frequencies[:, :, None]  # (heads, 1, d / 2)
-    return height * along_height + width * along_width
+    return torch.addcmul(height * along_height, width, along_width)
 
 
 def _rotate_halves(
@@ -153,17 +154,20 @@ def _rotate_plainly(x: Tensor, table: Tensor, back: bool) -> Tensor:
     return (wide * cos).addcmul_(other, sin, value=-1 if back else 1).to(x.dtype)
 
 
-def _gradient_of_frequencies(
-    positions: Tensor, found: list[Tensor], grads: tuple[Tensor, ...]
-) -> Tensor:
-    """(2, heads, d / 2): a phase moves each pair of channels across its direction."""
-    of_phases: Any = 0
+def _gradient_of_phases(like: Tensor, found: list[Tensor], grads: tuple[Tensor, ...]) -> Tensor:
+    """(B, heads, N, d / 2): a phase moves each pair of rotated channels across its direction."""
+    total: Any = 0
     for x, grad in zip(found, grads, strict=True):
         (x_1, x_2), (grad_1, grad_2) = x.chunk(2, dim=-1), grad.chunk(2, dim=-1)
         # the first factor makes float32 of half precision
-        zero = positions.new_zeros([1], dtype=torch.promote_types(x.dtype, positions.dtype))
-        across = zero.addcmul(grad_2, x_1).addcmul(grad_1, x_2, value=-1)  # (B, heads, N, d / 2)
-        of_phases = across + of_phases
+        zero = like.new_zeros([1], dtype=torch.promote_types(x.dtype, like.dtype))
+        across = zero.addcmul(grad_2, x_1).addcmul(grad_1, x_2, value=-1)
+        total = across + total
+    return total
+
+
+def gradient_of_frequencies(positions: Tensor, of_phases: Tensor) -> Tensor:
+    """What :func:`phases_of` (B, heads, N, d / 2) hand back: (2, heads, d / 2)."""
     if positions.shape[0] == 1:
         of_phases = of_phases.sum(dim=0, keepdim=True)
     # (B, 1, 2, N) × (B, heads, N, d / 2), never in half precision

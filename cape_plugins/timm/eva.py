@@ -27,6 +27,7 @@ from cape_plugins.attention import take_over
 from cape_plugins.augment import Augmentation
 from cape_plugins.constants import constant
 from cape_plugins.timm.mark import add_mark
+from cape_plugins.timm.mixed_table import mixed_table
 from cape_plugins.timm.positions import ImageSettings
 from cape_plugins.timm.registry import build, register_models
 
@@ -81,9 +82,8 @@ def _embed(rotary: Any, coords: Tensor, height: int, width: int) -> Any:
         own.append(coords[..., axis] * half + middle)
     own = own if rotary.grid_indexing == "ij" else own[::-1]
     if isinstance(rotary, _Mixed):
-        x, y = (one[:, None] for one in own)  # (B, 1, N)
-        each = (rotary.freqs[:, layer, None] for layer in range(rotary.depth))
-        return [layers.get_mixed_freqs(one, x, y, torch.float32) for one in each]
+        turned = torch.stack(own, dim=-1)  # (B, N, 2)
+        return [mixed_table(turned, rotary.freqs[:, layer]) for layer in range(rotary.depth)]
     turned = torch.stack(own, dim=-1)[..., None]  # (B, N, 2, 1)
     angles = 2 * torch.pi * turned / rotary.periods if dinov3 else turned * rotary.bands
     angles = angles.flatten(2)  # (B, N, head_dim / 2): each stands twice in what timm wants

@@ -292,3 +292,23 @@ def test_where_the_environment_asks_for_a_naflexvit_it_is_refused_unless_the_cal
     with pytest.raises(ValueError, match="TIMM_USE_NAFLEX"):
         create("dinov3")
     assert isinstance(create("dinov3", use_naflex=False), eva.EvaCape)
+
+
+@pytest.mark.parametrize("batch", [3, 1])
+def test_the_table_of_mixed_frequencies_and_its_gradients_are_timms(batch):
+    from timm.layers import get_mixed_freqs
+
+    from cape_plugins.timm.mixed_table import mixed_table
+
+    coords = torch.rand(batch, 12, 2) * 14
+    frequencies = torch.randn(2, 2, 4, requires_grad=True)
+    x, y = coords[:, None].unbind(-1)
+    found, expected = mixed_table(coords, frequencies), get_mixed_freqs(frequencies, x, y)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn_like(found)
+    grads = []
+    for table in (found, expected):
+        loss = (table * weights).square().sum()
+        (grad,) = torch.autograd.grad(loss, frequencies, create_graph=True)
+        grads.append((grad, *torch.autograd.grad(grad.square().sum(), frequencies)))
+    torch.testing.assert_close(grads[0], grads[1], rtol=1e-4, atol=1e-2)
