@@ -33,7 +33,7 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True)
 class Identity:
-    """Leaves positions as given, as ``sinpos`` does. The other augmentations have its methods."""
+    """Leaves positions as given, as ``sinpos`` does. Other augmentations override its methods."""
 
     def draw(
         self, batch_size: int, axes: int = 1, device: Device = None, generator: Generator = None
@@ -50,9 +50,10 @@ class Identity:
         max_local_shift: LocalShift | None = None,
         generator: Generator = None,
     ) -> Tensor:
-        """What becomes of positions (1 or B, N, axes), float32 or float64, in training: such again.
+        """Positions of a training step: (1 or B, N, axes), float32 or float64 → same dtype.
 
-        ``batch_size`` is B; the others are as in :meth:`cape_plugins.PositionalEmbedding.forward`.
+        ``batch_size`` is B. The other arguments are those of
+        :meth:`cape_plugins.PositionalEmbedding.forward`.
 
         Raises:
             ValueError: the draw, the generator or one shift per axis does not fit the positions, or
@@ -61,7 +62,7 @@ class Identity:
         return positions
 
     def in_evaluation(self, positions: Tensor) -> Tensor:
-        """What becomes of positions (1 or B, N, axes) in evaluation, where nothing is random."""
+        """Positions in evaluation, where nothing is random: (1 or B, N, axes) → same."""
         return positions
 
 
@@ -119,7 +120,7 @@ class Augmentation(Identity):
             generator: source of randomness for ε, which is drawn anew at every call.
 
         Returns:
-            positions in their dtype, float32 at least.
+            positions in their dtype, float32 at least; float64 for integers.
 
         Raises:
             ValueError: positions are infinite or of another shape, or as

@@ -82,13 +82,21 @@ def is_plain(*tensors: Tensor) -> bool:
 
 
 def check_positions(positions: Tensor) -> None:
-    """Raise ValueError unless positions are real, finite or NaN (on CUDA: :func:`check_values`)."""
+    """Raise ValueError unless positions are numbers that we can take exactly, or NaN.
+
+    They must not be complex, bool or infinite, nor integers too large for float64 (on CUDA:
+    :func:`check_values`).
+    """
     if positions.is_complex() or positions.dtype == torch.bool:
         raise ValueError(f"positions must be real numbers, got {positions.dtype}")
     if positions.is_floating_point():
         rule = "positions must be finite, or NaN for padding"
         check_values(positions, lambda: positions.abs() != math.inf, rule)
-    elif torch.iinfo(positions.dtype).bits > 32 or positions.device.type == "mps":
-        most = 2**24 if positions.device.type == "mps" else 2**53
-        rule = f"integer positions must lie in ± {most} to be exact: subtract that of the start"
-        check_values(positions, lambda: (positions <= most) & (positions >= -most), rule)
+        return
+    # what cape_plugins.positions.exact makes of integers holds those below this, each of them
+    dtype, most = torch.float64, 2**53
+    if positions.device.type == "mps":
+        dtype, most = torch.float32, 2**24
+    if torch.iinfo(positions.dtype).max >= most:
+        rule = f"integer positions must lie within ± {most} to be exact: subtract the first one"
+        check_values(positions, lambda: positions.to(dtype).abs() < most, rule)

@@ -7,7 +7,14 @@ Integers are what timestamps, sample numbers and frame numbers come in, and floa
 import pytest
 import torch
 
-from cape_plugins import Augmentation, PositionalEmbedding, sinusoid_1d, sinusoid_2d, variants
+from cape_plugins import (
+    Augmentation,
+    PositionalEmbedding,
+    sinusoid_1d,
+    sinusoid_2d,
+    token_positions,
+    variants,
+)
 from cape_plugins.attention import AttentionSettings
 
 SECONDS = 1_767_225_600 + torch.arange(0, 60, 10)  # 2026-01-01, int64
@@ -75,7 +82,8 @@ REFUSED = {
     "complex": (torch.tensor([[1j, 2j]]), "real numbers, got torch.complex64"),
     # nanoseconds: float64 holds none of them for sure
     "int64": (torch.tensor([[0, 1_767_225_600_000_000_001]]), r"subtract .* got 1.76723e\+18"),
-    "negative": (torch.tensor([[-(2**53) - 1, 0]]), "subtract"),
+    "negative": (torch.tensor([[-(2**53) - 1, 0]]), "subtract the first"),
+    "uint64": (torch.tensor([[2**63, 0]], dtype=torch.uint64), "subtract the first"),
 }
 
 
@@ -89,3 +97,9 @@ def test_what_could_not_be_exact_is_refused(name, pos):
         sinusoid_1d(positions, 8)
     with pytest.raises(ValueError, match=message):
         Augmentation().apply(positions)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64])
+def test_positions_are_made_in_no_dtype_that_would_round_them(dtype):
+    with pytest.raises(ValueError, match=r"torch.float32 or torch.float64, got torch\."):
+        token_positions([3000], dtype=dtype)

@@ -41,7 +41,12 @@ def naflex_positions(
         (B, N, 2) float32 positions, NaN at padding, and (B, 1, 2) integers, the patches from
         ``-extent`` to ``extent`` on each axis: each image's grid (height, width), or with
         ``keep_aspect`` its longer side twice. An axis of one patch sits at 0.
+
+    Raises:
+        ValueError: the coordinates are of a float dtype, whose half precision would round them.
     """
+    if coord.is_floating_point():
+        raise ValueError(f"patch_coord must be integers, got {coord.dtype}: do not cast it")
     valid = torch.ones_like(coord[..., 0]) if valid is None else valid
     padding = ~valid.bool()[..., None]  # (B, N, 1)
     coord = coord.masked_fill(padding, 0)
