@@ -9,7 +9,8 @@ from common import command, machine, take_turns
 from tabulate import tabulate
 from torch import Tensor
 
-from cape_plugins.attention import AttentionSettings, RelativeAttention
+from cape_plugins.attention import AttentionSettings
+from cape_plugins.relpos import RelativeAttention
 
 # batch, heads, length, head_dim, context
 CASES = {

@@ -13,9 +13,10 @@ from espnet2.torch_utils.set_all_random_seed import set_all_random_seed
 
 from cape_plugins import variants
 from cape_plugins.alibi import alibi_slopes
-from cape_plugins.attention import PositionalAttention, RelativeAttention
+from cape_plugins.attention import PositionalAttention
 from cape_plugins.augment import Augmentation
 from cape_plugins.positions import frame_times
+from cape_plugins.relpos import RelativeAttention
 from espnet_support import batch, every_encoder, make, matrix, process
 
 
