@@ -5,12 +5,12 @@ python benchmarks/attention.py [--device cuda] [--dtype bfloat16] [--rounds 10]
 
 import torch
 import torch.nn.functional as F
-from common import command, machine, take_turns
 from tabulate import tabulate
 from torch import Tensor
 
 from cape_plugins.attention import AttentionSettings
 from cape_plugins.relpos import RelativeAttention
+from common import command, machine, take_turns
 
 # batch, heads, length, head_dim, context
 CASES = {

@@ -22,11 +22,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from common import append_csv, machine, on_device
-from hosts import names_of, vit_name
 from tabulate import tabulate
 
 from cape_plugins.variants import VARIANTS
+from common import append_csv, machine, on_device
+from hosts import names_of, vit_name
 
 ROOT = Path(__file__).resolve().parents[1]
 RATE = 8000

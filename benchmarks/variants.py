@@ -15,12 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from common import append_csv, autocast, command, machine, peak_bytes, take_turns, waits
-from hosts import CASES, builder, names_of
 from tabulate import tabulate
 from torch import Tensor, nn
 
 from cape_plugins.variants import VARIANTS
+from common import append_csv, autocast, command, machine, peak_bytes, take_turns, waits
+from hosts import CASES, builder, names_of
 
 DEFAULT_CASES = ("vit_small", "wmt_base", "asr_12", "conformer_12")
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cape_plugins.attention import AttentionSettings, PositionalAttention
 from cape_plugins.checks import check_count
+from cape_plugins.constants import constant
 from cape_plugins.elementwise import multiply
 from cape_plugins.positions import Device, widest, with_axes
 
@@ -36,6 +37,10 @@ def alibi_slopes(heads: int, device: Device = None) -> Tensor:
     return torch.exp2(exponent * (-4 / below)).float()
 
 
+def _slopes(heads: int, device: torch.device) -> Tensor:
+    return -alibi_slopes(heads, device)
+
+
 class Alibi(PositionalAttention):
     """Adds - slope · distance to the scores; 0 where a token has no position (class token).
 
@@ -54,11 +59,12 @@ class Alibi(PositionalAttention):
         """
         wide = with_axes(positions)  # (B, N, axes)
         apart = distances(wide[:, :, None], wide[:, None]) / settings.unit  # (B, N, N)
-        slopes = alibi_slopes(settings.heads, positions.device)[:, None]
+        slopes = constant(_slopes, settings.heads, like=positions)[:, None]
         device = positions.device.type
+        dtype = torch.float32
         if torch.is_autocast_enabled(device):  # rounded here, once, and not in every layer
-            return multiply(-slopes, apart[:, :, None], torch.get_autocast_dtype(device))
-        return multiply(-slopes, apart[:, :, None], torch.float32)
+            dtype = torch.get_autocast_dtype(device)
+        return multiply(slopes, apart[:, :, None], dtype)
 
     def bias(self, query: Tensor, keys: int, positions: Tensor | None = None) -> Tensor:
         """What :meth:`prepare` gave, (1 or B, heads, queries, keys)."""

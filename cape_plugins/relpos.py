@@ -24,7 +24,7 @@ from cape_plugins.checks import is_plain
 from cape_plugins.logn import scale_queries
 
 # queries of a part, and from how many scores of a head on attention takes parts
-PART, MANY = 256, 2 * 1024 * 1024
+PART, MANY = 384, 2 * 1024 * 1024
 
 
 class RelativeAttention(PositionalAttention):
@@ -212,13 +212,22 @@ class _DistanceScores(torch.autograd.Function):
         left, right = ctx.beyond
         if torch.is_grad_enabled() or not is_plain(grad):  # of second order, or batched
             return *_plain_gradients(query, table, left, right, grad), None, None, None
-        rows = table.shape[0]
+        queries, rows, keys = query.shape[2], table.shape[0], grad.shape[3]
+        # keys beyond the context of all queries need no shift
+        first, last = max(left - queries + 1, 0), min(left + rows, keys)
+        before, after = grad[..., :first], grad[..., last:]
+        left, right = left - first, right - (keys - last)
         shift = _Shift(query, left + rows + right)
-        shift.buffer.zero_()
-        shift.view.copy_(grad)
+        # a row has no key in as many columns as there are other queries
+        shift.rows[..., : queries - 1] = 0
+        shift.rows[..., shift.rows.shape[-1] - queries + 1 :] = 0
+        shift.view.copy_(grad[..., first:last])
         within = shift.rows[..., left : left + rows]
-        within[..., 0] += shift.rows[..., :left].sum(dim=-1)
-        within[..., -1] += shift.rows[..., left + rows :].sum(dim=-1)
+        for column, far, near in (
+            (0, before, shift.rows[..., :left]),
+            (-1, after, shift.rows[..., left + rows :]),
+        ):
+            within[..., column] += near.sum(dim=-1) + far.sum(dim=-1).flatten(0, 1)
         flat = query.flatten(0, 1)
         of_query = torch.bmm(within, table.expand(len(flat), -1, -1)).view_as(query)
         of_table = torch.bmm(within.transpose(1, 2), flat).sum(dim=0)

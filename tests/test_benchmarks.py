@@ -67,14 +67,12 @@ def test_a_unit_that_a_case_lacks_is_refused_before_anything_runs():
     assert said.splitlines()[-1].endswith(f"--unit relpos: vit_small has {wanted}")
 
 
-@pytest.mark.skipif("timm" not in HERE, reason="needs timm")
-def test_the_bytes_that_positions_move_are_counted():
-    _, said = run(sys.executable, "benchmarks/traffic.py", "--batch", 1, "--pos", "sinpos", "cape")
-    rows = [line.split("|")[1:-1] for line in said.splitlines()[-3:]]
-    (_, _, whole, none, _), *others = [[cell.strip() for cell in row] for row in rows]
-    assert float(none) == 0
-    content = 196 * 384 * 4 / 1e6  # MB: read once and written once at least
-    assert all(2 * content < float(moved) < float(whole) / 20 for _, _, _, moved, _ in others)
+def test_the_kernels_of_the_parts_are_printed_without_any_host(tmp_path):
+    path = tmp_path / "kernels.csv"
+    _, said = run(sys.executable, "benchmarks/kernels.py", "--cases", "--csv", path)
+    assert "rotation of a layer, rope, bytes a channel" in said
+    rows = list(csv.DictReader(path.open()))
+    assert all(int(row["forward"]) > 0 for row in rows)
 
 
 def test_a_part_that_there_is_not_is_refused():
