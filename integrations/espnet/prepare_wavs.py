@@ -6,7 +6,8 @@
 A split is a name, a folder (searched with its sub-folders) and, optionally, a file of
 transcripts: a line for each utterance, its name first, then a tab or a space, then the words (TSV
 or Kaldi's ``text``; names of files whose WAV is elsewhere are passed over). Without that file each
-``a.wav`` has an ``a.txt`` beside it. An utterance is named after its file.
+``a.wav`` has an ``a.txt`` beside it. An utterance is named after its file. Transcripts are UTF-8,
+from Windows too: a byte order mark and carriage returns are left out of what is written.
 
 Writes <out>/<split>/wav.scp and text, <out>/tokens.txt from the transcripts of ``train`` (and
 <out>/bpe.model for ``--token-type bpe``). Everything is checked first, and nothing is written if
@@ -24,6 +25,8 @@ import numpy as np
 import soundfile
 from espnet2.text.char_tokenizer import CharTokenizer
 from espnet2.text.word_tokenizer import WordTokenizer
+
+from cape_plugins.text import read_lines, read_text, same, two_forms
 
 TOKEN_TYPES = ("word", "char", "bpe")
 SHOWN = 10  # complaints of each split
@@ -124,6 +127,8 @@ def prepare(
         found[split.name] = (wavs, texts)
         rates.update(check_audio(split, wavs))
     rate = the_one_rate(rates)
+    if told := two_forms(text for _, texts in found.values() for text in texts.values()):
+        logging.warning(told)
 
     if "train" in found:
         lines = {name: list(texts.values()) for name, (_, texts) in found.items()}
@@ -163,23 +168,32 @@ def read_transcripts(split: Split, wavs: dict[str, Path]) -> dict[str, str]:
     """Utterance → its words, separated by single spaces.
 
     Raises:
-        ValueError: one is missing, empty or there twice.
+        ValueError: one is missing, empty, there twice or no UTF-8.
     """
     wrong = []
     texts: dict[str, str] = {}
     if split.transcripts is None:
         for key, path in wavs.items():
-            beside = path.with_suffix(".txt")
-            if beside.is_file():
-                texts[key] = beside.read_text(encoding="utf-8")
+            if beside := transcript_beside(path):
+                try:
+                    texts[key] = read_text(beside)
+                except ValueError as error:
+                    wrong.append(str(error))
+                    texts[key] = "?"  # told already
     else:
         if not split.transcripts.is_file():
             raise ValueError(f"{split.name}: no such file: {split.transcripts}")
-        for line in split.transcripts.read_text(encoding="utf-8").splitlines():
+        try:
+            lines = read_lines(split.transcripts)
+        except ValueError as error:
+            raise ValueError(f"{split.name}: {error}") from error
+        alike = {same(key): key for key in wavs}
+        for line in lines:
             if not line.strip():
                 continue
             name, _, text = line.strip().replace("\t", " ", 1).partition(" ")
             key = name[:-4] if name.lower().endswith(".wav") else name
+            key = alike.get(same(key), key)  # a file's name may be NFD, as macOS writes it
             if key in texts:
                 wrong.append(f"{split.transcripts} has {key} twice")
             texts[key] = text
@@ -191,6 +205,14 @@ def read_transcripts(split: Split, wavs: dict[str, Path]) -> dict[str, str]:
             wrong.append(f"{path} has an empty transcript")
     complain(split, wrong)
     return {key: " ".join(texts[key].split()) for key in wavs}
+
+
+def transcript_beside(audio: Path) -> Path | None:
+    """The .txt of an audio file's name, as .TXT too; None where there is none."""
+    for suffix in (".txt", ".TXT", ".Txt"):
+        if (beside := audio.with_suffix(suffix)).is_file():
+            return beside
+    return None
 
 
 def check_audio(split: Split, wavs: dict[str, Path]) -> dict[Path, int]:
@@ -289,7 +311,7 @@ def train_bpe(words: Sequence[str], prefix: Path, size: int) -> list[str]:
         )
     except RuntimeError as error:
         raise ValueError(f"SentencePiece cannot make {size} tokens: {error}") from error
-    pieces = prefix.with_suffix(".vocab").read_text(encoding="utf-8").splitlines()
+    pieces = read_lines(prefix.with_suffix(".vocab"))
     kept = [piece.split("\t")[0] for piece in pieces]
     return [piece for piece in kept if piece not in ("<unk>", "<s>", "</s>")]
 

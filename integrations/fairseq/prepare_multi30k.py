@@ -28,7 +28,6 @@ would do: captions have little of either, and sacremoses joins the tokens again 
 """
 
 import argparse
-import gzip
 import io
 import random
 import subprocess
@@ -39,6 +38,8 @@ from pathlib import Path
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
+
+from cape_plugins.text import read_lines, two_forms
 
 SPLITS = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
 MERGES = 8000
@@ -85,8 +86,10 @@ def main() -> None:
         texts, codes = cut(corpus, languages, arguments.merges, arguments.join)
         if arguments.held_out:
             hold_out(texts, languages, *arguments.held_out)
-    except (OSError, EOFError, ValueError) as error:  # gzip's and Unicode's among them
+    except ValueError as error:
         parser.error(str(error))
+    if told := two_forms(side for pairs in corpus.values() for pair in pairs for side in pair):
+        print(f"warning: {told}", file=sys.stderr)
     for kind, parts in texts.items():
         (arguments.out / kind).mkdir(parents=True)
         for (split, language), lines in parts.items():
@@ -100,15 +103,14 @@ def read_pairs(folder: Path, name: str, languages: tuple[str, str]) -> list[tupl
     """The sentence pairs of a split, without those with an empty side.
 
     Raises:
-        ValueError: a file is missing, or the two have not as many lines.
+        ValueError: a file is missing or no text in UTF-8, or the two have not as many lines.
     """
     sides = []
     for language in languages:
         path = folder / f"{name}.{language}.gz"
         if not path.is_file():
             raise ValueError(f"{path} does not exist: Multi30k's task 1 in raw text is needed")
-        with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
-            sides.append([line.strip() for line in file])
+        sides.append([line.strip() for line in read_lines(path)])
     if len(sides[0]) != len(sides[1]):
         counts = [f"{len(s)} lines of {lang}" for s, lang in zip(sides, languages, strict=True)]
         raise ValueError(f"{folder / name}: {' and '.join(counts)}, which are not pairs")
@@ -192,7 +194,7 @@ def binarise(out: Path, languages: tuple[str, str]) -> None:
     tests = ",".join(str(out / "bpe" / name) for name in found if name.startswith("test"))
     prefixes.append(f"--testpref={tests}")
     for name in found:
-        count = len((out / "bpe" / f"{name}.{languages[0]}").read_text("utf-8").splitlines())
+        count = len(read_lines(out / "bpe" / f"{name}.{languages[0]}"))
         print(f"{name}: {count} pairs", flush=True)
     subprocess.run(
         [

@@ -4,13 +4,16 @@
 
 The log is that of ``fairseq-train --log-format simple``; its numbers are means of the
 --log-interval updates before. The condition is the number of updates done, the metric nll_loss in
-bits per token. After a resumption some updates come twice: the later ones count.
+bits per token. After a resumption some updates come twice: the later ones count. A log that
+PowerShell wrote is UTF-16 and has to be written as UTF-8 first.
 """
 
 import argparse
 import csv
 import re
 from pathlib import Path
+
+from cape_plugins.text import read_text
 
 
 def main() -> None:
@@ -21,7 +24,11 @@ def main() -> None:
     parser.add_argument("--device", help="has no meaning here; cape-run gives it to every script")
     given = parser.parse_args()
     line = re.compile(r"train_inner .*\bnll_loss=([\d.einfa+-]+).*\bnum_updates=(\d+)")
-    losses = {int(step): loss for loss, step in line.findall(given.log.read_text(errors="replace"))}
+    try:
+        log = read_text(given.log, strict=False)  # it may end in half a letter
+    except ValueError as error:
+        parser.error(str(error))
+    losses = {int(step): loss for loss, step in line.findall(log)}
     if not losses:
         parser.error(f"{given.log} has no line of train_inner with nll_loss and num_updates")
     with given.csv.open("w", newline="") as file:

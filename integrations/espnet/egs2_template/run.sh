@@ -67,9 +67,10 @@ import sys
 
 import yaml
 
+from cape_plugins.text import read_text
+
 corpus, recipe, variant = sys.argv[1:]
-with open("conf/cape/variants.yaml", encoding="utf-8") as file:
-    table = yaml.safe_load(file)
+table = yaml.safe_load(read_text("conf/cape/variants.yaml"))
 known = table["recipes"].get(f"{corpus}/{recipe}", [])
 if variant not in known:
     sys.exit(f"{variant} is no variant of {corpus}/{recipe}, these are: {', '.join(known) or 'none'}")

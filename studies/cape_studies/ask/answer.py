@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from cape_studies.experiments import hosts
+from cape_studies.experiments import asked, hosts
+from cape_studies.experiments.report_read import TRAININGS, Result
 from cape_studies.experiments.report_scores import Scores, interval
 from cape_studies.experiments.study import Answer, Study, merge, read_yaml
 
@@ -26,10 +27,12 @@ BORROWED = 2
 
 class Group(NamedTuple):
     """A variant's trainings in a range: (n,) scores, and (items, n) the scores without each item,
-    indexed by its name; none where single items are not stored."""
+    indexed by its name; none where single items are not stored. Then the number of trainings that
+    have no score: what diverged would change the mean, and the variant is not compared."""
 
     each: np.ndarray
     without: pd.DataFrame | None = None
+    lacking: int = 0
 
 
 def adjusted(p: Sequence[float]) -> list[float]:
@@ -44,9 +47,11 @@ def pairs(groups: Mapping[str, Group]) -> dict[tuple[str, str], float]:
 
     Three trainings say little of their spread. A variant's own variance is therefore taken with the
     mean of all variants', which counts for some degrees of freedom (as limma's moderated t does,
-    Smyth 2004). Empty where a variant has a single training.
+    Smyth 2004). Without variants of fewer than three trainings, of which this does not hold, and
+    those of which a training has no score.
     """
-    if min(len(one.each) for one in groups.values()) < 2:
+    groups = {v: one for v, one in groups.items() if len(one.each) >= TRAININGS and not one.lacking}
+    if len(groups) < 2:
         return {}
     free = [len(one.each) - 1 for one in groups.values()]
     mean = float(np.mean([one.each.var(ddof=1) for one in groups.values()]))
@@ -62,11 +67,15 @@ def pairs(groups: Mapping[str, Group]) -> dict[tuple[str, str], float]:
 
 
 def group(scores: Sequence[tuple[Scores, str]], variant: str) -> Group | None:
-    """A variant's mean over evaluations and conditions; None where a training lacks a score."""
+    """A variant's mean over evaluations and conditions, of the trainings that have all of these;
+    None where none has."""
     values = [one.values[variant, condition] for one, condition in scores]
-    each = pd.concat(values, axis=1, join="inner").mean(axis=1, skipna=False)
-    if each.isna().any() or any(len(of) != len(each) for of in values):
+    every = pd.concat(values, axis=1).mean(axis=1, skipna=False)
+    each = every.dropna()
+    if each.empty:
         return None
+    if lacking := len(every) - len(each):
+        return Group(each.to_numpy(), None, lacking)
     columns = {}
     for seed in each.index:
         found = [one.without(variant, condition, seed) for one, condition in scores]
@@ -96,6 +105,8 @@ def of_range(
     """What a range says: best, cannot be told from it, worse (by, p), floor beaten, not learned."""
     means = {name: float(one.each.mean()) for name, one in groups.items()}
     order = sorted(means, key=lambda name: means[name], reverse=higher)
+    lacking = {name: one.lacking for name, one in groups.items() if one.lacking}
+    order = [name for name in order if name not in lacking] or order
     best, p = order[0], pairs(groups)
     of_best = {name: p.get((best, name), p.get((name, best))) for name in order[1:]}
     worse = {
@@ -106,21 +117,47 @@ def of_range(
     sign = 1 if higher else -1
     return {
         "best": best,
-        "cannot_be_told_from_it": [name for name in order[1:] if name not in worse],
+        "cannot_be_told_from_it": [
+            name for name in order[1:] if name not in worse and of_best[name] is not None
+        ],
+        "not_compared": [name for name in order[1:] if of_best[name] is None],
         "worse": worse,
-        "floor_beaten": floor in worse if p and floor in means else None,
-        "not_learned": [v for v in order if chance is not None and sign * (means[v] - chance) <= 0],
-        "means": {name: means[name] for name in order},
-        "trainings": {name: len(groups[name].each) for name in order},
+        "behind": {name: abs(means[best] - means[name]) for name in order[1:]},
+        "floor_beaten": _beaten(best, floor, worse, of_best),
+        "not_learned": [v for v in means if chance is not None and sign * (means[v] - chance) <= 0],
+        "means": {name: means[name] for name in (*order, *lacking)},
+        "trainings": {name: len(one.each) for name, one in groups.items()},
+        "trainings_without_a_score": lacking,
         "pairs": len(p),
     }
 
 
-def of_study(study: Study, every: Sequence[Scores]) -> dict[str, Any] | None:
+def _beaten(
+    best: str, floor: str, worse: Mapping[str, Any], of_best: Mapping[str, float | None]
+) -> bool | None:
+    """Whether the best is told from the floor; None where these were not compared."""
+    if floor == best:
+        return False if any(p is not None for p in of_best.values()) else None
+    return None if of_best.get(floor) is None else floor in worse
+
+
+def of_study(result: Result, every: Sequence[Scores]) -> dict[str, Any] | None:
     """The answer as ``answer.json`` has it; None of a study that asks nothing."""
+    study = result.study
     if (about := study.answer) is None:
         return None
     found: dict[str, Any] = {"data": about.found, "metric": every[0].metric, "ranges": {}}
+    if result.elsewhere:
+        found["elsewhere"] = result.elsewhere
+    if result.unfinished:
+        asked_for = {asked.training(name)[0] for name in study.runs}
+        none = [v for v in study.variants if v in asked_for and v not in every[0].variants]
+        found["unfinished"] = {
+            "trainings": result.unfinished,
+            "asked_for": len(study.runs),
+            "variants_without_any": none,
+            "type": asked.call(study),
+        }
     for words, scores in ranges(about, every).items():
         own = {name: group(scores, name) for name in scores[0][0].variants}
         groups = {name: one for name, one in own.items() if one is not None}
@@ -129,14 +166,27 @@ def of_study(study: Study, every: Sequence[Scores]) -> dict[str, Any] | None:
             of["conditions"] = [f"{one.evaluation} {condition}" for one, condition in scores]
             of["without_a_score"] = [name for name in own if name not in groups]
             found["ranges"][words] = of
-    path = study.path.parent / "cost.json"
-    cost = {one["variant"]: one for one in (read_yaml(path) if path.exists() else {}).values()}
+    if not found["ranges"]:
+        found["no_answer"] = "no training has a score in all conditions of a range"
+        found["type"] = asked.call(study)
+    cost = _cost(study)
     found["cost"] = {
         name: {**cost[name], "step_to_floor": cost[name]["step_s"] / cost[about.floor]["step_s"]}
         for name in study.variants
         if name in cost and about.floor in cost
     }
     found["take"] = {name: typed(study, name) for name in every[0].variants}
+    return found
+
+
+def _cost(study: Study) -> dict[str, dict[str, Any]]:
+    """Variant → what was timed of the settings that the last call asked for."""
+    path = study.path.parent / "cost.json"
+    known = read_yaml(path) if path.exists() else {}  # of other settings too, by the run's key
+    found: dict[str, dict[str, Any]] = {}
+    for name in study.runs:
+        if (key := name.rpartition("-")[2]) in known:
+            found.setdefault(known[key]["variant"], known[key])
     return found
 
 
@@ -161,6 +211,10 @@ def sentences(answer: Mapping[str, Any], study: Study) -> list[str]:
     assert study.answer is not None
     floor = study.answer.floor
     found = [f"{answer['data']}."] if answer["data"] else []
+    if "unfinished" in answer:
+        found.append(_unfinished(**answer["unfinished"]))
+    if "no_answer" in answer:
+        found.append(f"There is no answer: {answer['no_answer']}. Type {answer['type']}")
     for words, of in answer["ranges"].items():
         found.append(f"{words[0].upper()}{words[1:]}: {_in_words(of, floor, answer['metric'])}")
     if answer["cost"]:
@@ -173,12 +227,38 @@ def sentences(answer: Mapping[str, Any], study: Study) -> list[str]:
     return found
 
 
+def _unfinished(
+    trainings: Mapping[str, str], asked_for: int, variants_without_any: Sequence[str], type: str
+) -> str:
+    names = [f"{name} ({state})" for name, state in trainings.items()]
+    text = f"Preliminary: {len(names)} of the {asked_for} trainings that were asked for are not "
+    text += f"done: {', '.join(names)}. "
+    if variants_without_any:
+        text += f"Nothing can be said yet of {', '.join(variants_without_any)}. "
+    return f"{text}To finish them, type {type}"
+
+
 def _in_words(of: Mapping[str, Any], floor: str, metric: str) -> str:
     best, means, alike = of["best"], of["means"], of["cannot_be_told_from_it"]
-    text = f"{best} has the best mean, {metric} {means[best]:.1f}. "
-    if not of["pairs"] and len(means) > 1:
-        text += "With a single training of a variant nothing can be told apart. "
-    elif alike:
+    numbers = of["trainings"]
+    if len(means) == 1:
+        text = f"of {best} alone, {metric} {means[best]:.1f}: there is nothing to compare it with. "
+    else:
+        text = f"{best} has the best mean, {metric} {means[best]:.1f}. "
+    if len({*numbers.values()}) > 1:
+        text += f"Trainings: {', '.join(f'{name} {many}' for name, many in numbers.items())}. "
+    elif numbers[best] < TRAININGS:
+        text += "Of one training each. " if numbers[best] == 1 else "Means of two trainings each. "
+    apart = [
+        f"{name} by {of['behind'][name]:.1f} ({means[name]:.1f})" for name in of["not_compared"]
+    ]
+    if of["pairs"] and apart:
+        text += f"Behind it, and not compared, which takes three trainings: {', '.join(apart)}. "
+    elif len(means) > 1:
+        text += f"Behind it: {', '.join(apart)}. " if apart else ""
+        few = "a single training" if max(numbers.values()) == 1 else "fewer than three trainings"
+        text += f"With {few} of a variant nothing can be told apart. " if not of["pairs"] else ""
+    if alike:
         each = [f"{name} ({means[name]:.1f})" for name in alike]
         text += f"Cannot be told from it: {', '.join(each)}. "
     if of["worse"]:
@@ -191,6 +271,12 @@ def _in_words(of: Mapping[str, Any], floor: str, metric: str) -> str:
         text += f"{floor} is not beaten: nothing shows that positions matter here on these data. "
     if of["not_learned"] and best not in of["not_learned"]:
         text += f"Near chance, has not learned: {', '.join(of['not_learned'])}. "
+    if of["trainings_without_a_score"]:
+        each = [
+            f"{name} ({means[name]:.1f}, without {many} of {many + numbers[name]} trainings)"
+            for name, many in of["trainings_without_a_score"].items()
+        ]
+        text += f"Not compared, as what has no score may have diverged: {', '.join(each)}. "
     if of["without_a_score"]:
         text += f"Without a score: {', '.join(of['without_a_score'])}. "
     return text.strip()

@@ -58,7 +58,7 @@ def costs(runs: Sequence[Run]) -> dict[str, Cost]:
     known = read_yaml(path) if path.exists() else {}  # which JSON is
     if not all(run.key in known for run in first.values()):
         print(f"timing some steps of {len(first)} variants", flush=True)
-        known = {run.key: measure(run)._asdict() for run in first.values()}
+        known |= {run.key: measure(run)._asdict() for run in first.values()}
         steps.write(path, known)
     return {variant: Cost(**known[run.key]) for variant, run in first.items()}
 

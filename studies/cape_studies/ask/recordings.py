@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import soundfile
 
+from cape_plugins.text import read_text, two_forms
 from cape_studies.ask.held_out import apart, command, complain, short_and_long
 from cape_studies.experiments.hosts import Machine
 from cape_studies.experiments.study import Study
@@ -45,7 +46,7 @@ def look(folder: Path) -> Recordings:
 
     Raises:
         ValueError: none, audio that cannot be read or is empty, several sampling rates or names, a
-            transcript that is missing or empty, or durations that are all alike.
+            transcript that is missing, empty or no UTF-8, or durations that are all alike.
     """
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     found: list[Recording] = []
@@ -53,10 +54,8 @@ def look(folder: Path) -> Recordings:
     rates: dict[int, Path] = {}
     seen: dict[str, Path] = {}
     for path in paths:
-        beside = path.with_suffix(".txt")
-        text = beside.read_text("utf-8", "replace").split() if beside.is_file() else None
-        if not text:
-            faults.append(f"{beside} is {'missing' if text is None else 'an empty transcript'}")
+        text, fault = _transcript(path)
+        faults += [fault] if fault else []
         if path.stem in seen:
             faults.append(f"{path} and {seen[path.stem]} have one name: rename one")
         seen[path.stem] = path
@@ -68,7 +67,7 @@ def look(folder: Path) -> Recordings:
         if not about.frames:
             faults.append(f"{path} is empty")
         rates.setdefault(about.samplerate, path)
-        found.append(Recording(path, about.frames / about.samplerate, " ".join(text or [])))
+        found.append(Recording(path, about.frames / about.samplerate, text))
     if len(rates) > 1:
         (rate, one), (other, two), *_ = rates.items()
         faults.append(f"{one} is at {rate} Hz, {two} at {other} Hz: bring all to one rate")
@@ -83,6 +82,19 @@ def look(folder: Path) -> Recordings:
     for i, (words, part) in enumerate(beyond.items(), 1):
         parts[f"test{i}"], names[f"test{i}"] = part, words
     return Recordings(parts, names, next(iter(rates)))
+
+
+def _transcript(audio: Path) -> tuple[str, str]:
+    """What is said in a file, words apart by single spaces, or what is wrong with that."""
+    paths = [audio.with_suffix(suffix) for suffix in (".txt", ".TXT", ".Txt")]
+    for path in paths:
+        if path.is_file():
+            try:
+                text = " ".join(read_text(path).split())
+            except ValueError as error:
+                return "", str(error)
+            return text, "" if text else f"{path} is an empty transcript"
+    return "", f"{paths[0]} is missing"
 
 
 def _name(recording: Recording) -> str:
@@ -140,6 +152,8 @@ def settle(study: Study, folder: Path, machine: Machine) -> None:
         f"longest fifth was held out of training. Tokens are {kind}s; trained for "
         f"{epochs * each:,} updates"
     )
+    if told := two_forms(one.text for one in every):
+        study.answer.found += f". {told}"
 
 
 def prepare(wavs: Path, out: Path) -> None:

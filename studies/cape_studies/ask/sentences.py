@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from cape_plugins.text import read_lines, two_forms
 from cape_studies.ask.held_out import apart, command, complain, drawn, short_and_long
 from cape_studies.experiments.hosts import Machine
 from cape_studies.experiments.study import Study
@@ -45,8 +46,8 @@ def look(folder: Path, source: str | None = None) -> Sentences:
         source: language; default: the first by its name.
 
     Raises:
-        ValueError: not two languages, files that are not pairs, empty lines, a test pair that is in
-            training, or lengths that are all alike.
+        ValueError: not two languages, files that are not pairs or no UTF-8, empty lines, a test
+            pair that is in training, or lengths that are all alike.
     """
     languages = sorted(path.suffix[1:] for path in folder.glob("train.*"))
     if len(languages) != 2 or source not in (None, *languages):
@@ -88,11 +89,7 @@ def _pairs(folder: Path, name: str, languages: list[str]) -> list[Pair]:
         path = folder / f"{name}.{language}"
         if not path.is_file():
             raise ValueError(f"{path} is missing: {name}.{languages[0]} has no pair")
-        try:
-            lines = path.read_text(encoding="utf-8").split("\n")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is no text in UTF-8: {error}") from error
-        sides.append([" ".join(line.split()) for line in (lines if lines[-1] else lines[:-1])])
+        sides.append([" ".join(line.split()) for line in read_lines(path)])
     if len(sides[0]) != len(sides[1]):
         counts = [len(of) for of in sides]
         raise ValueError(f"{folder / name}.* must be pairs of lines and have {counts} lines")
@@ -133,6 +130,9 @@ def settle(study: Study, folder: Path, machine: Machine) -> None:
         f"fifth, {held} words. Tested within its lengths on {len(found.tests[within]):,} pairs, "
         f"{found.how}. Trained for {updates:,} updates"
     )
+    pairs = [pair for part in (found.train, *found.tests.values()) for pair in part]
+    if told := two_forms(side for pair in pairs for side in pair):
+        study.answer.found += f". {told}"
 
 
 def prepare(text: Path, out: Path, source: str) -> None:

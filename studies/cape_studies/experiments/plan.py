@@ -103,10 +103,12 @@ def script_mark(path: Path | None) -> str | None:
 
 
 def _prepares(module: str | None, host: str) -> str:
-    """Of our code that a preparation depends on; of ``ask`` its module and what holds items out."""
+    """Of our code that a preparation depends on; of ``ask`` its module, what holds items out and
+    what reads text."""
     package, _, name = (module or "").rpartition(".")
     if package == "cape_studies.ask":
-        return digest([script_mark(ASK / f"{one}.py") for one in (name, "held_out")])
+        files = ASK / f"{name}.py", ASK / "held_out.py", PLUGIN / "text.py"
+        return digest([script_mark(path) for path in files])
     return code_mark(EVALUATION if package == "cape_studies.evaluation" else PLUGIN, host)
 
 

@@ -91,7 +91,7 @@ def run(options: ReportOptions) -> None:
 def section(result: Result) -> dict[str, Any]:
     """What the page shows of a study."""
     every, picture = report_scores.every(result), io.BytesIO()
-    answer = of_study(result.study, every)
+    answer = of_study(result, every)
     report_figures.draw(every[0], picture)
     for run in result.runs.values():
         for step in run["record"].values():
@@ -109,7 +109,8 @@ def section(result: Result) -> dict[str, Any]:
 def markdown(section: Mapping[str, Any]) -> str:
     """The tables under the study's title, answer and notes."""
     result: Result = section["result"]
-    parts = [f"## {result.study.title}", *section["said"], *result.notes]
+    first = [result.elsewhere] if result.elsewhere else []
+    parts = [f"## {result.study.title}", *first, *section["said"], *result.notes]
     parts += [table.markdown() for table in section["tables"]]
     return "\n\n".join(parts)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from cape_studies.experiments import asked, folders
 from cape_studies.experiments.scores import STATS, TIDY, read
 from cape_studies.experiments.study import Study, find, load, load_written, read_yaml
 
@@ -25,11 +26,14 @@ class Result:
 
     Attributes:
         study: as it was run.
-        scores: tidy rows of all trainings; without a value for those that are not done.
+        scores: tidy rows of the trainings that the last call asked for; without a value for those
+            that failed, as they may have diverged, and none for those that are not done.
         items: what each test item adds to them, of variants with ``TRAININGS`` and more; empty
             where that is not stored.
         notes: what a reader should know.
         runs: that are done, by folder: their records and settings.
+        elsewhere: what lies there besides, in a line.
+        unfinished: runs that were asked for and are not done → their state.
     """
 
     study: Study
@@ -37,6 +41,8 @@ class Result:
     items: pd.DataFrame
     notes: list[str] = field(default_factory=list)
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    elsewhere: str = ""
+    unfinished: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -62,10 +68,11 @@ def studies(paths: Sequence[Path]) -> list[Result]:
         if not inside:
             raise ValueError(f"{path} was not written by cape-run: there is no study.yaml")
         inside = inside[:1] if inside[0] == path else inside
-        lack = [one for one in inside if not any(one.glob("runs/*/scores.csv"))]
+        about = {one: load_written(one / "study.yaml") for one in inside}
+        lack = [one for one, study in about.items() if not _any_scored(one, study)]
         if lack == inside:
-            raise ValueError(f"{lack[0]} has no scores yet: cape-run {lack[0].name} makes them")
-        read = [_read(one) for one in inside if one not in lack]
+            raise ValueError(asked.why_nothing(lack[0], about[lack[0]]))
+        read = [_read(one, about[one]) for one in inside if one not in lack]
         read[0].notes.extend(f"{one.name} has no scores yet." for one in lack)
         found += read
     for name, times in Counter(one.name for one in found).items():
@@ -102,24 +109,22 @@ def _stored(path: Path) -> list[Result]:
     return found
 
 
-def _read(folder: Path) -> Result:
-    study = load_written(folder / "study.yaml")
-    there = sorted(path.name for path in (folder / "runs").glob("*") if path.is_dir())
-    begun = [folder / "runs" / name for name in study.runs if name in there]
+def _read(folder: Path, study: Study) -> Result:
+    begun = [folder / "runs" / name for name in study.runs if (folder / "runs" / name).is_dir()]
     done = [run for run in begun if _scored(run)]
     noted = {"record": "record.json", "settings": "settings.yaml"}  # JSON is YAML too
     runs = {run.name: {what: read_yaml(run / at) for what, at in noted.items()} for run in done}
     breaks = {n: r["record"].get("train", {}).get("interrupted", 0) for n, r in runs.items()}
+    unfinished = asked.unfinished(folder, study)
     listed = {
-        "Not finished": [name for name in study.runs if name not in runs],
-        "Left out, as the study has other settings now": [
-            name for name in there if name not in study.runs and _scored(folder / "runs" / name)
-        ],
+        "Not finished": [f"{name} ({state})" for name, state in unfinished.items()],
         "Training was interrupted and went on from a checkpoint": [
             f"{name} ({times} times)" for name, times in breaks.items() if times
         ],
     }
     notes = [f"{what}: {', '.join(names)}." for what, names in listed.items() if names]
+    if unfinished:
+        notes[0] += f" What is shown is of the others; {asked.call(study)} goes on."
     if any(breaks.values()) and study.host == "fairseq":
         notes.append("fairseq's batches come in another order after that than without a break.")
     if study.quick_run:
@@ -127,25 +132,24 @@ def _read(folder: Path) -> Result:
         study.report.title = f"QUICK RUN: {study.report.title}"
         notes.insert(0, "A quick run, to see that everything works: its numbers say nothing.")
     scores = pd.concat([read(run / "scores.csv", TIDY) for run in done], ignore_index=True)
-    trainings, items = Counter(_training(run)[0] for run in done), [NO_ITEMS]
+    trainings, items = Counter(asked.training(run.name)[0] for run in done), [NO_ITEMS]
     for run in begun:
-        variant, seed = _training(run)
+        variant, seed = asked.training(run.name)
         mine = scores[scores["variant"] == variant]
         mine = mine.drop_duplicates(["evaluation", "condition", "metric"])
-        if run not in done:  # it may have diverged
+        if run not in done and folders.state(run).startswith("failed"):  # it may have diverged
             scores = pd.concat([scores, mine.assign(seed=seed, value=np.nan, items=np.nan)])
-        elif trainings[variant] >= TRAININGS:
+        elif run in done and trainings[variant] >= TRAININGS:
             for name in mine["evaluation"].unique():
                 own = _items(run / f"items-{name}.csv")
                 items.append(own.assign(variant=variant, seed=seed, evaluation=name))
-    return Result(study, scores, pd.concat(items, ignore_index=True), notes, runs)
+    every, more = pd.concat(items, ignore_index=True), asked.elsewhere(folder, study)
+    return Result(study, scores, every, notes, runs, more, unfinished)
+
+
+def _any_scored(folder: Path, study: Study) -> bool:
+    return any(_scored(folder / "runs" / name) for name in study.runs)
 
 
 def _scored(run: Path) -> bool:
     return (run / "scores.csv").exists()
-
-
-def _training(run: Path) -> tuple[str, int]:
-    """Variant and seed, as cape-run names a run's folder."""
-    variant, _, seed = run.name.rpartition("-")[0].rpartition("-seed")
-    return variant, int(seed)

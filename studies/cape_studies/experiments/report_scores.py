@@ -182,11 +182,17 @@ class Scores:
         each = pd.concat(values, axis=1, join="inner") @ signs
         paired = len(keys) == 2 and self.paired(keys[0][0], keys[1][0])
         numbers = tuple(len(of) for of in values)
-        if paired or min(numbers) < TRAININGS:
+        few = min(numbers) < TRAININGS
+        if paired or (few and len(each)):  # of few, those of the same seeds
             numbers = (len(each),) * len(keys)
         lacking = frozenset[int]().union(*(of.index[of.isna()] for of in values))
-        if lacking or min(numbers) < TRAININGS:
-            return Score(math.nan if lacking else float(each.mean()), each, numbers, lacking)
+        if lacking:
+            return Score(math.nan, each, numbers, lacking)
+        if min(numbers) < TRAININGS:
+            groups = [of.to_numpy() for of in ([each] if len(each) else values)]
+            means = [float(group.mean()) for group in groups]
+            value = sum(sign * mean for sign, mean in zip(signs, means, strict=False))
+            return Score(value, each, numbers)
         seeds = [(each if paired else of).index for of in values]
         found = [[self.without(*key, i) for i in of] for key, of in zip(keys, seeds, strict=True)]
         names, without = {names for of in found for names, _ in of}, None
@@ -195,9 +201,9 @@ class Scores:
             without = columns[0] - columns[1] if paired else np.hstack(columns)
         groups = [of.to_numpy() for of in ([each] if paired else values)]
         low, high, p = interval(groups, signs[: len(groups)], without)
+        value = sum(s * group.mean() for s, group in zip(signs, groups, strict=False))
         if len(keys) == 1:
             low, high = max(low, self._limits[0]), min(high, self._limits[1])
-        value = sum(s * group.mean() for s, group in zip(signs, groups, strict=False))
         return Score(value, each, numbers, lacking, low, high, p, without is not None)
 
     def paired(self, variant: str, other: str) -> bool:

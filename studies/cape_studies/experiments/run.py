@@ -28,7 +28,7 @@ import submitit
 from cape_studies.ask import estimate
 from cape_studies.ask.settings import settle
 from cape_studies.evaluation.command import one_line_errors
-from cape_studies.experiments import folders, hosts, steps, study
+from cape_studies.experiments import asked, folders, hosts, steps, study
 from cape_studies.experiments.plan import Run, Setting, Step, digest, prepare
 
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
@@ -81,6 +81,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--timeout", type=float, default=72, metavar="HOURS", help="of SLURM (default: 72)")
     add("--partition", help="of SLURM")
     arguments = parser.parse_intermixed_args(argv)
+    arguments.call = asked.typed(sys.argv[1:] if argv is None else argv)
     if not arguments.study and not arguments.list:
         parser.error("which study? cape-run --list shows them")
     for name, least in (("jobs", 1), ("gpus", 0)):
@@ -132,9 +133,11 @@ def status(out: Path, there: Sequence[Path]) -> Iterator[str]:
         if steps.held(log):
             yield f"preparing {log.stem}: {steps.last_line(log)[:100]}"
     for path in there:
-        for name in study.load_written(path).runs:
+        one = study.load_written(path)
+        for name in one.runs:
             run = path.parent / "runs" / name
             yield f"{run.relative_to(run.parents[2])}: {folders.state(run)}"
+        yield from asked.told(path.parent, one)
 
 
 def preparing(out: Path, there: Sequence[Path]) -> list[Path]:
@@ -288,8 +291,11 @@ class Work:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
                 signal.signal(number, signal.default_int_handler)
         pool = ThreadPoolExecutor(len(self.runs) if self.slurm else self.arguments.jobs)
-        self._show()
-        with (self.runs[0].setting.folder / ".lock").open("a"):  # for --cancel
+        own = self.runs[0].setting.folder
+        own.mkdir(parents=True, exist_ok=True)
+        lock = (own / ".lock").open("a")  # for --cancel
+        with lock, asked.going_on(self.folder, self.arguments.estimate) as also:
+            calls = self._begin(also)
             try:
                 failed = self._prepare(pool) or self._tell() or self._train(pool)
             except KeyboardInterrupt:
@@ -299,16 +305,27 @@ class Work:
                 steps.end()
                 wait([job for job in self.jobs if not job.cancelled()], timeout=1)
                 raise
-        self._show()  # the last word, if another call with other settings ran
+            for (setting, runs), call in zip(self._by_study(), calls, strict=False):
+                asked.end(setting, runs, call)  # of an estimate there are none
         return failed
 
-    def _show(self) -> None:
-        """Write the studies and all their runs, so that they show what is asked for now."""
+    def _by_study(self) -> list[tuple[Setting, list[Run]]]:
+        groups = groupby(self.runs, lambda run: run.setting)
+        return [(setting, list(runs)) for setting, runs in groups]
+
+    def _begin(self, also: bool) -> list[int]:
+        """Write the studies and all their runs, so that they show what is asked for now; ``also``
+        what calls that still go on have asked for. Gives the number of the call in each study."""
+        call, prepared = self.arguments.call, [path.name for path in self.preparations]
+        if self.arguments.estimate:
+            for setting, _ in self._by_study():
+                asked.estimated(setting, prepared, call)
+            return []
         for run in self.runs:
             folders.settle(run)
-        prepared = [path.name for path in self.preparations]
-        for setting, runs in groupby(self.runs, lambda run: run.setting):
-            write_study(setting, list(runs), prepared)
+        return [
+            asked.begin(setting, runs, prepared, call, also) for setting, runs in self._by_study()
+        ]
 
     def _prepare(self, pool: ThreadPoolExecutor) -> list[str]:
         for step in self.preparations.values():
@@ -374,23 +391,3 @@ class Work:
             folders.show(run)  # the job may have been another call's, for other evaluations
             if not again or folders.state(run.folder) == "done":
                 break
-
-
-def write_study(setting: Setting, runs: list[Run], prepared: list[str]) -> None:
-    """The study as it was run, and its runs: those of this call, those done before, and those of
-    another call that still goes on."""
-    one, path = setting.study, setting.folder / "study.yaml"
-    with steps.locked(setting.folder / ".lock"):  # two calls at once write one after the other
-        before = study.read_yaml(path) if path.exists() else {}
-        known = {*before.get("runs", []), *(run.folder.name for run in runs)}
-        seeds = [*one.seeds, *before.get("seeds", []), *(run.seed for run in runs)]
-        seeds = list(dict.fromkeys(seeds))
-        every = [Run(setting, variant, seed) for variant in one.variants for seed in seeds]
-        kept = []
-        for run in every:
-            if run.folder.exists():
-                folders.show(run)
-                if run.folder.name in known or (run.folder / "scores.csv").exists():
-                    kept.append(run.folder.name)
-        about = one.model_dump(mode="json", exclude_unset=True)
-        steps.write(path, about | {"seeds": seeds, "runs": kept, "prepared": prepared})

@@ -1,5 +1,6 @@
 """Reads what the evaluations write, and makes tidy scores of it: condition, metric, value."""
 
+import io
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from cape_plugins.text import read_text
 from cape_studies.experiments.hosts import HOSTS
 from cape_studies.experiments.study import Evaluation, known
 
@@ -29,7 +31,8 @@ def read(path: Path, columns: Sequence[str] = ()) -> pd.DataFrame:
     types: dict[Any, Any] = dict.fromkeys(words, str)
     empty: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}  # "nan" may be a name
     try:
-        rows = pd.read_csv(path, dtype={**types, "seed": int}, low_memory=False, **empty)
+        source = path if path.suffix == ".xz" else io.StringIO(read_text(path))
+        rows = pd.read_csv(source, dtype={**types, "seed": int}, low_memory=False, **empty)
     except (OSError, EOFError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error
     known(f"columns of {path}", columns, rows)

@@ -30,6 +30,8 @@ from pydantic import (
     model_validator,
 )
 
+from cape_plugins.text import read_text
+
 Options = dict[str, Any]
 
 #: What a string may hold in braces, beside the names of what is needed and prepared.
@@ -175,7 +177,10 @@ class Study(Part):
     answer: Answer | None = Field(None, description="of a user's data: what the report begins with")
     quick: dict[str, Any] = Field({}, description="changes for --quick: to see that it runs")
     quick_run: bool = Field(False, description="written by cape-run: these changes were made")
-    runs: list[str] = Field([], description="written by cape-run: folders of this study's runs")
+    runs: list[str] = Field([], description="written by cape-run: what its last call asked for")
+    others: list[str] = Field([], description="written by cape-run: runs of other calls, as it is")
+    call: str = Field("", description="written by cape-run: the command line of its last call")
+    calls: int = Field(0, description="written by cape-run: how many there were")
     prepared: list[str] = Field([], description="written by cape-run: what it prepared for them")
 
     _path: Path = PrivateAttr(Path())
@@ -258,8 +263,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ValueError: it cannot be read, or is no mapping.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = yaml.safe_load(read_text(path))
+    except (ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} cannot be read: {one_line(error)}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must be a mapping")
@@ -287,6 +292,10 @@ def composed(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         return OmegaConf.to_container(found, resolve=True)  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(f"{path}: {one_line(error)}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:  # of a YAML that this one names
+        for other in sorted({*path.parent.rglob("*.yaml"), *names()}):
+            read_yaml(other)
+        raise ValueError(f"a YAML that {path} names: {one_line(error)}") from error
     finally:
         version.VersionBase.instance().setbase(version.__compat_version__)
 

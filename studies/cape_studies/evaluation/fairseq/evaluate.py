@@ -10,6 +10,7 @@ from itertools import product, zip_longest
 from sacrebleu.metrics import BLEU
 from sacremoses import MosesDetokenizer
 
+from cape_plugins.text import read_lines
 from cape_studies.evaluation.fairseq import stacking
 from cape_studies.evaluation.fairseq.checkpoints import sources
 from cape_studies.evaluation.fairseq.generate import Test, open_test, score_references, translate
@@ -34,7 +35,7 @@ def run(options: BleuOptions | LossOptions | StackOptions) -> Iterator[Score] | 
 def bleu(options: BleuOptions) -> Iterator[Score]:
     """Of test sets, at the checkpoints that BLEU on the validation set chooses."""
     found = sources(options.model)
-    raw = None if options.reference is None else stacking.read_lines(options.reference)
+    raw = None if options.reference is None else read_lines(options.reference)
     subsets = options.gen_subset.split(",")
     if raw is not None and len(subsets) > 1:
         raise ValueError("--reference is of one --gen-subset: test several apart")

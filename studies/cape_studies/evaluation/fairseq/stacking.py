@@ -1,5 +1,6 @@
 """Test sets of consecutive sentences joined into one, as in section 4.3 of the paper."""
 
+import io
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from fairseq.data.data_utils import infer_language_pair
 from subword_nmt.apply_bpe import BPE
 
+from cape_plugins.text import read_lines, read_text
 from cape_studies.evaluation.fairseq.options import StackOptions
 
 # quotes and brackets, also as the Moses tokeniser writes them (&quot;), before the first letter
@@ -76,9 +78,8 @@ def subword_nmt(codes: Path) -> Callable[[str], str]:
         ValueError: the file is missing or is none.
     """
     try:
-        with codes.open(encoding="utf-8") as file:
-            bpe = BPE(file)
-    except (OSError, UnicodeDecodeError, SystemExit, ValueError, IndexError) as error:
+        bpe = BPE(io.StringIO(read_text(codes)))
+    except (SystemExit, ValueError, IndexError) as error:
         # subword-nmt exits on a line that is no pair
         raise ValueError(f"{codes} is no codes file of subword-nmt: {error}") from error
     return lambda line: bpe.process_line(line).strip()
@@ -116,16 +117,3 @@ def write(options: StackOptions) -> None:
         f"{max(tokens)} target tokens; {left_off} at the end were left off. Many tokens replaced "
         f"by <unk> (see above) mean other BPE codes or another tokeniser than in {data}"
     )
-
-
-def read_lines(path: Path) -> list[str]:
-    """The lines of a text file, split at newlines alone.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    return text.removesuffix("\n").split("\n") if text else []
