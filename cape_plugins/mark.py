@@ -19,8 +19,8 @@ from cape_plugins import variants
 SLOTS = ["max_global_shift", "max_local_shift", "max_global_scale", "frequency_scale"]
 SLOTS += ["random_range", "relpos_context", "abspos_context", "source_scale"]
 SLOTS += ["unit", "content_scale"]
-# Stands where a variant does not have a setting; settings are ≥ 0. It is not NaN: tools that compare
-# checkpoints would find NaN different from itself, and take it for a training that diverged.
+# Stands where a variant does not have a setting; settings are ≥ 0. It is not NaN: tools that
+# compare checkpoints would find NaN different from itself, and see a training that diverged.
 ABSENT = -1.0
 # The first marks had no slots: at most so many numbers, those of the variant's settings in a row.
 _GAPLESS = 6

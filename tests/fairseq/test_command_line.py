@@ -180,6 +180,7 @@ def stock(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stock")
     line = TRAIN.replace("cape_transformer_tiny", "transformer_tiny").replace("\n", " ")
     flags = f"--no-token-positional-embeddings --max-update 3 --save-dir {folder}"
+    flags += " --encoder-ffn-embed-dim 128 --decoder-ffn-embed-dim 128"  # as ours of that name
     run(f"fairseq-train {data} {line} {flags}")
     return folder
 
@@ -188,7 +189,7 @@ def test_fine_tuning_starts_from_the_weights_of_fairseqs_own_transformer(data, s
     """Without positions, and at a learning rate of 0, the weights then are the same to the bit."""
     flags = f"--pos nopos --finetune-from-model {stock}/checkpoint_last.pt --max-update 1 --lr 0"
     ours, said = train(data, tmp_path, flags)
-    assert "weights are those of the checkpoint, which has no --pos; 1 are this model's own" in said
+    assert "weights are those of the checkpoint, which has no --pos" in said
     theirs = torch.load(stock / "checkpoint_last.pt", weights_only=False)["model"]
     for name, value in theirs.items():
         assert torch.equal(ours["model"][name], value), name
