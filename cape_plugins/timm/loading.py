@@ -164,7 +164,7 @@ def take_file(name: str, kwargs: dict[str, Any], is_vit: bool) -> tuple[dict[str
     if is_file and str(cfg.file).lower().endswith((".npz", ".npy")):
         if not is_vit:
             raise ValueError(not_googles(name, cfg.file))
-        overlay = {**overlay, "state_dict": google.read(cfg.file)}
+        overlay = {**overlay, "state_dict": google.read(str(cfg.file))}
         kwargs = {**kwargs, "pretrained_cfg_overlay": overlay}
     return kwargs, cfg
 
@@ -227,4 +227,4 @@ def _in_one_line(error: str, given: Mapping[str, Any], model: nn.Module) -> str:
     advice = _kinds(given, model.state_dict())
     if not advice:
         advice = f"create the model that it is of, or start from its weights by {_PRETRAINED}"
-    return f"the checkpoint does not fit {type(model).__name__}: it {told}: {advice}"
+    return f"the checkpoint does not fit {type(model).__name__}: {told}: {advice}"
