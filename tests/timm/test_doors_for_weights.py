@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from timm.models import load_checkpoint, resume_checkpoint
 from timm.task import ClassificationTask, resume_task_checkpoint
+from timm.task._helpers import load_task_ema_checkpoint  # what train.py --resume --model-ema calls
 
 from cape_plugins.timm import google
 from cape_plugins.timm.files import fault
@@ -293,7 +294,7 @@ def test_pretrained_weights_that_lack_a_part_are_logged(load, folder, caplog):
 
 def test_sizes_that_differ_are_one_line(create, refused, folder):
     path = str(folder / "vit.pth")
-    heads = r"size mismatch for head.weight: .*\[10, 32\].*\[7, 32\] \(and 1 more\): create"
+    heads = r"size mismatch for head.weight: .*\[10, 32\].*\[7, 32\]\) \(and 1 more\): create"
     refused(heads, lambda: create("cape", num_classes=7, checkpoint_path=path))
     depth = "ViT of width 32 with 2 blocks, the model has width 32 and 3 blocks: create"
     refused(depth, lambda: create("cape", depth=3, checkpoint_path=path))
@@ -348,6 +349,24 @@ def test_a_published_model_is_the_same_by_each_door(create, host, door, tmp_path
     assert same(timm.create_model(name, **given), model)
 
 
+@pytest.mark.parametrize("name", ["vit.safetensors", "vit.npz"])
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_stock_vit_of_the_hub_starts_ours(
+    create, load, folder, host, name, tmp_path, monkeypatch
+):
+    revision = tmp_path / "models--us--vit" / "snapshots" / ("0" * 40)
+    revision.mkdir(parents=True)
+    shutil.copy(folder / name, revision)
+    (tmp_path / "models--us--vit" / "refs").mkdir()
+    (tmp_path / "models--us--vit" / "refs" / "main").write_text(revision.name)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    overlay = dict(hf_hub_id="us/vit", hf_hub_filename=name, num_classes=10)
+    overlay |= dict(custom_load="hf") if name.endswith("npz") else {}
+    given = dict(pretrained=True, pretrained_cfg_overlay=overlay, cache_dir=str(tmp_path))
+    model = create("cape", host, fresh=True, **given, **HOSTS[host])
+    assert same(model, load(folder / "vit.pth", host=host, **HOSTS[host]))
+
+
 def test_safetensors_and_averaged_weights_load_by_each_door(create, load, tmp_path, caplog):
     model = create("cape")
     save_file(model.state_dict(), tmp_path / "c.safetensors")
@@ -363,4 +382,8 @@ def test_safetensors_and_averaged_weights_load_by_each_door(create, load, tmp_pa
             path = tmp_path / name
             assert same(create("cape", fresh=True, checkpoint_path=str(path)), model)
             assert same(load(path), model)
+        resumed = task(create("cape", fresh=True))
+        resumed.setup_ema()
+        load_task_ema_checkpoint(resumed, str(tmp_path / "ema.pth.tar"))
+        assert same(resumed.get_eval_model(ema=True).module, model)
     assert not caplog.messages
