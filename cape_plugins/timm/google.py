@@ -4,6 +4,8 @@
 """
 
 import re
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,13 @@ def read(path: str | Path, prefix: str = "", in_chans: int | None = None) -> dic
     """
     if reason := fault(path):
         raise ValueError(reason)
+    try:
+        return _read(path, prefix, in_chans)
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        raise ValueError(f"{path} is damaged ({error}): copy or download it again") from error
+
+
+def _read(path: str | Path, prefix: str, in_chans: int | None) -> dict[str, Tensor]:
     archive = np.load(path, allow_pickle=False)
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise ValueError(f"{path} holds one array, expected an .npz in {_LAYOUT}")
@@ -54,7 +63,7 @@ def read(path: str | Path, prefix: str = "", in_chans: int | None = None) -> dic
         model = VisionTransformer(**options)
     try:
         model.load_pretrained(str(path), prefix)
-    except (KeyError, RuntimeError, ValueError) as error:
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not in {_LAYOUT} throughout: {error}; {_OTHERWISE}") from error
     return dict(model.state_dict())
 

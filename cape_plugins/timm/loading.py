@@ -97,6 +97,8 @@ def check_architecture(state_dict: Mapping[str, Any], model: Any) -> None:
         WeightsError: no ViT, or of another width or depth than the model.
     """
     blocks = {name.split(".")[1] for name in state_dict if name.startswith("blocks.")}
+    if not blocks and isinstance(state_dict.get("state_dict"), Mapping):
+        raise WeightsError("this is a whole checkpoint of a training: give its ['state_dict']")
     if not blocks:
         first = ", ".join(str(name) for name in [*state_dict][:3]) or "nothing"
         raise WeightsError(

@@ -80,6 +80,9 @@ def folder(stock, create, tmp_path_factory):
         whole = (path / name).read_bytes()
         (path / f"half_{name}").write_bytes(whole[: len(whole) // 2])
         (path / f"page_{name}").write_text("<!DOCTYPE html><html>Not found</html>")
+    damaged = bytearray((path / "vit.npz").read_bytes())
+    damaged[2000:2200] = bytes(200)
+    (path / "damaged.npz").write_bytes(damaged)
     (path / "empty.pth").touch()
     (path / "pointer.pth").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
     shutil.copy(path / "vit.pth", path / "torchs.safetensors")
@@ -213,6 +216,7 @@ def test_a_rotary_vit_refuses_googles_layout(create, refused, folder):
         ("page_vit.pth", "is an HTML page, no weights: download the file itself"),
         ("page_vit.npz", "is an HTML page, no weights"),
         ("page_vit.safetensors", "is an HTML page, no weights"),
+        ("damaged.npz", r"is damaged \(.*\): copy or download it again"),
         ("torchs.safetensors", "is no safetensors file but torch.save's: name it .pth"),
         ("pointer.pth", "is a pointer of Git LFS, no weights: .*git lfs pull"),
         ("empty.pth", "is empty: copy or download it again"),
@@ -283,6 +287,12 @@ def test_pretrained_weights_never_leave_the_body_as_it_was_initialized(load, ref
     lacks = r"checkpoint lacks patch_embed.proj.weight, patch_embed.proj.bias: it is a NaFlexVit's"
     refused(lacks, lambda: load(folder / "naflex.pth", head=-1))
     refused("it has weight, bias", lambda: load(folder / "conv.pth", head=-1))
+
+
+def test_a_whole_checkpoint_in_place_of_weights_is_told(create, refused, folder):
+    whole = torch.load(folder / "vit.pth.tar")
+    message = r"a whole checkpoint of a training: give its \['state_dict'\]"
+    refused(message, lambda: create("cape").load_state_dict(whole))
 
 
 def test_pretrained_weights_that_lack_a_part_are_logged(load, folder, caplog):
