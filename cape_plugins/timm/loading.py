@@ -20,8 +20,7 @@ _logger = logging.getLogger(__name__)
 
 Filter = Callable[[dict[str, Any], Any], dict[str, Tensor]]
 
-_SCRIPTS = "--pretrained --pretrained-path FILE"
-_PRETRAINED = f"pretrained=True, pretrained_cfg_overlay=dict(file=…), in train.py {_SCRIPTS}"
+_PRETRAINED = "--pretrained --pretrained-path, in Python pretrained_cfg_overlay=dict(file=…)"
 _NAFLEX = "embeds.proj.weight"
 _VIT = "patch_embed.proj.weight"
 _QUOTED = '"([^"]+)"'
@@ -221,7 +220,9 @@ def _in_one_line(error: str, given: Mapping[str, Any], model: nn.Module) -> str:
         for line in lines:
             if line.startswith(kind):
                 found.append(f"{verb} {_some(re.findall(_QUOTED, line))}")
-    sizes = [line.rstrip(".") for line in lines if line.startswith("size mismatch")]
+    shapes = r"copying a param with shape torch.Size\((.+?)\) from .*torch.Size\((.+?)\)\.?"
+    ours = r"\1 in the checkpoint, \2 in the model"
+    sizes = [re.sub(shapes, ours, line) for line in lines if line.startswith("size mismatch")]
     if sizes:
         more = f" (and {len(sizes) - 1} more)" if len(sizes) > 1 else ""
         found.append(sizes[0] + more)
