@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from cape_plugins.attention import take_over
 from cape_plugins.augment import Augmentation
 from cape_plugins.constants import constant
+from cape_plugins.timm.loading import LoadsWeights, not_googles
 from cape_plugins.timm.mark import add_mark
 from cape_plugins.timm.mixed_table import mixed_table
 from cape_plugins.timm.positions import ImageSettings
@@ -108,7 +109,7 @@ class CoordinateAugmentation(nn.Module):
         return self.augmentation.in_training(coords, batch, max_local_shift=local)
 
 
-class EvaCape(timm_eva.Eva):
+class EvaCape(LoadsWeights, timm_eva.Eva):
     """timm's Eva, whose rotary coordinates CAPE augments in training, each image by itself.
 
     Args:
@@ -137,6 +138,10 @@ class EvaCape(timm_eva.Eva):
         self.rope = take_over(_KINDS[kind], self.rope)
         self.augmentation = CoordinateAugmentation(settings)
         add_mark(self)
+
+    def load_pretrained(self, checkpoint_path: str, prefix: str = "") -> None:
+        """timm's door for .npz, of which there are none for this model: ValueError."""
+        raise ValueError(not_googles(type(self).__name__, checkpoint_path))
 
     def _pos_embed(self, x: Tensor) -> tuple[Tensor, Any]:
         """Patches → tokens, and the embedding that timm hands to each block."""

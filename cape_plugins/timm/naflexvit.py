@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from cape_plugins.attention import take_over
 from cape_plugins.timm import attention
+from cape_plugins.timm.loading import LoadsGoogles, layer_scale
 from cape_plugins.timm.mark import adapt, add_mark, convert
 from cape_plugins.timm.positions import ImageSettings, PatchPositions
 from cape_plugins.timm.registry import SIZES, build, register_variants
@@ -105,7 +106,7 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
         return (tokens, grid) if positions is None else (tokens, grid, positions)
 
 
-class NaFlexVitCape(naflexvit.NaFlexVit):
+class NaFlexVitCape(LoadsGoogles, naflexvit.NaFlexVit):
     """timm's NaFlexVit with positions computed from the patch coordinates.
 
     Takes what NaFlexVit takes: batches of timm's NaFlex loader (dicts), and plain images. Its class
@@ -185,10 +186,10 @@ def checkpoint_filter_fn(state_dict: dict[str, Any], model: NaFlexVitCape) -> di
     class_row = state_dict.pop("cls_pos_embed", None)  # of our ViTs
     if class_row is not None and model.embeds.cls_pos_embed is not None:
         state_dict["embeds.cls_pos_embed"] = class_row
-    scales = [name for name, _ in model.named_parameters() if name.endswith(".gamma")]
-    ones = {name: torch.ones(model.embed_dim) for name in scales}
-    return {**ones, **naflexvit.checkpoint_filter_fn(state_dict, model)}
+    return {**layer_scale(model), **naflexvit.checkpoint_filter_fn(state_dict, model)}
 
+
+NaFlexVitCape._filter = checkpoint_filter_fn
 
 _create = partial(build, NaFlexVitCape, checkpoint_filter_fn)
 
