@@ -42,7 +42,7 @@ say() { printf "$@" | tee -a "$report"; }
 
 # step MODULE NAME SECONDS COMMAND…: a section of the report, unless the module is missing
 step() {
-    local module=$1 name=$2 seconds=$3 start=$SECONDS outcome code=0
+    local module=$1 name=$2 seconds=$3 start=$SECONDS outcome code=0 said
     shift 3
     ((seconds < limit - SECONDS)) || seconds=$((limit - SECONDS))
     [ -z "$dry" ] || seconds=1800 # a CPU that others use may be slow
@@ -53,49 +53,52 @@ step() {
         outcome="left out: no time left"
     else
         echo "--- $name" >>"$log"
+        said=$(wc -l <"$log")
         timeout -k 5 "$seconds" "$@" 2>>"$log" | tee -a "$report"
         code=${PIPESTATUS[0]}
         case $code in
             0) outcome=done ;;
             124 | 137) outcome="CUT OFF after $seconds s" ;;
-            *) outcome="FAILED" && tail -n 15 "$log" ;;
+            *) outcome="FAILED" && tail -n +$((said + 1)) "$log" | tail -n 15 ;;
         esac
     fi
     ((code == 0)) || failed=1
     say '\n%s: %s, %s s\n' "$name" "$outcome" "$((SECONDS - start))"
 }
 
-# each NAME SECONDS SCRIPT ARGUMENT…: of this checkout, and before that of BEFORE
+# each MODULE NAME SECONDS SCRIPT ARGUMENT…: of this checkout, and before that of BEFORE
 each() {
-    local name=$1 seconds=$2 script=$3
-    shift 3
-    local here=("$python" "benchmarks/$script.py" --device "$device" --dtype bfloat16
+    local module=$1 name=$2 seconds=$3 script=$4
+    shift 4
+    local command=("$python" "benchmarks/$script.py" --device "$device" --dtype bfloat16
         --csv "$out/gpu1-$script.csv")
     if [ -n "$before" ]; then
         PYTHONPATH=$before:$PYTHONPATH \
-            step torch "$name, before" "$seconds" "${here[@]}" --label before "$@"
+            step "$module" "$name, before" "$seconds" "${command[@]}" --label before "$@"
     fi
-    step torch "$name${before:+, after}" "$seconds" "${here[@]}" ${before:+--label after} "$@"
+    step "$module" "$name${before:+, after}" "$seconds" "${command[@]}" ${before:+--label after} "$@"
 }
 
 part_1() {
-    local few=(--rounds "${dry:-10}") tiny=(${dry:+--tiny})
-    local cases=(--cases vit_small asr_36 wmt_base --batch "${dry:-256}" "${dry:-24}" "${dry:-64}")
-    local first=(nopos cape rope relpos cape_rope_mixed) rest=(sinpos cape_rope rope_mixed alibi
-        cape_alibi relpos_first) every=(abspos random random_rope)
-    [ -z "$dry" ] || first=(nopos "${rest[@]}" "${first[@]}" "${every[@]}")
-    each "Steps" 90 variants "${cases[@]}" "${few[@]}" "${tiny[@]}" --pos "${first[@]}"
-    each "Attention alone" 45 attention "${few[@]}" --lengths ${dry:+64} ${dry:-4096 1024 8192}
-    each "Twins" 45 twins "${few[@]}" "${tiny[@]}" --batch "${dry:-128}" \
-        ${dry:+--stock vit_small_patch16_224}
-    # compiling takes longer than measuring; the compiled paths are those of one checkout
-    before='' each "Compiled steps" 90 variants --cases vit_small asr_12 wmt_base \
-        --batch "${dry:-256}" "${dry:-24}" "${dry:-64}" "${few[@]}" "${tiny[@]}" \
-        --compile ${dry:+aot_eager} --pos cape rope ${dry:-relpos alibi}
+    local few=(--rounds 10) sizes=(256 24 64) images=128 lengths=(4096 1024 8192) compiler=inductor
+    local first=(nopos cape rope relpos cape_rope_mixed) some=(cape rope relpos alibi) stock=()
+    local rest=(sinpos cape_rope rope_mixed alibi cape_alibi relpos_first)
+    [ -z "$before" ] || stock=(--stock vit_small_patch16_rope_mixed_224 vit_small_patch16_224)
+    if [ -n "$dry" ]; then
+        few=(--rounds 1 --tiny) sizes=(1 1 1) images=1 lengths=(64) compiler=aot_eager
+        first+=("${rest[@]}" abspos random random_rope) some=(cape)
+        stock=(--stock vit_small_patch16_224)
+    fi
+    local cases=(--cases vit_small asr_36 wmt_base --batch "${sizes[@]}" "${few[@]}")
+    each torch "Steps" 80 variants "${cases[@]}" --pos "${first[@]}"
+    each torch "Attention alone" 40 attention "${few[@]:0:2}" --lengths "${lengths[@]}"
+    each timm "Twins" 40 twins "${few[@]}" --batch "$images" ${stock[@]+"${stock[@]}"}
+    # compiling takes longer than measuring, so only this checkout's
+    before='' each torch "Compiled steps" 100 variants --cases vit_small asr_12 wmt_base \
+        --batch "${sizes[@]}" "${few[@]}" --pos "${some[@]}" --compile "$compiler"
     [ -z "$dry" ] || return # nothing new below
-    before='' each "Steps of the other variants" 120 variants "${cases[@]}" "${few[@]}" \
-        --pos "${rest[@]}"
-    before='' each "Conformer" 60 variants --cases conformer_12 --batch 24 "${few[@]}"
+    before='' each torch "Steps of the other variants" 120 variants "${cases[@]}" --pos "${rest[@]}"
+    before='' each torch "Conformer" 60 variants --cases conformer_12 --batch 24 "${few[@]}"
 }
 
 part_2() {
@@ -135,6 +138,7 @@ esac
 dry=${DRY_RUN:+1}
 device=${dry:+cpu} jobs=${dry:+2}
 device=${device:-cuda} jobs=${jobs:-6}
+[ -z "$dry" ] || export OMP_NUM_THREADS=1 # more wait for each other where a CPU is shared
 limit=280 # seconds, of a part
 [ "$1" != 3 ] || limit=570
 limit=${SECONDS_OF_PART:-$limit}

@@ -47,7 +47,7 @@ def rotation(device: str, quick: bool) -> Iterator[Found]:
     positions = 2 * torch.rand(BATCH, TOKENS, 2, device=device) - 1
     layers = {"rotary": RotaryAttention(settings), "mixed": MixedRotaryAttention(settings)}
     layouts = ("one projection", "two projections")
-    dtypes = (torch.bfloat16, torch.float16, torch.float32)
+    dtypes = (torch.bfloat16, torch.float16, torch.float32)[: 1 if quick else None]
     for (name, layer), layout, dtype in itertools.product(layers.items(), layouts, dtypes):
         layer.to(device)
         prepared = layer.prepare(positions, settings)

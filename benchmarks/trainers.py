@@ -33,7 +33,7 @@ RATE = 8000
 PITCH = {"low": 400, "high": 1600}
 NUMBER = r"([\d.e+-]+|nan|inf)"
 
-SHOWN = "host variant precision steps first_loss last_loss seconds trained".split()
+SHOWN = ["host", "variant", "precision", "steps", "first_loss", "last_loss", "seconds", "trained"]
 
 # the flag of its precision, command, how the trainer's output tells its losses
 Training = tuple[str, list[str], str]
