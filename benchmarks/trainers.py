@@ -196,10 +196,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     add_outputs(parser)
     arguments = parser.parse_args()
-    table = Table(SHOWN, arguments, "the hosts' trainers on tiny data")
     failed = 0
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
-        started, left_out = [], []
+        started = []
         for host in arguments.hosts:
             module, prepare, trainings = HOSTS[host]
             data = Path(folder) / host
@@ -215,16 +214,16 @@ def main() -> None:
                     for training in trainings(pos, data, arguments.device)
                 ]
             except ImportError as error:
-                left_out.append(f"{host} left out, not all of it is here: {error}")
+                print(f"{host} left out, not all of it is here: {error}\n", flush=True)
                 continue
             started += [pool.submit(train, *one) for one in todo]
+        if not started:
+            parser.exit(1, "none of the hosts is here\n")
+        table = Table(SHOWN, arguments, "the hosts' trainers on tiny data")
         for one in as_completed(started):
             row = one.result()
             table.add(**row)
             failed += row["trained"] == "NO"
-    table.end("\n".join(left_out))
-    if not started:
-        parser.exit(1, "none of the hosts is here\n")
     raise SystemExit(failed > 0)
 
 
