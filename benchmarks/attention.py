@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from common import Table, autocast, command, peak_bytes, take_turns
 from torch import Tensor
 
 from cape_plugins.attention import AttentionSettings
 from cape_plugins.variants import attention_layers, get, names, prepare
+from common import Table, autocast, command, peak_bytes, take_turns
 
 # batch, heads, length, head_dim, context
 CASES = {

@@ -14,15 +14,15 @@ import warnings
 from collections.abc import Callable, Iterator
 
 import torch
-from common import Table, add_outputs, on_device
-from parity_eager import constants, draws, relpos, rotation
-from parity_hosts import compiled, hosts, twins
-from parity_support import Check, Found, error
 from torch import nn
 
 from cape_plugins import PositionalEmbedding, patch_grid, token_positions, variants
 from cape_plugins.attention import AttentionSettings
 from cape_plugins.augment import Draw
+from common import Table, add_outputs, on_device
+from parity_eager import constants, draws, relpos, rotation
+from parity_hosts import compiled, hosts, twins
+from parity_support import Check, Found, error
 
 HEADS, DIM, TOKENS, BATCH = 4, 32, 49, 3
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from unittest import mock
 
 import torch
-from parity_support import Found, error, left_out, other_bits
 from torch import Tensor
 
 import cape_plugins.constants
@@ -18,6 +17,7 @@ from cape_plugins.attention import AttentionSettings
 from cape_plugins.augment import Draw
 from cape_plugins.relpos import RelativeAttention
 from cape_plugins.rotary import MixedRotaryAttention, RotaryAttention
+from parity_support import Found, error, left_out, other_bits
 
 SHAPE = BATCH, HEADS, TOKENS, DIM = 4, 6, 197, 64
 

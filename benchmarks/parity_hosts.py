@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 import torch
+from torch import nn
+
 from hosts import CASES, builder, names_of
 from parity_support import Found, error, left_out
-from torch import nn
 
 # case → sizes that take the CPU well under a second
 SMALL: dict[str, dict[str, object]] = {

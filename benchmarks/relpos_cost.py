@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from common import Table, append_csv, command, take_turns
 from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import OmegaConf
@@ -31,6 +30,7 @@ from torch import nn
 from cape_plugins.fairseq.config import CapeTransformerConfig, TokenSettings
 from cape_plugins.fairseq.layers import CapeEncoderLayer
 from cape_plugins.fairseq.transformer import CapeTransformerDecoder, CapeTransformerEncoder
+from common import Table, append_csv, command, take_turns
 
 DIM, HEADS, FFN = 768, 8, 3072
 PARTS = ("layer", "encoder", "decoder")

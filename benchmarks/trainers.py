@@ -23,10 +23,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from common import Table, add_outputs, on_device
-from hosts import names_of, vit_name
 
 from cape_plugins.variants import VARIANTS
+from common import Table, add_outputs, on_device
+from hosts import names_of, vit_name
 
 ROOT = Path(__file__).resolve().parents[1]
 RATE = 8000

@@ -13,9 +13,9 @@ from collections.abc import Callable
 import timm
 import torch
 import torch.nn.functional as F
-from common import Table, autocast, command, peak_bytes, take_turns
 
 import cape_plugins.timm  # noqa: F401 - registers, also where autoload is switched off
+from common import Table, autocast, command, peak_bytes, take_turns
 
 # timm's model → ours that compare with it; most wanted first
 GROUPS = {

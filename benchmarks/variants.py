@@ -17,11 +17,11 @@ from argparse import Namespace
 from collections.abc import Callable
 
 import torch
-from common import Table, autocast, command, peak_bytes, take_turns, waits
-from hosts import CASES, builder, names_of
 from torch import Tensor, nn
 
 from cape_plugins.variants import VARIANTS
+from common import Table, autocast, command, peak_bytes, take_turns, waits
+from hosts import CASES, builder, names_of
 
 SHOWN = ("variant", "unit_ms", "step", "memory", "parameters", "waits")
 DEFAULT_CASES = ("vit_small", "wmt_base", "asr_12", "conformer_12")
