@@ -15,6 +15,7 @@ CPU's, which is one operation more, and autocast is the CPU's, which leaves norm
 
 import argparse
 import contextlib
+import csv
 import importlib
 import logging
 import math
@@ -318,12 +319,24 @@ def main() -> None:
     print(tables(rows))
 
 
+def milliseconds_measured() -> dict[tuple[str, str], float]:
+    """(case, variant) → milliseconds beyond nopos of an eager step on an H100, at e57ee8a."""
+    with (Path(__file__).parent / "results" / "steps_h100.csv").open() as file:
+        eager = [row for row in csv.DictReader(file) if not row["compiled"]]
+    found = {}
+    for row in eager:
+        found[row["case"], row["variant"]] = (float(row["step"]) - 1) * float(row["unit_ms"])
+    return found
+
+
 def tables(rows: list[dict[str, Any]]) -> str:
     """Parts, and training steps beyond nopos with the time that an H100 would take for them."""
     head = ["part", "operations forward", "backward", "bytes forward", "backward"]
     alone = [list(row.values())[1:] for row in rows if row["case"] == "part"]
     found = [tabulate(alone, head, tablefmt="github"), ""]
     head = ["step, beyond nopos", "variant", "operations", "GB", "ms of bytes", "ms of launches"]
+    head += ["ms measured before"]
+    measured = milliseconds_measured()
     steps = []
     for row in rows:
         if row["case"] != "part":
@@ -331,7 +344,8 @@ def tables(rows: list[dict[str, Any]]) -> str:
             moved = row["forward_bytes"] + row["backward_bytes"]
             launches = " to ".join(f"{1e3 * operations * each:.1f}" for each in LAUNCHES)
             milliseconds = 1e3 * moved / BANDWIDTH
-            steps.append([row["case"], row["pos"], operations, moved / 1e9, milliseconds, launches])
+            step = [row["case"], row["pos"], operations, moved / 1e9, milliseconds, launches]
+            steps.append([*step, measured.get((row["case"], row["pos"]))])
     return "\n".join([*found, tabulate(steps, head, tablefmt="github", floatfmt=".2f")])
 
 

@@ -210,3 +210,36 @@ def test_a_missing_recording_is_named(recordings, tmp_path):
             (tmp_path / path.name).symlink_to(path)
     with pytest.raises(ValueError, match=r"lacks 7_bob_23.wav"):
         digits.make(tmp_path, tmp_path / "out", digits.Sizes())
+
+
+# --- text from Windows and from macOS
+
+
+def test_transcripts_from_windows_become_clean_text(tmp_path, caplog):
+    write(tmp_path / "wavs", "a", None)
+    write(tmp_path / "wavs", "b", None)
+    (tmp_path / "wavs" / "a.txt").write_bytes("\ufeffé zwei\r\n".encode())
+    (tmp_path / "wavs" / "b.TXT").write_bytes("e\u0301 drei\r".encode())
+    wavs.prepare([wavs.Split("train", tmp_path / "wavs")], tmp_path / "data")
+    text = (tmp_path / "data" / "train" / "text").read_bytes().decode()
+    assert text == "a é zwei\nb e\u0301 drei\n"
+    assert "\ufeff" not in (tmp_path / "data" / "tokens.txt").read_text("utf-8")
+    assert "1 letters are in Unicode's composed form (NFC) and 1 are not (NFD)" in caplog.text
+
+
+def test_a_mark_hides_no_recording_and_a_name_may_be_decomposed(tmp_path):
+    write(tmp_path / "wavs", "u\u0308", None)  # as macOS writes it
+    table = tmp_path / "all.tsv"
+    table.write_bytes("\ufeffü.wav\teins\r\n".encode())
+    wavs.prepare([wavs.Split("train", tmp_path / "wavs", table)], tmp_path / "data")
+    assert (tmp_path / "data" / "train" / "text").read_text("utf-8") == "u\u0308 eins\n"
+
+
+def test_a_transcript_that_is_no_utf8_is_named(tmp_path):
+    write(tmp_path / "wavs", "a", None)
+    (tmp_path / "wavs" / "a.txt").write_text("Größe", encoding="latin-1")
+    table = tmp_path / "all.tsv"
+    table.write_text("a eins\n", encoding="utf-16")
+    for transcripts, told in ((None, r"a\.txt is not UTF-8: line 1"), (table, "all.tsv is UTF-16")):
+        with pytest.raises(ValueError, match=told):
+            wavs.prepare([wavs.Split("train", tmp_path / "wavs", transcripts)], tmp_path / "data")

@@ -69,6 +69,35 @@ def test_of_single_trainings_nothing_is_told_apart():
     assert "With a single training" in words(of)
 
 
+def test_of_two_trainings_there_are_means_and_differences_and_nothing_is_told_apart():
+    of = answer(nopos=[70.0, 71.0], rope=[80.0, 81.0])
+    assert (of["trainings"], of["worse"], of["floor_beaten"]) == ({"nopos": 2, "rope": 2}, {}, None)
+    assert words(of) == (
+        "In testing: rope has the best mean, top1 80.5. Means of two trainings each. "
+        "Behind it: nopos by 10.0 (70.5). "
+        "With fewer than three trainings of a variant nothing can be told apart."
+    )
+
+
+def test_variants_of_three_trainings_are_compared_beside_one_that_has_fewer():
+    of = answer(nopos=FLOOR, rope=GOOD, cape=[75.0])
+    assert of["floor_beaten"] is True
+    assert of["not_compared"] == ["cape"]
+    assert "Trainings: nopos 3, rope 3, cape 1." in words(of)
+
+
+def test_what_may_have_diverged_has_its_mean_and_is_not_compared():
+    groups = {"nopos": Group(np.array(FLOOR)), "rope": Group(np.array(GOOD))}
+    groups["cape"] = Group(np.array([90.0, 91.0]), None, 1)
+    of = of_range(groups, True, "nopos", 20.0)
+    assert (of["best"], of["means"]["cape"]) == ("rope", 90.5)
+    assert "may have diverged: cape (90.5, without 1 of 3 trainings)." in words(of)
+
+
+def test_of_one_variant_there_is_its_number():
+    assert words(answer(nopos=[70.0])).startswith("In testing: of nopos alone, top1 70.0")
+
+
 @pytest.mark.parametrize(
     ("name", "variant", "expected"),
     [

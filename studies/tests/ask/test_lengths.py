@@ -56,6 +56,25 @@ def bring(folder, languages, line):
         (folder / f"test.{language}").write_text(f"neu\n{known}\n", "utf-8")
 
 
+def encoded(path, encoding):
+    path.write_bytes(path.read_text("utf-8").encode(encoding))
+
+
+def test_sentences_from_windows_are_those_without_marks_and_carriage_returns(text):
+    found = sentences.look(text)
+    for path in text.glob("train.*"):
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert sentences.look(text) == found
+
+
+def test_recordings_transcripts_from_windows_are_those_without_marks(wavs):
+    found = [[one.text for one in part] for part in recordings.look(wavs).parts.values()]
+    for path in [*wavs.glob("*.txt")]:
+        path.with_suffix(".TXT").write_bytes(b"\xef\xbb\xbf" + path.read_bytes() + b"\r\n")
+        path.unlink()
+    assert [[one.text for one in part] for part in recordings.look(wavs).parts.values()] == found
+
+
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
@@ -64,6 +83,8 @@ def bring(folder, languages, line):
         (lambda of: bring(of, ["de", "en"], 7), r"test\.de line 2 stands in training"),
         (lambda of: bring(of, ["de"], 7), "test.en is missing"),
         (lambda of: (of / "train.fr").write_text("un\n"), r"train\.de, train\.en, train\.fr"),
+        (lambda of: encoded(of / "train.de", "utf-16"), r"train\.de is UTF-16"),
+        (lambda of: encoded(of / "train.de", "latin-1"), r"train\.de is not UTF-8: line \d+, byte"),
     ],
 )
 def test_a_fault_of_text_is_named_with_its_file(text, spoil, named):
@@ -96,6 +117,11 @@ def one_name_twice(folder):
     [
         (lambda of: (of / "u03.txt").unlink(), r"u03\.txt is missing"),
         (lambda of: (of / "u04.txt").write_text(" \n"), r"u04\.txt is an empty transcript"),
+        (
+            lambda of: (of / "u04.txt").write_bytes(b"\xe9"),
+            r"u04\.txt is not UTF-8: line 1, byte 1",
+        ),
+        (lambda of: encoded(of / "u04.txt", "utf-16"), r"u04\.txt is UTF-16"),
         (lambda of: soundfile.write(of / "u05.wav", np.zeros(99), 16000), r"u05\.wav at 16000 Hz"),
         (lambda of: (of / "u06.wav").write_bytes(b"RIFF"), r"u06\.wav cannot be read as audio"),
         (lambda of: soundfile.write(of / "u07.wav", np.zeros(0), 8000), r"u07\.wav is empty"),

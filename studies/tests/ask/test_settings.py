@@ -67,6 +67,13 @@ def test_sentences_set_their_tests_and_updates(text):
     assert "--max-update" in commands[0]
 
 
+def test_letters_in_two_forms_are_told_where_the_data_are(wavs):
+    for name, said in (("u01", "caf\u00e9"), ("u02", "cafe\u0301")):
+        (wavs / f"{name}.txt").write_text(said, "utf-8")
+    one, _, _ = settled("my_recordings", wavs)
+    assert "1 letters are in Unicode's composed form (NFC) and 1 are not" in one.answer.found
+
+
 def test_recordings_set_their_rate_tokens_and_shifts(wavs):
     one, commands, _ = settled("my_recordings", wavs)
     assert "--frontend_conf fs=8000 --frontend_conf n_fft=256" in commands[0]

@@ -373,17 +373,46 @@ def test_a_report_of_the_stored_scores_and_items_is_the_same(folder, monkeypatch
 def test_what_a_reader_should_know_of_the_runs_is_noted(tmp_path, figures):
     folder = write_study(tmp_path / "small", host="fairseq")
     (folder / "runs/cape-seed0-0abcd/scores.csv").unlink()
+    (folder / "runs/cape-seed0-0abcd/failed").write_text("exit status 1, the loss is NaN")
     write_run(folder, "cape", 3, learning_rate=2)
     replace_in(folder / RUN / "record.json", '"seconds": 61.5', '"seconds": 1, "interrupted": 2')
     text = reported(folder)
-    assert "Not finished: cape-seed0-0abcd." in text
-    assert "Left out, as the study has other settings now: cape-seed3-1abcd." in text
+    assert "Not finished: cape-seed0-0abcd (failed: exit status 1, the loss is NaN)." in text
+    first = text.splitlines()[2]
+    assert first.startswith("Of the 9 trainings that the last call asked for; more lies there")
+    assert "Of other settings, or of variants that the last call left out: cape-seed3-1" in first
     assert "went on from a checkpoint: cape-seed1-0abcd (2 times)." in text
     assert "fairseq's batches come in another order after that" in text
     assert row(text, "cape")[1:3] == ["3", "0"]  # which may have diverged: no mean without it
     assert row(text, "cape")[-1].startswith("† (–, ")
     stored = report_read.read(folder / "report" / "scores.csv")
     assert stored[stored["value"].isna()]["seed"].unique().tolist() == [0]  # nor when it is stored
+
+
+def test_of_trainings_that_are_not_done_there_is_the_mean_of_the_others_with_their_number(tmp_path):
+    folder = write_study(tmp_path / "small", call="cape-run small --seeds 0 1 2")
+    for seed in (1, 2):
+        (folder / f"runs/cape-seed{seed}-0abcd/scores.csv").unlink()
+    (folder / "runs/sinpos-seed0-0abcd/scores.csv").unlink()
+    text, scores = reported(folder), scores_of(folder)
+    assert row(text, "cape")[1] == "1 of 3"
+    assert row(text, "sinpos")[1] == "2 of 3"
+    one = scores.found["sinpos", "64"]
+    assert row(text, "sinpos")[-1].startswith(f"{one.value:.2f} ({one.each[1]:.2f}, ")
+    assert "cape-seed1-0abcd (waiting)" in text
+    assert "cape-run small --seeds 0 1 2 goes on" in text
+    apart = scores.differences["cape", "64"]  # they have no seed in common
+    assert apart.value == pytest.approx(scores.found["cape", "64"].value - one.value)
+
+
+def test_where_only_others_have_scores_the_refusal_says_so_and_what_to_type(tmp_path, capsys):
+    folder = write_study(tmp_path / "small", seeds=[0])
+    names = [path.name for path in folder.glob("runs/*")]
+    write_about(folder, runs=["cape-seed5-0abcd"], others=names, call="cape-run small --seeds 5")
+    line = refused(report.main, capsys, folder)
+    assert "small has no scores yet: cape-run small --seeds 5 makes them" in line
+    assert "The last call asked for 1 training: cape-seed5-0abcd (waiting)" in line
+    assert "Not asked for by the last call: " in line
 
 
 def test_a_quick_run_looks_like_one(tmp_path, figures):
