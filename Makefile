@@ -1,5 +1,7 @@
-# make demo [HOST=timm|fairseq|espnet] · make install · make lint
-# make test · make test-release: what only a release needs
+# make demo [HOST=timm|fairseq|espnet]: one training each of CAPE and a rival, and a page
+# make demo-full [HOST=…]: thirty trainings, three of each, and the report
+# make install-demo: what make demo needs · make install: what all others need too
+# make lint · make test · make test-release: what only a release needs
 # make test-py311 · make test-fairseq-0.12: older hosts, each in its own environment
 # make docs: the documentation site, in OUT/docs
 # make dist: sdists and wheels of cape-plugins and cape-studies, checked
@@ -10,7 +12,8 @@ VENV ?= .venv
 VENV_PY311 ?= .venv-py311
 VENV_0_12 ?= .venv-fairseq-0.12
 OUT ?= out
-STUDY = $(if $(HOST),demo_$(HOST),demo)
+# The study of one host, or the set of all three: $(call OF_HOST,demo) is demo_timm, or demo.
+OF_HOST = $(1)$(if $(HOST),_$(HOST))
 DEVICE ?= cpu
 DTYPE ?= float32
 
@@ -31,25 +34,35 @@ PROSE = *.md .github benchmarks cape_plugins configs docs integrations studies t
 # What decides what is installed.
 PACKAGE = pyproject.toml studies/pyproject.toml
 
-.PHONY: install install-fairseq-0.12 demo test test-release test-py311 test-fairseq-0.12 lint format docs dist bench clean help
+.PHONY: install install-demo install-fairseq-0.12 demo demo-full test test-release test-py311 test-fairseq-0.12 lint format docs dist bench clean help
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
 
 install: $(VENV)/.installed
+install-demo: $(VENV)/.installed-demo
 install-fairseq-0.12: $(VENV_0_12)/.installed
 
-$(VENV)/.installed: $(PACKAGE) constraints.txt constraints-py311.txt tools/install
-	@sh tools/install "$(VENV)" "$(PYTHON)"
+$(VENV)/.installed-demo: $(PACKAGE) constraints.txt constraints-py311.txt tools/install
+	@sh tools/install "$(VENV)" "$(PYTHON)" demo
 	@touch $@
+
+# All at once where nothing is there yet: both stamps are of one installation.
+$(VENV)/.installed: $(PACKAGE) constraints.txt constraints-py311.txt tools/install
+	@sh tools/install "$(VENV)" "$(PYTHON)" all
+	@touch $(VENV)/.installed-demo $@
 
 $(VENV_0_12)/.installed: $(PACKAGE) constraints-fairseq-0.12.txt tools/install-fairseq-0.12
 	@sh tools/install-fairseq-0.12 "$(VENV_0_12)" "$(PYTHON_3_10)" constraints-fairseq-0.12.txt
 	@touch $@
 
-demo: install
-	$(BIN)/cape-run $(STUDY) --jobs 2 --out $(OUT)
-	$(BIN)/cape-report $(OUT)/$(STUDY)
+demo: install-demo
+	@$(BIN)/cape-run $(call OF_HOST,taste) --jobs 2 --out $(OUT)
+	@$(BIN)/cape-report $(OUT)/$(call OF_HOST,taste)
+
+demo-full: install-demo
+	$(BIN)/cape-run $(call OF_HOST,demo) --jobs 2 --out $(OUT)
+	$(BIN)/cape-report $(OUT)/$(call OF_HOST,demo)
 
 test: install
 	$(call PYTEST,$(BIN),"not release")

@@ -1,15 +1,23 @@
-"""What relative attention costs, as multiples of attention without positions, in one run.
+"""What positions cost in attention alone, as multiples of attention without them, in one run.
 
-python benchmarks/attention.py [--device cuda] [--dtype bfloat16] [--rounds 10]
+    python benchmarks/attention.py [--device cuda] [--dtype bfloat16] [--rounds 10]
+        [--lengths 1024 4096 8192] [--pos rope alibi relpos] [--csv table.csv] [--label before]
+
+Forward and backward. Positions are one list for the whole batch, as in evaluation, or each sample
+has its own, as under CAPE in training; relpos does not look at them. What a host makes of them once
+for all layers is made before. Memory is what a call needs at its worst beyond its inputs.
 """
+
+from argparse import Namespace
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from common import command, machine, take_turns
-from tabulate import tabulate
 from torch import Tensor
 
-from cape_plugins.attention import AttentionSettings, RelativeAttention
+from cape_plugins.attention import AttentionSettings
+from cape_plugins.variants import attention_layers, get, names, prepare
+from common import Table, autocast, command, peak_bytes, take_turns
 
 # batch, heads, length, head_dim, context
 CASES = {
@@ -19,36 +27,83 @@ CASES = {
     "text 100 tokens, context 150": (16, 8, 100, 64, 150),
     "text 512 tokens, context 150": (4, 8, 512, 64, 150),
 }
+POS = ("rope", "alibi", "relpos")
+SHOWN = ("case", "positions", "variant", "ms", "ratio", "memory_mb")
 
 
-def step(out: Tensor) -> None:
-    """Backward, which leaves the graph."""
-    out.sum().backward(retain_graph=True)
+def step(
+    attend: Callable[..., Tensor], inputs: list[Tensor], also: list[Tensor], grad: Tensor
+) -> None:
+    """Forward, and the gradients of queries, keys, values and what else is learned."""
+    torch.autograd.grad(attend(*inputs), [*inputs, *also], grad)
+
+
+def measure(case: str, sizes: tuple[int, ...], arguments: Namespace, table: Table) -> None:
+    """A row for attention without positions, and one for each variant and kind of positions."""
+    batch, heads, length, dim, context = sizes
+    device, dtype = arguments.device, getattr(torch, arguments.dtype)
+    shape = (batch, heads, length, dim)
+    inputs = [torch.randn(shape, device=device, dtype=dtype).requires_grad_() for _ in range(3)]
+    grad = torch.randn(shape, device=device, dtype=dtype)
+    settings = AttentionSettings(head_dim=dim, heads=heads, context=context)
+    shared = torch.arange(length, dtype=torch.float32, device=device)[None]  # (1, N)
+    own = shared * (1 + torch.rand(batch, 1, device=device))  # (B, N)
+
+    def without() -> None:
+        step(F.scaled_dot_product_attention, inputs, [], grad)
+
+    def row(positions: str, pos: str, run: Callable[[], None]) -> None:
+        memory = peak_bytes(run, device)
+        seconds, ratios = take_turns({"none": without, pos: run}, "none", arguments.rounds)
+        table.add(
+            case=case,
+            dtype=arguments.dtype,
+            positions=positions,
+            variant=pos,
+            ms=1e3 * seconds * ratios[pos],
+            ratio=ratios[pos],
+            memory_mb=memory / 1e6,
+        )
+
+    row("", "none", without)
+    for pos in arguments.pos:
+        kinds = {"shared": shared, "own": own}
+        if get(pos).options <= {"relpos_context"}:
+            kinds = {"": shared}  # it counts tokens
+        elif batch == 1:
+            del kinds["own"]
+        for kind, positions in kinds.items():
+            (layer,) = attention_layers(pos, 1, settings)
+            layer.to(device)
+            with autocast(arguments):
+                prepared = prepare(pos, positions, settings)
+
+            def run(layer=layer, prepared=prepared) -> None:
+                def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+                    return layer(query, key, value, prepared)[0]
+
+                step(attend, inputs, list(layer.parameters()), grad)
+
+            row(kind, pos, run)
 
 
 def main() -> None:
     """Measure and print."""
-    arguments = command(__doc__, rounds=10).parse_args()
-    options = dict(device=arguments.device, dtype=getattr(torch, arguments.dtype))
-    rows = []
-    for name, (batch, heads, length, dim, context) in CASES.items():
-        shape = (3, batch, heads, length, dim)
-        query, key, value = torch.randn(shape, **options).requires_grad_().unbind()
-        settings = AttentionSettings(dim, heads, context=context)
-        keys = RelativeAttention(settings).to(**options)
-
-        qkv = query, key, value
-        candidates = {
-            "none": lambda qkv=qkv: step(F.scaled_dot_product_attention(*qkv)),
-            "keys": lambda qkv=qkv, keys=keys: step(keys(*qkv)[0]),
-        }
-        unit, ratios = take_turns(candidates, "none", arguments.rounds)
-        rows.append([name, f"{1e3 * unit:.1f} ms", ratios["keys"]])
-    print(
-        f"{machine(arguments.device)}, {arguments.dtype}, forward + backward of attention alone\n"
-    )
-    head = ["", "no positions", "relpos"]
-    print(tabulate(rows, head, tablefmt="github", floatfmt=".2f"))
+    parser = command(__doc__, rounds=10)
+    with_attention = [pos for pos in names(1) if get(pos).attention]
+    parser.add_argument("--pos", nargs="+", default=POS, choices=with_attention)
+    parser.add_argument("--lengths", nargs="+", type=int, metavar="TOKENS",
+                        help="4 × 8 heads of 64 channels, in place of the cases")  # fmt: skip
+    arguments = parser.parse_args()
+    cases = CASES
+    if arguments.lengths:
+        cases = {f"{n} tokens": (4, 8, n, 64, min(n, 893)) for n in arguments.lengths}
+    title = f"{arguments.dtype}, forward + backward of attention alone, ratio to no positions"
+    table = Table(SHOWN, arguments, title)
+    for case, sizes in cases.items():
+        measure(case, sizes, arguments, table)
+        if arguments.device == "cuda":
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Timing shared by the benchmarks: candidates take turns, and ratios are taken within each turn."""
+"""What the benchmarks share: options, timing in turns, and tables that a cut-off run leaves whole.
+
+Candidates take turns, and ratios are taken within each turn.
+"""
 
 import argparse
 import csv
@@ -9,8 +12,9 @@ import resource
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,7 +33,14 @@ def command(doc: str | None, rounds: int, dtypes: str | None = None) -> argparse
     default = ["float32"] if dtypes else "float32"
     parser.add_argument("--dtype", nargs=dtypes, default=default, choices=names)
     parser.add_argument("--rounds", type=int, default=rounds)
+    add_outputs(parser)
     return parser
+
+
+def add_outputs(parser: argparse.ArgumentParser) -> None:
+    """The options of a :class:`Table`."""
+    parser.add_argument("--csv", type=Path, help="also append the numbers there")
+    parser.add_argument("--label", default="", help="of the measured code, for the CSV's rows")
 
 
 def on_device(name: str) -> str:
@@ -120,7 +131,47 @@ def _status(field: str) -> int:
     return 1024 * int(line.split()[1])
 
 
-def append_csv(path: Path, rows: list[dict[str, object]]) -> None:
+class Table:
+    """A table whose rows are printed, and appended to a CSV file, as soon as they are known.
+
+    Args:
+        shown: the columns to print.
+        arguments: ``csv`` (Path or None), ``label`` and ``device``; the latter two stand in every
+            row of the CSV file, with the machine.
+        title: printed above.
+    """
+
+    def __init__(self, shown: Sequence[str], arguments: argparse.Namespace, title: str) -> None:
+        self.shown, self.csv = shown, arguments.csv
+        self.known = dict(machine=machine(arguments.device), label=arguments.label)
+        lines = [f"{title}; {', '.join(word for word in self.known.values() if word)}", ""]
+        lines.append(self._line(shown))
+        lines.append("|---" * len(shown) + "|")
+        print("\n".join(lines), flush=True)
+
+    def add(self, **row: Any) -> None:
+        """Print a row and append it."""
+        if self.csv:
+            append_csv(self.csv, [self.known | row])
+        cells = [row[name] for name in self.shown]
+        print(self._line([_in_words(cell) for cell in cells]), flush=True)
+
+    def end(self, note: str = "") -> None:
+        """Leave the table, with a note below."""
+        print(f"\n{note}\n" if note else "", flush=True)
+
+    @staticmethod
+    def _line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(cells)} |"
+
+
+def _in_words(cell: Any) -> str:
+    if cell is None:
+        return ""
+    return f"{cell:.3f}" if isinstance(cell, float) else str(cell)
+
+
+def append_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Append rows of one kind to a CSV file, which begins with their columns."""
     begins = not path.exists()
     with path.open("a", newline="") as file:

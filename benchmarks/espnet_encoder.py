@@ -14,11 +14,11 @@ the whole encoder would. The more layers, the surer the estimate.
 import statistics
 
 import torch
-from common import autocast, command, machine, take_turns
 from tabulate import tabulate
 
 from cape_plugins.espnet.transformer import CapeTransformerEncoder
 from cape_plugins.variants import names
+from common import autocast, command, machine, take_turns
 
 FRAMES_PER_SECOND = 100
 SMALL = dict(output_size=256, attention_heads=4, linear_units=1024, num_blocks=4)

@@ -7,7 +7,6 @@ for audio. For WER against throughput of a trained model: cape-espnet-eval --hop
 """
 
 import torch
-from common import autocast, command, machine, take_turns
 from espnet2.asr.ctc import CTC
 from espnet2.layers.utterance_mvn import UtteranceMVN
 from tabulate import tabulate
@@ -16,6 +15,7 @@ from cape_plugins.espnet.frontend import CapeFbank
 from cape_plugins.espnet.model import CapeASRModel
 from cape_plugins.espnet.transformer import CapeTransformerEncoder
 from cape_plugins.variants import names
+from common import autocast, command, machine, take_turns
 
 RATE = 16000
 TOKENS = ["<blank>", "<unk>", "<space>", "'", *"abcdefghijklmnopqrstuvwxyz", "<sos/eos>"]

@@ -1,13 +1,21 @@
 #!/usr/bin/env bash
-# What only a GPU can tell, in parts of under ten minutes, from a checkout without a network.
+# What only a GPU can tell, from a checkout without a network, in parts that fit a loan of fifteen
+# minutes together with its start: each ends after 280 seconds, the most wanted first.
 #
-#     bash benchmarks/gpu.sh 1      training steps: all variants under AMP, some under torch.compile
-#     bash benchmarks/gpu.sh 2      the paper's Table 9 in fp16; the hosts' trainers in half precision
-#     bash benchmarks/gpu.sh 3      the study cifar10_192, a seed of it; the next call goes on
+#     bash benchmarks/gpu.sh 1      training steps, eager and compiled; twins; attention by length
+#     bash benchmarks/gpu.sh 2      parity with the CPU; draws; the hosts' trainers; Table 9 in fp16
+#     bash benchmarks/gpu.sh 3      the study cifar10_192, a seed of it, 570 s; the next call goes on
 #     bash benchmarks/gpu.sh pack   beforehand, where there is a network: see below
 #
-# $OUT (out/gpu) gets a report gpu<part>.md, its tables as CSV, and what went to stderr. Nothing
-# needs to be installed but torch, timm and tabulate. A machine without fairseq and ESPnet
+# Every line is printed when it is known, and rows are appended to the CSV files then, so that what
+# is cut off has lost nothing. $OUT (out/gpu) gets the report gpu<part>.md, the CSV files, and what
+# went to stderr. SECONDS_OF_PART changes the limit.
+#
+# BEFORE names another checkout whose cape_plugins part 1 measures in turn with this one's: first
+# what is most wanted, rows labelled "before" and "after". A commit's is made by
+#     mkdir -p out/before && git archive COMMIT cape_plugins | tar -xC out/before
+#
+# Nothing needs to be installed but torch, timm and tabulate. A machine without fairseq and ESPnet
 # takes them from out/pack, which `pack` fills with their wheels (35 MB, for this Python), without
 # what torch and timm bring along, with timm's train.py if TIMM_SCRIPTS names its folder, and with
 # CIFAR-10 (18 MB) if CIFAR10 names its folder of train/ and test/. What is missing still is left
@@ -30,56 +38,77 @@ fill_pack() {
 
 here() { "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$1') is None)"; }
 
+say() { printf "$@" | tee -a "$report"; }
+
 # step MODULE NAME SECONDS COMMAND…: a section of the report, unless the module is missing
 step() {
-    local module=$1 name=$2 seconds=$3 start=$SECONDS outcome code=0
+    local module=$1 name=$2 seconds=$3 start=$SECONDS outcome code=0 said
     shift 3
     ((seconds < limit - SECONDS)) || seconds=$((limit - SECONDS))
     [ -z "$dry" ] || seconds=1800 # a CPU that others use may be slow
-    printf '\n## %s\n\n`%s`\n\n' "$name" "$*" >>"$report"
+    say '\n## %s\n\n`%s`\n\n' "$name" "$*"
     if ! here "$module"; then
         outcome="left out: no $module here"
-    elif ((seconds < 5)); then
+    elif ((seconds < 10)); then
         outcome="left out: no time left"
     else
         echo "--- $name" >>"$log"
-        timeout -k 5 "$seconds" "$@" >>"$report" 2>>"$log" || code=$?
+        said=$(wc -l <"$log")
+        timeout -k 5 "$seconds" "$@" 2>>"$log" | tee -a "$report"
+        code=${PIPESTATUS[0]}
         case $code in
             0) outcome=done ;;
-            124 | 137) outcome="NOT DONE in $seconds s" ;;
-            *) outcome="FAILED" && tail -n 15 "$log" ;;
+            124 | 137) outcome="CUT OFF after $seconds s" ;;
+            *) outcome="FAILED" && tail -n +$((said + 1)) "$log" | tail -n 15 ;;
         esac
     fi
     ((code == 0)) || failed=1
-    summary+="| $name | $outcome | $((SECONDS - start)) s |"$'\n'
+    say '\n%s: %s, %s s\n' "$name" "$outcome" "$((SECONDS - start))"
+}
+
+# each MODULE NAME SECONDS SCRIPT ARGUMENT…: of this checkout, and before that of BEFORE
+each() {
+    local module=$1 name=$2 seconds=$3 script=$4
+    shift 4
+    local command=("$python" "benchmarks/$script.py" --device "$device" --dtype bfloat16
+        --csv "$out/gpu1-$script.csv")
+    if [ -n "$before" ]; then
+        PYTHONPATH=$before:$PYTHONPATH \
+            step "$module" "$name, before" "$seconds" "${command[@]}" --label before "$@"
+    fi
+    step "$module" "$name${before:+, after}" "$seconds" "${command[@]}" ${before:+--label after} "$@"
 }
 
 part_1() {
-    local one=("$python" benchmarks/variants.py --device "$device" --dtype bfloat16
-        --rounds "${dry:-15}" --csv "$out/gpu1-steps.csv" --unit nopos ${dry:+--tiny})
-    local some=(--pos nopos cape rope alibi --compile ${dry:+aot_eager})
-    step timm "ViT-S under AMP" 70 "${one[@]}" --cases vit_small --batch "${dry:-256}"
-    step espnet2 "36 layers of speech, 240 s, under AMP" 120 "${one[@]}" --cases asr_36 \
-        --batch "${dry:-24}"
-    step fairseq "WMT base under AMP" 90 "${one[@]}" --cases wmt_base --batch "${dry:-64}"
-    step timm "ViT-S, torch.compile" 90 "${one[@]}" --cases vit_small --batch "${dry:-256}" \
-        "${some[@]}"
-    [ -z "$dry" ] || return # nothing new below, and compiling is slow on a CPU
-    step timm "ViT-B under AMP" 70 "${one[@]}" --cases vit_base --batch 128
-    step timm "ViT-B, torch.compile" 90 "${one[@]}" --cases vit_base --batch 128 \
-        "${some[@]}"
-    step fairseq "WMT base, torch.compile" 120 "${one[@]}" --cases wmt_base --batch 64 \
-        "${some[@]}"
-    step espnet2 "36 layers of speech, torch.compile" 240 "${one[@]}" --cases asr_36 --batch 24 \
-        "${some[@]}"
+    local few=(--rounds 10) sizes=(256 24 64) images=128 lengths=(4096 1024 8192) compiler=inductor
+    local first=(nopos cape rope relpos cape_rope_mixed) some=(cape rope relpos alibi) stock=()
+    local rest=(sinpos cape_rope rope_mixed alibi cape_alibi relpos_first)
+    [ -z "$before" ] || stock=(--stock vit_small_patch16_rope_mixed_224 vit_small_patch16_224)
+    if [ -n "$dry" ]; then
+        few=(--rounds 1 --tiny) sizes=(1 1 1) images=1 lengths=(64) compiler=aot_eager
+        first+=("${rest[@]}" abspos random random_rope) some=(cape)
+        stock=(--stock vit_small_patch16_224)
+    fi
+    local cases=(--cases vit_small asr_36 wmt_base --batch "${sizes[@]}" "${few[@]}")
+    each torch "Steps" 80 variants "${cases[@]}" --pos "${first[@]}"
+    each torch "Attention alone" 40 attention "${few[@]:0:2}" --lengths "${lengths[@]}"
+    each timm "Twins" 40 twins "${few[@]}" --batch "$images" ${stock[@]+"${stock[@]}"}
+    # compiling takes longer than measuring, so only this checkout's
+    before='' each torch "Compiled steps" 100 variants --cases vit_small asr_12 wmt_base \
+        --batch "${sizes[@]}" "${few[@]}" --pos "${some[@]}" --compile "$compiler"
+    [ -z "$dry" ] || return # nothing new below
+    before='' each torch "Steps of the other variants" 120 variants "${cases[@]}" --pos "${rest[@]}"
+    before='' each torch "Conformer" 60 variants --cases conformer_12 --batch 24 "${few[@]}"
 }
 
 part_2() {
+    step torch "Parity" 130 "$python" benchmarks/parity.py --device "$device" \
+        --csv "$out/gpu2-parity.csv" ${dry:+--quick}
+    step torch "The hosts' trainers in half precision" 110 "$python" benchmarks/trainers.py \
+        --device "$device" --csv "$out/gpu2-trainers.csv" --jobs "$jobs" ${dry:+--pos cape}
     step fairseq "Table 9 in fp16" 240 "$python" benchmarks/relpos_cost.py --device "$device" \
         --dtype float16 --csv "$out/gpu2-table9.csv" \
         ${dry:+--rounds 1 --layers 1 --batch 1 --parts encoder --lengths 10 --contexts 10}
-    step torch "The hosts' trainers in half precision" 320 "$python" benchmarks/trainers.py \
-        --device "$device" --csv "$out/gpu2-trainers.csv" --jobs "$jobs" ${dry:+--pos cape}
 }
 
 part_3() {
@@ -90,7 +119,7 @@ part_3() {
     [ -d "$images" ] || ! [ -f "$pack/cifar10.tar.xz" ] ||
         { mkdir -p "$images" && tar -C "$images" -xJf "$pack/cifar10.tar.xz"; }
     if [ ! -f "$TIMM_SCRIPTS/train.py" ] || [ ! -d "$images/train" ]; then
-        summary+="| The study | left out: no train.py of timm, or no CIFAR-10, here | 0 s |"$'\n'
+        say '\nThe study: left out: no train.py of timm, or no CIFAR-10, here, 0 s\n'
         return
     fi
     [ -n "$dry" ] || study+=(--gpus 1)
@@ -108,15 +137,22 @@ esac
 
 dry=${DRY_RUN:+1}
 device=${dry:+cpu} jobs=${dry:+2}
-device=${device:-cuda} jobs=${jobs:-8}
-limit=570 # seconds, of a part
+device=${device:-cuda} jobs=${jobs:-6}
+[ -z "$dry" ] || export OMP_NUM_THREADS=1 # more wait for each other where a CPU is shared
+limit=280 # seconds, of a part
+[ "$1" != 3 ] || limit=570
+limit=${SECONDS_OF_PART:-$limit}
+before=${BEFORE:-}
+if [ -n "$before" ] && ! [ -d "$before/cape_plugins" ]; then
+    echo "gpu.sh: BEFORE=$before has no folder cape_plugins: name a checkout of this project" >&2
+    exit 2
+fi
 out=${OUT:-out/gpu}
 report=$out/gpu$1.md
 log=$out/gpu$1.stderr.txt
 failed=0
-summary=$'| | | |\n|---|---|---|\n'
 mkdir -p "$out" && rm -rf "$out/gpu$1"[-.]* || exit 1
-export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} TIMM_SCRIPTS=${TIMM_SCRIPTS:-$pack}
+export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} TIMM_SCRIPTS=${TIMM_SCRIPTS:-$pack}
 if ! { here fairseq && here espnet2; } && compgen -G "$pack/*.whl" >/dev/null; then
     site=$(mktemp -d)
     trap 'rm -rf "$site"' EXIT
@@ -124,8 +160,6 @@ if ! { here fairseq && here espnet2; } && compgen -G "$pack/*.whl" >/dev/null; t
         --target "$site" "$pack"/*.whl && PYTHONPATH+=:$site
 fi
 
-echo "# Part $1${dry:+, a dry run} on $device" >"$report"
+say '# Part %s\n' "$1${dry:+, a dry run} on $device"
 "part_$1"
-printf '\n## Summary\n\n%s' "$summary" >>"$report"
-cat "$report"
 exit $failed

@@ -37,8 +37,12 @@ def names_of(host: str) -> tuple[str, ...]:
     return ("abspos", *names(2)) if host == "timm" else names(1)
 
 
-def builder(case: str, batch: int, device: str, tiny: bool) -> Callable[[str], Model]:
-    """What makes a case's model of a variant's name.
+def builder(
+    case: str, batch: int, device: str, tiny: bool = False, **changed: Any
+) -> Callable[[str], Model]:
+    """What makes a case's model of a variant's name; ``changed`` are other sizes than its own.
+
+    A seed gives the same data, and models of the same weights, for every device.
 
     Raises:
         ImportError: its host is missing.
@@ -46,6 +50,7 @@ def builder(case: str, batch: int, device: str, tiny: bool) -> Callable[[str], M
     host, sizes = CASES[case]
     if tiny:
         sizes = TINY[host] | {k: v for k, v in sizes.items() if k == "conformer"}
+    sizes = sizes | changed
     return {"timm": _timm, "fairseq": _fairseq, "espnet": _espnet}[host](batch, device, **sizes)
 
 
@@ -64,7 +69,7 @@ def _timm(batch: int, device: str, size: str, depth: int, image: int) -> Callabl
 
     import cape_plugins.timm  # noqa: F401 - registers, also where autoload is switched off
 
-    images = torch.randn(batch, 3, image, image, device=device)
+    images = torch.randn(batch, 3, image, image).to(device)
     labels = torch.arange(batch, device=device)
 
     def build(pos: str) -> Model:
@@ -89,7 +94,8 @@ def _fairseq(
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     one_side = dict(embed_dim=dim, ffn_embed_dim=4 * dim, attention_heads=heads, layers=layers)
     sizes = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in one_side.items()}
-    source, target = torch.randint(dictionary.nspecial, words, (2, batch, length), device=device)
+    tokens = torch.randint(dictionary.nspecial, words, (2, batch, length))
+    source, target = tokens.to(device)
     lengths = torch.full((batch,), length, device=device)
 
     def build(pos: str) -> Model:
@@ -123,7 +129,7 @@ def _espnet(
 
     kind = CapeConformerEncoder if conformer else CapeTransformerEncoder
     frames = 100 * seconds
-    features = torch.randn(batch, frames, 80, device=device)
+    features = torch.randn(batch, frames, 80).to(device)
     lengths = torch.full((batch,), frames, device=device)
 
     def build(pos: str) -> Model:

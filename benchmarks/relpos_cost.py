@@ -22,16 +22,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from common import append_csv, command, machine, take_turns
 from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import OmegaConf
-from tabulate import tabulate
 from torch import nn
 
 from cape_plugins.fairseq.config import CapeTransformerConfig, TokenSettings
 from cape_plugins.fairseq.layers import CapeEncoderLayer
 from cape_plugins.fairseq.transformer import CapeTransformerDecoder, CapeTransformerEncoder
+from common import Table, append_csv, command, take_turns
 
 DIM, HEADS, FFN = 768, 8, 3072
 PARTS = ("layer", "encoder", "decoder")
@@ -141,7 +140,6 @@ def main() -> None:
     parser.add_argument("--contexts", nargs="+", type=int, default=(100, 1000), metavar="TOKENS")
     parser.add_argument("--batch", type=int, help="sentences; default: 50, on the CPU fewer")
     parser.add_argument("--layers", type=int, default=6, help="of encoder and decoder")
-    parser.add_argument("--csv", type=Path, help="also append the numbers there")
     study = parser.add_argument_group("as cape-run's trainer and evaluation")
     study.add_argument("--out", type=Path, help="folder for cost.csv, the scores")
     study.add_argument("--read", type=Path, help="only copy such a file to --csv")
@@ -151,19 +149,16 @@ def main() -> None:
         shutil.copyfile(arguments.read, arguments.csv)
         return
     torch.manual_seed(arguments.seed)
+    contexts = [f"relpos {context}" for context in arguments.contexts]
+    shown = ["dtype", "part", "length", "batch", "nopos, ms", "sinpos", "cape", *contexts]
+    title = f"forward + backward, {arguments.layers} layers in encoder and decoder, 1 is nopos"
+    printed = Table([*shown, "cape / sinpos"], arguments, title)
     rows = []
     shapes = list(itertools.product(arguments.dtype, arguments.parts, arguments.lengths))
     for step, (dtype, part, length) in enumerate(shapes, 1):
         rows.append(measure(part, length, dtype, arguments))
+        printed.add(**rows[-1])
         print(f"step {step}/{len(shapes)}", rows[-1], file=sys.stderr)  # it takes a while
-    print(
-        f"{machine(arguments.device)}; forward + backward, {arguments.layers} layers in encoder "
-        f"and decoder, ratios to nopos\n"
-    )
-    formats = ("", "", "", "", ".1f", *[".3f"] * (len(rows[0]) - 5))
-    print(tabulate(rows, "keys", tablefmt="github", floatfmt=formats))
-    if arguments.csv:
-        append_csv(arguments.csv, rows)
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
         table = arguments.out / "cost.csv"

@@ -1,11 +1,12 @@
-"""The hosts' own trainers in half precision, on tiny data made here: does each variant train?
+"""The hosts' own trainers in half precision, on tiny data made here: does a variant train?
 
-    python benchmarks/trainers.py [--device cuda] [--hosts timm fairseq espnet] [--pos cape …]
-        [--jobs 8] [--csv table.csv]
+    python benchmarks/trainers.py [--device cuda] [--hosts timm fairseq espnet] [--pos cape rope …]
+        [--jobs 6] [--csv table.csv] [--label before]
 
-fairseq-train --fp16 and --bf16, ESPnet's asr_train --use_amp, and timm's train.py --amp under
-torchrun; TIMM_SCRIPTS names its folder. On the CPU only what these trainers can do there. Ends
-with status 1 where a training fails, or where its loss does not fall.
+fairseq-train --fp16, ESPnet's asr_train --use_amp, and timm's train.py --amp under torchrun;
+TIMM_SCRIPTS names its folder. fairseq-train --bf16 is for TPUs alone: fairseq's command line takes
+it for one. On the CPU only what these trainers can do there. A line for each training, as soon as
+it ends. Ends with status 1 where a training fails, or where its loss does not fall.
 """
 
 import argparse
@@ -17,21 +18,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from common import append_csv, machine, on_device
-from hosts import names_of, vit_name
-from tabulate import tabulate
 
 from cape_plugins.variants import VARIANTS
+from common import Table, add_outputs, on_device
+from hosts import names_of, vit_name
 
 ROOT = Path(__file__).resolve().parents[1]
 RATE = 8000
 PITCH = {"low": 400, "high": 1600}
 NUMBER = r"([\d.e+-]+|nan|inf)"
+
+SHOWN = ["host", "variant", "precision", "steps", "first_loss", "last_loss", "seconds", "trained"]
 
 # the flag of its precision, command, how the trainer's output tells its losses
 Training = tuple[str, list[str], str]
@@ -52,15 +54,15 @@ def fairseq_data(folder: Path) -> None:
 
 
 def fairseq_trainings(pos: str, data: Path, device: str) -> Iterator[Training]:
-    """fairseq-train in both half precisions; on the CPU it has float32 alone."""
+    """fairseq-train --fp16; on the CPU it has float32 alone."""
     command = [sys.executable, "-m", "fairseq_cli.train", str(data / "bin"), "--no-save"]
     command += ["--user-dir", str(ROOT / "integrations/fairseq/user_dir")]
     command += ["--arch", "cape_transformer_tiny", "--pos", pos, "--max-update", "30"]
     command += ["--optimizer", "adam", "--lr", "0.002", "--batch-size", "40", "--dropout", "0"]
     command += ["--log-interval", "1", "--log-format", "json", "--disable-validation"]
     command += ["--num-workers", "0"]
-    for flag in ("--fp16", "--bf16") if device == "cuda" else ("--cpu",):
-        yield flag, [*command, flag], rf'train_inner .*?"loss": "{NUMBER}"'
+    flag = "--fp16" if device == "cuda" else "--cpu"
+    yield flag, [*command, flag], rf'train_inner .*?"loss": "{NUMBER}"'
 
 
 def espnet_data(folder: Path) -> None:
@@ -135,20 +137,20 @@ def timm_data(folder: Path) -> None:
 
 
 def timm_trainings(pos: str, data: Path, device: str) -> Iterator[Training]:
-    """train.py --amp under torchrun, in both half precisions; on the CPU in bfloat16."""
+    """train.py --amp under torchrun, in float16 with its scaler; on the CPU in bfloat16."""
     script = Path(os.environ.get("TIMM_SCRIPTS", ".")) / "train.py"
     if not script.exists():
         raise ImportError("TIMM_SCRIPTS names no folder with timm's train.py")
-    for precision in ("float16", "bfloat16") if device == "cuda" else ("bfloat16",):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", "1", str(script), "--data-dir", str(data)]
-        command += ["--device-modules", "cape_plugins.timm", "--model", vit_name("tiny", pos)]
-        command += ["--img-size", "32", "--num-classes", "2", "--batch-size", "16"]
-        command += ["--opt", "adamw", "--lr", "0.0005", "--epochs", "3", "--warmup-epochs", "0"]
-        command += ["--cooldown-epochs", "0", "--log-interval", "1", "--workers", "1"]
-        command += ["--device", device, "--amp", "--amp-dtype", precision]
-        command += ["--output", str(data / "output"), "--experiment", f"{pos}-{precision}"]
-        yield f"--amp-dtype {precision}", command, rf"Train: .*?Loss: +{NUMBER}"
+    precision = "float16" if device == "cuda" else "bfloat16"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "1", str(script), "--data-dir", str(data)]
+    command += ["--device-modules", "cape_plugins.timm", "--model", vit_name("tiny", pos)]
+    command += ["--img-size", "32", "--num-classes", "2", "--batch-size", "16"]
+    command += ["--opt", "adamw", "--lr", "0.0005", "--epochs", "3", "--warmup-epochs", "0"]
+    command += ["--cooldown-epochs", "0", "--log-interval", "1", "--workers", "1"]
+    command += ["--device", device, "--amp", "--amp-dtype", precision]
+    command += ["--output", str(data / "output"), "--experiment", f"{pos}-{precision}"]
+    yield f"--amp-dtype {precision}", command, rf"Train: .*?Loss: +{NUMBER}"
 
 
 # host → its module, what makes its data, its trainings of a variant
@@ -190,10 +192,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--device", default="cpu", type=on_device, choices=("cpu", "cuda"))
     parser.add_argument("--hosts", nargs="+", default=HOSTS, choices=HOSTS)
-    parser.add_argument("--pos", nargs="+", choices=VARIANTS, help="default: all of the host's")
+    parser.add_argument("--pos", nargs="+", default=("cape", "rope"), choices=VARIANTS)
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
-    parser.add_argument("--csv", type=Path, help="also append the numbers there")
+    add_outputs(parser)
     arguments = parser.parse_args()
+    failed = 0
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
         started = []
         for host in arguments.hosts:
@@ -207,22 +210,21 @@ def main() -> None:
                 todo = [
                     (host, pos, training)
                     for pos in names_of(host)
-                    if pos in (arguments.pos or VARIANTS)
+                    if pos in arguments.pos
                     for training in trainings(pos, data, arguments.device)
                 ]
             except ImportError as error:
-                print(f"{host} left out, not all of it is here: {error}\n")
+                print(f"{host} left out, not all of it is here: {error}\n", flush=True)
                 continue
             started += [pool.submit(train, *one) for one in todo]
-        rows = [one.result() for one in started]
-    if not rows:
-        parser.exit(1, "none of the hosts is here\n")
-    print(f"{machine(arguments.device)}; the hosts' trainers on tiny data\n")
-    print(tabulate(rows, "keys", tablefmt="github", floatfmt=".3f"))
-    if arguments.csv:
-        append_csv(arguments.csv, [dict(machine=machine(arguments.device), **row) for row in rows])
-    if any(row["trained"] == "NO" for row in rows):
-        raise SystemExit(1)
+        if not started:
+            parser.exit(1, "none of the hosts is here\n")
+        table = Table(SHOWN, arguments, "the hosts' trainers on tiny data")
+        for one in as_completed(started):
+            row = one.result()
+            table.add(**row)
+            failed += row["trained"] == "NO"
+    raise SystemExit(failed > 0)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """What every variant of the table costs in every host, as multiples of one of them, in one run.
 
     python benchmarks/variants.py [--cases vit_small wmt_base asr_12] [--pos nopos cape …]
-        [--unit nopos] [--batch 8] [--device cuda] [--dtype bfloat16] [--compile] [--cpu-time]
-        [--rounds 7] [--csv table.csv]
+        [--unit nopos] [--batch 8, or one for each case] [--device cuda] [--dtype bfloat16]
+        [--compile] [--cpu-time] [--rounds 7] [--csv table.csv] [--label before]
+
+Each variant takes turns with the one that it is compared with, and its row is printed before the
+next is built: a run that is cut off has lost no row.
 
 A training step is forward, backward and AdamW, in the host's own training mode. Memory is what a
 step needs at its worst beyond weights and optimizer: gradients and what backward needs of forward.
@@ -12,16 +15,15 @@ Waits are how often a step makes the CPU wait for the GPU, the host's own waits 
 import time
 from argparse import Namespace
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-from common import append_csv, autocast, command, machine, peak_bytes, take_turns, waits
-from hosts import CASES, builder, names_of
-from tabulate import tabulate
 from torch import Tensor, nn
 
 from cape_plugins.variants import VARIANTS
+from common import Table, autocast, command, peak_bytes, take_turns, waits
+from hosts import CASES, builder, names_of
 
+SHOWN = ("variant", "unit_ms", "step", "memory", "parameters", "waits")
 DEFAULT_CASES = ("vit_small", "wmt_base", "asr_12", "conformer_12")
 
 
@@ -42,73 +44,54 @@ def training_step(
     return step
 
 
-def measure(case: str, arguments: Namespace) -> list[dict[str, object]]:
-    """A row for each variant of a case.
+def measure(case: str, batch: int, arguments: Namespace) -> None:
+    """Print a row for each variant of a case.
 
     Raises:
         ImportError: its host is missing.
     """
-    names = names_of(CASES[case][0])
-    chosen = arguments.pos or names
-    build = builder(case, arguments.batch, arguments.device, arguments.tiny)
-    steps, parameters = {}, {}
-    for pos in names:
-        if pos in {*chosen, arguments.unit}:
-            model, loss = build(pos)
-            model.to(arguments.device).train()
-            parameters[pos] = sum(p.numel() for p in model.parameters())
-            steps[pos] = training_step(model, loss, arguments)
+    unit, device = arguments.unit, arguments.device
+    build = builder(case, batch, device, arguments.tiny)
+    chosen = arguments.pos or names_of(CASES[case][0])
     clock = time.process_time if arguments.cpu_time else time.perf_counter
-    seconds, ratios = take_turns(steps, arguments.unit, arguments.rounds, clock)
-    memory = {pos: peak_bytes(step, arguments.device) for pos, step in steps.items()}
-    unit = arguments.unit
-    rows: list[dict[str, object]] = [
-        dict(
-            machine=machine(arguments.device),
+
+    def ready(pos: str) -> tuple[Callable[[], None], int]:
+        """A variant's training step, and how many parameters it trains."""
+        model, loss = build(pos)
+        model.to(device).train()
+        return training_step(model, loss, arguments), sum(p.numel() for p in model.parameters())
+
+    of_unit, unit_parameters = ready(unit)
+    unit_memory = peak_bytes(of_unit, device)
+    how = [arguments.dtype, f"batch {batch}", f"1 is {unit}"]
+    how += [f"compiled by {arguments.compile}"] if arguments.compile else []
+    how += ["CPU time"] if arguments.cpu_time else []
+    table = Table(SHOWN, arguments, f"{case}, {', '.join(how)}")
+    # the unit is first: what the others are multiples of
+    others = [pos for pos in names_of(CASES[case][0]) if pos in chosen and pos != unit]
+    for pos in (unit, *others):
+        step, parameters = (of_unit, unit_parameters) if pos == unit else ready(pos)
+        memory = unit_memory if pos == unit else peak_bytes(step, device)
+        seconds, ratios = take_turns({unit: of_unit, pos: step}, unit, arguments.rounds, clock)
+        table.add(
             case=f"tiny {case}" if arguments.tiny else case,
-            batch=arguments.batch,
+            batch=batch,
             dtype=arguments.dtype,
             compiled=arguments.compile or "",
             clock="CPU time" if arguments.cpu_time else "",
             variant=pos,
             unit=unit,
             step=ratios[pos],
-            memory=memory[pos] / memory[unit],
-            parameters=parameters[pos] / parameters[unit],
-            waits=waits(steps[pos], arguments.device),
+            memory=memory / unit_memory,
+            parameters=parameters / unit_parameters,
+            waits=waits(step, device),
             unit_ms=1e3 * seconds,
-            unit_memory_mb=memory[unit] / 1e6,
-            unit_parameters=parameters[unit],
+            unit_memory_mb=unit_memory / 1e6,
+            unit_parameters=unit_parameters,
         )
-        for pos in steps
-    ]
+        del step  # and its model, before the next is built
+    table.end(f"1 is {unit_memory / 1e6:.0f} MB, {unit_parameters / 1e6:.1f} M parameters")
     torch.compiler.reset()
-    return rows
-
-
-def tables(rows: list[dict[str, object]]) -> str:
-    """The ratios of all cases side by side, and what 1 stands for in each."""
-    first = rows[0]
-    known = ("machine", "dtype", "compiled", "clock")
-    how = ", ".join(str(first[key]) for key in known if first[key])
-    lines = [f"{how}, batch {first['batch']}; 1 is {first['unit']}:", ""]
-    of_variant: dict[object, dict[str, object]] = {}
-    for row in rows:
-        if row["variant"] == row["unit"]:
-            lines.append(
-                f"- {row['case']}: {row['unit_ms']:.0f} ms, {row['unit_memory_mb']:.0f} MB, "
-                f"{row['unit_parameters'] / 1e6:.1f} M parameters"
-            )
-        of_variant.setdefault(row["variant"], {"": row["variant"]}).update(
-            {
-                f"{row['case']}, {what}": row[what]
-                for what in ("step", "memory", "parameters", "waits")
-                if row[what] is not None
-            }
-        )
-    head = list(dict.fromkeys(column for columns in of_variant.values() for column in columns))
-    ratios = [[columns.get(column) for column in head] for columns in of_variant.values()]
-    return "\n".join([*lines, "", tabulate(ratios, head, tablefmt="github", floatfmt=".3f")])
 
 
 def main() -> None:
@@ -117,31 +100,34 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=DEFAULT_CASES, choices=CASES)
     parser.add_argument("--pos", nargs="+", choices=VARIANTS, help="default: all of the host's")
     parser.add_argument("--unit", default="nopos", choices=VARIANTS, help="the others' divisor")
-    parser.add_argument("--batch", type=int, default=8, help="images, pairs or utterances")
+    parser.add_argument("--batch", nargs="+", type=int, default=[8],
+                        help="images, pairs or utterances: one number, or one a case")  # fmt: skip
     parser.add_argument("--compile", nargs="?", const="inductor", metavar="BACKEND",
                         help="torch.compile, by inductor unless another is named")  # fmt: skip
     parser.add_argument("--cpu-time", action="store_true",
                         help="for a busy machine, with OMP_NUM_THREADS=1")  # fmt: skip
     parser.add_argument("--tiny", action="store_true", help="to see that it runs")
-    parser.add_argument("--csv", type=Path, help="also append the numbers there")
     arguments = parser.parse_args()
     for case in arguments.cases:
         names = names_of(CASES[case][0])
         if arguments.unit not in names:
             parser.error(f"--unit {arguments.unit}: {case} has {', '.join(names)}")
-    rows = []
-    for case in arguments.cases:
+    batches = arguments.batch
+    if len(batches) == 1:
+        batches = batches * len(arguments.cases)
+    if len(batches) != len(arguments.cases):
+        parser.error(f"--batch: {len(batches)} numbers for {len(arguments.cases)} cases")
+    measured = 0
+    for case, batch in zip(arguments.cases, batches, strict=True):
         try:
-            found = measure(case, arguments)
+            measure(case, batch, arguments)
+            measured += 1
         except ImportError as error:
-            print(f"{case} left out, its host is missing here: {error}\n")
-            continue
-        rows += found
-        if arguments.csv:
-            append_csv(arguments.csv, found)
-    if not rows:
+            print(f"{case} left out, its host is missing here: {error}\n", flush=True)
+        if arguments.device == "cuda":
+            torch.cuda.empty_cache()
+    if not measured:
         parser.exit(1, "none of the hosts is installed here\n")
-    print(tables(rows))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from cape_plugins.attention import AttentionSettings, PositionalAttention
 from cape_plugins.checks import check_count
+from cape_plugins.constants import constant
+from cape_plugins.elementwise import multiply
 from cape_plugins.positions import Device, widest, with_axes
 
 
@@ -35,37 +37,51 @@ def alibi_slopes(heads: int, device: Device = None) -> Tensor:
     return torch.exp2(exponent * (-4 / below)).float()
 
 
+def _slopes(heads: int, device: torch.device) -> Tensor:
+    return -alibi_slopes(heads, device)
+
+
 class Alibi(PositionalAttention):
     """Adds - slope · distance to the scores; 0 where a token has no position (class token).
 
-    What is added is made once for all layers, of the settings' ``heads`` and ``unit``. In float32
-    it takes (heads, N, N) where samples share their positions, else (B, heads, N, N), as
-    ``cape_alibi`` in training.
+    What is added is made once for all layers, of the settings' ``heads`` and ``unit``. It takes
+    (heads, N, N) where samples share their positions, else (B, heads, N, N), as ``cape_alibi`` in
+    training: in autocast's dtype, which the scores are in, or in float32.
     """
 
     remembers = frozenset({"unit"})
 
     @staticmethod
     def prepare(positions: Tensor, settings: AttentionSettings) -> Tensor:
-        """What the scores get, (B, N, heads, N) float32.
+        """What the scores get, (B, N, heads, N), float32 or what autocast is on for.
 
         Distances are taken in the positions' dtype: an hour from the start float32 is too coarse.
         """
         wide = with_axes(positions)  # (B, N, axes)
         apart = distances(wide[:, :, None], wide[:, None]) / settings.unit  # (B, N, N)
-        slopes = alibi_slopes(settings.heads, positions.device)[:, None]
-        return -slopes * apart[:, :, None].float()
+        slopes = constant(_slopes, settings.heads, like=positions)[:, None]
+        device = positions.device.type
+        dtype = torch.float32
+        if torch.is_autocast_enabled(device):  # rounded here, once, and not in every layer
+            dtype = torch.get_autocast_dtype(device)
+        return multiply(slopes, apart[:, :, None], dtype)
 
     def bias(self, query: Tensor, keys: int, positions: Tensor | None = None) -> Tensor:
-        """What :meth:`prepare` gave, (1 or B, heads, queries, keys) in float32."""
+        """What :meth:`prepare` gave, (1 or B, heads, queries, keys)."""
         assert positions is not None, "alibi needs positions"
         bias = positions.transpose(1, 2)  # (1 or B, heads, N, N)
         return bias[:, :, bias.shape[2] - query.shape[2] :, bias.shape[3] - keys :]
 
 
 def distances(first: Tensor, second: Tensor) -> Tensor:
-    """Euclidean distances (…, axes), (…, axes) → (…), 0 where either has no position (NaN)."""
+    """Euclidean distances (…, axes), (…, axes) → (…), 0 where either has no position (NaN).
+
+    Their gradient is 0 there, and where two tokens share a position.
+    """
     apart = first - second  # (…, axes)
-    # vector_norm of one axis keeps it on fake tensors (torch.compile) in PyTorch 2.12
-    found = apart[..., 0].abs() if apart.shape[-1] == 1 else torch.linalg.vector_norm(apart, dim=-1)
-    return found.nan_to_num(0.0)
+    if apart.shape[-1] == 1:
+        apart = apart[..., 0]
+        return apart.masked_fill(apart.isnan(), 0.0).abs()
+    # before the norm, whose gradient would be NaN
+    apart = apart.masked_fill(apart.isnan().any(dim=-1, keepdim=True), 0.0)
+    return torch.linalg.vector_norm(apart, dim=-1)

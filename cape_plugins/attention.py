@@ -1,14 +1,8 @@
-"""What positions do in self-attention: the base class of all variants, and ``relpos``.
+"""What positions do in self-attention: the base class of all variants.
 
-``relpos`` has learnable relative positions (Shaw et al. 2018, https://arxiv.org/abs/1803.02155),
-the paper's baseline in speech and translation. Query i scores key j by q_i · (k_j + a_(j-i)), where
-a is a table of one vector per distance, shared by the heads; distances beyond the context take the
-vector of the context. The table is not spread out to (T, T, d), one vector per pair: each query
-meets each distance once, and a view shifts the rows of that product to where their keys stand.
-
-    >>> settings = AttentionSettings(head_dim=64, heads=8, context=150)
-    >>> attention = RelativeAttention(settings)
-    >>> out, _ = attention(query, key, value, mask=mask)    # (B, heads, queries, head_dim)
+>>> settings = AttentionSettings(head_dim=64, heads=8)
+>>> attention = PositionalAttention(settings)           # as without positions
+>>> out, _ = attention(query, key, value, mask=mask)    # (B, heads, queries, head_dim)
 """
 
 from dataclasses import dataclass
@@ -94,6 +88,13 @@ class PositionalAttention(nn.Module):
         """Put prepared positions into queries or keys (B, heads, N, head_dim), here nothing."""
         return x
 
+    def embed_both(
+        self, query: Tensor, key: Tensor, positions: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """:meth:`embed` for queries and keys (B, heads, ·, head_dim); queries are the last keys."""
+        last = None if positions is None else positions[:, key.shape[2] - query.shape[2] :]
+        return self.embed(query, last), self.embed(key, positions)
+
     def bias(self, query: Tensor, keys: int, positions: Tensor | None = None) -> Tensor | None:
         """What is added to the scores, broadcastable to (B, heads, queries, keys), or None.
 
@@ -133,8 +134,7 @@ class PositionalAttention(nn.Module):
         queries, keys = query.shape[2], key.shape[2]
         if queries > keys:
             raise ValueError(f"{queries} queries are not the last positions of {keys} keys")
-        last = None if positions is None else positions[:, keys - queries :]  # (B, queries, …)
-        query, key = self.embed(query, last), self.embed(key, positions)
+        query, key = self.embed_both(query, key, positions)
         return self.attend(query, key, value, positions, mask, dropout, need_weights)
 
     def attend(
@@ -191,48 +191,6 @@ def merge_bias(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> 
         return torch.where(mask, bias.to(dtype), -torch.inf)
     # hosts hide all keys from padding with the least number: beyond it, their softmax is NaN
     return (bias + mask).clamp(min=torch.finfo(dtype).min).to(dtype)
-
-
-class RelativeAttention(PositionalAttention):
-    """Learnable vectors for how far, in tokens, each key is from the query.
-
-    ``keys`` are (2 · context + 1, head_dim), uniform in ± 0.1 at first (authors).
-    """
-
-    def __init__(self, settings: AttentionSettings) -> None:
-        super().__init__(settings)
-        self.context = settings.context
-        self.keys = nn.Parameter(torch.empty(2 * self.context + 1, settings.head_dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the vectors anew."""
-        nn.init.uniform_(self.keys, -0.1, 0.1)
-
-    def bias(self, query: Tensor, keys: int, positions: Tensor | None = None) -> Tensor:
-        """What distances add to the scores: (B, heads, queries, d) → (B, heads, queries, keys).
-
-        Distances are counted in tokens, whatever the positions are.
-
-        Raises:
-            ValueError: the queries have another number of channels than the table.
-        """
-        queries, context, head_dim = query.shape[2], self.context, self.keys.shape[1]
-        if query.shape[3] != head_dim:
-            raise ValueError(f"queries of {query.shape[3]} channels, built for {head_dim}")
-        # of the distances 1 - keys … queries - 1 those within the context have rows of the table
-        table = self.keys[max(context + 1 - keys, 0) : context + queries].to(query.dtype)
-        scores = (query * head_dim**-0.5) @ table.T  # (B, heads, queries, rows)
-        before, after = max(keys - 1 - context, 0), max(queries - 1 - context, 0)
-        nearest = scores[..., :1].expand(*scores.shape[:3], before)  # (…, before)
-        # one column for each distance, and a filler
-        farthest = scores[..., -1:].expand(*scores.shape[:3], after + 1)
-        scores = torch.cat([nearest, scores, farthest], dim=-1)
-        # a view moves row i by i columns to the left of row 0: column c of row i was
-        # queries - 1 - i + c, which is where the distance of key c stands
-        width = scores.shape[-1] - 1
-        flat = scores.flatten(-2)[..., queries - 1 : queries - 1 + queries * width]
-        return flat.unflatten(-1, (queries, width))[..., :keys]
 
 
 def take_over(kind: Any, theirs: nn.Module) -> Any:

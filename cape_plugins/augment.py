@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from cape_plugins.checks import check_count, check_positions, check_values, is_number, is_traced
+from cape_plugins.constants import constant
+from cape_plugins.elementwise import multiply
 from cape_plugins.positions import Device, Generator, widest, with_axes
 
 LocalShift = float | tuple[float, ...] | Tensor
@@ -31,7 +33,7 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True)
 class Identity:
-    """Leaves positions as given, as ``sinpos`` does. The other augmentations have its methods."""
+    """Leaves positions as given, as ``sinpos`` does. Other augmentations override its methods."""
 
     def draw(
         self, batch_size: int, axes: int = 1, device: Device = None, generator: Generator = None
@@ -48,9 +50,10 @@ class Identity:
         max_local_shift: LocalShift | None = None,
         generator: Generator = None,
     ) -> Tensor:
-        """What becomes of positions (1 or B, N, axes), float32 or float64, in training: such again.
+        """Positions of a training step: (1 or B, N, axes), float32 or float64 → same dtype.
 
-        ``batch_size`` is B; the others are as in :meth:`cape_plugins.PositionalEmbedding.forward`.
+        ``batch_size`` is B. The other arguments are those of
+        :meth:`cape_plugins.PositionalEmbedding.forward`.
 
         Raises:
             ValueError: the draw, the generator or one shift per axis does not fit the positions, or
@@ -59,7 +62,7 @@ class Identity:
         return positions
 
     def in_evaluation(self, positions: Tensor) -> Tensor:
-        """What becomes of positions (1 or B, N, axes) in evaluation, where nothing is random."""
+        """Positions in evaluation, where nothing is random: (1 or B, N, axes) → same."""
         return positions
 
 
@@ -100,10 +103,11 @@ class Augmentation(Identity):
         """
         check_count("batch_size", batch_size, least=0)
         device = torch.device("cpu" if device is None else device)
-        shift = uniform([batch_size, axes], device, torch.float32, generator)
-        log_scale = uniform([batch_size], device, torch.float32, generator)
-        scale = torch.exp(log_scale * math.log(self.max_global_scale))
-        return Draw(shift * self.max_global_shift, scale)
+        # both by one draw: Δ of all samples first, then λ
+        draws = uniform([batch_size * (axes + 1)], device, torch.float32, generator)
+        of_shift, of_scale = draws[: batch_size * axes], draws[batch_size * axes :]
+        shift = between(self.max_global_shift, of_shift.view(batch_size, axes))
+        return Draw(shift, between(math.log(self.max_global_scale), of_scale).exp())
 
     def apply(
         self, positions: Tensor, draw: Draw | None = None, *, generator: Generator = None
@@ -116,7 +120,7 @@ class Augmentation(Identity):
             generator: source of randomness for ε, which is drawn anew at every call.
 
         Returns:
-            positions in their dtype, float32 at least.
+            positions in their dtype, float32 at least; float64 for integers.
 
         Raises:
             ValueError: positions are infinite or of another shape, or as
@@ -152,10 +156,15 @@ class Augmentation(Identity):
         if max_local_shift is not None:  # the settings' own was checked once
             local = max_local_shift
             _check_local_shift(local)
-        noise = uniform([batch_size, *positions.shape[1:]], device, dtype, generator)
-        noise = noise * _per_axis(local, axes, noise)  # (B, N, axes)
-        moved = self.in_evaluation(positions) + draw.shift[:, None, :] + noise
-        return (moved * draw.scale[:, None, None]).to(dtype)
+        offset = draw.shift[:, None, :]  # (B, 1, axes)
+        if self.mean_normalize:
+            offset = offset - mean(positions)
+        # in float64, which the mean is in, until the last operation
+        moved = positions + offset  # (B, N, axes)
+        if isinstance(local, Tensor) or local != 0:
+            draws = uniform([batch_size, *positions.shape[1:]], device, dtype, generator)
+            moved = moved + between(_per_axis(local, axes), draws)
+        return multiply(moved, draw.scale[:, None, None], dtype)
 
     def in_evaluation(self, positions: Tensor) -> Tensor:
         """Centred where ``mean_normalize`` is on; (1 or B, N, axes) → same."""
@@ -163,26 +172,31 @@ class Augmentation(Identity):
 
 
 def centre(positions: Tensor) -> Tensor:
-    """Subtract each sample's mean position, padding (NaN) left out: (B, N, axes) → same.
+    """Subtract each sample's mean position, padding (NaN) left out: (B, N, axes) → same."""
+    return (positions - mean(positions)).to(positions.dtype)
 
-    The mean is taken in float64 where the device has it: in float32 its error would depend on the
+
+def mean(positions: Tensor) -> Tensor:
+    """Each sample's mean position, padding (NaN) left out: (B, N, axes) → (B, 1, axes).
+
+    It is taken in float64 where the device has it: in float32 its error would depend on the
     amount of padding, and be large for 100 000 tokens. On the CPU it is summed one by one, because
     the order of another sum would depend on the padding too; elsewhere cumsum is slow, or not
     deterministic.
     """
-    wide = positions.to(widest(positions.device))
+    dtype = widest(positions.device)
     if positions.device.type == "cpu" and positions.shape[1] > 0:
-        total = wide.nan_to_num(0.0).cumsum(dim=1).narrow(1, positions.shape[1] - 1, 1)
-        mean = total / (~wide.isnan()).sum(dim=1, keepdim=True)  # (B, 1, axes)
+        sums = positions.nan_to_num(0.0).cumsum(dim=1, dtype=dtype)  # (B, N, axes)
+        total = sums.narrow(1, positions.shape[1] - 1, 1)
     else:
-        mean = wide.nanmean(dim=1, keepdim=True)
-    return (wide - mean).to(positions.dtype)
+        total = positions.nansum(dim=1, keepdim=True, dtype=dtype)
+    return total / (positions == positions).sum(dim=1, keepdim=True)
 
 
 def uniform(
     shape: list[int], device: torch.device, dtype: torch.dtype, generator: Generator
 ) -> Tensor:
-    """Uniform in [-1, 1), drawn on the device; ValueError if the generator is of another kind."""
+    """Uniform in [0, 1), drawn on the device; ValueError if the generator is of another kind."""
     if generator is not None and generator.device.type != device.type:
         raise ValueError(
             f"the generator lives on {generator.device.type}, the positions on {device.type}: "
@@ -190,32 +204,43 @@ def uniform(
         )
     # out of place, as torch.vmap wants it; torch.compile knows the first form only
     if generator is None:
-        draws = torch.rand(shape, device=device, dtype=dtype)
-    else:
-        draws = torch.rand(shape, device=device, dtype=dtype, generator=generator)
-    return 2 * draws - 1
+        return torch.rand(shape, device=device, dtype=dtype)
+    return torch.rand(shape, device=device, dtype=dtype, generator=generator)
+
+
+def between(most: float | tuple[float, ...] | Tensor, draws: Tensor) -> Tensor:
+    """Draws (…, axes) that are uniform in [0, 1) as uniform in ± ``most``, one or one per axis."""
+    if isinstance(most, Tensor):
+        most = most.to(draws.dtype)
+        return torch.lerp(-most, most, draws)
+    numbers = most if isinstance(most, tuple) else (most,)
+    bounds = constant(_bounds, numbers, draws.dtype, like=draws)  # (2, 1 or axes)
+    return torch.lerp(bounds[0], bounds[1], draws)
+
+
+def _bounds(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[-numbers, numbers], made on the device: a copy to it would wait for it."""
+    high = torch.cat([torch.full([1], one, dtype=dtype, device=device) for one in numbers])
+    return torch.stack([-high, high])
 
 
 def _check_local_shift(shift: Any) -> None:
     """Raise ValueError unless ε is a number, one per axis, or a tensor, all ≥ 0."""
     if isinstance(shift, Tensor):
         rule = "max_local_shift must be finite and ≥ 0"
-        check_values(shift, lambda: shift.isfinite() & (shift >= 0), rule)
+        check_values(shift, lambda: (shift >= 0) & (shift < math.inf), rule)
     elif not is_traced():  # there it may be a symbol, such as 1 / width
         for one in shift if isinstance(shift, tuple | list) and shift else [shift]:
             _check_number("max_local_shift", one, least=0.0)
 
 
-def _per_axis(shift: LocalShift, axes: int, like: Tensor) -> float | Tensor:
-    """What ε's draws in ± 1 are multiplied by: a number, or a tensor that broadcasts."""
-    if not isinstance(shift, Sequence):
-        return shift
-    if len(shift) != axes:
+def _per_axis(shift: LocalShift, axes: int) -> float | tuple[float, ...] | Tensor:
+    """The bound of ε: a number, one per axis, or a tensor that broadcasts."""
+    if isinstance(shift, Sequence) and len(shift) != axes:
         raise ValueError(
             f"max_local_shift {tuple(shift)} holds {len(shift)} values for {axes} axes"
         )
-    # made on the device: a copy to it would wait for it
-    return torch.cat([like.new_full([1], one) for one in shift])
+    return tuple(shift) if isinstance(shift, Sequence) else shift
 
 
 def _check_number(name: str, value: Any, *, least: float) -> None:

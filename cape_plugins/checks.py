@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 
 def check_positive(name: str, value: Any, *, unit: str = "") -> None:
@@ -44,9 +45,7 @@ def check_values(values: Tensor, ok: Callable[[], Tensor], rule: str) -> None:
     Raises:
         ValueError: a value on the CPU breaks the rule.
     """
-    # torch.func's tensors (vmap, grad) have no values that one may read, nor have fake ones
-    transformed = torch._C._functorch.is_functorch_wrapped_tensor
-    if is_traced() or type(values) is not Tensor or transformed(values):
+    if not is_plain(values):
         return
     if values.device.type == "cuda":
         torch._assert_async(ok().all(), rule)
@@ -60,9 +59,44 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether eager code runs on tensors with values, which it may read, keep and write into.
+
+    Not so under :func:`is_traced` and in torch.func (vmap, grad), and not for fake tensors and
+    other subclasses, such as DTensor. There only plain differentiable operations will do.
+    """
+    functorch = torch._C._functorch
+    if is_traced() or functorch.peek_interpreter_stack() is not None:
+        return False
+    if torch.autograd.forward_ad._current_level >= 0:
+        return False
+    for tensor in tensors:
+        if type(tensor) not in (Tensor, Parameter):
+            return False
+        # the second: gradients by torch.autograd.grad(…, is_grads_batched=True)
+        if functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(
+            tensor
+        ):
+            return False
+    return True
+
+
 def check_positions(positions: Tensor) -> None:
-    """Raise ValueError unless positions are real, finite or NaN (on CUDA: :func:`check_values`)."""
-    if positions.is_complex():
+    """Raise ValueError unless positions are numbers that we can take exactly, or NaN.
+
+    They must not be complex, bool or infinite, nor integers too large for float64 (on CUDA:
+    :func:`check_values`).
+    """
+    if positions.is_complex() or positions.dtype == torch.bool:
         raise ValueError(f"positions must be real numbers, got {positions.dtype}")
-    rule = "positions must be finite, or NaN for padding"
-    check_values(positions, lambda: ~positions.isinf(), rule)
+    if positions.is_floating_point():
+        rule = "positions must be finite, or NaN for padding"
+        check_values(positions, lambda: positions.abs() != math.inf, rule)
+        return
+    # what cape_plugins.positions.exact makes of integers holds those below this, each of them
+    dtype, most = torch.float64, 2**53
+    if positions.device.type == "mps":
+        dtype, most = torch.float32, 2**24
+    if torch.iinfo(positions.dtype).max >= most:
+        rule = f"integer positions must lie within ± {most} to be exact: subtract the first one"
+        check_values(positions, lambda: positions.to(dtype).abs() < most, rule)

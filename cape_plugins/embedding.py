@@ -1,8 +1,8 @@
 """Content + positional embedding, for all variants of the table, in sequences and images.
 
-A model of one's own calls :class:`PositionalEmbedding` before its first layer. The hosts call its
-two halves, ``augment`` and ``add``, because their attention reads the augmented positions too. It
-has no buffer: frequencies are computed anew, so ``.half()`` and ``.to_empty()`` leave them alone.
+A model of your own calls :class:`PositionalEmbedding` before its first layer. The hosts call its
+two halves, ``augment`` and ``add``, because their attention reads the augmented positions too. The
+module has no buffer, so ``.half()`` and ``.to_empty()`` leave its frequencies alone.
 
     >>> position = PositionalEmbedding(512, "cape", max_global_shift=5.0, max_local_shift=0.5)
     >>> x = position(content, token_positions(lengths, content.shape[1]))    # (B, N, 512)
@@ -18,27 +18,35 @@ from torch import Tensor, nn
 from cape_plugins import sinusoid, variants
 from cape_plugins.augment import Draw, LocalShift
 from cape_plugins.checks import check_count, check_positions, check_values
-from cape_plugins.positions import Generator, with_axes
+from cape_plugins.constants import constant
+from cape_plugins.elementwise import add_where
+from cape_plugins.positions import Generator, at_least_float32, with_axes
 
 
 class PositionalEmbedding(nn.Module):
     """Adds positions to the tokens of a sequence or the patches of an image.
 
-    ``sinpos`` adds sinusoids of the positions as given, ``cape`` of positions that are centred and,
-    in training, shifted and scaled, ``random`` of sorted random positions, in evaluation of their
-    mean (:class:`cape_plugins.random_positions.RandomPositions`). ``abspos`` adds learnable
-    vectors, looked up by the position rounded to the nearest integer: give it indices (tokens,
-    frames), not seconds. ``nopos`` adds nothing, and neither do the variants that sit in
-    self-attention, such as ``rope``: of these it only augments the positions.
+    What it adds depends on the variant ``pos``:
+
+    - ``sinpos``: sinusoids of the positions as given.
+    - ``cape``: sinusoids of the positions after centring; in training they are also shifted,
+      jittered and scaled.
+    - ``random``: sinusoids of sorted random positions in training, and of the mean of such draws
+      in evaluation (:class:`cape_plugins.random_positions.RandomPositions`).
+    - ``abspos``: a learnable vector for each integer. A position is rounded to the nearest one, so
+      give it indices (tokens, frames), not seconds.
+    - ``nopos``: nothing.
+    - Variants that act in self-attention, such as ``rope``: nothing. :meth:`augment` still gives
+      the positions that their attention needs.
 
     Args:
         dim: channels; an even number where sinusoids are added.
-        pos: one of the above, or another name of :mod:`cape_plugins.variants`.
+        pos: a name of :mod:`cape_plugins.variants`.
         axes: of a position: 1 in sequences, 2 in images.
-        max_global_shift, max_local_shift, max_global_scale, mean_normalize: of ``cape``, in the
-            unit of the positions (:class:`cape_plugins.Augmentation`). The defaults only centre,
-            because the right shifts depend on that unit.
-        base: of the frequencies in sequences; 10 000, as in the paper.
+        max_global_shift, max_local_shift, max_global_scale, mean_normalize: settings of ``cape``
+            (:class:`cape_plugins.Augmentation`), in the unit of the positions. The defaults only
+            centre, because the right shifts depend on that unit.
+        base: of the frequencies in sequences; 10 000, as in the paper (section 3.1).
         frequency_scale: multiplies all frequencies; 1 for tokens and patches, 30 for seconds
             (section 4.2).
         max_length: vectors in the table of ``abspos``, which needs it.
@@ -115,10 +123,12 @@ class PositionalEmbedding(nn.Module):
 
         Args:
             content: (B, N, dim), any float dtype.
-            positions: (B, N), or (B, N, 2) with two axes, or 1 for B to share them; NaN marks
-                padding, to which nothing is added.
-            draw: Δ and λ of each sample, for sequences that share them; ``cape`` uses them in
-                training only. Default: drawn here.
+            positions: (B, N), or (B, N, 2) with two axes; (1, N[, 2]) if all samples share
+                them. NaN marks padding, and nothing is added there. Integers are taken as float64,
+                so that timestamps stay exact. float16 and bfloat16 are taken as the numbers that
+                they are; above 2,048 and 256 those are not all integers, so prefer float32.
+            draw: Δ and λ of each sample, for sequences that share them. Only ``cape`` uses them,
+                and only in training. Default: drawn here.
             generator: source of randomness in training.
             max_local_shift: ε in place of the constructor's, for positions whose spacing changes
                 from forward to forward: a number, one per axis, or a tensor that broadcasts to
@@ -128,9 +138,10 @@ class PositionalEmbedding(nn.Module):
             (B, N, dim) in content's dtype; the sum is taken in float32 at least.
 
         Raises:
-            ValueError: shapes that do not fit; content that is not of a float dtype; complex or
-                infinite positions, or with ``overflow="error"`` positions beyond the table; ε
-                below 0 or not finite (on CUDA: :func:`cape_plugins.checks.check_values`).
+            ValueError: shapes do not fit; content is not of a float dtype; positions are complex,
+                bool or infinite, or integers beyond ± 2^53; with ``overflow="error"`` positions are
+                beyond the table; ε is below 0 or not finite (on CUDA:
+                :func:`cape_plugins.checks.check_values`).
         """
         if content.ndim != 3 or content.shape[2] != self.dim or not content.is_floating_point():
             got = f"shape {list(content.shape)} of {content.dtype}"
@@ -186,8 +197,13 @@ class PositionalEmbedding(nn.Module):
         """The second half of :meth:`forward`: content + embedding of the augmented positions."""
         if self.adds_nothing:
             return content
-        # half-precision content is promoted to the embedding's float32: one rounding, at the end
-        return (content + self.embedding(positions, content.dtype)).to(content.dtype)
+        if self.table is not None:
+            # half-precision content is promoted to float32: one rounding, at the end
+            return (content + self._look_up(positions, self.table)).to(content.dtype)
+        known, present = sinusoid.known_positions(self._with_axes(positions))
+        dtype = at_least_float32(content.dtype)
+        added = sinusoid.sines(known, self._waves(positions), dtype)  # (1 or B, N, dim)
+        return add_where(content, added, present)
 
     def embedding(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """The embedding of augmented positions (1 or B, N[, 2]) alone: (1 or B, N, dim).
@@ -199,13 +215,18 @@ class PositionalEmbedding(nn.Module):
         """
         if self.table is not None:
             return self._look_up(positions, self.table)
-        device, scale = positions.device, self.frequency_scale
+        positions, waves = self._with_axes(positions), self._waves(positions)
+        return sinusoid.embed(positions, waves, at_least_float32(dtype))
+
+    def _with_axes(self, positions: Tensor) -> Tensor:
+        return positions if self.axes > 1 else positions[..., None]  # (1 or B, N, axes)
+
+    def _waves(self, positions: Tensor) -> Tensor:
+        """What :func:`cape_plugins.sinusoid.sines` needs, (axes + 1, dim), on their device."""
+        dim, scale = self.dim, self.frequency_scale
         if self.axes > 1:
-            frequencies = sinusoid.frequencies_2d(self.dim, scale, device)  # (2, dim / 2)
-        else:
-            positions = positions[..., None]  # (1 or B, N, 1)
-            frequencies = sinusoid.frequencies_1d(self.dim, self.base, scale, device)[None]
-        return sinusoid.embed(positions, frequencies, torch.promote_types(dtype, torch.float32))
+            return constant(sinusoid.waves_2d, dim, scale, like=positions)
+        return constant(sinusoid.waves_1d, dim, self.base, scale, like=positions)
 
     def _look_up(self, positions: Tensor, table: Tensor) -> Tensor:
         """Rows of the table (rows, dim) at positions (B, N), rounded to the nearest integer."""

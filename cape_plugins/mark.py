@@ -15,22 +15,27 @@ from torch import Tensor, nn
 
 from cape_plugins import variants
 
-# Each setting's place in a mark, whatever the variant; only ever append.
+# A setting's place in a mark is its place here, for all variants. Only ever append.
 SLOTS = ["max_global_shift", "max_local_shift", "max_global_scale", "frequency_scale"]
 SLOTS += ["random_range", "relpos_context", "abspos_context", "source_scale"]
 SLOTS += ["unit", "content_scale"]
-# In place of a setting that a variant does not have, as all are ≥ 0. Not NaN, which equals nothing
-# where checkpoints are compared, and looks as if a training had diverged.
+# Stands where a variant does not have a setting; settings are ≥ 0. It is not NaN: tools that
+# compare checkpoints would find NaN different from itself, and see a training that diverged.
 ABSENT = -1.0
-# Marks of before there were slots are of at most so many numbers: no gaps between the settings.
+# The first marks had no slots: at most so many numbers, those of the variant's settings in a row.
 _GAPLESS = 6
+# How far arithmetic on weights may move a number. An exponential moving average in float32 with
+# decay d is off by up to 6e-8 / (1 - d) of it: 6e-4 with 0.9999. In bfloat16 a step is 4e-3.
+_SAME = 4e-3  # relative, of a setting: beyond it there is a warning
+_NEAR = 0.02  # absolute, of the variant's number: beyond it there is an error
 
 
 class VariantMark(nn.Module):
     """Keeps the variant and its settings among the weights, and compares them when they load.
 
-    Its state is one vector of float32. It is no parameter or buffer, so ``model.half()`` leaves it
-    alone; and the hosts' averages of checkpoints, which are all of one training, keep its values.
+    Its state is one vector of float32. It is no parameter or buffer, so training does not move it,
+    and ``model.half()`` leaves it alone. Averages of checkpoints move its numbers by rounding, so
+    numbers that are near enough count as equal.
 
     Args:
         pos: the variant.
@@ -76,8 +81,7 @@ class VariantMark(nn.Module):
             ValueError: the checkpoint is of another variant.
         """
         number, *found = state.tolist()
-        numbers = {variant.number: pos for pos, variant in variants.VARIANTS.items()}
-        pos = numbers.get(number, "unknown")  # as that of an average over several
+        pos = self._variant_of(number)
         if pos != self.pos:
             raise ValueError(
                 f"the checkpoint was trained with {self.spell('pos')} {pos}, this model has "
@@ -85,12 +89,30 @@ class VariantMark(nn.Module):
             )
         gapless = len(state) <= _GAPLESS
         names = [name for name in SLOTS if not gapless or name in self.settings]
-        kept = {k: v for k, v in zip(names, found, strict=False) if v >= 0}
+        kept = {k: v for k, v in zip(names, found, strict=False) if v >= -_SAME}
         for name, mine in self.settings.items():
             theirs = kept.get(name, self.before.get(name, mine))
-            if not math.isclose(mine, theirs, rel_tol=1e-5):
+            if not math.isclose(mine, theirs, rel_tol=_SAME):
                 differs = f"{self.spell(name)} {theirs:g}, this model has {mine:g}"
                 logging.warning(f"the checkpoint was trained with {differs}")
+
+    def _variant_of(self, number: float) -> str:
+        """The variant whose number this is, but for rounding; ValueError if it is of none."""
+        numbers = {variant.number: pos for pos, variant in variants.VARIANTS.items()}
+        nearest = round(number) if math.isfinite(number) else -1
+        if nearest in numbers and abs(number - nearest) <= _NEAR:
+            return numbers[nearest]
+        below = above = None
+        if math.isfinite(number):
+            below, above = numbers.get(math.floor(number)), numbers.get(math.ceil(number))
+        if below and above and below != above:
+            what = f"is of neither {below} nor {above}: were checkpoints of two variants averaged?"
+        else:
+            what = "is of no variant that this version knows: was it made by a later version?"
+        raise ValueError(
+            f"the checkpoint {what} Its mark has {number:g} where a variant has its number. This "
+            f"model has {self.spell('pos')} {self.pos}: {self.advice}"
+        )
 
     def extra_repr(self) -> str:
         """The variant, for ``print(model)``."""

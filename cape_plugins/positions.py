@@ -1,7 +1,7 @@
 """Positions of tokens, audio frames and image patches.
 
-A position is a float32 (or float64) number. NaN marks padding; it survives augmentation and its
-embedding is zero.
+A position is a number of float32 or float64. NaN marks padding: it stays NaN in augmentation, and
+its embedding is zero. Integers are accepted too and become float64.
 
     >>> token_positions([3, 1])                     # (2, 3) tokens
     tensor([[0., 1., 2.],
@@ -46,11 +46,14 @@ def token_positions(
         (B, N), NaN beyond each length.
 
     Raises:
-        ValueError: ``spacing`` is not finite and > 0, ``max_length`` is no integer, or ``lengths``
-            is not one-dimensional and integer, is negative or exceeds ``max_length`` (on CUDA:
+        ValueError: ``spacing`` is not finite and > 0; ``dtype`` is neither float32 nor float64;
+            ``max_length`` is no integer; ``lengths`` is not one-dimensional
+            and integer, is negative or exceeds ``max_length`` (on CUDA:
             :func:`cape_plugins.checks.check_values`).
     """
     check_positive("spacing", spacing)
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
     lengths = torch.as_tensor(lengths, device=device)
     if lengths.numel() == 0:
         lengths = lengths.long()  # as_tensor([]) is a float
@@ -111,9 +114,24 @@ def patch_grid(height: int, width: int, *, extent: float = 1.0, device: Device =
 
 
 def with_axes(positions: Tensor) -> Tensor:
-    """Positions (B, N[, axes]) as (B, N, axes), float32 at least."""
-    wide = positions.to(torch.promote_types(positions.dtype, torch.float32))
+    """Positions (B, N[, axes]) as (B, N, axes), as :func:`exact` has them."""
+    wide = exact(positions)
     return wide if positions.ndim == 3 else wide[..., None]
+
+
+def exact(positions: Tensor) -> Tensor:
+    """Positions in a dtype that holds each of them: float32 at least, float64 for integers.
+
+    Seconds since 1970 in integers are a use; in float32 a minute of them would be one position.
+    """
+    if positions.is_floating_point():
+        return positions.to(at_least_float32(positions.dtype))
+    return positions.to(widest(positions.device))
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """Float64 for float64, else float32: what is made of positions, or added to content."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def widest(device: torch.device) -> torch.dtype:

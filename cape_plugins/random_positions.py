@@ -73,7 +73,7 @@ def randomise(positions: Tensor, low: float, high: float, generator: Generator =
     draws = uniform([*positions.shape], device, positions.dtype, generator)  # (B, N, axes)
     unused = torch.arange(positions.shape[1], device=device)[:, None] >= count
     draws = draws.masked_fill(unused, 1.0).sort(dim=1).values.gather(1, rank)
-    return (low + (high - low) * (draws + 1) / 2).masked_fill(positions.isnan(), math.nan)
+    return (low + (high - low) * draws).masked_fill(positions.isnan(), math.nan)
 
 
 def spread_evenly(positions: Tensor, low: float, high: float) -> Tensor:

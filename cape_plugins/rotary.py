@@ -19,8 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from cape_plugins.attention import AttentionSettings, PositionalAttention
+from cape_plugins.constants import constant
 from cape_plugins.positions import with_axes
-from cape_plugins.sinusoid import cos_sin, frequencies_1d
+from cape_plugins.rotation import rotate, rotate_mixed
+from cape_plugins.sinusoid import frequencies_1d, known_positions, sines
 
 # of the frequencies' geometric series: Su et al.; DINOv3; rope-vit
 BASE_LINE, BASE_PLANE, BASE_MIXED = 10_000.0, 100.0, 10.0
@@ -43,18 +45,25 @@ class RotaryAttention(PositionalAttention):
     @staticmethod
     def prepare(positions: Tensor, settings: AttentionSettings) -> Tensor:
         """Cosines and sines of (B, N) or (B, N, axes): (B, N, 2 · head_dim) float32."""
-        positions, without = _split(positions)
-        base, scale = (BASE_LINE, 1.0) if settings.axes == 1 else (BASE_PLANE, PLANE_SCALE)
-        width, scale = settings.head_dim // settings.axes, settings.frequency_scale * scale
-        frequencies = frequencies_1d(width, base, scale, positions.device)[None]  # (1, width / 2)
-        cos, sin = cos_sin(positions[..., None], frequencies, torch.float32)  # (B, N, axes, ·)
-        cos, sin = cos.flatten(2), sin.flatten(2)  # (B, N, head_dim / 2)
-        return _table(cos.masked_fill(without, 1.0), sin.masked_fill(without, 0.0))
+        known = _placed(positions)
+        axes, scale = settings.axes, settings.frequency_scale
+        return sines(
+            known, constant(_waves, settings.head_dim, axes, scale, like=known), torch.float32
+        )
 
     def embed(self, x: Tensor, positions: Tensor | None) -> Tensor:
         """Rotate (B, heads, N, head_dim), in float32 at least, by what :meth:`prepare` gave."""
         assert positions is not None, "rotary attention needs positions"
-        return _rotate(x, positions[:, None])
+        return rotate(positions[:, None], x)[0]
+
+    def embed_both(
+        self, query: Tensor, key: Tensor, positions: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """:meth:`embed` for queries and keys, together where there are as many of both."""
+        if positions is None or query.shape != key.shape:
+            return super().embed_both(query, key, positions)
+        query, key = rotate(positions[:, None], query, key)
+        return query, key
 
 
 class MixedRotaryAttention(PositionalAttention):
@@ -88,13 +97,17 @@ class MixedRotaryAttention(PositionalAttention):
     def embed(self, x: Tensor, positions: Tensor | None) -> Tensor:
         """Rotate (B, heads, N, head_dim), in float32 at least, by the positions (B|1, N, 2)."""
         assert positions is not None, "rotary attention needs positions"
-        positions, _ = _split(positions)  # 0, which turns nothing, without a position
-        frequencies = self.frequencies.to(torch.promote_types(x.dtype, positions.dtype))
-        along_height, along_width = (frequencies * PLANE_SCALE).unbind()  # (heads, head_dim / 2)
-        # elementwise rather than a matrix product, which autocast would run in half precision
-        height, width = positions[:, None, :, :1], positions[:, None, :, 1:]  # (B, 1, N, 1)
-        phases = height * along_height[:, None] + width * along_width[:, None]  # (B, heads, N, ·)
-        return _rotate(x, _table(phases.cos(), phases.sin()))
+        return rotate_mixed(_placed(positions), self.frequencies * PLANE_SCALE, x)[0]
+
+    def embed_both(
+        self, query: Tensor, key: Tensor, positions: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """:meth:`embed` for queries and keys, together where there are as many of both."""
+        if positions is None or query.shape != key.shape:
+            return super().embed_both(query, key, positions)
+        frequencies = self.frequencies * PLANE_SCALE
+        query, key = rotate_mixed(_placed(positions), frequencies, query, key)
+        return query, key
 
 
 def _check_channels(head_dim: int, axes: int) -> None:
@@ -106,21 +119,20 @@ def _check_channels(head_dim: int, axes: int) -> None:
         )
 
 
-def _split(positions: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, N[, axes]) → (B, N, axes) in float32 at least, 0 for NaN, and a mask (B, N, 1) of it."""
-    positions = with_axes(positions)
-    without = positions.isnan().any(dim=2, keepdim=True)
-    return positions.masked_fill(without, 0.0), without
+def _placed(positions: Tensor) -> Tensor:
+    """(B, N[, axes]) → (B, N, axes) in float32 at least; 0, which turns nothing, without one."""
+    wide = with_axes(positions)
+    known, present = known_positions(wide)
+    return known if wide.shape[2] == 1 else known * present
 
 
-def _table(cos: Tensor, sin: Tensor) -> Tensor:
-    """Cosines and sines (…, d / 2) → [cos | cos | -sin | sin] (…, 2 d)."""
-    return torch.cat([cos, cos, -sin, sin], dim=-1)
-
-
-def _rotate(x: Tensor, table: Tensor) -> Tensor:
-    """(…, d) by a table that broadcasts with it; the sum is taken in float32, rounded last."""
-    cos, sin = table.chunk(2, dim=-1)
-    wide = x.to(torch.promote_types(x.dtype, table.dtype))
-    # in place: what rotation costs is memory
-    return (wide * cos).addcmul_(wide.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)
+def _waves(head_dim: int, axes: int, frequency_scale: float, device: torch.device) -> Tensor:
+    """:func:`sines` by them are [cos | cos | -sin | sin]: (axes + 1, 2 · head_dim)."""
+    base, scale = (BASE_LINE, 1.0) if axes == 1 else (BASE_PLANE, PLANE_SCALE)
+    along = frequencies_1d(head_dim // axes, base, frequency_scale * scale, device)
+    # an axis turns channels of its own
+    frequencies = torch.block_diag(*[along[None]] * axes)  # (axes, head_dim / 2)
+    none = torch.zeros_like(frequencies[:1])
+    cosines = torch.cat([frequencies, none + math.pi / 2])  # (axes + 1, head_dim / 2)
+    sines = torch.cat([frequencies, none])
+    return torch.cat([cosines, cosines, -sines, sines], dim=1)

@@ -1,8 +1,9 @@
 """Sinusoidal embeddings of positions: cosines and sines of position × frequency, in 1-D and 2-D.
 
-Both lay the channels out as [cos | sin] halves, as the paper's listing does. Phases are taken in
-float64 where the device has it and reduced to one turn there, so that an hour of audio is as exact
-as its first second; cosine and sine follow in float32 (float64 if given).
+Both lay the channels out as [cos | sin] halves, as the paper's listing does. Phases and their sines
+are taken in float64 where the device has it, so that an hour of audio is as exact as its first
+second, and rounded once, to float32 (float64 if positions are). A cosine is the sine of a phase
+that is a quarter turn ahead: all channels are made by one operation.
 
     >>> tokens = sinusoid_1d(torch.arange(5.0), 64)                             # (5, 64)
     >>> audio = sinusoid_1d(frame_times([300], 0.01), 64, frequency_scale=30)   # (1, 300, 64)
@@ -14,8 +15,15 @@ import math
 import torch
 from torch import Tensor
 
-from cape_plugins.checks import check_count, check_positions, check_positive, is_traced
-from cape_plugins.positions import widest
+from cape_plugins.checks import (
+    check_count,
+    check_positions,
+    check_positive,
+    is_plain,
+    is_traced,
+)
+from cape_plugins.constants import constant
+from cape_plugins.positions import at_least_float32, exact, widest
 
 
 def sinusoid_1d(
@@ -40,8 +48,8 @@ def sinusoid_1d(
     check_dim(dim)
     check_frequencies(base, frequency_scale)
     check_positions(positions)
-    frequencies = frequencies_1d(dim, base, frequency_scale, positions.device)[None]
-    return embed(positions[..., None], frequencies)
+    waves = constant(waves_1d, dim, base, frequency_scale, like=positions)
+    return embed(exact(positions)[..., None], waves, at_least_float32(positions.dtype))
 
 
 def sinusoid_2d(positions: Tensor, dim: int, *, frequency_scale: float = 1.0) -> Tensor:
@@ -64,33 +72,59 @@ def sinusoid_2d(positions: Tensor, dim: int, *, frequency_scale: float = 1.0) ->
     if positions.shape[-1] != 2:
         raise ValueError(f"2-D positions must be (..., 2), got shape {tuple(positions.shape)}")
     check_positions(positions)
-    return embed(positions, frequencies_2d(dim, frequency_scale, positions.device))
+    waves = constant(waves_2d, dim, frequency_scale, like=positions)
+    return embed(exact(positions), waves, at_least_float32(positions.dtype))
 
 
-def embed(positions: Tensor, frequencies: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """[cos | sin] of positions (..., axes) × frequencies (axes, K), in radians: (..., 2 K).
+def embed(positions: Tensor, waves: Tensor, dtype: torch.dtype) -> Tensor:
+    """[cos | sin] of positions (..., axes) by ``waves`` (axes + 1, C): (..., C) in ``dtype``.
 
-    It is zero where a position is NaN on any axis, in ``dtype``, by default the positions', float32
-    at least.
+    It is zero where a position is NaN on any axis.
     """
-    padding = positions.isnan().any(dim=-1, keepdim=True)  # (..., 1)
-    cos, sin = cos_sin(positions.masked_fill(padding, 0.0), frequencies, dtype)  # (..., K)
-    return torch.cat([cos, sin], dim=-1).masked_fill(padding, 0.0)
+    known, present = known_positions(positions)
+    return sines(known, waves, dtype) * present
 
 
-def cos_sin(
-    positions: Tensor, frequencies: Tensor, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (..., K) of positions (..., axes), none NaN; arguments as :func:`embed`."""
-    if dtype is None:
-        dtype = torch.promote_types(positions.dtype, torch.float32)
-    turns, wide = frequencies / math.tau, positions.to(frequencies.dtype)
+def known_positions(positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions (..., axes) with 0 for NaN, and a bool mask (..., 1): False if any axis is NaN."""
+    present = positions == positions
+    if positions.shape[-1] > 1:
+        present = present.all(dim=-1, keepdim=True)
+    return positions.nan_to_num(0.0), present
+
+
+def sines(positions: Tensor, waves: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sines of phases, (..., C) in ``dtype``, for positions (..., axes) without NaN.
+
+    ``waves`` are (axes + 1, C): for each axis the radians per unit of position, and last the phase
+    at position 0, which is a quarter turn where a cosine is wanted. Phases and sines are taken in
+    the dtype of ``waves``.
+    """
     # elementwise rather than a matrix product, which autocast would run in half precision
-    phase = wide[..., 0, None] * turns[0]  # (..., K), in turns
-    for axis in range(1, turns.shape[0]):
-        phase = phase + wide[..., axis, None] * turns[axis]
-    phase = ((phase - phase.round()) * math.tau).to(dtype)
-    return phase.cos(), phase.sin()
+    phase = waves[-1]  # (C,)
+    for axis in range(waves.shape[0] - 1):
+        phase = torch.addcmul(phase, positions[..., axis, None], waves[axis])  # (..., C)
+    if is_plain(phase) and not phase.requires_grad:
+        return torch.sin(phase, out=torch.empty_like(phase, dtype=dtype))  # rounded once
+    return phase.sin().to(dtype)
+
+
+def waves_1d(dim: int, base: float, frequency_scale: float, device: torch.device) -> Tensor:
+    """What :func:`embed` needs for :func:`sinusoid_1d`, (2, dim)."""
+    return as_cosines_and_sines(frequencies_1d(dim, base, frequency_scale, device)[None])
+
+
+def waves_2d(dim: int, frequency_scale: float, device: torch.device) -> Tensor:
+    """What :func:`embed` needs for :func:`sinusoid_2d`, (3, dim)."""
+    return as_cosines_and_sines(frequencies_2d(dim, frequency_scale, device))
+
+
+def as_cosines_and_sines(frequencies: Tensor) -> Tensor:
+    """Radians per unit (axes, K) → ``waves`` (axes + 1, 2 K) of [cos | sin]."""
+    quarter = torch.full_like(frequencies[:1], math.pi / 2)  # cos x = sin(x + π/2)
+    cosines = torch.cat([frequencies, quarter])  # (axes + 1, K)
+    sines = torch.cat([frequencies, torch.zeros_like(quarter)])
+    return torch.cat([cosines, sines], dim=1)
 
 
 def frequencies_1d(dim: int, base: float, frequency_scale: float, device: torch.device) -> Tensor:

@@ -16,9 +16,10 @@ from typing import Any, Literal
 from torch import Tensor
 
 from cape_plugins.alibi import Alibi
-from cape_plugins.attention import AttentionSettings, PositionalAttention, RelativeAttention
+from cape_plugins.attention import AttentionSettings, PositionalAttention
 from cape_plugins.augment import Augmentation, Identity
 from cape_plugins.random_positions import RandomPositions
+from cape_plugins.relpos import RelativeAttention
 from cape_plugins.rotary import MixedRotaryAttention, RotaryAttention
 
 

@@ -22,12 +22,14 @@ from pathlib import Path
 import pandas as pd
 from tabulate import tabulate
 
+from cape_plugins.variants import VARIANTS
 from cape_studies.evaluation.output import made
 from cape_studies.experiments import report, report_figures, report_read, report_tables
 from cape_studies.experiments.report_scores import Scores, every
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
+MEASURED = HERE.parent / "benchmarks" / "results"
 PAGES = ["../README.md", "choosing.md", "paper-claims.md", "results.md", "cost.md"]
 PAGES = [HERE / name for name in PAGES]
 KEYS = ["evaluation", "metric", "condition"]
@@ -161,6 +163,42 @@ def of_cost() -> str:
     return table(["", *heads], rows)
 
 
+def of_gpu() -> str:
+    """A training step on a GPU: each variant's time as a multiple of nopos, eager and compiled."""
+    steps = pd.read_csv(MEASURED / "steps_h100.csv")
+    heads, columns = [], []
+    for (case, compiled), rows in steps.groupby(["case", steps["compiled"].fillna("")]):
+        heads.append(f"{case}, compiled" if compiled else case)
+        columns.append(rows.set_index("variant")["step"])
+    found = [[pos, *(cell(one.get(pos), 2) for one in columns)] for pos in variants_of(columns)]
+    return table(["", *heads], found)
+
+
+def variants_of(columns: Sequence[pd.Series]) -> list[str]:
+    """The variants that any of the columns has, in the package's order."""
+    return [pos for pos in VARIANTS if any(pos in one.index for one in columns)]
+
+
+def of_kernels() -> str:
+    """Operations and gigabytes that each variant adds to a step, before and after."""
+    counts = {
+        when: pd.read_csv(MEASURED / f"kernels_{when}.csv").set_index(["case", "pos"])
+        for when in ("before", "after")
+    }
+    rows = []
+    for case, pos in counts["after"].index:
+        if case == "part":
+            continue
+        row = [case, pos]
+        for what, unit, digits in (("", 1, 0), ("_bytes", 1e9, 2)):
+            for found in counts.values():
+                one = found.loc[(case, pos)]
+                row.append(cell((one["forward" + what] + one["backward" + what]) / unit, digits))
+        rows.append(row)
+    heads = ["operations before", "now", "GB before", "now"]
+    return table(["step", "variant", *heads], rows)
+
+
 def of_pairing() -> str:
     """What pairs of a seed would gain: the variance of a difference over the sum of both variances.
 
@@ -290,6 +328,8 @@ def filled(text: str) -> str:
         name = match[1]
         own = {
             "cost": of_cost,
+            "gpu": of_gpu,
+            "kernels": of_kernels,
             "overall": overall,
             "demo": of_demo,
             "pairing": of_pairing,

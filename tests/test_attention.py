@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cape_plugins import PositionalEmbedding, attention, token_positions, variants
-from cape_plugins.attention import AttentionSettings, PositionalAttention, RelativeAttention
+from cape_plugins.attention import AttentionSettings, PositionalAttention
+from cape_plugins.relpos import RelativeAttention
 from cape_support import Sizes
 
 SIZES = AttentionSettings(head_dim=4, heads=3, context=3)
@@ -356,7 +357,7 @@ def test_nothing_as_large_as_length_squared_times_channels_is_made():
     tensors = [t.requires_grad_() for t in inputs(100, 100, 1, 1, 64, torch.float32)]
     with Sizes() as sizes:
         module(*tensors)[0].sum().backward()
-    assert sizes.largest <= 2 * 100 * 100 + 200
+    assert sizes.largest < 3 * 100 * 100
 
 
 def test_what_does_not_fit_is_named():

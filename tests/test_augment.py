@@ -85,10 +85,6 @@ def test_the_mean_of_many_tokens_is_taken_in_float64():
     assert (Augmentation().apply(positions).double() - exact).abs().max() < 5e-4
 
 
-def test_integer_positions_are_computed_in_float32():
-    assert Augmentation().apply(torch.tensor([[0, 1]])).dtype == torch.float32
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

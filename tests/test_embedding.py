@@ -249,7 +249,7 @@ def test_no_token_and_a_patch_without_one_of_its_coordinates_get_nothing(trainin
 def test_shared_positions_are_embedded_once_in_evaluation(axes, pos):
     with Sizes() as sizes:
         build(pos, axes).eval()(torch.zeros(64, 6, 8), where(axes))
-    assert sizes.cosines == 6 * 4
+    assert sizes.sines == 6 * 8
     assert sizes.largest == 64 * 6 * 8  # the sum alone
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from cape_plugins import PositionalEmbedding, variants
-from cape_plugins.attention import AttentionSettings, RelativeAttention
+from cape_plugins.attention import AttentionSettings
+from cape_plugins.relpos import RelativeAttention
 
 SIZES = AttentionSettings(head_dim=4, heads=2, context=3)
 

@@ -30,7 +30,7 @@ from cape_plugins.espnet.attention import CapeMultiHeadedAttention, MultiHeadedA
 from cape_plugins.espnet.layers import hide_padding, replace
 from cape_plugins.espnet.options import OWN, SecondsSettings, check_long_enough, split
 from cape_plugins.mark import VariantMark
-from cape_plugins.positions import frame_times, widest
+from cape_plugins.positions import exact, frame_times, widest
 from cape_plugins.ranks import generator_of_rank
 
 
@@ -228,6 +228,7 @@ class InSeconds(AbsEncoder):
             return frame_times(ilens, self.frame_shift, frames, dtype=dtype), padding
         if times.shape != (batch, frames):
             raise ValueError(f"times must be ({batch}, {frames}), got {tuple(times.shape)}")
+        times = exact(times)
         check_values(
             times,
             lambda: times.isfinite() | padding,

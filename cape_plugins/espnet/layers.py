@@ -53,7 +53,8 @@ scope = Scope()
 class CapeLayer(nn.Module):
     """Mixin of ESPnet's layers: opens the :class:`Scope` of the layer's parts.
 
-    In forward rather than in hooks, so that recomputation finds it that calls ``layer.forward``.
+    ``forward`` opens it, not a hook. Activation checkpointing calls ``layer.forward`` again in
+    backward, where hooks do not run.
     """
 
     def forward(self, x: Any, mask: Tensor, *rest: Any, **named: Any) -> Any:

@@ -29,8 +29,8 @@ class CapeASRModel(ESPnetASRModel):
       matches its hops to the batch, so that nothing is padded.
     - Features are normalised before they are masked, as in the paper (section 4.2): a masked cell
       is the utterance's mean. ESPnet masks first, and normalisation moves the cells away from 0.
-    - ``normalize: utterance_mvn`` leaves padding out of the variance; ESPnet's own counts it once
-      means are subtracted.
+    - ``normalize: utterance_mvn`` leaves padding out of mean and variance. So does ESPnet 202611's;
+      that of 202511 counts padding in the variance if ``norm_means`` is on.
 
     Raises:
         ValueError: encoder, frontend, SpecAugment or intermediate CTC do not fit together.

@@ -14,7 +14,7 @@ from fairseq.tasks.translation import TranslationTask
 
 from cape_plugins import variants
 from cape_plugins.checks import check_count, is_number
-from cape_plugins.fairseq.config import FURTHEST, TokenSettings, checkpoint_options
+from cape_plugins.fairseq.config import FURTHEST, TokenSettings, start_of, stored_options
 from cape_plugins.fairseq.radam import RADAM, check_radam
 
 ANOTHER_CHECKPOINT = "give another --save-dir, --restore-file or --finetune-from-model"
@@ -56,12 +56,22 @@ def check_training(
     ``_name``; the other two are as in :func:`check_options`.
 
     Raises:
-        ValueError: an option is wrong, or the checkpoint to start from is of another ``pos``.
+        ValueError: an option is wrong; the checkpoint to start from is of another ``pos``, of
+            another architecture, or no checkpoint.
     """
     pos = check_options(model, defaults).pos
     if optimizer.get("_name") == RADAM:
         check_radam(optimizer)
-    theirs = checkpoint_options(checkpoint).get("pos", pos)
+    path, finetunes = start_of(checkpoint)
+    options = stored_options(path)
+    if path is not None and "pos" not in options and not finetunes:
+        other = options.get("arch") or options.get("_name") or "another architecture"
+        raise ValueError(
+            f"the checkpoint to start from, {path}, is of {other}, this training is of a "
+            f"cape_transformer with --pos {pos}: {ANOTHER_CHECKPOINT}. --finetune-from-model, "
+            "with a new --save-dir, takes the weights of a Transformer of the same sizes"
+        )
+    theirs = options.get("pos", pos)
     if theirs != pos:  # fairseq would hide what the weights say of it when they load
         raise ValueError(
             f"the checkpoint to start from was trained with --pos {theirs}, this training has "

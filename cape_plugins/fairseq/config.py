@@ -7,6 +7,7 @@ ignore the sizes, and checkpoints would need pickled classes. Its language model
 import copy
 import dataclasses
 import logging
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Optional, cast, get_args, get_type_hints
@@ -153,12 +154,47 @@ def settle(cfg: Any, name: str, measure: Callable[[str], Any]) -> None:
 
 
 def checkpoint_options(checkpoint: Any) -> dict[str, Any]:
-    """The model's options in the checkpoint that fairseq-train will start from, if there is one."""
+    """The model's options in the checkpoint that fairseq-train will start from.
+
+    Empty if there is none, or if it is of another architecture than ours.
+    """
+    options = stored_options(start_of(checkpoint)[0])
+    return options if "pos" in options else {}
+
+
+def start_of(checkpoint: Any) -> tuple[str | None, bool]:
+    """The checkpoint that fairseq-train will start from; whether it only takes weights from it."""
     path = getattr(checkpoint, "restore_file", None)
+    finetunes = False
     if path == "checkpoint_last.pt":  # fairseq's default, the only name that it looks for there
         path = f"{checkpoint.save_dir}/{path}"
         if not PathManager.exists(path):
-            path = checkpoint.continue_once or checkpoint.finetune_from_model
+            path = checkpoint.continue_once
+            if path is None:
+                path, finetunes = checkpoint.finetune_from_model, True
     if path is None or not PathManager.exists(path):
+        return None, False
+    return path, finetunes
+
+
+def stored_options(path: str | None) -> dict[str, Any]:
+    """The model's options in a checkpoint of fairseq; empty if there is no path.
+
+    Raises:
+        ValueError: the file is no checkpoint of fairseq.
+    """
+    if path is None:
         return {}
-    return (checkpoint_utils.load_checkpoint_to_cpu(path).get("cfg") or {}).get("model") or {}
+    try:
+        state = checkpoint_utils.load_checkpoint_to_cpu(path)
+    except Exception as error:  # whatever torch, pickle or fairseq say of other files
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ValueError(
+            f"{path} is no checkpoint that fairseq can read ({reason[:200]}): give one that "
+            "fairseq-train wrote"
+        ) from None
+    # options of architectures that are not dataclasses are a Namespace, of older fairseq as `args`
+    options = (state.get("cfg") or {}).get("model") or state.get("args") or {}
+    if isinstance(options, Namespace):
+        return vars(options)
+    return plain_options(options) if OmegaConf.is_config(options) else dict(options)

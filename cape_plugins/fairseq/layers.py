@@ -102,8 +102,8 @@ class CapeMultiheadAttention(MultiheadAttention):
         layer = LAYER.get()
         positions = None if layer is None else layer.positions
         last = None if positions is None else positions[:, -query.shape[0] :]
-        q = self.positional.embed(self._split(self.q_proj(query)), last)  # (B, heads, T, head_dim)
-        k = self.positional.embed(self._split(self.k_proj(query)), last)
+        q, k = self._split(self.q_proj(query)), self._split(self.k_proj(query))
+        q, k = self.positional.embed_both(q, k, last)  # (B, heads, T, head_dim)
         v = self._split(self.v_proj(query))
         if incremental_state is not None:
             k, v, key_padding_mask = self._continue(incremental_state, k, v, key_padding_mask)

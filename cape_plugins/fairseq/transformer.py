@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from cape_plugins.augment import Draw, Identity
 from cape_plugins.embedding import PositionalEmbedding
-from cape_plugins.fairseq import admin, checks
+from cape_plugins.fairseq import admin, checks, weights
 from cape_plugins.fairseq.config import (
     CapeTransformerConfig,
     CapeTransformerLanguageModelConfig,
@@ -42,6 +42,12 @@ from cape_plugins.variants import prepare
 
 # key of the encoder's output: [shift (B, 1), scale (B,)] in training with cape, else absent
 DRAW = "cape_draw"
+# key of the variant's mark in a checkpoint
+MARK = "decoder.variant._extra_state"
+
+
+# fairseq's own Transformers keep their options as one, which torch ≥ 2.6 would not load
+torch.serialization.add_safe_globals([Namespace])
 
 
 class EmbedPositions(nn.Module):
@@ -236,9 +242,17 @@ class CapeModel:
         return model
 
     @checks.one_line()
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As fairseq's; ValueError for weights of another variant."""
-        return super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
+    def load_state_dict(
+        self: Any, state_dict: Any, strict: bool = True, *args: Any, **kwargs: Any
+    ) -> Any:
+        """As fairseq's; weights of fairseq's own Transformer are completed.
+
+        Raises:
+            ValueError: the weights are of another variant, or of other sizes.
+        """
+        if strict and MARK not in state_dict:
+            state_dict = weights.complete(state_dict, self)
+        return super().load_state_dict(state_dict, strict, *args, **kwargs)  # type: ignore[misc]
 
 
 class CapeTransformerModel(CapeModel, TransformerModelBase):

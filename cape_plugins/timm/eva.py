@@ -25,7 +25,10 @@ from torch import Tensor, nn
 
 from cape_plugins.attention import take_over
 from cape_plugins.augment import Augmentation
+from cape_plugins.constants import constant
+from cape_plugins.timm.loading import LoadsWeights, not_googles
 from cape_plugins.timm.mark import add_mark
+from cape_plugins.timm.mixed_table import mixed_table
 from cape_plugins.timm.positions import ImageSettings
 from cape_plugins.timm.registry import build, register_models
 
@@ -42,8 +45,12 @@ class _Rotary:
         if not self.training:
             return super().get_embed(shape, dtype)  # type: ignore[misc]
         height, width = self.feat_shape if shape is None else shape
-        device = next(iter([*self.buffers(), *self.parameters()])).device
-        return make_coords_dinov3(height, width, device=device)[None]
+        like = next(iter([*self.buffers(), *self.parameters()]))
+        return constant(_coords, height, width, like=like)
+
+
+def _coords(height: int, width: int, device: torch.device) -> Tensor:
+    return make_coords_dinov3(height, width, device=device)[None]  # (1, N, 2)
 
 
 class _Cat(_Rotary, layers.RotaryEmbeddingCat): ...
@@ -76,9 +83,8 @@ def _embed(rotary: Any, coords: Tensor, height: int, width: int) -> Any:
         own.append(coords[..., axis] * half + middle)
     own = own if rotary.grid_indexing == "ij" else own[::-1]
     if isinstance(rotary, _Mixed):
-        x, y = (one[:, None] for one in own)  # (B, 1, N)
-        each = (rotary.freqs[:, layer, None] for layer in range(rotary.depth))
-        return [layers.get_mixed_freqs(one, x, y, torch.float32) for one in each]
+        turned = torch.stack(own, dim=-1)  # (B, N, 2)
+        return [mixed_table(turned, rotary.freqs[:, layer]) for layer in range(rotary.depth)]
     turned = torch.stack(own, dim=-1)[..., None]  # (B, N, 2, 1)
     angles = 2 * torch.pi * turned / rotary.periods if dinov3 else turned * rotary.bands
     angles = angles.flatten(2)  # (B, N, head_dim / 2): each stands twice in what timm wants
@@ -103,7 +109,7 @@ class CoordinateAugmentation(nn.Module):
         return self.augmentation.in_training(coords, batch, max_local_shift=local)
 
 
-class EvaCape(timm_eva.Eva):
+class EvaCape(LoadsWeights, timm_eva.Eva):
     """timm's Eva, whose rotary coordinates CAPE augments in training, each image by itself.
 
     Args:
@@ -132,6 +138,10 @@ class EvaCape(timm_eva.Eva):
         self.rope = take_over(_KINDS[kind], self.rope)
         self.augmentation = CoordinateAugmentation(settings)
         add_mark(self)
+
+    def load_pretrained(self, checkpoint_path: str, prefix: str = "") -> None:
+        """timm's door for .npz, of which there are none for this model: ValueError."""
+        raise ValueError(not_googles(type(self).__name__, checkpoint_path))
 
     def _pos_embed(self, x: Tensor) -> tuple[Tensor, Any]:
         """Patches → tokens, and the embedding that timm hands to each block."""

@@ -11,10 +11,10 @@ import logging
 import math
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from cape_plugins import variants
+from cape_plugins.timm.loading import check_architecture
 from cape_plugins.timm.positions import ImageSettings
 
 _logger = logging.getLogger(__name__)
@@ -64,21 +64,15 @@ def adapt(state_dict: dict[str, Tensor], model: Any) -> None:
     The mark is dropped, and logged if it is another's; so is a table of positions.
 
     Raises:
-        ValueError: the checkpoint is of another width or depth than the model.
+        ValueError: the checkpoint is no ViT's, or of another width or depth than the model.
     """
     mine, theirs = settings(model), read_mark(state_dict)
     if theirs not in (None, mine):
         now = f"now with {describe(mine)}"
         _logger.warning(f"the weights were trained with {describe(theirs)}, {now}")
-    norm = state_dict.get(_CARRIER, torch.empty(model.embed_dim))
-    vars(norm).pop(_ATTRIBUTE, None)
-    width = len(norm)
-    blocks = {name.split(".")[1] for name in state_dict if name.startswith("blocks.")}
-    if (width, len(blocks)) != (model.embed_dim, len(model.blocks)):
-        raise ValueError(
-            f"the checkpoint is a ViT of width {width} with {len(blocks)} blocks, the model has "
-            f"width {model.embed_dim} and {len(model.blocks)} blocks: create the model it fits"
-        )
+    check_architecture(state_dict, model)
+    if _CARRIER in state_dict:
+        vars(state_dict[_CARRIER]).pop(_ATTRIBUTE, None)
     convert(model, state_dict)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from cape_plugins.attention import take_over
 from cape_plugins.timm import attention
+from cape_plugins.timm.loading import LoadsGoogles, layer_scale
 from cape_plugins.timm.mark import adapt, add_mark, convert
 from cape_plugins.timm.positions import ImageSettings, PatchPositions
 from cape_plugins.timm.registry import SIZES, build, register_variants
@@ -41,7 +42,12 @@ def naflex_positions(
         (B, N, 2) float32 positions, NaN at padding, and (B, 1, 2) integers, the patches from
         ``-extent`` to ``extent`` on each axis: each image's grid (height, width), or with
         ``keep_aspect`` its longer side twice. An axis of one patch sits at 0.
+
+    Raises:
+        ValueError: the coordinates are of a float dtype, whose half precision would round them.
     """
+    if coord.is_floating_point():
+        raise ValueError(f"patch_coord must be integers, got {coord.dtype}: do not cast it")
     valid = torch.ones_like(coord[..., 0]) if valid is None else valid
     padding = ~valid.bool()[..., None]  # (B, N, 1)
     coord = coord.masked_fill(padding, 0)
@@ -100,7 +106,7 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
         return (tokens, grid) if positions is None else (tokens, grid, positions)
 
 
-class NaFlexVitCape(naflexvit.NaFlexVit):
+class NaFlexVitCape(LoadsGoogles, naflexvit.NaFlexVit):
     """timm's NaFlexVit with positions computed from the patch coordinates.
 
     Takes what NaFlexVit takes: batches of timm's NaFlex loader (dicts), and plain images. Its class
@@ -180,10 +186,10 @@ def checkpoint_filter_fn(state_dict: dict[str, Any], model: NaFlexVitCape) -> di
     class_row = state_dict.pop("cls_pos_embed", None)  # of our ViTs
     if class_row is not None and model.embeds.cls_pos_embed is not None:
         state_dict["embeds.cls_pos_embed"] = class_row
-    scales = [name for name, _ in model.named_parameters() if name.endswith(".gamma")]
-    ones = {name: torch.ones(model.embed_dim) for name in scales}
-    return {**ones, **naflexvit.checkpoint_filter_fn(state_dict, model)}
+    return {**layer_scale(model), **naflexvit.checkpoint_filter_fn(state_dict, model)}
 
+
+NaFlexVitCape._filter = checkpoint_filter_fn
 
 _create = partial(build, NaFlexVitCape, checkpoint_filter_fn)
 

@@ -8,6 +8,7 @@ from typing import Any
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
+from cape_plugins.timm.loading import LoadsGoogles, WeightsError, checked, fault_of, take_file
 from cape_plugins.variants import names
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -40,9 +41,29 @@ def build(
     pretrained: bool,
     **kwargs: Any,
 ) -> nn.Module:
-    """timm's ``build_model_with_cfg``; ``filter_fn`` makes the state dict of a checkpoint's."""
+    """timm's ``build_model_with_cfg``; ``filter_fn`` makes the state dict of a checkpoint's.
+
+    Raises:
+        ValueError: the file or folder with the weights is missing or damaged, or does not fit.
+    """
     kwargs["feature_cfg"] = dict(out_indices=kwargs.pop("out_indices", 3), feature_cls="getter")
-    return build_model_with_cfg(model, name, pretrained, pretrained_filter_fn=filter_fn, **kwargs)
+    if not pretrained:
+        return build_model_with_cfg(model, name, pretrained, **kwargs)
+    kwargs, cfg = take_file(name, kwargs, issubclass(model, LoadsGoogles))
+    if kwargs.get("pretrained_strict", True):
+        filter_fn = checked(filter_fn)
+    try:
+        made = build_model_with_cfg(model, name, True, pretrained_filter_fn=filter_fn, **kwargs)
+    except Exception as error:
+        reason = None if isinstance(error, WeightsError) else fault_of(cfg)
+        if reason is None:
+            raise
+        raise ValueError(reason) from error
+    for one in (made, getattr(made, "model", None)):  # the second where features_only wraps it
+        given = getattr(one, "pretrained_cfg", None)
+        if given and not cfg.state_dict:
+            given["state_dict"] = None  # of an .npz, else kept as long as the model
+    return made
 
 
 def register_models(

@@ -15,9 +15,11 @@ from timm.models import vision_transformer as timm_vit
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
+from cape_plugins.constants import constant
 from cape_plugins.positions import patch_grid
 from cape_plugins.timm import naflexvit
 from cape_plugins.timm.attention import block_classes, install_positions, positional_parameters
+from cape_plugins.timm.loading import LoadsGoogles, layer_scale
 from cape_plugins.timm.mark import adapt, add_mark, convert
 from cape_plugins.timm.positions import ImageSettings
 from cape_plugins.timm.registry import SIZES, build, register_variants
@@ -27,7 +29,7 @@ __all__ = ["VisionTransformerCape"]
 torch.fx.wrap("patch_grid")  # makes tensors whose sizes depend on the input
 
 
-class VisionTransformerCape(timm_vit.VisionTransformer):
+class VisionTransformerCape(LoadsGoogles, timm_vit.VisionTransformer):
     """timm's VisionTransformer with computed positions.
 
     Takes images of any size that the patch size divides (with ``dynamic_img_pad`` any size at
@@ -78,7 +80,7 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
         height, width = x.shape[1:3] if self.dynamic_img_size else self.patch_embed.grid_size
         x = x.flatten(1, -2)  # (B, N, C)
         extent = self.position.extent
-        grid = patch_grid(height, width, extent=extent, device=x.device)[None]  # (1, N, 2)
+        grid = constant(_grid, height, width, extent, like=x)  # (1, N, 2)
         x, positions = self.position(x, grid, (extent / height, extent / width))  # (B, N, C)
         cls_token: Any = self.cls_token
         if self.cls_pos_embed is not None:
@@ -148,13 +150,26 @@ class VisionTransformerCape(timm_vit.VisionTransformer):
         return x, found
 
 
+def _grid(height: int, width: int, extent: float, device: torch.device) -> Tensor:
+    return patch_grid(height, width, extent=extent, device=device)[None]  # (1, N, 2)
+
+
 def checkpoint_filter_fn(
     state_dict: dict[str, Any], model: VisionTransformerCape
 ) -> dict[str, Tensor]:
-    """timm's filter, then :func:`cape_plugins.timm.mark.adapt`, which raises ValueError."""
+    """timm's filter, then :func:`cape_plugins.timm.mark.adapt`, which raises ValueError.
+
+    Layer scale that the checkpoint does not have becomes 1.
+    """
     state_dict = timm_vit.checkpoint_filter_fn(state_dict, model)
     adapt(state_dict, model)
-    return state_dict
+    patches = state_dict.get("patch_embed.proj.weight")
+    if patches is not None:  # timm reshapes old ones, which is not remap's mistake
+        state_dict["patch_embed.proj.weight"] = patches.clone()
+    return {**layer_scale(model), **state_dict}
+
+
+VisionTransformerCape._filter = checkpoint_filter_fn
 
 
 def _create(

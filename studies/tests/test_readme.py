@@ -1,4 +1,4 @@
-"""README's commands of studies run, at the size of --quick."""
+"""The commands of docs/studies.md run, at the size of --quick."""
 
 import sys
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.release
 
 
 def test_the_commands_ask_list_run_and_report(tmp_path):
-    script = block_with(ROOT / "README.md", "cape-run")
+    script = block_with(ROOT / "docs" / "studies.md", "cape-run --list")
     commands = [line.split("#")[0].strip() for line in script.splitlines()]
     programs = [command.split()[0] for command in commands]
     assert programs == ["cape-run", "cape-run", "cape-run", "cape-report"]

@@ -13,9 +13,10 @@ from espnet2.torch_utils.set_all_random_seed import set_all_random_seed
 
 from cape_plugins import variants
 from cape_plugins.alibi import alibi_slopes
-from cape_plugins.attention import PositionalAttention, RelativeAttention
+from cape_plugins.attention import PositionalAttention
 from cape_plugins.augment import Augmentation
 from cape_plugins.positions import frame_times
+from cape_plugins.relpos import RelativeAttention
 from espnet_support import batch, every_encoder, make, matrix, process
 
 
@@ -70,6 +71,16 @@ def test_a_clock_that_goes_slow_or_unevenly_counts_but_for_random(name, pos):
     for times in (slow, slow**2 + 7):
         found = encoder(features, lengths, times=times)[0]
         assert torch.allclose(found, out, rtol=1e-4, atol=1e-4) is ("random" in pos)
+
+
+def test_whole_seconds_since_1970_are_times_too():
+    encoder = make("cape_transformer", "cape").eval()
+    features, lengths = batch(12, 9)
+    start = 1_767_225_600  # 2026-01-01
+    seconds = torch.arange(12).expand(2, -1)
+    given = encoder(features, lengths, times=start + seconds)[0]
+    assert torch.equal(given, encoder(features, lengths, times=(start + seconds).double())[0])
+    torch.testing.assert_close(given, encoder(features, lengths, times=seconds.double())[0])
 
 
 # --- after subsampling

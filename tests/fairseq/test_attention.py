@@ -11,9 +11,10 @@ pytest.importorskip("fairseq")
 from fairseq.modules import MultiheadAttention
 
 from cape_plugins import variants
-from cape_plugins.attention import AttentionSettings, PositionalAttention, RelativeAttention
+from cape_plugins.attention import AttentionSettings, PositionalAttention
 from cape_plugins.augment import Augmentation, Identity
 from cape_plugins.fairseq.layers import LAYER, CapeMultiheadAttention, Layer, during
+from cape_plugins.relpos import RelativeAttention
 
 PAD, EOS = 1, 2
 DIM, HEADS, T, B, CONTEXT = 16, 2, 7, 3, 2

@@ -164,3 +164,61 @@ def assert_one_line(line, message):
     assert status == 2, output
     assert re.search(rf"^{line.split()[0]}: error: .*{message}", output.splitlines()[-1])
     assert "Traceback" not in output
+
+
+def test_a_moving_average_of_the_weights_keeps_the_variant(data, tmp_path):
+    """fairseq's EMA averages the number of the variant with itself, which rounds."""
+    for decay in (0.9995, 0.9999):
+        flags = f"--pos cape --store-ema --ema-decay {decay} --max-update 12 --validate-interval 1"
+        found, _ = train(data, tmp_path / str(decay), flags)
+        assert "ema" in found["extra_state"]
+
+
+@pytest.fixture(scope="module")
+def stock(data, tmp_path_factory):
+    """The folder of a training of fairseq's own Transformer, without positions."""
+    folder = tmp_path_factory.mktemp("stock")
+    line = TRAIN.replace("cape_transformer_tiny", "transformer_tiny").replace("\n", " ")
+    flags = f"--no-token-positional-embeddings --max-update 3 --save-dir {folder}"
+    flags += " --encoder-ffn-embed-dim 128 --decoder-ffn-embed-dim 128"  # as ours of that name
+    run(f"fairseq-train {data} {line} {flags}")
+    return folder
+
+
+def test_fine_tuning_starts_from_the_weights_of_fairseqs_own_transformer(data, stock, tmp_path):
+    """Without positions, and at a learning rate of 0, the weights then are the same to the bit."""
+    flags = f"--pos nopos --finetune-from-model {stock}/checkpoint_last.pt --max-update 1 --lr 0"
+    ours, said = train(data, tmp_path, flags)
+    assert "weights are those of the checkpoint, which has no --pos" in said
+    theirs = torch.load(stock / "checkpoint_last.pt", weights_only=False)["model"]
+    for name, value in theirs.items():
+        assert torch.equal(ours["model"][name], value), name
+
+
+@pytest.mark.parametrize("way", ["--save-dir {}", "--restore-file {}/checkpoint_last.pt"])
+def test_training_does_not_go_on_from_fairseqs_own_transformer(data, stock, way, tmp_path):
+    way = way.replace("{}", str(stock))
+    if "--save-dir" not in way:
+        way += f" --save-dir {tmp_path}"
+    status, said = call(f"fairseq-train {data} {TRAIN} --pos cape {way}".replace("\n", " "))
+    assert status == 2
+    assert "is of transformer_tiny, this training is of a cape_transformer with --pos cape" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("kind", ["html", "truncated", "folder", "weights alone", "safetensors"])
+def test_files_that_are_no_checkpoints_are_told_in_one_line(data, stock, tmp_path, kind):
+    path, whole = tmp_path / "model.pt", (stock / "checkpoint_last.pt").read_bytes()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "weights alone":
+        torch.save(torch.load(stock / "checkpoint_last.pt", weights_only=False)["model"], path)
+    else:
+        header = b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "
+        content = {"html": b"<!DOCTYPE html>", "truncated": whole[:-100], "safetensors": header}
+        path.write_bytes(content[kind])
+    flags = f"--pos cape --finetune-from-model {path} --save-dir {tmp_path}/new --max-update 1"
+    status, said = call(f"fairseq-train {data} {TRAIN} {flags}".replace("\n", " "))
+    assert status == 2
+    assert "Traceback" not in said
+    assert f"{path} is no checkpoint that fairseq can read" in said

@@ -64,7 +64,7 @@ def test_the_average_of_different_trainings_is_a_warning_and_of_variants_an_erro
     assert "trained with --max-global-shift 7.5, this model has 5" in caplog.text
     mixed = average([build("sinpos").state_dict(), first.state_dict()])
     for pos in ("sinpos", "cape"):
-        with pytest.raises(ValueError, match="trained with --pos unknown, this model has"):
+        with pytest.raises(ValueError, match=r"of neither sinpos nor cape: were .* averaged"):
             build(pos).load_state_dict(mixed)
 
 
@@ -87,3 +87,32 @@ def test_training_does_not_start_from_another_variant(tmp_path):
         ):
             check({}, **where)  # cape by default
     check({})
+
+
+@pytest.mark.parametrize("pos", ["sinpos", "nopos", "cape", "relpos", "abspos", "rope"])
+def test_weights_of_fairseqs_own_transformer_are_completed_and_said(build, pos, caplog):
+    caplog.set_level("INFO")
+    model, theirs = build(pos), build("nopos", seed=1).state_dict()
+    stock = {name: value for name, value in theirs.items() if "variant" not in name}
+    stock["encoder.embed_positions._float_tensor"] = torch.ones(1)
+    model.load_state_dict(stock)
+    assert (
+        f"{len(stock) - 3} weights are those of the checkpoint, which has no --pos" in caplog.text
+    )
+    for name, value in model.state_dict().items():
+        if name in stock and not name.endswith("version"):
+            assert torch.equal(value, stock[name])
+
+
+def test_weights_of_another_depth_or_width_are_refused_in_one_line(build):
+    for other, message in (
+        (dict(encoder_layers=1), "not of a Transformer with this model's layers: encoder.layers.1"),
+        (
+            dict(decoder_ffn_embed_dim=8),
+            r"\(8, 16\) in the checkpoint and \(32, 16\) in this model",
+        ),
+    ):
+        stock = build("nopos", **other).state_dict()
+        del stock[KEY]
+        with pytest.raises(ValueError, match=message):
+            build("cape").load_state_dict(stock)

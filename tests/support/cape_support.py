@@ -25,16 +25,16 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 class Sizes(TorchDispatchMode):
-    """The elements of the largest result under it, of any operation and of cosines."""
+    """The elements of the largest result under it, of any operation and of sines."""
 
-    cosines = largest = 0
+    sines = largest = 0
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         out = operation(*args, **(kwargs or {}))
         if isinstance(out, Tensor):
             self.largest = max(self.largest, out.numel())
-            if operation is torch.ops.aten.cos.default:
-                self.cosines = max(self.cosines, out.numel())
+            if operation.overloadpacket is torch.ops.aten.sin:
+                self.sines = max(self.sines, out.numel())
         return out
 
 

@@ -78,11 +78,11 @@ def embedded(monkeypatch) -> list[torch.Tensor]:
     """Positions whose embedding is added at the input, in the order of the forwards."""
     from cape_plugins import PositionalEmbedding
 
-    found, whole = [], PositionalEmbedding.embedding
+    found, whole = [], PositionalEmbedding.add
 
-    def record(self, positions, *rest):
+    def record(self, content, positions):
         found.append(positions)
-        return whole(self, positions, *rest)
+        return whole(self, content, positions)
 
-    monkeypatch.setattr(PositionalEmbedding, "embedding", record)
+    monkeypatch.setattr(PositionalEmbedding, "add", record)
     return found

@@ -82,7 +82,8 @@ def test_every_rotary_eva_has_a_twin_with_its_weights(monkeypatch):
 def test_every_name_is_timms_model_but_for_the_coordinates(name):
     stock, ours = (one.eval() for one in pair(name))
     assert ours.state_dict().keys() == stock.state_dict().keys()
-    assert type(ours).__mro__[1] is type(stock) is timm_eva.Eva
+    assert type(stock) is timm_eva.Eva
+    assert isinstance(ours, timm_eva.Eva)
     patch = ours.patch_embed.patch_size[0]
     with torch.no_grad():
         for height, width in ((4, 4), (6, 3), (2, 9)):
@@ -292,3 +293,23 @@ def test_where_the_environment_asks_for_a_naflexvit_it_is_refused_unless_the_cal
     with pytest.raises(ValueError, match="TIMM_USE_NAFLEX"):
         create("dinov3")
     assert isinstance(create("dinov3", use_naflex=False), eva.EvaCape)
+
+
+@pytest.mark.parametrize("batch", [3, 1])
+def test_the_table_of_mixed_frequencies_and_its_gradients_are_timms(batch):
+    from timm.layers import get_mixed_freqs
+
+    from cape_plugins.timm.mixed_table import mixed_table
+
+    coords = torch.rand(batch, 12, 2) * 14
+    frequencies = torch.randn(2, 2, 4, requires_grad=True)
+    x, y = coords[:, None].unbind(-1)
+    found, expected = mixed_table(coords, frequencies), get_mixed_freqs(frequencies, x, y)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn_like(found)
+    grads = []
+    for table in (found, expected):
+        loss = (table * weights).square().sum()
+        (grad,) = torch.autograd.grad(loss, frequencies, create_graph=True)
+        grads.append((grad, *torch.autograd.grad(grad.square().sum(), frequencies)))
+    torch.testing.assert_close(grads[0], grads[1], rtol=1e-4, atol=1e-2)

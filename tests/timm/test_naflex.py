@@ -29,6 +29,12 @@ def test_each_image_has_the_positions_of_its_own_grid(batch):
         assert own[height * width :].isnan().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_coordinates_that_were_cast_are_refused_as_they_may_be_rounded(batch, dtype):
+    with pytest.raises(ValueError, match=r"must be integers, got torch.* do not cast"):
+        naflex_positions(batch()["patch_coord"].to(dtype))
+
+
 @pytest.mark.parametrize("given", [None, (0.2, 0.0)])
 @pytest.mark.parametrize(
     ("host", "options"),

@@ -18,7 +18,7 @@ from tyro.conf import Positional
 from cape_studies.ask.answer import of_study, sentences
 from cape_studies.evaluation import command
 from cape_studies.evaluation.options import Options
-from cape_studies.experiments import report_figures, report_read, report_scores
+from cape_studies.experiments import report_figures, report_read, report_scores, taste
 from cape_studies.experiments.report_read import Result
 from cape_studies.experiments.report_tables import tables
 from cape_studies.experiments.study import known
@@ -62,9 +62,12 @@ def run(options: ReportOptions) -> None:
             known("--baseline", [options.baseline], one.study.variants)
             one.study.report.baseline = options.baseline
     sections = [section(one) for one in found]
-    page = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
-    template = jinja2.Template(page, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    page = template.render(sections=sections, yaml=_yaml)
+    if all(one.study.taste for one in found):
+        page = taste.page(sections)
+    else:
+        page = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
+        template = jinja2.Template(page, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        page = template.render(sections=sections, yaml=_yaml)
     out = options.out or options.source[0] / "report"
     there = [path for path in map(out.joinpath, WRITTEN) if path.exists()]
     if there and options.out is not None and not options.overwrite:

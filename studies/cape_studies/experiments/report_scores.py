@@ -172,7 +172,8 @@ class Scores:
         Trainings are taken in pairs of a seed only where both go on from the same trained weights
         (``after`` in the study). Others share an order of the data at most: in canvas, digit_canvas
         and captions pairs differ as much as trainings of different seeds do, and Student's factor
-        of n pairs is larger than Welch's of n + n trainings. Test items are always in pairs.
+        of n pairs is larger than Welch's of n + n trainings. Both are tested
+        on the same items, so items are always compared in pairs.
         """
         return self._score((variant, condition), (other, other_condition or condition))
 

@@ -24,11 +24,12 @@ from typing import Any
 
 import psutil
 import submitit
+from tqdm import tqdm
 
 from cape_studies.ask import estimate
 from cape_studies.ask.settings import settle
 from cape_studies.evaluation.command import one_line_errors
-from cape_studies.experiments import asked, folders, hosts, steps, study
+from cape_studies.experiments import asked, folders, hosts, progress, steps, study
 from cape_studies.experiments.plan import Run, Setting, Step, digest, prepare
 
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
@@ -349,14 +350,17 @@ class Work:
         for second in (False, True):  # those that start from another training
             now = [run for run in self.runs if bool(run.start) is second]
             self.jobs = [pool.submit(self._run, run) for run in now]
+            if not self.slurm:
+                with progress.shown(now):
+                    wait(self.jobs)
             failed += [f"{run.folder}: {error}" for run, job in zip(now, self.jobs, strict=True)
                        if (error := job.result())]  # fmt: skip
         return failed
 
     def _run(self, run: Run) -> str:
         """A run, with a line where it begins and where it ends; returns what went wrong."""
-        label = f"{run.study.name} {run.variant} seed {run.seed}"  # and one write for each line
-        print(f"{label}: {run.folder}\n", end="", flush=True)
+        label = progress.label(run)
+        self._say(f"{label}: {run.folder}")
         try:
             if folders.state(run.folder) != "done":
                 (self._submit if self.slurm else folders.make)(run)
@@ -365,8 +369,13 @@ class Work:
             told = "interrupted"
         except Exception as error:
             told = f"failed: {study.one_line(error)}"
-        print(f"{label}: {told}\n", end="", flush=True)
+        self._say(f"{label}: {told}")
         return "" if told == "done" else told
+
+    def _say(self, line: str) -> None:
+        """In one write, as several runs speak; above the bars of a terminal."""
+        tqdm.write(f"{line}\n", file=sys.stdout, end="")
+        sys.stdout.flush()
 
     def _submit(self, run: Run) -> None:
         """Have a run done by a job of SLURM: one that an earlier call has sent, if it still waits

@@ -84,6 +84,7 @@ def _here(run: Run) -> dict[str, Any]:
         "git_commit": _said(*git) or None,
         "machine": {"host": socket.gethostname(), "processor": processor, "cores": os.cpu_count()},
         "device": f"{gpus} x {_said(*gpu)}" if gpus else "cpu",
+        "threads": None if gpus else int(environment(gpus)["OMP_NUM_THREADS"]),
     }
 
 
@@ -100,9 +101,11 @@ _ending = threading.Event()
 
 def environment(gpus: int) -> dict[str, str]:
     """Of a command: its output comes at once, and on the CPU it gets one thread, as small models
-    side by side want."""
-    one_thread = {} if gpus else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return {**os.environ, "PYTHONUNBUFFERED": "1", **one_thread}
+    side by side want, or the user's ``OMP_NUM_THREADS``."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    threads = threads if threads.isdecimal() else "1"  # OpenMP allows a list for nested regions
+    own = {} if gpus else {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    return {**os.environ, "PYTHONUNBUFFERED": "1", **own}
 
 
 def call(command: list[str], path: Path, log: IO[str], gpus: int = 0) -> float:

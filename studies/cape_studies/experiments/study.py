@@ -155,6 +155,16 @@ class Answer(Part):
     steps: int | None = Field(None, description="written by cape-run: updates of a training")
 
 
+class Taste(Part):
+    """Of a study of one training a variant: what its page says, of one condition."""
+
+    variant: str = Field(description="that is compared with the report's baseline")
+    condition: str = Field(description="of the report's evaluation, where the two are far apart")
+    seen: str = Field(description="a sentence; {variant} and {baseline} are their scores there")
+    more: str = Field(description="a sentence on what the evidence says beside it")
+    evidence: list[str] = Field(description="studies of several trainings, with pages of results")
+
+
 class Study(Part):
     """The whole YAML."""
 
@@ -175,6 +185,7 @@ class Study(Part):
     evaluations: Parts[Evaluation] = Field(min_length=1, description="by name; null: without it")
     report: Report = Field({}, validate_default=True, description="what is shown")
     answer: Answer | None = Field(None, description="of a user's data: what the report begins with")
+    taste: Taste | None = Field(None, description="of one training a variant: what its page says")
     quick: dict[str, Any] = Field({}, description="changes for --quick: to see that it runs")
     quick_run: bool = Field(False, description="written by cape-run: these changes were made")
     runs: list[str] = Field([], description="written by cape-run: what its last call asked for")
@@ -220,6 +231,9 @@ class Study(Part):
         if self.answer:
             known("answer.beyond", self.answer.beyond, self.evaluations)
         self._complete(self.report)
+        if self.taste:
+            known("taste.variant", [self.taste.variant], self.variants)
+            known("taste.seen", places_in(self.taste.seen), {"variant", "baseline"})
         return self
 
     def _complete(self, report: Report) -> None:

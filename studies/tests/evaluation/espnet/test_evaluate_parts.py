@@ -133,6 +133,14 @@ def test_a_test_set_has_a_name_and_its_utterances(folder):
     ]
 
 
+def test_a_test_set_from_windows_is_read(folder):
+    for name in ("wav.scp", "text"):
+        content = (folder / name).read_bytes().replace(b"\n", b"\r\n")
+        (folder / name).write_bytes(b"\xef\xbb\xbf" + content + b"\r\n")
+    found = testset.open_sets([str(folder)])["data"]
+    assert [(u.name, u.text) for u in found] == [("a", "one two"), ("b", "")]
+
+
 def sound(folder, samples, rate=RATE):
     soundfile.write(folder / "b.wav", np.array(samples), rate, subtype="FLOAT")
 
@@ -150,6 +158,8 @@ BAD = [
     (lambda data: (data / "segments").write_text("a1 a 0 1\n"), "segments file.*format_wav_scp"),
     (lambda data: (data / "wav.scp").write_text("a sox - |\nb x\n"), "a in .*if it is a pipe"),
     (lambda data: (data / "wav.scp").write_text("b x.wav\nb y.wav\n"), "b is duplicated"),
+    (lambda data: (data / "text").write_text("a é\nb\n", "latin-1"), "text is not UTF-8: line 1"),
+    (lambda data: (data / "text").write_text("a é\nb\n", "utf-16"), "text is UTF-16"),
 ]
 
 

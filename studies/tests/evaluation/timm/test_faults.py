@@ -26,7 +26,7 @@ def checkpoint(cape, tmp_path) -> Path:
         ("--attention-logn 1", "--attention-logn takes tokens of a training sample, ≥ 2, or"),
         ("--model vit_tinny", "is of vit_tinny, which timm does not know: give --model NAME"),
         ("--model vit_tiny_patch16_224", "does not fit vit_tiny_patch16_224: Error(s) in"),
-        ("--model-kwargs num_classes=7", "does not fit vit_tiny_patch4_cape_32: Error(s) in"),
+        ("--model-kwargs num_classes=7", "size mismatch for head.weight: [10, "),
         ("--model-kwargs dept=2", "dept"),
         ("--model-kwargs num_heads=0", "cannot be created with"),
         ("--crop-pct 1.5", "--crop-pct: input should be less than or equal to 1, got 1.5"),

@@ -1,0 +1,55 @@
+"""Weights of fairseq's own Transformer in ours: what ``--finetune-from-model`` may start from."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+logger = logging.getLogger(__name__)
+
+# of fairseq's tables of positions and versions; our model has none of the former
+_THEIRS = (".embed_positions.weight", ".embed_positions._float_tensor", ".version")
+
+
+def complete(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, Any]:
+    """The weights, with the model's own where fairseq's Transformer has none.
+
+    Those are the variant's: its mark, its parameters in self-attention, its table, ADMIN's ω.
+    A line in the log says which weights are taken. fairseq's positions are not: its sinusoids have
+    another order and other frequencies than the paper's, and its tables begin at another index.
+
+    Raises:
+        ValueError: the checkpoint is of another architecture or of other sizes.
+    """
+    own = model.state_dict()
+    taken = {name: value for name, value in state_dict.items() if not name.endswith(_THEIRS)}
+    missing = [name for name in own if name not in taken]
+    added = [name for name in missing if _is_ours(name) or name.endswith(_THEIRS)]
+    unknown = [name for name in taken if name not in own]
+    if unknown or len(added) < len(missing):
+        odd = [*unknown, *(name for name in missing if name not in added)]
+        raise ValueError(
+            f"the checkpoint is not of a Transformer with this model's layers: {odd[0]} is in one "
+            f"of the two alone ({len(odd)} such). Give the model the checkpoint's architecture and "
+            "sizes, or another --finetune-from-model"
+        )
+    for name, value in taken.items():
+        if isinstance(value, Tensor) and value.shape != own[name].shape:
+            raise ValueError(
+                f"{name} is {tuple(value.shape)} in the checkpoint and {tuple(own[name].shape)} in "
+                "this model: give the model the checkpoint's sizes and dictionaries"
+            )
+    dropped = len(state_dict) - len(taken)
+    logger.info(
+        f"{len(taken)} weights are those of the checkpoint, which has no --pos; {len(added)} are "
+        f"this model's own ({', '.join(added[:3])}{', …' if len(added) > 3 else ''}); {dropped} of "
+        "the checkpoint about its positions are not used"
+    )
+    return {**taken, **{name: own[name] for name in added}}
+
+
+def _is_ours(name: str) -> bool:
+    parts = name.split(".")
+    ours = {"variant", "positional", "position", "residual_scale"}
+    return bool(ours & set(parts))

@@ -1,0 +1,105 @@
+"""Positions of any dtype that is taken are exact: what each of them is, and how far apart two are.
+
+Integers are what timestamps, sample numbers and frame numbers come in, and float32 holds none above
+2^24 for sure: ten seconds of 2026 would be one position.
+"""
+
+import pytest
+import torch
+
+from cape_plugins import (
+    Augmentation,
+    PositionalEmbedding,
+    sinusoid_1d,
+    sinusoid_2d,
+    token_positions,
+    variants,
+)
+from cape_plugins.attention import AttentionSettings
+
+SECONDS = 1_767_225_600 + torch.arange(0, 60, 10)  # 2026-01-01, int64
+MILLISECONDS = 1_767_225_600_000 + torch.arange(0, 60, 10)
+SAMPLES = 2**24 + torch.arange(6, dtype=torch.int32)  # 17 minutes at 16 kHz
+PIXELS = torch.arange(250, 256, dtype=torch.uint8)
+INTEGERS = {"seconds": SECONDS, "ms": MILLISECONDS, "samples": SAMPLES, "pixels": PIXELS}
+SIZES = AttentionSettings(head_dim=8, heads=2)
+
+
+@pytest.fixture(params=INTEGERS)
+def integers(request) -> torch.Tensor:
+    return INTEGERS[request.param][None]
+
+
+@pytest.mark.parametrize("pos", ["sinpos", "cape", "random"])
+@pytest.mark.parametrize("training", [False, True])
+def test_integers_are_embedded_as_the_same_numbers_in_float64(integers, pos, training):
+    module = PositionalEmbedding(8, pos, max_global_shift=5.0) if pos == "cape" else None
+    module = (module or PositionalEmbedding(8, pos)).train(training)
+    found, expected = (
+        module(torch.zeros(1, 6, 8), given, generator=torch.Generator().manual_seed(0))
+        for given in (integers, integers.double())
+    )
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+    assert len(found[0].unique(dim=0)) == 6
+
+
+@pytest.mark.parametrize("pos", ["rope", "alibi"])
+def test_attention_sees_the_distances_of_integers(integers, pos):
+    found = variants.prepare(pos, integers, SIZES)
+    assert torch.equal(found, variants.prepare(pos, integers.double(), SIZES))
+    start = variants.prepare("alibi", integers - integers[:, :1].to(integers.dtype), SIZES)
+    if pos == "alibi":
+        torch.testing.assert_close(found, start, rtol=0, atol=0)
+
+
+def test_integers_on_a_plane_are_exact_too():
+    pixels = 2**25 + torch.arange(12).view(1, 6, 2)
+    assert torch.equal(sinusoid_2d(pixels, 8), sinusoid_2d(pixels.double(), 8).float())
+    found = PositionalEmbedding(8, "sinpos", axes=2)(torch.zeros(1, 6, 8), pixels)
+    assert len(found[0].unique(dim=0)) == 6
+
+
+def test_the_functions_of_the_core_take_integers():
+    assert torch.equal(sinusoid_1d(SECONDS, 8), sinusoid_1d(SECONDS.double(), 8).float())
+    centred = Augmentation().apply(SECONDS[None])
+    assert centred.tolist() == [[-25.0, -15.0, -5.0, 5.0, 15.0, 25.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_floats_are_taken_as_the_numbers_that_they_are(dtype):
+    positions = torch.tensor([[0.1, 2.5, 255.0]], dtype=dtype)
+    assert torch.equal(sinusoid_1d(positions, 8).double(), sinusoid_1d(positions.double(), 8)) or (
+        dtype != torch.float64
+    )
+    torch.testing.assert_close(
+        sinusoid_1d(positions, 8).double(), sinusoid_1d(positions.double(), 8), rtol=0, atol=1e-7
+    )
+
+
+REFUSED = {
+    "bool": (torch.tensor([[True, False]]), "real numbers, got torch.bool"),
+    "complex": (torch.tensor([[1j, 2j]]), "real numbers, got torch.complex64"),
+    # nanoseconds: float64 holds none of them for sure
+    "int64": (torch.tensor([[0, 1_767_225_600_000_000_001]]), r"subtract .* got 1.76723e\+18"),
+    "negative": (torch.tensor([[-(2**53) - 1, 0]]), "subtract the first"),
+    "uint64": (torch.tensor([[2**63, 0]], dtype=torch.uint64), "subtract the first"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("pos", ["cape", "rope", "sinpos", "nopos"])
+def test_what_could_not_be_exact_is_refused(name, pos):
+    positions, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        PositionalEmbedding(8, pos)(torch.zeros(1, 2, 8), positions)
+    with pytest.raises(ValueError, match=message):
+        sinusoid_1d(positions, 8)
+    with pytest.raises(ValueError, match=message):
+        Augmentation().apply(positions)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64])
+def test_positions_are_made_in_no_dtype_that_would_round_them(dtype):
+    with pytest.raises(ValueError, match=r"torch.float32 or torch.float64, got torch\."):
+        token_positions([3000], dtype=dtype)
