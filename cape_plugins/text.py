@@ -159,7 +159,7 @@ def _wide(content: bytes) -> str:
     even, odd = content[::2].count(0), content[1::2].count(0)
     if len(content) % 2 or min(even, odd) * 50 > max(even, odd):
         return ""
-    if max(even, odd) * 20 < len(content) // 2:  # one letter in twenty at the least
+    if max(even, odd) < 2 or max(even, odd) * 20 < len(content):  # one letter in ten at the least
         return ""
     return "UTF-16LE" if odd > even else "UTF-16BE"
 

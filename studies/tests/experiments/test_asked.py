@@ -11,12 +11,12 @@ from cape_studies.experiments import report, run
 from lab_support import refused
 
 ANSWER = {
-    "data": "words",
+    "data": "wavs",
     "floor": "few",
     "within": "as in training",
     "beyond": {"count": "beyond"},
 }
-ASKING = {"answer": ANSWER, "needs": {"words": {"what": "words"}}}
+ASKING = {"answer": ANSWER, "needs": {"wavs": {"what": "sounds"}}}
 
 
 @pytest.fixture
