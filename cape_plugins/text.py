@@ -5,7 +5,6 @@ with its file and its place. Nothing but the standard library is imported.
 """
 
 import gzip
-import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -19,8 +18,6 @@ _MARKS = {
     b"\xff\xfe": "UTF-16LE",
     b"\xfe\xff": "UTF-16BE",
 }
-#: What ``str.splitlines`` takes for line ends and files do not: a line goes on after these
-_NO_ENDS = re.compile("[\v\f\x1c-\x1e\x85\u2028\u2029]")
 _JAMO = "\u1160", "\u11ff"  # vowels and final consonants of Hangul, which continue a syllable
 
 
@@ -84,13 +81,13 @@ def decoded(content: bytes, name: str, *, strict: bool = True) -> str:
 def read_lines(path: str | Path) -> list[str]:
     r"""The lines of a text file, without their ends; no line after the last line end.
 
-    Lines end as in :func:`read_text` alone. What Python's ``splitlines`` takes for line ends
-    besides (form feeds, U+0085, U+2028) becomes a space, as hosts differ in what they take for one.
+    Lines end as in :func:`read_text` alone, not at what Python's ``splitlines`` takes for line ends
+    besides (form feeds, U+0085, U+2028).
 
     Raises:
         ValueError: see :func:`read_text`.
     """
-    text = _NO_ENDS.sub(" ", read_text(path))
+    text = read_text(path)
     return text.removesuffix("\n").split("\n") if text else []
 
 

@@ -56,12 +56,15 @@ def segmented(out, split, *languages):
 
 @pytest.fixture(scope="module")
 def multi30k(tmp_path_factory):
-    """Raw text as Multi30k has it, with one empty line, and what the script makes of it."""
+    """Raw text as Multi30k has it, with one empty line, and what the script makes of it; val is
+    from Windows, with a byte order mark."""
     raw = tmp_path_factory.mktemp("multi30k")
     sentences = [(ENGLISH, GERMAN), *PAIRS, ("", "leer")]
     for name in ("train", "val", "test_2016_flickr"):
         for side, language in enumerate(("en", "de")):
             text = "".join(f"{pair[side]}\n" for pair in sentences)
+            if name == "val":
+                text = "\ufeff" + text.replace("\n", "\r\n")
             (raw / f"{name}.{language}.gz").write_bytes(gzip.compress(text.encode()))
     return prepare(raw, raw / "prepared")
 
@@ -131,11 +134,13 @@ def test_multi30k_takes_another_pair_of_languages(multi30k, tmp_path):
         (("--held-out", 5, 900), "--held-out 5 900: no pair of test has more than 900 tokens"),
         (("-t", "fr"), "train.fr.gz does not exist"),
         (("-t", "en"), "--source-lang and --target-lang are both en: give two languages"),
+        (("-t", "yy"), "train.yy.gz is UTF-16, not UTF-8"),
         (("-t", "xx"), "train: 12 lines of en and 1 lines of xx, which are not pairs"),
     ],
 )
 def test_multi30k_refuses_in_one_line(multi30k, tmp_path, flags, message):
     (multi30k.parent / "train.xx.gz").write_bytes(gzip.compress(b"one\n"))
+    (multi30k.parent / "train.yy.gz").write_bytes(gzip.compress("one\n".encode("utf-16")))
     status, output = prepare_multi30k(multi30k.parent, tmp_path / "out", *flags)
     assert status == 2
     assert message in output.splitlines()[-1]

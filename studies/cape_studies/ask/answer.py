@@ -14,10 +14,11 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from cape_studies.ask.estimate import timed
 from cape_studies.experiments import asked, hosts
 from cape_studies.experiments.report_read import TRAININGS, Result
 from cape_studies.experiments.report_scores import Scores, interval
-from cape_studies.experiments.study import Answer, Study, merge, read_yaml
+from cape_studies.experiments.study import Answer, Study, merge
 
 LEVEL = 0.05
 #: degrees of freedom, at most, that the mean spread of all variants' trainings adds to a variant's
@@ -180,13 +181,12 @@ def of_study(result: Result, every: Sequence[Scores]) -> dict[str, Any] | None:
 
 
 def _cost(study: Study) -> dict[str, dict[str, Any]]:
-    """Variant → what was timed of the settings that the last call asked for."""
-    path = study.path.parent / "cost.json"
-    known = read_yaml(path) if path.exists() else {}  # of other settings too, by the run's key
+    """Variant → what was timed of the settings that the last call asked for, all together."""
+    keys = {name.rpartition("-")[2] for name in study.runs}
     found: dict[str, dict[str, Any]] = {}
-    for name in study.runs:
-        if (key := name.rpartition("-")[2]) in known:
-            found.setdefault(known[key]["variant"], known[key])
+    for together in timed(study.path.parent / "cost.json"):
+        own = {one["variant"]: one for key, one in together.items() if key in keys}
+        found = max(found, own, key=len)  # of as many variants the first, which is the latest
     return found
 
 

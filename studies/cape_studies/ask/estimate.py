@@ -55,12 +55,22 @@ def costs(runs: Sequence[Run]) -> dict[str, Cost]:
     for run in runs:
         first.setdefault(run.variant, run)
     path = runs[0].setting.folder / "cost.json"
-    known = read_yaml(path) if path.exists() else {}  # which JSON is
-    if not all(run.key in known for run in first.values()):
+    together, keys = timed(path), {run.key for run in first.values()}
+    found = next((one for one in together if keys <= one.keys()), None)
+    if found is None:
         print(f"timing some steps of {len(first)} variants", flush=True)
-        known |= {run.key: measure(run)._asdict() for run in first.values()}
-        steps.write(path, known)
-    return {variant: Cost(**known[run.key]) for variant, run in first.items()}
+        found = {run.key: measure(run)._asdict() for run in first.values()}
+        steps.write(path, {"together": [found, *together]})
+    return {variant: Cost(**found[run.key]) for variant, run in first.items()}
+
+
+def timed(path: Path) -> list[dict[str, dict[str, Any]]]:
+    """What a ``cost.json`` holds: run's key → cost, of variants that were timed together, the
+    latest first; others, of other settings, were timed when the machine had other work."""
+    known = read_yaml(path) if path.exists() else {}  # which JSON is
+    if known and "together" not in known:  # as cape-run wrote it until November 2026
+        return [known]
+    return list(known.get("together", []))
 
 
 def measure(run: Run) -> Cost:

@@ -75,6 +75,14 @@ def test_what_an_older_estimate_or_a_wider_call_began_does_not_count(asking, tmp
     assert not any("few-seed2" in line and "waiting" in line for line in status)
 
 
+def test_an_estimate_of_other_options_changes_no_report(asking, tmp_path, capsys):
+    asking()
+    _, before, found = shown(tmp_path, capsys)
+    asking("--estimate", options={"steps": 4})
+    _, text, later = shown(tmp_path, capsys)
+    assert (text, later) == (before, found)  # nor is its cost of those options
+
+
 def test_what_another_set_of_options_trained_is_named_and_not_shown(asking, tmp_path, capsys):
     asking()
     asking("--variants", "few", options={"steps": 4})

@@ -29,6 +29,21 @@ STUDY = {
 }
 
 
+def test_a_study_from_windows_is_read_and_one_in_utf16_is_named(path):
+    (path.parent / "mine.yaml").write_text("defaults: [small, _self_]\ntitle: other\n")
+    for name in ("small", "mine"):
+        file = path.with_name(f"{name}.yaml")
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes().replace(b"\n", b"\r\n"))
+    assert load(path.with_name("mine.yaml")).title == "other"
+    text = path.read_text("utf-8")
+    path.write_text(text, "utf-16")  # which Hydra reads, as a default of the other
+    with pytest.raises(ValueError, match=r"small\.yaml cannot be read: .*is UTF-16"):
+        load(path.with_name("mine.yaml"))
+    path.write_text(f"{text}\0", "utf-8")
+    with pytest.raises(ValueError, match=r"small\.yaml .*has a NUL byte \(line"):
+        load(path.with_name("mine.yaml"))
+
+
 @pytest.fixture
 def path(tmp_path):
     return write(tmp_path, STUDY)

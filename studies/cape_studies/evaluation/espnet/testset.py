@@ -88,7 +88,7 @@ def _two_columns(path: Path) -> dict[str, str]:
             continue
         key, _, rest = line.strip().replace("\t", " ", 1).partition(" ")
         if key in found:
-            raise ValueError(f"{path} line {number}: {key} is there twice")
+            raise ValueError(f"{path} line {number}: {key} is duplicated")
         found[key] = rest.strip()
     return found
 

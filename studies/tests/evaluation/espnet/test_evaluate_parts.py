@@ -149,7 +149,7 @@ BAD = [
     (lambda data: (data / "text").unlink(), "no such file of test data: .*text"),
     (lambda data: (data / "segments").write_text("a1 a 0 1\n"), "segments file.*format_wav_scp"),
     (lambda data: (data / "wav.scp").write_text("a sox - |\nb x\n"), "a in .*if it is a pipe"),
-    (lambda data: (data / "wav.scp").write_text("b x.wav\nb y.wav\n"), "b is there twice"),
+    (lambda data: (data / "wav.scp").write_text("b x.wav\nb y.wav\n"), "b is duplicated"),
 ]
 
 

@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
 
 def test_lines_end_at_newlines_alone(tmp_path):
     (tmp_path / "text").write_text("one\u2028line\nanother\n", encoding="utf-8")
-    assert stacking.read_lines(tmp_path / "text") == ["one line", "another"]
+    assert stacking.read_lines(tmp_path / "text") == ["one\u2028line", "another"]
 
 
 def test_a_file_that_is_no_bpe_codes_is_refused(tmp_path):
