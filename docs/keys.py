@@ -15,10 +15,11 @@ from cape_studies.experiments.study import (
     Prepare,
     Report,
     Study,
+    Taste,
     Variant,
 )
 
-PARTS = Study, Need, Prepare, Variant, Evaluation, Report, Answer
+PARTS = Study, Need, Prepare, Variant, Evaluation, Report, Answer, Taste
 MARKS = "<!-- keys: made by docs/keys.py -->", "<!-- end of keys -->"
 
 

@@ -163,6 +163,9 @@ def normalize_utterances(feats: Tensor, lengths: Tensor, settings: UtteranceMVN)
     padding = torch.arange(feats.shape[1], device=feats.device)[:, None] >= count  # (B, T, 1)
     feats = feats.masked_fill(padding, 0.0)
     centred = (feats - feats.sum(dim=1, keepdim=True) / count).masked_fill(padding, 0.0)
-    deviation = (centred.square().sum(dim=1, keepdim=True) / count).sqrt()
+    variance = centred.square().sum(dim=1, keepdim=True) / count
     feats = centred if settings.norm_means else feats
-    return feats / deviation.clamp(min=settings.eps) if settings.norm_vars else feats
+    if not settings.norm_vars:
+        return feats
+    # clamped before the root, whose gradient at 0 would be infinite
+    return feats / variance.clamp(min=settings.eps**2).sqrt()

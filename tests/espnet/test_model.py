@@ -153,6 +153,14 @@ def test_normalisation_is_espnets_for_one_utterance_and_the_same_beside_a_longer
         assert not ours[index, length:].any()
 
 
+def test_a_channel_without_variance_has_a_finite_gradient():
+    """As digital silence has, where a frontend is trained."""
+    features = torch.zeros(1, 10, 3, requires_grad=True)
+    settings = UtteranceMVN(norm_means=True, norm_vars=True)
+    normalize_utterances(features, torch.tensor([10]), settings).sum().backward()
+    assert features.grad.isfinite().all()
+
+
 def test_global_statistics_may_normalise_instead(tmp_path, build):
     stats = tmp_path / "feats_stats.npz"  # mean 1, variance 4
     np.savez(stats, count=10, sum=np.full(20, 10.0), sum_square=np.full(20, 50.0))
