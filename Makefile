@@ -92,7 +92,7 @@ format: install
 	$(BIN)/ruff format .
 
 docs: install
-	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs $(OUT)/docs
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -c docs . $(OUT)/docs
 
 # Sdists and wheels of both, the same bytes each time
 dist: install

@@ -1,4 +1,8 @@
-"""The documentation site: ``make docs`` writes it to out/docs."""
+"""The documentation site: ``make docs`` writes it to out/docs.
+
+Sphinx's source is the whole checkout, so that pages link to each other as files do: those of the
+hosts and of the results stand outside this folder.
+"""
 
 import urllib.parse
 from importlib.metadata import version as installed
@@ -14,6 +18,13 @@ project = "cape-plugins"
 copyright = "the cape-plugins authors"
 version = release = installed("cape-plugins")
 
+root_doc = "docs/index"
+include_patterns = [
+    "docs/**",
+    "integrations/*/README.md",
+    "studies/results/*.md",
+    "CONTRIBUTING.md",
+]
 extensions = [
     "myst_nb",  # MyST and notebooks
     "sphinx.ext.autodoc",
@@ -28,9 +39,9 @@ suppress_warnings = ["myst.header"]  # pages that are read as files too begin th
 # shown; the other two train for minutes, and say in their text what came out.
 nb_execution_mode = "force"
 nb_execution_excludepatterns = [
-    "notebooks/fairseq.ipynb",
-    "notebooks/espnet.ipynb",
-    "notebooks/my_images.ipynb",
+    "docs/notebooks/fairseq.ipynb",
+    "docs/notebooks/espnet.ipynb",
+    "docs/notebooks/my_images.ipynb",
 ]
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
@@ -43,6 +54,8 @@ napoleon_use_rtype = False
 napoleon_use_ivar = True
 html_theme = "furo"
 html_title = "cape-plugins"
+templates_path = ["templates"]
+html_additional_pages = {"index": "front.html"}  # leads to root_doc, which is in docs/
 
 
 class FilesOfTheRepository(SphinxPostTransform):
@@ -52,13 +65,12 @@ class FilesOfTheRepository(SphinxPostTransform):
 
     def run(self, **_: Any) -> None:
         """Replace the links of one page."""
-        folders = [ROOT, ROOT / "docs", *(ROOT / "integrations").iterdir()]
+        folder = (ROOT / self.env.docname).parent
         for node in list(self.document.findall(pending_xref)):
             target = urllib.parse.unquote(node["reftarget"]).partition("#")[0]
             is_page = target.removesuffix(".md") in self.env.found_docs
             is_page = is_page and node.get("refdomain") == "doc"
-            there = any((folder / target).exists() for folder in folders)
-            if node["reftype"] == "myst" and target and there and not is_page:
+            if node["reftype"] == "myst" and target and (folder / target).exists() and not is_page:
                 node.replace_self(node.children)
 
 

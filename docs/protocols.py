@@ -1,7 +1,8 @@
-"""docs/results/protocols.csv, from git: ``python docs/protocols.py`` after results are committed.
+"""Writes studies/results/protocols.csv from git: ``python docs/protocols.py``.
 
-When the protocol of each study and its first results were committed, and what changed its YAML
-afterwards. It is stored, as pages are made where there is no history too.
+To be run after results are committed. The table says when the protocol of each study and its first
+results were committed, and what changed its YAML afterwards. It is stored, as pages are made where
+there is no history too.
 """
 
 import csv
@@ -11,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "docs" / "results"
+RESULTS = ROOT / "studies" / "results"
 COLUMNS = ["study", "what", "commit", "date", "subject"]
 
 

@@ -1,15 +1,15 @@
-"""Fills the numbers and tables of PAGES and makes the pages of docs/results.
+"""Fills the numbers and tables of PAGES and makes the pages of studies/results.
 
     cape-report out/digits --out report
-    cp report/scores.csv docs/results/digits.csv
-    cp report/scores-items.csv.xz docs/results/digits-items.csv.xz
+    cp report/scores.csv studies/results/digits.csv
+    cp report/scores-items.csv.xz studies/results/digits-items.csv.xz
     python docs/tables.py
 
 A table stands between ``<!-- NAME -->`` and ``<!-- -->``, a number between ``<!--=STUDY:EVALUATION:
 VARIANT:CONDITION-->`` and ``<!--/-->``; VARIANT or CONDITION may be a difference, A−B with a minus
-sign, and a test by BLEU has parts (PARTS_OF_BLEU), as in precision_of_bleu. A page of docs/results
-begins with what is read from it, which is written by hand between ``<!-- read -->`` and
-``<!-- /read -->`` and stays; its numbers are filled too.
+sign, and a test by BLEU has parts (PARTS_OF_BLEU), as in precision_of_bleu. A page of
+studies/results begins with what is read from it, which is written by hand between ``<!-- read -->``
+and ``<!-- /read -->`` and stays; its numbers are filled too.
 """
 
 import re
@@ -28,7 +28,7 @@ from cape_studies.experiments import report, report_figures, report_read, report
 from cape_studies.experiments.report_scores import Scores, every
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results"
+RESULTS = HERE.parent / "studies" / "results"
 MEASURED = HERE.parent / "benchmarks" / "results"
 PAGES = ["../README.md", "choosing.md", "paper-claims.md", "results.md", "cost.md"]
 PAGES = [HERE / name for name in PAGES]
@@ -75,7 +75,7 @@ MODELS = {"vit_small": "ViT-S", "asr_12": "ASR", "wmt_base": "MT"}
 
 @cache
 def studies(name: str) -> list[report_read.Result]:
-    """Those of docs/results/NAME.csv."""
+    """Those of studies/results/NAME.csv."""
     return report_read.studies([RESULTS / f"{name}.csv"])
 
 
@@ -143,7 +143,7 @@ def overall() -> str:
 
 def costs() -> pd.DataFrame:
     """What ``benchmarks/variants.py`` wrote, by variant and case."""
-    return pd.read_csv(RESULTS / "cost.csv").set_index(["variant", "case"])
+    return pd.read_csv(MEASURED / "cost.csv").set_index(["variant", "case"])
 
 
 def of_cost() -> str:
@@ -214,7 +214,9 @@ def of_pairing() -> str:
             if len(both) > 2:
                 together += (both.iloc[:, 0] - both.iloc[:, 1]).var()
                 apart += both.var().sum()
-        rows.append([f"[{name}](results/{name}.md), {evaluation}", cell(together / apart, 2)])
+        rows.append(
+            [f"[{name}](../studies/results/{name}.md), {evaluation}", cell(together / apart, 2)]
+        )
     return table(["", "ratio"], rows)
 
 
@@ -248,10 +250,10 @@ def of_demo() -> str:
 
 
 def results() -> dict[Path, str]:
-    """The pages of docs/results."""
+    """The pages of studies/results."""
     pages = {}
     for path in sorted(RESULTS.glob("*.csv")):
-        if path.stem not in ("cost", "protocols"):
+        if path.stem != "protocols":
             target = path.with_suffix(".md")
             before = target.read_text("utf-8") if target.exists() else ""
             read = re.search(r"<!-- read -->.*?<!-- /read -->\n", before, flags=re.DOTALL)

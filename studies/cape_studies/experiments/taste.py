@@ -12,8 +12,8 @@ from cape_studies.experiments.report_read import Result
 from cape_studies.experiments.report_scores import Scores
 from cape_studies.experiments.study import folders, known
 
-#: folders of the pages of results, in a checkout
-RESULTS = "studies/results", "docs/results"
+#: the pages of results, in a checkout
+RESULTS = "studies/results"
 
 
 def page(sections: Sequence[Mapping[str, Any]]) -> str:
@@ -91,8 +91,7 @@ def commands(record: Mapping[str, Any]) -> list[str]:
 def _link(study: str) -> str:
     """To the page of a study's results; empty in an installed wheel, which has none."""
     for folder in folders():
-        for where in RESULTS:
-            path = folder.parents[1] / where / f"{study}.md"
-            if path.is_file():
-                return path.as_uri()
+        path = folder.parents[1] / RESULTS / f"{study}.md"
+        if path.is_file():
+            return path.as_uri()
     return ""
