@@ -32,7 +32,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
 ]
-myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_enable_extensions = ["colon_fence", "dollarmath", "html_image"]
 myst_heading_anchors = 3
 suppress_warnings = ["myst.header"]  # pages that are read as files too begin their parts at ###
 # Outputs are not committed. timm's notebook takes seconds and is run here, so that its pictures are

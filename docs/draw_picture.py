@@ -10,11 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from cape_plugins import Augmentation, Draw, patch_grid, sinusoid_2d
+from cape_plugins import Augmentation, Draw, patch_grid
 
 SIDE = 8  # patches
 SEED = 5  # its shift and scale are large enough to be seen
-DIM = 64  # channels of the embedding in the last panel
 SETTINGS = Augmentation(0.5, (1 / SIDE, 1 / SIDE), 1.4, mean_normalize=False)
 
 
@@ -35,39 +34,31 @@ def steps() -> dict[str, Tensor]:
         generator.set_state(noise)  # the same local shifts in every step
         return which.apply(positions, draw, generator=generator)[0]
 
-    down, right = drawn.shift[0].tolist()
     return {
-        "positions\n(patch centres)": positions[0],
-        f"+ global shift Δ, per image\n({down:+.2f} down, {right:+.2f} right)": apply(
-            shift_only, unscaled
-        ),
-        "+ local shift ε\nper patch and axis": apply(SETTINGS, unscaled),
-        f"× global scale λ, per image\n({drawn.scale.item():.2f})": apply(SETTINGS, drawn),
+        "1. positions as given": positions[0],
+        "2. all shifted by Δ": apply(shift_only, unscaled),
+        "3. each shifted by ε": apply(SETTINGS, unscaled),
+        "4. all scaled by λ": apply(SETTINGS, drawn),
     }
 
 
 def draw(out: Path) -> None:
-    """Draw the steps, and the embedding of the last."""
+    """Draw the steps, large enough to be read at a width of 390 pixels."""
     panels = steps()
-    figure = Figure(figsize=(13, 2.95), layout="constrained")
-    axes = figure.subplots(1, 5)
+    figure = Figure(figsize=(5, 5.2), layout="constrained")
+    axes = figure.subplots(2, 2).flat
     order = torch.linspace(0, 1, SIDE * SIDE)
     reach = max(1.0, *(float(positions.abs().max()) for positions in panels.values())) + 0.1
-    for axis, (title, positions) in zip(axes, panels.items(), strict=False):
+    for axis, (title, positions) in zip(axes, panels.items(), strict=True):
         rows, columns = positions.unbind(-1)
-        axis.add_patch(Rectangle((-1, -1), 2, 2, fill=False, color="0.6", lw=0.8))
+        axis.add_patch(Rectangle((-1, -1), 2, 2, fill=False, color="0.6"))
         axis.plot(0, 0, "+", color="0.6", zorder=0)
-        axis.scatter(columns, rows, c=order, s=10, cmap="viridis")
+        axis.scatter(columns, rows, c=order, s=14, cmap="viridis")
         axis.set(xlim=(-reach, reach), ylim=(reach, -reach), xticks=[-1, 0, 1], yticks=[-1, 0, 1])
         axis.set_aspect("equal")
-        axis.set_title(title, fontsize=9)
-        axis.tick_params(labelsize=7)
-    embedding = sinusoid_2d(positions, DIM)
-    axes[4].imshow(embedding, cmap="RdBu", aspect="auto", vmin=-1, vmax=1, interpolation="none")
-    axes[4].set_box_aspect(1)
-    axes[4].set_title("→ cos | sin,\nadded to the content", fontsize=9)
-    axes[4].set(xlabel="channel", ylabel="patch", xticks=[], yticks=[])
-    figure.savefig(out, dpi=150)
+        axis.set_title(title, fontsize=12)
+        axis.tick_params(labelsize=10)
+    figure.savefig(out, dpi=180)
 
 
 if __name__ == "__main__":
