@@ -112,7 +112,13 @@ def _(query, key, value, bias):
     return torch.empty_like(query)
 
 
-@torch.library.custom_op("cape_benchmarks::attend_backward", mutates_args=())
+# torch 2.5 cannot read list[Tensor] in a signature
+@torch.library.custom_op(
+    "cape_benchmarks::attend_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? bias, bool of_bias)"
+    " -> Tensor[]",
+)
 def _attend_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, of_bias: bool
 ) -> list[Tensor]:

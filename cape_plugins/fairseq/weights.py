@@ -1,6 +1,7 @@
 """Weights of fairseq's own Transformer in ours: what ``--finetune-from-model`` may start from."""
 
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ logger = logging.getLogger(__name__)
 
 # of fairseq's tables of positions and versions; our model has none of the former
 _THEIRS = (".embed_positions.weight", ".embed_positions._float_tensor", ".version")
+# fairseq 0.12.2's encoder layers store their weights a second time, for a fast path in inference
+_COPIES = re.compile(r"encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)")
 
 
 def complete(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, Any]:
@@ -18,12 +21,17 @@ def complete(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, An
     Those are the variant's: its mark, its parameters in self-attention, its table, ADMIN's ω.
     A line in the log says which weights are taken. fairseq's positions are not: its sinusoids have
     another order and other frequencies than the paper's, and its tables begin at another index.
+    The copies of weights that encoder layers of fairseq 0.12.2 hold are not either.
 
     Raises:
         ValueError: the checkpoint is of another architecture or of other sizes.
     """
     own = model.state_dict()
-    taken = {name: value for name, value in state_dict.items() if not name.endswith(_THEIRS)}
+    taken = {
+        name: value
+        for name, value in state_dict.items()
+        if not name.endswith(_THEIRS) and not _COPIES.fullmatch(name)
+    }
     missing = [name for name in own if name not in taken]
     added = [name for name in missing if _is_ours(name) or name.endswith(_THEIRS)]
     unknown = [name for name in taken if name not in own]
@@ -44,7 +52,7 @@ def complete(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, An
     logger.info(
         f"{len(taken)} weights are those of the checkpoint, which has no --pos; {len(added)} are "
         f"this model's own ({', '.join(added[:3])}{', …' if len(added) > 3 else ''}); {dropped} of "
-        "the checkpoint about its positions are not used"
+        "the checkpoint are not used: its positions, versions and copies of weights"
     )
     return {**taken, **{name: own[name] for name in added}}
 
