@@ -191,6 +191,13 @@ def test_the_card_tells_scores_settings_and_versions(finished, tmp_path):
     assert str(ROOT) not in text
 
 
+OTHER_FILES = {
+    "a tensor": torch.ones(2),
+    "weights alone": {"decoder.weight": torch.ones(2)},
+    "no task": {"cfg": {"task": None}, "model": {}},
+}
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -200,6 +207,10 @@ def test_the_card_tells_scores_settings_and_versions(finished, tmp_path):
         ("folder exists", "exists: name a new folder"),
         ("no host", "fairseq is not installed: pip install 'cape-studies[fairseq]'"),
         ("no file", "checkpoint_last.pt is gone: the same cape-run trains it anew"),
+        ("a tensor", "checkpoint_last.pt cannot be read as a checkpoint of fairseq"),
+        ("weights alone", "checkpoint_last.pt cannot be read as a checkpoint of fairseq"),
+        ("no task", "checkpoint_last.pt cannot be read as a checkpoint of fairseq"),
+        ("html", "checkpoint_last.pt cannot be read as a checkpoint of fairseq"),
         ("merges gone", "has words cut by BPE, whose merges are not in"),
         ("data gone", "is gone, and the dictionaries with it"),
     ],
@@ -221,6 +232,10 @@ def test_what_cannot_be_exported_is_one_line(wrong, said, finished, tmp_path, mo
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     elif wrong == "no file":
         checkpoint(copy).unlink()
+    elif wrong in OTHER_FILES:
+        torch.save(OTHER_FILES[wrong], checkpoint(copy))
+    elif wrong == "html":
+        checkpoint(copy).write_text("<!DOCTYPE html>")
     elif wrong in ("data gone", "merges gone"):
         content = torch.load(checkpoint(copy))
         data = tmp_path / "data"

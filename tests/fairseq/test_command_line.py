@@ -8,6 +8,8 @@ import torch
 
 pytest.importorskip("fairseq")
 
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
+
 from cape_plugins.variants import names
 from cape_support import ROOT
 from fairseq_support import PAIRS, TRAIN, call, ratio, run, train
@@ -168,9 +170,11 @@ def assert_one_line(line, message):
 
 def test_a_moving_average_of_the_weights_keeps_the_variant(data, tmp_path):
     """fairseq's EMA averages the number of the variant with itself, which rounds."""
-    for decay in (0.9995, 0.9999):
-        flags = f"--pos cape --store-ema --ema-decay {decay} --max-update 12 --validate-interval 1"
-        found, _ = train(data, tmp_path / str(decay), flags)
+    for decay, pos in (("0.9995", "cape"), ("0.9999 --ema-fp32", "cape_alibi")):
+        flags = f"--pos {pos} --store-ema --ema-decay {decay} --validate-interval 1"
+        folder = tmp_path / pos
+        train(data, folder, f"{flags} --max-update 12")
+        found, _ = train(data, folder, f"{flags} --max-update 16")  # goes on from its average
         assert "ema" in found["extra_state"]
 
 
@@ -201,6 +205,20 @@ def test_fine_tuning_starts_from_the_weights_of_fairseqs_own_transformer(data, s
     assert "weights are those of the checkpoint, which has no --pos" in said
     for name, value in theirs.items():
         assert torch.equal(ours["model"][name], value), name
+    paths = (stock, tmp_path)
+    logits = [evaluate(path / "checkpoint_last.pt", data) for path in paths]
+    assert torch.equal(*logits)
+
+
+def evaluate(path, data):
+    """Logits of a checkpoint, loaded by fairseq, for a padded batch of the corpus."""
+    loaded = load_model_ensemble_and_task([str(path)], arg_overrides={"data": str(data)})
+    (model,), _, task = loaded
+    task.load_dataset("test")
+    pairs = task.dataset("test")
+    batch = pairs.collater([pairs[i] for i in range(len(pairs))])
+    with torch.no_grad():
+        return model.eval()(**batch["net_input"])[0]
 
 
 @pytest.mark.parametrize("way", ["--save-dir {}", "--restore-file {}/checkpoint_last.pt"])

@@ -69,7 +69,8 @@ def load(given: str, options: TimmOptions, device: torch.device) -> Loaded:
     args = vars(args) if isinstance(args, argparse.Namespace) else args
     args = args if isinstance(args, dict) else {}
     kinds = ("state_dict_ema", "state_dict", "model")  # in the order of timm's load_checkpoint
-    weights = clean_state_dict(next(filter(None, map(content.get, kinds)), content))
+    held = next(filter(None, map(content.get, kinds)), content)
+    weights = clean_state_dict(held) if isinstance(held, dict) else {}
     if not weights or not all(isinstance(value, Tensor) for value in weights.values()):
         raise ValueError(f"{path} holds no state dict")
     name = options.model or args.get("model") or content.get("arch")

@@ -53,6 +53,7 @@ def test_checkpoints_that_cannot_be_tested_are_one_line(cape, data, tmp_path, re
     for content, message in (
         (weights, "is of a model it does not name, which timm does not know: give --model"),
         ({"state_dict": {}}, "holds no state dict"),
+        ({"model": [1]}, "holds no state dict"),
     ):
         torch.save(content, path)
         assert message in refused("-c", path, "--data", data)
