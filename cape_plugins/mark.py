@@ -18,7 +18,10 @@ from cape_plugins import variants
 # A setting's place in a mark is its place here, for all variants. Only ever append.
 SLOTS = ["max_global_shift", "max_local_shift", "max_global_scale", "frequency_scale"]
 SLOTS += ["random_range", "relpos_context", "abspos_context", "source_scale"]
-SLOTS += ["unit", "content_scale"]
+SLOTS += ["unit", "content_scale", "square"]
+# The last is no setting: (number of the variant - _MIDDLE)². The mean of two variants' numbers may
+# be a third variant's number; the mean of their squares is never the square of that.
+_SQUARE, _MIDDLE = "square", 7
 # Stands where a variant does not have a setting; settings are ≥ 0. It is not NaN: tools that
 # compare checkpoints would find NaN different from itself, and see a training that diverged.
 ABSENT = -1.0
@@ -28,6 +31,7 @@ _GAPLESS = 6
 # decay d is off by up to 6e-8 / (1 - d) of it: 6e-4 with 0.9999. In bfloat16 a step is 4e-3.
 _SAME = 4e-3  # relative, of a setting: beyond it there is a warning
 _NEAR = 0.02  # absolute, of the variant's number: beyond it there is an error
+_NEAR_SQUARE = 0.5  # absolute: averages whose mean is a third variant's number are off by ≥ 1
 
 
 class VariantMark(nn.Module):
@@ -71,17 +75,20 @@ class VariantMark(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """The variant's number, then a value for each slot, ABSENT where it has none: float32."""
-        slots = [self.settings.get(name, ABSENT) for name in SLOTS]
-        return torch.tensor([variants.get(self.pos).number, *slots], dtype=torch.float32)
+        number = variants.get(self.pos).number
+        kept = {**self.settings, _SQUARE: _square(number)}
+        slots = [kept.get(name, ABSENT) for name in SLOTS]
+        return torch.tensor([number, *slots], dtype=torch.float32)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Compare with a checkpoint's; a setting that both have and that differs is a warning.
 
         Raises:
-            ValueError: the checkpoint is of another variant.
+            ValueError: the checkpoint is of another variant, or an average of several.
         """
         number, *found = state.tolist()
-        pos = self._variant_of(number)
+        square = dict(zip(SLOTS, found, strict=False)).get(_SQUARE)  # older checkpoints have none
+        pos = self._variant_of(number, square)
         if pos != self.pos:
             raise ValueError(
                 f"the checkpoint was trained with {self.spell('pos')} {pos}, this model has "
@@ -96,12 +103,19 @@ class VariantMark(nn.Module):
                 differs = f"{self.spell(name)} {theirs:g}, this model has {mine:g}"
                 logging.warning(f"the checkpoint was trained with {differs}")
 
-    def _variant_of(self, number: float) -> str:
+    def _variant_of(self, number: float, square: float | None) -> str:
         """The variant whose number this is, but for rounding; ValueError if it is of none."""
         numbers = {variant.number: pos for pos, variant in variants.VARIANTS.items()}
         nearest = round(number) if math.isfinite(number) else -1
         if nearest in numbers and abs(number - nearest) <= _NEAR:
-            return numbers[nearest]
+            if square is None or abs(square - _square(nearest)) <= _NEAR_SQUARE:
+                return numbers[nearest]
+            raise ValueError(
+                "the checkpoint is of no single variant: were checkpoints of two variants "
+                f"averaged? The mean of their numbers is that of {numbers[nearest]}, the mean of "
+                f"their squares is not. This model has {self.spell('pos')} {self.pos}: "
+                f"{self.advice}"
+            )
         below = above = None
         if math.isfinite(number):
             below, above = numbers.get(math.floor(number)), numbers.get(math.ceil(number))
@@ -117,3 +131,7 @@ class VariantMark(nn.Module):
     def extra_repr(self) -> str:
         """The variant, for ``print(model)``."""
         return f"{self.pos!r}, {self.settings}"
+
+
+def _square(number: int) -> float:
+    return float((number - _MIDDLE) ** 2)

@@ -163,7 +163,7 @@ def test_other_settings_are_warned_of_and_those_not_taken_are_not_kept(caplog):
     assert Model("cape").mark.settings == dict(max_global_shift=30.0, frequency_scale=30.0)
     kept = dict(zip(("pos", *SLOTS), state["mark._extra_state"].tolist(), strict=True))
     given = {name: value for name, value in kept.items() if value != ABSENT}
-    assert given == dict(pos=3.0, max_global_shift=30.0, frequency_scale=30.0)
+    assert given == dict(pos=3.0, max_global_shift=30.0, frequency_scale=30.0, square=16.0)
     other = Model("cape", {**SETTINGS, "max_global_shift": 5.0, "random_range": 1.0})
     other.load_state_dict(state)
     assert "was trained with encoder_conf max_global_shift 30, this model has 5" in caplog.text

@@ -27,6 +27,7 @@ from espnet2.train.reporter import Reporter
 import cape_plugins.espnet as ours
 from cape_plugins.espnet.options import SecondsSettings
 from cape_plugins.espnet.transformer import CapeTransformerEncoder
+from cape_plugins.mark import SLOTS
 from cape_plugins.variants import names
 from cape_support import environment
 from espnet_support import BRANCHES, CONFORMER, RATE, SIZES, STOCK, make
@@ -204,7 +205,8 @@ def test_another_content_scale_is_logged_and_older_checkpoints_have_the_default(
     make().load_state_dict(state)
     assert caplog.messages.pop().endswith("content_scale: 4, this model has 1")
     caplog.clear()
-    state["mark._extra_state"] = state["mark._extra_state"][:-1]  # as before there was a scale
+    before = SLOTS.index("content_scale")  # as before there was a scale
+    state["mark._extra_state"] = state["mark._extra_state"][: 1 + before]
     make().load_state_dict(state)
     assert caplog.messages == []
     make(content_scale="sqrt").load_state_dict(state)
