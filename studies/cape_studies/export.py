@@ -121,6 +121,7 @@ def _fairseq(checkpoint: Path, folder: Path, codes: Path | None) -> None:
         raise ValueError(
             f"{checkpoint} cannot be read as a checkpoint of fairseq ≥ 0.12: {command.said(error)}"
         ) from error
+    content["cfg"]["task"] = task
     if "source_lang" not in task:
         raise ValueError(f"{checkpoint} is of {task['_name']}: only translation is exported")
     data = Path(task["data"].split(":")[0])
