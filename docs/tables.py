@@ -70,7 +70,6 @@ PAIRING = [  # studies of many trainings by the same seeds; the last go on from 
     *(("canvas", "shift"), ("digit_canvas", "shift"), ("digit_canvas_long", "shift")),
     *(("multi30k_short", "bleu"), ("multi30k_short", "bleu_long"), ("backbones", "anywhere")),
 ]
-MODELS = {"vit_small": "ViT-S", "asr_12": "ASR", "wmt_base": "MT"}
 
 
 @cache
@@ -119,26 +118,20 @@ def number(of: str) -> str:
 
 
 def overall() -> str:
-    """A row for each variant of the package: scores and cost in the three hosts."""
-    cost, scores = costs(), {}
+    """A row for each variant of the package: its scores in the three hosts."""
+    scores = {}
     for study in {study for _, study, *_ in OVERALL}:
         rows = pd.read_csv(RESULTS / f"{study}.csv", dtype={"condition": str})
         scores[study] = rows.groupby([*KEYS, "variant"])["value"].mean()
     rows = []
-    for variant in cost.index.unique("variant"):
+    for variant in VARIANTS:
         row = [variant]
         for _, study, *key in OVERALL:
             low = scores[study].get((*key, f"{variant}_low"))  # in images, where there is one
             found = scores[study].get((*key, variant)) if low is None else low
             row.append(cell(found, 1))
-        for which in ("step", "memory", "parameters"):
-            ratios = [cell(cost[which].get((variant, case)), 2) or "–" for case in MODELS]
-            row.append(" / ".join(ratios))
         rows.append(row)
-    heads = [
-        f"{which}, {' / '.join(MODELS.values())}" for which in ("step", "memory", "parameters")
-    ]
-    return table(["", *(head for head, *_ in OVERALL), *heads], rows)
+    return table(["", *(head for head, *_ in OVERALL)], rows)
 
 
 def costs() -> pd.DataFrame:
