@@ -9,13 +9,13 @@ import pytest
 pytest.importorskip("fairseq")
 pytest.importorskip("subword_nmt")
 
-from cape_support import ROOT, block_with, blocks, shell
+from cape_support import ROOT, block_with, shell
 
 pytestmark = pytest.mark.release
 
 README = ROOT / "integrations" / "fairseq" / "README.md"
-FIRST_STEPS, _ = README.read_text("utf-8").split("**Without autoload**")
-BLOCKS = blocks(FIRST_STEPS)
+FIRST_STEPS = block_with(README, "subword-nmt learn-bpe")
+TWO_PROCESSES = block_with(README, "--distributed-no-spawn")
 # what a sentence has, in English and German
 WORDS = [("small", "klein"), ("big", "groß"), ("old", "alt"), ("young", "jung"), ("red", "rot")]
 NOUNS = [("dog", "hund"), ("cat", "katze"), ("child", "kind"), ("man", "mann"), ("bird", "vogel")]
@@ -40,21 +40,19 @@ def text(tmp_path_factory):
 
 
 def test_the_quickstart_learns_within_its_ten_epochs_on_a_cpu(text):
-    quickstart, _ = BLOCKS
-    output = shell(quickstart, text, CUDA_VISIBLE_DEVICES="")
+    output = shell(FIRST_STEPS, text, CUDA_VISIBLE_DEVICES="")
     (bleu,) = re.findall(r"BLEU4 = ([\d.]+)", output)
     assert float(bleu) > 50
     assert re.search(r"^H-0\t", output, flags=re.MULTILINE)
 
 
 def test_two_processes_train_together_as_the_readme_says(text):
-    quickstart, two = BLOCKS
     if not (text / "data-bin").exists():
-        shell(quickstart.split("fairseq-train")[0], text, CUDA_VISIBLE_DEVICES="")
+        shell(FIRST_STEPS.split("fairseq-train")[0], text, CUDA_VISIBLE_DEVICES="")
     with socket.socket() as listening:
         listening.bind(("localhost", 0))
         port = listening.getsockname()[1]
-    two = two.replace("29500", str(port)).replace("--max-epoch 10", "--max-update 3")
+    two = TWO_PROCESSES.replace("29500", str(port)).replace("--max-epoch 10", "--max-update 3")
     two = two.replace("wait", "for job in $(jobs -p); do wait $job; done")
     output = shell(two, text, CUDA_VISIBLE_DEVICES="")
     assert "training on 2 devices" in output
