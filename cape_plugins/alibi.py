@@ -56,15 +56,26 @@ class Alibi(PositionalAttention):
         """What the scores get, (B, N, heads, N), float32 or what autocast is on for.
 
         Distances are taken in the positions' dtype: an hour from the start float32 is too coarse.
+        With ``settings.nan_is_padding`` it is -inf for the keys of padding.
         """
         wide = with_axes(positions)  # (B, N, axes)
         apart = distances(wide[:, :, None], wide[:, None]) / settings.unit  # (B, N, N)
+        if settings.nan_is_padding:
+            padding = wide[..., 0].isnan()
+            # not in a sample that is all padding: a softmax over nothing would be NaN
+            padding = padding > padding.all(dim=1, keepdim=True)
+            apart = apart.masked_fill(padding[:, None], torch.inf)
         slopes = constant(_slopes, settings.heads, like=positions)[:, None]
         device = positions.device.type
         dtype = torch.float32
         if torch.is_autocast_enabled(device):  # rounded here, once, and not in every layer
             dtype = torch.get_autocast_dtype(device)
         return multiply(slopes, apart[:, :, None], dtype)
+
+    @property
+    def hides_padding(self) -> bool:
+        """Whether :meth:`prepare` hides it, and no mask is needed to count keys for log N."""
+        return self.settings.nan_is_padding and not self.logn
 
     def bias(self, query: Tensor, keys: int, positions: Tensor | None = None) -> Tensor:
         """What :meth:`prepare` gave, (1 or B, heads, queries, keys)."""

@@ -28,6 +28,8 @@ class AttentionSettings:
         frequency_scale: rope: multiplies all frequencies, as it does those of the host's sinusoids.
         context: relpos: distances -context … context have a vector each; those beyond share the
             last.
+        nan_is_padding: no token attends to one whose position is NaN, in samples that have others.
+            By default such a token may be seen, as it may be a class token.
 
     Raises:
         ValueError: a value is out of range.
@@ -39,6 +41,7 @@ class AttentionSettings:
     unit: float = 1.0
     frequency_scale: float = 1.0
     context: int = 1
+    nan_is_padding: bool = False
 
     def __post_init__(self) -> None:
         for name in ("head_dim", "heads", "axes", "context"):
@@ -83,6 +86,14 @@ class PositionalAttention(nn.Module):
             (B, N, …), a row for each token. Here the positions in float32.
         """
         return positions.to(torch.float32)
+
+    @property
+    def hides_padding(self) -> bool:
+        """Whether prepared positions hide padding, so that a host need not mask it again.
+
+        Where they do, a mask would only make a copy of them in every layer.
+        """
+        return False
 
     def embed(self, x: Tensor, positions: Tensor | None) -> Tensor:
         """Put prepared positions into queries or keys (B, heads, N, head_dim), here nothing."""

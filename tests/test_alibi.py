@@ -97,3 +97,23 @@ def test_shared_positions_make_one_bias_for_all_samples():
         found = Alibi(sizes()).bias(torch.zeros(3, 4, 6, 8), 6, prepared)
         assert found.shape == (samples, 4, 6, 6)
         assert found.data_ptr() == prepared.data_ptr()  # made once, for all layers
+
+
+def test_padding_is_hidden_where_a_position_of_nan_is_padding():
+    """As a mask of the keys hides it, but for a sample that is all padding."""
+    positions = token_positions([5, 3, 0])
+    padded = AttentionSettings(head_dim=8, heads=4, nan_is_padding=True)
+    layer, plain = Alibi(padded), Alibi(sizes())
+    assert layer.hides_padding
+    assert not plain.hides_padding
+    mask = ~positions.isnan()[:, None, None]
+    mask[2] = True
+    expected = plain.bias(torch.zeros(3, 4, 5, 8), 5, plain.prepare(positions, sizes()))
+    found = layer.bias(torch.zeros(3, 4, 5, 8), 5, layer.prepare(positions, padded))
+    assert torch.equal(found, torch.where(mask, expected, -torch.inf))
+
+
+def test_log_n_still_gets_its_mask():
+    layer = Alibi(AttentionSettings(head_dim=8, heads=4, nan_is_padding=True))
+    layer.logn = 5
+    assert not layer.hides_padding

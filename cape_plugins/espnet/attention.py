@@ -36,9 +36,13 @@ class CapeMultiHeadedAttention(MultiHeadedAttention):
         :func:`cape_plugins.variants.prepare`.
         """
         positions = rest[0] if len(rest) == 2 else None
-        visible = rest[-1][:, None]  # (B, 1, 1 or N, keys)
-        # an empty utterance sees its padding: attention to nothing could be NaN
-        visible = visible | ~visible.any(dim=-1, keepdim=True)
+        visible: Tensor | None = rest[-1][:, None]  # (B, 1, 1 or N, keys)
+        assert visible is not None  # for mypy
+        if visible.shape[2] == 1 and self.positional.hides_padding:
+            visible = None
+        else:
+            # an empty utterance sees its padding: attention to nothing could be NaN
+            visible = visible | ~visible.any(dim=-1, keepdim=True)
         pictures = self._forward_hooks and not (self.training or torch.compiler.is_compiling())
         query, key, value = self.forward_qkv(query, key, value)  # (B, heads, N, size / heads)
         mixed, weights = self.positional(

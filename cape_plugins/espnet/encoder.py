@@ -117,6 +117,7 @@ class InSeconds(AbsEncoder):
             unit=1 / settings.frequency_scale,
             frequency_scale=settings.frequency_scale,
             context=settings.frames("relpos_context", reach, spacing),
+            nan_is_padding=True,
         )
         attentions = settings.attention_layers(len(self.encoders), self.attention_settings)
         for layer, attention in zip(self.encoders, attentions, strict=True):

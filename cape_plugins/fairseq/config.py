@@ -68,6 +68,7 @@ class TokenSettings(SequenceSettings):
             heads=heads,
             frequency_scale=self.frequency_scale,
             context=self.relpos_context,
+            nan_is_padding=True,
         )
 
 

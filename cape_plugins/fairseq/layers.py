@@ -108,7 +108,9 @@ class CapeMultiheadAttention(MultiheadAttention):
         if incremental_state is not None:
             k, v, key_padding_mask = self._continue(incremental_state, k, v, key_padding_mask)
         positions = None if positions is None else positions[:, -k.shape[2] :]  # (B or 1, S, …)
-        seen = None if key_padding_mask is None else ~key_padding_mask[:, None, None].bool()
+        seen = None
+        if key_padding_mask is not None and not self.positional.hides_padding:
+            seen = ~key_padding_mask[:, None, None].bool()
         mask = merge_bias(attn_mask, seen, q.dtype)  # broadcasts to (B, heads, T, S)
         drop = self.dropout_module
         dropout = drop.p if drop.training or drop.apply_during_inference else 0.0
