@@ -136,7 +136,7 @@ def of_range(
 def _beaten(
     best: str, floor: str, worse: Mapping[str, Any], of_best: Mapping[str, float | None]
 ) -> bool | None:
-    """Whether the best is told from the floor; None where these were not compared."""
+    """Whether the best is significantly ahead of the floor; None where these were not compared."""
     if floor == best:
         return False if any(p is not None for p in of_best.values()) else None
     return None if of_best.get(floor) is None else floor in worse
@@ -257,10 +257,10 @@ def _in_words(of: Mapping[str, Any], floor: str, metric: str) -> str:
     elif len(means) > 1:
         text += f"Behind it: {', '.join(apart)}. " if apart else ""
         few = "a single training" if max(numbers.values()) == 1 else "fewer than three trainings"
-        text += f"With {few} of a variant nothing can be told apart. " if not of["pairs"] else ""
+        text += f"With {few} of a variant no difference is significant. " if not of["pairs"] else ""
     if alike:
         each = [f"{name} ({means[name]:.1f})" for name in alike]
-        text += f"Cannot be told from it: {', '.join(each)}. "
+        text += f"Not significantly different from it: {', '.join(each)}. "
     if of["worse"]:
         worse = of["worse"].items()
         each = [f"{name} by {one['by']:.1f} (p {_p(one['p'])})" for name, one in worse]

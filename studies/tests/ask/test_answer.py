@@ -33,8 +33,8 @@ def test_best_alike_and_worse_are_named_with_by_how_much():
     assert of["worse"]["nopos"]["p"] < 0.001
     assert of["floor_beaten"] is True
     assert words(of) == (
-        "In testing: cape has the best mean, top1 80.2. Cannot be told from it: rope (80.2). "
-        "Worse: nopos by 10.2 (p < 0.001)."
+        "In testing: cape has the best mean, top1 80.2. "
+        "Not significantly different from it: rope (80.2). Worse: nopos by 10.2 (p < 0.001)."
     )
 
 
@@ -75,7 +75,7 @@ def test_of_two_trainings_there_are_means_and_differences_and_nothing_is_told_ap
     assert words(of) == (
         "In testing: rope has the best mean, top1 80.5. Means of two trainings each. "
         "Behind it: nopos by 10.0 (70.5). "
-        "With fewer than three trainings of a variant nothing can be told apart."
+        "With fewer than three trainings of a variant no difference is significant."
     )
 
 
