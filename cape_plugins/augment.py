@@ -63,7 +63,7 @@ class Identity:
         return positions
 
     def in_evaluation(self, positions: Tensor) -> Tensor:
-        """Positions in evaluation, where nothing is random: (1 or B, N, axes) → (1 or B, N, axes)."""
+        """Positions in evaluation, (1 or B, N, axes) → (1 or B, N, axes); nothing is random."""
         return positions
 
 

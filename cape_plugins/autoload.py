@@ -105,9 +105,7 @@ def _host_ready(trigger: str) -> None:
         if trigger == "espnet2.tasks.abs_task":
             _when_task_exists(sys.modules[trigger].AbsTask)
         elif not _is_being_imported(ours) and importlib.import_module(ours).register() is False:
-            raise ImportError(
-                f"{trigger} has no class ASRTask: this version of ESPnet is not known"
-            )
+            raise ImportError(f"{trigger} has no class ASRTask, this version is not known")
     except Exception as error:
         _warn(
             f"cape_plugins could not register with {package} ({type(error).__name__}: {error}), so "

@@ -149,7 +149,7 @@ def check_dim(dim: int) -> None:
 
 
 def check_frequencies(base: float, frequency_scale: float) -> None:
-    """Raise ValueError unless ``base`` is finite and > 1, and ``frequency_scale`` finite and > 0."""
+    """Raise ValueError unless ``base`` > 1 and ``frequency_scale`` > 0, both finite."""
     if not is_traced():  # they may be symbolic; eager code and the modules' constructors checked
         if not (math.isfinite(base) and base > 1):
             raise ValueError(f"base must be finite and > 1, got {base}")

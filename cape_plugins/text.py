@@ -1,7 +1,7 @@
 """Reads every text file that a user hands over: transcripts, sentences, lists, YAML, CSV.
 
-Text must be UTF-8, with or without a byte order mark, with line ends of any kind. An error for other
-files names the file and the place. Only the standard library is imported.
+Text must be UTF-8, with or without a byte order mark, with line ends of any kind. The error for
+other files names the file and the place. Only the standard library is imported.
 """
 
 import gzip

@@ -226,8 +226,8 @@ class CapeModel:
             cfg = OmegaConf.create({"model": OmegaConf.structured(cfg)}).model
         checks.refuse_other_task(type(task), translates="encoder_layers" in cfg)
         options = plain_options(cfg)
-        # fairseq-hydra-train has no earlier place for these checks. They are skipped when a model is
-        # built to generate: its options name the training's folder, which may hold another by now.
+        # fairseq-hydra-train has no earlier place for these checks. They are skipped where a model
+        # is built to generate: its training's folder may hold another training by now.
         if HydraConfig.initialized() and HydraConfig.get().job.name == "hydra_train":
             whole = cfg._get_parent()
             checks.check_training(options, whole.checkpoint, whole.optimizer or {}, cls.config())
