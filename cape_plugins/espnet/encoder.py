@@ -91,9 +91,8 @@ class InSeconds(AbsEncoder):
         if front is not None:
             encoding = list(self.embed.children())[-1]  # ESPnet's, of positions
             self.embed = nn.Sequential(front, encoding)
-        self.embed_takes_mask = not isinstance(
-            self.embed, nn.Sequential
-        )  # ours is a Sequential and takes none
+        # ESPnet's subsampling takes a mask, a Sequential takes none
+        self.embed_takes_mask = not isinstance(self.embed, nn.Sequential)
         self.stride, self.reach = measure(self.embed)
         hide_padding(self.encoders)
         self.takes_masks = "masks" in inspect.signature(self.espnets.forward).parameters

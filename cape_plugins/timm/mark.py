@@ -3,8 +3,8 @@
 sinpos and cape have the same weights, so a checkpoint needs a mark that names its variant. timm
 wants only weights under its own names in a state dict: its stock models load checkpoints strictly,
 some by the order of entries. So the mark is not an entry but an attribute of one of the weights.
-``torch.save`` and ``torch.load`` keep it, weights_only too, and so does timm on the way to ``model.load_state_dict``;
-safetensors and averaging drop it, and then nothing is compared.
+``torch.save`` and ``torch.load`` keep it, weights_only too, and so does timm on the way to
+``model.load_state_dict``; safetensors and averaging drop it, and then nothing is compared.
 """
 
 import logging
