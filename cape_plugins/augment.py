@@ -56,24 +56,25 @@ class Identity:
         :meth:`cape_plugins.PositionalEmbedding.forward`.
 
         Raises:
-            ValueError: the draw, the generator or one shift per axis does not fit the positions, or
-                ε is out of range (on CUDA: :func:`cape_plugins.checks.check_values`).
+            ValueError: the draw, the generator or the number of local shifts does not fit the
+                positions, or ε is out of range (on CUDA:
+                :func:`cape_plugins.checks.check_values`).
         """
         return positions
 
     def in_evaluation(self, positions: Tensor) -> Tensor:
-        """Positions in evaluation, where nothing is random: (1 or B, N, axes) → same."""
+        """Positions in evaluation, (1 or B, N, axes) → (1 or B, N, axes); nothing is random."""
         return positions
 
 
 @dataclass(frozen=True)
 class Augmentation(Identity):
-    """CAPE's augmentation and its settings; the defaults only centre.
+    """CAPE's augmentation and its settings (paper, section 3.2); the defaults only centre.
 
     Attributes:
-        max_global_shift: Δ is uniform in ± this, in the unit of the positions.
-        max_local_shift: ε is uniform in ± this; one number, or one per axis.
-        max_global_scale: λ is log-uniform in [1 / this, this].
+        max_global_shift: Δ is uniform in ± ``max_global_shift``, in the unit of the positions.
+        max_local_shift: ε is uniform in ± ``max_local_shift``; one number, or one per axis.
+        max_global_scale: λ is log-uniform in [1 / ``max_global_scale``, ``max_global_scale``].
         mean_normalize: subtract each sample's mean position first, in training and evaluation.
 
     Raises:
@@ -98,12 +99,12 @@ class Augmentation(Identity):
         """Draw Δ and λ for each of B samples, in float32 on the device (default: the CPU).
 
         Raises:
-            ValueError: ``batch_size`` is negative or no integer, or the generator (default: the
+            ValueError: ``batch_size`` is negative or not an integer, or the generator (default: the
                 device's global one) is of another kind of device.
         """
         check_count("batch_size", batch_size, least=0)
         device = torch.device("cpu" if device is None else device)
-        # both by one draw: Δ of all samples first, then λ
+        # one call draws both, because each call costs: Δ of all samples first, then λ
         draws = uniform([batch_size * (axes + 1)], device, torch.float32, generator)
         of_shift, of_scale = draws[: batch_size * axes], draws[batch_size * axes :]
         shift = between(self.max_global_shift, of_shift.view(batch_size, axes))
@@ -115,16 +116,17 @@ class Augmentation(Identity):
         """Augment positions; without a draw only centre them, as in evaluation.
 
         Args:
-            positions: (B, N), or (B, N, axes) with several; NaN marks padding and stays.
+            positions: (B, N), or (B, N, axes) with several axes. NaN marks padding and stays NaN.
             draw: Δ and λ of each sample.
-            generator: source of randomness for ε, which is drawn anew at every call.
+            generator: source of randomness for ε. Each call draws ε anew.
 
         Returns:
-            positions in their dtype, float32 at least; float64 for integers.
+            Positions of the shape given. float64 stays float64, integers become float64, and all
+            other dtypes become float32.
 
         Raises:
-            ValueError: positions are infinite or of another shape, or as
-                :meth:`Identity.in_training`.
+            ValueError: positions are infinite or of another shape, or
+                :meth:`Identity.in_training` raises it.
         """
         shape = positions.shape
         if len(shape) not in (2, 3):
@@ -159,7 +161,7 @@ class Augmentation(Identity):
         offset = draw.shift[:, None, :]  # (B, 1, axes)
         if self.mean_normalize:
             offset = offset - mean(positions)
-        # in float64, which the mean is in, until the last operation
+        # the mean is float64, and all operations but the last are too
         moved = positions + offset  # (B, N, axes)
         if isinstance(local, Tensor) or local != 0:
             draws = uniform([batch_size, *positions.shape[1:]], device, dtype, generator)
@@ -167,22 +169,22 @@ class Augmentation(Identity):
         return multiply(moved, draw.scale[:, None, None], dtype)
 
     def in_evaluation(self, positions: Tensor) -> Tensor:
-        """Centred where ``mean_normalize`` is on; (1 or B, N, axes) → same."""
+        """Centred where ``mean_normalize`` is on; shapes as :meth:`Identity.in_evaluation`."""
         return centre(positions) if self.mean_normalize else positions
 
 
 def centre(positions: Tensor) -> Tensor:
-    """Subtract each sample's mean position, padding (NaN) left out: (B, N, axes) → same."""
+    """Subtract each sample's mean position, padding (NaN) left out: (B, N, axes) → (B, N, axes)."""
     return (positions - mean(positions)).to(positions.dtype)
 
 
 def mean(positions: Tensor) -> Tensor:
     """Each sample's mean position, padding (NaN) left out: (B, N, axes) → (B, 1, axes).
 
-    It is taken in float64 where the device has it: in float32 its error would depend on the
-    amount of padding, and be large for 100 000 tokens. On the CPU it is summed one by one, because
-    the order of another sum would depend on the padding too; elsewhere cumsum is slow, or not
-    deterministic.
+    The mean is computed in float64 where the device has it. In float32 its rounding error would
+    depend on the amount of padding, and would be large for 100 000 tokens. On the CPU, cumsum adds
+    the positions one by one: the order of additions in a plain sum would depend on the padding.
+    On other devices cumsum is slow or not deterministic.
     """
     dtype = widest(positions.device)
     if positions.device.type == "cpu" and positions.shape[1] > 0:
@@ -219,7 +221,7 @@ def between(most: float | tuple[float, ...] | Tensor, draws: Tensor) -> Tensor:
 
 
 def _bounds(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[-numbers, numbers], made on the device: a copy to it would wait for it."""
+    """[-numbers, numbers], made on the device: a copy from the host would wait for the device."""
     high = torch.cat([torch.full([1], one, dtype=dtype, device=device) for one in numbers])
     return torch.stack([-high, high])
 

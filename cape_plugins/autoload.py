@@ -96,8 +96,8 @@ class _NotifyingLoader:
 def _host_ready(trigger: str) -> None:
     """Register with the trigger's host; a failure becomes one warning with the fix.
 
-    Nothing is done in the middle of the import of our own package for that host. That import comes
-    here when it imports the host; half of our modules exist then, and it ends with register().
+    While our own package for that host is being imported, nothing is done: the package imports the
+    host, which leads here before all of our modules exist. It calls register() itself at its end.
     """
     package = _TRIGGERS[trigger]
     ours = f"cape_plugins.{package}"
@@ -105,7 +105,7 @@ def _host_ready(trigger: str) -> None:
         if trigger == "espnet2.tasks.abs_task":
             _when_task_exists(sys.modules[trigger].AbsTask)
         elif not _is_being_imported(ours) and importlib.import_module(ours).register() is False:
-            raise ImportError(f"{trigger} has no class ASRTask, this form is not known")
+            raise ImportError(f"{trigger} has no class ASRTask, this version is not known")
     except Exception as error:
         _warn(
             f"cape_plugins could not register with {package} ({type(error).__name__}: {error}), so "
@@ -116,7 +116,7 @@ def _host_ready(trigger: str) -> None:
 
 
 def _when_task_exists(base: Any) -> None:
-    """Register with ESPnet once, when the module of an ASR task makes its subclass of AbsTask."""
+    """Register with ESPnet once, as soon as an ASR task's module subclasses AbsTask."""
     inherited = classmethod(lambda cls, **options: super(base, cls).__init_subclass__(**options))
     original = vars(base).get("__init_subclass__", inherited)
 

@@ -1,4 +1,4 @@
-"""Checks of numbers, and of the values of tensors where no device must be waited for."""
+"""Checks of numbers, and of tensors' values without waiting for a device."""
 
 import math
 from collections.abc import Callable
@@ -17,9 +17,9 @@ def check_positive(name: str, value: Any, *, unit: str = "") -> None:
 
 
 def check_count(name: str, value: Any, *, least: int = 1) -> None:
-    """Raise ValueError unless the value is an integer of at least so much.
+    """Raise ValueError unless the value is an integer ≥ ``least``.
 
-    Sizes may be symbols where code is compiled or traced: they are taken there.
+    Compiled or traced code is not checked, because sizes may be symbols there.
     """
     if is_traced():
         return
@@ -35,12 +35,17 @@ def is_number(value: Any) -> bool:
 
 
 def check_values(values: Tensor, ok: Callable[[], Tensor], rule: str) -> None:
-    """Check a tensor: ``ok`` makes a bool tensor of its shape, True where a value keeps the rule.
+    """Check a tensor's values against a rule.
 
     On CUDA the check does not wait for the device. There a broken rule ends the process with
-    "device-side assert triggered", at a later call, as every error on a GPU does;
+    "device-side assert triggered" at a later call, as every error on a GPU does;
     ``CUDA_LAUNCH_BLOCKING=1`` shows the call. Code that is compiled, traced or transformed by
-    torch.func is not checked. ``rule`` says in words what is allowed.
+    torch.func is not checked.
+
+    Args:
+        values: the tensor.
+        ok: makes a bool tensor of the shape of ``values``, True where a value keeps the rule.
+        rule: what is allowed, in words; the error begins with it.
 
     Raises:
         ValueError: a value on the CPU breaks the rule.
@@ -60,10 +65,10 @@ def is_traced() -> bool:
 
 
 def is_plain(*tensors: Tensor) -> bool:
-    """Whether eager code runs on tensors with values, which it may read, keep and write into.
+    """Whether this is eager code on plain tensors, whose values may be read, kept and overwritten.
 
-    Not so under :func:`is_traced` and in torch.func (vmap, grad), and not for fake tensors and
-    other subclasses, such as DTensor. There only plain differentiable operations will do.
+    It is False under :func:`is_traced`, in torch.func (vmap, grad), and for fake tensors and other
+    subclasses such as DTensor. Those allow plain differentiable operations only.
     """
     functorch = torch._C._functorch
     if is_traced() or functorch.peek_interpreter_stack() is not None:
@@ -82,7 +87,7 @@ def is_plain(*tensors: Tensor) -> bool:
 
 
 def check_positions(positions: Tensor) -> None:
-    """Raise ValueError unless positions are numbers that we can take exactly, or NaN.
+    """Raise ValueError unless positions are NaN or numbers that our dtypes hold exactly.
 
     They must not be complex, bool or infinite, nor integers too large for float64 (on CUDA:
     :func:`check_values`).
@@ -93,7 +98,7 @@ def check_positions(positions: Tensor) -> None:
         rule = "positions must be finite, or NaN for padding"
         check_values(positions, lambda: positions.abs() != math.inf, rule)
         return
-    # what cape_plugins.positions.exact makes of integers holds those below this, each of them
+    # the dtype that cape_plugins.positions.exact gives integers holds each integer below `most`
     dtype, most = torch.float64, 2**53
     if positions.device.type == "mps":
         dtype, most = torch.float32, 2**24

@@ -42,17 +42,17 @@ class PositionalEmbedding(nn.Module):
     Args:
         dim: channels; an even number where sinusoids are added.
         pos: a name of :mod:`cape_plugins.variants`.
-        axes: of a position: 1 in sequences, 2 in images.
+        axes: number of axes of a position: 1 in sequences, 2 in images.
         max_global_shift, max_local_shift, max_global_scale, mean_normalize: settings of ``cape``
             (:class:`cape_plugins.Augmentation`), in the unit of the positions. The defaults only
             centre, because the right shifts depend on that unit.
-        base: of the frequencies in sequences; 10 000, as in the paper (section 3.1).
+        base: base of the frequencies in sequences; 10 000, as in the paper (section 3.1).
         frequency_scale: multiplies all frequencies; 1 for tokens and patches, 30 for seconds
             (section 4.2).
-        max_length: vectors in the table of ``abspos``, which needs it.
+        max_length: number of vectors in the table of ``abspos``; required there.
         overflow: what ``abspos`` does beyond its table: ``"wrap"`` takes the index modulo
             ``max_length`` (as the paper in speech), ``"error"`` raises (as fairseq).
-        random_range: (low, high) of the positions of ``random``, in their unit.
+        random_range: (low, high), the range that ``random`` draws from, in the unit of positions.
         spread: whether ``random`` spreads positions over that range in evaluation.
 
     Raises:
@@ -124,9 +124,9 @@ class PositionalEmbedding(nn.Module):
         Args:
             content: (B, N, dim), any float dtype.
             positions: (B, N), or (B, N, 2) with two axes; (1, N[, 2]) if all samples share
-                them. NaN marks padding, and nothing is added there. Integers are taken as float64,
-                so that timestamps stay exact. float16 and bfloat16 are taken as the numbers that
-                they are; above 2,048 and 256 those are not all integers, so prefer float32.
+                them. NaN marks padding, and nothing is added there. Integers are converted to
+                float64, so that timestamps stay exact. float16 and bfloat16 are converted to
+                float32. They do not hold every integer above 2,048 and 256, so prefer float32.
             draw: Δ and λ of each sample, for sequences that share them. Only ``cape`` uses them,
                 and only in training. Default: drawn here.
             generator: source of randomness in training.
@@ -135,7 +135,7 @@ class PositionalEmbedding(nn.Module):
                 (B, N, axes).
 
         Returns:
-            (B, N, dim) in content's dtype; the sum is taken in float32 at least.
+            (B, N, dim) in content's dtype; the sum is computed in float32 at least.
 
         Raises:
             ValueError: shapes do not fit; content is not of a float dtype; positions are complex,
@@ -178,10 +178,13 @@ class PositionalEmbedding(nn.Module):
     ) -> Tensor:
         """The first half of :meth:`forward`, for hosts whose attention gets the same positions.
 
-        The arguments are as there, and the ValueErrors of positions, draw, generator and ε.
+        The arguments are those of :meth:`forward`.
 
         Returns:
-            (1 or B, N[, 2]), what the variant makes of the positions, in float32 at least.
+            The augmented positions, (1 or B, N[, 2]), in float32 at least.
+
+        Raises:
+            ValueError: positions, draw, generator or ε are wrong, as in :meth:`forward`.
         """
         check_positions(positions)
         wide = with_axes(positions)  # (1 or B, N, axes)
@@ -206,12 +209,13 @@ class PositionalEmbedding(nn.Module):
         return add_where(content, added, present)
 
     def embedding(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The embedding of augmented positions (1 or B, N[, 2]) alone: (1 or B, N, dim).
+        """The embedding of augmented positions, without content: (1 or B, N[, 2]) → (…, N, dim).
 
-        It is zero at padding. Sinusoids are in ``dtype``, that of the content, float32 at least.
+        It is zero at padding. ``dtype`` is the content's; sinusoids are in it, or in float32 if it
+        is narrower.
 
         Raises:
-            ValueError: with ``overflow="error"`` positions beyond the table of ``abspos``.
+            ValueError: with ``overflow="error"``, a position is beyond the table of ``abspos``.
         """
         if self.table is not None:
             return self._look_up(positions, self.table)
@@ -222,7 +226,7 @@ class PositionalEmbedding(nn.Module):
         return positions if self.axes > 1 else positions[..., None]  # (1 or B, N, axes)
 
     def _waves(self, positions: Tensor) -> Tensor:
-        """What :func:`cape_plugins.sinusoid.sines` needs, (axes + 1, dim), on their device."""
+        """``waves`` of :func:`cape_plugins.sinusoid.sines`, (axes + 1, dim), on their device."""
         dim, scale = self.dim, self.frequency_scale
         if self.axes > 1:
             return constant(sinusoid.waves_2d, dim, scale, like=positions)

@@ -16,7 +16,7 @@ from typing import Any
 
 from cape_plugins import autoload
 
-# host → the distributions that bring it, the module to import, what knows our models in that
+# host → its distributions, the module to import, and what lists that module's models
 _HOSTS: dict[str, tuple[list[str], str, Callable[[Any], Any]]] = {
     "timm": (["timm"], "timm.models", lambda timm: timm.list_models("vit_tiny_patch16_cape_224")),
     "fairseq": (["fairseq", "fairseq-fixed"], "fairseq.models", lambda f: f.MODEL_REGISTRY),

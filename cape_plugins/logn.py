@@ -1,8 +1,8 @@
-"""Attention that stays as sharp with more keys than in training: logits × log N / log N_train.
+"""Attention that stays sharp with more keys than in training: logits × log N / log N_train.
 
 A softmax over more tokens is flatter, whatever the positions are. Chiang & Cholak 2022,
 https://arxiv.org/abs/2202.12172, multiply its logits by log N; Scalable-Softmax (Nakanishi 2025,
-https://arxiv.org/abs/2501.19399) does too. The paper of CAPE has none of it.
+https://arxiv.org/abs/2501.19399) does too. The CAPE paper does not use it.
 
     >>> query = torch.randn(2, 6, 400, 64)      # (B, heads, queries, head_dim)
     >>> query = scale_queries(query, keys=400, mask=None, trained=197)
@@ -17,7 +17,7 @@ HIDDEN = -1000.0  # a score this far below the others has no weight in any dtype
 
 
 def check_logn(value: Any) -> None:
-    """Raise ValueError unless N_train of an option is an integer ≥ 2, or 0 or None for off."""
+    """Raise ValueError unless ``attention_logn`` is an integer ≥ 2, or 0 or None for off."""
     is_count = isinstance(value, int) and value > 1
     if isinstance(value, bool) or not (is_count or value in (None, 0)):
         raise ValueError(
@@ -27,15 +27,15 @@ def check_logn(value: Any) -> None:
 
 
 def scale_queries(query: Tensor, keys: int, mask: Tensor | None, trained: int) -> Tensor:
-    """Queries × log N / log N_train, N the number of keys that each query sees.
+    """Multiply each query by log N / log N_train, where N is the number of keys that it sees.
 
     Args:
-        query: (B, heads, queries, head_dim), returned in its dtype.
-        keys: how many there are, padding included.
-        mask: broadcastable to (B, heads, queries, keys): bool, True where a query sees a key, or
-            added to the scores, then -1000 or less hides a key (hosts take -1e4, -1e9, the least
-            number, -inf). None: all are seen.
-        trained: N_train.
+        query: (B, heads, queries, head_dim); the result has its shape and dtype.
+        keys: number of keys, padding included.
+        mask: broadcastable to (B, heads, queries, keys). A bool mask is True where a query sees a
+            key. A float mask is added to the scores, and -1000 or less hides a key: hosts use -1e4,
+            -1e9, the dtype's smallest number or -inf. None: each query sees all keys.
+        trained: N_train, the number of keys in training.
     """
     if mask is None:
         seen = torch.full([1], keys, device=query.device, dtype=torch.float32)

@@ -1,6 +1,6 @@
 """Positions of tokens, audio frames and image patches.
 
-A position is a number of float32 or float64. NaN marks padding: it stays NaN in augmentation, and
+A position is a float32 or float64 number. NaN marks padding: it stays NaN in augmentation, and
 its embedding is zero. Integers are accepted too and become float64.
 
     >>> token_positions([3, 1])                     # (2, 3) tokens
@@ -38,17 +38,17 @@ def token_positions(
             for the device, so models should pass it.
         spacing: distance between neighbouring tokens. The paper scales the source of a
             translation by the ratio of target to source tokens (section 3.3).
-        device: of the positions. Default: that of ``lengths``.
-        dtype: of the positions, which are rounded to it once. In float32 an hour in seconds is off
-            by up to 0.12 ms; in float64 it is exact.
+        device: device of the positions. Default: that of ``lengths``.
+        dtype: dtype of the positions, float32 or float64; they are rounded once. After an hour,
+            float32 seconds are off by up to 0.12 ms.
 
     Returns:
         (B, N), NaN beyond each length.
 
     Raises:
         ValueError: ``spacing`` is not finite and > 0; ``dtype`` is neither float32 nor float64;
-            ``max_length`` is no integer; ``lengths`` is not one-dimensional
-            and integer, is negative or exceeds ``max_length`` (on CUDA:
+            ``max_length`` is not an integer ≥ 0; ``lengths`` is not a one-dimensional tensor of
+            integers; a length is negative or exceeds ``max_length`` (on CUDA:
             :func:`cape_plugins.checks.check_values`).
     """
     check_positive("spacing", spacing)
@@ -80,7 +80,10 @@ def frame_times(
 ) -> Tensor:
     """Times of audio frames, (B, N) seconds: frame i of each utterance is at ``i * frame_shift``.
 
-    These are :func:`token_positions`, which raises ValueError, with ``frame_shift`` as spacing.
+    ``frame_shift`` is the spacing of :func:`token_positions`; see there for the other arguments.
+
+    Raises:
+        ValueError: ``frame_shift`` is not finite and > 0, or as :func:`token_positions`.
     """
     check_positive("frame_shift", frame_shift, unit=" seconds")
     return token_positions(lengths, max_length, spacing=frame_shift, device=device, dtype=dtype)
@@ -99,7 +102,7 @@ def patch_grid(height: int, width: int, *, extent: float = 1.0, device: Device =
         width. An axis of one patch is at 0.
 
     Raises:
-        ValueError: a size is no integer or below 1, or ``extent`` is not finite and > 0.
+        ValueError: a size is not an integer ≥ 1, or ``extent`` is not finite and > 0.
     """
     check_count("height in patches", height)
     check_count("width in patches", width)
@@ -114,15 +117,15 @@ def patch_grid(height: int, width: int, *, extent: float = 1.0, device: Device =
 
 
 def with_axes(positions: Tensor) -> Tensor:
-    """Positions (B, N[, axes]) as (B, N, axes), as :func:`exact` has them."""
+    """Positions (B, N[, axes]) as (B, N, axes), in the dtype of :func:`exact`."""
     wide = exact(positions)
     return wide if positions.ndim == 3 else wide[..., None]
 
 
 def exact(positions: Tensor) -> Tensor:
-    """Positions in a dtype that holds each of them: float32 at least, float64 for integers.
+    """Positions in a dtype that holds them exactly: float32 at least, float64 for integers.
 
-    Seconds since 1970 in integers are a use; in float32 a minute of them would be one position.
+    Integers may be seconds since 1970; float32 would round a whole minute of them to one position.
     """
     if positions.is_floating_point():
         return positions.to(at_least_float32(positions.dtype))
@@ -130,7 +133,7 @@ def exact(positions: Tensor) -> Tensor:
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """Float64 for float64, else float32: what is made of positions, or added to content."""
+    """Float64 for float64, else float32: the dtype of augmented positions and of embeddings."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -1,8 +1,9 @@
-"""Random positions: in training sorted draws from a range stand in for the real positions.
+"""Random positions: in training, sorted draws from a range replace the real positions.
 
 Ruoss et al. 2023, https://arxiv.org/abs/2305.16843 (integers), and Random Float Sampling (Shimizu
-et al. 2026, https://arxiv.org/abs/2602.14050). An input longer than those of training then has no
-position that is new, as long as it lies in the range. Tokens keep their order, not their distances.
+et al. 2026, https://arxiv.org/abs/2602.14050). A longer input than in
+training then has no new positions, because all come from that range. Tokens keep their order, but
+not their distances.
 
     >>> positions = token_positions([5, 3])[..., None]      # (2, 5, 1)
     >>> augmentation = RandomPositions(random_range=(0.0, 256.0))
@@ -25,16 +26,17 @@ from cape_plugins.positions import Generator
 class RandomPositions(Identity):
     """Sorted random positions in training, the mean of such draws in evaluation.
 
-    The mean spreads tokens evenly over the range, by their number alone. Both papers draw in
-    evaluation too; here evaluation is deterministic.
+    The mean of the draws spreads the tokens evenly over the range. Both papers draw in evaluation
+    too; here evaluation is deterministic.
 
     Attributes:
         random_range: (low, high), in the unit of the positions.
-        spread: whether evaluation spreads tokens over the range. Not where their number is unknown
-            (step-by-step decoding), or where they are spread evenly already (images).
+        spread: whether evaluation spreads tokens over the range. Hosts turn it off where the number
+            of tokens is unknown (step-by-step decoding) or the tokens are spread evenly already
+            (images).
 
     Raises:
-        ValueError: ``random_range`` is no pair of finite numbers, or not low < high.
+        ValueError: ``random_range`` is not a pair of finite numbers with low < high.
     """
 
     random_range: tuple[float, float] = (0.0, 1.0)
@@ -55,19 +57,19 @@ class RandomPositions(Identity):
         max_local_shift: LocalShift | None = None,
         generator: Generator = None,
     ) -> Tensor:
-        """Sorted draws; of the arguments of :meth:`Identity.in_training` it needs no Δ, ε and λ."""
+        """Sorted draws; arguments as :meth:`Identity.in_training`, Δ, ε and λ are ignored."""
         return randomise(positions.expand(batch_size, -1, -1), *self.random_range, generator)
 
     def in_evaluation(self, positions: Tensor) -> Tensor:
-        """(1 or B, N, axes) → same, spread evenly where ``spread`` is on."""
+        """(1 or B, N, axes) → (1 or B, N, axes), spread evenly where ``spread`` is on."""
         return spread_evenly(positions, *self.random_range) if self.spread else positions
 
 
 def randomise(positions: Tensor, low: float, high: float, generator: Generator = None) -> Tensor:
-    """As many draws from low … high as an axis has different positions, sorted as these are.
+    """Replace the distinct positions of each axis by draws from low … high, in the same order.
 
     Tokens that share a coordinate, such as a row of patches, share its draw: a grid stays a grid.
-    (B, N, axes) float32 or float64 → same; NaN stays.
+    Positions (B, N, axes) are float32 or float64, as is the result; NaN stays NaN.
     """
     (rank, count), device = _ranks(positions), positions.device
     draws = uniform([*positions.shape], device, positions.dtype, generator)  # (B, N, axes)
@@ -84,8 +86,11 @@ def spread_evenly(positions: Tensor, low: float, high: float) -> Tensor:
 
 
 def _ranks(positions: Tensor) -> tuple[Tensor, Tensor]:
-    """For each coordinate how many different ones are below it, (B, N, axes), and (B, 1, axes) how
-    many there are; NaN counts as the largest."""
+    """Ranks of the coordinates, (B, N, axes), and the number of distinct ones, (B, 1, axes).
+
+    A rank is the number of distinct smaller coordinates on its axis. NaN has the highest rank, and
+    is not counted as distinct.
+    """
     ordered, order = positions.sort(dim=1)  # NaN comes last
     # the first is compared with the last, so it is not higher; slices would freeze export's sizes
     rank = (ordered > ordered.roll(1, dims=1)).long().cumsum(dim=1)

@@ -1,15 +1,15 @@
-"""Random numbers of positions where several processes train together."""
+"""Random numbers for positions when several processes train together."""
 
 import torch
 
 
 def generator_of_rank(device: torch.device) -> torch.Generator | None:
-    """Random numbers of this process alone; None, the device's own, where there is but one.
+    """A generator for this process; None (the device's own generator) if it is the only process.
 
-    fairseq seeds all ranks alike before each update, from its number, and ESPnet before each epoch:
-    they would all shift alike. Here each adds its rank to a seed drawn on the CPU, so that resuming
-    draws the same, no device is waited for, and of the host's other random numbers (dropout, layer
-    drop) one is taken.
+    fairseq gives all ranks one seed before each update, and ESPnet before each epoch, so that all
+    ranks would draw equal shifts. Here each rank adds its number to a seed drawn on the CPU. A
+    resumed training repeats the draws, and nothing waits for a device. The host's CPU generator,
+    which dropout and layer drop use too, gives up one number.
     """
     ranks = torch.distributed
     if not (ranks.is_available() and ranks.is_initialized()) or ranks.get_world_size() == 1:

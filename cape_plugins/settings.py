@@ -29,13 +29,13 @@ def option(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class PositionSettings:
-    """What a user asks of positions, checked at once.
+    """A user's options about positions, checked when they are made.
 
     Raises:
-        ValueError: unknown variant, or a value out of range, whatever the variant.
+        ValueError: the variant is unknown, or a value is out of range for every variant.
     """
 
-    axes: ClassVar[int]  # of a position: 1 in sequences, 2 in images
+    axes: ClassVar[int]  # number of axes of a position: 1 in sequences, 2 in images
     mean_normalize: ClassVar[bool] = True  # whether CAPE centres the host's positions
 
     pos: str = option("cape", "the variant of positions")
@@ -45,8 +45,8 @@ class PositionSettings:
     frequency_scale: float = option(1.0, "multiplies all frequencies of sinusoids and rotations")
     attention_logn: int | None = option(
         None,
-        "with every variant: multiply the logits of self-attention by log N / log of this, N the "
-        "tokens that a query sees; this is N in training; 0: off",
+        "with every variant: the number of tokens of a training sample; self-attention multiplies "
+        "its logits by log N / log of this number, where a query sees N tokens; 0: off",
     )
 
     def __post_init__(self) -> None:
@@ -71,14 +71,17 @@ class PositionSettings:
         return name in self.variant.taken(self.axes)
 
     def refuse_options(self, spell: Callable[[str], str] = str) -> None:
-        """:func:`cape_plugins.variants.refuse_options`, whose ValueError names what was given."""
+        """Raise ValueError for an option that the variant does not take."""
         variants.refuse_options(self.pos, vars(self), self.defaults(), spell, axes=self.axes)
 
     def embedding(self, dim: int, **options: Any) -> PositionalEmbedding:
-        """What is added at the input, ``dim`` channels wide.
+        """The embedding that is added at the input, ``dim`` channels wide.
 
-        ``options`` of :class:`cape_plugins.PositionalEmbedding` (TypeError: it has none of that
-        name) replace the settings'; those that the variant does not take have no effect.
+        ``options`` of :class:`cape_plugins.PositionalEmbedding` replace the settings' values. An
+        option that the variant does not take has no effect.
+
+        Raises:
+            TypeError: PositionalEmbedding has no option of that name.
         """
         known = PositionalEmbedding.__init__.__kwdefaults__ or {}
         if typos := options.keys() - known.keys():
@@ -91,13 +94,13 @@ class PositionSettings:
     def attention_layers(
         self, layers: int, settings: AttentionSettings
     ) -> list[PositionalAttention | None]:
-        """What sits in the self-attention of each layer; None is the host's own."""
+        """The positional attention of each layer; None leaves the host's own attention."""
         return variants.attention_layers(self.pos, layers, settings, self.attention_logn or 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceSettings(PositionSettings):
-    """The options of sequences, whose unit (tokens, seconds) the host decides."""
+    """The options of sequences; the host decides the unit of positions (tokens, seconds)."""
 
     axes: ClassVar[int] = 1
 
@@ -119,6 +122,6 @@ class SequenceSettings(PositionSettings):
 def split_options(
     settings: type[PositionSettings], options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options about positions, and the others, for hosts that get both in one mapping."""
+    """Split one mapping into the options about positions and all other options."""
     ours = {name: options[name] for name in settings.defaults() if name in options}
     return ours, {name: value for name, value in options.items() if name not in ours}

@@ -1,9 +1,10 @@
 """Sinusoidal embeddings of positions: cosines and sines of position × frequency, in 1-D and 2-D.
 
 Both lay the channels out as [cos | sin] halves, as the paper's listing does. Phases and their sines
-are taken in float64 where the device has it, so that an hour of audio is as exact as its first
-second, and rounded once, to float32 (float64 if positions are). A cosine is the sine of a phase
-that is a quarter turn ahead: all channels are made by one operation.
+are computed in float64 where the device has it, so that the last second of an hour of audio is as
+exact as the first. They are rounded once, to float32 (to float64 if positions are float64). A
+cosine is computed as the sine of a phase a quarter turn ahead, so that one operation makes all
+channels.
 
     >>> tokens = sinusoid_1d(torch.arange(5.0), 64)                             # (5, 64)
     >>> audio = sinusoid_1d(frame_times([300], 0.01), 64, frequency_scale=30)   # (1, 300, 64)
@@ -35,7 +36,7 @@ def sinusoid_1d(
     Args:
         positions: (...) real numbers; NaN marks padding.
         dim: channels, even.
-        base: of the geometric series of frequencies, > 1; the paper's (and Transformer's) 10 000.
+        base: base of the geometric series of frequencies, > 1; 10 000 as in the paper.
         frequency_scale: multiplies all frequencies; 1 for tokens, 30 for seconds (section 4.2).
 
     Returns:
@@ -62,7 +63,7 @@ def sinusoid_2d(positions: Tensor, dim: int, *, frequency_scale: float = 1.0) ->
         positions: (..., 2), along the height and along the width, in [-1, 1] for an image; NaN
             marks padding.
         dim: channels, even.
-        frequency_scale: multiplies all frequencies; 1 in the paper, whose lengths run from 1 to 10.
+        frequency_scale: multiplies all frequencies; 1 in the paper, where |w_j| is at most 10.
 
     Returns, Raises:
         As :func:`sinusoid_1d`, and ValueError unless positions end in 2.
@@ -96,9 +97,9 @@ def known_positions(positions: Tensor) -> tuple[Tensor, Tensor]:
 def sines(positions: Tensor, waves: Tensor, dtype: torch.dtype) -> Tensor:
     """Sines of phases, (..., C) in ``dtype``, for positions (..., axes) without NaN.
 
-    ``waves`` are (axes + 1, C): for each axis the radians per unit of position, and last the phase
-    at position 0, which is a quarter turn where a cosine is wanted. Phases and sines are taken in
-    the dtype of ``waves``.
+    ``waves`` are (axes + 1, C): one row for each axis with the radians per unit of position, and a
+    last row with the phase at position 0, a quarter turn for a cosine. Phases and sines are
+    computed in the dtype of ``waves``.
     """
     # elementwise rather than a matrix product, which autocast would run in half precision
     phase = waves[-1]  # (C,)
@@ -110,12 +111,12 @@ def sines(positions: Tensor, waves: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def waves_1d(dim: int, base: float, frequency_scale: float, device: torch.device) -> Tensor:
-    """What :func:`embed` needs for :func:`sinusoid_1d`, (2, dim)."""
+    """``waves`` of :func:`embed` for :func:`sinusoid_1d`, (2, dim)."""
     return as_cosines_and_sines(frequencies_1d(dim, base, frequency_scale, device)[None])
 
 
 def waves_2d(dim: int, frequency_scale: float, device: torch.device) -> Tensor:
-    """What :func:`embed` needs for :func:`sinusoid_2d`, (3, dim)."""
+    """``waves`` of :func:`embed` for :func:`sinusoid_2d`, (3, dim)."""
     return as_cosines_and_sines(frequencies_2d(dim, frequency_scale, device))
 
 
@@ -148,7 +149,7 @@ def check_dim(dim: int) -> None:
 
 
 def check_frequencies(base: float, frequency_scale: float) -> None:
-    """Raise ValueError unless :func:`sinusoid_1d` can make frequencies of these."""
+    """Raise ValueError unless ``base`` > 1 and ``frequency_scale`` > 0, both finite."""
     if not is_traced():  # they may be symbolic; eager code and the modules' constructors checked
         if not (math.isfinite(base) and base > 1):
             raise ValueError(f"base must be finite and > 1, got {base}")

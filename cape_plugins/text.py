@@ -1,7 +1,7 @@
-"""The one reader of text that a user hands over: transcripts, sentences, lists, YAML, CSV.
+"""Reads every text file that a user hands over: transcripts, sentences, lists, YAML, CSV.
 
-Text is UTF-8, with or without a byte order mark, with line ends of any kind. What is not is told
-with its file and its place. Nothing but the standard library is imported.
+Text must be UTF-8, with or without a byte order mark, with line ends of any kind. The error for
+other files names the file and the place. Only the standard library is imported.
 """
 
 import gzip
@@ -22,19 +22,21 @@ _JAMO = "\u1160", "\u11ff"  # vowels and final consonants of Hangul, which conti
 
 
 def read_text(path: str | Path, *, strict: bool = True) -> str:
-    r"""A file's text; its line ends are ``\n``, and it has no byte order marks.
+    r"""Read a text file; line ends become ``\n``, and byte order marks are removed.
 
-    A carriage return alone ends a line where the file has no line feed, as in old Mac files. Else
-    it is a stray one, and becomes a space, as pairs of files would not be pairs any more.
+    In a file without line feeds (old Mac files) each carriage return ends a line. In other files a
+    carriage return without a line feed becomes a space: as a line end it would shift the lines of a
+    parallel corpus against each other.
 
     Args:
-        path: of the file; one that ends in .gz is unpacked.
-        strict: refuse what is no UTF-8. False is for logs of programs, which may end in half a
-            letter: such bytes become U+FFFD, and NUL bytes stay.
+        path: the file; a name that ends in .gz is unpacked.
+        strict: refuse bytes that are not UTF-8, and NUL bytes. With False, for logs of programs
+            that may end in half a letter, such bytes become U+FFFD, and NUL bytes stay.
 
     Raises:
-        ValueError: the file cannot be read; it is UTF-16 or UTF-32, whatever ``strict`` says; it
-            has NUL bytes, or is no UTF-8 (Latin-1, say): with the line and the byte.
+        ValueError: the file cannot be read, or is UTF-16 or UTF-32, whatever ``strict`` says. With
+            ``strict`` also: it has NUL bytes, or is not UTF-8 (Latin-1, say). The message names
+            the line and the byte.
     """
     path = Path(path)
     try:
@@ -45,11 +47,11 @@ def read_text(path: str | Path, *, strict: bool = True) -> str:
 
 
 def decoded(content: bytes, name: str, *, strict: bool = True) -> str:
-    """The text of a file's bytes: what :func:`read_text` gives.
+    """Decode a file's bytes as :func:`read_text` does.
 
     Args:
-        content: of the file, all of it.
-        name: of the file, for errors.
+        content: all bytes of the file.
+        name: the file's name, for errors.
         strict: see :func:`read_text`.
 
     Raises:
@@ -65,8 +67,8 @@ def decoded(content: bytes, name: str, *, strict: bool = True) -> str:
             raise _other(name, encoding, why)
         if strict:
             raise ValueError(
-                f"{name} has a NUL byte ({_place(content, at)}), of {content.count(0)}: it is no "
-                "text, or was cut off when it was written. Write it anew, or take them out"
+                f"{name} has a NUL byte ({_place(content, at)}), of {content.count(0)}: it is not "
+                "text, or was cut off when it was written. Write it again, or remove the NUL bytes"
             )
     try:
         text = content.decode("utf-8")
@@ -79,10 +81,10 @@ def decoded(content: bytes, name: str, *, strict: bool = True) -> str:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    r"""The lines of a text file, without their ends; no line after the last line end.
+    r"""The lines of a text file, without their line ends.
 
-    Lines end as in :func:`read_text` alone, not at what Python's ``splitlines`` takes for line ends
-    besides (form feeds, U+0085, U+2028).
+    Only the line ends of :func:`read_text` count. The other line ends of Python's ``splitlines``
+    (form feeds, U+0085, U+2028) stay inside a line.
 
     Raises:
         ValueError: see :func:`read_text`.
@@ -92,17 +94,17 @@ def read_lines(path: str | Path) -> list[str]:
 
 
 def two_forms(texts: Iterable[str]) -> str:
-    """What to tell of texts in which the same letters are written in two ways; empty if none are.
+    """A warning if texts write letters both composed and decomposed; empty if they do not.
 
-    ``é`` may be one character (NFC) or two, ``e`` and an accent (NFD). They look alike, and are
-    two letters to every model: an alphabet is doubled, and half of the data teach each half.
+    ``é`` may be one character (NFC) or two, ``e`` and an accent (NFD). The two look alike, but a
+    model sees two letters, and learns each from a part of the data.
 
     Args:
-        texts: of the whole data set.
+        texts: all texts of the data set.
     """
     words = Counter(word for text in texts if not text.isascii() for word in text.split())
     if all(unicodedata.is_normalized("NFC", word) for word in words):
-        return ""  # which has one way alone
+        return ""  # NFC writes each letter in one way
     letters: Counter[str] = Counter()
     for word, times in words.items():
         for letter in [] if word.isascii() else _letters(word):
@@ -132,7 +134,7 @@ def two_forms(texts: Iterable[str]) -> str:
 
 
 def same(name: str) -> str:
-    """A name in NFC, to look it up: file systems and programs write it in either form."""
+    """A name in NFC, for look-ups: file systems and programs write names in NFC or NFD."""
     return unicodedata.normalize("NFC", name)
 
 
@@ -149,14 +151,14 @@ def _letters(word: str) -> list[str]:
 
 
 def _wide(content: bytes) -> str:
-    """UTF-16 without a mark, by where its NUL bytes are; empty if it is none.
+    """Recognise UTF-16 without a byte order mark; empty if the bytes are not UTF-16.
 
-    Its letters of ASCII, spaces and line ends have a NUL byte each, all on one side.
+    Each ASCII letter, space and line end has one NUL byte, always at the same side.
     """
     even, odd = content[::2].count(0), content[1::2].count(0)
     if len(content) % 2 or min(even, odd) * 50 > max(even, odd):
         return ""
-    if max(even, odd) < 2 or max(even, odd) * 20 < len(content):  # one letter in ten at the least
+    if max(even, odd) < 2 or max(even, odd) * 20 < len(content):  # at least one letter in ten
         return ""
     return "UTF-16LE" if odd > even else "UTF-16BE"
 
@@ -167,23 +169,23 @@ def _other(name: str, encoding: str, why: str) -> ValueError:
 
 
 def _no_utf8(content: bytes, name: str, at: int) -> str:
-    """What to tell of a byte that no UTF-8 has there."""
+    """The message for a byte that is not valid UTF-8 at its place."""
     byte, place = content[at], _place(content, at)
     if at and content[at - 1] >= 0x80:  # after half a letter
-        likely = "it may be damaged, or of several encodings"
+        likely = "it may be damaged, or mix several encodings"
     elif byte < 0xA0:
         likely = f"in Windows-1252 it is {content[at : at + 1].decode('cp1252', 'replace')!r}"
     else:
         likely = f"in Latin-1 it is {chr(byte)!r}"
     encoding = "WINDOWS-1252" if byte < 0xA0 else "ISO-8859-1"
     return (
-        f"{name} is not UTF-8: {place} is 0x{byte:02X}; {likely}. Write it as UTF-8, if it is "
-        f"that: iconv -f {encoding} -t UTF-8"
+        f"{name} is not UTF-8: {place} is 0x{byte:02X}; {likely}. If so, write it as "
+        f"UTF-8: iconv -f {encoding} -t UTF-8"
     )
 
 
 def _place(content: bytes, at: int) -> str:
-    """Line and byte in it, both from 1 on."""
+    """The line, and the byte in that line, both counted from 1."""
     before = content[:at].replace(b"\r\n", b"\n")
     if b"\n" not in content:
         before = before.replace(b"\r", b"\n")

@@ -1,6 +1,7 @@
-"""The table of variants: what each adds at the input, what it puts into self-attention.
+"""The table of variants: what each adds at the input and what it puts into self-attention.
 
-Hosts ask this table and compare no names: a new variant is a file of the core and a row here.
+Hosts ask this table instead of comparing names, so a new variant is a file of the core and a row
+here.
 
     >>> names(axes=1)[:5]                       # what sequences can have
     ('nopos', 'abspos', 'sinpos', 'cape', 'relpos')
@@ -27,14 +28,14 @@ from cape_plugins.rotary import MixedRotaryAttention, RotaryAttention
 class Variant:
     """A way to tell a Transformer where its tokens are."""
 
-    number: int  #: stands in checkpoints for the name; only ever append
+    number: int  #: identifies the variant in checkpoints; never change or reuse one
     adds: Literal["nothing", "table", "sinusoid"]  #: to the content at the input
     augment: type[Identity] = Identity  #: of positions, before sinusoids and attention see them
     attention: type[PositionalAttention] | None = None  #: in self-attention; None: the host's own
     first_layer_only: bool = False  #: whether ``attention`` sits in the first layer only
-    axes: tuple[int, ...] = (1, 2)  #: that its positions may have: 1 in sequences, 2 in images
-    options: frozenset[str] = frozenset()  #: that it takes, the core's and the hosts'
-    only_in_images: frozenset[str] = frozenset()  #: options that sequences refuse: no effect there
+    axes: tuple[int, ...] = (1, 2)  #: number of axes of positions: 1 in sequences, 2 in images
+    options: frozenset[str] = frozenset()  #: options that it takes, of the core and the hosts
+    only_in_images: frozenset[str] = frozenset()  #: options without effect, refused, in sequences
 
     def taken(self, axes: int) -> frozenset[str]:
         """The options that it takes in sequences (1 axis) or images (2 axes)."""
@@ -53,7 +54,7 @@ _RELATIVE, _ROTARY, _MIXED = RelativeAttention, RotaryAttention, MixedRotaryAtte
 
 VARIANTS = {
     "nopos": Variant(0, "nothing"),
-    # a learnable table of patches is timm's own model
+    # for images, timm's own ViT has learned absolute embeddings
     "abspos": Variant(1, "table", axes=(1,), options=_TABLE),
     "sinpos": Variant(2, "sinusoid", options=_SINUSOID | _EXTENT),
     "cape": Variant(3, "sinusoid", Augmentation, options=_CAPE | _SINUSOID | {"source_scale"}),
@@ -78,7 +79,11 @@ VARIANTS = {
 
 
 def names(axes: int) -> tuple[str, ...]:
-    """Names of the variants for sequences (1 axis) or images (2 axes); else ValueError."""
+    """Names of the variants for sequences (1 axis) or images (2 axes).
+
+    Raises:
+        ValueError: ``axes`` is neither 1 nor 2.
+    """
     if axes not in (1, 2):
         raise ValueError(f"axes must be 1 (sequences) or 2 (images), got {axes!r}")
     return tuple(name for name, variant in VARIANTS.items() if axes in variant.axes)
@@ -107,10 +112,11 @@ def refuse_options(
     """Refuse what the variant does not take.
 
     Args:
-        pos, axes: the variant, and 1 for sequences, 2 for images, whose variants are named.
-        given: option → value. Those that no variant takes are not this function's business.
-        defaults: option → value that counts as not given.
+        pos: name of the variant.
+        given: option → value. Options that no variant takes are ignored here.
+        defaults: option → default. An option with its default counts as not given.
         spell: writes an option's name as the host's users type it.
+        axes: 1 for sequences, 2 for images; the error names the variants of these axes.
 
     Raises:
         ValueError: an option that the variant does not take differs from its default.
@@ -131,7 +137,7 @@ def refuse_options(
 
 
 def augmentation(pos: str, options: Mapping[str, Any]) -> Identity:
-    """What the variant makes of positions, built of those options (name → value) that it takes."""
+    """The variant's augmentation of positions, built from the options (name → value) it takes."""
     kind = get(pos).augment
     fields = {field.name for field in dataclasses.fields(kind)} & get(pos).options
     return kind(**{name: options[name] for name in fields & options.keys()})
@@ -140,12 +146,12 @@ def augmentation(pos: str, options: Mapping[str, Any]) -> Identity:
 def attention_layers(
     pos: str, layers: int, settings: AttentionSettings, logn: int = 0
 ) -> list[PositionalAttention | None]:
-    """What sits in the self-attention of each layer; None is the host's own attention.
+    """The positional attention of each layer; None leaves the host's own attention.
 
-    Where ``logn`` (:class:`PositionalAttention`) is not 0, no layer has the host's own.
+    Where ``logn`` (see :class:`PositionalAttention`) is not 0, no entry is None.
 
     Raises:
-        ValueError: unknown variant, or settings that it cannot serve.
+        ValueError: the variant is unknown, or cannot serve the settings.
     """
     variant = get(pos)
     own = variant.attention or PositionalAttention
@@ -159,14 +165,15 @@ def attention_layers(
 
 
 def remembers(pos: str) -> frozenset[str]:
-    """Names of the :class:`AttentionSettings` that checkpoints of the variant keep."""
+    """Fields of :class:`AttentionSettings` that checkpoints of the variant store."""
     return (get(pos).attention or PositionalAttention).remembers
 
 
 def prepare(pos: str, positions: Tensor, settings: AttentionSettings) -> Tensor | None:
-    """What the attention of every layer gets as positions; None where the variant has none there.
+    """Positions for the attention of every layer; None if the variant leaves attention alone.
 
-    ``positions`` are (1 or B, N[, 2]), augmented, NaN at padding and tokens without a position.
+    ``positions`` (1 or B, N[, 2]) are augmented already, and NaN at padding and at tokens without
+    a position.
     """
     variant = get(pos)
     return None if variant.attention is None else variant.attention.prepare(positions, settings)

@@ -1,4 +1,4 @@
-"""ESPnet's self-attention with positions in it: what takes its place, and log N for any encoder."""
+"""ESPnet's self-attention with positions in it, and log N attention for any encoder."""
 
 from typing import Any
 
@@ -23,17 +23,17 @@ class CapeMultiHeadedAttention(MultiHeadedAttention):
 
     @classmethod
     def made_of(cls, theirs: Any, positional: PositionalAttention | None = None) -> Any:
-        """Ours in place of ESPnet's; without positions if there are none to attend by."""
+        """Make our attention of ESPnet's; without ``positional`` it uses no positions."""
         ours = take_over(cls, theirs)
         ours.positional = positional or PositionalAttention()
         return ours
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *rest: Tensor) -> Tensor:
-        """Attend, (B, N, size) → same.
+        """Attend, (B, N, size) → (B, N, size).
 
-        ``rest`` is the mask, bool (B, 1 or N, N), True where a query sees a key; and before it,
-        where the layer's input is (content, positions), the positions (B, N, …) of
-        :func:`cape_plugins.variants.prepare`.
+        The last of ``rest`` is the mask, bool (B, 1 or N, N), True where a query sees a key. If the
+        layer's input is (content, positions), the positions (B, N, …) of
+        :func:`cape_plugins.variants.prepare` come before it.
         """
         positions = rest[0] if len(rest) == 2 else None
         visible: Tensor | None = rest[-1][:, None]  # (B, 1, 1 or N, keys)
@@ -65,7 +65,7 @@ def use_logn(encoder: nn.Module, logn: int) -> None:
     ``logn`` is N in training, in frames after subsampling; 0 for off.
 
     Raises:
-        ValueError: the self-attention is neither ours nor ESPnet's that knows no positions.
+        ValueError: the self-attention is neither ours nor ESPnet's without positions.
     """
     found = {type(each) for each in encoder.modules() if isinstance(each, MultiHeadedAttention)}
     unknown = found - {MultiHeadedAttention, CapeMultiHeadedAttention}

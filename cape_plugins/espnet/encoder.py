@@ -1,11 +1,12 @@
-"""ESPnet's Conformer, E-Branchformer and Branchformer, in whose layers positions are seconds.
+"""ESPnet's Conformer, E-Branchformer and Branchformer with positions in seconds.
 
-They stay ESPnet's classes, options and weights, and so does ``cape_transformer``, in
-transformer.py. What changes is done to the modules that they built:
+Classes, options and weights stay ESPnet's, also in ``cape_transformer`` (transformer.py). After
+ESPnet has built its modules, we change them:
 
-- its positional encoding gives way to ours, of the seconds that frames have after subsampling;
-- so does its attention, whose weights stay;
-- what runs along time sees no padding: convolutions, lengths, and the statistics of batch norm.
+- our positional embedding replaces ESPnet's; its positions are the frames' seconds after
+  subsampling;
+- our attention replaces ESPnet's and keeps its weights;
+- convolutions, lengths and the statistics of batch norm leave padding out.
 """
 
 import functools
@@ -37,13 +38,13 @@ from cape_plugins.ranks import generator_of_rank
 class InSeconds(AbsEncoder):
     """ESPnet's encoder, with any ``pos`` of the table in place of its own positions.
 
-    A subclass has ESPnet's class as the base after this one. If it has a constructor, its options
-    are those that this names, and ``defaults``: ``--print_config`` reads the signature.
+    A subclass has ESPnet's class as the base after this one. If it defines a constructor, its
+    options are the constructor's and ``defaults``: ``--print_config`` reads the signature.
 
     Args:
         input_size: feature channels; ESPnet passes it.
         front: subsampling in place of ESPnet's, features (B, T, channels) → content.
-        options: ``encoder_conf``: those of ESPnet's class, as they are there, and of
+        options: ``encoder_conf``: the options of ESPnet's class, and the fields of
             :class:`cape_plugins.espnet.options.SecondsSettings`.
 
     Raises:
@@ -80,7 +81,7 @@ class InSeconds(AbsEncoder):
             raise ValueError(f"encoder_conf: {error}") from None
 
     def _adapt(self, input_size: int, front: nn.Module | None, chosen: dict[str, Any]) -> None:
-        """What is done to ESPnet's encoder whatever ``pos`` is."""
+        """Change ESPnet's encoder as every ``pos`` needs it."""
         unequal = input_size != self.output_size()
         if chosen["input_layer"] is None and (unequal or self.embed is None):
             raise ValueError(
@@ -90,7 +91,8 @@ class InSeconds(AbsEncoder):
         if front is not None:
             encoding = list(self.embed.children())[-1]  # ESPnet's, of positions
             self.embed = nn.Sequential(front, encoding)
-        self.embed_takes_mask = not isinstance(self.embed, nn.Sequential)  # which we make
+        # ESPnet's subsampling takes a mask, a Sequential takes none
+        self.embed_takes_mask = not isinstance(self.embed, nn.Sequential)
         self.stride, self.reach = measure(self.embed)
         hide_padding(self.encoders)
         self.takes_masks = "masks" in inspect.signature(self.espnets.forward).parameters
@@ -161,18 +163,18 @@ class InSeconds(AbsEncoder):
             xs_pad: (B, T, input_size) features; what lies beyond an utterance's end is ignored.
             ilens: (B,) frames of each utterance; ESPnet wants the longest to have T.
             prev_states: unused, part of ESPnet's interface (streaming).
-            times: (B, T) in seconds, when each feature frame is, in float64 where recordings last
-                an hour; NaN is allowed in padding. Default: frame i at i · ``frame_shift``.
-            theirs: what ESPnet's forward takes beside, such as ``ctc``.
+            times: (B, T), the time of each feature frame in seconds; use float64 for recordings of
+                an hour. NaN is allowed in padding. Default: frame i at i · ``frame_shift``.
+            theirs: other arguments of ESPnet's forward, such as ``ctc``.
 
         Returns:
-            As ESPnet's: (B, T', output_size), or that and for each layer of intermediate CTC its
-            number and its output; (B,) frames; None.
+            As ESPnet's: (B, T', output_size), with intermediate CTC a tuple of that and a list of
+            (layer number, output); (B,) frames; None.
 
         Raises:
             TooShortUttError: T is too short for subsampling; asr_inference writes an empty result.
-            ValueError: shapes that do not fit; lengths beyond T, or times of real frames that are
-                not finite (on CUDA: :func:`cape_plugins.checks.check_values`).
+            ValueError: shapes do not fit; a length exceeds T, or the time of a real frame is not
+                finite (on CUDA: :func:`cape_plugins.checks.check_values`).
         """
         times, padding = self._real_times(xs_pad, ilens, times)  # (B, T) both
         features = xs_pad.masked_fill(padding if xs_pad.ndim == 2 else padding[..., None], 0)
@@ -198,10 +200,10 @@ class InSeconds(AbsEncoder):
         return self.embed(features, None)[0] if self.embed_takes_mask else self.embed(features)
 
     def embed_seconds(self, x: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Augment positions, each process by draws of its own, and add their embedding.
+        """Augment positions, with draws of this process alone, and add their embedding.
 
-        From content (B, N, channels) and seconds (B, N), NaN in padding, to content with positions
-        and what the attention of each layer gets as positions, or None.
+        ``x`` is (B, N, channels), ``seconds`` (B, N) with NaN in padding. Returns ``x`` with
+        positions, and the positions for the attention of each layer, or None.
         """
         generator = generator_of_rank(seconds.device) if self.training else None
         # the batch's size as a shape: len() would fix it in torch.export
@@ -249,11 +251,11 @@ class InSeconds(AbsEncoder):
 
 
 class _Subsampled:
-    """What ESPnet's forward gets as ``self``: an encoder whose ``embed`` has been at work already.
+    """Passed as ``self`` to ESPnet's forward; its ``embed`` returns our subsampled input.
 
-    That forward subsamples, knows no times, and takes what ``embed`` returns, content or (content,
-    positions), through the layers; each hands the positions to its attention, as it does ESPnet's
-    relative encoding. All else is the encoder's.
+    ESPnet's forward subsamples by ``embed``, and knows no times. It passes the result of ``embed``,
+    content or (content, positions), through the layers. Each layer hands the positions to its
+    attention, as it does with ESPnet's relative encoding. All else is the encoder's.
     """
 
     def __init__(self, encoder: nn.Module, x: Any) -> None:
@@ -268,7 +270,7 @@ class _Subsampled:
 
 
 def measure(embed: nn.Module) -> tuple[int, int]:
-    """Stride and reach of a subsampling: frame i of it sees those from stride · i on, and reach."""
+    """Stride and reach of a subsampling: output i sees inputs stride · i … stride · i + reach."""
     stride, reach = 1, 0
     for module in embed.modules():
         if isinstance(module, (nn.Conv1d, nn.Conv2d)):

@@ -1,8 +1,7 @@
-"""ESPnet's layers: what their parts know while they run, so that padding is kept out (which ESPnet
-202611 does in most convolutions, 202511 in none), and so that whole layers are dropped.
+"""ESPnet's layers: they tell their parts where padding is, and drop whole layers in training.
 
-Parts of ESPnet's models are replaced by subclasses of theirs, with all that they have: weights,
-their names, hooks.
+ESPnet 202611 keeps padding out of most convolutions, 202511 out of none. In a built model,
+subclasses replace ESPnet's classes, and keep weights, names and hooks.
 """
 
 import functools
@@ -83,7 +82,7 @@ class CapeDecoderLayer(CapeLayer, DecoderLayer):
 
 
 class RealConvolution(nn.Conv1d):
-    """Convolution of (B, channels, T) to which padding is what lies beyond the end: zeros."""
+    """Convolution of (B, channels, T) that sees zeros in padding, as beyond the end."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve, within one of ESPnet's layers."""
@@ -92,7 +91,7 @@ class RealConvolution(nn.Conv1d):
 
 
 class RealBatchNorm(nn.BatchNorm1d):
-    """Batch norm of (B, channels, T) whose statistics in training are those of real frames."""
+    """Batch norm of (B, channels, T) with the statistics of real frames alone in training."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise, within one of ESPnet's layers."""
@@ -127,9 +126,9 @@ def hide_padding(layers: nn.Module) -> None:
 
 
 class LayerDrop(nn.Module):
-    """In place of a layer's dropout, which each part's output passes on its way to the residual.
+    """Replaces a layer's dropout, through which each part's output passes before the residual.
 
-    In training a layer is dropped with probability ``rate``: its first part draws for all.
+    In training a layer is dropped with probability ``rate``; its first part draws for all parts.
     """
 
     def __init__(self, dropout: nn.Module, rate: float) -> None:
@@ -155,7 +154,8 @@ def drop_layers(layers: Iterable[Any], rate: float) -> None:
     nothing is rescaled in evaluation (authors). The layers are of :func:`open_scopes`.
 
     Raises:
-        ValueError: the rate is not in [0, 1), or layers have ``concat_after``: no sum then.
+        ValueError: the rate is not in [0, 1), or layers have ``concat_after``, whose parts are not
+            summed.
     """
     check_rate("layer_drop_rate", rate)
     for layer in layers if rate else ():

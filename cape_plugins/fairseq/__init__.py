@@ -12,8 +12,11 @@ from importlib import import_module
 def register() -> None:
     """Add the models, their architectures and ``radam`` to fairseq's registries.
 
-    Idempotent; safe early (it imports fairseq; ImportError where that fails), late, twice, and
-    while fairseq is still being imported, once its sub-packages ``models`` and ``optim`` are there.
+    It imports fairseq if needed. A second call changes nothing. A call while fairseq is being
+    imported works once fairseq's sub-packages ``models`` and ``optim`` exist.
+
+    Raises:
+        ImportError: fairseq cannot be imported.
     """
     try:
         import_module("fairseq")  # may come back here through the hook; then the rest is done

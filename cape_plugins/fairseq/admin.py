@@ -1,8 +1,8 @@
 """ADMIN (Liu et al. 2020, https://arxiv.org/abs/2004.08249): post-norm models that train deep.
 
 A sub-layer's output is LayerNorm(x · ω + f(x)), where ω is a vector that begins at the standard
-deviation that all sub-layers before it have added up to. Their code measures it in a run of its
-own; here it is measured while the model is built, and kept in the model's options.
+deviation of the sum of all sub-layers before it. The authors' code measures ω in a separate run.
+Here it is measured while the model is built, and kept in the model's options.
 """
 
 import math
@@ -23,12 +23,12 @@ from cape_plugins.fairseq.layers import (
 )
 from cape_plugins.fairseq.training_set import median_batch
 
-# of the batch that is measured, padding included; a thousand give the same to a percent
+# size of the measured batch, padding included; with 1000 tokens ω differs by a percent at most
 PROFILED_TOKENS = 4096
 
 
 class _Profile(list[float]):
-    """ω of the encoder or the decoder, each from what comes before it, and that after the last."""
+    """ω of each residual of the encoder or the decoder, and one more value after the last."""
 
     def measure(self, scale: Tensor, x: Tensor, residual: Tensor) -> None:
         scale.fill_(self[-1])
@@ -37,14 +37,14 @@ class _Profile(list[float]):
 
 
 def initialise(model: nn.Module, cfg: Any, task: Any) -> None:
-    """Set ω of a model on the CPU, if its options ``cfg`` say ``admin_init``.
+    """Set ω of a model on the CPU, if ``admin_init`` is on in its options ``cfg``.
 
-    What is measured on the task's training set is stored in ``cfg.admin_scales``. Scales that are
-    given, or in the checkpoint that fairseq is about to start from, are taken instead.
+    ω is taken from ``cfg.admin_scales`` if given, else from the checkpoint that fairseq is about to
+    start from, else measured on the task's training set and stored in ``cfg.admin_scales``.
 
     Raises:
-        ValueError: the training set is needed and cannot be read, or the scales that are given are
-            not one for each residual.
+        ValueError: the training set is needed and cannot be read, or the number of given scales is
+            not the number of residuals.
     """
     if not cfg.admin_init:
         return
@@ -79,12 +79,12 @@ def _measure(model: nn.Module, task: Any, split: str) -> str:
 def profile(model: nn.Module, sample: dict[str, Any]) -> list[float]:
     """Measure ω of each residual, the encoder's first, and set it.
 
-    That is one forward of a batch of fairseq, in training mode and without gradients, which leaves
-    the state of the random numbers as it was.
+    It runs one forward of a fairseq batch, in training mode and without gradients. The state of
+    the CPU's random numbers is restored afterwards.
     """
     for module in model.modules():
         if isinstance(module, LayerDropModuleList):
-            module.training = False  # else it leaves out layers, which are not measured then
+            module.training = False  # else it would drop layers, which would not be measured
     profiles = {kind: _Profile([1.0]) for kind in (CapeEncoderLayer, CapeDecoderLayer)}
     with during(PROFILES, profiles), torch.no_grad(), torch.random.fork_rng(devices=[]):
         model(**sample["net_input"])

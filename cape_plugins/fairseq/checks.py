@@ -1,4 +1,4 @@
-"""Checks of options before training: one line that says what is wrong, before any data is read."""
+"""Checks of options before any data is read; an error is one line that says what is wrong."""
 
 import os
 import sys
@@ -29,9 +29,9 @@ _REPLACED = {
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """End fairseq's commands at a ValueError as argparse does: one line, status 2.
+    """End fairseq's commands at a ValueError as argparse does: one line, exit status 2.
 
-    In other programs, which build a model in Python, the error goes on.
+    In other programs, which build a model in Python, the ValueError is raised as usual.
     """
     program = Path(sys.argv[0])
     try:
@@ -50,14 +50,17 @@ def check_training(
     optimizer: Mapping[str, Any],
     defaults: FairseqDataclass,
 ) -> None:
-    """Check all that a training's options say, before it reads data.
+    """Check all options of a training, before it reads data.
 
-    ``checkpoint`` has fairseq's options of checkpoints as attributes, ``optimizer`` is named by its
-    ``_name``; the other two are as in :func:`check_options`.
+    Args:
+        model: the model's options, as in :func:`check_options`.
+        checkpoint: has fairseq's checkpoint options as attributes.
+        optimizer: the optimizer's options, with its name as ``_name``.
+        defaults: as in :func:`check_options`.
 
     Raises:
-        ValueError: an option is wrong; the checkpoint to start from is of another ``pos``, of
-            another architecture, or no checkpoint.
+        ValueError: an option is wrong; or the checkpoint to start from has another ``pos`` or
+            another architecture, or is not a checkpoint.
     """
     pos = check_options(model, defaults).pos
     if optimizer.get("_name") == RADAM:
@@ -72,7 +75,7 @@ def check_training(
             "with a new --save-dir, takes the weights of a Transformer of the same sizes"
         )
     theirs = options.get("pos", pos)
-    if theirs != pos:  # fairseq would hide what the weights say of it when they load
+    if theirs != pos:  # fairseq would hide the error that loading the weights raises
         raise ValueError(
             f"the checkpoint to start from was trained with --pos {theirs}, this training has "
             f"--pos {pos}: train with --pos {theirs}, or {ANOTHER_CHECKPOINT}"
@@ -81,7 +84,10 @@ def check_training(
 
 @one_line()
 def refuse_torchrun_alone(world_size: int | None) -> None:
-    """``world_size`` is fairseq's option, which is 1 by default with no GPU or a single one."""
+    """Raise ValueError if torchrun started several processes that fairseq would not connect.
+
+    ``world_size`` is fairseq's option; its default is the number of GPUs, at least 1.
+    """
     started = os.environ.get("WORLD_SIZE", "1")
     if "RANK" in os.environ and started != "1" and world_size == 1:
         raise ValueError(
@@ -93,7 +99,7 @@ def refuse_torchrun_alone(world_size: int | None) -> None:
 
 @one_line()
 def refuse_other_task(task: type, *, translates: bool) -> None:
-    """Raise ValueError for the task of the other model, which the model cannot do."""
+    """Raise ValueError for a task that only the other of our two models can do."""
     if issubclass(task, LanguageModelingTask if translates else TranslationTask):
         arch = "cape_transformer_lm" if translates else "cape_transformer"
         raise ValueError(f"{task.__name__} is for --arch {arch}: give that, or another --task")
@@ -102,12 +108,12 @@ def refuse_other_task(task: type, *, translates: bool) -> None:
 def check_options(options: Mapping[str, Any], defaults: FairseqDataclass) -> TokenSettings:
     """Check the options that our models add or restrict; returns those about positions.
 
-    Options are name → value; what is absent has its default, a default counts as not given. Only
-    those that ``defaults``, a config of the model, has are looked at.
+    Args:
+        options: name → value. An absent option has its default, and a default counts as not given.
+        defaults: a config of the model; only options that it has are checked.
 
     Raises:
-        ValueError: a value is out of range, whatever ``pos`` is, or for another ``pos``, or two
-            contradict each other.
+        ValueError: a value is out of range, is for another ``pos``, or contradicts another option.
     """
     default = vars(defaults)
     values = {**default, **{k: v for k, v in options.items() if k in default and v is not None}}
@@ -166,5 +172,5 @@ def _check_admin(values: Mapping[str, Any]) -> None:
 
 
 def flag(name: str) -> str:
-    """An option as it is typed."""
+    """An option's name as users type it."""
     return f"--{name.replace('_', '-')}"

@@ -1,7 +1,8 @@
 """The models' options: all of fairseq's Transformer, positions, ADMIN.
 
-The dataclasses are flat: of fairseq's own nested ``TransformerConfig`` the command line would
-ignore the sizes, and checkpoints would need pickled classes. Its language model's is flat already.
+The dataclasses are flat. With fairseq's own nested ``TransformerConfig`` the command line would
+ignore the sizes, and checkpoints would need pickled classes. The language model's config is flat
+already.
 """
 
 import copy
@@ -26,7 +27,7 @@ from cape_plugins.settings import SequenceSettings, option, split_options
 
 logger = logging.getLogger(__name__)
 
-# positions in float32 are 2 ** -7 of a token apart here
+# at this position, neighbouring float32 numbers are 2 ** -7 of a token apart
 FURTHEST = 1e5
 
 
@@ -58,11 +59,11 @@ class TokenSettings(SequenceSettings):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "TokenSettings":
-        """Those of a model's options that are about positions."""
+        """Take the options about positions from a model's options."""
         return cls(**split_options(cls, options)[0])
 
     def attention_settings(self, dim: int, heads: int) -> AttentionSettings:
-        """What self-attention of so many channels and heads needs."""
+        """Settings of a self-attention with ``dim`` channels and ``heads`` heads."""
         return AttentionSettings(
             head_dim=dim // heads,
             heads=heads,
@@ -82,7 +83,7 @@ def _flatten() -> type[FairseqDataclass]:
         for one in dataclasses.fields(kind) if nested else (outer,):
             made = copy.copy(one)
             if isinstance(made.default, str) and made.default.startswith("${model."):
-                made.default = II("model.decoder_embed_dim")  # the one thing that it interpolates
+                made.default = II("model.decoder_embed_dim")  # fairseq interpolates no other option
             flat.append((prefix + one.name, one.type, made))
     flat = [one for one in flat if not one[0].endswith("_name")]
     return dataclasses.make_dataclass("FlatTransformerConfig", flat, bases=(FairseqDataclass,))
@@ -105,12 +106,12 @@ def _flags() -> type[FairseqDataclass]:
 
 @dataclass
 class PositionConfig(_flags()):  # type: ignore[misc]
-    """What translation and language models share beyond fairseq's own options."""
+    """Options beyond fairseq's own that translation and language models share."""
 
-    admin_init: bool = option(False, "ADMIN: scaled residuals, profiled before training")
+    admin_init: bool = option(False, "ADMIN: scaled residuals, measured before training")
     # OmegaConf 2.0 knows no `str | None`
     admin_scales: Optional[str] = option(  # noqa: UP045
-        None, "ADMIN: the scales, encoder first, with commas; default: profile training data"
+        None, "ADMIN: the scales, encoder first, with commas; default: measure on training data"
     )
 
 
@@ -120,8 +121,8 @@ class CapeTransformerConfig(PositionConfig, _flatten()):  # type: ignore[misc]
 
     source_scale: float = option(
         0.0,
-        "cape: distance between neighbouring source tokens, that between target tokens being 1; "
-        "0: tokens in target / tokens in source of the training set",
+        "cape: distance between neighbouring source tokens, in units of the distance between "
+        "target tokens; 0: target tokens / source tokens, counted in the training set",
     )
     source_bos: ChoiceEnum(["auto", "true", "false"]) = option(  # type: ignore[valid-type]
         "auto", "begin the source with BOS, as the target does; auto: for cape only"
@@ -139,17 +140,17 @@ def plain_options(cfg: Any) -> dict[str, Any]:
 
 
 def settle(cfg: Any, name: str, measure: Callable[[str], Any]) -> None:
-    """Set an option that is not given: as in the checkpoint to start from, else as measured.
+    """Set an option that was not given: from the checkpoint to start from, else by measuring.
 
-    ``cfg``, the model's options, is a part of fairseq's whole config in training; a new checkpoint
-    will have what is set here. ``measure`` gets the name of the training set.
+    In training ``cfg``, the model's options, is a part of fairseq's whole config, so new
+    checkpoints store the value. ``measure`` gets the name of the training set.
     """
     whole = cfg._get_parent() or {}
     split = (whole.get("dataset") or {}).get("train_subset", "train")
     value = checkpoint_options(whole.get("checkpoint")).get(name) or measure(split)
     cfg[name] = value
     if name in (whole.get("model") or {}):
-        # of a model without a named architecture cfg is a copy, whose parent is the whole config
+        # without a named architecture cfg is a copy, whose parent is still the whole config
         whole["model"][name] = value
     logger.info(f"{name}: {value}")
 
@@ -164,7 +165,7 @@ def checkpoint_options(checkpoint: Any) -> dict[str, Any]:
 
 
 def start_of(checkpoint: Any) -> tuple[str | None, bool]:
-    """The checkpoint that fairseq-train will start from; whether it only takes weights from it."""
+    """The checkpoint that fairseq-train will start from, and whether it takes only the weights."""
     path = getattr(checkpoint, "restore_file", None)
     finetunes = False
     if path == "checkpoint_last.pt":  # fairseq's default, the only name that it looks for there
@@ -182,7 +183,7 @@ def stored_options(path: str | None) -> dict[str, Any]:
     """The model's options in a checkpoint of fairseq; empty if there is no path.
 
     Raises:
-        ValueError: the file is no checkpoint of fairseq.
+        ValueError: the file is not a fairseq checkpoint.
     """
     if path is None:
         return {}
@@ -191,7 +192,7 @@ def stored_options(path: str | None) -> dict[str, Any]:
     except Exception as error:  # whatever torch, pickle or fairseq say of other files
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise ValueError(
-            f"{path} is no checkpoint that fairseq can read ({reason[:200]}): give one that "
+            f"{path} is not a checkpoint that fairseq can read ({reason[:200]}): give one that "
             "fairseq-train wrote"
         ) from None
     # options of architectures that are not dataclasses are a Namespace, of older fairseq as `args`

@@ -1,9 +1,9 @@
 """fairseq's Transformer layers with positions in self-attention and with ADMIN's residuals.
 
-fairseq's forwards have no argument for positions. So the encoder and the decoder leave them in
-:data:`SIDE` for one forward, in one thread. In front of each layer :func:`hand_positions` makes
-them its argument, because activation checkpointing keeps arguments, and no variables, for the
-backward; the layer leaves them in :data:`LAYER` for its self-attention.
+fairseq's forwards have no argument for positions. So the encoder and the decoder keep them in
+:data:`SIDE` during one forward, in one thread. Before each layer :func:`hand_positions` passes them
+as an argument, because activation checkpointing keeps arguments for the backward, but not context
+variables. The layer keeps them in :data:`LAYER` for its self-attention.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from cape_plugins.augment import Draw
 
 
 class Side(NamedTuple):
-    """What the encoder or the decoder makes of its tokens' positions, once in a forward.
+    """Positions of the encoder's or the decoder's tokens, prepared once in a forward.
 
     Attributes:
         draw: Δ and λ of each sample; None where the variant draws none, and in evaluation.
@@ -71,8 +71,8 @@ def hand_positions(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 class CapeMultiheadAttention(MultiheadAttention):
     """fairseq's self-attention with positions in it; it reads them from :data:`LAYER`.
 
-    ``positional`` says what they do; this name is in checkpoints. In step-by-step decoding they are
-    those of all steps so far.
+    ``positional`` is the variant's part; checkpoints contain this name. In step-by-step decoding
+    the positions are those of all steps so far.
     """
 
     def __init__(self, *sizes: int, positional: PositionalAttention, **options: Any) -> None:
@@ -96,8 +96,9 @@ class CapeMultiheadAttention(MultiheadAttention):
         need_weights: bool = False,
         attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, None]:
-        """As fairseq's layers call theirs, which want no weights; only ``query`` is read, not key
-        and value: (T, B, dim) → (T, B, dim).
+        """Attend, (T, B, dim) → (T, B, dim); no weights are returned.
+
+        The arguments are fairseq's; ``key`` and ``value`` are not read, as all is self-attention.
         """
         layer = LAYER.get()
         positions = None if layer is None else layer.positions
@@ -144,7 +145,7 @@ class CapeMultiheadAttention(MultiheadAttention):
 class CapeLayer:
     """Mixed into a layer of fairseq: takes positions, and multiplies residuals by ADMIN's ω.
 
-    ``positional`` says what positions do in its self-attention; None is fairseq's own.
+    ``positional`` puts positions into its self-attention; None leaves fairseq's own attention.
 
     Attributes:
         residual_scale: ω, (residuals, dim), ones at first; None without ADMIN.
@@ -187,8 +188,10 @@ class CapeLayer:
 
 
 class CapeEncoderLayer(CapeLayer, transformer_layer.TransformerEncoderLayerBase):
-    """fairseq's encoder layer without the fast path of 0.12.2, which fails on torch ≥ 1.13, and
-    without the eight copies of its weights, which would be in that version's checkpoints alone.
+    """fairseq's encoder layer without the fast path of version 0.12.2.
+
+    The fast path fails on torch ≥ 1.13. Its eight copies of weights are removed too: only that
+    version's checkpoints would contain them.
     """
 
     _load_from_state_dict = nn.Module._load_from_state_dict

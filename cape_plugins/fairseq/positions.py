@@ -14,7 +14,7 @@ from torch import Tensor
 def positions_in_batch(tokens: Tensor, padding_idx: int, spacing: float = 1.0) -> Tensor:
     """Positions of tokens padded on either side: the first real token of each row sits at 0.
 
-    Of tokens (B, N), ``spacing`` apart, they are (B, N) in float32, NaN at padding.
+    Tokens (B, N) → positions (B, N) in float32, ``spacing`` apart, NaN at padding.
     """
     real = tokens.ne(padding_idx)
     index = real.cumsum(dim=1) - 1
@@ -24,12 +24,17 @@ def positions_in_batch(tokens: Tensor, padding_idx: int, spacing: float = 1.0) -
 def prepend_bos(tokens: Tensor, *, bos: int, padding_idx: int) -> tuple[Tensor, Tensor]:
     """Insert BOS before the first real token of each row, unless it is BOS already.
 
-    The model does that, not a task, which fairseq-generate takes from its command line, not from
-    the checkpoint. One column is added on the left in any case (a shape must not depend on the
-    data), so token j is found at j + 1; a row that begins with BOS gets padding there.
+    The model inserts BOS, not the task: fairseq-generate takes the task from its command line, not
+    from the checkpoint. One column is always added on the left, because a shape must not depend on
+    the data. So token j moves to j + 1, and a row that begins with BOS already gets padding.
 
-    Tokens are (B, N), N ≥ 1, padded on either side. Returns (B, N + 1) tokens and a mask of the
-    same shape, of the inserted ones.
+    Args:
+        tokens: (B, N), N ≥ 1, padded on either side.
+        bos: index of BOS.
+        padding_idx: index of padding.
+
+    Returns:
+        Tokens (B, N + 1), and a bool mask (B, N + 1), True at each inserted BOS.
     """
     first = tokens.ne(padding_idx).int().argmax(dim=1, keepdim=True)
     missing = tokens.gather(1, first).ne(bos)

@@ -1,4 +1,7 @@
-"""RAdam, with which ADMIN's recipes train, the paper's translation models too; fairseq has none."""
+"""RAdam, the optimizer of ADMIN's recipes and of the paper's translation models.
+
+fairseq has none of its own.
+"""
 
 import ast
 import math
@@ -26,7 +29,7 @@ class FairseqRAdam(FairseqAdam):
 
 
 def check_radam(options: Mapping[str, Any]) -> None:
-    """Raise ValueError where options of fairseq's ``adam`` are out of range, or not for radam."""
+    """Raise ValueError if an option of fairseq's ``adam`` is out of range or not for radam."""
     if options.get("use_old_adam") or options.get("fp16_adam_stats"):
         raise ValueError("--use-old-adam and --fp16-adam-stats are for adam, radam has neither")
     betas, *others = (options[name] for name in ("adam_betas", "adam_eps", "weight_decay"))

@@ -1,4 +1,4 @@
-"""What the training set says before training: the source scale α, and a batch for ADMIN."""
+"""Reads the training set before training: the source scale α, and a batch for ADMIN."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,8 +22,10 @@ def _loaded(task: Any, split: str, epoch: int = 1) -> Iterator[Any]:
 def count_source_scale(task: Any, split: str = "train") -> float:
     """Count α, target / source tokens of a task's training set, with one EOS per sentence.
 
-    Each shard (``data-bin1:data-bin2``) counts once. Of the data only the lengths are read.
-    ValueError: the task has no translation data, or its training set is missing or empty.
+    Each shard (``data-bin1:data-bin2``) counts once. Only the lengths of the data are read.
+
+    Raises:
+        ValueError: the task has no translation data, or its training set is missing or empty.
     """
     source = target = 0
     try:
@@ -41,7 +43,11 @@ def count_source_scale(task: Any, split: str = "train") -> float:
 
 
 def median_batch(task: Any, split: str, tokens: int) -> dict[str, Any]:
-    """About so many tokens of training sentences of the median length; ValueError without any."""
+    """A batch of about ``tokens`` tokens, in training sentences of the median length.
+
+    Raises:
+        ValueError: the training set is missing or empty.
+    """
     try:
         with _loaded(task, split) as data, data_utils.numpy_seed(1):
             order = data.ordered_indices()

@@ -1,8 +1,7 @@
 """The models ``cape_transformer`` and ``cape_transformer_lm``: fairseq's, with other positions.
 
-The encoder draws Δ and λ of each sentence pair and hands them to the decoder inside its output,
-which reaches the decoder however the two are wrapped or called. A language model's decoder draws
-for each sample itself.
+The encoder draws Δ and λ for each sentence pair and stores them in its output. That output reaches
+the decoder however the two are wrapped or called. A language model's decoder draws Δ and λ itself.
 """
 
 import math
@@ -46,12 +45,12 @@ DRAW = "cape_draw"
 MARK = "decoder.variant._extra_state"
 
 
-# fairseq's own Transformers keep their options as one, which torch ≥ 2.6 would not load
+# fairseq's own Transformers store their options as a Namespace, which torch ≥ 2.6 refuses to load
 torch.serialization.add_safe_globals([Namespace])
 
 
 class EmbedPositions(nn.Module):
-    """In place of fairseq's table of positions: the embedding of :class:`Side`, made already."""
+    """Replaces fairseq's table of positions: returns the embedding that :class:`Side` holds."""
 
     max_positions = math.inf  # fairseq takes the less of this and its option
 
@@ -67,8 +66,8 @@ class CapeSide:
     """Mixed into fairseq's encoder and decoder: makes positions once in a forward.
 
     ``of_side`` is the encoder's or the decoder's part of the options. ``source_bos`` is whether the
-    source begins with BOS, as the target begins with EOS; by default where the two are on one
-    scale: for cape, as in the paper.
+    source begins with BOS, as the target begins with EOS. By default it is on for cape only, where
+    source and target positions share one scale (paper, section 3.3).
     """
 
     position: PositionalEmbedding  # subclasses make it
@@ -81,7 +80,7 @@ class CapeSide:
         self.attention_settings = self.settings.attention_settings(
             of_side.embed_dim, of_side.attention_heads
         )
-        # for the layers that fairseq is about to build, from first to last: it does not number them
+        # one for each layer, in the order in which fairseq builds them: it does not number layers
         self.to_install = self.settings.attention_layers(of_side.layers, self.attention_settings)
         super().__init__(cfg, *others, **named)  # type: ignore[call-arg]
         if self.settings.variant.adds != "nothing":
@@ -90,10 +89,10 @@ class CapeSide:
     def side(
         self: Any, positions: Tensor, batch: int, draw: Draw | None = None, last: bool = False
     ) -> Side:
-        """Augment positions (B or 1, N), NaN at padding, and prepare all that reads them.
+        """Augment positions (B or 1, N), NaN at padding, and prepare embedding and attention.
 
-        Without a ``draw`` of Δ and λ they are drawn here, where the variant needs them; ``last``
-        gives an embedding to the last token alone.
+        Without ``draw``, Δ and λ are drawn here if the variant needs them. With ``last`` only the
+        last token gets an embedding.
         """
         device, draws = positions.device, self.settings.variant.augment is not Identity
         generator = generator_of_rank(device) if self.training and draws else None
@@ -117,7 +116,7 @@ class CapeTransformerEncoder(CapeSide, TransformerEncoderBase):
             self.embed_tokens.embedding_dim,
             overflow="error",
             max_length=cfg.max_source_positions + int(self.source_bos),
-            # else neighbours that are less than a token apart could change places
+            # scaled too: neighbours less than a token apart could change places otherwise
             max_local_shift=self.settings.max_local_shift * self.spacing,
         )
 
@@ -152,7 +151,7 @@ class CapeTransformerEncoder(CapeSide, TransformerEncoderBase):
         return out
 
     def reorder_encoder_out(self, encoder_out: dict[str, Any], new_order: Tensor) -> Any:
-        """fairseq's, which leaves out what it does not know; sentences keep their Δ and λ."""
+        """As fairseq's, which drops keys it does not know; sentences keep their Δ and λ."""
         out = super().reorder_encoder_out(encoder_out, new_order)
         if DRAW in encoder_out:
             out[DRAW] = [drawn.index_select(0, new_order) for drawn in encoder_out[DRAW]]
@@ -176,7 +175,7 @@ class CapeTransformerDecoder(CapeSide, TransformerDecoderBase):
         return wrap(CapeDecoderLayer(cfg, *others, positional=self.to_install.pop(0)), cfg)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
-        """fairseq's, which keeps a mask that two threads may replace at once, made anew."""
+        """fairseq's mask, made at each call; fairseq's cached one is not safe with two threads."""
         return tensor.new_full((len(tensor), len(tensor)), -torch.inf).triu(1)
 
     def extract_features(
@@ -215,19 +214,20 @@ class CapeModel:
     def build_model(cls, cfg: Any, task: Any) -> nn.Module:
         """Build a model; α and ADMIN's scales are stored in the options, for checkpoints.
 
-        ``cfg`` are the options, as OmegaConf's DictConfig or as the dataclass; the task gives the
-        dictionaries and, where it is needed, the training set.
+        Args:
+            cfg: the options, as OmegaConf's DictConfig or as the dataclass.
+            task: gives the dictionaries and, if needed, the training set.
 
         Raises:
-            ValueError: an option is out of range, the task is for the other model, or a training
-                set that is needed cannot be read.
+            ValueError: an option is out of range, the task is for the other model, or the training
+                set is needed and cannot be read.
         """
         if not OmegaConf.is_config(cfg):
             cfg = OmegaConf.create({"model": OmegaConf.structured(cfg)}).model
         checks.refuse_other_task(type(task), translates="encoder_layers" in cfg)
         options = plain_options(cfg)
-        # fairseq-hydra-train has no earlier place. Where a model is built to generate, its options
-        # name the folder of its training, which may hold another one by now.
+        # fairseq-hydra-train has no earlier place for these checks. They are skipped where a model
+        # is built to generate: its training's folder may hold another training by now.
         if HydraConfig.initialized() and HydraConfig.get().job.name == "hydra_train":
             whole = cfg._get_parent()
             checks.check_training(options, whole.checkpoint, whole.optimizer or {}, cls.config())

@@ -1,7 +1,7 @@
 """CAPE inside timm: ViTs by name, registered on import (and by autoload when timm is imported).
 
-vision_transformer, naflexvit and eva have the names of timm's files on purpose: timm's registry and
-tests group models by them.
+The modules vision_transformer, naflexvit and eva have the names of timm's files, because timm's
+registry and tests group models by module.
 """
 
 
@@ -9,7 +9,7 @@ def register() -> None:
     """Register the models with timm; idempotent.
 
     Raises:
-        ImportError: timm is missing or too old, or has not what the models are made of.
+        ImportError: timm is missing, too old, or lacks a part that the models are built from.
     """
     try:
         import timm

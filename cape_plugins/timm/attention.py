@@ -14,11 +14,11 @@ from cape_plugins.timm.positions import ImageSettings, PatchPositions
 
 @register_notrace_module  # positions have sizes that torch.fx cannot trace
 class CapeAttention(Attention):
-    """timm's self-attention, with its arguments and weights, and what a variant does in it."""
+    """timm's self-attention, with its arguments and weights, and a variant's positions."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.positional: PositionalAttention | None = None  # timm's own attention
+        self.positional: PositionalAttention | None = None  # None: timm's own attention
 
     def forward(
         self,
@@ -27,7 +27,7 @@ class CapeAttention(Attention):
         is_causal: bool = False,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """As timm's, (B, N, dim) → same; ``positions`` are prepared, (1 or B, N, …)."""
+        """As timm's, (B, N, dim) → (B, N, dim); prepared ``positions`` are (1 or B, N, …)."""
         if self.positional is None:
             return super().forward(x, attn_mask, is_causal)
         batch, tokens, _ = x.shape
@@ -52,16 +52,17 @@ class CapeBlock(Block):
     def forward(  # type: ignore[override]  # without positions it would be another model
         self, x: Tensor, rope: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """As timm's; ``rope`` are the prepared positions, as NaFlexVit calls what it hands on."""
+        """As timm's; ``rope``, NaFlexVit's name for the argument, holds the prepared positions."""
         attended = self.attn(self.norm1(x), attn_mask, is_causal, rope)
         x = x + self.drop_path1(self.ls1(attended))
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
 
 
 def block_classes(settings: ImageSettings, given: Mapping[str, Any]) -> dict[str, type[nn.Module]]:
-    """What timm's constructor is to build blocks of, for a variant that sits in self-attention.
+    """Arguments for timm's constructor that make it build our blocks and attention.
 
-    Another class that is ``given`` stays, and :func:`install_positions` refuses it.
+    Empty unless the variant sits in self-attention. Another class in ``given`` stays, and
+    :func:`install_positions` refuses it.
     """
     if settings.variant.attention is None:
         return {}
@@ -73,16 +74,20 @@ def block_classes(settings: ImageSettings, given: Mapping[str, Any]) -> dict[str
 def install_positions(
     model: VisionTransformer | NaFlexVit, settings: ImageSettings, patches: int
 ) -> PatchPositions:
-    """Put what the variant does in self-attention into the blocks of timm's ViT or NaFlexVit.
+    """Put the variant's attention into the blocks of timm's ViT or NaFlexVit.
 
-    The model is built with :func:`block_classes`, for images of so many ``patches`` along the
-    longer side in training, in which alibi counts distances.
+    Args:
+        model: built with the arguments of :func:`block_classes`.
+        settings: the variant and its options.
+        patches: number of patches along the longer side of training images; alibi measures
+            distances in patches of this grid.
 
     Returns:
-        what adds positions at the input, and prepares them for the blocks.
+        The module that adds positions at the input and prepares them for the blocks.
 
     Raises:
-        ValueError: blocks or their attention are others, or patches are dropped on their way there.
+        ValueError: a block or its attention is not ours, or ``patch_drop_rate`` drops patches
+            before the blocks.
     """
     attention_settings = None
     if settings.variant.attention is not None:
@@ -103,8 +108,8 @@ def _attentions(model: VisionTransformer | NaFlexVit, pos: str) -> list[CapeAtte
     """The attention of each block; ValueError if positions would not reach it."""
     if not isinstance(model.patch_drop, nn.Identity | None):
         raise ValueError(
-            f"patch_drop_rate > 0 drops patches before the attention of {pos}, which would not "
-            "know whose positions it gets: set it to 0, or choose a variant added at the input"
+            f"patch_drop_rate > 0 drops patches before the attention of {pos}, which then cannot "
+            "match positions to patches: set it to 0, or choose a variant added at the input"
         )
     found = []
     for block in model.blocks.children():
@@ -113,18 +118,18 @@ def _attentions(model: VisionTransformer | NaFlexVit, pos: str) -> list[CapeAtte
             raise ValueError(
                 f"{pos} needs CapeBlock with CapeAttention in place of timm's own, and the model "
                 f"has {type(block).__name__} with {type(attention).__name__}: leave block_fn, "
-                "attn_layer, attn_type and what else replaces them at their defaults, or choose a "
-                "variant that is added at the input"
+                "attn_layer, attn_type and other options that replace them at their defaults, or "
+                "choose a variant that is added at the input"
             )
         found.append(attention)
     return found
 
 
 def use_logn(model: nn.Module, logn: int) -> None:
-    """``attention_logn`` of :class:`ImageSettings` for any ViT that is built, timm's own too.
+    """Apply ``attention_logn`` of :class:`ImageSettings` to a built ViT, ours or timm's own.
 
     Raises:
-        ValueError: the model's blocks have another attention than timm's.
+        ValueError: a block's attention is neither timm's ``Attention`` nor ours.
     """
     blocks: Any = getattr(model, "blocks", [])
     kinds = {type(getattr(block, "attn", None)) for block in blocks}
@@ -134,13 +139,13 @@ def use_logn(model: nn.Module, logn: int) -> None:
             "has in each of its blocks: leave it out, or choose another model"
         )
     for block in blocks:
-        if type(block.attn) is Attention:  # built already, so not by attn_layer
+        if type(block.attn) is Attention:  # the block is built, so attn_layer would come too late
             block.attn = take_over(CapeAttention, block.attn)
         block.attn.positional = getattr(block.attn, "positional", None) or PositionalAttention()
         block.attn.positional.logn = logn
 
 
 def positional_parameters(model: nn.Module) -> set[str]:
-    """Names of what is learned about positions: not decayed, as timm's positions are not."""
+    """Names of learned positional parameters; like timm's, they get no weight decay."""
     names = [name for name, _ in model.named_parameters()]
     return {name for name in names if ".positional." in name or name.endswith("cls_pos_embed")}

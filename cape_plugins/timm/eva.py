@@ -38,10 +38,10 @@ torch.fx.wrap("make_coords_dinov3")  # makes tensors whose sizes depend on the i
 
 
 class _Rotary:
-    """Mixed into timm's rotary modules: in training coordinates in place of an embedding."""
+    """Mixed into timm's rotary modules: in training they return coordinates, not an embedding."""
 
     def get_embed(self: Any, shape: Any = None, dtype: torch.dtype | None = None) -> Tensor:
-        """timm's embedding; in training (1, N, 2), the image [-1, 1] from edge to edge."""
+        """timm's embedding; in training coordinates (1, N, 2) in [-1, 1], edge to edge."""
         if not self.training:
             return super().get_embed(shape, dtype)  # type: ignore[misc]
         height, width = self.feat_shape if shape is None else shape
@@ -63,7 +63,7 @@ class _Mixed(_Rotary, layers.RotaryEmbeddingMixed): ...
 
 
 _KINDS: dict[str | None, type] = {"cat": _Cat, "dinov3": _DinoV3, "mixed": _Mixed}
-# the options of the augmentation: ours, and those of timm's, which draws once for the whole batch
+# options of augmentation: ours, and timm's, whose augmentation draws once for a whole batch
 _OURS = ("max_global_shift", "max_local_shift", "max_global_scale")
 _TIMMS = ("rope_shift_coords", "rope_jitter_coords", "rope_rescale_coords")
 
@@ -71,7 +71,8 @@ _TIMMS = ("rope_shift_coords", "rope_jitter_coords", "rope_rescale_coords")
 def _embed(rotary: Any, coords: Tensor, height: int, width: int) -> Any:
     """Coordinates (B, N, 2) in [-1, 1] → what timm's blocks get: (B, 1, N, 2 · head_dim).
 
-    Mixed: a list of (B, heads, N, 2 · head_dim), one for each block: smaller tensors are faster.
+    For RoPE-mixed it is a list of (B, heads, N, 2 · head_dim), one for each block, because smaller
+    tensors are faster.
     """
     dinov3, offset = isinstance(rotary, _DinoV3), getattr(rotary, "grid_offset", 0.0)
     spans = getattr(rotary, "ref_feat_shape", None) or (height, width)
@@ -104,7 +105,7 @@ class CoordinateAugmentation(nn.Module):
         self.augmentation = Augmentation(shift, 0.0, scale, mean_normalize=False)
 
     def forward(self, coords: Tensor, batch: int, height: int, width: int) -> Tensor:
-        """(1 or B, N, 2) → (B, N, 2), for each of B images by itself; ε: half a patch or as set."""
+        """(1 or B, N, 2) → (B, N, 2), drawn for each image; ε is half a patch unless set."""
         local = self.settings.max_local_shift or (1 / height, 1 / width)
         return self.augmentation.in_training(coords, batch, max_local_shift=local)
 
@@ -113,14 +114,14 @@ class EvaCape(LoadsWeights, timm_eva.Eva):
     """timm's Eva, whose rotary coordinates CAPE augments in training, each image by itself.
 
     Args:
-        kwargs: Eva's, which rejects unknown ones, and CAPE's bounds, of coordinates in which the
-            image spans [-1, 1] from edge to edge, in whatever unit the model counts itself:
-            ``max_global_shift`` (Δ) is 0.5, ``max_local_shift`` (ε) half a patch, and
-            ``max_global_scale`` (λ), which acts about the image's middle, 1.4.
+        kwargs: Eva's arguments, and CAPE's bounds: ``max_global_shift`` (Δ; default 0.5),
+            ``max_local_shift`` (ε; default half a patch) and ``max_global_scale`` (λ; default 1.4,
+            about the image's middle). Their unit does not depend on the model: the image spans
+            [-1, 1] from edge to edge. Eva rejects unknown arguments.
 
     Raises:
-        ValueError: an option is out of range; the model's positions are not rotary of a kind that
-            we know; timm augments coordinates too.
+        ValueError: an option is out of range; the model has no rotary positions, or of an unknown
+            kind; or timm's own augmentation of coordinates is on.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -140,7 +141,7 @@ class EvaCape(LoadsWeights, timm_eva.Eva):
         add_mark(self)
 
     def load_pretrained(self, checkpoint_path: str, prefix: str = "") -> None:
-        """timm's door for .npz, of which there are none for this model: ValueError."""
+        """Raise ValueError: there are no .npz weights for this model."""
         raise ValueError(not_googles(type(self).__name__, checkpoint_path))
 
     def _pos_embed(self, x: Tensor) -> tuple[Tensor, Any]:
@@ -161,11 +162,11 @@ def _kind(options: dict[str, Any]) -> str | None:
 
 
 def _arguments(stock: str) -> dict[str, Any]:
-    """What timm's function for a name makes an Eva of; it runs, but builds nothing."""
+    """Arguments with which timm's function for a name builds an Eva; nothing is built."""
     function = model_entrypoint(stock)
     if "_create_eva" not in function.__code__.co_names:
         return {}
-    # its code, with another function where it calls timm's builder: timm's own stays as it is
+    # a copy of the function that calls ours instead of timm's builder; timm's stays unchanged
     names = {**vars(timm_eva), "_create_eva": lambda name, pretrained, **arguments: arguments}
     return FunctionType(function.__code__, names, stock, function.__defaults__)()
 
@@ -189,7 +190,7 @@ def _create(name: str, pretrained: bool, use_naflex: bool | None = None, **kwarg
 
 
 def _cfgs() -> dict[str, Any]:
-    """What timm knows of its pretrained weights, under our names."""
+    """timm's ``default_cfgs`` of pretrained weights, under our names."""
     cfgs = {}
     for name, stock in _TWINS.items():
         for tag, cfg in timm_eva.default_cfgs[stock].cfgs.items():

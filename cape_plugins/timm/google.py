@@ -24,17 +24,17 @@ _OTHERWISE = "load it into timm's own model, and give a file of that one's state
 
 
 def read(path: str | Path, prefix: str = "", in_chans: int | None = None) -> dict[str, Tensor]:
-    """timm's names → weights; the table as it is in the file, (1, rows, dim).
+    """Read an .npz: timm's names → weights; the table stays as in the file, (1, rows, dim).
 
-    timm's own ViT of the file's sizes reads them, so that there is one conversion and not two.
+    timm's own ViT, built with the file's sizes, converts the weights.
 
     Args:
         path: the .npz.
-        prefix: of the names in it; timm's are found.
+        prefix: prefix of the names in the file. The prefixes that timm knows are found without it.
         in_chans: channels of the images; the patch embedding is converted to them as timm does.
 
     Raises:
-        ValueError: the file is missing, damaged or no .npz, or is of another architecture.
+        ValueError: the file is missing, damaged or not an .npz, or has another architecture.
     """
     if reason := fault(path):
         raise ValueError(reason)
@@ -69,7 +69,7 @@ def _read(path: str | Path, prefix: str, in_chans: int | None) -> dict[str, Tens
 
 
 def _options(path: str | Path, archive: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The arguments of timm's ViT that the archive's weights fit."""
+    """Arguments of the timm ViT that the archive's weights fit."""
     kernel = archive[f"{prefix}embedding/kernel"]  # (height, width, channels, dim)
     names = [name.removeprefix(prefix) for name in archive if name.startswith(prefix)]
     tables = [name for name in _TABLES if name in names]

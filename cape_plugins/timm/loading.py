@@ -1,4 +1,4 @@
-"""What our models of timm do with weights that they are given, by whichever of timm's doors.
+"""How our timm models load weights, in each of timm's ways.
 
 timm loads in three ways: by ``model.load_state_dict`` (``checkpoint_path``, ``--resume``), by a
 filter and then ``load_state_dict`` (``pretrained=True``), and by ``model.load_pretrained`` (.npz).
@@ -27,11 +27,11 @@ _QUOTED = '"([^"]+)"'
 
 
 class WeightsError(ValueError, RuntimeError):
-    """Weights do not fit: ValueError as all of our refusals, RuntimeError as PyTorch's."""
+    """Weights do not fit. It is a ValueError, as our other errors, and PyTorch's RuntimeError."""
 
 
 class LoadsWeights(nn.Module):
-    """Mixed into our models: weights that do not fit are told in one line."""
+    """Mixed into our models: the error for weights that do not fit is one line."""
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -39,8 +39,8 @@ class LoadsWeights(nn.Module):
         """As PyTorch's.
 
         Raises:
-            WeightsError: the weights are of another architecture, size or layout.
-            ValueError: of another variant.
+            WeightsError: the weights have another architecture, size or layout.
+            ValueError: the weights were trained with another variant.
         """
         for name in (_VIT, _NAFLEX):
             if _was_reshaped(state_dict.get(name)):
@@ -58,14 +58,15 @@ class LoadsWeights(nn.Module):
 
 
 class LoadsGoogles(LoadsWeights):
-    """Mixed into our ViTs: weights in Google's layout too, to the model that a .pth gives."""
+    """Mixed into our ViTs: they load weights in Google's layout (.npz) too."""
 
     _filter: Filter
 
     def load_pretrained(self: Any, checkpoint_path: str, prefix: str = "") -> None:
-        """Load an .npz in Google's layout: the same model as of timm's state dict of it.
+        """Load an .npz in Google's layout, with the result of loading timm's state dict of it.
 
-        A head for other classes is left as it is, with a line in the log, as timm leaves it.
+        If the file's head is for other classes, the model's head stays as it was initialized, as in
+        timm, and the log says so.
 
         Raises:
             ValueError: as :func:`cape_plugins.timm.google.read` and :meth:`load_state_dict`.
@@ -93,7 +94,7 @@ def check_architecture(state_dict: Mapping[str, Any], model: Any) -> None:
     """Compare width and depth.
 
     Raises:
-        WeightsError: no ViT, or of another width or depth than the model.
+        WeightsError: the weights are not a ViT's, or the model has another width or depth.
     """
     blocks = {name.split(".")[1] for name in state_dict if name.startswith("blocks.")}
     if not blocks and isinstance(state_dict.get("state_dict"), Mapping):
@@ -101,8 +102,8 @@ def check_architecture(state_dict: Mapping[str, Any], model: Any) -> None:
     if not blocks:
         first = ", ".join(str(name) for name in [*state_dict][:3]) or "nothing"
         raise WeightsError(
-            f"the checkpoint is no ViT's with timm's names, it has {first}: give one of "
-            f"{type(model).__name__}, or of timm's model that it is like"
+            f"the checkpoint is not a ViT with timm's names, it has {first}: give one of "
+            f"{type(model).__name__}, or of the timm model with its sizes"
         )
     norm = state_dict.get("blocks.0.norm1.weight")
     width = model.embed_dim if norm is None else len(norm)
@@ -114,10 +115,10 @@ def check_architecture(state_dict: Mapping[str, Any], model: Any) -> None:
 
 
 def checked(filter_fn: Filter) -> Filter:
-    """A filter of checkpoints that leaves no weight of the model to chance without a word.
+    """Wrap a filter of checkpoints so that it refuses or logs weights that the checkpoint lacks.
 
-    What is learned about positions belongs to a variant: a checkpoint of another one lacks it (then
-    it starts as it was initialized) or has too much (then that is dropped), with a line in the log.
+    Learned positional weights belong to a variant. Those that the checkpoint lacks stay as they
+    were initialized; those that only the checkpoint has are dropped. The log says so.
     """
 
     def run(state_dict: dict[str, Any], model: Any) -> dict[str, Tensor]:
@@ -145,19 +146,19 @@ def checked(filter_fn: Filter) -> Filter:
 
 
 def layer_scale(model: nn.Module) -> dict[str, Tensor]:
-    """Layer scale of 1, for weights that have none: they were trained as if with it."""
+    """Layer scale of 1, for weights without layer scale: it is what they were trained with."""
     own = model.named_parameters()
     return {name: torch.ones_like(one) for name, one in own if name.endswith(".gamma")}
 
 
 def take_file(name: str, kwargs: dict[str, Any], is_vit: bool) -> tuple[dict[str, Any], Any]:
-    """Arguments of ``build_model_with_cfg`` for ``pretrained=True``, of which .npz is read here.
+    """Arguments of ``build_model_with_cfg`` for ``pretrained=True``; an .npz is read here.
 
     Returns:
-        the arguments, and timm's description of where the weights are.
+        The arguments, and timm's ``pretrained_cfg``, which says where the weights are.
 
     Raises:
-        ValueError: an .npz is damaged, or the model is no ViT of ours.
+        ValueError: an .npz is damaged, or the model is not one of our ViTs.
     """
     overlay = kwargs.get("pretrained_cfg_overlay") or {}
     cfg = timm.models.resolve_pretrained_cfg(name, kwargs.get("pretrained_cfg"), overlay)
@@ -171,14 +172,14 @@ def take_file(name: str, kwargs: dict[str, Any], is_vit: bool) -> tuple[dict[str
 
 
 def fault_of(cfg: Any) -> str | None:
-    """What is wrong with the file or folder that a model was to be loaded from."""
+    """What is wrong with the file or folder of the weights; None if no fault is found."""
     if cfg.source == "local-dir":
         return files.fault_in_folder(cfg.file)
     return files.fault(cfg.file) if cfg.file and cfg.source != "hf-hub" else None
 
 
 def not_googles(name: str, path: Any) -> str:
-    """The refusal of an .npz by a model that is no plain ViT."""
+    """The error message of a model that is not a plain ViT, for an .npz."""
     return (
         f"{path} is for plain ViTs (vit_*), {name} is none: give a .pth or .safetensors of it, or "
         "of timm's model that it is like"
@@ -213,7 +214,7 @@ def _kinds(given: Mapping[str, Any], own: Mapping[str, Any]) -> str:
 
 
 def _in_one_line(error: str, given: Mapping[str, Any], model: nn.Module) -> str:
-    """PyTorch's error, which names every weight on several lines."""
+    """Shorten PyTorch's error, which names every weight on several lines."""
     found = []
     lines = [line.strip() for line in error.split("\n\t")[1:]]
     for kind, verb in (("Missing", "lacks"), ("Unexpected", "has besides")):
@@ -229,5 +230,5 @@ def _in_one_line(error: str, given: Mapping[str, Any], model: nn.Module) -> str:
     told = "; ".join(found) or " ".join(error.split())
     advice = _kinds(given, model.state_dict())
     if not advice:
-        advice = f"create the model that it is of, or start from its weights by {_PRETRAINED}"
+        advice = f"create the checkpoint's model, or start from its weights by {_PRETRAINED}"
     return f"the checkpoint does not fit {type(model).__name__}: {told}: {advice}"

@@ -1,10 +1,10 @@
-"""Checkpoints on their way into our models: variants are compared, tables of positions dropped.
+"""Loading checkpoints: compares variants, and drops tables of positions.
 
-sinpos and cape have the same weights, and timm wants nothing in a state dict but weights under its
-own names: checkpoints load into its stock models, strictly, and some by their order. So the mark
-that names the variant is no entry but an attribute of one of the weights. ``torch.save`` and
-``torch.load`` keep it, weights_only too, and so does timm on the way to ``model.load_state_dict``;
-safetensors and averaging drop it, and then nothing is compared.
+sinpos and cape have the same weights, so a checkpoint needs a mark that names its variant. timm
+wants only weights under its own names in a state dict: its stock models load checkpoints strictly,
+some by the order of entries. So the mark is not an entry but an attribute of one of the weights.
+``torch.save`` and ``torch.load`` keep it, weights_only too, and so does timm on the way to
+``model.load_state_dict``; safetensors and averaging drop it, and then nothing is compared.
 """
 
 import logging
@@ -24,15 +24,15 @@ _ATTRIBUTE = "cape_plugins"
 
 
 def add_mark(model: nn.Module) -> None:
-    """Mark a model's checkpoints with its variant, and let it compare those that it loads."""
+    """Mark a model's checkpoints with its variant, and compare the marks it loads."""
     model.register_state_dict_post_hook(_write)
     model.register_load_state_dict_pre_hook(_compare)
 
 
 def settings(model: nn.Module) -> dict[str, Any] | None:
-    """What a model is trained with: ``pos``, Δ, ε, λ as far as the variant takes them.
+    """The settings a model is trained with: ``pos``, and those of Δ, ε, λ that the variant takes.
 
-    ``frequency_scale`` is left out where it is the paper's 1. None for models that are not ours.
+    ``frequency_scale`` is left out if it is the paper's 1. None for models that are not ours.
     """
     modules: list[Any] = [*model.modules()]
     held = [one for one in modules if isinstance(getattr(one, "settings", None), ImageSettings)]
@@ -59,12 +59,13 @@ def describe(of: dict[str, Any] | None) -> str:
 
 
 def adapt(state_dict: dict[str, Tensor], model: Any) -> None:
-    """Make weights of whatever variant the model's own: what ``--pretrained`` starts from.
+    """Adapt weights of any variant to the model, so that ``--pretrained`` can start from them.
 
-    The mark is dropped, and logged if it is another's; so is a table of positions.
+    The mark is dropped, with a line in the log if its settings differ from the model's. A table of
+    positions is dropped too.
 
     Raises:
-        ValueError: the checkpoint is no ViT's, or of another width or depth than the model.
+        ValueError: the checkpoint is not a ViT's, or has another width or depth than the model.
     """
     mine, theirs = settings(model), read_mark(state_dict)
     if theirs not in (None, mine):
@@ -79,10 +80,11 @@ def adapt(state_dict: dict[str, Tensor], model: Any) -> None:
 def convert(model: Any, state_dict: dict[str, Any], prefix: str = "", *_: Any) -> None:
     """Give weights the model's names, and drop a standard ViT's table, with a line in the log.
 
-    The table's row of the class token becomes that token's position; zeros where it has no such row
-    (timm's no_embed_class): it has as many as the model patches, or a square number. It is a hook
-    before ``load_state_dict`` too, as timm's ``--initial-checkpoint`` calls no filter; ``prefix``
-    is there where the model is a part.
+    The table's row for the class token becomes that token's position. A table with a row for each
+    of the model's patches, or a square number of rows, has no such row (timm's no_embed_class), and
+    the position becomes zero. The function is also a hook before ``load_state_dict``, because
+    timm's ``--initial-checkpoint`` calls no filter. ``prefix`` is given if the model is a part of
+    another.
     """
     before = ".attn.relative."  # until 2026-11
     for name in [n for n in state_dict if before in n and n.startswith(f"{prefix}blocks.")]:
@@ -115,8 +117,8 @@ def _compare(model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any)
     """Log other shifts and scales.
 
     Raises:
-        ValueError: another variant, or what makes other positions of the same grid in evaluation:
-            ``frequency_scale``, and the unit of alibi, which is that of a model's ``img_size``.
+        ValueError: the variant differs, or a setting that changes positions in evaluation:
+            ``frequency_scale``, or alibi's unit, which depends on the model's ``img_size``.
     """
     mine, theirs = settings(model) or {}, read_mark(state_dict, prefix)
     if theirs is None or theirs == mine:

@@ -1,8 +1,8 @@
 """timm's table of RoPE-mixed for coordinates of each image, in half the bytes.
 
-timm makes it once of a grid that all images share, of six operations with a copy each. Augmented
-coordinates have one table for each image and layer; what it is made of is computed again in
-backward, of the table itself.
+timm makes one table for a grid that all images share, in six operations that copy it each time.
+Augmented coordinates need one table for each image and layer. To save memory, backward computes
+sines and cosines from the table itself.
 """
 
 from typing import Any

@@ -24,15 +24,17 @@ class ImageSettings(PositionSettings):
     """The options about positions; each axis of an image runs from -1 to 1 (section 4.1).
 
     Attributes:
-        max_global_shift, max_global_scale: of Δ on each axis and of λ; 0.5, 1.4 as in the paper.
-        max_local_shift: of ε, one number or (height, width). None: extent / N per axis, N patches
-            along it, as in the paper, so that neighbours keep their order.
+        max_global_shift: bound of Δ on each axis; 0.5 as in the paper.
+        max_global_scale: bound of λ; 1.4 as in the paper.
+        max_local_shift: bound of ε, one number or (height, width). None, as in the paper, is
+            extent / N per axis with N patches along it, so that neighbours keep their order.
         extent: the paper's γ (Table 6): axes run from -extent to extent; 1 in training.
-        frequency_scale: 1 in the paper, 0.1 in models ``…_low_…``.
-        attention_logn: N in training, with class token and registers: 197 at 224 pixels.
+        frequency_scale: multiplies all frequencies; 1 in the paper, 0.1 in models ``…_low_…``.
+        attention_logn: number of tokens in training, class token and registers included: 197 at
+            224 pixels. None or 0: off.
 
     Raises:
-        ValueError: a value is out of range, whatever the variant, or the variant does not take it.
+        ValueError: a value is out of range, or the variant does not take the option.
     """
 
     axes: ClassVar[int] = 2
@@ -56,10 +58,11 @@ class ImageSettings(PositionSettings):
 
     @classmethod
     def split(cls, options: Mapping[str, Any]) -> tuple["ImageSettings", dict[str, Any]]:
-        """A model's options → the settings, and what is timm's.
+        """Split a model's options into our settings and timm's options.
 
         Raises:
-            ValueError: as the class; or a learnable table is asked for, which is timm's own model.
+            ValueError: as the class; or learned absolute embeddings are asked for, which are timm's
+                own models.
         """
         ours, timms = split_options(cls, options)
         asked = VARIANTS.get(ours.get("pos", "cape"))
@@ -78,8 +81,8 @@ class PatchPositions(nn.Module):
     Args:
         dim: channels.
         settings: variant and augmentation.
-        attention_settings: what the variant is told of self-attention; None where it does nothing.
-        prefix: tokens before the patches (class token, registers), which have no position.
+        attention_settings: settings of self-attention; None if the variant leaves it alone.
+        prefix: number of tokens before the patches (class token, registers) without a position.
     """
 
     def __init__(
@@ -92,7 +95,7 @@ class PatchPositions(nn.Module):
         super().__init__()
         self.settings, self.prefix = settings, prefix
         self.attention_settings = attention_settings
-        self.extent = float(settings.extent)  # which an evaluation may change (Table 6)
+        self.extent = float(settings.extent)  # an evaluation may change it (Table 6)
         # a grid is spread evenly over the range of random positions already
         span = (-self.extent, self.extent)
         self.embedding = settings.embedding(dim, random_range=span, spread=False)
@@ -102,11 +105,12 @@ class PatchPositions(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Add positions (B or 1, N, 2), from -extent to extent, NaN at padding, to (B, N, dim).
 
-        ``local_shift`` is the default of ε, per axis; as a tensor (B or 1, 1, 2) of each image.
+        ``local_shift`` is the default bound of ε: one per axis, or one per image and axis as a
+        tensor (B or 1, 1, 2).
 
         Returns:
-            the patches with positions, and what the blocks get: (B or 1, prefix + N, …), or None
-            where the variant does nothing in self-attention.
+            The patches with positions, and the positions for the blocks, (B or 1, prefix + N, …),
+            or None if the variant leaves self-attention alone.
         """
         if self.embedding.adds_nothing and self.attention_settings is None:
             return patches, None

@@ -1,4 +1,4 @@
-"""Models by name in timm's registry: sizes × variants, as the table of variants has them."""
+"""Models by name in timm's registry: each size with each variant of the table of variants."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -20,14 +20,14 @@ SIZES: dict[str, dict[str, Any]] = {
 # timm has vit_*_patch16_rope_224 and rope_mixed of its own, with published weights
 _RENAMED = {"rope": "ropepos", "rope_mixed": "ropepos_mixed"}
 
-# frequency_scale of the models named …_low_…: with the paper's 1 most channels are noise under Δ
-# and ε until a long training has sorted them out (configs/studies/band.yaml)
+# frequency_scale of the models named …_low_…. With the paper's 1, Δ and ε turn most channels into
+# noise, and a model needs a long training to use them (configs/studies/band.yaml).
 LOW = 0.1
 _HAVE_LOW = ("sinpos", "cape", "univit")
 
 
 def variants_by_name() -> dict[str, dict[str, Any]]:
-    """What a model's name says of positions → its arguments; univit is CAPE with λ = 1."""
+    """The part of a model's name for positions → its arguments; univit is CAPE with λ = 1."""
     named: dict[str, dict[str, Any]] = {_RENAMED.get(pos, pos): dict(pos=pos) for pos in names(2)}
     named["univit"] = dict(pos="cape", max_global_scale=1.0)
     low = {f"{name}_low": {**named[name], "frequency_scale": LOW} for name in _HAVE_LOW}
@@ -41,7 +41,7 @@ def build(
     pretrained: bool,
     **kwargs: Any,
 ) -> nn.Module:
-    """timm's ``build_model_with_cfg``; ``filter_fn`` makes the state dict of a checkpoint's.
+    """timm's ``build_model_with_cfg``; ``filter_fn`` converts a checkpoint's state dict.
 
     Raises:
         ValueError: the file or folder with the weights is missing or damaged, or does not fit.
@@ -69,9 +69,10 @@ def build(
 def register_models(
     module: str, create: Callable[..., nn.Module], models: Mapping[str, dict[str, Any]]
 ) -> None:
-    """Register models (name → default arguments) with timm: for each a function of the module.
+    """Register models (name → default arguments) with timm, each as a function of the module.
 
-    The module has their ``default_cfgs``. ``create``: name, pretrained, arguments → the model.
+    The module must hold their ``default_cfgs``. ``create`` takes the name, ``pretrained`` and the
+    arguments, and returns the model.
     """
 
     def register(name: str, model_args: dict[str, Any]) -> None:
@@ -95,14 +96,14 @@ def register_variants(
     shared: Mapping[str, Any],
     cfg: Mapping[str, Any],
 ) -> None:
-    """Register a model without weights of each size and variant, and its ``default_cfgs``.
+    """Register a model without weights for each size and variant, and its ``default_cfgs``.
 
     Args:
         module, create: as in :func:`register_models`.
-        pattern: of the names, with ``{size}`` and ``{variant}``.
-        sizes: of :data:`SIZES`.
-        shared: default arguments of all of them.
-        cfg: timm's description of them, as far as it is not that of a ViT for 224 pixels.
+        pattern: pattern of the names, with ``{size}`` and ``{variant}``.
+        sizes: keys of :data:`SIZES`.
+        shared: default arguments of all models.
+        cfg: entries of timm's ``default_cfgs`` that differ from a ViT for 224 pixels.
     """
     models = {
         pattern.format(size=size, variant=named): {**shared, **SIZES[size], **variant}

@@ -248,4 +248,4 @@ def test_files_that_are_no_checkpoints_are_told_in_one_line(data, stock, tmp_pat
     status, said = call(f"fairseq-train {data} {TRAIN} {flags}".replace("\n", " "))
     assert status == 2
     assert "Traceback" not in said
-    assert f"{path} is no checkpoint that fairseq can read" in said
+    assert f"{path} is not a checkpoint that fairseq can read" in said
