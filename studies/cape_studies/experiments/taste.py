@@ -14,6 +14,8 @@ from cape_studies.experiments.study import folders, known
 
 #: the pages of results, in a checkout
 RESULTS = "studies/results"
+#: the hosts' names, in the order of the page
+HOSTS = {"timm": "timm", "fairseq": "fairseq", "espnet": "ESPnet"}
 
 
 def page(sections: Sequence[Mapping[str, Any]]) -> str:
@@ -24,7 +26,10 @@ def page(sections: Sequence[Mapping[str, Any]]) -> str:
     """
     template = Path(__file__).with_name("taste.html").read_text(encoding="utf-8")
     made = jinja2.Template(template, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return made.render(pages=[of_host(one["result"], one["picture"]) for one in sections])
+    pages = [of_host(one["result"], one["picture"]) for one in sections]
+    pages.sort(key=lambda one: list(HOSTS).index(one["study"].host))
+    hosts = ", ".join(HOSTS[one["study"].host] for one in pages)
+    return made.render(pages=pages, hosts=hosts)
 
 
 def of_host(result: Result, picture: str) -> dict[str, Any]:
