@@ -75,7 +75,7 @@ class Line:
                 position=row,
                 leave=True,
                 file=file,
-                bar_format="{desc}: {percentage:3.0f} % |{bar:30}| {postfix}",
+                bar_format="{desc}: {percentage:3.0f} % |{bar:30}|{postfix}",  # tqdm begins it with a comma
             )
 
     def look(self, ended: bool = False) -> None:
