@@ -28,10 +28,12 @@ class ExportOptions(Options):
     model.pt, dictionaries and the merges of BPE. ESPnet: model.zip, made by espnet2.bin.pack.
     """
 
-    run: Positional[Path] = Field(description="out/STUDY/runs/VARIANT-seedN-KEY")
-    folder: Positional[Path] = Field(description="a new one")
-    bpe_codes: Path | None = Field(None, description="of fairseq; none: codes, beside the data")
-    license: str = Field("mit", description="of the weights, as model hubs call it")
+    run: Positional[Path] = Field(description="the run's folder, out/STUDY/runs/VARIANT-seedN-KEY")
+    folder: Positional[Path] = Field(description="the folder to make")
+    bpe_codes: Path | None = Field(
+        None, description="fairseq: the codes of BPE; none: the file codes beside the data"
+    )
+    license: str = Field("mit", description="the weights' licence, by its name on model hubs")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

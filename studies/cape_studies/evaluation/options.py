@@ -60,12 +60,18 @@ Pairs = Annotated[
 class RunOptions(Options):
     """What the commands share that run models."""
 
-    device: str | None = Field(None, description="none: cuda if there is one, else cpu")
+    device: str | None = Field(
+        None, description="cpu, cuda, …; none: cuda if there is one, else cpu"
+    )
     workers: NonNegativeInt = Field(0, description="processes that load data")
     amp: bool = Field(False, description="mixed precision")
-    csv: Path | None = Field(None, description="for the scores; none: they are printed alone")
-    items: Path | None = Field(None, description="CSV of what each test item adds, for a bootstrap")
-    overwrite: bool = Field(False, description="replace files that are there, when all is done")
+    csv: Path | None = Field(
+        None, description="file to write the scores to; none: they are only printed"
+    )
+    items: Path | None = Field(
+        None, description="CSV to write, with what each test item adds to a score"
+    )
+    overwrite: bool = Field(False, description="replace existing files, once all is done")
 
     @model_validator(mode="after")
     def check_run(self) -> Self:

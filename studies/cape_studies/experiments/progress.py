@@ -75,7 +75,8 @@ class Line:
                 position=row,
                 leave=True,
                 file=file,
-                bar_format="{desc}: {percentage:3.0f} % |{bar:30}|{postfix}",  # tqdm begins it with a comma
+                # tqdm begins the postfix with a comma
+                bar_format="{desc}: {percentage:3.0f} % |{bar:30}|{postfix}",
             )
 
     def look(self, ended: bool = False) -> None:

@@ -30,10 +30,14 @@ class ReportOptions(Options):
     """Tables with intervals, a figure and a page, of folders of cape-run (one that holds several
     stands for all), or of the scores.csv of an earlier report."""
 
-    source: Positional[list[Path]] = Field(min_length=1, description="folders of a study, or CSVs")
-    out: Path | None = Field(None, description="folder; none: SOURCE/report, which is replaced")
+    source: Positional[list[Path]] = Field(
+        min_length=1, description="folders that cape-run wrote, or scores.csv of earlier reports"
+    )
+    out: Path | None = Field(
+        None, description="folder to write; none: SOURCE/report, which is replaced"
+    )
     overwrite: bool = Field(False, description="replace files in --out")
-    baseline: str | None = Field(None, description="a variant; none: the study's")
+    baseline: str | None = Field(None, description="variant to compare with; none: the study's")
 
     @model_validator(mode="after")
     def check(self) -> "ReportOptions":

@@ -1,8 +1,7 @@
-"""``cape-run``: a study's trainings by each host's own trainer, its tests and scores.
+"""``cape-run``: train a study's variants by the host's own trainer, and test them.
 
-What a step makes lies under a key of its settings, versions, code and inputs: what is done is not
-done again, what was interrupted or has failed goes on, what has changed or is missing is made anew.
-``cape-report`` shows the results.
+A step that is done is not done again. A step that was interrupted or has failed goes on. A step is
+made anew if its settings, versions, code or inputs have changed. ``cape-report`` shows the results.
 """
 
 import argparse
@@ -60,27 +59,41 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="cape-run", description=__doc__)
     add = parser.add_argument
-    add("study", nargs="?", help="a name in configs/studies, or a YAML")
+    add("study", nargs="?", help="a name from --list, or a YAML")
     about = "changes in Hydra's grammar: seeds=[0,1] options.epochs=1 +options.new=2 ~needs.v2a"
     add("overrides", nargs="*", metavar="KEY=VALUE", help=about)
-    add("--list", action="store_true", help="the studies, what they need, what they cost")
-    add("--status", action="store_true", help="what is done, runs, waits or has failed")
-    add("--cancel", action="store_true", help="end what runs of the study")
-    add("--variants", nargs="+", metavar="NAME", help="default: the study's")
-    add("--seeds", nargs="+", type=int, metavar="N", help="default: the study's")
-    add("--quick", action="store_true", help="with the study's changes to see that it runs")
-    add("--data", nargs="+", default=[], metavar="[NAME=]DIR", help="what the study needs")
+    add("--list", action="store_true", help="print the studies, what they need, what they cost")
+    add("--status", action="store_true", help="print what is done, runs, waits or has failed")
+    add("--cancel", action="store_true", help="end the runs of this study")
+    add("--variants", nargs="+", metavar="NAME", help="default: those of the study")
+    add("--seeds", nargs="+", type=int, metavar="N", help="default: those of the study")
+    add("--quick", action="store_true", help="a tiny model and few updates, to see that it runs")
+    add(
+        "--data",
+        nargs="+",
+        default=[],
+        metavar="[NAME=]DIR",
+        help="folders of the data that it needs",
+    )
     add("--out", type=Path, default=Path("out"), help="folder of all results (default: out)")
-    add("--estimate", action="store_true", help="of a my_… study: time some steps, tell the cost")
+    add(
+        "--estimate", action="store_true", help="for my_… studies: time a few steps, print the cost"
+    )
     add("--dry-run", action="store_true", help="print the commands, and what is missing")
     add("--timm-scripts", type=Path, help="folder of timm's train.py (default: TIMM_SCRIPTS)")
     add = parser.add_argument_group("where").add_argument
     add("--cluster", choices=["local", "slurm"], default="local", help="default: local")
     add("--jobs", type=int, default=1, metavar="N", help="runs at a time on this machine")
-    about = "of a run; 0: the CPU. On this machine --jobs share the first ones"
+    about = "GPUs of a run; 0: the CPU. Runs on this machine share the first GPUs"
     add("--gpus", type=int, default=0, metavar="N", help=about)
-    add("--timeout", type=float, default=72, metavar="HOURS", help="of SLURM (default: 72)")
-    add("--partition", help="of SLURM")
+    add(
+        "--timeout",
+        type=float,
+        default=72,
+        metavar="HOURS",
+        help="time limit of a SLURM job (default: 72)",
+    )
+    add("--partition", help="partition of SLURM")
     arguments = parser.parse_intermixed_args(argv)
     arguments.call = asked.typed(sys.argv[1:] if argv is None else argv)
     if not arguments.study and not arguments.list:

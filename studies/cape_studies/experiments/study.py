@@ -77,7 +77,7 @@ class Need(Part):
 
     what: str = Field(description="what it is")
     source: str = Field("yours", description="where it comes from")
-    layout: str = Field("the host reads it", description="of the folder, in words")
+    layout: str = Field("the host reads it", description="how the folder is laid out, in words")
     files: list[str] = Field([], description="patterns in the folder: each must match something")
 
 
@@ -85,9 +85,11 @@ class Prepare(Part):
     """A folder made once for all runs, by a script or a module; its name is the folder's place."""
 
     script: File | None = Field(None, description="a Python file")
-    module: str | None = Field(None, description="or a module, as for python -m")
-    arguments: list[str | int | float] = Field([], description="words, before the options")
-    options: Options = Field({}, description="of the script: name → value")
+    module: str | None = Field(
+        None, description="a module in place of the script, as for python -m"
+    )
+    arguments: list[str | int | float] = Field([], description="words that come before the options")
+    options: Options = Field({}, description="options of the script: name → value")
 
     @model_validator(mode="after")
     def _one_program(self) -> "Prepare":
@@ -99,13 +101,19 @@ class Prepare(Part):
 class Variant(Part):
     """One row of the table: what differs from the study's options."""
 
-    options: Options = Field({}, description="over the study's")
-    recipe: File | None = Field(None, description="in place of the study's")
-    after: str | None = Field(None, description="start from this variant's training, same seed")
+    options: Options = Field(
+        {}, description="options of the host, which replace the study's: name → value"
+    )
+    recipe: File | None = Field(None, description="recipe in place of the study's")
+    after: str | None = Field(
+        None, description="start from the training of this variant with the same seed"
+    )
     evaluate: dict[str, Options | None] = Field(
         {}, description="evaluation → options that differ; null leaves it out"
     )
-    trained_on: list[str] | None = Field(None, description="in place of the report's")
+    trained_on: list[str] | None = Field(
+        None, description="conditions seen in training, in place of the report's"
+    )
 
 
 class Evaluation(Part):
@@ -116,26 +124,30 @@ class Evaluation(Part):
     A script writes condition, metric, value, items.
     """
 
-    command: str | None = Field(None, description="of cape-fairseq-eval: bleu, loss")
-    script: File | None = Field(None, description="in place of the host's evaluation")
-    options: Options = Field({}, description="of the command or the script: name → value")
+    command: str | None = Field(None, description="fairseq: bleu or loss of cape-fairseq-eval")
+    script: File | None = Field(None, description="a Python file in place of the host's evaluation")
+    options: Options = Field({}, description="options of the command or the script: name → value")
     metrics: dict[str, Literal["higher", "lower"]] = Field(description="name → which is better")
-    condition: list[str] = Field([], description="columns that name it; default: the host's own")
+    condition: list[str] = Field(
+        [], description="columns that name the condition; default: the host's"
+    )
     ranges: list[int] = Field(
         [], description="[10, 20]: the condition is a number, in 1–10 and 11–20"
     )
-    name: str | None = Field(None, description="the condition's, where no column tells it")
+    name: str | None = Field(None, description="the condition's name, if no column has it")
 
 
 class Report(Part):
     """What cape-report shows."""
 
     baseline: str = Field("", description="variant to compare with; default: the first")
-    evaluation: str = Field("", description="that is shown first; default: the first")
-    metric: str = Field("", description="of it; default: its first")
-    x_label: str = Field("", description="of the figure: what the conditions are, with the unit")
-    y_label: str = Field("", description="of the figure; default: the metric")
-    title: str = Field("", description="of the figure; default: the study's")
+    evaluation: str = Field("", description="evaluation that is shown first; default: the first")
+    metric: str = Field("", description="metric that is shown first; default: the first")
+    x_label: str = Field(
+        "", description="the figure's x label: what the conditions are, with the unit"
+    )
+    y_label: str = Field("", description="the figure's y label; default: the metric")
+    title: str = Field("", description="the figure's title; default: the study's")
     trained_on: list[str] = Field([], description="conditions seen in training")
 
 
@@ -143,13 +155,13 @@ class Answer(Part):
     """Of a study of a user's own data: what the report begins with (``cape_studies.ask``)."""
 
     data: Literal["images", "text", "wavs"] = Field(
-        description="the need that it is about; what is null in the study is set by these data"
+        description="the need that is the user's data; options that are null are set from it"
     )
-    floor: str = Field("nopos", description="variant that others must beat to matter")
-    within: str = Field(description="words for the conditions that training knew")
+    floor: str = Field("nopos", description="variant without positions, which others must beat")
+    within: str = Field(description="words for the conditions seen in training")
     beyond: dict[str, str] = Field(description="evaluation → words for its other conditions")
     chance: float | None = Field(
-        None, description="written by cape-run: no better than this is near chance"
+        None, description="written by cape-run: a score no better than this is near chance"
     )
     found: str = Field("", description="written by cape-run: what the data hold")
     steps: int | None = Field(None, description="written by cape-run: updates of a training")
@@ -158,40 +170,52 @@ class Answer(Part):
 class Taste(Part):
     """Of a study of one training a variant: what its page says, of one condition."""
 
-    variant: str = Field(description="that is compared with the report's baseline")
-    condition: str = Field(description="of the report's evaluation, where the two are far apart")
-    seen: str = Field(description="a sentence; {variant} and {baseline} are their scores there")
-    more: str = Field(description="a sentence on what the evidence says beside it")
-    evidence: list[str] = Field(description="studies of several trainings, with pages of results")
+    variant: str = Field(description="variant that is compared with the report's baseline")
+    condition: str = Field(description="condition at which the two are compared")
+    seen: str = Field(description="a sentence with the scores there, as {variant} and {baseline}")
+    more: str = Field(description="a sentence on what studies with several trainings say")
+    evidence: list[str] = Field(description="those studies")
 
 
 class Study(Part):
     """The whole YAML."""
 
-    title: str = Field(description="in a line")
-    host: Literal["timm", "fairseq", "espnet"] = Field(description="whose trainer trains")
-    protocol: str = Field("", description="what is done and expected, written before it runs")
-    cost: str = Field("not known", description="in words")
-    disk_gb: float = Field(1.0, gt=0, description="that a run takes, about")
-    needs: Parts[Need] = Field({}, description="data by name; null: without it")
+    title: str = Field(description="title, in one line")
+    host: Literal["timm", "fairseq", "espnet"] = Field(description="the host whose trainer is used")
+    protocol: str = Field(
+        "", description="what is done and what is expected, written before it runs"
+    )
+    cost: str = Field("not known", description="what a training costs, in words")
+    disk_gb: float = Field(1.0, gt=0, description="disk that a run takes, about")
+    needs: Parts[Need] = Field({}, description="data by name; null leaves one out")
     prepare: Parts[Prepare] = Field({}, description="folders by name, made in this order")
-    recipe: File | None = Field(None, description="the host's own; none: options alone")
+    recipe: File | None = Field(None, description="a config file of the host; none: options alone")
     trainer: File | None = Field(None, description="a script in place of the host's trainer")
-    checkpoint: str | None = Field(None, description="file to test; default: the host's")
-    options: Options = Field({}, description="of the trainer: name → value; null leaves one out")
-    variants: Parts[Variant] = Field(min_length=1, description="by name")
+    checkpoint: str | None = Field(None, description="the file to test; default: the host's")
+    options: Options = Field(
+        {}, description="options of the trainer: name → value; null leaves one out"
+    )
+    variants: Parts[Variant] = Field(min_length=1, description="variants by name")
     run: list[str] = Field([], description="variants to run; default: all")
-    seeds: list[int] = Field([0], min_length=1, description="each variant is trained with each")
-    evaluations: Parts[Evaluation] = Field(min_length=1, description="by name; null: without it")
-    report: Report = Field({}, validate_default=True, description="what is shown")
-    answer: Answer | None = Field(None, description="of a user's data: what the report begins with")
-    taste: Taste | None = Field(None, description="of one training a variant: what its page says")
-    quick: dict[str, Any] = Field({}, description="changes for --quick: to see that it runs")
-    quick_run: bool = Field(False, description="written by cape-run: these changes were made")
-    runs: list[str] = Field([], description="written by cape-run: what its last call asked for")
-    others: list[str] = Field([], description="written by cape-run: runs of other calls, as it is")
+    seeds: list[int] = Field(
+        [0], min_length=1, description="every variant is trained with every seed"
+    )
+    evaluations: Parts[Evaluation] = Field(
+        min_length=1, description="evaluations by name; null leaves one out"
+    )
+    report: Report = Field({}, validate_default=True, description="what cape-report shows")
+    answer: Answer | None = Field(
+        None, description="for a user's own data: what the report's answer says"
+    )
+    taste: Taste | None = Field(None, description="for make demo: what its page says")
+    quick: dict[str, Any] = Field({}, description="changes that --quick makes")
+    quick_run: bool = Field(False, description="written by cape-run: whether --quick was given")
+    runs: list[str] = Field([], description="written by cape-run: the runs of its last call")
+    others: list[str] = Field(
+        [], description="written by cape-run: runs of earlier calls with the study as it is"
+    )
     call: str = Field("", description="written by cape-run: the command line of its last call")
-    calls: int = Field(0, description="written by cape-run: how many there were")
+    calls: int = Field(0, description="written by cape-run: the number of calls")
     prepared: list[str] = Field([], description="written by cape-run: what it prepared for them")
 
     _path: Path = PrivateAttr(Path())

@@ -16,22 +16,32 @@ class EspnetOptions(RunOptions):
     """Error rates of ESPnet's ASR models by greedy CTC decoding, or by ESPnet's own search."""
 
     model: list[str] = Field(
-        min_length=1, description="[NAME=]PATH: asr_train's folder, or a .pth beside config.yaml"
+        min_length=1,
+        description="[NAME=]PATH: the folder of asr_train, or a .pth with config.yaml beside it",
     )
-    search: Pairs = Field({}, description="by asr_inference with its options; none: greedy CTC")
-    data: list[str] = Field(min_length=1, description="[NAME=]DIR with Kaldi's wav.scp and text")
+    search: Pairs = Field(
+        {}, description="decode by asr_inference, with these options of its own; none: greedy CTC"
+    )
+    data: list[str] = Field(
+        min_length=1, description="[NAME=]DIR: a folder with Kaldi's wav.scp and text"
+    )
 
     bins: list[float] = Field(
-        [10.0, 15.0, 20.0], description="edges in seconds of the durations scored apart"
+        [10.0, 15.0, 20.0],
+        description="edges in seconds: durations between two edges get a score of their own",
     )
     segment: list[Seconds | Literal["whole"]] = Field(
-        ["whole"], description="pieces of so many seconds, whose texts are joined, or whole"
+        ["whole"],
+        description="cut audio into pieces of so many seconds, and join their texts; whole: uncut",
     )
-    hops: list[PositiveFloat] = Field([], description="in ms, with throughput; none: the model's")
+    hops: list[PositiveFloat] = Field(
+        [], description="test these hops in ms, and measure throughput; none: the model's hop"
+    )
     batch_seconds: PositiveFloat = Field(
         120.0,
-        description="a batch times its longest utterance, at most, where padding changes nothing: "
-        "with model: cape_asr and frontend: cape_fbank; others are decoded one by one",
+        description="largest batch in seconds, padding included. Only model: cape_asr with "
+        "frontend: cape_fbank has batches, as padding changes nothing there; others decode one by "
+        "one",
     )
 
     @model_validator(mode="after")

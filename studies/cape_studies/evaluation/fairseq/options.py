@@ -14,21 +14,29 @@ class ModelOptions(RunOptions):
 
     data: Positional[Path] = Field(description="folder of binarised data")
     model: list[str] = Field(
-        min_length=1, description="[NAME=]PATH, each one training: a checkpoint, or its folder"
+        min_length=1, description="[NAME=]PATH: a checkpoint or its folder, one for each training"
     )
-    gen_subset: str = Field("test", description="to test on; bleu: or several, with commas")
-    batch_size: PositiveInt = Field(128, description="sentences")
-    max_tokens: PositiveInt = Field(4096, description="of a batch, with padding")
+    gen_subset: str = Field(
+        "test", description="the subset to test; bleu takes several, with commas between them"
+    )
+    batch_size: PositiveInt = Field(128, description="largest number of sentences in a batch")
+    max_tokens: PositiveInt = Field(
+        4096, description="largest number of tokens in a batch, padding included"
+    )
 
 
 class BleuOptions(ModelOptions):
     """Translate and score; a folder at the checkpoint with the best BLEU on the subset valid."""
 
-    beam: PositiveInt = Field(4, description="4 is the paper's of en-de; of en-fr 5")
-    lenpen: FiniteFloat = Field(0.6, description="0.6 is the paper's of en-de; of en-fr 0.8")
-    max_len_a: NonNegativeFloat = Field(0.0, description="hypotheses end at A · source")
-    max_len_b: NonNegativeInt = Field(200, description="tokens + B")
-    reference: Path | None = Field(None, description="raw lines of the test set, for sacreBLEU")
+    beam: PositiveInt = Field(4, description="the paper has 4 for en-de and 5 for en-fr")
+    lenpen: FiniteFloat = Field(0.6, description="the paper has 0.6 for en-de and 0.8 for en-fr")
+    max_len_a: NonNegativeFloat = Field(
+        0.0, description="a translation ends at A · (tokens of the source) + B tokens"
+    )
+    max_len_b: NonNegativeInt = Field(200, description="B, see --max-len-a")
+    reference: Path | None = Field(
+        None, description="file of the test set's raw lines, for sacreBLEU"
+    )
 
 
 class LossOptions(ModelOptions):
@@ -38,12 +46,14 @@ class LossOptions(ModelOptions):
 class StackOptions(Options):
     """Join sentences until the target has enough tokens after BPE; binarise as --data."""
 
-    source: Path = Field(description="tokenised, before BPE")
-    target: Path = Field(description="tokenised, before BPE")
-    codes: Path = Field(description="of subword-nmt, of both languages")
-    data: Path = Field(description="binarised data of the training")
-    out: Path = Field(description="made: binarised data with the subset test")
-    min_tokens: PositiveInt = Field(300, description="of a target, without EOS; 300 is the paper's")
+    source: Path = Field(description="tokenised text of the source, before BPE")
+    target: Path = Field(description="tokenised text of the target, before BPE")
+    codes: Path = Field(description="codes of subword-nmt, for both languages")
+    data: Path = Field(description="binarised data of the training, for its dictionaries")
+    out: Path = Field(description="folder to make: binarised data with the subset test")
+    min_tokens: PositiveInt = Field(
+        300, description="least number of tokens of a target, without EOS; the paper has 300"
+    )
 
 
 Command = (

@@ -18,32 +18,44 @@ class TimmOptions(RunOptions):
     """
 
     checkpoint: Annotated[list[str], tyro.conf.arg(aliases=["-c"])] = Field(
-        min_length=1, description="[NAME=]FILE: train.py's, a plain state dict, or .safetensors"
+        min_length=1,
+        description="[NAME=]FILE: train.py's checkpoint, a state dict, or a .safetensors file",
     )
-    model: str | None = Field(None, description="timm's name; none: the file's own record")
-    model_kwargs: Pairs = Field({}, description="beside the file's own record")
+    model: str | None = Field(
+        None, description="the model's name in timm; none: the name that the file has"
+    )
+    model_kwargs: Pairs = Field(
+        {}, description="options of the model, in addition to those that the file has"
+    )
 
-    data: list[str] = Field(min_length=1, description="folders of class folders")
-    split: list[str] = Field([], description="sub-folders; none: validation, or the folder itself")
+    data: list[str] = Field(min_length=1, description="folders that hold a folder for each class")
+    split: list[str] = Field(
+        [],
+        description="sub-folders of --data; none: validation if it is there, else --data itself",
+    )
     crop_pct: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="crop / resized size; none: the model's, else 0.875"
+        None,
+        description="size of the crop / size of the resized image; none: the model's, else 0.875",
     )
 
-    resolutions: list[PositiveInt] = Field([], description="in pixels; none: the one trained at")
+    resolutions: list[PositiveInt] = Field(
+        [], description="sides of the test images in pixels; none: the side of training"
+    )
     extent: list[Extent] = Field(
         [],
-        description="γ: ratio = R / train size, sqrt = its root, or a number; none: the model's "
-        "own; no effect on models without it: abspos, nopos, timm's rotary",
+        description="γ: a number, ratio (R / side of training) or sqrt (its root); none: the "
+        "model's. It changes nothing in models without γ: abspos, nopos, timm's rotary models",
     )
     attention_logn: list[NonNegativeInt] = Field(
         [],
-        description="logits of self-attention × log N / log of this, N in training, for models "
-        "trained without; several: each; 0: off; none: as trained",
+        description="multiply the logits of self-attention by log N / log of this number of "
+        "training's tokens, for models trained without; several: test each; 0: off; none: as "
+        "trained",
     )
-    tta: bool = Field(False, description="average the logits over R - 32, R and R + 32")
-    tta_step: PositiveInt = Field(32, description="instead of 32 pixels")
+    tta: bool = Field(False, description="average the logits of resolutions R - 32, R and R + 32")
+    tta_step: PositiveInt = Field(32, description="pixels between the resolutions of --tta")
 
-    batch_size: PositiveInt = Field(256, description="images at once, at most")
+    batch_size: PositiveInt = Field(256, description="largest number of images at once")
     workers: NonNegativeInt = Field(4, description="processes that load images")
 
     @model_validator(mode="after")
