@@ -63,7 +63,7 @@ class Alibi(PositionalAttention):
         if settings.nan_is_padding:
             padding = wide[..., 0].isnan()
             # not in a sample that is all padding: a softmax over nothing would be NaN
-            padding = padding > padding.all(dim=1, keepdim=True)
+            padding = padding & ~padding.all(dim=1, keepdim=True)
             apart = apart.masked_fill(padding[:, None], torch.inf)
         slopes = constant(_slopes, settings.heads, like=positions)[:, None]
         device = positions.device.type

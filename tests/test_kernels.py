@@ -73,13 +73,13 @@ STEPS: dict[str, dict[str, tuple[int, int, int, int]]] = {
     "wmt_base": {
         "cape": (26, 0, 169984, 0),
         "cape_rope": (30, 12, 248768, 226304),
-        "cape_alibi": (34, 0, 64216, 512),
+        "cape_alibi": (36, 0, 64224, 512),
     },
     "conformer_12": {
         "cape": (20, 0, 30240, 0),
         "cape_rope": (24, 7, 54768, 43008),
         "relpos": (7, 22, 33776, 245812),
-        "cape_alibi": (20, 0, 120132, 4512),
+        "cape_alibi": (21, 0, 120136, 4512),
     },
 }
 
