@@ -259,9 +259,9 @@ def task(model: torch.nn.Module) -> ClassificationTask:
 @pytest.mark.parametrize(
     ("host", "name", "message"),
     [
-        ("vit", "conv.pth", "no ViT's with timm's names, it has weight, bias: give one of"),
-        ("naflexvit", "conv.pth", "no ViT's with timm's names, it has weight, bias: give one of"),
-        (EVA, "conv.pth", "no ViT's with timm's names, it has weight, bias: give one of EvaCape"),
+        ("vit", "conv.pth", "not a ViT with timm's names, it has weight, bias: give one of"),
+        ("naflexvit", "conv.pth", "not a ViT with timm's names, it has weight, bias: give one of"),
+        (EVA, "conv.pth", "not a ViT with timm's names, it has weight, bias: give one of EvaCape"),
         ("naflexvit", "vit.pth", "lacks .*embeds.proj.weight.* and .*: it is a ViT's, this model"),
         ("vit", "naflex.pth", "lacks .* it is a NaFlexVit's, this model a ViT: create it as"),
     ],
