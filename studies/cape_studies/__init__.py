@@ -1,3 +1,3 @@
-"""Evaluators and studies of positional embeddings: the laboratory of cape-plugins."""
+"""Evaluations and studies of the positional embeddings of cape-plugins."""
 
 __version__ = "0.1.0"

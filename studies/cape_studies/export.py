@@ -1,4 +1,4 @@
-"""``cape-studies export``: a finished run as a folder that needs nothing of its study any more."""
+"""``cape-studies export``: a finished run as a folder that no longer needs its study."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def export(options: ExportOptions) -> Path:
-    """Write the folder, and return it; none is left where that fails.
+    """Write the folder and return its path; if that fails, no folder is left.
 
     Raises:
         ValueError: RUN is no run or not finished, FOLDER exists, or the checkpoint cannot be read.
@@ -54,11 +54,11 @@ def export(options: ExportOptions) -> Path:
     for needed in (run / "record.json", run / "settings.yaml", about):
         if not needed.is_file():
             raise ValueError(
-                f"{run} is no run of cape-run, {needed} is missing: give the folder where it was "
-                "written, out/STUDY/runs/VARIANT-seedN-KEY"
+                f"{run} is no run of cape-run: {needed} is missing. Give the folder that cape-run "
+                "wrote, out/STUDY/runs/VARIANT-seedN-KEY"
             )
     if (state := folders.state(run)) != "done":
-        raise ValueError(f"{run} is not finished ({state}): the same cape-run goes on with it")
+        raise ValueError(f"{run} is not finished ({state}): run the same cape-run to finish it")
     if folder.exists():
         raise ValueError(f"{folder} exists: name a new folder")
     study = load_written(about)
@@ -75,21 +75,21 @@ def export(options: ExportOptions) -> Path:
             _fairseq(checkpoint, made, options.bpe_codes)
         else:
             {"timm": _timm, "espnet": _espnet}[study.host](checkpoint, made)
-        for file in made.iterdir():  # safetensors' is the user's alone
+        for file in made.iterdir():  # safetensors makes its file readable for the user alone
             file.chmod(made.stat().st_mode & 0o666)
         made.rename(folder)
     return folder
 
 
 def _checkpoint(trained: Path, study: Study) -> Path:
-    """The one that the study tests."""
+    """The checkpoint that the study tests."""
     file = trained / (study.checkpoint or HOSTS[study.host].checkpoint)
     if study.host == "espnet":
         from cape_studies.evaluation.espnet.models import sources
 
         (file,) = sources([f"model={file}"]).values()
     if not file.is_file():
-        raise ValueError(f"{file} is gone: the same cape-run trains it anew")
+        raise ValueError(f"{file} is gone: run the same cape-run to train it anew")
     return file
 
 
@@ -104,9 +104,9 @@ def _timm(checkpoint: Path, folder: Path) -> None:
     save_for_hf(loaded.model, str(folder), data_config=loaded.config, safe_serialization=True)
     path = folder / "config.json"
     content = json.loads(path.read_text("utf-8"))
-    # it stands beside model_args too, which timm reads; transformers 5.23 stumbles over the second
+    # timm reads it outside model_args; transformers 5.23 fails if it stands in both
     content.get("model_args", {}).pop("num_classes", None)
-    content["pretrained_cfg"].pop("license", None)  # the architecture's; README.md has the weights'
+    content["pretrained_cfg"].pop("license", None)  # README.md has the weights' own
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -119,7 +119,7 @@ def _fairseq(checkpoint: Path, folder: Path, codes: Path | None) -> None:
         with torch.serialization.safe_globals(PLAIN):
             content = torch.load(checkpoint, map_location="cpu")
         task = dict(content["cfg"]["task"])
-    except Exception as error:  # what torch and Python say of other files has many types
+    except Exception as error:  # for other files torch and Python raise errors of many types
         raise ValueError(
             f"{checkpoint} cannot be read as a checkpoint of fairseq ≥ 0.12: {command.said(error)}"
         ) from error
@@ -128,7 +128,9 @@ def _fairseq(checkpoint: Path, folder: Path, codes: Path | None) -> None:
         raise ValueError(f"{checkpoint} is of {task['_name']}: only translation is exported")
     data = Path(task["data"].split(":")[0])
     if not data.is_dir():
-        raise ValueError(f"{data} is gone, and the dictionaries with it: cape-run prepares it anew")
+        raise ValueError(
+            f"{data} is gone, and with it the dictionaries: run cape-run to prepare it anew"
+        )
     if None in (task["source_lang"], task["target_lang"]):
         task["source_lang"], task["target_lang"] = infer_language_pair(str(data))
     codes = codes or data.parent / "codes"
@@ -136,14 +138,14 @@ def _fairseq(checkpoint: Path, folder: Path, codes: Path | None) -> None:
         shutil.copy(dictionary, folder)
         if "@@ " in dictionary.read_text("utf-8") and not codes.is_file():
             raise ValueError(
-                f"{dictionary} has words cut by BPE, whose merges are not in {codes}: "
+                f"{dictionary} has words split by BPE, but there is no file of merges at {codes}: "
                 "give --bpe-codes FILE"
             )
     if codes.is_file():
         shutil.copy(codes, folder / "bpecodes")  # the name that from_pretrained looks for
         bpe = {"_name": "subword_nmt", "bpe_codes": "bpecodes", "bpe_separator": "@@"}
         content["cfg"]["bpe"] = bpe
-    content["last_optimizer_state"] = None  # two thirds of the file, and of use to a training alone
+    content["last_optimizer_state"] = None  # two thirds of the file; only a training needs it
     content["extra_state"] = {"train_iterator": content["extra_state"]["train_iterator"]}
     torch.save(content, folder / "model.pt")
 
@@ -151,7 +153,7 @@ def _fairseq(checkpoint: Path, folder: Path, codes: Path | None) -> None:
 def _espnet(checkpoint: Path, folder: Path) -> None:
     config = read_yaml(checkpoint.parent / "config.yaml")
     if (bpe := config.get("bpemodel")) and not Path(bpe).is_file():
-        raise ValueError(f"{bpe} is gone, and the tokens with it: cape-run prepares it anew")
+        raise ValueError(f"{bpe} is gone, and with it the tokens: run cape-run to prepare it anew")
     with tempfile.TemporaryDirectory() as place:
         stage = Path(place)
         (stage / "data").mkdir()
@@ -168,12 +170,12 @@ def _espnet(checkpoint: Path, folder: Path) -> None:
 
 
 _DATA = ("shape_file", "data_path_and_name_and_type")
-_TRAINING = {"config", "init_param", "output_dir"}  # what only a training reads
+_TRAINING = {"config", "init_param", "output_dir"}  # only a training reads these
 _TRAINING |= {f"{part}_{kind}" for part in ("train", "valid") for kind in _DATA}
 
 
 def _with_files(value: Any, stage: Path) -> Any:
-    """A config without what only the training reads; files that it names come into ``data``."""
+    """A config without the keys that only a training reads; its files are copied to ``data``."""
     if isinstance(value, dict):
         return {k: _with_files(one, stage) for k, one in value.items() if k not in _TRAINING}
     if isinstance(value, list):

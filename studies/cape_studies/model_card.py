@@ -11,7 +11,7 @@ from cape_studies.experiments.study import Study, read_yaml
 
 
 def model_card(run: Path, study: Study, license: str) -> str:
-    """What cape-run has noted of a finished run, with the header that model hubs read."""
+    """What cape-run noted about a finished run, with the header that model hubs read."""
     scores = pd.read_csv(run / "scores.csv", dtype={"condition": str})
     first, record = scores.iloc[0], read_yaml(run / "record.json")  # which JSON is
     scores["metric"] += scores["higher_is_better"].map({True: " ↑", False: " ↓"})

@@ -206,7 +206,7 @@ OTHER_FILES = {
         ("failed", "is not finished (failed: out of luck)"),
         ("folder exists", "exists: name a new folder"),
         ("no host", "fairseq is not installed: pip install 'cape-studies[fairseq]'"),
-        ("no file", "checkpoint_last.pt is gone: the same cape-run trains it anew"),
+        ("no file", "checkpoint_last.pt is gone: run the same cape-run to train it anew"),
         ("a tensor", "checkpoint_last.pt cannot be read as a checkpoint of fairseq"),
         ("weights alone", "checkpoint_last.pt cannot be read as a checkpoint of fairseq"),
         ("no task", "checkpoint_last.pt cannot be read as a checkpoint of fairseq"),

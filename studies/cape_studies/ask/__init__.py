@@ -1,1 +1,1 @@
-"""Studies of a user's own data: what they hold, what it will cost, what comes out of them."""
+"""Studies of a user's own data: what the data hold, what a study costs, and its answer."""

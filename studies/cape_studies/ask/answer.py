@@ -1,9 +1,10 @@
 """Which variant to take: what a report of a user's own data begins with.
 
-In each range of conditions the variant with the best mean, those that cannot be told from it, those
-that are worse, and by how much. Told apart are two variants by the difference of their means over
-trainings, with what test items do to both, at 5 % over all pairs of a range together (Holm): the
-best was not known before, so that all pairs were compared.
+For each range of conditions the answer names the variant with the best mean, the variants that are
+not significantly different from it, and those that are worse, with the difference. A pair of
+variants is compared by the difference of their means over trainings. Its noise includes what test
+items do to both. Nobody knew before which variant would be best, so all pairs of a range are
+compared, and tested together at 5 % (Holm).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,15 +22,21 @@ from cape_studies.experiments.report_scores import Scores, interval
 from cape_studies.experiments.study import Answer, Study, merge
 
 LEVEL = 0.05
-#: degrees of freedom, at most, that the mean spread of all variants' trainings adds to a variant's
-#: own: with more a variant whose trainings spread far would be told from others too often
+#: the most degrees of freedom that the mean spread of all variants adds to a variant's own; with
+#: more, a variant whose trainings spread far would be called different too often
 BORROWED = 2
 
 
 class Group(NamedTuple):
-    """A variant's trainings in a range: (n,) scores, and (items, n) the scores without each item,
-    indexed by its name; none where single items are not stored. Then the number of trainings that
-    have no score: what diverged would change the mean, and the variant is not compared."""
+    """A variant's trainings in a range.
+
+    Attributes:
+        each: (n,) scores.
+        without: (items, n) scores without each item, indexed by the item's name; None where single
+            items are not stored.
+        lacking: number of trainings without a score. They may have diverged, and a mean without
+            them would mislead, so such a variant is not compared.
+    """
 
     each: np.ndarray
     without: pd.DataFrame | None = None
@@ -37,7 +44,7 @@ class Group(NamedTuple):
 
 
 def adjusted(p: Sequence[float]) -> list[float]:
-    """p-values after Holm: to be compared with the level of all together."""
+    """p-values adjusted by Holm's method: compare them with the level for all tests together."""
     ordered = pd.Series(p).sort_values()
     steps = (ordered * range(len(p), 0, -1)).cummax().clip(upper=1)
     return steps.sort_index().tolist()
@@ -46,10 +53,10 @@ def adjusted(p: Sequence[float]) -> list[float]:
 def pairs(groups: Mapping[str, Group]) -> dict[tuple[str, str], float]:
     """Each pair of variants → p of no difference, adjusted for the number of pairs.
 
-    Three trainings say little of their spread. A variant's own variance is therefore taken with the
-    mean of all variants', which counts for some degrees of freedom (as limma's moderated t does,
-    Smyth 2004). Without variants of fewer than three trainings, of which this does not hold, and
-    those of which a training has no score.
+    Three trainings say little about their spread. So a variant's own variance is combined with the
+    mean variance of all variants, which counts for some degrees of freedom (as in limma's moderated
+    t, Smyth 2004). Variants with fewer than three trainings are left out, and so are variants with
+    a training that has no score.
     """
     groups = {v: one for v, one in groups.items() if len(one.each) >= TRAININGS and not one.lacking}
     if len(groups) < 2:
@@ -68,8 +75,8 @@ def pairs(groups: Mapping[str, Group]) -> dict[tuple[str, str], float]:
 
 
 def group(scores: Sequence[tuple[Scores, str]], variant: str) -> Group | None:
-    """A variant's mean over evaluations and conditions, of the trainings that have all of these;
-    None where none has."""
+    """A variant's mean over evaluations and conditions, for the trainings that have a score in all
+    of these; None if no training has."""
     values = [one.values[variant, condition] for one, condition in scores]
     every = pd.concat(values, axis=1).mean(axis=1, skipna=False)
     each = every.dropna()
@@ -83,13 +90,13 @@ def group(scores: Sequence[tuple[Scores, str]], variant: str) -> Group | None:
         if any(without is None for _, without in found):
             return Group(each.to_numpy())
         items = [pd.Series(without, index=list(names)) for names, without in found]
-        whole = {i: of[seed] for i, of in enumerate(values)}  # of an item that a condition lacks
+        whole = {i: of[seed] for i, of in enumerate(values)}  # for an item that a condition lacks
         columns[seed] = pd.concat(items, axis=1).fillna(whole).mean(axis=1)
     return Group(each.to_numpy(), pd.DataFrame(columns).sort_index())
 
 
 def ranges(about: Answer, every: Sequence[Scores]) -> dict[str, list[tuple[Scores, str]]]:
-    """Words for each range → evaluations and conditions: what training knew, then the rest."""
+    """Words for each range → its evaluations and conditions; that of training is first."""
     first = [one for one in every if one.metric == every[0].metric]
     found: dict[str, list[tuple[Scores, str]]] = {about.within: []}
     for one in first:
@@ -103,7 +110,11 @@ def ranges(about: Answer, every: Sequence[Scores]) -> dict[str, list[tuple[Score
 def of_range(
     groups: Mapping[str, Group], higher: bool, floor: str, chance: float | None
 ) -> dict[str, Any]:
-    """What a range says: best, cannot be told from it, worse (by, p), floor beaten, not learned."""
+    """What the answer says about a range, under the keys of ``answer.json``.
+
+    Among them are the best variant, the variants that are not significantly different from it,
+    those that are worse (by, p), whether the floor is beaten, and which variants have not learned.
+    """
     means = {name: float(one.each.mean()) for name, one in groups.items()}
     order = sorted(means, key=lambda name: means[name], reverse=higher)
     lacking = {name: one.lacking for name, one in groups.items() if one.lacking}
@@ -136,14 +147,14 @@ def of_range(
 def _beaten(
     best: str, floor: str, worse: Mapping[str, Any], of_best: Mapping[str, float | None]
 ) -> bool | None:
-    """Whether the best is significantly ahead of the floor; None where these were not compared."""
+    """Whether the best is significantly ahead of the floor; None if the two were not compared."""
     if floor == best:
         return False if any(p is not None for p in of_best.values()) else None
     return None if of_best.get(floor) is None else floor in worse
 
 
 def of_study(result: Result, every: Sequence[Scores]) -> dict[str, Any] | None:
-    """The answer as ``answer.json`` has it; None of a study that asks nothing."""
+    """The answer as ``answer.json`` has it; None for a study that has no ``answer``."""
     study = result.study
     if (about := study.answer) is None:
         return None
@@ -181,12 +192,12 @@ def of_study(result: Result, every: Sequence[Scores]) -> dict[str, Any] | None:
 
 
 def _cost(study: Study) -> dict[str, dict[str, Any]]:
-    """Variant → what was timed of the settings that the last call asked for, all together."""
+    """Variant → its cost, from the one timing that has most of the last call's variants."""
     keys = {name.rpartition("-")[2] for name in study.runs}
     found: dict[str, dict[str, Any]] = {}
     for together in timed(study.path.parent / "cost.json"):
         own = {one["variant"]: one for key, one in together.items() if key in keys}
-        found = max(found, own, key=len)  # of as many variants the first, which is the latest
+        found = max(found, own, key=len)  # of equals max takes the first, the latest
     return found
 
 
@@ -242,18 +253,18 @@ def _in_words(of: Mapping[str, Any], floor: str, metric: str) -> str:
     best, means, alike = of["best"], of["means"], of["cannot_be_told_from_it"]
     numbers = of["trainings"]
     if len(means) == 1:
-        text = f"of {best} alone, {metric} {means[best]:.1f}: there is nothing to compare it with. "
+        text = f"only {best} has scores, {metric} {means[best]:.1f}: nothing to compare it with. "
     else:
         text = f"{best} has the best mean, {metric} {means[best]:.1f}. "
     if len({*numbers.values()}) > 1:
         text += f"Trainings: {', '.join(f'{name} {many}' for name, many in numbers.items())}. "
     elif numbers[best] < TRAININGS:
-        text += "Of one training each. " if numbers[best] == 1 else "Means of two trainings each. "
+        text += "One training each. " if numbers[best] == 1 else "Means of two trainings each. "
     apart = [
         f"{name} by {of['behind'][name]:.1f} ({means[name]:.1f})" for name in of["not_compared"]
     ]
     if of["pairs"] and apart:
-        text += f"Behind it, and not compared, which takes three trainings: {', '.join(apart)}. "
+        text += f"Behind it, but not compared, as that takes three trainings: {', '.join(apart)}. "
     elif len(means) > 1:
         text += f"Behind it: {', '.join(apart)}. " if apart else ""
         few = "a single training" if max(numbers.values()) == 1 else "fewer than three trainings"
@@ -266,17 +277,19 @@ def _in_words(of: Mapping[str, Any], floor: str, metric: str) -> str:
         each = [f"{name} by {one['by']:.1f} (p {_p(one['p'])})" for name, one in worse]
         text += f"Worse: {', '.join(each)}. "
     if best in of["not_learned"]:
-        text += "It is near chance: no variant has learned, which needs a longer training. "
+        text += "It is near chance: no variant has learned. They need a longer training. "
     elif of["floor_beaten"] is False:
         text += f"{floor} is not beaten: nothing shows that positions matter here on these data. "
     if of["not_learned"] and best not in of["not_learned"]:
-        text += f"Near chance, has not learned: {', '.join(of['not_learned'])}. "
+        text += f"Near chance, so not learned: {', '.join(of['not_learned'])}. "
     if of["trainings_without_a_score"]:
         each = [
             f"{name} ({means[name]:.1f}, without {many} of {many + numbers[name]} trainings)"
             for name, many in of["trainings_without_a_score"].items()
         ]
-        text += f"Not compared, as what has no score may have diverged: {', '.join(each)}. "
+        text += (
+            f"Not compared, as a training without a score may have diverged: {', '.join(each)}. "
+        )
     if of["without_a_score"]:
         text += f"Without a score: {', '.join(of['without_a_score'])}. "
     return text.strip()

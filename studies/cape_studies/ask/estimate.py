@@ -1,7 +1,7 @@
 """What a study will cost on this machine, from some timed steps of each of its variants.
 
-A variant's own training starts into a folder that is thrown away, with a line for each step, and is
-ended after some of them.
+Each variant's own training is started in a temporary folder, logs a line for each step, and is
+ended after some steps.
 """
 
 import os
@@ -22,7 +22,7 @@ from cape_studies.experiments import folders, hosts, steps
 from cape_studies.experiments.plan import Run, fill
 from cape_studies.experiments.study import merge, read_yaml
 
-#: what lets a training tell each step
+#: options that make a training log each step
 TELLING: dict[str, dict[str, Any]] = {
     "trainer": {"steps": 50},
     "timm": {"log-interval": 1},
@@ -31,13 +31,21 @@ TELLING: dict[str, dict[str, Any]] = {
 }
 STEP = re.compile(r"^step \d+|Train: \d+ \[ *\d+/|num_updates=\d+|epoch:train:\d+-\d+batch")
 WARM = 3  # steps that are not timed
-STEPS, SECONDS = 20, 5.0  # timed ones: enough of both, or
-LONGEST = 30.0  # seconds, of at least two
+#: the timing ends once this many timed steps and this many seconds are over,
+STEPS, SECONDS = 20, 5.0
+#: or after this many seconds, once two steps are timed
+LONGEST = 30.0
 
 
 class Cost(NamedTuple):
-    """Of a variant's training: seconds until the first step, of a step (median), and, on a CPU, the
-    most memory that its process had, in megabytes."""
+    """What a variant's training costs.
+
+    Attributes:
+        variant: its name.
+        start_s: seconds until the first step.
+        step_s: seconds of a step, the median.
+        memory_mb: on a CPU, the most memory that the process had, in megabytes; None on a GPU.
+    """
 
     variant: str
     start_s: float
@@ -46,16 +54,17 @@ class Cost(NamedTuple):
 
 
 def costs(runs: Sequence[Run]) -> dict[str, Cost]:
-    """Variant → cost: measured one after the other, or read where that was done for these runs.
+    """Variant → cost. Variants are measured one after the other, unless ``cost.json`` has all.
 
     Raises:
-        ValueError: a training ended before it had made some steps; with what it said.
+        ValueError: a training ended before its second step; the message has its last line.
     """
     first: dict[str, Run] = {}
     for run in runs:
         first.setdefault(run.variant, run)
     path = runs[0].setting.folder / "cost.json"
-    together, keys = timed(path), {run.key for run in first.values()}
+    together = timed(path)
+    keys = {run.key for run in first.values()}
     found = next((one for one in together if keys <= one.keys()), None)
     if found is None:
         print(f"timing some steps of {len(first)} variants", flush=True)
@@ -65,8 +74,10 @@ def costs(runs: Sequence[Run]) -> dict[str, Cost]:
 
 
 def timed(path: Path) -> list[dict[str, dict[str, Any]]]:
-    """What a ``cost.json`` holds: run's key → cost, of variants that were timed together, the
-    latest first; others, of other settings, were timed when the machine had other work."""
+    """The timings in a ``cost.json``, the latest first: each is run's key → cost.
+
+    Only costs of one timing can be compared: at another time the machine had other work.
+    """
     known = read_yaml(path) if path.exists() else {}  # which JSON is
     if known and "together" not in known:  # as cape-run wrote it until November 2026
         return [known]
@@ -75,14 +86,17 @@ def timed(path: Path) -> list[dict[str, dict[str, Any]]]:
 
 def measure(run: Run) -> Cost:
     """Start a training, time its steps and end it."""
-    study, machine = run.study, run.setting.machine
+    study = run.study
+    machine = run.setting.machine
     told = TELLING["trainer" if study.trainer else study.host]
     places = {**run.setting.places, "variant": run.variant, "seed": run.seed}
     options = fill(merge(run.options, told), places)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch, "train")
         command = hosts.train(study, run.recipe, options, run.seed, folder, machine)
-        began, said, times = time.monotonic(), "", []
+        began = time.monotonic()
+        said = ""
+        times: list[float] = []
         process = subprocess.Popen(
             command,
             env=steps.environment(machine.gpus),
@@ -94,10 +108,12 @@ def measure(run: Run) -> Cost:
         assert process.stdout is not None
         try:
             for said in process.stdout:
-                times += [time.monotonic()] if STEP.search(said) else []
-                spent, timed = (times[-1] - times[0] if times else 0.0), len(times) - WARM
-                enough = timed >= STEPS and spent >= SECONDS
-                if enough or (timed >= 2 and spent >= LONGEST):
+                if STEP.search(said):
+                    times.append(time.monotonic())
+                spent = times[-1] - times[0] if times else 0.0
+                counted = len(times) - WARM
+                enough = counted >= STEPS and spent >= SECONDS
+                if enough or (counted >= 2 and spent >= LONGEST):
                     break
         finally:
             with suppress(ProcessLookupError):
@@ -105,15 +121,19 @@ def measure(run: Run) -> Cost:
             _, status, used = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
     if len(times) < 2:
-        raise ValueError(f"{run.variant} made {len(times)} steps: {said} ({shlex.join(command)})")
+        raise ValueError(
+            f"the training of {run.variant} ended after {len(times)} steps: {said} "
+            f"({shlex.join(command)})"
+        )
     each = [later - one for one, later in pairwise(times[min(WARM, len(times) - 2) :])]
     memory = None if machine.gpus else used.ru_maxrss / 1024
     return Cost(run.variant, times[0] - began, median(each), memory)
 
 
 def told(runs: Sequence[Run], jobs: int) -> str:
-    """What is there, what will be trained and what that will take, in lines."""
-    study, of = runs[0].study, costs(runs)
+    """What the data hold, what will be trained and how long it will take, in lines."""
+    study = runs[0].study
+    of = costs(runs)
     assert study.answer is not None
     left = [run for run in runs if folders.state(run.folder) != "done"]
     each = {name: one.start_s + (study.answer.steps or 0) * one.step_s for name, one in of.items()}
@@ -122,7 +142,7 @@ def told(runs: Sequence[Run], jobs: int) -> str:
     steps_ms = ", ".join(f"{name} {1000 * one.step_s:.0f}" for name, one in of.items())
     return (
         f"{study.name}: {study.answer.found}.\n"
-        f"Each with seeds {seeds}, in milliseconds of a step, timed here: {steps_ms}\n"
+        f"Seeds {seeds} for each variant. A step takes here, in milliseconds: {steps_ms}\n"
         f"{len(left)} trainings, {duration(seconds)} on this machine with --jobs {jobs}, and tests"
     )
 

@@ -1,4 +1,4 @@
-"""What of a user's data is kept for testing, and faults of the data, told before any training."""
+"""Splits a user's data into training and tests, and reports faults before any training."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
@@ -10,9 +10,10 @@ import tyro
 
 from cape_studies.evaluation.command import one_line_errors
 
-SHOWN = 20  # faults
+SHOWN = 20  # faults in a message
 BINS = 3  # of the longest fifth
-ONE_IN = 20  # of the rest are for testing, where the user brings no test; of few, one in FEW
+#: if the user brings no test, one in so many of the rest is for testing; of few items, one in FEW
+ONE_IN = 20
 FEW, ENOUGH = 5, 100
 MOST = 500  # items of a test
 
@@ -20,7 +21,7 @@ Item = TypeVar("Item")
 
 
 def command(prepare: Callable[..., None]) -> None:
-    """Call it with options of its arguments' names; a fault ends with status 2 and a line."""
+    """Call a function with the command line; a fault ends the process with status 2 and a line."""
     with one_line_errors("cape-run"):
         tyro.cli(prepare, config=(tyro.conf.FlagCreatePairsOff,))
 
@@ -36,8 +37,10 @@ def complain(folder: Path, faults: Iterable[str]) -> None:
 def drawn(
     items: Iterable[Item], many: int, name: Callable[[Item], str]
 ) -> tuple[list[Item], list[Item]]:
-    """So many of the items and the others: those whose names' digests come first are the same in
-    every call, whatever else is there."""
+    """``many`` of the items, and the others.
+
+    The items whose names have the smallest digests are chosen, so every call chooses the same.
+    """
 
     def digest(item: Item) -> bytes:
         return hashlib.sha256(name(item).encode(errors="surrogateescape")).digest()
@@ -47,8 +50,11 @@ def drawn(
 
 
 def apart(items: Sequence[Item], name: Callable[[Item], str]) -> tuple[list[Item], list[Item]]:
-    """Items of a test and the others: one in ``ONE_IN``, but ``ENOUGH`` if that leaves ``FEW`` − 1
-    times as many, and ``MOST`` at most."""
+    """Items for a test, and the others.
+
+    The test has one in ``ONE_IN``. If that is fewer than ``ENOUGH``, it has ``ENOUGH``, but not
+    more than one in ``FEW``. It has at least one item, and at most ``MOST``.
+    """
     many = min(MOST, max(1, len(items) // ONE_IN, min(ENOUGH, len(items) // FEW)))
     return drawn(items, many, name)
 
@@ -64,19 +70,19 @@ def short_and_long(
     Args:
         items: in any order.
         length: of an item.
-        name: of an item, that chooses where a bin has more than ``MOST``.
-        shown: the name of a bin, from its shortest and longest.
+        name: of an item; it decides which items a bin of more than ``MOST`` keeps.
+        shown: makes a bin's name from its shortest and longest length.
 
     Raises:
-        ValueError: the lengths are so alike that none is longer than most.
+        ValueError: the lengths are too alike to have a longest fifth.
     """
     lengths = [length(one) for one in items]
     limit = float(np.quantile(lengths, 0.8, method="lower"))
     beyond = [one for one in lengths if one > limit]
     if len(beyond) < BINS:
         raise ValueError(
-            f"{len(beyond)} of {len(items)} are longer than {limit:g}: nothing to test longer "
-            "ones on; a study of lengths needs data whose lengths differ"
+            f"{len(beyond)} of {len(items)} are longer than {limit:g}: too few for a test of "
+            "longer ones. A study of lengths needs data whose lengths differ"
         )
     edges = np.quantile(beyond, [i / BINS for i in range(1, BINS + 1)], method="lower")
     found: dict[str, list[Item]] = {}

@@ -2,12 +2,14 @@
 
     python -m cape_studies.ask.images --images DIR --out prepared --side 32
 
-``DIR`` holds ``train/<class>/*`` and ``test/<class>/*`` (or ``validation``, ``val``), or one folder
-of classes, of each of which a fifth is for testing: those whose names' digests come first, so that
-the same images are taken every time. Writes {train,test,moved}/<class>/: images whose shorter side
-is longer than twice ``--side`` are reduced to that; ``moved`` are the test images cut to squares
-and moved by a quarter of their side, the room filled with the mean of their edge; with --anywhere
-``anywhere`` are those of training, each moved by up to so much in any direction.
+``DIR`` holds ``train/<class>/*`` and ``test/<class>/*`` (or ``validation``, ``val``), or only
+``<class>/*``. In the second case a fifth of each class is for testing: the images whose names have
+the smallest digests, so every call takes the same images.
+
+Writes {train,test,moved}/<class>/. Images whose shorter side is longer than twice ``--side`` are
+reduced to that. ``moved`` has the test images, cut to squares and moved by a quarter of their side;
+the room is filled with the mean of their edge. With --anywhere, ``anywhere`` has the training
+images, each moved by up to a quarter of its side in any direction.
 """
 
 import hashlib
@@ -91,7 +93,7 @@ def _odd_classes(folder: Path, *parts: dict[str, list[Path]]) -> Iterator[str]:
 
 
 def settle(study: Study, folder: Path, machine: Machine) -> None:
-    """Fill what the study leaves open (null), by the images that there are.
+    """Fill the settings that the study leaves open (null), from the images.
 
     Raises:
         ValueError: see :func:`look`; or an image cannot be read.
@@ -105,7 +107,7 @@ def settle(study: Study, folder: Path, machine: Machine) -> None:
     epochs = options["epochs"] or min(100, max(seen // 10_000, seen // len(train)))
     options["epochs"] = epochs
     steps = max(1, epochs * len(train) // options["batch-size"])
-    if machine.timm_scripts:  # timm's own train.py, which knows epochs
+    if machine.timm_scripts:  # timm's own train.py counts epochs, not steps
         study.trainer, study.checkpoint = None, None
         study.recipe = find("my_images").parent / "shared" / "my_images_timm.yaml"
         options |= {"num-classes": len(found.train), "steps": None, "warmup-epochs": epochs // 10}
@@ -133,18 +135,21 @@ def settle(study: Study, folder: Path, machine: Machine) -> None:
 
 
 def _from_scratch(study: Study, shorter: float, many: int) -> tuple[int, int, int]:
-    """Fill side and shape of models by the images; gives side, patch, and images to be seen."""
-    options, large = study.options, many >= 20_000  # then timm's ViT-Ti as it is
+    """Fill image size and model size from the images; gives side, patch, and images to be seen."""
+    options = study.options
     side = options["img-size"] or next((one for one in SIDES if one <= shorter), SIDES[-1])
-    shape = {"patch_size": side // 8, "embed_dim": 192 if large else 64}
-    shape |= {"depth": 12 if large else 4, "num_heads": 3 if large else 2}
+    if many >= 20_000:  # timm's ViT-Ti
+        shape = {"embed_dim": 192, "depth": 12, "num_heads": 3}
+    else:
+        shape = {"embed_dim": 64, "depth": 4, "num_heads": 2}
     given = {name: one for name, one in options["model-kwargs"].items() if one is not None}
-    options["img-size"], options["model-kwargs"] = side, {**shape, **given}
+    options["img-size"] = side
+    options["model-kwargs"] = {"patch_size": side // 8, **shape, **given}
     return side, options["model-kwargs"]["patch_size"], SEEN
 
 
 def _fine_tuned(study: Study, shorter: float, many: int) -> tuple[int, int, int]:
-    """Fill the side that a backbone was trained at, its twin, and timm's augmentation.
+    """Fill the image size of a backbone's training, its twin, and timm's augmentation.
 
     Raises:
         ValueError: timm does not know the model, or it has no twin.
@@ -153,7 +158,8 @@ def _fine_tuned(study: Study, shorter: float, many: int) -> tuple[int, int, int]
 
     import cape_plugins.timm  # noqa: F401 - registers the twins
 
-    options, (name, dot, tag) = study.options, study.options["model"].partition(".")
+    options = study.options
+    name, dot, tag = options["model"].partition(".")
     twins = f"{name}_cape", name.replace("_rope_", "_rope_cape_", 1)
     twin = next((one for one in twins if timm.is_model(one) and one != name), None)
     if twin is None or not timm.is_model(name):
@@ -163,11 +169,12 @@ def _fine_tuned(study: Study, shorter: float, many: int) -> tuple[int, int, int]
             f"those of {known}"
         )
     about: Any = timm.get_pretrained_cfg(options["model"])
-    options["img-size"] = side = options["img-size"] or about.input_size[-1]
+    side = options["img-size"] or about.input_size[-1]
+    options["img-size"] = side
     patch = int(re.findall(r"patch(\d+)", name)[0])
     if "cape" in study.variants:
         study.variants["cape"].options["model"] = f"{twin}{dot}{tag}"
-    if "augmented" in study.variants:  # half the half image, in the model's own unit
+    if "augmented" in study.variants:  # a quarter of the image's side, in the model's own unit
         own = study.variants["augmented"].options["model-kwargs"]
         units = 1 if "rope_" not in name else side / patch / 2
         own["rope_shift_coords"] = own["rope_shift_coords"] or units / 2
@@ -186,9 +193,10 @@ def prepare(images: Path, out: Path, side: int, anywhere: bool = False) -> None:
     """Write the folders of the module's docstring.
 
     Raises:
-        ValueError: names images that cannot be read, and those that train and test share.
+        ValueError: images cannot be read, or are in training and test; names them.
     """
-    found, faults = look(images), []
+    found = look(images)
+    faults: list[str] = []
     seen: dict[bytes, Path] = {}
     for part, classes in (("train", found.train), ("test", found.test)):
         every = [(name, path) for name, files in classes.items() for path in files]
@@ -229,8 +237,8 @@ def _write(image: Image.Image, path: Path, place: Path, most: int) -> None:
 
 
 def moved(image: Image.Image, by: tuple[float, float]) -> Image.Image:
-    """A square image moved to the right and down by parts of its side, the room filled with the
-    mean of its edge."""
+    """A square image, moved to the right and down by fractions of its side; the room is filled
+    with the mean of its edge."""
     pixels, side = np.asarray(image), image.width
     edge = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
     r, g, b = (round(float(one)) for one in edge.mean(axis=0))

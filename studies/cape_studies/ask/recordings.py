@@ -2,9 +2,10 @@
 
     python -m cape_studies.ask.recordings --wavs DIR --out split
 
-``DIR`` holds, at any depth, WAV or FLAC files with a .txt of the same name beside. Writes
-{train,valid,test,test1,…}/ with both, links or, of FLAC, WAVs, for prepare_wavs.py. ``test`` has
-the durations of training, test1 to test3 are the longest fifth in bins of equal counts.
+``DIR`` holds WAV or FLAC files at any depth, each with its transcript in a .txt of the same name
+beside it. Writes {train,valid,test,test1,…}/ with recordings and transcripts for prepare_wavs.py:
+a WAV becomes a link, a FLAC is converted to WAV. ``test`` has the durations of training; test1 to
+test3 have the longest fifth, in bins of equal counts.
 """
 
 from pathlib import Path
@@ -20,9 +21,9 @@ from cape_studies.experiments.study import Study
 
 SUFFIXES = ".wav", ".flac"
 SECONDS = 50  # of a batch
-UPDATES = 1500  # of a short training, or so many that each recording comes ten times
+UPDATES = 1500  # of a short training; more, if needed to see each recording ten times
 EPOCH = 100  # updates, after which ESPnet validates
-WORDS = 100  # different ones: more are spelled in letters
+WORDS = 100  # the most different words for tokens that are words; with more they are letters
 
 
 class Recording(NamedTuple):
@@ -34,7 +35,7 @@ class Recording(NamedTuple):
 
 
 class Recordings(NamedTuple):
-    """Parts by name (train, valid, test, test1 …), what the tests are called, the sampling rate."""
+    """Parts by name (train, valid, test, test1 …), the tests' names in reports, sampling rate."""
 
     parts: dict[str, list[Recording]]
     names: dict[str, str]
@@ -42,11 +43,12 @@ class Recordings(NamedTuple):
 
 
 def look(folder: Path) -> Recordings:
-    """The recordings of a folder, the longest fifth apart.
+    """The recordings of a folder, with the longest fifth apart.
 
     Raises:
-        ValueError: none, audio that cannot be read or is empty, several sampling rates or names, a
-            transcript that is missing, empty or no UTF-8, or durations that are all alike.
+        ValueError: there are fewer than 50; audio cannot be read or is empty; there are several
+            sampling rates; two files have one name; a transcript is missing, empty or not UTF-8; or
+            durations are all alike.
     """
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     found: list[Recording] = []
@@ -78,14 +80,16 @@ def look(folder: Path) -> Recordings:
     short, beyond, limit = short_and_long(found, lambda one: one.seconds, _name, shown)
     test, rest = apart(short, _name)
     valid, train = apart(rest, _name)
-    parts, names = {"train": train, "valid": valid, "test": test}, {"test": f"up to {limit:.1f} s"}
+    parts = {"train": train, "valid": valid, "test": test}
+    names = {"test": f"up to {limit:.1f} s"}
     for i, (words, part) in enumerate(beyond.items(), 1):
-        parts[f"test{i}"], names[f"test{i}"] = part, words
+        parts[f"test{i}"] = part
+        names[f"test{i}"] = words
     return Recordings(parts, names, next(iter(rates)))
 
 
 def _transcript(audio: Path) -> tuple[str, str]:
-    """What is said in a file, words apart by single spaces, or what is wrong with that."""
+    """A file's transcript with single spaces between words, or "", and its fault, or ""."""
     paths = [audio.with_suffix(suffix) for suffix in (".txt", ".TXT", ".Txt")]
     for path in paths:
         if path.is_file():
@@ -102,7 +106,7 @@ def _name(recording: Recording) -> str:
 
 
 def settle(study: Study, folder: Path, machine: Machine) -> None:
-    """Fill what the study leaves open (null), by the recordings that there are.
+    """Fill the settings that the study leaves open (null), from the recordings.
 
     Raises:
         ValueError: see :func:`look`.
@@ -120,18 +124,21 @@ def settle(study: Study, folder: Path, machine: Machine) -> None:
     } | {key: one for key, one in options["frontend_conf"].items() if one is not None}
     words = {word for one in train for word in one.text.split()}
     kind = options["token_type"] or ("word" if len(words) <= WORDS else "char")
-    options["token_type"] = study.prepare["prepared"].options["token-type"] = kind
+    options["token_type"] = kind
+    study.prepare["prepared"].options["token-type"] = kind
     study.prepare["stats"].options |= {
         "token_type": kind,
         "frontend_conf": options["frontend_conf"],
     }
     options["batch_bins"] = options["batch_bins"] or SECONDS * rate
     epochs = max(UPDATES, 10 * seconds / SECONDS) / EPOCH
-    options["max_epoch"] = epochs = options["max_epoch"] or round(epochs)
-    options["num_iters_per_epoch"] = each = options["num_iters_per_epoch"] or EPOCH
+    epochs = options["max_epoch"] or round(epochs)
+    each = options["num_iters_per_epoch"] or EPOCH
+    options["max_epoch"] = epochs
+    options["num_iters_per_epoch"] = each
     options["scheduler_conf"]["total_steps"] = epochs * each
     half = max(one.seconds for one in every) / 2
-    if "cape" in study.variants:  # ± seconds: training has the positions of the longest test
+    if "cape" in study.variants:  # ± seconds: training then sees the positions of the longest test
         conf = study.variants["cape"].options["encoder_conf"]
         conf["max_global_shift"] = conf["max_global_shift"] or round(half, 1)
     study.prepare["prepared"].arguments = [
@@ -142,7 +149,8 @@ def settle(study: Study, folder: Path, machine: Machine) -> None:
     ]
     study.report.trained_on = [found.names["test"]]
     assert study.answer is not None
-    study.answer.chance, study.answer.steps = 95.0, epochs * each  # WER: silence has 100
+    study.answer.chance = 95.0  # WER: empty transcripts have 100
+    study.answer.steps = epochs * each
     middle = median(one.seconds for one in train)
     held = ", ".join(f"{len(found.parts[name])} of {found.names[name]}" for name in found.names)
     study.answer.found = (

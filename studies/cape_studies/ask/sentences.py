@@ -3,10 +3,12 @@
     python -m cape_studies.ask.sentences --text DIR --out prepared --source en
 
 ``DIR`` holds train.SRC and train.TGT, a sentence a line, and perhaps test.SRC and test.TGT (or
-valid). Text whose words are split with @@ is taken as it is, other text goes through sacremoses and
-subword-nmt, whose merges are learned on both languages of training. Writes bin/ for fairseq: train,
-and tests named after the words of the longer side of their pairs: those that training has, and the
-longest fifth in bins of equal counts.
+valid). Text whose words are split with @@ is taken as it is. Other text is tokenised by sacremoses
+and split by subword-nmt, whose merges are learned on both languages of training.
+
+Writes bin/ for fairseq. It has train, a test of training's lengths, and the longest fifth as tests
+in bins of equal counts. A test's name is the range of its lengths. The length of a pair is the
+number of words of its longer side.
 """
 
 import io
@@ -23,14 +25,20 @@ from cape_studies.experiments.study import Study
 
 MERGES = 8000
 MOST_BROUGHT = 2000  # pairs of the user's test
-SEEN = 1_500_000  # words that a short training shows a model, or training's three times
+SEEN = 1_500_000  # words in a short training; more, if needed to see all of them three times
 
 Pair = tuple[str, str]
 
 
 class Sentences(NamedTuple):
-    """Pairs of source and target to train on, and of each test by its name, that of training's
-    lengths first."""
+    """Pairs of source and target.
+
+    Attributes:
+        languages: of source and target.
+        train: pairs to train on.
+        tests: name → pairs; the test of training's lengths is the first.
+        how: where that test comes from, in words.
+    """
 
     languages: tuple[str, str]
     train: list[Pair]
@@ -39,21 +47,21 @@ class Sentences(NamedTuple):
 
 
 def look(folder: Path, source: str | None = None) -> Sentences:
-    """The pairs of a folder, the longest fifth of training apart.
+    """The pairs of a folder, with the longest fifth apart.
 
     Args:
         folder: of the text files.
-        source: language; default: the first by its name.
+        source: the source's language; default: the one whose name comes first.
 
     Raises:
-        ValueError: not two languages, files that are not pairs or no UTF-8, empty lines, a test
-            pair that is in training, or lengths that are all alike.
+        ValueError: there are not two languages; files are no pairs or not UTF-8; a line is empty;
+            a pair of the test is in training; or lengths are all alike.
     """
     languages = sorted(path.suffix[1:] for path in folder.glob("train.*"))
     if len(languages) != 2 or source not in (None, *languages):
         there = ", ".join(f"train.{one}" for one in languages) or "no train.*"
         wanted = f"train.{source or 'SRC'} and train.TGT"
-        raise ValueError(f"{folder} must hold {wanted}, a language each, and has {there}")
+        raise ValueError(f"{folder} must hold {wanted}, one file a language, but has {there}")
     if source == languages[1]:
         languages.reverse()
     train = _pairs(folder, "train", languages)
@@ -62,8 +70,8 @@ def look(folder: Path, source: str | None = None) -> Sentences:
     known = set(train)
     files = f"{folder / own[0]}.{languages[0]}" if own else ""
     twice = (i for i, pair in enumerate(given, 1) if pair in known)
-    complain(folder, (f"{files} line {i} stands in training, with its translation" for i in twice))
-    every = list(dict.fromkeys([*train, *given]))  # a pair once: it is in one part
+    complain(folder, (f"{files} line {i} stands in training with its translation" for i in twice))
+    every = list(dict.fromkeys([*train, *given]))  # each pair once, so it is in one part only
     short, beyond, limit = short_and_long(every, _words, "\t".join, "{:g}-{:g}".format)
     brought = set(given)
     inside = [pair for pair in short if pair in brought]
@@ -79,7 +87,7 @@ def look(folder: Path, source: str | None = None) -> Sentences:
 
 
 def _words(pair: Pair) -> int:
-    """Of the longer side."""
+    """The number of words of the longer side."""
     return max(len(side.split()) for side in pair)
 
 
@@ -92,7 +100,7 @@ def _pairs(folder: Path, name: str, languages: list[str]) -> list[Pair]:
         sides.append([" ".join(line.split()) for line in read_lines(path)])
     if len(sides[0]) != len(sides[1]):
         counts = [len(of) for of in sides]
-        raise ValueError(f"{folder / name}.* must be pairs of lines and have {counts} lines")
+        raise ValueError(f"{folder / name}.* must be pairs of lines, but have {counts} lines")
     empty = (
         f"{folder / name}.{language} line {number} is empty"
         for language, lines in zip(languages, sides, strict=True)
@@ -104,7 +112,7 @@ def _pairs(folder: Path, name: str, languages: list[str]) -> list[Pair]:
 
 
 def settle(study: Study, folder: Path, machine: Machine) -> None:
-    """Fill what the study leaves open (null), by the sentences that there are.
+    """Fill the settings that the study leaves open (null), from the sentences.
 
     Raises:
         ValueError: see :func:`look`.
@@ -122,7 +130,8 @@ def settle(study: Study, folder: Path, machine: Machine) -> None:
     within, *beyond = found.tests
     study.report.trained_on = [within]
     assert study.answer is not None
-    study.answer.chance, study.answer.steps = 1.0, updates  # BLEU
+    study.answer.chance = 1.0  # BLEU
+    study.answer.steps = updates
     held = ", ".join(f"{len(found.tests[name]):,} of {name}" for name in beyond)
     study.answer.found = (
         f"{len(found.train):,} pairs from {' to '.join(found.languages)} to train on, "
@@ -158,7 +167,7 @@ def prepare(text: Path, out: Path, source: str) -> None:
     told = [f"--trainpref={out / 'text' / 'train'}", f"--testpref={tests}", "--joined-dictionary"]
     told += [f"--source-lang={found.languages[0]}", f"--target-lang={found.languages[1]}"]
     subprocess.run([preprocess, *told, f"--destdir={out / 'bin'}"], check=True)
-    for i, name in enumerate(found.tests):  # which fairseq-preprocess calls test, test1, test2 …
+    for i, name in enumerate(found.tests):  # fairseq-preprocess names them test, test1, test2 …
         for path in [*(out / "bin").glob(f"test{i or ''}.*")]:
             path.rename(path.with_name(path.name.replace(f"test{i or ''}", name, 1)))
 

@@ -1,1 +1,1 @@
-"""Evaluation of what the hosts trained: timm, fairseq, ESPnet, and what the three share."""
+"""Evaluation of checkpoints of timm, fairseq and ESPnet, and what the three share."""

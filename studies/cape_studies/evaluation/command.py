@@ -1,4 +1,4 @@
-"""The commands' ways in and out: a missing host and a mistake are one line each."""
+"""How the commands start and how they end: an error is one line on stderr."""
 
 import importlib
 import io
@@ -17,10 +17,10 @@ from cape_studies.evaluation.options import problem
 
 
 def call(host: str, argv: Sequence[str] | None = None) -> None:
-    """The command of timm, fairseq or espnet, which is imported now, not before.
+    """The command of a host; its module ``evaluate`` is imported now, not before.
 
-    Its module ``evaluate`` has ``OPTIONS``, the ``kind`` of :func:`main`, and ``run``, which gives
-    the scores one by one, or None where there are none.
+    The module has ``OPTIONS``, the ``kind`` of :func:`main`, and ``run``, which gives the scores
+    one by one, or None if there are none.
     """
     prog = f"cape-{host}-eval"
     with one_line_errors(prog):
@@ -30,20 +30,23 @@ def call(host: str, argv: Sequence[str] | None = None) -> None:
         except ImportError as error:
             raise ImportError(f"{error}: pip install 'cape-studies[{host}]'") from error
     logging.basicConfig(format="%(message)s")
-    logging.getLogger().setLevel(logging.WARNING)  # which importing fairseq sets to INFO or DEBUG
+    logging.getLogger().setLevel(logging.WARNING)  # importing fairseq sets INFO or DEBUG
     with warnings.catch_warnings():
-        # in calls of the hosts, of pinned memory without a GPU, masks of two types, and in every
-        # batch of an old name of autocast
+        # the hosts' calls warn of pinned memory without a GPU and of masks of two types, and in
+        # every batch of autocast's old name
         warnings.filterwarnings("ignore", category=UserWarning, module="torch")
         warnings.filterwarnings("ignore", category=FutureWarning, module="espnet2")
         main(prog, module.OPTIONS, lambda options: write(options, module.run(options)), argv)
 
 
 def main(prog: str, kind: Any, work: Callable[[Any], object], argv: Sequence[str] | None) -> None:
-    """Read a command's options and do its work with them, in :func:`one_line_errors`.
+    """Read a command's options and do its work, in :func:`one_line_errors`.
 
-    ``kind`` is the class of the options, or a union of ``tyro.conf.subcommand``; ``argv`` are the
-    words of the command line, None: the process's.
+    Args:
+        prog: the command's name.
+        kind: the class of the options, or a union of ``tyro.conf.subcommand``.
+        work: is called with the options.
+        argv: words of the command line; None: the process's.
     """
     with one_line_errors(prog):
         work(parsed(prog, kind, argv))
@@ -53,7 +56,7 @@ def parsed(prog: str, kind: Any, argv: Sequence[str] | None) -> Any:
     """The options of :func:`main`.
 
     Raises:
-        ValueError: what is wrong first, in one line, in place of tyro's box.
+        ValueError: an option is wrong; the first fault in one line, in place of tyro's box.
         SystemExit: status 0 after ``--help``.
     """
     box = io.StringIO()
@@ -68,23 +71,27 @@ def parsed(prog: str, kind: Any, argv: Sequence[str] | None) -> Any:
         while found := found.__context__:
             if isinstance(found, ValidationError):
                 raise ValueError(problem(found)) from None
-        # lines with rules part title, message and where to find help
+        # tyro's box: rules separate title, message and the hint at --help
         _, message, *_ = re.split("(?m)^.*(?:─{3}|-{9}).*$", box.getvalue())
         raise ValueError(message.replace("│", "")) from None
 
 
 @contextmanager
 def one_line_errors(prog: str) -> Iterator[None]:
-    """End with status 2 and one line on stderr where the input is bad or the memory too small."""
+    """End with status 2 and one line on stderr if the input is bad or the memory too small."""
     try:
         yield
     except (ValueError, ImportError, MemoryError, RuntimeError) as error:
         text = str(error).strip()
-        if isinstance(error, RuntimeError) and "allocate" not in text:  # as torch's of memory say
+        if (
+            isinstance(error, RuntimeError) and "allocate" not in text
+        ):  # torch's errors of memory do
             raise
         if isinstance(error, MemoryError | RuntimeError):
             text = f"out of memory, give smaller batches or inputs: {text}"
-        if "Original Traceback" in text:  # of a process that loads data: its last line tells
+        if (
+            "Original Traceback" in text
+        ):  # from a process that loads data; its last line is the error
             text = text.splitlines()[-1]
         print(f"{prog}: error: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)

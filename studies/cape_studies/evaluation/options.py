@@ -1,4 +1,4 @@
-"""Options of a command: a pydantic model lists and checks them, tyro makes its command line."""
+"""Options of a command: a pydantic model lists and checks them, tyro reads the command line."""
 
 import ast
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 
 class Options(BaseModel):
-    """Options of a command, each a field, checked when they are made: before any work."""
+    """Options of a command, a field for each; they are checked before any work."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @field_validator("*")
     @classmethod
     def check_list(cls, value: Any) -> Any:
-        """Refuse a value that comes twice: its scores would count as two trainings'."""
+        """Refuse a value that is given twice: its scores would count as those of two trainings."""
         once(value if isinstance(value, list) else [], "the list")
         return value
 
@@ -58,12 +58,12 @@ Pairs = Annotated[
 
 
 class RunOptions(Options):
-    """What the commands share that run models."""
+    """Options of all commands that run models."""
 
     device: str | None = Field(
         None, description="cpu, cuda, …; none: cuda if there is one, else cpu"
     )
-    workers: NonNegativeInt = Field(0, description="processes that load data")
+    workers: NonNegativeInt = Field(0, description="number of processes that load data")
     amp: bool = Field(False, description="mixed precision")
     csv: Path | None = Field(
         None, description="file to write the scores to; none: they are only printed"
@@ -91,27 +91,27 @@ class RunOptions(Options):
 
         name = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         try:
-            torch.zeros(1, device=name).item()  # which device 'meta' cannot do
-        except (RuntimeError, AssertionError) as error:  # the latter: torch without CUDA
+            torch.zeros(1, device=name).item()  # fails for the device 'meta'
+        except (RuntimeError, AssertionError) as error:  # AssertionError: torch without CUDA
             said = str(error).splitlines()[0]
             raise ValueError(f"--device {name} cannot be used: {said}") from error
         return torch.device(name)
 
 
 def problem(error: ValidationError) -> str:
-    """The first of pydantic's findings in one line, with the option's name as it is typed."""
+    """Pydantic's first finding in one line, with the option's name as it is typed."""
     first = error.errors()[0]
     name = f"--{str(first['loc'][0]).replace('_', '-')}: " if first["loc"] else ""
-    if isinstance(own := first.get("ctx", {}).get("error"), ValueError):  # of a validator of ours
+    if isinstance(own := first.get("ctx", {}).get("error"), ValueError):  # from a validator of ours
         return f"{name}{own}"
-    # a value that may be of several types has a finding for each
+    # for a value of several allowed types there is a finding for each type
     alike = [one["msg"] for one in error.errors() if one["loc"][:2] == first["loc"][:2]]
     text = " or ".join(f"{message[0].lower()}{message[1:]}" for message in alike)
     return f"{name}{text}, got {first['input']!r}"
 
 
 def named(given: str, option: str) -> tuple[str | None, str]:
-    """NAME=PATH in two; None and the whole where there is no name, or such a path exists.
+    """NAME=PATH in two parts; None and the whole if it has no name, or is an existing path.
 
     Raises:
         ValueError: one of the two is empty.
@@ -125,7 +125,7 @@ def named(given: str, option: str) -> tuple[str | None, str]:
 
 
 def once(values: Sequence[Any], option: str, hint: str = "") -> None:
-    """Raise ValueError if a value comes twice."""
+    """Raise ValueError if a value is given twice."""
     for value in values:
         if values.count(value) > 1:
             raise ValueError(f"{option} has {value} twice{hint}")

@@ -1,4 +1,4 @@
-"""What an evaluation writes: one tidy CSV of scores, and what each test item adds to them."""
+"""The output of an evaluation: a tidy CSV of scores, and one of what each test item adds."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,8 +10,9 @@ import pandas as pd
 
 from cape_studies.evaluation.options import RunOptions
 
-#: How items make a score: 100 × sum of values / sum of weights; the same without 100; sacreBLEU's
-#: BLEU; fairseq's, which smooths nothing; a number that nothing adds up to.
+#: How items make a score. percent: 100 × sum of values / sum of weights; mean: sum of values / sum
+#: of weights; bleu: sacreBLEU's BLEU; bleu_unsmoothed: fairseq's, without smoothing; number: items
+#: do not make it.
 How = Literal["percent", "mean", "bleu", "bleu_unsmoothed", "number"]
 
 #: columns of the CSV after those of the condition
@@ -25,14 +26,15 @@ class Score:
     """One metric of one model under one condition: a row of the CSV.
 
     Attributes:
-        about: ``model`` and the columns of the condition, the same in all scores of a command.
-        metric, value: what was measured, and found.
-        how: items make the value.
-        count: how many test items; None where there are none.
+        about: ``model`` and the columns of the condition; all scores of a command have the same
+            columns.
+        metric, value: the name of the score, and the score.
+        how: how items make the value.
+        count: number of test items; None if there are none.
         weight: sum of the items' weights: images, words, tokens, seconds.
-        items: what each adds: (item, value, weight); for BLEU (item, sacreBLEU's ten statistics:
-            lengths of hypothesis and reference, 1- to 4-grams that match, and all). An item has the
-            same name in all models.
+        items: what each item adds: (item, value, weight), for BLEU (item, *statistics) with
+            sacreBLEU's ten: lengths of hypothesis and reference, matching 1- to 4-grams, all 1- to
+            4-grams. An item has the same name for all models.
     """
 
     about: Mapping[str, object]
@@ -47,14 +49,14 @@ class Score:
     def of(
         cls, about: Mapping[str, object], metric: str, how: How, items: Sequence[tuple[Any, ...]]
     ) -> "Score":
-        """The score that items, at least one, make; NaN where they weigh nothing."""
+        """The score that one or more items make; NaN if their weights sum to 0."""
         _, *columns = zip(*items, strict=True)
         sums = [sum(column) for column in columns]
         return cls(about, metric, how, made(how, sums), len(items), sums[1], items)
 
 
 def made(how: str, sums: Sequence[float]) -> float:
-    """The score of sums over items: of values and weights, or of BLEU's statistics; NaN of none."""
+    """The score from sums over items, of values and weights or of BLEU's statistics; may be NaN."""
     if how in ("percent", "mean"):
         times = 100 if how == "percent" else 1
         return times * sums[0] / sums[1] if sums[1] else float("nan")
@@ -66,13 +68,13 @@ def made(how: str, sums: Sequence[float]) -> float:
 
 
 def write(options: RunOptions, scores: Iterable[Score] | None) -> None:
-    """Write a command's scores and their items as they come, and print a table in the end.
+    """Write a command's scores and their items as they come, and print a table at the end.
 
-    The first is made after the options have been checked; None writes nothing. A file is named
-    NAME.part until all is done; the one that it replaces stays till then.
+    The outputs are checked before the first score is made. None writes nothing. A file has the name
+    NAME.part until all scores are written; the file that it replaces stays until then.
 
     Raises:
-        ValueError: a CSV is there or cannot be made there.
+        ValueError: a CSV exists, or cannot be written there.
     """
     if scores is None:
         return
@@ -110,7 +112,7 @@ def write(options: RunOptions, scores: Iterable[Score] | None) -> None:
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:
-    """The rows of a CSV of scores for the terminal, without what is the same in all of them."""
+    """The rows of a CSV for the terminal, without columns whose values are all equal."""
     frame = pd.DataFrame(rows, dtype=object)
     same = [name for name in frame if frame[name].nunique(dropna=False) == 1]
     names = [name for name in frame if name not in {*same, *VALUES} - {"model", "metric", "value"}]

@@ -1,4 +1,4 @@
-"""Studies: a YAML says what is trained, tested and shown; each host's own trainer trains.
+"""Studies: a YAML says what is trained, tested and shown; the host's own trainer trains.
 
-``cape-run`` runs a study, ``cape-report`` shows what came out.
+``cape-run`` runs a study, ``cape-report`` shows its results.
 """

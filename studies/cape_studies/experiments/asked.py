@@ -1,8 +1,8 @@
-"""What the last call of cape-run asked for: that is what a report and ``--status`` are of.
+"""What the last call of cape-run asked for. A report and ``--status`` show these runs.
 
-``study.yaml`` has the call, its runs, and what else lies there of the same settings: what a wider
-call began or another one trained. A call that begins while another goes on asks for both's runs. An
-estimate asks what trainings would cost, and so changes nothing of this.
+``study.yaml`` has the call, its runs, and other runs in the folder with the same settings, which
+earlier calls began. A call that begins while another goes on asks for the runs of both. An estimate
+only asks what trainings would cost, so it changes none of this.
 """
 
 import fcntl
@@ -16,14 +16,14 @@ from cape_studies.experiments import folders, steps, study
 from cape_studies.experiments.plan import Run, Setting
 from cape_studies.experiments.study import Study
 
-NAMED = 6  # runs in a line; of more there is the number
-CALLS = ".calls"  # whose lock each call shares while it goes on
+NAMED = 6  # the most runs that a line names; for more it has their number
+CALLS = ".calls"  # each call shares the lock of this file while it goes on
 
 
 @contextmanager
 def going_on(folder: Path, estimate: bool) -> Iterator[bool]:
-    """Be one of the calls for a folder, if not for an estimate; gives whether another goes on that
-    began before."""
+    """Be one of the calls that go on for a folder, unless it is an estimate; gives whether an
+    earlier call still goes on."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / CALLS).open("a") as file:
         other = _shared(file.fileno())
@@ -32,7 +32,7 @@ def going_on(folder: Path, estimate: bool) -> Iterator[bool]:
 
 
 def goes_on(folder: Path) -> bool:
-    """Whether a call goes on for a folder; of this machine, or of one that shares its locks."""
+    """Whether a call goes on for a folder, on this machine or on one that shares file locks."""
     with suppress(FileNotFoundError), (folder / CALLS).open() as file:
         return _shared(file.fileno())
     return False
@@ -54,7 +54,7 @@ def begin(setting: Setting, runs: Sequence[Run], prepared: list[str], call: str,
         runs: of this call.
         prepared: names of what is prepared for them.
         call: the command line.
-        also: with the runs of the calls before, which still go on.
+        also: ask for the runs of earlier calls too, as these still go on.
 
     Returns:
         the number of the call, for :func:`end`.
@@ -72,7 +72,7 @@ def begin(setting: Setting, runs: Sequence[Run], prepared: list[str], call: str,
 
 
 def end(setting: Setting, runs: Sequence[Run], number: int) -> None:
-    """Show the runs again, if no later call has asked for something else."""
+    """Write the runs' folders again, unless a later call has asked for something else."""
     path = setting.folder / "study.yaml"
     with steps.locked(setting.folder / ".lock"):
         before = study.read_yaml(path)
@@ -82,8 +82,8 @@ def end(setting: Setting, runs: Sequence[Run], number: int) -> None:
 
 
 def estimated(setting: Setting, prepared: list[str], call: str) -> None:
-    """Write a study that was only estimated, for ``--cancel`` and ``--status``; what was asked for
-    before stays."""
+    """Write a study that was only estimated, for ``--cancel`` and ``--status``; an earlier call's
+    runs stay."""
     path = setting.folder / "study.yaml"
     with steps.locked(setting.folder / ".lock"):
         before = study.read_yaml(path) if path.exists() else {}
@@ -98,8 +98,9 @@ def _write(
     asked: Sequence[str],
     about: dict[str, Any],
 ) -> None:
-    """The study with those runs of these settings that are asked for, and the others."""
-    one, listed = setting.study, ("runs", "others")
+    """Write study.yaml with the runs that are asked for, and with others of the same settings."""
+    one = setting.study
+    listed = "runs", "others"
     known = {name for key in listed for name in before.get(key, [])}
     seeds = [*one.seeds, *(run.seed for run in runs)]
     seeds += sorted(training(name)[1] for name in known)
@@ -121,7 +122,7 @@ def _counts(run: Run, known: set[str]) -> bool:
 
 
 def training(name: str) -> tuple[str, int]:
-    """Variant and seed, as cape-run names a run's folder."""
+    """Variant and seed, from the name of a run's folder."""
     variant, _, seed = name.rpartition("-")[0].rpartition("-seed")
     return variant, int(seed)
 
@@ -146,8 +147,10 @@ def elsewhere(folder: Path, about: Study) -> str:
     if not told:
         return ""
     count = len(about.runs)
-    only = f"Of the {count} {_trainings(count)} that the last call asked for" if count else "Here"
-    return f"{only}; more lies there, which is not shown. {'. '.join(told)}."
+    only = "This shows no trainings"
+    if count:
+        only = f"This shows the {count} {_trainings(count)} that the last call asked for"
+    return f"{only}. The folder has more. {'. '.join(told)}."
 
 
 def _named(folder: Path, names: Sequence[str]) -> str:
@@ -157,7 +160,7 @@ def _named(folder: Path, names: Sequence[str]) -> str:
 
 
 def _state(run: Path) -> str:
-    """Of a run that nobody waits for."""
+    """The state of a run that was not asked for."""
     state = _brief(folders.state(run))
     return "never begun" if state == "waiting" else state
 
@@ -168,7 +171,7 @@ def _brief(state: str) -> str:
 
 
 def why_nothing(folder: Path, about: Study) -> str:
-    """Of a study of which no training that was asked for has scores: why, and what to type."""
+    """Why a study has no scores of trainings that were asked for, and what to type."""
     line = f"{folder} has no scores yet: {call(about)} makes them"
     if not about.runs and about.call:
         line += ". It was only estimated"
@@ -187,20 +190,20 @@ def call(about: Study) -> str:
 
 
 def typed(argv: Sequence[str]) -> str:
-    """A command line, without ``--estimate``, to be typed again."""
+    """A command line to type again; ``--estimate`` is left out."""
     return shlex.join(["cape-run", *(word for word in argv if word != "--estimate")])
 
 
 def told(folder: Path, about: Study) -> Iterator[str]:
-    """The lines of ``--status`` below those of a study's runs: whether there can be a report, why
-    not, what to type, and what else lies there."""
+    """The lines of ``--status`` below a study's runs: whether a report is possible, what to type,
+    and which other runs lie in the folder."""
     states = unfinished(folder, about)
     name = f"{about.path.parent.name}: "
     if not about.runs:
         yield f"{name}nothing is trained, it was only estimated; {call(about)} trains"
     elif states and not goes_on(folder) and not goes_on(folder.parent):
         done = len(about.runs) - len(states)
-        what = "the report is of these alone" if done else "there is nothing to report"
+        what = "the report shows only these" if done else "there is nothing to report"
         yield (
             f"{name}{done} of {len(about.runs)} {_trainings(len(about.runs))} done, {what}; "
             f"{call(about)} goes on"

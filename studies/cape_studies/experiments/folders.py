@@ -1,7 +1,7 @@
-"""The folder of a run: a view on what its steps have made, written anew by every call.
+"""The folder of a run. Every call writes it anew, from what the run's steps have made.
 
-The training is made in the folder of the first run that needed it, with its evaluations; links in
-the folders of others, of another study or variant that trains alike, point to it.
+A training and its evaluations lie in the folder of the first run that needed them. A run of another
+study or variant may need the same training: its folder then has links to them.
 """
 
 from contextlib import suppress
@@ -18,7 +18,7 @@ TRAINED = "train", "train.log", "train.json"
 
 
 def make(run: Run) -> None:
-    """Do all steps of a run that are not done, then show it; what failed is noted in ``failed``.
+    """Do the steps of a run that are not done, then write its folder; ``failed`` has an error.
 
     Raises:
         RuntimeError, ValueError, OSError, SystemExit: see :func:`steps.make`.
@@ -44,8 +44,10 @@ def _train(run: Run) -> None:
 
 
 def settle(run: Run) -> None:
-    """Find or found the one place of a training: runs that train alike look there."""
-    out, own = run.setting.out, [run.folder / name for name in TRAINED]
+    """Give the run the folder of its training: that of an earlier run with this training, or its
+    own."""
+    out = run.setting.out
+    own = [run.folder / name for name in TRAINED]
     with steps.locked(out / ".lock"):
         there = own[:]
         for of_set in ("", "*/"):
@@ -54,7 +56,9 @@ def settle(run: Run) -> None:
         home = next(real, run.folder)
         run.folder.mkdir(parents=True, exist_ok=True)
         if home == run.folder:
-            steps.remove(*(path for path in own if path.is_symlink()))  # to what is deleted
+            steps.remove(
+                *(path for path in own if path.is_symlink())
+            )  # they point to a deleted training
             if not own[-1].exists():
                 steps.write(own[-1], {})
         else:
@@ -100,7 +104,7 @@ def _brief(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scores(run: Run) -> pd.DataFrame:
-    """Of all evaluations, with what the study's report says of them now."""
+    """The scores of all evaluations, marked as the study's report now says."""
     study = run.study
     about = {"study": study.name, "host": study.host, "variant": run.variant, "seed": run.seed}
     table = pd.DataFrame(
@@ -114,13 +118,13 @@ def _scores(run: Run) -> pd.DataFrame:
 
 
 def logs(folder: Path) -> list[Path]:
-    """Of the steps of a run, where they are."""
+    """The logs of a run's steps, in the folder where these lie."""
     home = (folder / "train.json").resolve().parent
     return [home / "train.log", *sorted(home.glob("evaluations/*.log"))]
 
 
 def state(folder: Path) -> str:
-    """In words, what a run's folder tells."""
+    """The state of a run in words, from its folder."""
     if (failed := folder / "failed").exists():
         return f"failed: {failed.read_text()}"
     if (folder / "scores.csv").exists():

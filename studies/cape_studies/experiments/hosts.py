@@ -16,25 +16,25 @@ TIMM_COMMIT = "aa4b5850"
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run gets: GPUs (0: the CPU), and the folder of timm's train.py."""
+    """What a run gets: a number of GPUs (0: the CPU), and the folder of timm's train.py."""
 
     gpus: int = 0
     timm_scripts: Path | None = None
 
     @property
     def device(self) -> str:
-        """torch's name."""
+        """The device by torch's name."""
         return "cuda" if self.gpus else "cpu"
 
 
 class Host(NamedTuple):
-    """What differs between the hosts beside their commands.
+    """What differs between the hosts, apart from their commands.
 
     Attributes:
-        module: that must be there.
-        packages: that numbers depend on.
-        checkpoint: what is tested in the folder of the training; empty: the folder.
-        condition: columns of the evaluation's CSV that tell rows apart.
+        module: must be installed.
+        packages: scores depend on their versions.
+        checkpoint: the file to test in the folder of the training; empty: the folder.
+        condition: columns of the evaluation's CSV that name the condition.
     """
 
     module: str
@@ -51,11 +51,11 @@ HOSTS = {
 
 
 def words(options: Mapping[str, Any], espnet: bool = False) -> list[str]:
-    """Options as they are typed.
+    """Options as words of a command line.
 
     ``{a: 1, b: true, c: [1, 2], d: {x: true}}`` is ``--a 1 --b --c 1 2 --d x=True``, and for
-    ESPnet's commands ``--a 1 --b true --c 1 --c 2 --d x=true``. null leaves an option out, and so
-    does, but for ESPnet, false.
+    ESPnet's commands ``--a 1 --b true --c 1 --c 2 --d x=true``. null leaves an option out. false
+    leaves it out too, except for ESPnet.
     """
     found: list[str] = []
     word = _lower if espnet else str  # timm's name=value takes Python's True
@@ -77,18 +77,28 @@ def _lower(value: Any) -> str:
 
 
 def script(study: Study, machine: Machine) -> Path | None:
-    """The trainer, where it is a script that is there."""
-    timm = machine.timm_scripts if study.host == "timm" else None
-    path = timm / "train.py" if timm else None
-    return study.trainer or (path if path and path.is_file() else None)
+    """The script that trains, if a script does and it exists: the study's, or timm's train.py."""
+    if study.trainer:
+        return study.trainer
+    if study.host == "timm" and machine.timm_scripts:
+        path = machine.timm_scripts / "train.py"
+        if path.is_file():
+            return path
+    return None
 
 
 def train(
     study: Study, recipe: Path | None, options: Options, seed: int, folder: Path, machine: Machine
 ) -> list[str]:
-    """The command that trains into a folder, or goes on from what it finds there.
+    """The command that trains into a folder, or goes on from a checkpoint in it.
 
-    The recipe is the host's own YAML, if there is one; the places in the options are filled.
+    Args:
+        study: whose trainer or host trains.
+        recipe: the host's own YAML; None: options alone.
+        options: with their places filled.
+        seed: of the training.
+        folder: to train into.
+        machine: the one that trains.
     """
     if study.trainer:
         own = {"seed": seed, "out": folder, "device": machine.device}
@@ -111,7 +121,8 @@ def _timm(recipe: Path | None, options: Options, seed: int, folder: Path, on: Ma
 def _fairseq(
     recipe: Path | None, options: Options, seed: int, folder: Path, on: Machine
 ) -> list[str]:
-    scripts, world = Path(PYTHON).parent, on.gpus or None  # it makes a process for each GPU
+    scripts = Path(PYTHON).parent
+    world = on.gpus or None  # fairseq starts a process for each GPU
     if recipe is None:
         data, rest = _apart(options, "data")
         rest |= {"seed": seed, "save-dir": folder, "cpu": not on.gpus}
@@ -157,9 +168,14 @@ def _espnet(
 def evaluate(
     host: str, command: str | None, options: Options, name: str, own: Options
 ) -> list[str]:
-    """The command of a host's evaluation, if it has several that one, of the model of a name.
+    """The command that evaluates a checkpoint with a host's evaluation.
 
-    The places in the options are filled; ``own`` are checkpoint, device and the files to write.
+    Args:
+        host: by its name here.
+        command: of ``cape-fairseq-eval``, which has several.
+        options: with their places filled.
+        name: the model's, for the CSV.
+        own: checkpoint, device and the files to write.
     """
     start = [PYTHON, "-m", f"cape_studies.evaluation.{host}"]
     if host == "timm":
@@ -173,8 +189,8 @@ def evaluate(
 
 
 def missing(host: str, scripts: Iterable[Path] = ()) -> Iterator[str]:
-    """A line with what to do for the host, and for each module that a script needs, if it is not
-    installed."""
+    """A line with what to do if the host is not installed, and one for each module that a script
+    needs and that is not installed."""
     needed = {HOSTS[host].module: host}
     for path in scripts:
         for name in sorted(read_script(path)[1]):
@@ -185,14 +201,19 @@ def missing(host: str, scripts: Iterable[Path] = ()) -> Iterator[str]:
 
 
 def read_script(script: Path) -> tuple[list[Path], set[str]]:
-    """A script and those beside it that it imports; the modules that these import beside them,
-    outside of functions and ``try``: without them it cannot run.
+    """What a script needs to run.
+
+    Imports in functions and in ``try`` do not count: the script can run without them.
+
+    Returns:
+        the script with the scripts beside it that it imports, and the other modules that these
+        import.
 
     Raises:
-        ValueError: there is none, or it cannot be read.
+        ValueError: a script does not exist or cannot be read.
     """
     files, found = [script], set[str]()
-    for path in files:  # which grows
+    for path in files:  # files grows
         try:
             body = ast.parse(path.read_bytes()).body
         except (OSError, SyntaxError) as error:
@@ -211,7 +232,7 @@ def read_script(script: Path) -> tuple[list[Path], set[str]]:
 
 
 def problems(studies: Sequence[Study], machine: Machine) -> Iterator[str]:
-    """What the hosts lack here, a line each."""
+    """What is missing for the hosts on this machine, a line each."""
     lines: dict[str, None] = {}
     for study in studies:
         scripts = [study.trainer, *(step.script for step in study.prepare.values())]

@@ -1,7 +1,7 @@
-"""What a study's steps do and depend on: commands, outputs and the keys that these lie under.
+"""A study's steps: their commands, their outputs, and the keys in the outputs' names.
 
-A key is a digest of settings, versions, code and inputs. In it a place such as ``{corpus}`` stands
-for what made it, not for where it is: a study moved to another folder is the same study.
+A key is a digest of settings, versions, code and inputs. In it a place such as ``{corpus}`` counts
+by its content, not by its path: a study that is moved to another folder keeps its keys.
 """
 
 import hashlib
@@ -21,11 +21,11 @@ from cape_studies.experiments import hosts, scores
 from cape_studies.experiments.hosts import Machine
 from cape_studies.experiments.study import Evaluation, Study, merge, places_in, read_yaml
 
-SMALL = 2**26  # bytes of a folder up to which its files are read
+SMALL = 2**26  # bytes in a folder up to which the contents of its files count
 
 
 def digest(value: object) -> str:
-    """Ten digits that tell a JSON-like value from others."""
+    """Ten hexadecimal digits that identify a JSON-like value."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -34,7 +34,7 @@ def fill(value: Any, places: Mapping[str, object]) -> Any:
     """A value with the places in all its strings filled.
 
     Raises:
-        ValueError: a place that has no meaning there.
+        ValueError: a place is not defined for this step.
     """
     if isinstance(value, str):
         try:
@@ -48,9 +48,10 @@ def fill(value: Any, places: Mapping[str, object]) -> Any:
 
 @cache
 def data_mark(folder: Path) -> str:
-    """Tells a folder from others by all its files but hidden ones: names and contents.
+    """A digest of the names and contents of a folder's files, hidden ones left out.
 
-    Where they are more than :data:`SMALL` in all: names, sizes and times of the last change.
+    If the files have more than :data:`SMALL` bytes in all, sizes and times of the last change count
+    in place of contents.
     """
     files = sorted(_files(folder))
     small = sum(stat.st_size for _, stat in files) <= SMALL
@@ -66,7 +67,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     seen = set()
     for at, inside, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(at)
-        if real in seen:  # a link to a folder above
+        if real in seen:  # a link back to a folder that was read
             inside.clear()
             continue
         seen.add(real)
@@ -78,7 +79,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 @cache
 def versions(host: str) -> dict[str, str]:
-    """Of what numbers depend on."""
+    """The versions of the packages that scores depend on."""
     wanted = {"torch", *hosts.HOSTS[host].packages}
     found = {one.name: one.version for one in distributions() if one.name in wanted}
     return {"cape-plugins": cape_plugins.__version__, **dict(sorted(found.items()))}
@@ -86,7 +87,7 @@ def versions(host: str) -> dict[str, str]:
 
 @cache
 def code_mark(package: Path, host: str) -> str:
-    """Of the code of a package of ours, without its parts for other hosts."""
+    """A digest of the code of one of our packages, without its parts for other hosts."""
     files = sorted([*package.glob("*.py"), *(package / host).rglob("*.py")])
     return digest([(str(path.relative_to(package)), path.read_text("utf-8")) for path in files])
 
@@ -97,14 +98,16 @@ EVALUATION, ASK = STUDIES / "evaluation", STUDIES / "ask"
 
 @cache
 def script_mark(path: Path | None) -> str | None:
-    """Of the content of a script, and of those beside it that it imports."""
+    """A digest of a script and of the scripts beside it that it imports."""
     files = sorted(hosts.read_script(path)[0]) if path else []
     return digest([file.read_text("utf-8") for file in files]) if files else None
 
 
 def _prepares(module: str | None, host: str) -> str:
-    """Of our code that a preparation depends on; of ``ask`` its module, what holds items out and
-    what reads text."""
+    """A digest of our code that a preparation depends on.
+
+    For a module of ``ask`` that is the module itself, ``held_out`` and what reads text.
+    """
     package, _, name = (module or "").rpartition(".")
     if package == "cape_studies.ask":
         files = ASK / f"{name}.py", ASK / "held_out.py", PLUGIN / "text.py"
@@ -117,13 +120,15 @@ class Step:
     """What one command makes under a key: a preparation, a training or an evaluation.
 
     Attributes:
-        path: of what it makes, or what the names of that begin with; the key is in it, and its log
-            and its record lie beside it.
-        command: made when it starts: what there is to go on from may come until then.
-        outputs: that it leaves; if one is missing it has failed, or is to be done anew.
-        inputs: tells inputs that the key does not tell from the same ones made at another time.
-        resumes: it goes on from what it left when it was interrupted; else that is removed.
-        finish: what is done with the outputs.
+        path: of what it makes, or the beginning of these paths. It has the key in it; log and
+            record lie beside it.
+        command: gives the command when the step starts, as a checkpoint to go on from may exist by
+            then.
+        outputs: files that it leaves. If one is missing, the step has failed or must be done anew.
+        inputs: marks of inputs that may be made anew under the same key, such as the time when a
+            training ended.
+        resumes: whether it goes on from what it left when it was interrupted; else that is removed.
+        finish: called once the outputs exist.
     """
 
     path: Path
@@ -135,27 +140,27 @@ class Step:
 
     @property
     def log(self) -> Path:
-        """Of all its attempts; who writes to it holds its lock."""
+        """The log of all attempts; a process that writes to it holds its lock."""
         return self.path.with_name(f"{self.path.name}.log")
 
     @property
     def record_path(self) -> Path:
-        """Of the record, which tells ``began`` while the step is not done, ``ended`` afterwards."""
+        """The record, which has ``began`` while the step is not done, and ``ended`` afterwards."""
         return self.path.with_name(f"{self.path.name}.json")
 
     def record(self) -> dict[str, Any]:
-        """What is noted of its making."""
+        """The content of the record."""
         return read_record(self.record_path)
 
     def done(self) -> bool:
-        """Whether it has ended, from the inputs that there are now, and its outputs are there."""
+        """Whether it has ended with today's inputs, and its outputs exist."""
         record = self.record()
         made = "ended" in record and record["inputs"] == self.inputs
         return made and all(path.exists() for path in self.outputs)
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """What a record notes; nothing where it is not there or cannot be read."""
+    """The content of a record; empty if it does not exist or cannot be read."""
     with suppress(OSError, ValueError):
         return dict(json.loads(path.read_text(encoding="utf-8")))
     return {}
@@ -163,10 +168,15 @@ def read_record(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a study runs: folder of its results, and of all results, and what each run gets.
+    """Where a study runs.
 
-    ``places`` are the folders of what is needed or prepared, by name, ``marks`` what tells their
-    content.
+    Attributes:
+        study: the one that runs.
+        folder: of its results.
+        out: of all results.
+        machine: what each run gets.
+        places: name of a need or of a prepared folder → its path.
+        marks: name of a need or of a prepared folder → a digest of its content.
     """
 
     study: Study
@@ -180,11 +190,11 @@ class Setting:
 def prepare(
     study: Study, out: Path, machine: Machine, data: Mapping[str, Path | None], folder: Path
 ) -> tuple[Setting, list[Step]]:
-    """The study's steps before any run, and where its runs find what they need.
+    """The setting of a study's runs, and the steps that come before any run.
 
     Args:
         study, out, machine, folder: see :class:`Setting`.
-        data: what is needed → folder, None where it was not given.
+        data: name of a need → folder; None if it was not given.
     """
     places = {name: str(path or f"<{name}>") for name, path in data.items()}
     marks = {name: data_mark(path) if path else "" for name, path in data.items()}
@@ -212,9 +222,9 @@ class Run:
 
     Attributes:
         start: the run whose training this one starts from, if there is one.
-        options: of the training, places not filled.
-        settings: all that the training depends on; ``key`` is their digest.
-        folder: of the run: a view on what its steps have made (see folders.py).
+        options: of the training, with their places not filled.
+        settings: everything that the training depends on; ``key`` is their digest.
+        folder: of the run; see folders.py.
     """
 
     def __init__(self, setting: Setting, variant: str, seed: int) -> None:
@@ -256,12 +266,12 @@ class Run:
 
     @property
     def home(self) -> Path:
-        """The folder that its steps make things in: its own, or a run's that trains alike."""
+        """The folder that its steps write to: its own, or that of a run with this training."""
         return (self.folder / "train.json").resolve().parent
 
     @property
     def training(self) -> Step:
-        """Its step that trains, or goes on."""
+        """The step that trains, or goes on with the training."""
         path, tested = self.home / "train", self.evaluations.values()
         whole = all(one.script and "checkpoint" not in places_in(one.options) for one in tested)
         needed = path if whole else path / self.checkpoint
@@ -269,7 +279,7 @@ class Run:
         return Step(path, lambda: self.train_command, [needed], inputs, resumes=True)
 
     def evaluation(self, name: str) -> Step:
-        """One of its steps that test."""
+        """The step of one evaluation."""
         one, trained = self.evaluations[name], self.training.record().get("ended")
         path, raw, items = (self.csv(name, kind) for kind in ("", "-raw", "-items"))
         return Step(
@@ -281,18 +291,18 @@ class Run:
         )
 
     def csv(self, name: str, kind: str = "") -> Path:
-        """What an evaluation writes: scores, or ``-raw`` items, of which ``-items`` are made."""
+        """A CSV of an evaluation: the scores; ``-raw``, its items; ``-items``, their sums."""
         return self.home / "evaluations" / f"{name}-{self.evaluation_keys[name]}{kind}.csv"
 
     @property
     def train_command(self) -> list[str]:
-        """As it has to be now: it names a checkpoint where there is one to go on from."""
+        """The command that trains now; it names the checkpoint to go on from, if one exists."""
         options, folder = fill(self.options, self._places()), self.home / "train"
         machine = self.setting.machine
         return hosts.train(self.study, self.recipe, options, self.seed, folder, machine)
 
     def evaluation_command(self, name: str) -> list[str]:
-        """Of one evaluation."""
+        """The command of one evaluation."""
         one, host = self.evaluations[name], self.study.host
         trained, device = self.home / "train", self.setting.machine.device
         own: dict[str, Any] = {"checkpoint": trained / self.checkpoint, "device": device}

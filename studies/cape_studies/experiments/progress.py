@@ -17,7 +17,7 @@ SECONDS = 1.0  # between two looks at the logs
 QUARTERS = 4  # where no terminal shows a bar, a line after each quarter of a training
 TAIL = 2**14  # bytes at the end of a log that are read
 
-#: what a training's log says of its steps
+#: how a log tells the step of its training
 TOLD = {
     "trainer": re.compile(r"^step (?P<step>\d+)/(?P<of>\d+)", re.MULTILINE),
     "timm": re.compile(r"Train: (?P<epoch>\d+) \[ *(?P<step>\d+)/(?P<of>\d+)"),
@@ -61,7 +61,7 @@ def share(run: Run, said: str) -> float | None:
 
 
 class Line:
-    """A training's: a bar on a terminal; elsewhere a line after each quarter."""
+    """The progress of one training: a bar on a terminal, elsewhere a line after each quarter."""
 
     def __init__(self, run: Run, file: IO[str], row: int) -> None:
         self.run, self.file = run, file
@@ -107,7 +107,7 @@ class Line:
             )
 
     def left(self, done: float) -> str:
-        """The time left, at the rate since this call first looked."""
+        """The time left, at the rate since this call first read the log."""
         if done <= self.first:
             return "?"
         seconds = (time.monotonic() - self.began) / (done - self.first) * (1 - done)
@@ -116,7 +116,7 @@ class Line:
 
 @contextmanager
 def shown(runs: Sequence[Run], file: IO[str] | None = None) -> Iterator[None]:
-    """Show the trainings that run until this ends; several that train alike have one line."""
+    """Show the progress of the runs until the context ends; a shared training has one line."""
     file = file or sys.stdout
     stop = threading.Event()
 

@@ -27,8 +27,11 @@ WRITTEN = "table.md", "index.html", "scores.csv", "scores-items.csv.xz", "figure
 
 
 class ReportOptions(Options):
-    """Tables with intervals, a figure and a page, of folders of cape-run (one that holds several
-    stands for all), or of the scores.csv of an earlier report."""
+    """Write tables with intervals, a figure and a page.
+
+    SOURCE is a folder that cape-run wrote for a study, a folder that holds several of these, or the
+    scores.csv of an earlier report.
+    """
 
     source: Positional[list[Path]] = Field(
         min_length=1, description="folders that cape-run wrote, or scores.csv of earlier reports"
@@ -41,7 +44,7 @@ class ReportOptions(Options):
 
     @model_validator(mode="after")
     def check(self) -> "ReportOptions":
-        """Refuse what has no place to be written to."""
+        """Refuse sources whose report has no place by default."""
         if self.out is None and (len(self.source) > 1 or self.source[0].is_file()):
             raise ValueError("--out DIR is needed for more than one folder, and for CSVs")
         return self
@@ -53,12 +56,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(options: ReportOptions) -> None:
-    """Write scores.csv, scores-items.csv.xz, table.md, figure.png (of several studies each its own)
-    and index.html.
+    """Write scores.csv, scores-items.csv.xz, table.md, figure.png and index.html.
+
+    Of several studies each has a figure of its own, figure-STUDY.png.
 
     Raises:
         ValueError: a source cannot be read, a study does not have that baseline, a score is not
-            what its items make, or a file is there or cannot be written.
+            what its items make, or a file exists or cannot be written.
     """
     found = report_read.studies(options.source)
     for one in found:
@@ -97,13 +101,14 @@ def run(options: ReportOptions) -> None:
 
 def section(result: Result) -> dict[str, Any]:
     """What the page shows of a study."""
-    every, picture = report_scores.every(result), io.BytesIO()
+    every = report_scores.every(result)
+    picture = io.BytesIO()
     answer = of_study(result, every)
     report_figures.draw(every[0], picture)
     for run in result.runs.values():
         for step in run["record"].values():
             if isinstance(step, dict) and "command" in step:
-                step["command"] = shlex.join(step["command"])  # as it is typed
+                step["command"] = shlex.join(step["command"])  # as typed in a shell
     return {
         "result": result,
         "answer": answer,

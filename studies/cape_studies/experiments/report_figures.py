@@ -16,11 +16,11 @@ STYLE: Any = {**dict.fromkeys(TEXT, GREY), "legend.framealpha": 0, "legend.fonts
 
 
 def draw(scores: Scores, out: Path | IO[bytes]) -> None:
-    """Score against condition: a line a variant, its interval shaded.
+    """Score against condition: a line for each variant, with its interval shaded.
 
-    Conditions that are numbers stand at these, others side by side. Of fewer than three trainings
-    each is a dot. What all variants were trained on is grey. There is no line where a training
-    lacks its score.
+    Conditions that are numbers stand at these numbers, others side by side. With fewer than three
+    trainings each training is a dot. Conditions that all variants were trained on are grey. The
+    line has a gap where a training has no score.
 
     Args:
         scores: with the labels of their study's report.
@@ -51,7 +51,7 @@ def draw(scores: Scores, out: Path | IO[bytes]) -> None:
 
 
 def of_variant(index: int) -> dict[str, str]:
-    """Its colour, line and marker: ten colours, the next ten variants in dashes."""
+    """A variant's colour, line and marker: ten colours, then the same colours in dashes."""
     of_ten, tens = index % 10, index // 10 % len(LINES)
     return {"color": f"C{of_ten}", "ls": LINES[tens], "marker": MARKERS[of_ten]}
 
@@ -66,7 +66,7 @@ def _draw(axis: Any, scores: Scores, variant: str, places: dict[str, float]) -> 
     label = f"{variant} †" if any(one.lacking for one in every) else variant
     axis.plot(x, [one.value for one in every], **style, ms=4, label=label)
     low, high = [one.low for one in every], [one.high for one in every]
-    # many bands hide the lines
+    # the more bands, the paler: they must not hide the lines
     axis.fill_between(x, low, high, color=color, alpha=min(0.15, 0.8 / len(scores.variants)), lw=0)
     axis.vlines(x, low, high, color=color, alpha=0.5 if len(x) == 1 else 0)
     few = [(at, one) for at, one in found if not one.known and len(one.each) > 1]

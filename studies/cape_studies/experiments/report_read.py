@@ -1,4 +1,4 @@
-"""What is to be shown: studies that cape-run left, or the scores of an earlier report."""
+"""Reads what a report shows: folders that cape-run wrote, or the scores of an earlier report."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from cape_studies.experiments import asked, folders
 from cape_studies.experiments.scores import STATS, TIDY, read
 from cape_studies.experiments.study import Study, find, load, load_written, read_yaml
 
-TRAININGS = 3  # for an interval: of two, Student's is 13 times as wide as their standard error
-#: how items make a score → the columns of theirs that do
+TRAININGS = 3  # the least for an interval; of two it would reach 13 standard errors each way
+#: how items make a score → the columns of items that it needs
 PARTS = {"percent": ["value", "weight"], "mean": ["value", "weight"]}
 PARTS |= {"bleu": STATS, "bleu_unsmoothed": STATS}
 NO_ITEMS = pd.DataFrame(columns=["variant", "seed", "evaluation", "condition", "metric", "item"])
@@ -26,13 +26,13 @@ class Result:
 
     Attributes:
         study: as it was run.
-        scores: tidy rows of the trainings that the last call asked for; without a value for those
-            that failed, as they may have diverged, and none for those that are not done.
-        items: what each test item adds to them, of variants with ``TRAININGS`` and more; empty
+        scores: tidy rows of the trainings that the last call asked for. A training that failed may
+            have diverged: its rows have no value. A training that is not done has no rows.
+        items: what each test item adds to a score, for variants with ``TRAININGS`` or more; empty
             where that is not stored.
-        notes: what a reader should know.
-        runs: that are done, by folder: their records and settings.
-        elsewhere: what lies there besides, in a line.
+        notes: sentences that the report shows.
+        runs: folder of each run that is done → its record and settings.
+        elsewhere: a line that names other runs in the study's folder; may be empty.
         unfinished: runs that were asked for and are not done → their state.
     """
 
@@ -46,16 +46,18 @@ class Result:
 
     @property
     def name(self) -> str:
-        """The study's, in one word."""
+        """The study's name."""
         return str(self.scores["study"].iat[0])
 
 
 def studies(paths: Sequence[Path]) -> list[Result]:
-    """The studies in folders, one without a study.yaml may hold several, and in stored scores.
+    """The studies in folders and in stored scores.
+
+    A folder without a study.yaml may hold the folders of several studies.
 
     Raises:
-        ValueError: a folder is missing, of something else or without scores, two are of one name,
-            or a file cannot be read.
+        ValueError: a folder is missing, was not written by cape-run or has no scores; two studies
+            have one name; or a file cannot be read.
     """
     found: list[Result] = []
     for path in map(Path.resolve, paths):
@@ -82,7 +84,7 @@ def studies(paths: Sequence[Path]) -> list[Result]:
 
 
 def _items(path: Path) -> pd.DataFrame:
-    """Of a file that may not be there."""
+    """The items in a file; none if it does not exist."""
     if not path.exists():
         return NO_ITEMS
     rows = read(path, ["condition", "metric", "item", "how"])
@@ -96,7 +98,7 @@ def _items(path: Path) -> pd.DataFrame:
 
 
 def _stored(path: Path) -> list[Result]:
-    """The studies of a ``scores.csv`` that cape-report wrote, under any name."""
+    """The studies in a ``scores.csv`` that cape-report wrote; the file may have another name."""
     rows = read(path, TIDY)
     items = _items(path.with_name(f"{path.stem}-items.csv.xz"))
     note = f"{path.name}: single test items are not stored, so that intervals"
@@ -124,7 +126,7 @@ def _read(folder: Path, study: Study) -> Result:
     }
     notes = [f"{what}: {', '.join(names)}." for what, names in listed.items() if names]
     if unfinished:
-        notes[0] += f" What is shown is of the others; {asked.call(study)} goes on."
+        notes[0] += f" Only the others are shown; {asked.call(study)} goes on."
     if any(breaks.values()) and study.host == "fairseq":
         notes.append("fairseq's batches come in another order after that than without a break.")
     if study.quick_run:
@@ -132,7 +134,8 @@ def _read(folder: Path, study: Study) -> Result:
         study.report.title = f"QUICK RUN: {study.report.title}"
         notes.insert(0, "A quick run, to see that everything works: its numbers say nothing.")
     scores = pd.concat([read(run / "scores.csv", TIDY) for run in done], ignore_index=True)
-    trainings, items = Counter(asked.training(run.name)[0] for run in done), [NO_ITEMS]
+    trainings = Counter(asked.training(run.name)[0] for run in done)
+    items = [NO_ITEMS]
     for run in begun:
         variant, seed = asked.training(run.name)
         mine = scores[scores["variant"] == variant]
@@ -143,8 +146,8 @@ def _read(folder: Path, study: Study) -> Result:
             for name in mine["evaluation"].unique():
                 own = _items(run / f"items-{name}.csv")
                 items.append(own.assign(variant=variant, seed=seed, evaluation=name))
-    every, more = pd.concat(items, ignore_index=True), asked.elsewhere(folder, study)
-    return Result(study, scores, every, notes, runs, more, unfinished)
+    every = pd.concat(items, ignore_index=True)
+    return Result(study, scores, every, notes, runs, asked.elsewhere(folder, study), unfinished)
 
 
 def _any_scored(folder: Path, study: Study) -> bool:

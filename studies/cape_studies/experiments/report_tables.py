@@ -11,23 +11,23 @@ from cape_studies.experiments.asked import training
 from cape_studies.experiments.report_scores import Score, Scores
 
 NO_SCORE = "†"
-ALONE = "‡"  # an interval for other trainings alone, in a table that has others too
+ALONE = "‡"  # marks intervals for other trainings alone, if a table has both kinds
 
 
 class Table(NamedTuple):
-    """Rows of the same columns; what is between double stars is bold."""
+    """Rows with the same columns; text between double stars is bold."""
 
     title: str
     rows: list[dict[str, str]]
     legend: str
 
     def markdown(self) -> str:
-        """With its title and legend."""
+        """The table in Markdown, with its title and legend."""
         cells = tabulate(self.rows, "keys", "github", disable_numparse=True)
         return f"### {self.title}\n\n{cells}\n\n{self.legend}\n"
 
     def html(self) -> str:
-        """The cells alone."""
+        """The table in HTML, without title and legend."""
         cells = tabulate(self.rows, "keys", "html", disable_numparse=True)
         return re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", cells)
 
@@ -53,8 +53,9 @@ def tables(scores: Scores) -> list[Table]:
 def _grid(
     scores: Scores, found: Mapping[tuple[str, str], Score], title: str, legend: str, sign: str = ""
 ) -> Table:
-    """Variants down, conditions across, and what brackets, parentheses and marks are."""
-    ways, digits = {one.items for one in found.values() if one.known}, _digits(scores)
+    """A row for each variant, a column for each condition; the legend explains marks."""
+    ways = {one.items for one in found.values() if one.known}
+    digits = _digits(scores)
     lacking = any(one.lacking for one in found.values())
     wanted = Counter(training(name)[0] for name in scores.result.study.runs)
     rows = []
@@ -87,12 +88,12 @@ def _grid(
     if len(ways) > 1:
         legend += f" {ALONE}: for other trainings alone."
     if lacking:
-        legend += f" {NO_SCORE} A training has no score there: those of the others, and no mean."
+        legend += f" {NO_SCORE} A training has no score there: no mean, only the others' scores."
     return Table(title, rows, legend)
 
 
 def cell(one: Score, digits: int, sign: str = "") -> str:
-    """``+2.34 [+1.10, +3.58]``, of few trainings ``+2.34 (+1.10, +3.58)``, of none a dagger."""
+    """``+2.34 [+1.10, +3.58]``; of few trainings ``+2.34 (+1.10, +3.58)``; a dagger for no mean."""
     value, *each = (_number(x, digits, sign) for x in (one.value, *one.each))
     if one.known:
         return f"{value} [{_number(one.low, digits, sign)}, {_number(one.high, digits, sign)}]"
@@ -106,6 +107,6 @@ def _number(number: float, digits: int, sign: str = "") -> str:
 
 
 def _digits(scores: Scores) -> int:
-    """Two decimals from 10 on, else three."""
+    """Decimals: two if a score is 10 or more, else three."""
     values = [abs(x) for one in scores.found.values() for x in one.each if x == x]
     return 2 if max(values, default=0) >= 10 else 3

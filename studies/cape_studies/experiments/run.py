@@ -1,7 +1,7 @@
 """``cape-run``: train a study's variants by the host's own trainer, and test them.
 
 A step that is done is not done again. A step that was interrupted or has failed goes on. A step is
-made anew if its settings, versions, code or inputs have changed. ``cape-report`` shows the results.
+done anew if its settings, versions, code or inputs have changed. ``cape-report`` shows the results.
 """
 
 import argparse
@@ -36,7 +36,7 @@ CANCEL_SECONDS = 30  # for cape-run and its trainers to end
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; bad input ends it with status 2 and one line, before any work."""
+    """The command line; bad input ends the process with status 2 and one line, before any work."""
     arguments = parse(argv)
     try:
         with one_line_errors("cape-run"):
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         shows = shlex.join(["cape-run", arguments.study, "--out", str(arguments.out), "--status"])
         said = f"cape-run: interrupted, {still}: {again}, {shows} shows what there is"
         print(said, file=sys.stderr, flush=True)
-        os._exit(130)  # threads that wait for SLURM or another cape-run would hold an exit
+        os._exit(130)  # sys.exit would wait for threads that wait for SLURM or for another cape-run
     if failed:
         sys.exit("\n".join(f"cape-run: {line}" for line in failed))
 
@@ -62,7 +62,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("study", nargs="?", help="a name from --list, or a YAML")
     about = "changes in Hydra's grammar: seeds=[0,1] options.epochs=1 +options.new=2 ~needs.v2a"
     add("overrides", nargs="*", metavar="KEY=VALUE", help=about)
-    add("--list", action="store_true", help="print the studies, what they need, what they cost")
+    add("--list", action="store_true", help="print all studies, what they need and what they cost")
     add("--status", action="store_true", help="print what is done, runs, waits or has failed")
     add("--cancel", action="store_true", help="end the runs of this study")
     add("--variants", nargs="+", metavar="NAME", help="default: those of the study")
@@ -73,7 +73,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="[NAME=]DIR",
-        help="folders of the data that it needs",
+        help="folders of the data that the study needs",
     )
     add("--out", type=Path, default=Path("out"), help="folder of all results (default: out)")
     add(
@@ -84,7 +84,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument_group("where").add_argument
     add("--cluster", choices=["local", "slurm"], default="local", help="default: local")
     add("--jobs", type=int, default=1, metavar="N", help="runs at a time on this machine")
-    about = "GPUs of a run; 0: the CPU. Runs on this machine share the first GPUs"
+    about = "GPUs for a run; 0: the CPU. Runs on this machine share the first GPUs"
     add("--gpus", type=int, default=0, metavar="N", help=about)
     add(
         "--timeout",
@@ -129,7 +129,7 @@ def command(arguments: argparse.Namespace) -> list[str]:
 
 
 def listing() -> str:
-    """All studies of the checkout, and the sets of them."""
+    """All studies and sets of studies in ``configs/studies``, a paragraph each."""
     found = []
     for path in study.names():
         one, *more = study.load(path)
@@ -142,7 +142,7 @@ def listing() -> str:
 
 
 def status(out: Path, there: Sequence[Path]) -> Iterator[str]:
-    """A line for what is prepared now and for each run of studies, of which the YAMLs are given."""
+    """A line for each preparation that goes on, and for each run of the study.yaml files."""
     for log in preparing(out, there):
         if steps.held(log):
             yield f"preparing {log.stem}: {steps.last_line(log)[:100]}"
@@ -155,14 +155,17 @@ def status(out: Path, there: Sequence[Path]) -> Iterator[str]:
 
 
 def preparing(out: Path, there: Sequence[Path]) -> list[Path]:
-    """The logs of what these studies have prepared."""
+    """The logs of these studies' preparations."""
     names = {name for path in there for name in study.load_written(path).prepared}
     return sorted(out / "prepared" / f"{name}.log" for name in names)
 
 
 def cancel(folder: Path, there: Sequence[Path]) -> int:
-    """End cape-run where it runs these studies, what outlived it, and jobs of SLURM; gives how many
-    processes of this machine were asked to end."""
+    """End the cape-runs of these studies, trainers that outlived one, and jobs of SLURM.
+
+    Returns:
+        the number of processes of this machine that were asked to end.
+    """
     ended: set[int] = set()
     limit = time.monotonic() + CANCEL_SECONDS
     while (found := running(folder.parent, there)) and time.monotonic() < limit:
@@ -178,10 +181,10 @@ def cancel(folder: Path, there: Sequence[Path]) -> int:
 
 
 def running(out: Path, there: Sequence[Path]) -> list[psutil.Process]:
-    """Of this machine, cape-run where it runs these studies; if it does not, what outlived it.
+    """The cape-runs of these studies on this machine; if there are none, what outlived them.
 
-    Each has a file open to write to it: cape-run its study's ``.lock``, what it started a log. A
-    trainer that another asked to end may seem to be done to those who wait for it.
+    Each has a file open for writing: a cape-run its study's ``.lock``, a command that it started a
+    log. cape-run comes first, as to it a trainer that somebody else ended may seem to be done.
     """
     locks = {path.with_name(".lock") for path in there}
     logs = {log for one in there for run in one.parent.glob("runs/*") for log in folders.logs(run)}
@@ -196,24 +199,26 @@ def running(out: Path, there: Sequence[Path]) -> list[psutil.Process]:
     return [process for process, _, files in found if files & locks] or [
         process
         for process, parent, files in found
-        if parent not in pids and ".lock" not in {path.name for path in files}  # another study's
+        if parent not in pids
+        and ".lock" not in {path.name for path in files}  # it has the lock of another study
     ]
 
 
 def job_name(folder: Path) -> str:
-    """Of SLURM's jobs of a study, or of a set, with this folder."""
+    """The name of SLURM's jobs for a study or a set with this folder."""
     return f"cape-run-{folder.name}-{digest(folder)}"
 
 
 class Work:
-    """A command line understood: preparations and runs of its studies, and what stands in the way.
+    """What a command line asks for: preparations and runs of studies, and what prevents them.
 
     Raises:
-        ValueError: a study, a variant or a folder that does not fit.
+        ValueError: a study, a variant or a folder does not fit.
     """
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self.arguments, path = arguments, study.find(arguments.study)
+        self.arguments = arguments
+        path = study.find(arguments.study)
         scripts = arguments.timm_scripts or os.environ.get("TIMM_SCRIPTS")
         scripts = Path(scripts).resolve() if scripts else None
         self.machine = hosts.Machine(arguments.gpus, scripts)
@@ -237,18 +242,18 @@ class Work:
             variants = arguments.variants or one.run
             study.known("--variants", variants, one.variants)
             if arguments.estimate and (one.answer is None or self.slurm):
-                raise ValueError("--estimate is of my_… studies and of this machine")
+                raise ValueError("--estimate is for my_… studies that train on this machine")
             for seed in arguments.seeds or one.seeds:
                 self.runs += [Run(setting, variant, seed) for variant in variants]
 
     def _data(self) -> dict[str, Path]:
-        """What was given as ``--data``; what is missing becomes a problem."""
+        """The folders given as ``--data``; a missing one becomes a problem."""
         needs = {name: need for one in self.studies for name, need in one.needs.items()}
         found: dict[str, Path] = {}
         for given in self.arguments.data:
             name, equals, folder = given.rpartition("=")
             if not equals and len(needs) != 1:
-                raise ValueError(f"--data takes NAME=DIR here; NAMEs are {', '.join(needs)}")
+                raise ValueError(f"--data must be NAME=DIR here, NAME one of {', '.join(needs)}")
             name = name if equals else next(iter(needs))
             study.known("--data (changes stand before it)", [name], needs)
             found[name] = Path(folder).resolve()
@@ -259,20 +264,23 @@ class Work:
             elif not found[name].is_dir():
                 self.problems.append(f"no such folder: {found[name]}; {name} is {about}")
             elif lacking := [one for one in need.files if not any(found[name].glob(one))]:
-                folder = found.pop(name)  # which may be large: its files are not read
+                folder = found.pop(name)  # it may be large, so its files are not read
                 self.problems.append(f"{folder} has no {lacking[0]}: {name} is {about}")
         return found
 
     def check(self) -> list[str]:
-        """What of this machine stands in the way of the runs, a line each."""
-        given, found = self.arguments, []
+        """What prevents the runs on this machine, a line each."""
+        given = self.arguments
+        found: list[str] = []
         if self.slurm and shutil.which("sbatch") is None:
-            found.append("--cluster slurm: there is no sbatch here")
+            found.append("--cluster slurm: there is no sbatch on this machine")
         if given.gpus and not self.slurm:
             import torch
 
             if given.gpus > torch.cuda.device_count():
-                found.append(f"--gpus {given.gpus}: there are {torch.cuda.device_count()} here")
+                found.append(
+                    f"--gpus {given.gpus}: there are {torch.cuda.device_count()} on this machine"
+                )
         needed = sum(run.study.disk_gb for run in self.runs if not run.folder.exists())
         there = next(folder for folder in (self.out, *self.out.parents) if folder.exists())
         try:
@@ -295,14 +303,14 @@ class Work:
             print()
 
     def do(self) -> list[str]:
-        """Prepare, then run all; returns a line for each step that failed.
+        """Do all preparations and runs; returns a line for each step that failed.
 
         Raises:
-            KeyboardInterrupt: a signal asked to end; what ran on this machine has ended.
+            KeyboardInterrupt: a signal asked to end; the commands on this machine have ended.
             ValueError, OSError: a file of the studies cannot be read or written.
         """
-        for number in SIGNALS[1:]:  # are what Ctrl-C is
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
+        for number in SIGNALS[1:]:  # they act as Ctrl-C does
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, signal.default_int_handler)
         pool = ThreadPoolExecutor(len(self.runs) if self.slurm else self.arguments.jobs)
         own = self.runs[0].setting.folder
@@ -315,12 +323,14 @@ class Work:
             except KeyboardInterrupt:
                 for number in SIGNALS:
                     signal.signal(number, signal.SIG_IGN)  # once is enough
-                pool.shutdown(wait=False, cancel_futures=True)  # before an end frees a thread
+                pool.shutdown(
+                    wait=False, cancel_futures=True
+                )  # before a thread is free for the next job
                 steps.end()
                 wait([job for job in self.jobs if not job.cancelled()], timeout=1)
                 raise
             for (setting, runs), call in zip(self._by_study(), calls, strict=False):
-                asked.end(setting, runs, call)  # of an estimate there are none
+                asked.end(setting, runs, call)  # an estimate has no calls
         return failed
 
     def _by_study(self) -> list[tuple[Setting, list[Run]]]:
@@ -328,9 +338,12 @@ class Work:
         return [(setting, list(runs)) for setting, runs in groups]
 
     def _begin(self, also: bool) -> list[int]:
-        """Write the studies and all their runs, so that they show what is asked for now; ``also``
-        what calls that still go on have asked for. Gives the number of the call in each study."""
-        call, prepared = self.arguments.call, [path.name for path in self.preparations]
+        """Write the studies and all their runs as this call asks for them.
+
+        ``also``: with the runs of calls that still go on. Gives the call's number in each study.
+        """
+        call = self.arguments.call
+        prepared = [path.name for path in self.preparations]
         if self.arguments.estimate:
             for setting, _ in self._by_study():
                 asked.estimated(setting, prepared, call)
@@ -351,8 +364,8 @@ class Work:
         return []
 
     def _tell(self) -> list[str]:
-        """Of a study of the user's data, say what is there and what it will take."""
-        if self.runs[0].study.answer and not self.slurm:  # there other machines train
+        """For a study of the user's data, print what the data hold and what trainings will take."""
+        if self.runs[0].study.answer and not self.slurm:  # with SLURM other machines train
             print(estimate.told(self.runs, self.arguments.jobs), flush=True)
         if self.arguments.estimate:
             self.runs = []
@@ -360,18 +373,19 @@ class Work:
 
     def _train(self, pool: ThreadPoolExecutor) -> list[str]:
         failed = []
-        for second in (False, True):  # those that start from another training
+        for second in (False, True):  # then runs that start from another training
             now = [run for run in self.runs if bool(run.start) is second]
             self.jobs = [pool.submit(self._run, run) for run in now]
             if not self.slurm:
                 with progress.shown(now):
                     wait(self.jobs)
-            failed += [f"{run.folder}: {error}" for run, job in zip(now, self.jobs, strict=True)
-                       if (error := job.result())]  # fmt: skip
+            for run, job in zip(now, self.jobs, strict=True):
+                if error := job.result():
+                    failed.append(f"{run.folder}: {error}")
         return failed
 
     def _run(self, run: Run) -> str:
-        """A run, with a line where it begins and where it ends; returns what went wrong."""
+        """Do a run, and print a line at its beginning and its end; returns what went wrong."""
         label = progress.label(run)
         self._say(f"{label}: {run.folder}")
         try:
@@ -386,14 +400,15 @@ class Work:
         return "" if told == "done" else told
 
     def _say(self, line: str) -> None:
-        """In one write, as several runs speak; above the bars of a terminal."""
+        """Print a line above a terminal's bars; in one write, as runs print at the same time."""
         tqdm.write(f"{line}\n", file=sys.stdout, end="")
         sys.stdout.flush()
 
     def _submit(self, run: Run) -> None:
-        """Have a run done by a job of SLURM: one that an earlier call has sent, if it still waits
-        or runs, else a new one."""
-        given, note = self.arguments, run.folder / "job"
+        """Do a run by a job of SLURM: by an earlier call's, if it still waits or runs, else by a
+        new one."""
+        given = self.arguments
+        note = run.folder / "job"
         executor = submitit.SlurmExecutor(self.out / ".slurm")
         executor.update_parameters(
             job_name=job_name(self.folder),
@@ -401,7 +416,7 @@ class Work:
             gpus_per_node=given.gpus or None,
             nodes=1,
             partition=given.partition,
-            use_srun=False,  # the command has its own
+            use_srun=False,  # cape-run starts the command itself
         )
         for again in (True, False):
             with steps.locked(note):
@@ -410,6 +425,6 @@ class Work:
                     sent, again = executor.submit(folders.make, run).job_id, False
                     note.write_text(sent)
             submitit.SlurmJob(executor.folder, sent).wait()
-            folders.show(run)  # the job may have been another call's, for other evaluations
+            folders.show(run)  # an earlier call's job may have done other evaluations
             if not again or folders.state(run.folder) == "done":
                 break

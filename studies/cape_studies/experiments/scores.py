@@ -1,4 +1,4 @@
-"""Reads what the evaluations write, and makes tidy scores of it: condition, metric, value."""
+"""Reads what evaluations write, and makes tidy scores from it: condition, metric, value."""
 
 import io
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ TIDY = [
     *("study", "host", "variant", "seed", "evaluation", "condition", "metric", "value"),
     *("higher_is_better", "trained_on", "items", "how"),
 ]
-RATIOS = "percent", "mean"  # those that rows of one condition may be put together by
-STATS = [f"stats_{i}" for i in range(10)]  # of an item in BLEU
+RATIOS = "percent", "mean"  # scores whose rows of one condition can be averaged
+STATS = [f"stats_{i}" for i in range(10)]  # an item's statistics for BLEU
 
 
 def read(path: Path, columns: Sequence[str] = ()) -> pd.DataFrame:
-    """A CSV, compressed or not. A value that is empty or no finite number is missing.
+    """A CSV, compressed or not. A value that is empty or not finite becomes NaN.
 
     Raises:
         ValueError: it cannot be read, or lacks one of the columns; names the file.
@@ -52,7 +52,7 @@ def tidy(evaluation: Evaluation, host: str, path: Path) -> list[dict[str, Any]]:
 
     Raises:
         ValueError: the CSV cannot be read, lacks a column or a metric, or several rows of a
-            condition cannot be put together.
+            condition cannot be averaged.
     """
     rows = read(path, ["metric", "value"])
     known(f"metrics of {path}", evaluation.metrics, set(rows["metric"].dropna()))
@@ -84,7 +84,7 @@ def tidy(evaluation: Evaluation, host: str, path: Path) -> list[dict[str, Any]]:
 
 
 def conditions(rows: pd.DataFrame, evaluation: Evaluation, host: str, path: Path) -> pd.DataFrame:
-    """The rows that the study wants, each with the name of its ``condition``."""
+    """The rows that the study uses, each with the name of its ``condition``."""
     if evaluation.script:
         known(f"columns of {path}", ["condition"], rows)
         return rows.dropna(subset="condition")
@@ -104,13 +104,14 @@ def conditions(rows: pd.DataFrame, evaluation: Evaluation, host: str, path: Path
 
 
 def text(value: object) -> str:
-    """Of a condition: 0.5, and 8 where a column has it as 8.0."""
+    """A condition's name: 0.5, and 8 for 8.0."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def finish(evaluation: Evaluation, host: str, path: Path, raw: Path, items: Path) -> None:
-    """Check what an evaluation wrote, and put sums of single items by condition, which the
-    bootstrap takes, in the place of these.
+    """Check the CSVs of an evaluation, and replace its items by their sums for each condition.
+
+    The intervals of reports need these sums.
 
     Raises:
         ValueError: a file cannot be read or lacks something, see :func:`tidy`.

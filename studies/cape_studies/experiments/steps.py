@@ -1,7 +1,7 @@
-"""Makes the steps of a study: each once, by one process at a time.
+"""Does the steps of a study: each once, by one process at a time.
 
-What a command starts writes to its log and so holds the log's lock, cape-run or not: a step whose
-cape-run was killed is waited for. What a signal ended is not done: the next ``cape-run`` goes on.
+A command inherits the lock of its log and holds it until it ends, even if its cape-run was killed.
+So the next cape-run waits for it. If a signal ended a step, the next cape-run goes on with it.
 """
 
 import errno
@@ -29,25 +29,29 @@ import yaml
 from cape_studies.experiments import hosts
 from cape_studies.experiments.plan import Run, Step
 
-SECONDS_TO_END = 10  # that a trainer has after SIGTERM
-SECONDS_TO_HEAR = 1.0  # the signal that has ended a trainer, perhaps with status 0
-FULL = 2**16  # bytes free, or fewer: the disk is full
+SECONDS_TO_END = 10  # a trainer has them after SIGTERM
+SECONDS_TO_HEAR = 1.0  # to receive the signal that ended a trainer, perhaps with status 0
+FULL = 2**16  # with fewer free bytes the disk is full
 
 
 def make(step: Step, run: Run | None = None) -> None:
-    """Do a step if it is not done, and note it in its record; ``run`` is whose step it is.
+    """Do a step if it is not done, and write its record.
 
-    Seconds are those of interrupted attempts too.
+    Seconds in the record include those of interrupted attempts.
+
+    Args:
+        step: to do.
+        run: the one that the step belongs to; None for a preparation.
 
     Raises:
-        RuntimeError: it failed, or ended without its outputs.
-        ValueError: its record or what it made cannot be read.
-        SystemExit: a signal ended it, or this process is to end.
+        RuntimeError: the step failed, or ended without its outputs.
+        ValueError: its record or an output cannot be read.
+        SystemExit: a signal ended it, or this process must end.
     """
     if step.done():
         return
     step.path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(step.log) as log:  # waits for another cape-run's, or for one that outlived it
+    with locked(step.log) as log:  # waits for another cape-run, or for a command that outlived one
         if step.done():
             return
         record, began = step.record(), time.time()
@@ -72,7 +76,7 @@ def make(step: Step, run: Run | None = None) -> None:
 
 
 def _here(run: Run) -> dict[str, Any]:
-    """What a record says about code and machine."""
+    """The facts about code and machine in a record."""
     git = "git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"
     cpu, gpus = Path("/proc/cpuinfo"), run.setting.machine.gpus
     names = re.findall(r"model name\s*: (.*)", cpu.read_text() if cpu.exists() else "")
@@ -90,7 +94,7 @@ def _here(run: Run) -> dict[str, Any]:
 
 @cache
 def _said(*command: str) -> str:
-    """What a command prints; a process of its own gives the memory of a GPU back."""
+    """The output of a command. It is a process of its own so that it frees a GPU's memory."""
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
@@ -100,23 +104,29 @@ _ending = threading.Event()
 
 
 def environment(gpus: int) -> dict[str, str]:
-    """Of a command: its output comes at once, and on the CPU it gets one thread, as small models
-    side by side want, or the user's ``OMP_NUM_THREADS``."""
+    """The environment of a command. Its output is not buffered. On the CPU it has one thread, which
+    suits small models side by side, or the user's ``OMP_NUM_THREADS``."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    threads = threads if threads.isdecimal() else "1"  # OpenMP allows a list for nested regions
+    threads = threads if threads.isdecimal() else "1"  # OpenMP allows lists too
     own = {} if gpus else {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     return {**os.environ, "PYTHONUNBUFFERED": "1", **own}
 
 
 def call(command: list[str], path: Path, log: IO[str], gpus: int = 0) -> float:
-    """Run a command; its whole output is added to the log at ``path``, which is open for appending
-    and whose lock is the command's too. Gives the time of its end.
+    """Run a command in a process group of its own, so that Ctrl-C reaches only cape-run.
 
-    It is the first of a group of processes, so that Ctrl-C reaches cape-run alone.
+    Args:
+        command: in words.
+        path: of the log, to which its output is added.
+        log: the log, open for appending; the command inherits its lock.
+        gpus: number of GPUs; 0: the CPU.
+
+    Returns:
+        the time of its end.
 
     Raises:
-        RuntimeError: it failed.
-        SystemExit: a signal ended it, or this process is to end.
+        RuntimeError: the command failed.
+        SystemExit: a signal ended it, or this process must end.
     """
     if threading.current_thread() is threading.main_thread():  # a job of SLURM
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("SIGTERM"))
@@ -146,14 +156,14 @@ def call(command: list[str], path: Path, log: IO[str], gpus: int = 0) -> float:
     if code < 0 or _ending.is_set():  # a trainer may end with status 0 when it is asked to
         raise SystemExit(f"{command[0]} was ended by signal {-code if code < 0 else 'SIGTERM'}")
     if code:
-        if full(path.parent):  # its last words may be lost
+        if full(path.parent):  # then its last line may be lost
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path.parent))
         raise RuntimeError(f"exit status {code}, {last_line(path)[:300]} ({path})")
     return ended
 
 
 def end() -> None:
-    """End what :func:`call` started in this process, politely at first; nothing starts any more."""
+    """End what :func:`call` started, by SIGTERM, then by SIGKILL; nothing starts any more."""
     with _starting:
         _ending.set()
         there = list(_started)
@@ -164,12 +174,12 @@ def end() -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, limit - time.monotonic()))
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # and what it started
+            os.killpg(process.pid, signal.SIGKILL)  # and the processes that it started
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[IO[str]]:
-    """Hold a file's lock; gives the file, open for appending, which shares it with a command."""
+    """Hold a file's lock; gives the file, open for appending; a command can inherit the lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -187,7 +197,7 @@ def held(path: Path) -> bool:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that is not empty; a progress bar's last state; Hydra's error."""
+    """The last line of a log that says something: a bar's last state counts, Hydra's hint not."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 4096))
         lines = file.read().decode(errors="replace").replace("\r", "\n").splitlines()
@@ -201,7 +211,7 @@ def full(folder: Path) -> bool:
 
 
 def remove(*paths: Path) -> None:
-    """Files, links and folders, as far as they are there."""
+    """Remove files, links and folders, those that exist."""
     for path in paths:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -210,7 +220,7 @@ def remove(*paths: Path) -> None:
 
 
 def write(path: Path, content: str | dict[str, Any]) -> None:
-    """Replace a file at once, no reader finds half of it; a mapping is written as JSON or YAML."""
+    """Replace a file in one move, so nobody reads half of it; mappings become JSON or YAML."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".json":
         content = json.dumps(content, indent=2) + "\n"
@@ -225,7 +235,7 @@ def write(path: Path, content: str | dict[str, Any]) -> None:
 
 
 def link(path: Path, target: Path) -> None:
-    """Point from one place to another, which may move together; replaces what is at the first."""
+    """Make or replace a relative link at ``path``: both places can move together."""
     part = _part(path)
     part.symlink_to(os.path.relpath(target, path.parent))
     os.replace(part, path)

@@ -1,8 +1,8 @@
-"""A study as its YAML tells it: composed by Hydra, checked here before anything runs.
+"""A study, from its YAML: Hydra composes it, and it is checked here before anything runs.
 
-Options are mappings in the host's own names and are given to its commands as they are; strings in
-them may hold ``{places}``: what is needed and what is prepared goes by its name, the rest by
-:data:`PLACES`. Paths of recipes and scripts are relative to the YAML, else to ``configs/studies``.
+Options are mappings in the host's own names and are given to its commands as they are. Strings in
+them may hold ``{places}``: the names of needs and prepared folders, and those in :data:`PLACES`.
+Paths of recipes and scripts are relative to the YAML, else to ``configs/studies``.
 """
 
 import json
@@ -34,17 +34,17 @@ from cape_plugins.text import read_text
 
 Options = dict[str, Any]
 
-#: What a string may hold in braces, beside the names of what is needed and prepared.
+#: What a string may hold in braces, beside the names of needs and prepared folders.
 PLACES = {
     "recipe": "the recipe's path",
     "out": "in prepare: the folder to make",
-    "seed": "of the training",
-    "variant": "its name",
+    "seed": "the training's seed",
+    "variant": "the variant's name",
     "trained": "in evaluations: the folder that the host trained into",
-    "checkpoint": "in evaluations: the file in it to test",
+    "checkpoint": "in evaluations: the checkpoint to test",
     "after": "the folder of the training that this one starts from",
     "csv": "in evaluations by a script: the tidy CSV to write",
-    "items": "the same: the CSV of single items to write",
+    "items": "in evaluations by a script: the CSV of single items to write",
 }
 
 Kind = TypeVar("Kind", bound=BaseModel)
@@ -62,12 +62,12 @@ def _first(path: Path, info: ValidationInfo) -> Path:
     return next((one for one in there if one.exists()), there[0])
 
 
-#: Looked for in the folders that the validation is told.
+#: A path that is looked for in the folders of the validation's context.
 File = Annotated[Path, AfterValidator(_first)]
 
 
 class Part(BaseModel):
-    """Of a study; a key that it does not have is an error."""
+    """A part of a study. An unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -82,7 +82,7 @@ class Need(Part):
 
 
 class Prepare(Part):
-    """A folder made once for all runs, by a script or a module; its name is the folder's place."""
+    """A folder that a script or a module makes once for all runs; {NAME} is its path."""
 
     script: File | None = Field(None, description="a Python file")
     module: str | None = Field(
@@ -152,7 +152,7 @@ class Report(Part):
 
 
 class Answer(Part):
-    """Of a study of a user's own data: what the report begins with (``cape_studies.ask``)."""
+    """For a study of a user's own data: the answer that its report begins with."""
 
     data: Literal["images", "text", "wavs"] = Field(
         description="the need that is the user's data; options that are null are set from it"
@@ -168,7 +168,7 @@ class Answer(Part):
 
 
 class Taste(Part):
-    """Of a study of one training a variant: what its page says, of one condition."""
+    """For a study with one training a variant: what the page of ``make demo`` says of it."""
 
     variant: str = Field(description="variant that is compared with the report's baseline")
     condition: str = Field(description="condition at which the two are compared")
@@ -222,12 +222,12 @@ class Study(Part):
 
     @property
     def path(self) -> Path:
-        """Of the YAML."""
+        """The path of the YAML."""
         return self._path
 
     @property
     def name(self) -> str:
-        """That of the file."""
+        """The study's name: that of its YAML."""
         return self.path.stem
 
     @model_validator(mode="after")
@@ -235,19 +235,19 @@ class Study(Part):
         for name in (*self.needs, *self.prepare):
             if not name.isidentifier() or name in PLACES:
                 taken = ", ".join(PLACES)
-                raise ValueError(f"{name!r} of needs or prepare must be a word, none of {taken}")
+                raise ValueError(f"{name!r} in needs or prepare must be a word other than {taken}")
         for name, variant in self.variants.items():
             known(f"variants.{name}.evaluate", variant.evaluate, self.evaluations)
             known(f"variants.{name}.after", filter(None, [variant.after]), self.variants)
         self.run = self.run or list(self.variants)
         known("run", self.run, self.variants)
         kept = [*self.run]
-        for name in kept:  # which grows: of what a variant starts from, that too
+        for name in kept:  # kept grows: what a variant starts from is kept too
             if (start := self.variants[name].after) and start not in kept:
                 kept.append(start)
         self.variants = {name: self.variants[name] for name in kept}
         places = {*PLACES, *self.needs}
-        for name, step in self.prepare.items():  # each may use those before it
+        for name, step in self.prepare.items():  # each may use the folders before it
             known(f"prepare.{name}", places_in(step.model_dump()), places)
             places.add(name)
         for part, value in self.model_dump(include={"options", "variants", "evaluations"}).items():
@@ -261,7 +261,7 @@ class Study(Part):
         return self
 
     def _complete(self, report: Report) -> None:
-        """Fill the defaults."""
+        """Fill the defaults of the report."""
         report.baseline = report.baseline or next(iter(self.variants))
         report.evaluation = report.evaluation or next(iter(self.evaluations))
         known("report.baseline", [report.baseline], self.variants)
@@ -274,14 +274,14 @@ class Study(Part):
 
 
 def known(where: str, names: Iterable[str], there: Iterable[str]) -> None:
-    """Raise ValueError, with what there is, for the first name that there is not."""
+    """Raise ValueError for the first of the names that does not exist; it lists those that do."""
     for name in names:
         if name not in there:
             raise ValueError(f"{where}: no {name!r}; there is {', '.join(sorted(there))}")
 
 
 def places_in(value: Any) -> set[str]:
-    """Names in braces in all strings of nested lists and mappings, keys aside."""
+    """Names in braces in all strings of nested lists and mappings, but not in keys."""
     if isinstance(value, str):
         return {name for _, name, _, _ in Formatter().parse(value) if name}
     parts = value.values() if isinstance(value, Mapping) else value
@@ -298,7 +298,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file.
 
     Raises:
-        ValueError: it cannot be read, or is no mapping.
+        ValueError: it cannot be read, or is not a mapping.
     """
     try:
         content = yaml.safe_load(read_text(path))
@@ -315,7 +315,7 @@ def one_line(error: BaseException) -> str:
 
 
 def composed(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """What Hydra makes of a YAML, its defaults list and overrides.
+    """The config that Hydra makes from a YAML, its defaults list and overrides.
 
     Names in the defaults list are looked for beside the YAML and in ``configs/studies``.
 
@@ -324,13 +324,13 @@ def composed(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """
     read_yaml(path)
     search = [f"hydra.searchpath=[{json.dumps(f'file://{folder}')}]" for folder in folders()]
-    try:  # Hydra 1.3.8 warns of an older base, which fairseq's own calls in this process want
+    try:  # fairseq's own calls in this process set an older base, of which Hydra 1.3.8 warns
         with initialize_config_dir(str(path.resolve().parent), version_base="1.3"):
             found = compose(path.stem, overrides=[*search, *overrides])
         return OmegaConf.to_container(found, resolve=True)  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(f"{path}: {one_line(error)}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:  # of a YAML that this one names
+    except (UnicodeDecodeError, yaml.YAMLError) as error:  # a YAML that this one names is broken
         for other in sorted({*path.parent.rglob("*.yaml"), *names()}):
             read_yaml(other)
         raise ValueError(f"a YAML that {path} names: {one_line(error)}") from error
@@ -339,19 +339,21 @@ def composed(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def load(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> list[Study]:
-    """Read and check a study, or the several that a set names.
+    """Read and check a study, or all studies of a set.
 
-    ``quick`` is with the changes that the study lists for this, before the overrides, which are in
-    Hydra's grammar: ``options.epochs=1``, ``+options.new=2``.
+    Args:
+        path: of the YAML.
+        overrides: changes in Hydra's grammar: ``options.epochs=1``, ``+options.new=2``.
+        quick: make the changes that the study lists under ``quick``, before the overrides.
 
     Raises:
-        ValueError: names the first thing that is wrong.
+        ValueError: something is wrong; names the first fault.
     """
     content = composed(path)
     if isinstance(content.get("studies"), list):
         paths = [path.parent / f"{name}.yaml" for name in content["studies"]]
         return [one for each in paths for one in load(each, overrides, quick)]
-    if quick and content.get("quick"):  # a config of its own, after all others of the list
+    if quick and content.get("quick"):  # as the last config of the defaults list
         ConfigStore.instance().store("study", content["quick"], "quick_run", package="_global_")
         overrides = ["+quick_run=study", *overrides]
     study = _checked(composed(path, overrides) if overrides else content, path)
@@ -360,10 +362,10 @@ def load(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> list
 
 
 def load_written(path: Path) -> Study:
-    """A study.yaml of cape-run.
+    """A study, from a study.yaml that cape-run wrote.
 
     Raises:
-        ValueError: it cannot be read, or is none.
+        ValueError: it cannot be read, or is not a study.
     """
     return _checked(read_yaml(path), path)
 
@@ -373,7 +375,8 @@ def _checked(content: dict[str, Any], path: Path) -> Study:
         study = Study.model_validate(content, context=[path.parent, *folders()])
     except ValidationError as error:
         first = error.errors()[0]
-        where = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
+        where = ".".join(map(str, first["loc"]))
+        where = f"{where}: " if where else ""
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         message = first["msg"].removeprefix("Value error, ")
         raise ValueError(f"{path}: {where}{message}{more}") from error
@@ -382,7 +385,7 @@ def _checked(content: dict[str, Any], path: Path) -> Study:
 
 
 def folders() -> list[Path]:
-    """``configs/studies`` of the checkout that this package or the shell is in, or the wheel's."""
+    """``configs/studies`` of this package's checkout, of the current folder, or of the wheel."""
     package = Path(__file__).resolve().parents[1]
     roots = package.parents[1], Path.cwd(), package / "_files"
     there = [root / "configs" / "studies" for root in roots]
@@ -404,9 +407,10 @@ def find(name: str) -> Path:
         return Path(name)
     there = {path.stem: path for path in names()}
     if name not in there:
-        near = get_close_matches(name, there) or ["none like it"]
+        near = get_close_matches(name, there)
+        like = f"similar names are {', '.join(near)}; " if near else ""
         raise ValueError(
-            f"no study {name!r}: in configs/studies there is {', '.join(near)} (cape-run --list "
-            "shows all); else give the path of a NAME.yaml"
+            f"no study {name!r} in configs/studies: {like}cape-run --list shows all. For a study "
+            "of your own give the path of its NAME.yaml"
         )
     return there[name]

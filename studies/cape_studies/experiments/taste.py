@@ -56,8 +56,8 @@ def trainings(result: Result) -> str:
 
 
 def sentence(result: Result) -> tuple[str, bool]:
-    """What is seen under the study's condition, and whether it is what its protocol expects: that
-    the variant with CAPE is ahead.
+    """What the scores under the study's condition are, in a sentence; and whether the variant with
+    CAPE is ahead, as the protocol expects.
 
     Raises:
         ValueError: the condition was not tested.
@@ -81,7 +81,7 @@ def sentence(result: Result) -> tuple[str, bool]:
 
 
 def commands(record: Mapping[str, Any]) -> list[str]:
-    """Of a run, as they are typed: its training and its tests, with the threads that they had."""
+    """The commands of a run's training and tests, as typed, with the threads that they had."""
     threads = record.get("threads")
     before = f"OMP_NUM_THREADS={threads} " if threads else ""
     found = []
@@ -94,7 +94,7 @@ def commands(record: Mapping[str, Any]) -> list[str]:
 
 
 def _link(study: str) -> str:
-    """To the page of a study's results; empty in an installed wheel, which has none."""
+    """The address of a study's page of results; empty in an installed wheel, which has no pages."""
     for folder in folders():
         path = folder.parents[1] / RESULTS / f"{study}.md"
         if path.is_file():

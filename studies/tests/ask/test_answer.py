@@ -54,7 +54,7 @@ def test_less_is_better_where_the_metric_says_so():
 def test_what_is_near_chance_has_not_learned():
     of = answer(nopos=[12.0, 11.0, 10.0], rope=GOOD)
     assert of["not_learned"] == ["nopos"]
-    assert "Near chance, has not learned: nopos." in words(of)
+    assert "Near chance, so not learned: nopos." in words(of)
 
 
 def test_where_none_has_learned_positions_are_not_judged():
@@ -95,7 +95,7 @@ def test_what_may_have_diverged_has_its_mean_and_is_not_compared():
 
 
 def test_of_one_variant_there_is_its_number():
-    assert words(answer(nopos=[70.0])).startswith("In testing: of nopos alone, top1 70.0")
+    assert words(answer(nopos=[70.0])).startswith("In testing: only nopos has scores, top1 70.0")
 
 
 @pytest.mark.parametrize(

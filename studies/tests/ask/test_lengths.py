@@ -78,7 +78,7 @@ def test_recordings_transcripts_from_windows_are_those_without_marks(wavs):
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
-        (lambda of: in_lines(of, 199, ""), r"train\.\* must be .* and have \[200, 199\] lines"),
+        (lambda of: in_lines(of, 199, ""), r"train\.\* must be .* but have \[200, 199\] lines"),
         (lambda of: in_lines(of, 4, " \n"), "train.en line 5 is empty"),
         (lambda of: bring(of, ["de", "en"], 7), r"test\.de line 2 stands in training"),
         (lambda of: bring(of, ["de"], 7), "test.en is missing"),

@@ -68,7 +68,7 @@ def test_what_an_older_estimate_or_a_wider_call_began_does_not_count(asking, tmp
     status, text, found = shown(tmp_path, capsys)
     assert found["ranges"]["as in training"]["trainings"] == {"few": 2, "many": 2}
     first = text.splitlines()[2]
-    assert "Of the 4 trainings that the last call asked for; more lies there" in first
+    assert "This shows the 4 trainings that the last call asked for. The folder has more." in first
     assert "few-seed2" in first
     assert first == found["elsewhere"]
     assert "few-seed2" in status[-1]
@@ -97,7 +97,7 @@ def test_an_unfinished_study_says_so_and_what_to_type(asking, tmp_path, capsys, 
     monkeypatch.setattr(estimate, "told", lambda *_: "")  # which would fail before any training
     asking("--seeds", "0", "1", fails="it does not work", variants=fails)
     status, text, found = shown(tmp_path, capsys)
-    assert "2 of 4 trainings done, the report is of these alone; cape-run " in status[-1]
+    assert "2 of 4 trainings done, the report shows only these; cape-run " in status[-1]
     assert found["unfinished"]["variants_without_any"] == ["many"]
     assert found["unfinished"]["type"].startswith("cape-run ")
     assert "--estimate" not in found["unfinished"]["type"]

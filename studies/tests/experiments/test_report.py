@@ -379,7 +379,7 @@ def test_what_a_reader_should_know_of_the_runs_is_noted(tmp_path, figures):
     text = reported(folder)
     assert "Not finished: cape-seed0-0abcd (failed: exit status 1, the loss is NaN)." in text
     first = text.splitlines()[2]
-    assert first.startswith("Of the 9 trainings that the last call asked for; more lies there")
+    assert first.startswith("This shows the 9 trainings that the last call asked for. The folder")
     assert "Of other settings, or of variants that the last call left out: cape-seed3-1" in first
     assert "went on from a checkpoint: cape-seed1-0abcd (2 times)." in text
     assert "fairseq's batches come in another order after that" in text

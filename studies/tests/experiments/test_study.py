@@ -82,7 +82,7 @@ def test_hydra_is_left_as_fairseqs_own_calls_want_it(path):
         ("+options.x='{nowhere}'", "options: no 'nowhere'; there is after"),
         ("prepare.images.arguments=['{images}']", "prepare.images: no 'images'"),
         ("+prepare.images.script=x.py", "give either script or module"),
-        ("+needs.out={what: a}", "'out' of needs or prepare must be a word"),
+        ("+needs.out={what: a}", "'out' in needs or prepare must be a word other than recipe, "),
         ("title=null", "title: Input should be a valid string"),
         ("seed=[1]", "Could not override 'seed'. To append to your config use +seed=[1]"),
         ("seeds=[1", "at input '[1'"),

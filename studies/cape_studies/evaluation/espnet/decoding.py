@@ -1,4 +1,4 @@
-"""Decoding pieces of audio: greedy CTC in batches, or ESPnet's own search."""
+"""Decodes pieces of audio, by greedy CTC in batches or by ESPnet's own search."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,7 +17,7 @@ from cape_studies.evaluation.espnet.models import Model
 from cape_studies.evaluation.espnet.options import EspnetOptions
 from cape_studies.evaluation.espnet.testset import Piece, Utterance
 
-Ids = list[int] | None  # tokens without blanks; None where there is not a single frame
+Ids = list[int] | None  # tokens without blanks; None if there is not a single frame
 
 
 def decode(
@@ -27,9 +27,9 @@ def decode(
     options: EspnetOptions,
     title: str = "",
 ) -> tuple[list[Ids], float]:
-    """The tokens of each piece of the utterances, and the seconds of computing them from samples.
+    """The tokens of each piece, and the seconds of computing from samples to tokens.
 
-    For a sweep of hops the longest batch is decoded once before the clock runs.
+    With ``--hops`` the first batch, the longest, is decoded once before the time counts.
 
     Raises:
         ValueError: the model's output is not finite.
@@ -64,9 +64,9 @@ def decode(
 
 
 def batches(samples: dict[int, int], most: float) -> list[list[int]]:
-    """Indices of pieces by their samples, longest first, in groups.
+    """Indices of pieces in groups, longest first.
 
-    A group times its longest piece has at most ``most`` samples; a longer piece is alone.
+    The size of a group times its longest piece is at most ``most`` samples, unless it is one piece.
     """
     groups: list[list[int]] = []
     for i in sorted(samples, key=lambda i: -samples[i]):
@@ -92,14 +92,14 @@ def _read(
 
 
 def _greedy(model: Model, speech: Tensor, lengths: Tensor) -> list[Ids]:
-    """The likeliest token of each frame, repeats merged, no blanks.
+    """The likeliest token of each frame, with repeats merged and without blanks.
 
-    asr_inference's beam of one is another thing: it adds up the alignments of a text.
+    asr_inference with a beam of one differs: it sums the alignments of a text.
     """
     asr = model.asr
     try:
         out, out_lengths = asr.encode(speech, lengths)
-    except TooShortUttError:  # what counts is the longest
+    except TooShortUttError:  # ESPnet raises it if the longest is too short
         return [None] * len(speech)
     logits = asr.ctc.ctc_lo(out[0] if isinstance(out, tuple) else out)  # intermediate CTC
     frames = torch.arange(logits.shape[1], device=logits.device)
@@ -113,7 +113,7 @@ def _greedy(model: Model, speech: Tensor, lengths: Tensor) -> list[Ids]:
 
 
 def _searched(model: Model, speech: Tensor, lengths: Tensor) -> list[Ids]:
-    """The same of a single utterance, by asr_inference's search."""
+    """The tokens of a single utterance, by asr_inference's search."""
     try:
         found = model.speech2text(speech[0])
     except TooShortUttError:

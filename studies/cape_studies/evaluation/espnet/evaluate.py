@@ -1,8 +1,8 @@
 """WER and CER of ESPnet's ASR models by duration: ``cape-espnet-eval``.
 
-Section 4.2 of the paper: greedy CTC decoding without a language model, WER by duration, of the same
-audio in pieces of 10 … 45 s, and against throughput over the hop. Any model of
-``espnet2.bin.asr_train`` with a CTC is taken, and others with ``--search``.
+Section 4.2 of the paper: greedy CTC decoding without a language model. WER by duration, WER of
+audio cut into pieces of 10 … 45 s, and WER and throughput for each hop. It takes any model of
+``espnet2.bin.asr_train`` with a CTC, and other models with ``--search``.
 """
 
 import logging
@@ -27,7 +27,7 @@ def run(options: EspnetOptions) -> Iterator[Score]:
     """The scores of all models under all conditions.
 
     Raises:
-        ValueError: something does not fit, found before any work and before a file is made.
+        ValueError: something does not fit; that is found before any work and before a file is made.
     """
     files = sources(options.model)
     sets = open_sets(options.data)
@@ -49,17 +49,19 @@ def run(options: EspnetOptions) -> Iterator[Score]:
 def check_fit(
     model: Model, name: str, utterances: Sequence[Utterance], options: EspnetOptions
 ) -> None:
-    """Refuse a model that cannot be tested on a set, or not with the options.
+    """Refuse a model that cannot be tested on a set or with the options.
 
     Raises:
-        ValueError: the audio has another sampling rate, a hop is out of range, or no token of
-            the transcripts is in the model's list.
+        ValueError: the audio has another sampling rate, a hop is out of range, or no token of the
+            transcripts is in the model's list.
     """
     for hop in options.hops:
         model.set_hop(hop)
     rate = utterances[0].rate
     if model.rate is None:
-        _logger.warning("%s does not tell its sampling rate: is it %d Hz?", model.name, rate)
+        _logger.warning(
+            "the config of %s has no sampling rate: is it %d Hz, as in the audio?", model.name, rate
+        )
     elif rate != model.rate:
         raise ValueError(
             f"{name} has audio at {rate} Hz, {model.name} was trained at {model.rate} Hz: "
@@ -72,7 +74,7 @@ def check_fit(
             f"token list of {model.name}, such as {sorted(set(missing))[:5]}"
         )
         if len(missing) == sum(counts):
-            raise ValueError(f"{what}: other words, or upper case against lower case?")
+            raise ValueError(f"{what}: does it have other words, or upper case for lower case?")
         _logger.warning("%s: they count as errors", what)
 
 
@@ -83,13 +85,13 @@ def test(
     about: dict[str, object],
     options: EspnetOptions,
 ) -> Iterator[Score]:
-    """Word and character errors of a model under a condition: over all, and in each bin."""
+    """Word and character error rates of a model under a condition: over all, and in each bin."""
     title = " ".join(str(v) for key, v in about.items() if key != "checkpoint" and v is not None)
     found, computing = decode(model, utterances, pieces, options, title)
     texts = joined(len(utterances), pieces, [model.hypothesis(ids or []) for ids in found])
     if short := [utterances[pieces[i].utterance] for i, ids in enumerate(found) if ids is None]:
         _logger.warning(
-            "%d of %d in %s are too short for a single frame, such as %s: nothing is recognised",
+            "%d of %d in %s are too short for a single frame, such as %s: their text is empty",
             *(len(short), len(pieces), about["test_set"], short[0].name),
         )
     pairs = [(model.reference(u.text), text) for u, text in zip(utterances, texts, strict=True)]
@@ -108,7 +110,7 @@ def test(
 
 
 def bins(edges: Sequence[float]) -> list[tuple[str, float, float]]:
-    """Label, least second and the one above of ``all``, ``<10``, ``10-15``, ``>=15``."""
+    """Label, least seconds, and upper limit of each bin: ``all``, ``<10``, ``10-15``, ``>=15``."""
     found: list[tuple[str, float, float]] = [("all", 0, math.inf)]
     for low, high in pairwise([0, *edges, math.inf] if edges else []):
         label = f"{low:g}-{high:g}" if low else f"<{high:g}"
@@ -117,14 +119,14 @@ def bins(edges: Sequence[float]) -> list[tuple[str, float, float]]:
 
 
 def errors(process: Callable[..., Any], reference: str, hypothesis: str) -> tuple[int, int]:
-    """Edits, and words or characters (spaces too) of the reference, by jiwer's ``process_…``."""
+    """Number of edits, and of words or characters (spaces too) in the reference, by jiwer."""
     found = process(reference, hypothesis)
     changed = found.substitutions + found.deletions
     return changed + found.insertions, changed + found.hits
 
 
 def joined(count: int, pieces: Sequence[Piece], texts: Sequence[str]) -> list[str]:
-    """The text of each utterance, of its pieces' in their order."""
+    """The text of each utterance: the texts of its pieces, joined in their order."""
     parts: list[list[str]] = [[] for _ in range(count)]
     for piece, text in zip(pieces, texts, strict=True):
         if text:

@@ -1,4 +1,4 @@
-"""Models of ``espnet2.bin.asr_train``: finding them, and loading them with ESPnet's Speech2Text."""
+"""Finds models of ``espnet2.bin.asr_train``, and loads them with ESPnet's Speech2Text."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,16 +29,16 @@ class Model:
     Attributes:
         speech2text, asr: ESPnet's, and its model.
         prepare: ESPnet's preprocessing in inference, of transcripts and audio.
-        rate: sampling rate in Hz, None if nothing tells.
+        rate: sampling rate in Hz; None if the config does not have it.
         shortest: samples of the shortest audio that has features.
-        padded: whether an utterance gives the same result in a padded batch as alone. So it is
-            with ``model: cape_asr`` and ``frontend: cape_fbank``; ESPnet's frontend mirrors the
-            padded signal at its end, its ``utterance_mvn`` counts padding in the variance, and its
-            convolutions (202511) read a little of the padding.
+        padded: whether an utterance in a padded batch has the same result as alone. That holds for
+            ``model: cape_asr`` with ``frontend: cape_fbank``. It does not hold for ESPnet's own:
+            its frontend mirrors the padded signal at its end, its ``utterance_mvn`` counts padding
+            in the variance, and its convolutions (202511) read a little of the padding.
 
     Raises:
-        ValueError: it cannot be built, lacks weights or has others, has no CTC and gets no
-            search, takes no audio, or the search does not have such options.
+        ValueError: the model cannot be built, lacks weights or has others, has no CTC and no
+            ``--search``, or takes no audio; or the search does not have such an option.
     """
 
     def __init__(self, name: str, file: Path, search: Mapping[str, Any], place: Any) -> None:
@@ -56,8 +56,8 @@ class Model:
             wrong = set(state.get("module", state)) ^ set(self.asr.state_dict())
             if wrong := wrong - {"encoder.mark._extra_state"}:
                 raise ValueError(
-                    f"{len(wrong)} weights are in one of it and the model of config.yaml, not in "
-                    f"both, such as {min(wrong)}: is it of another training?"
+                    f"{len(wrong)} weights are in one of the file and the model of config.yaml, "
+                    f"not in both, such as {min(wrong)}: are they from two trainings?"
                 )
             if getattr(self.asr, "ctc", None) is None and not search:
                 raise ValueError("it has no CTC (ctc_weight: 0), so it needs --search")
@@ -66,7 +66,7 @@ class Model:
             self.rate, _, self.shortest = facts(self.asr.frontend)
             if self.rate is None and (fs := (args.frontend_conf or {}).get("fs")) is not None:
                 self.rate = sampling_rate(fs)
-        except Exception as error:  # ESPnet has many kinds for bad files and options
+        except Exception as error:  # for bad files and options ESPnet has errors of many types
             how = f" with --search {dict(search)}" if search else ""
             raise ValueError(f"{file} cannot be loaded{how}: {said(error, 3)}") from error
         self.padded = isinstance(self.asr, CapeASRModel)
@@ -82,14 +82,16 @@ class Model:
         if not isinstance(frontend, DefaultFrontend | CapeFbank) or self.rate is None:
             kind = type(frontend).__name__
             raise ValueError(f"--hops needs frontend: cape_fbank or default, not {kind}")
-        if not 5 <= milliseconds <= 20:  # half of 10 and twice, as far as cape_fbank matches hops
+        if (
+            not 5 <= milliseconds <= 20
+        ):  # from half of 10 ms to twice 10 ms: the hops that cape_fbank matches in training
             raise ValueError(f"--hops must lie within 5 … 20 ms, got {milliseconds:g}")
-        # nothing reads that of the default frontend itself
+        # the default frontend reads its hop from stft
         holder: Any = frontend.stft if isinstance(frontend, DefaultFrontend) else frontend
         holder.hop_length = round(milliseconds * self.rate / 1000)
 
     def reference(self, text: str) -> str:
-        """A transcript as ESPnet's training and scoring see it, without non-linguistic symbols."""
+        """A transcript as in ESPnet's training and scoring, without non-linguistic symbols."""
         text = self.prepare.text_cleaner(text)
         if getattr(self.prepare.tokenizer, "non_linguistic_symbols", None):
             return self._text(self.prepare.tokenizer.text2tokens(text))
@@ -105,7 +107,7 @@ class Model:
         return " ".join(self.prepare.tokenizer.tokens2text(kept).split())
 
     def unknown(self, text: str) -> tuple[int, list[str]]:
-        """The number of tokens of a transcript, and those that the token list does not have."""
+        """The number of tokens of a transcript, and its tokens that are not in the token list."""
         tokens = self.prepare.tokenizer.text2tokens(self.prepare.text_cleaner(text))
         known = self.prepare.token_id_converter.token2id
         return len(tokens), [token for token in tokens if token not in known]
@@ -115,11 +117,11 @@ def sources(given: Sequence[str]) -> dict[str, Path]:
     """Names and files of ``--model``.
 
     Args:
-        given: [NAME=]PATH of a folder of ``asr_train``, whose one ``valid.*.best.pth`` is taken, or
-            of a .pth with config.yaml beside.
+        given: [NAME=]PATH of a folder of ``asr_train`` with one ``valid.*.best.pth``, or of a .pth
+            with config.yaml beside it.
 
     Raises:
-        ValueError: a name is given twice, a file is missing, or there are several best.
+        ValueError: a name is given twice, a file is missing, or a folder has several best files.
     """
     paths = [split_name(one, "--model") for one in given]
     once([repr(name) for name, _ in paths], "--model", ": give names with --model NAME=PATH")

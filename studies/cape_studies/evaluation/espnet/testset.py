@@ -1,4 +1,4 @@
-"""Test sets in Kaldi's format, whole, or cut as test sets of longer and longer input.
+"""Test sets in Kaldi's format, whole or cut into pieces of a given length.
 
 The paper tests its TED-LIUM models on pieces of T = 10, 15, …, 45 s (RV, section 4.2). Their audio
 is not public, and no code of the authors that makes the cuts was found: the cuts here are ours.
@@ -35,20 +35,20 @@ class Utterance(NamedTuple):
 
 
 def split_name(given: str, option: str) -> tuple[str, Path]:
-    """NAME=PATH in two; a PATH without a name has that of its last part."""
+    """NAME=PATH in two parts; without NAME it is the last part of PATH."""
     name, path = named(given, option)
     return name or Path(os.path.abspath(path)).name, Path(path)  # a link keeps its name
 
 
 def open_sets(given: Sequence[str]) -> dict[str, list[Utterance]]:
-    """Names and utterances of ``--data``, in the order of wav.scp; all audio is looked at.
+    """Names and utterances of ``--data``, in the order of wav.scp; all audio is read once.
 
     Relative paths in wav.scp start at the current folder, as in ESPnet.
 
     Raises:
-        ValueError: a name is given twice; a file is missing; an utterance has no transcript; a
-            ``segments`` file, or a pipe in wav.scp; audio that cannot be read, is empty, not
-            finite or has several channels; several sampling rates in a set.
+        ValueError: a name is given twice; a file is missing; an utterance has no transcript; there
+            is a ``segments`` file, or a pipe in wav.scp; audio cannot be read, is empty, is not
+            finite or has several channels; or a set has several sampling rates.
     """
     folders = [split_name(one, "--data") for one in given]
     once([repr(name) for name, _ in folders], "--data", ": give names with --data NAME=FOLDER")
@@ -119,8 +119,8 @@ class Piece(NamedTuple):
 def cut(utterances: Sequence[Utterance], seconds: float | None) -> list[Piece]:
     """Consecutive pieces of each utterance, in the order of time.
 
-    ``seconds`` is the longest piece, None leaves all whole. What is left at the end is a piece of
-    its own, or part of the one before if it is shorter than 1 s.
+    ``seconds`` is the longest duration of a piece; None leaves utterances whole. The rest at the
+    end is a piece of its own; if it is shorter than 1 s, it belongs to the piece before it.
     """
     pieces = []
     for index, utterance in enumerate(utterances):

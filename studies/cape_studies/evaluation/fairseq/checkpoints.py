@@ -1,4 +1,4 @@
-"""Which checkpoints a command line means, and how fairseq loads one."""
+"""Finds the checkpoints that a command line names, and loads them by fairseq."""
 
 import argparse
 import pickle
@@ -17,8 +17,8 @@ from cape_studies.evaluation.command import said
 from cape_studies.evaluation.fairseq.options import ModelOptions
 from cape_studies.evaluation.options import named, once
 
-#: What torch ≥ 2.6 refuses in checkpoints else: the options of fairseq's own Transformer, and the
-#: counts that ``--eval-bleu`` leaves.
+#: Types in fairseq's checkpoints that torch ≥ 2.6 refuses by default: the options of fairseq's own
+#: Transformer, and the counts that ``--eval-bleu`` leaves.
 PLAIN: list[Any] = [argparse.Namespace, np.ndarray, np.zeros(1).__reduce__()[0], np.dtype]
 PLAIN += [type(np.dtype(name)) for name in ("int64", "float64")]
 
@@ -30,13 +30,13 @@ def sources(arguments: Sequence[str], *, only_best: bool = False) -> list[tuple[
     """The name of each training of ``--model``, and its checkpoints in the order of their epochs.
 
     Args:
-        arguments: [NAME=]PATH of a checkpoint or a folder; without a name it has the folder's own,
-            or the folder's and the file's. Seeds may share a NAME.
-        only_best: take ``checkpoint_best.pt`` of a folder. Default: all with a number in their
-            name, or if there are none ``checkpoint*.pt``.
+        arguments: [NAME=]PATH of a checkpoint or a folder. Without NAME a folder has its own name,
+            and a file has FOLDER/FILE. Seeds may share a NAME.
+        only_best: take ``checkpoint_best.pt`` in a folder. Default: all checkpoints with a number
+            in their name; if there are none, ``checkpoint*.pt``.
 
     Raises:
-        ValueError: a file is missing, or two trainings would get the same name.
+        ValueError: a file is missing, or two trainings without NAME would have one name.
     """
     found, unnamed = [], []
     for argument in arguments:
@@ -60,28 +60,33 @@ def sources(arguments: Sequence[str], *, only_best: bool = False) -> list[tuple[
 
 
 def load(path: Path, options: ModelOptions) -> tuple[Any, Any]:
-    """A checkpoint's model, in float32 on the CPU, in eval mode; its own task, with other data.
+    """A checkpoint's model, in float32 on the CPU, in eval mode; and its task, with other data.
 
     Raises:
-        ValueError: it cannot be read, is no translation model, or does not fit the data.
+        ValueError: the file cannot be read, is no translation model, or does not fit the data.
     """
     try:
         with torch.serialization.safe_globals(PLAIN):
             state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-        cfg, state["args"] = state["cfg"], None  # of old checkpoints; fairseq has made cfg of them
+        cfg, state["args"] = (
+            state["cfg"],
+            None,
+        )  # args are from old checkpoints; fairseq has made cfg of them
         if "source_lang" not in (cfg.task or {}):
-            raise ValueError("it is of no translation task (source and target language)")
+            raise ValueError(
+                "it was not trained for translation (from a source to a target language)"
+            )
         trained_on = str(getattr(cfg.task, "data", "")).split(":")[0]
         overwrite_args_by_name(cfg, {"data": str(options.data), "eval_bleu": False})
         (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], state=state)
-    except Exception as error:  # fairseq has many kinds for no checkpoint, or other data's
+    except Exception as error:  # for other files or data fairseq has errors of many types
         more = ""
         if isinstance(error, pickle.UnpicklingError):  # it may hold more than plain options
             more = "; if you trust it, set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1"
         raise ValueError(
             f"{path} cannot be loaded with {options.data}: {said(error)}{more}"
         ) from error
-    # the numbers of the words must be those of the training
+    # words must have the numbers that they had in training
     for language in (task.cfg.source_lang, task.cfg.target_lang) if trained_on else ():
         old, new = (folder / f"dict.{language}.txt" for folder in (Path(trained_on), options.data))
         if old.is_file() and Dictionary.load(str(old)).symbols != Dictionary.load(str(new)).symbols:

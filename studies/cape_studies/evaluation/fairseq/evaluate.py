@@ -1,6 +1,6 @@
 """BLEU and loss by position of fairseq's models, and stacked test sets: ``cape-fairseq-eval``.
 
-Section 4.3 of the paper. Any encoder-decoder of fairseq is taken, ours and its own alike. Every
+Section 4.3 of the paper. It takes encoder-decoders of fairseq, ours and fairseq's own. Every
 sentence is counted exactly once, or the command fails.
 """
 
@@ -21,10 +21,10 @@ OPTIONS = Command
 
 
 def run(options: BleuOptions | LossOptions | StackOptions) -> Iterator[Score] | None:
-    """The scores of the command that the options are of; stack has none.
+    """The scores of the command that the options belong to; stack has none.
 
     Raises:
-        ValueError: something does not fit, found before any work and before a file is made.
+        ValueError: something does not fit; that is found before any work and before a file is made.
     """
     if isinstance(options, StackOptions):
         stacking.write(options)
@@ -33,12 +33,14 @@ def run(options: BleuOptions | LossOptions | StackOptions) -> Iterator[Score] | 
 
 
 def bleu(options: BleuOptions) -> Iterator[Score]:
-    """Of test sets, at the checkpoints that BLEU on the validation set chooses."""
+    """The scores of test sets, at the checkpoint of each training with the best validation BLEU."""
     found = sources(options.model)
     raw = None if options.reference is None else read_lines(options.reference)
     subsets = options.gen_subset.split(",")
     if raw is not None and len(subsets) > 1:
-        raise ValueError("--reference is of one --gen-subset: test several apart")
+        raise ValueError(
+            "--reference belongs to one --gen-subset: test other subsets in calls of their own"
+        )
     for (name, (path, *others)), subset in product(found, subsets):
         test = open_test(name, path, subset, options)
         if raw is not None and len(raw) != len(test.dataset):
@@ -69,15 +71,15 @@ def bleu_scores(
     language: str,
     raw_references: Sequence[str] | None = None,
 ) -> Iterator[Score]:
-    """``bleu`` of text as it is split, by the formula of multi-bleu.perl, and ``sacrebleu`` of
-    detokenised text; sacrebleu's line with its signature is printed.
+    """``bleu`` of tokenised text, by the formula of multi-bleu.perl, and ``sacrebleu`` of
+    detokenised text. sacrebleu's line with its signature is printed.
 
     Args:
         about: columns of the scores.
         translations: hypothesis and reference of each sentence, tokenised.
         language: of the target.
-        raw_references: untokenised lines; None detokenises the tokenised ones, which is not
-            comparable with published sacreBLEU.
+        raw_references: untokenised lines; None: the tokenised ones are detokenised, and the score
+            cannot be compared with published sacreBLEU.
     """
     hypotheses, references = zip(*translations, strict=True)
     undo = MosesDetokenizer(lang=language)

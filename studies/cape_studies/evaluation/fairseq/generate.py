@@ -1,4 +1,4 @@
-"""fairseq's generator, or its scorer of references, on a test set: every sentence exactly once."""
+"""Runs fairseq's generator, or its scorer of references, on every sentence exactly once."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,25 +14,25 @@ from tqdm import tqdm
 from cape_studies.evaluation.fairseq.checkpoints import load
 from cape_studies.evaluation.fairseq.options import BleuOptions, ModelOptions
 
-_UNKNOWN = "UNKNOWNTOKENINHYP", "UNKNOWNTOKENINREF"  # alike they would match, and they must not
+_UNKNOWN = "UNKNOWNTOKENINHYP", "UNKNOWNTOKENINREF"  # two words, so that they never match
 
 
 class Test(NamedTuple):
-    """A model, its task, and the task's dataset that it is tested on."""
+    """A model, its task, and the dataset that it is tested on."""
 
     model: Any
     task: Any
     dataset: Any
     limits: tuple[int, int]  # tokens of source and target
-    about: Mapping[str, object]  # columns that tell its scores from others
+    about: Mapping[str, object]  # the columns of its scores
 
 
 def open_test(name: str, path: Path, subset: str, options: ModelOptions) -> Test:
     """:func:`load` a checkpoint and a subset; refuse what the model cannot take.
 
     Raises:
-        ValueError: as :func:`load`; or the subset is missing, empty, has no references, or a
-            sentence is longer than the model, a batch or a hypothesis can be.
+        ValueError: see :func:`load`; or the subset is missing, is empty, or has no references; or
+            a sentence is longer than the model, a batch or a hypothesis allows.
     """
     model, task = load(path, options)
     about = {"model": name, "checkpoint": str(path), "subset": subset}
@@ -70,7 +70,7 @@ def translate(test: Test, options: BleuOptions) -> list[tuple[str, str]]:
     """Hypotheses by beam search and references, in order, without BPE, still tokenised.
 
     Raises:
-        ValueError: numbers overflowed.
+        ValueError: there is no hypothesis for a sentence, as its numbers are NaN.
         RuntimeError: a sentence was left out.
     """
     names = ("beam", "lenpen", "max_len_a", "max_len_b")
@@ -92,9 +92,10 @@ def translate(test: Test, options: BleuOptions) -> list[tuple[str, str]]:
 
 
 def score_references(test: Test, options: ModelOptions) -> list[list[float]]:
-    """The loss of every reference's tokens in nats, EOS included, each given the true ones before.
+    """The loss of each token of each reference, in nats, given the true tokens before it.
 
-    It is what ``fairseq-generate --score-reference`` writes as P-: without label smoothing.
+    EOS is included. It is what ``fairseq-generate --score-reference`` writes as P-, without label
+    smoothing and with the other sign.
 
     Raises:
         ValueError: a loss is not a finite number.
@@ -110,7 +111,7 @@ def score_references(test: Test, options: ModelOptions) -> list[list[float]]:
 
 @torch.no_grad()
 def _generate(test: Test, config: Any, options: ModelOptions) -> tuple[Any, list[tuple[Any, Any]]]:
-    """fairseq's generator, and the best that it has for each sentence beside the target."""
+    """fairseq's generator, and for each sentence its best hypothesis and the target."""
     place = options.place
     task, model = test.task, test.model.to(place)
     generator, pad = task.build_generator([model], config), task.target_dictionary.pad()

@@ -18,8 +18,11 @@ _FIRST_LETTER = re.compile(r"((?:&#?\w+;|[^\w])*)(\w)(.*)", re.DOTALL)
 
 
 def join(sentences: Sequence[str]) -> str:
-    """One sentence of several: full stops between them become commas, first letters after these
-    lower case, whatever the word (names, German nouns and "I" too)."""
+    """Join several sentences into one.
+
+    Full stops between them become commas, and the first letters after these become lower case,
+    also in names, German nouns and "I".
+    """
     joined = [" ".join(sentence.split()) for sentence in sentences]
     joined[1:] = [lower_first_letter(sentence) for sentence in joined[1:]]
     joined[:-1] = [full_stop_to_comma(sentence) for sentence in joined[:-1]]
@@ -27,13 +30,13 @@ def join(sentences: Sequence[str]) -> str:
 
 
 def full_stop_to_comma(sentence: str) -> str:
-    """The last word ``.`` or ``word.``; ``...``, ``U.S.`` and a stop before a quote stay."""
+    """Replace a final ``.`` or ``word.``; ``...``, ``U.S.`` and a stop before a quote stay."""
     last = sentence.rpartition(" ")[2]
     return f"{sentence[:-1]}," if last.endswith(".") and last.count(".") == 1 else sentence
 
 
 def lower_first_letter(sentence: str) -> str:
-    """The first letter, even if quotes come before it."""
+    """Lower the first letter, even if quotes come before it."""
     match = _FIRST_LETTER.fullmatch(sentence)
     return match[1] + match[2].lower() + match[3] if match else sentence
 
@@ -41,17 +44,17 @@ def lower_first_letter(sentence: str) -> str:
 def stack(
     sources: Sequence[str], targets: Sequence[str], count: Callable[[str], int], min_tokens: int
 ) -> tuple[list[tuple[str, str]], list[int], int]:
-    """Join pairs in their order until the target has enough tokens, and begin again.
+    """Join consecutive pairs until the target has enough tokens, then begin the next stack.
 
-    ``count`` tells the tokens of a target after BPE, without EOS. The paper asks for 300:
-    newstest2014's 3003 pairs became 270.
+    ``count`` gives the number of tokens of a target after BPE, without EOS. In the paper the
+    minimum is 300, which makes 270 stacks of newstest2014's 3003 pairs.
 
     Returns:
-        the joined pairs (source, target) before BPE; tokens of each target after BPE; how many
-        sentences at the end did not make up a whole stack.
+        the joined pairs (source, target) before BPE; the number of tokens of each target after
+        BPE; the number of sentences at the end that did not fill a stack.
 
     Raises:
-        ValueError: unequal numbers of lines, an empty line, or too little text for one stack.
+        ValueError: the numbers of lines differ, a line is empty, or the text does not fill a stack.
     """
     if len(sources) != len(targets):
         raise ValueError(f"{len(sources)} source lines for {len(targets)} target lines")
@@ -75,22 +78,23 @@ def subword_nmt(codes: Path) -> Callable[[str], str]:
     """BPE with a codes file of subword-nmt.
 
     Raises:
-        ValueError: the file is missing or is none.
+        ValueError: the file is missing, or is no codes file.
     """
     try:
         bpe = BPE(io.StringIO(read_text(codes)))
     except (SystemExit, ValueError, IndexError) as error:
-        # subword-nmt exits on a line that is no pair
+        # subword-nmt exits at a line that is no pair
         raise ValueError(f"{codes} is no codes file of subword-nmt: {error}") from error
     return lambda line: bpe.process_line(line).strip()
 
 
 def write(options: StackOptions) -> None:
-    """Stack a test set and binarise it with fairseq-preprocess, whose log is shown; its text after
-    BPE is put beside as ``stacked.LANG``.
+    """Stack a test set, write it after BPE to ``stacked.LANG``, and binarise it.
+
+    fairseq-preprocess binarises, and its log is shown.
 
     Raises:
-        ValueError: a file is missing or does not fit, or the folder is there.
+        ValueError: a file is missing or does not fit, or the folder exists.
     """
     data, folder = options.data, options.out
     languages = [one for one in infer_language_pair(str(data)) if one] if data.is_dir() else []
@@ -114,6 +118,6 @@ def write(options: StackOptions) -> None:
         raise ValueError("fairseq-preprocess failed: see above")
     print(
         f"{folder}: {len(lines[0])} sentences became {len(tokens)} of {min(tokens)} to "
-        f"{max(tokens)} target tokens; {left_off} at the end were left off. Many tokens replaced "
-        f"by <unk> (see above) mean other BPE codes or another tokeniser than in {data}"
+        f"{max(tokens)} target tokens; {left_off} at the end were left off. If many tokens were "
+        f"replaced by <unk> (see above), BPE codes or tokeniser are not those of {data}"
     )

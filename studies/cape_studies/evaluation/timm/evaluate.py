@@ -25,7 +25,8 @@ def run(options: TimmOptions) -> Iterator[Score]:
     """The scores of all models.
 
     Raises:
-        ValueError: something does not fit, found before any work; NaN or infinite logits.
+        ValueError: something does not fit, which is found before any work; or logits are NaN or
+            infinite.
     """
     splits: Sequence[str | None] = options.split or [None]
     folders = [open_folder(root, split) for root in options.data for split in splits]
@@ -38,16 +39,17 @@ def run(options: TimmOptions) -> Iterator[Score]:
 
 
 def check(loaded: Loaded, folders: Sequence[ImageDataset], options: TimmOptions) -> None:
-    """Try a model on an image of each size.
+    """Run a model on an empty image of each size.
 
     Raises:
-        ValueError: it does not take a size or log N, or has other classes than the images.
+        ValueError: the model does not take a size or log N, or has other classes than the images.
     """
     if options.extent and not loaded.extent_modules:
         _logger.warning("--extent has no effect on %s (%s)", loaded.checkpoint, loaded.name)
     for logn in options.attention_logn:
         use_logn(loaded.model, logn)
-    squares, outputs = options.resolutions or [loaded.train_size], 0
+    squares = options.resolutions or [loaded.train_size]
+    outputs = 0
     for size in dict.fromkeys(size for square in squares for size in views_of(square, options)):
         try:
             outputs = loaded.logits(torch.zeros(1, 3, size, size, device=loaded.device)).shape[1]
@@ -62,18 +64,18 @@ def check(loaded: Loaded, folders: Sequence[ImageDataset], options: TimmOptions)
             raise ValueError(
                 f"{folder.reader.root} has images of {len(classes)} classes "
                 f"({', '.join(classes[:5])} …), {loaded.checkpoint} knows {outputs}: give each "
-                "class its folder, with an image in it"
+                "class a folder with an image"
             )
 
 
 def views_of(resolution: int, options: TimmOptions) -> list[int]:
-    """The sizes in pixels that a square image is fed in: the resolution, with TTA two more."""
+    """The sides in pixels at which an image is tested: the resolution, with TTA two more."""
     steps = (-options.tta_step, 0, options.tta_step) if options.tta else (0,)
     return [resolution + step for step in steps]
 
 
 def gamma(rule: float | str, size: int, train_size: int) -> float:
-    """γ by Table 6's rules: ``ratio`` is size / train_size, ``sqrt`` its root; or a number."""
+    """γ: a number, or by a rule of Table 6: ``ratio`` is size / train_size, ``sqrt`` its root."""
     ratio = size / train_size
     return {"ratio": ratio, "sqrt": math.sqrt(ratio)}.get(str(rule)) or float(rule)
 
@@ -123,13 +125,20 @@ def right_answers(
     extents: Sequence[float],
     options: TimmOptions,
 ) -> tuple[list[int], list[int]]:
-    """Of each image whether its class came first, and whether among five: 1 or 0.
+    """For each image, whether its class came first, and whether it is among the first five.
 
-    Of several ``sizes`` in pixels the logits are averaged; ``extents`` are the paper's γ at each,
-    none: as trained.
+    Args:
+        loaded: the model.
+        folder: of the images.
+        sizes: sides in pixels; the logits of several are averaged.
+        extents: the paper's γ at each size; empty: as trained.
+        options: of the command.
+
+    Returns:
+        for each image 1 or 0; twice.
 
     Raises:
-        ValueError: NaN or infinite logits.
+        ValueError: logits are NaN or infinite.
     """
     first: list[int] = []
     five: list[int] = []
@@ -138,12 +147,13 @@ def right_answers(
     loaders = [loader(folder, size, loaded, options) for size in sizes]
     steps = tqdm(zip(*loaders, strict=True), title, len(loaders[0]), leave=False, disable=None)
     for given in steps:
-        each, targets = [], given[0][1]
+        each = []
+        targets = given[0][1]
         for i, (pixels, _) in enumerate(given):
             for module in loaded.extent_modules if extents else []:
                 module.extent = extents[i]
             each.append(loaded.logits(pixels))
-        # the authors sum log-probabilities: a constant per image more, so the same ranks
+        # the authors sum log-probabilities, which gives the same order of classes for an image
         logits = torch.stack(each).mean(dim=0)
         hits = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
         first += hits[:, 0].int().tolist()
@@ -152,6 +162,6 @@ def right_answers(
     if broken:
         raise ValueError(
             f"{title}: NaN or infinite logits for {broken} of {len(first)} images: leave out "
-            "--amp; else the model itself is broken, its training failed"
+            "--amp. Without --amp it means that the training has failed"
         )
     return first, five

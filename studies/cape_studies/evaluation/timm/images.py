@@ -1,4 +1,4 @@
-"""A folder of test images, and how a model is fed it, by timm's own tools."""
+"""A folder of test images, and its loader, by timm's own tools."""
 
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ from cape_studies.evaluation.timm.options import TimmOptions
 
 
 def open_folder(root: str, split: str | None) -> ImageDataset:
-    """timm's dataset of a folder of class folders, or of its split, by timm's synonyms too.
+    """timm's dataset of a folder of class folders, or of a split in it.
 
-    Without a split it is ``validation`` if there is such a folder, else the root itself.
+    A split may have timm's synonyms: ``val`` for ``validation``. Without a split it is
+    ``validation`` if there is such a folder, else the root itself.
 
     Raises:
         ValueError: no such folder or split, or no images in it.
@@ -36,7 +37,7 @@ def open_folder(root: str, split: str | None) -> ImageDataset:
 
 
 class Images(Dataset):
-    """A folder's images in their order; timm would put the next one in the place of a broken one.
+    """A folder's images in order. A broken image is an error; timm would put the next in its place.
 
     Attributes:
         transform: set by timm's ``create_loader``.
@@ -66,11 +67,11 @@ class Images(Dataset):
 
 
 def loader(folder: ImageDataset, size: int, loaded: Loaded, options: TimmOptions) -> Any:
-    """timm's loader of images as squares of ``size`` pixels, normalised on the model's device:
-    (B, 3, size, size) float32 and (B,)."""
+    """timm's loader; gives normalised images, (B, 3, size, size) float32, and classes, (B,), on the
+    model's device."""
     names = ("interpolation", "mean", "std", "crop_pct", "crop_mode")
     return create_loader(
-        Images(folder),  # type: ignore[arg-type]  # which wants its own kind, but only reads items
+        Images(folder),  # type: ignore[arg-type]  # it declares a kind of its own, but only reads items
         (3, size, size),
         batch_size=options.batch_size,
         num_workers=options.workers,

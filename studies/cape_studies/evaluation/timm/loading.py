@@ -23,8 +23,8 @@ class Loaded:
     """A model ready to be evaluated, in eval mode.
 
     Attributes:
-        name: as the user calls it, else timm's name of the architecture.
-        train_size: image size in pixels that it was trained at, else the model's own.
+        name: the NAME that the user gave, else timm's name of the architecture.
+        train_size: side in pixels of the training's images, else the model's own.
         config: timm's data config: crop, interpolation, mean and std.
         amp: mixed precision, in float16.
     """
@@ -52,33 +52,33 @@ class Loaded:
 
 
 def load(given: str, options: TimmOptions, device: torch.device) -> Loaded:
-    """Create a model and load its weights, all of them; the average where train.py kept one.
+    """Create a model and load all its weights; if train.py kept an average (EMA), the average.
 
-    Models whose constructor has ``dynamic_img_size`` get it, so that one checkpoint is tested at
-    all sizes: timm's abspos ViTs then interpolate their table in the forward.
+    If the model's constructor has ``dynamic_img_size``, it is set, so that one checkpoint can be
+    tested at all sizes. timm's abspos ViTs then interpolate their table in the forward.
 
-    ``options`` win over the file's record: the architecture, its arguments and the crop.
+    Architecture, its arguments and the crop come from ``options``, else from the file.
 
     Raises:
-        ValueError: no such file or model, a file that cannot be read, weights that do not fit the
-            model, or another variant or other settings than they were trained with.
+        ValueError: there is no such file or model; the file cannot be read; its weights do not fit
+            the model, or were trained with another variant or with other settings.
     """
     label, path = named(given, "--checkpoint")
     content = _read(path)
     args = content.get("args")
     args = vars(args) if isinstance(args, argparse.Namespace) else args
     args = args if isinstance(args, dict) else {}
-    kinds = ("state_dict_ema", "state_dict", "model")  # in the order of timm's load_checkpoint
+    kinds = ("state_dict_ema", "state_dict", "model")  # timm's load_checkpoint has this order
     held = next(filter(None, map(content.get, kinds)), content)
     weights = clean_state_dict(held) if isinstance(held, dict) else {}
     if not weights or not all(isinstance(value, Tensor) for value in weights.values()):
         raise ValueError(f"{path} holds no state dict")
     name = options.model or args.get("model") or content.get("arch")
-    if not isinstance(name, str) or not timm.is_model(name.split(".")[0]):
-        raise ValueError(
-            f"{path} is of {name or 'a model it does not name'}, which timm does not know: give "
-            "--model NAME, one of timm.list_models()"
-        )
+    advice = "give --model NAME, one of timm.list_models()"
+    if not name or not isinstance(name, str):
+        raise ValueError(f"{path} does not name its model: {advice}")
+    if not timm.is_model(name.split(".")[0]):
+        raise ValueError(f"timm has no model {name} (for {path}): {advice}")
     names = {"global_pool": "gp", "in_chans": "in_chans", "num_classes": "num_classes"}
     recorded = {key: args.get(own) for key, own in names.items()}  # timm leaves out None
     recorded |= args.get("model_kwargs") or {}
@@ -111,7 +111,9 @@ def _read(path: str) -> dict[str, Any]:
         # train.py puts its argparse.Namespace beside the weights
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # both readers have many kinds for what is no checkpoint
+    except (
+        Exception
+    ) as error:  # for a file that is no checkpoint both readers have errors of many types
         raise ValueError(f"{path} cannot be read as a checkpoint: {said(error)}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, not a checkpoint")
@@ -126,6 +128,8 @@ def _create(name: str, kwargs: dict[str, Any], path: str) -> Any:
             if "dynamic_img_size" not in str(error):
                 raise
             return timm.create_model(name, **kwargs)  # convolutional networks take any size
-    except Exception as error:  # timm's constructors raise what a bad argument leads to
+    except (
+        Exception
+    ) as error:  # a bad argument can raise an error of any type in timm's constructors
         what = f"{name} cannot be created with {kwargs} (for {path})"
         raise ValueError(f"{what}: {said(error)}") from error

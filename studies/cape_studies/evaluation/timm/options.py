@@ -7,7 +7,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from cape_studies.evaluation.options import Pairs, RunOptions
 
-#: the paper's γ, or its rule in Table 6
+#: the paper's γ, or one of its rules in Table 6
 Extent = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["ratio", "sqrt"]
 
 

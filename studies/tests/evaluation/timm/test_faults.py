@@ -24,7 +24,7 @@ def checkpoint(cape, tmp_path) -> Path:
         ("--tta", "takes no images of -16 × -16 pixels"),
         ("--extent nan", "--extent: input should be a finite number or input should be 'ratio' or"),
         ("--attention-logn 1", "--attention-logn takes tokens of a training sample, ≥ 2, or"),
-        ("--model vit_tinny", "is of vit_tinny, which timm does not know: give --model NAME"),
+        ("--model vit_tinny", "timm has no model vit_tinny"),
         ("--model vit_tiny_patch16_224", "does not fit vit_tiny_patch16_224: Error(s) in"),
         ("--model-kwargs num_classes=7", "size mismatch for head.weight: [10, "),
         ("--model-kwargs dept=2", "dept"),
@@ -51,7 +51,7 @@ def test_checkpoints_that_cannot_be_tested_are_one_line(cape, data, tmp_path, re
     weights, path = torch.load(cape, weights_only=False)["state_dict"], tmp_path / "plain.pth"
     assert "plain.pth cannot be read as a checkpoint" in refused("-c", path, "--data", data)
     for content, message in (
-        (weights, "is of a model it does not name, which timm does not know: give --model"),
+        (weights, "does not name its model: give --model NAME"),
         ({"state_dict": {}}, "holds no state dict"),
         ({"model": [1]}, "holds no state dict"),
     ):
