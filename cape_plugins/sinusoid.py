@@ -63,7 +63,7 @@ def sinusoid_2d(positions: Tensor, dim: int, *, frequency_scale: float = 1.0) ->
         positions: (..., 2), along the height and along the width, in [-1, 1] for an image; NaN
             marks padding.
         dim: channels, even.
-        frequency_scale: multiplies all frequencies; 1 in the paper, where |w_j| is at most 10.
+        frequency_scale: multiplies all frequencies; 1 in the paper, where w_j is at most 10 long.
 
     Returns, Raises:
         As :func:`sinusoid_1d`, and ValueError unless positions end in 2.

@@ -30,7 +30,7 @@ from cape_studies.experiments.report_scores import Scores, every
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "studies" / "results"
 MEASURED = HERE.parent / "benchmarks" / "results"
-PAGES = ["../README.md", "choosing.md", "paper-claims.md", "results.md", "cost.md"]
+PAGES = ["../README.md", "choosing.md", "paper-claims.md", "results.md", "cost.md", "cost-cpu.md"]
 PAGES = [HERE / name for name in PAGES]
 KEYS = ["evaluation", "metric", "condition"]
 
@@ -165,6 +165,18 @@ def of_gpu() -> str:
         columns.append(rows.set_index("variant")["step"])
     found = [[pos, *(cell(one.get(pos), 2) for one in columns)] for pos in variants_of(columns)]
     return table(["", *heads], found)
+
+
+def of_cpu() -> str:
+    """A training step on a CPU in each run, before and after the operations were made fewer."""
+    steps = pd.read_csv(MEASURED / "steps_cpu.csv")
+    steps["run"] = steps.groupby(["label", "case", "variant"]).cumcount() + 1
+    found = steps.pivot(index=["case", "variant"], columns=["label", "run"], values="step")
+    found = found.drop("nopos", level="variant")
+    columns = [("before", 1), ("before", 2), ("after", 1), ("after", 2)]
+    rows = [[*key, *(cell(row[one], 2) for one in columns)] for key, row in found.iterrows()]
+    heads = ["model", "variant", *(f"{label}, run {run}" for label, run in columns)]
+    return table(heads, rows)
 
 
 def variants_of(columns: Sequence[pd.Series]) -> list[str]:
@@ -324,6 +336,7 @@ def filled(text: str) -> str:
         own = {
             "cost": of_cost,
             "gpu": of_gpu,
+            "cpu": of_cpu,
             "kernels": of_kernels,
             "overall": overall,
             "demo": of_demo,

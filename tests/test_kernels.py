@@ -10,11 +10,12 @@ import pytest
 import torch
 
 pytest.importorskip("tabulate")
-if torch.__version__ < (2, 6):
-    pytest.skip("the counts are of torch ≥ 2.6", allow_module_level=True)
 
 import kernels
 from kernels import Count, count_attention, count_embedding, count_model, count_rotation
+
+if torch.__version__ < (2, 6):
+    pytest.skip("the counts are of torch ≥ 2.6", allow_module_level=True)
 
 
 def assert_at_most(found: Count, *most: float) -> None:

@@ -22,7 +22,9 @@ _REPAIR = "repair its audio, or remove it from the data"
 
 @dataclass
 class CheckedCollate:
-    """ESPnet's collate function after a look at the audio: it alone has the utterances' names.
+    """Checks the audio, then calls ESPnet's collate function.
+
+    Only a collate function knows the utterances' names.
 
     Attributes:
         collate: ESPnet's.
@@ -31,8 +33,9 @@ class CheckedCollate:
         frontend: ``cape_fbank``, whose limits hold, or None.
         train: whether ``cape_fbank`` matches hops.
         picks: whether the frontend is ESPnet's, which takes one of several channels.
-        streaming: whether this is collect-stats or recognition, where each file's rate is looked
-            at. In training ESPnet compares those after the first, and logs which one differs.
+        streaming: whether this is collect-stats or recognition. There the rate of each file is
+            checked. In training ESPnet compares all files with the first, and logs the one that
+            differs.
         may_be_short: whether audio without a frame is left to asr_inference.
         readers: ESPnet's, of the data.
     """

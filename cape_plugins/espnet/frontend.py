@@ -31,13 +31,13 @@ class CapeFbank(AbsFrontend):
     """Log-mel features with times; in training without padding, equally many per utterance.
 
     Put it into a recipe as ``frontend: cape_fbank``, beside ``model: cape_asr``; the arguments
-    are ``frontend_conf``, named as in ESPnet's default frontend, whose features these are: frame i
-    is centred at sample i · hop, and the signal is mirrored at its ends (each utterance's own
-    ends, so that padding changes nothing).
+    are ``frontend_conf``. Names and features are those of ESPnet's default frontend: frame i is
+    centred at sample i · hop, and the signal is mirrored at its ends. Here these are each
+    utterance's own ends, so that padding changes nothing.
 
     With the hops matched to the batch, an utterance of L samples takes the hop
-    ``hop_length`` · L / mean(L), rounded down: all then have about the frames that the mean
-    duration has at ``hop_length``. Surplus frames are dropped, uniformly at random.
+    ``hop_length`` · L / mean(L), rounded down. All utterances then have about as many frames as
+    the mean duration has at ``hop_length``. Surplus frames are dropped, uniformly at random.
 
     Args:
         fs: sampling rate in Hz, also as ``16k``. With ``model: cape_asr`` the rate of the audio
@@ -114,8 +114,8 @@ class CapeFbank(AbsFrontend):
         Args:
             speech: (B, N) samples; what lies beyond an utterance's end is ignored.
             speech_lengths: (B,) samples of each utterance.
-            match_frames: choose the hops so that all utterances have equally many frames. How many
-                is read from the device, which is waited for once. Otherwise the nominal hop.
+            match_frames: choose the hops so that all utterances have equally many frames. To read
+                their number waits for the device once. Otherwise the nominal hop is taken.
 
         Returns:
             log-mel features (B, T, n_mels), zero in padding; the (B,) frames of each utterance,

@@ -156,8 +156,8 @@ def facts(frontend: AbsFrontend | None) -> tuple[int | None, float | None, int]:
 def normalize_utterances(feats: Tensor, lengths: Tensor, settings: UtteranceMVN) -> Tensor:
     """Subtract each utterance's mean and divide by its deviation, channel by channel.
 
-    Features are (B, T, channels), of (B,) frames, and 0 in padding afterwards. ``settings`` say
-    which of the two is done (``norm_means``, ``norm_vars``), and have ``eps``.
+    Features are (B, T, channels), of (B,) frames, and 0 in padding afterwards. ``settings`` has
+    ``norm_means`` and ``norm_vars``, which of the two is done, and ``eps``.
     """
     count = lengths.to(feats.device)[:, None, None]  # (B, 1, 1)
     padding = torch.arange(feats.shape[1], device=feats.device)[:, None] >= count  # (B, T, 1)

@@ -87,8 +87,8 @@ class CapeTransformerDecoder(TransformerDecoder):
     """ESPnet's Transformer decoder, whose ``layer_drop_rate`` acts.
 
     Put it into a recipe as ``decoder: cape_transformer``; ``decoder_conf`` is that of
-    ``decoder: transformer``, and so are the checkpoints' keys. ESPnet's own takes the option, and
-    calls its layers one by one, past what would drop them.
+    ``decoder: transformer``, and so are the checkpoints' keys. ESPnet's own
+    takes ``layer_drop_rate`` and drops no layer, as it calls them one by one.
 
     Raises:
         ValueError: as :func:`cape_plugins.espnet.layers.drop_layers`.

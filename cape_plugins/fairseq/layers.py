@@ -110,7 +110,9 @@ class CapeMultiheadAttention(MultiheadAttention):
             k, v, key_padding_mask = self._continue(incremental_state, k, v, key_padding_mask)
         positions = None if positions is None else positions[:, -k.shape[2] :]  # (B or 1, S, …)
         seen = None
-        if key_padding_mask is not None and not self.positional.hides_padding:
+        # step by step, positions of padding are no NaN
+        hidden = self.positional.hides_padding and incremental_state is None
+        if key_padding_mask is not None and not hidden:
             seen = ~key_padding_mask[:, None, None].bool()
         mask = merge_bias(attn_mask, seen, q.dtype)  # broadcasts to (B, heads, T, S)
         drop = self.dropout_module
