@@ -211,8 +211,8 @@ OTHER_FILES = {
         ("weights alone", "checkpoint_last.pt cannot be read as a checkpoint of fairseq"),
         ("no task", "checkpoint_last.pt cannot be read as a checkpoint of fairseq"),
         ("html", "checkpoint_last.pt cannot be read as a checkpoint of fairseq"),
-        ("merges gone", "has words cut by BPE, whose merges are not in"),
-        ("data gone", "is gone, and the dictionaries with it"),
+        ("merges gone", "has words split by BPE, but there is no file of merges at"),
+        ("data gone", "is gone, and with it the dictionaries"),
     ],
 )
 def test_what_cannot_be_exported_is_one_line(wrong, said, finished, tmp_path, monkeypatch, capsys):

@@ -163,7 +163,7 @@ def test_paths_are_those_of_the_yaml(path):
 def test_a_name_is_found_in_a_checkout_and_an_unknown_one_is_told_the_others(monkeypatch, path):
     assert study.find("cifar10").name == "cifar10.yaml"
     assert study.find(str(path)) == path
-    with pytest.raises(ValueError, match=r"no study 'cifar100': .* cifar10, .*--list"):
+    with pytest.raises(ValueError, match=r"no study 'cifar100' in .* cifar10, .*--list"):
         study.find("cifar100")
 
 
