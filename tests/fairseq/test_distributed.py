@@ -97,8 +97,8 @@ def test_each_process_shifts_by_draws_of_its_own_the_same_after_resuming(data, t
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="fairseq has no half precision on a CPU")
-@pytest.mark.parametrize("precision", ["--fp16", "--bf16"])
-def test_half_precision_trains_on_a_gpu(data, tmp_path, precision):
-    flags = f"{TRAIN.replace('--cpu', precision)} --max-update 4 --save-dir {tmp_path}"
+def test_half_precision_trains_on_a_gpu(data, tmp_path):
+    """fairseq-train's --bf16 is for a TPU, and fails on a GPU with any model."""
+    flags = f"{TRAIN.replace('--cpu', '--fp16')} --max-update 4 --save-dir {tmp_path}"
     run(f"fairseq-train {data} {flags}", CUDA_VISIBLE_DEVICES="0")
     assert all(found.isfinite().all() for found in weights_in(tmp_path).values())
