@@ -3,13 +3,13 @@
     python integrations/espnet/make_digits.py --recordings fsdd/recordings --out results/digits
 
 Each utterance is one speaker's digits with short pauses between them, at 8 kHz. Recordings 0–4 of
-each speaker and digit are for testing, 5–9 for validation, the others for training: no recording
-is heard in two of them. valid has training's lengths, valid_8-12 and so on those of the tests.
-Speakers are the same throughout, unless one is left --unheard: then the sets unheard_3-6 and so on
-have that speaker alone, all recordings, and no other set does.
+each speaker and digit are for testing, 5–9 for validation, the others for training. So no recording
+is in two of these. valid has utterances as long as those of training; valid_8-12 and so on have
+utterances as long as those of the tests. All sets have the same speakers, unless --unheard names
+one: that speaker's recordings, all of them, are then in the sets unheard_3-6 and so on alone.
 
-Writes <out>/wav/<set>/*.wav with text.txt, and through prepare_wavs.py <out>/data/<set>/wav.scp
-and text, and <out>/data/tokens.txt. The same seed gives the same samples.
+Writes <out>/wav/<set>/*.wav with text.txt. prepare_wavs.py writes <out>/data/<set>/wav.scp and
+text, and <out>/data/tokens.txt. A seed gives the same samples each time.
 """
 
 import argparse
@@ -34,13 +34,13 @@ class Sizes:
     """How much is made.
 
     Attributes:
-        train: utterances of 3 to 6 digits.
-        valid: the same, for validation.
+        train: utterances of 3 to 6 digits for training.
+        valid: utterances of 3 to 6 digits for validation.
         tests: (fewest, most digits of an utterance, utterances) of each test set.
         pause_seconds: before, between and after the digits, uniform.
-        noise: its amplitude, where full scale is 1; without it pauses are exact zeros.
-        seed: of everything drawn.
-        unheard: a speaker who is left out, and has test sets of their own.
+        noise: amplitude of the noise, where full scale is 1; at 0 pauses are exact zeros.
+        seed: of everything that is drawn.
+        unheard: a speaker who is in no training set and has test sets of their own.
     """
 
     train: int = 8000
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--train", type=int, default=Sizes.train, help="training utterances")
     parser.add_argument("--seed", type=int, default=Sizes.seed)
-    parser.add_argument("--unheard", metavar="SPEAKER", help="left out of all other sets")
+    parser.add_argument("--unheard", metavar="SPEAKER", help="a speaker for sets of their own")
     arguments = parser.parse_args()
     sizes = Sizes(train=arguments.train, seed=arguments.seed, unheard=arguments.unheard)
     try:
@@ -90,8 +90,8 @@ def make(recordings: Path, out: Path, sizes: Sizes) -> None:
         sizes: how much.
 
     Raises:
-        ValueError: recordings are missing or at another rate than 8 kHz, nobody is called as
-            who shall be unheard, or ``out`` holds sets of other sizes.
+        ValueError: recordings are missing or at another rate than 8 kHz, no speaker has the name
+            of ``sizes.unheard``, or ``out`` holds sets of other sizes.
     """
     record = out / "digits.json"
     settings = json.loads(json.dumps(asdict(sizes)))
@@ -108,7 +108,7 @@ def make(recordings: Path, out: Path, sizes: Sizes) -> None:
             raise ValueError(f"no speaker {sizes.unheard!r}: there is {', '.join(sorted(spoken))}")
         alone = {sizes.unheard: spoken.pop(sizes.unheard)}
         sets |= {f"unheard_{f}-{m}": (f, m, count) for f, m, count in sizes.tests}
-    # last, as a set's number draws it
+    # last, because a set's number is part of its seed
     sets |= {f"valid_{f}-{m}": (f, m, n) for f, m, n in sizes.tests if f > TRAINED_ON[1]}
     for number, (name, (fewest, most, count)) in enumerate(sets.items()):
         part = PARTS[name.partition("_")[0]]

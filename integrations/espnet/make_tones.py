@@ -1,11 +1,11 @@
-"""Two-tone pages in noise, as ESPnet wants them: the order of a page's tones is its number.
+"""Two-tone pages in noise, laid out for ESPnet: the order of a page's two tones is its number.
 
     python integrations/espnet/make_tones.py --out tones --train 9000
 
-So pagers of fire brigades were called (two-tone sequential paging). Recordings at 8 kHz: of 1 to
-3 s for training and validation, longer ones for testing. The silence between the tones is longer
-than what a convolution of the encoder's front sees, so that only positions tell which came first.
-Writes <out>/<set>/wav.scp and text, and <out>/tokens.txt.
+The pagers of fire brigades were called like this (two-tone sequential paging). Recordings are at
+8 kHz. They last 1 to 3 s for training and validation, and up to 24 s for testing. The silence
+between two tones is longer than what the encoder's convolution sees, so only positions tell which
+tone came first. Writes <out>/<set>/wav.scp and text, and <out>/tokens.txt.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def call(random: np.random.Generator, seconds: float) -> tuple[np.ndarray, list[str]]:
-    """One recording of about ``seconds``: samples in [-1, 1], and the pages called."""
+    """One recording of about ``seconds``: samples in [-1, 1], and the pages in it."""
     pieces = [silence(random, PAUSE_SECONDS)]
     pages: list[str] = []
     while sum(map(len, pieces)) < seconds * RATE:
@@ -70,7 +70,7 @@ def call(random: np.random.Generator, seconds: float) -> tuple[np.ndarray, list[
 
 
 def tone(random: np.random.Generator, hertz: float) -> np.ndarray:
-    """A tone for a while, at a level of its own."""
+    """A tone of random length and level."""
     time = np.arange(int(random.uniform(*TONE_SECONDS) * RATE)) / RATE
     phase = random.uniform(0, 2 * np.pi)
     level = gain(random.uniform(*LEVEL_DECIBEL))
@@ -78,12 +78,12 @@ def tone(random: np.random.Generator, hertz: float) -> np.ndarray:
 
 
 def silence(random: np.random.Generator, seconds: tuple[float, float]) -> np.ndarray:
-    """Between tones."""
+    """Silence of random length."""
     return np.zeros(int(random.uniform(*seconds) * RATE))
 
 
 def gain(decibel: float) -> float:
-    """Of an amplitude."""
+    """The factor on an amplitude."""
     return 10 ** (decibel / 20)
 
 

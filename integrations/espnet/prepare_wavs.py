@@ -3,11 +3,11 @@
     python integrations/espnet/prepare_wavs.py --out data --token-type char \
         --split train wavs/train --split valid wavs/valid --split test wavs/test test.tsv
 
-A split is a name, a folder (searched with its sub-folders) and, optionally, a file of
-transcripts: a line for each utterance, its name first, then a tab or a space, then the words (TSV
-or Kaldi's ``text``; names of files whose WAV is elsewhere are passed over). Without that file each
-``a.wav`` has an ``a.txt`` beside it. An utterance is named after its file. Transcripts are UTF-8,
-from Windows too: a byte order mark and carriage returns are left out of what is written.
+A split is a name, a folder (searched with its sub-folders) and, optionally, a file of transcripts.
+That file has a line for each utterance: its name, a tab or a space, the words (TSV or Kaldi's
+``text``). Lines whose WAV is not in the folder are skipped. Without the file each ``a.wav`` has an
+``a.txt`` beside it. An utterance is named after its WAV file. Transcripts are UTF-8. A byte order
+mark and carriage returns, as Windows writes them, are left out of the output.
 
 Writes <out>/<split>/wav.scp and text, <out>/tokens.txt from the transcripts of ``train`` (and
 <out>/bpe.model for ``--token-type bpe``). Everything is checked first, and nothing is written if
@@ -37,7 +37,7 @@ class Split:
     """Where a set of utterances comes from.
 
     Attributes:
-        name: of the folder that is written.
+        name: the name of the set and of its folder.
         wavs: folder of WAV files.
         transcripts: file of all transcripts; None: a .txt beside each WAV.
     """
@@ -48,7 +48,7 @@ class Split:
 
 
 def main() -> None:
-    """Check, write, and say what was found."""
+    """Check, write, and print the sampling rate."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -80,8 +80,8 @@ def main() -> None:
     except ValueError as error:
         parser.exit(1, f"error: {error}\n")
     print(
-        f"{arguments.out}: all at {rate} Hz, which frontend_conf must say: fs: {rate}, 25 ms are "
-        f"win_length: {round(0.025 * rate)}, 10 ms are hop_length: {round(0.01 * rate)}"
+        f"{arguments.out}: all files are at {rate} Hz. In frontend_conf set fs: {rate}, "
+        f"win_length: {round(0.025 * rate)} (25 ms), hop_length: {round(0.01 * rate)} (10 ms)"
     )
 
 
@@ -96,7 +96,7 @@ def prepare(
     """Write wav.scp and text of each split, and the token list.
 
     Args:
-        splits: the sets of utterances; with one named ``train`` a token list is made.
+        splits: the sets of utterances; the one named ``train`` gives the token list.
         out: folder to write.
         token_type: ``word``, ``char`` or ``bpe`` (SentencePiece's unigram model, as asr.sh).
         bpe_tokens: SentencePiece's vocabulary size.
@@ -208,7 +208,7 @@ def read_transcripts(split: Split, wavs: dict[str, Path]) -> dict[str, str]:
 
 
 def transcript_beside(audio: Path) -> Path | None:
-    """The .txt of an audio file's name, as .TXT too; None where there is none."""
+    """The .txt (or .TXT, .Txt) beside an audio file; None where there is none."""
     for suffix in (".txt", ".TXT", ".Txt"):
         if (beside := audio.with_suffix(suffix)).is_file():
             return beside
@@ -267,7 +267,7 @@ def write_tokens(
 ) -> None:
     """Write tokens.txt: special tokens, then those of ``train``, the most frequent first.
 
-    That is asr.sh's order. Words or letters that only other splits have are warned of.
+    That is asr.sh's order. A warning names words or letters that ``train`` lacks.
     """
     out.mkdir(parents=True, exist_ok=True)
     if token_type == "bpe":
@@ -280,7 +280,7 @@ def write_tokens(
             if unknown:
                 logging.warning(
                     f"{name}: {len(unknown)} of its {token_type}s are not in train, such as "
-                    f"{unknown[0]!r}: they become <unk>, which no model learns to say"
+                    f"{unknown[0]!r}: they become <unk>, which the model cannot learn"
                 )
     write_lines(out / "tokens.txt", ["<blank>", "<unk>", *tokens, "<sos/eos>"])
 
@@ -293,7 +293,7 @@ def count_tokens(lines: Iterable[str], token_type: str) -> Counter[str]:
 
 
 def train_bpe(words: Sequence[str], prefix: Path, size: int) -> list[str]:
-    """Train SentencePiece on lines of words; its pieces but the special ones.
+    """Train SentencePiece on lines of words; returns its pieces without the special ones.
 
     Raises:
         ValueError: SentencePiece cannot make so many tokens of the text.

@@ -2,10 +2,10 @@
 
     python integrations/fairseq/make_numbers.py --out numbers --train 30000 --test 50
 
-A line is several numbers below 100: up to 8 in training, so many as ``--lengths`` says in testing.
-German numbers are split where they are composed, as BPE marks it: fünf@@ und@@ vierzig. Writes
-text, through fairseq-preprocess bin/, and codes: merges of BPE that leave the English words whole,
-with which an exported model joins the German ones.
+A line has several numbers below 100: up to 8 in training, and as many as ``--lengths`` says in
+testing. German numbers are split at their parts, with BPE's mark: fünf@@ und@@ vierzig. Writes the
+text, and codes, BPE merges that leave English words whole and let an exported model join the German
+ones. fairseq-preprocess writes bin/.
 """
 
 import argparse
@@ -33,7 +33,8 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[4, 8, 10, 12, 16, 24])
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    out, draw = arguments.out, random.Random(arguments.seed)
+    out = arguments.out
+    draw = random.Random(arguments.seed)
     words = {
         "en": [num2words(n).replace("-", " ") for n in range(100)],
         "de": [num2words(n, lang="de").replace("und", "@@ und@@ ") for n in range(100)],

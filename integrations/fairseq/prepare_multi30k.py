@@ -6,25 +6,26 @@
     python integrations/fairseq/prepare_multi30k.py multi30k prepared_fr --target-lang fr
 
 The first folder holds {train,val,test_2016_flickr}.{en,de}.gz, the raw captions of task 1
-(github.com/multi30k/dataset, data/task1/raw), or of other languages. The second gets, for
-train, valid and test:
+(github.com/multi30k/dataset, data/task1/raw), or of other languages. The script writes to the
+second folder, for train, valid and test:
 
-    raw/        as delivered, without the empty pairs: the references of sacreBLEU
-    tokenised/  after sacremoses' normaliser and tokeniser: what is stacked, and tokenised BLEU
+    raw/        the captions as delivered, without empty pairs: sacreBLEU's references
+    tokenised/  after sacremoses' normaliser and tokeniser: for stacks and tokenised BLEU
     bpe/        after subword-nmt
     codes       the merges, learned on both languages of train together
     data-bin/   for fairseq-train, with one dictionary for both languages
 
-With --join N, lines of train and valid are 1 to N consecutive captions, joined as stacked test
-sets are (cape-fairseq-eval stack; needs cape-studies), so that a model has seen several sentences
-in a line; test and raw/ stay as they are.
+With --join N, each line of train and valid has 1 to N consecutive captions. They are joined as in
+stacked test sets (cape-fairseq-eval stack; needs cape-studies). So a model sees several sentences
+in a line. test and raw/ stay as they are.
 
-With --held-out N M, train and valid keep the pairs of at most N tokens on both sides, after BPE; of
-test, which stays, test1 has such pairs and test2 those of more than M tokens on both sides. The
-merges are learned on all of train, so that words are cut alike in short and long lines.
+With --held-out N M, train and valid keep the pairs of at most N tokens on both sides, after BPE.
+There are two more test sets: test1 has the test pairs of at most N tokens on both sides, test2
+those of more than M tokens on both sides. The merges are learned on all of train, so that words are
+cut alike in short and long lines.
 
-Letters keep their case. Dashes are not split and nothing is escaped for XML, which Moses' scripts
-would do: captions have little of either, and sacremoses joins the tokens again without them.
+Letters keep their case. Moses' scripts would split dashes and escape characters for XML; this
+script does neither. Captions have few of them, and sacremoses joins tokens again without it.
 """
 
 import argparse
@@ -47,7 +48,7 @@ SEED = 1  # of how many captions a line has
 
 
 def main() -> None:
-    """Run all steps; ends with status 2 and a line that names what is wrong."""
+    """Run all steps; at bad input end with status 2 and a line that names it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -55,7 +56,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="a new folder")
     parser.add_argument("--merges", type=int, default=MERGES, help="of BPE (default: %(default)s)")
     parser.add_argument(
-        "--join", type=int, default=1, metavar="N", help="captions in a training line, at most"
+        "--join", type=int, default=1, metavar="N", help="at most so many captions in a line"
     )
     parser.add_argument(
         "--held-out",
@@ -103,7 +104,7 @@ def read_pairs(folder: Path, name: str, languages: tuple[str, str]) -> list[tupl
     """The sentence pairs of a split, without those with an empty side.
 
     Raises:
-        ValueError: a file is missing or no text in UTF-8, or the two have not as many lines.
+        ValueError: a file is missing or not UTF-8, or the two have different numbers of lines.
     """
     sides = []
     for language in languages:
@@ -112,8 +113,10 @@ def read_pairs(folder: Path, name: str, languages: tuple[str, str]) -> list[tupl
             raise ValueError(f"{path} does not exist: Multi30k's task 1 in raw text is needed")
         sides.append([line.strip() for line in read_lines(path)])
     if len(sides[0]) != len(sides[1]):
-        counts = [f"{len(s)} lines of {lang}" for s, lang in zip(sides, languages, strict=True)]
-        raise ValueError(f"{folder / name}: {' and '.join(counts)}, which are not pairs")
+        raise ValueError(
+            f"{folder / name}: {len(sides[0])} lines of {languages[0]} and {len(sides[1])} lines "
+            f"of {languages[1]}, which are not pairs"
+        )
     return [pair for pair in zip(*sides, strict=True) if all(pair)]
 
 
@@ -123,9 +126,16 @@ Lines = dict[tuple[str, str], list[str]]  # (split, language) → lines
 def cut(
     corpus: dict[str, list[tuple[str, str]]], languages: tuple[str, str], merges: int, most: int
 ) -> tuple[dict[str, Lines], str]:
-    """Tokenise, learn and apply the merges: the lines of raw/, tokenised/ and bpe/, and the codes.
+    """Tokenise the text, learn merges and apply them.
 
-    ``corpus`` is split → pairs; a line of train and valid has at most ``most`` captions.
+    Args:
+        corpus: split → pairs.
+        languages: source, target.
+        merges: how many merges.
+        most: captions in a line of train and valid, at most.
+
+    Returns:
+        the lines of raw/, tokenised/ and bpe/, and the codes.
     """
     raw: Lines = {}
     tokenised: Lines = {}
@@ -151,10 +161,10 @@ def cut(
 
 
 def hold_out(texts: dict[str, Lines], languages: tuple[str, str], most: int, more: int) -> None:
-    """Take long pairs out of train and valid; add test1, as short, and test2, the long ones.
+    """Take long pairs out of train and valid; add test1 with short pairs and test2 with long ones.
 
     Raises:
-        ValueError: nothing is left of one of them.
+        ValueError: one of these sets would be empty.
     """
 
     def pick(split: str, fits: Callable[[list[int]], bool], name: str, what: str) -> None:
@@ -173,7 +183,7 @@ def hold_out(texts: dict[str, Lines], languages: tuple[str, str], most: int, mor
 
 
 def join_some(lines: list[str], most: int) -> list[str]:
-    """1 to ``most`` consecutive lines in one, at random, the same for both languages."""
+    """Join 1 to ``most`` consecutive lines, at random; both languages get the same draws."""
     from cape_studies.evaluation.fairseq.stacking import join
 
     draw = random.Random(SEED)
@@ -187,7 +197,7 @@ def join_some(lines: list[str], most: int) -> list[str]:
 
 
 def binarise(out: Path, languages: tuple[str, str]) -> None:
-    """fairseq-preprocess, into data-bin/."""
+    """Run fairseq-preprocess, which writes data-bin/."""
     # fairseq calls the second and third of several test sets test1 and test2
     found = sorted({path.stem for path in (out / "bpe").iterdir()})
     prefixes = [f"--{split}pref={out / 'bpe' / split}" for split in ("train", "valid")]

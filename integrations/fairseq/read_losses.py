@@ -2,10 +2,10 @@
 
     python integrations/fairseq/read_losses.py --log train.log --csv losses.csv
 
-The log is that of ``fairseq-train --log-format simple``; its numbers are means of the
---log-interval updates before. The condition is the number of updates done, the metric nll_loss in
-bits per token. After a resumption some updates come twice: the later ones count. A log that
-PowerShell wrote is UTF-16 and has to be written as UTF-8 first.
+The log is that of ``fairseq-train --log-format simple``. Each number is a mean over the last
+--log-interval updates. The condition is the number of updates done. The metric is nll_loss in bits
+per token. After a resumption some updates are in the log twice: the later line counts. PowerShell
+writes logs in UTF-16; save such a log as UTF-8 first.
 """
 
 import argparse
@@ -17,11 +17,11 @@ from cape_plugins.text import read_text
 
 
 def main() -> None:
-    """Read the log; ends with status 2 if it has no losses."""
+    """Read the log; end with status 2 if it has no losses."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--csv", type=Path, required=True)
-    parser.add_argument("--device", help="has no meaning here; cape-run gives it to every script")
+    parser.add_argument("--device", help="not used; cape-run gives it to every script")
     given = parser.parse_args()
     line = re.compile(r"train_inner .*\bnll_loss=([\d.einfa+-]+).*\bnum_updates=(\d+)")
     try:

@@ -1,10 +1,10 @@
-"""How many numbers fairseq-generate translates right where they stand, by the length of the line.
+"""How many numbers fairseq-generate translates right, in their places, by the length of the line.
 
     python integrations/fairseq/score_numbers.py --data numbers/bin --path checkpoint_last.pt \
         --csv scores.csv --items items.csv
 
-It searches greedily: a beam of n stops at its first n hypotheses, and these models are so sure of
-themselves that those may be bad ones (which costs all variants at the lengths of training).
+Search is greedy. A beam of n stops at its first n hypotheses. These models are so sure of
+themselves that these n may be bad ones. At the lengths of training that costs all variants.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="from make_numbers.py: bin/")
     parser.add_argument("--path", type=Path, required=True, help="the checkpoint")
     parser.add_argument("--csv", type=Path, required=True, help="condition, metric, value, items")
-    parser.add_argument("--items", type=Path, required=True, help="the same of each line")
+    parser.add_argument("--items", type=Path, required=True, help="the score of each line")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments = parser.parse_args()
     command = [
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def read(text: str) -> list[tuple[int, list[str], list[str]]]:
-    """Number of each line, its reference and its translation, from fairseq-generate's output."""
+    """Read fairseq-generate's output: each line's number, its reference and its translation."""
     references = dict(re.findall(r"^T-(\d+)\t(.*)$", text, flags=re.MULTILINE))
     found = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", text, flags=re.MULTILINE))
     if not references:
@@ -60,7 +60,7 @@ def read(text: str) -> list[tuple[int, list[str], list[str]]]:
 
 
 def correct(reference: list[str], translation: list[str]) -> float:
-    """Part of the numbers that are right where they stand; numbers too many count as wrong."""
+    """The share of numbers that are right in their places; surplus numbers count as wrong."""
     right = sum(a == b for a, b in zip(reference, translation, strict=False))
     return right / max(len(reference), len(translation))
 

@@ -1,9 +1,9 @@
-"""The first images of each class of CIFAR-10, linked: of train and of test.
+"""Links to the first images of each class of CIFAR-10, of train and of test.
 
     python integrations/timm/link_images.py --data cifar10 --out images --train 5000 --test 400
 
-``--data`` holds train/<class>/*.jpg and test/<class>/*.jpg; so does ``--out`` afterwards, with
-``--validation 500`` also validation/<class>/*.jpg, the last images of train.
+``--data`` holds train/<class>/*.jpg and test/<class>/*.jpg. ``--out`` gets the same folders. With
+``--validation 500`` it also gets validation/<class>/*.jpg, the last images of train.
 """
 
 import argparse
@@ -13,7 +13,7 @@ CLASSES = 10
 
 
 def main() -> None:
-    """Link both splits; ends with status 2 and a line that names what is missing."""
+    """Link all splits; at bad input end with status 2 and a line that names what is missing."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -23,7 +23,9 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=1000, help="images of each class")
     parser.add_argument("--validation", type=int, default=0, help="images of each class, of train")
     arguments = parser.parse_args()
-    data, out, held = arguments.data, arguments.out, arguments.validation
+    data = arguments.data
+    out = arguments.out
+    held = arguments.validation
     try:
         link(data / "train", out / "train", 0, arguments.train, held)
         link(data / "test", out / "test", 0, arguments.test)
@@ -37,11 +39,11 @@ def link(source: Path, out: Path, first: int, per_class: int, kept: int = 0) -> 
     """Link images of each class, in the order of their names, as <class>/<image>.jpg.
 
     Args:
-        source: folder of the classes.
-        out: the same.
-        first: image to link; negative: counted from the end.
-        per_class: how many.
-        kept: at the end of each class, which are for something else.
+        source: folder of the classes' folders.
+        out: folder to write.
+        first: index of the first image to link; negative: counted from the end.
+        per_class: how many images to link.
+        kept: how many images at the end of each class are not to be linked.
 
     Raises:
         ValueError: there are not ten classes, or too few images.

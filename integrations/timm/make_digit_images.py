@@ -2,8 +2,8 @@
 
     python integrations/timm/make_digit_images.py --out images
 
-Writes {train,validation,test}/<digit>/<index>.png: of the 1,797 450 are for testing, 300 for
-choosing settings.
+Writes {train,validation,test}/<digit>/<index>.png. Of the 1,797 images 450 are for testing and 300
+for choosing settings.
 """
 
 import argparse
@@ -21,9 +21,10 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--test", type=int, default=450, help="images (default: %(default)s)")
-    parser.add_argument("--validation", type=int, default=300, help="the same")
+    parser.add_argument("--validation", type=int, default=300, help="images (default: %(default)s)")
     arguments = parser.parse_args()
-    digits, splits = load_digits(), {}
+    digits = load_digits()
+    splits = {}
     rest = list(range(len(digits.target)))
     for split in ("test", "validation"):
         rest, splits[split] = train_test_split(

@@ -1,9 +1,9 @@
-"""Numbers of two digits, side by side, of images of single digits: what a digit means is its place.
+"""Two-digit numbers, made of images of single digits: only a digit's place says what it counts.
 
     python integrations/timm/make_number_images.py --images images --out numbers
 
 ``--images`` is what make_digit_images.py wrote. Writes {train,validation,test}/<number>/<index>.png
-for the numbers 00 to 99, each of two images of its split, drawn at random, on a black square.
+for the numbers 00 to 99. Each is made of two random images of its split, on a black square.
 """
 
 import argparse
@@ -36,7 +36,8 @@ def main() -> None:
             out.mkdir(parents=True, exist_ok=True)
             for index in range(getattr(arguments, split)):
                 two = [Image.open(draw.choice(digits[one])) for one in divmod(number, 10)]
-                side, height = sum(image.width for image in two), two[0].height
+                side = sum(image.width for image in two)
+                height = two[0].height
                 square = Image.new("L", (side, side))
                 square.paste(two[0], (0, (side - height) // 2))
                 square.paste(two[1], (two[0].width, (side - height) // 2))

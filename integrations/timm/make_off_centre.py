@@ -1,11 +1,11 @@
-"""Images on a larger black canvas, in its middle, anywhere on it or moved by so much.
+"""Images on a larger black canvas: in its middle, anywhere on it, or moved by some pixels.
 
     python integrations/timm/make_off_centre.py --images images/test --out off_centre
     python integrations/timm/make_off_centre.py --images images/test --out moved --shifts 0 1 2
 
-Writes {centre,anywhere}/<class>/<image>.png for timm's ImageFolder: what differs between the two is
-where the object is. With ``--shifts`` writes {0,1,2,corner}/…: the object moved by so many pixels,
-each image in one of the four directions in turn, and into one of the corners.
+Writes {centre,anywhere}/<class>/<image>.png for timm's ImageFolder. The two differ only in where
+the object is. With ``--shifts`` writes {0,1,2,corner}/…: the object moved by so many pixels, and
+into a corner. The images take the four directions and the four corners in turn.
 """
 
 import argparse
@@ -20,7 +20,7 @@ CORNERS = (1, 1), (-1, 1), (-1, -1), (1, -1)
 
 
 def main() -> None:
-    """Write all; ends with status 2 and a line if there are no images or they do not fit."""
+    """Write all; end with status 2 and a line if there are no images or they do not fit."""
     arguments, parser = parse()
     paths = sorted(path for path in arguments.images.glob("*/*") if path.is_file())
     if not paths:
@@ -49,11 +49,11 @@ def parse() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
     add = parser.add_argument
     add("--images", type=Path, required=True, help="folder of <class>/<image>")
     add("--out", type=Path, required=True, help="folder to write")
-    add("--canvas", type=float, default=1.5, help="its side, in the image's (default: %(default)s)")
+    add("--canvas", type=float, default=1.5, help="its side, in image sides (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the places")
     add("--jitter", type=int, default=0, help="pixels around the middle, at most (default: none)")
-    add("--copies", type=int, default=1, help="of each image, each at a place of its own")
-    about = "in place of centre and anywhere: pixels that the object is moved by"
+    add("--copies", type=int, default=1, help="how many of each image, each at another place")
+    about = "write these shifts in pixels, instead of centre and anywhere"
     add("--shifts", type=int, nargs="+", default=[], metavar="N", help=about)
     arguments = parser.parse_args()
     if arguments.canvas < 1:
@@ -69,7 +69,7 @@ def parse() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
 def moves(
     number: int, room: list[int], arguments: argparse.Namespace, places: random.Random
 ) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Split, end of the file's name, and pixels (x, y) from the middle, of one image's copies."""
+    """For each copy of an image: split, end of the file's name, pixels (x, y) from the middle."""
     if arguments.shifts:
         x, y = DIRECTIONS[number % 4]
         for shift in arguments.shifts:

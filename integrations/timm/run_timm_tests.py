@@ -3,9 +3,9 @@
     python integrations/timm/run_timm_tests.py path/to/pytorch-image-models
     python integrations/timm/run_timm_tests.py path/to/pytorch-image-models --models '*_cape_*'
 
-The file is copied to an empty folder, so that the installed timm is tested and not the
-checkout's. Each of our models must pass what its stock model passes, but for TorchScript, which is
-not promised. The exit status says so.
+The file is copied to an empty folder, so that it tests the installed timm and not the checkout's.
+Each of our models must pass the tests that its stock model passes, except those of TorchScript,
+which we do not promise. If one fails, the exit status is 1.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,7 +36,7 @@ NOT_COLLECTED = "not collected"
 
 
 class Comparison:
-    """A pytest plugin: selects the tests of some models and keeps their outcomes.
+    """A pytest plugin that selects the tests of some models and records their outcomes.
 
     Attributes:
         outcomes: test → model → passed, skipped, failed or error.
@@ -55,7 +55,7 @@ class Comparison:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Function]
     ) -> None:
-        """Keep the tests that are parametrized by one of our models, but for LEFT_OUT."""
+        """Keep the tests that are parametrized by one of our models and are not in LEFT_OUT."""
         kept, left_out = [], []
         for item in items:
             parameters = item.callspec.params if hasattr(item, "callspec") else {}
@@ -122,8 +122,8 @@ def compare(outcomes: dict[str, dict[str, str]], stock: dict[str, str]) -> list[
             results = {name: found.get(name, NOT_COLLECTED) for name in ours}
             if {expected, *results.values()} == {NOT_COLLECTED}:
                 continue
-            counts = {r: list(results.values()).count(r) for r in sorted(set(results.values()))}
-            shown = ", ".join(f"{count} {result}" for result, count in counts.items())
+            counts = sorted(Counter(results.values()).items())
+            shown = ", ".join(f"{count} {result}" for result, count in counts)
             print(f"{test:45} {expected:28} {shown}")
             worse += [
                 f"WORSE {test}: {name} {result}, {reference} {expected}"

@@ -3,8 +3,8 @@
     python integrations/timm/train_lightning.py --data-dir images --out run \
         --model vit_tiny_patch16_cape_224 --model-kwargs patch_size=2 depth=4 --img-size 16
 
-timm gives the model, the data pipeline and the training task; Lightning's Trainer drives them and
-goes on from its checkpoint in ``--out``. Writes model.pth, laid out as train.py's checkpoints.
+timm gives the model, the data pipeline and the training task. Lightning's Trainer runs them, and
+resumes from its checkpoint in ``--out``. Writes model.pth in the layout of train.py's checkpoints.
 """
 
 import argparse
@@ -35,7 +35,7 @@ KEPT = 2**25  # pixels of images kept in memory, 400 MB
 
 
 def main() -> None:
-    """Train, or go on."""
+    """Train, or resume."""
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     arguments = parse()
     lightning.seed_everything(arguments.seed)
@@ -113,12 +113,13 @@ def images(arguments: argparse.Namespace) -> DataLoader:
 
 
 class ReadOnce(ImageDataset):
-    """Images that nothing augments, of which the first ``most`` are read and resized only once:
-    that is a fifth of a small model's step."""
+    """Images without augmentation. The first ``most`` are read and resized only once, which saves a
+    fifth of a small model's step."""
 
     def __init__(self, root: str, most: int) -> None:
         super().__init__(root)
-        self.most, self.kept = most, dict[int, Any]()
+        self.most = most
+        self.kept: dict[int, Any] = {}
 
     def __getitem__(self, index: int) -> Any:
         """An image, (3, H, W), and its class."""
@@ -144,7 +145,8 @@ class Classifier(lightning.LightningModule):
         model = timm.create_model(arguments.model, **start, **self.model_kwargs)
         smoothing = dict(smoothing=arguments.smoothing)
         self.task = ClassificationTask(model, criterion_kwargs=smoothing, verbose=False)
-        self.steps, self.lr = arguments.steps, arguments.lr
+        self.steps = arguments.steps
+        self.lr = arguments.lr
 
     def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
         """One step of timm's task."""
@@ -164,12 +166,12 @@ class Classifier(lightning.LightningModule):
         }
 
     def lr_scheduler_step(self, scheduler: CosineLRScheduler, _: object) -> None:
-        """timm's schedulers are told the step."""
+        """Tell timm's scheduler the step."""
         scheduler.step_update(self.global_step)
 
 
 class Progress(TQDMProgressBar):
-    """A line in place of the bar every so often, for a log."""
+    """Prints 50 lines in place of a bar, for a log."""
 
     def __init__(self) -> None:
         super().__init__(refresh_rate=0)

@@ -2,9 +2,9 @@
 
     TIMM_SCRIPTS=scripts python integrations/timm/try_configs.py --data cifar10 --out results/try
 
-Each recipe keeps its image sizes, augmentation, optimiser, schedule and mixed precision. What has
-to be smaller for a CPU is given on train.py's command line and printed first: the model, the batch,
-one epoch of a few images. ``--data`` holds train/<class>/*.jpg.
+Each recipe keeps its image sizes, augmentation, optimiser, schedule and mixed precision. The model,
+the batch and the number of images are smaller, as a CPU needs it. These options are printed first.
+``--data`` holds train/<class>/*.jpg.
 """
 
 import argparse
@@ -47,7 +47,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return "-".join([self.recipe, self.model, *self.options]).replace("=", "")
 
 
@@ -101,7 +101,7 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, required=True, help="folder with train/<class>/*.jpg")
     parser.add_argument("--out", type=Path, required=True, help="a new folder")
-    parser.add_argument("--images", type=int, default=56, help="trained on (default: 56)")
+    parser.add_argument("--images", type=int, default=56, help="images in training (default: 56)")
     parser.add_argument("--only", nargs="+", help="recipes (default: all)")
     parser.add_argument("--extra", nargs="+", default=[], help="more arguments for train.py")
     arguments = parser.parse_args()

@@ -122,7 +122,7 @@ def test_the_command_keeps_what_is_there_unless_told(tmp_path, monkeypatch, caps
     monkeypatch.setattr(sys, "argv", [*command, "--split", "train", str(tmp_path / "wavs")])
     wavs.main()
     told = capsys.readouterr().out
-    assert "fs: 8000, 25 ms are win_length: 200, 10 ms are hop_length: 80" in told
+    assert "set fs: 8000, win_length: 200 (25 ms), hop_length: 80 (10 ms)" in told
     with pytest.raises(SystemExit) as stop:
         wavs.main()
     assert stop.value.code == 1
