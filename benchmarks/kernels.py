@@ -164,9 +164,8 @@ def attention(
         # PyTorch makes bools numbers, and copies rows that do not begin at multiples of eight
         if attn_mask.dtype == torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(attn_mask, 1.0)
-        dims = range(attn_mask.ndim - 1)
-        steps = [attn_mask.stride(dim) for dim in dims if attn_mask.shape[dim] > 1]
-        if attn_mask.shape[-1] % 8 or any(step % 8 for step in steps):
+        *steps, last = attn_mask.stride()
+        if last != 1 or any(step % 8 for step in steps):
             attn_mask = F.pad(attn_mask, (0, 8 - attn_mask.shape[-1] % 8))
             attn_mask = attn_mask[..., : key.shape[2]]
     return _attend(query, key, value, attn_mask)

@@ -13,10 +13,10 @@ where queries see no later keys (decoders) they are the paper's.
 import torch
 from torch import Tensor
 
-from cape_plugins.attention import AttentionSettings, PositionalAttention
+from cape_plugins.attention import AttentionSettings, Hidden, PositionalAttention
 from cape_plugins.checks import check_count
 from cape_plugins.constants import constant
-from cape_plugins.elementwise import multiply
+from cape_plugins.elementwise import multiply_into_rows
 from cape_plugins.positions import Device, widest, with_axes
 
 
@@ -46,36 +46,37 @@ class Alibi(PositionalAttention):
 
     What is added is made once for all layers, of the settings' ``heads`` and ``unit``. It takes
     (heads, N, N) where samples share their positions, else (B, heads, N, N), as ``cape_alibi`` in
-    training: in autocast's dtype, which the scores are in, or in float32.
+    training: in autocast's dtype, which the scores are in, or in float32. Its rows begin at
+    multiples of 8 elements: CUDA's attention copies other ones, in every layer.
     """
 
     remembers = frozenset({"unit"})
 
     @staticmethod
-    def prepare(positions: Tensor, settings: AttentionSettings) -> Tensor:
+    def prepare(positions: Tensor, settings: AttentionSettings, hidden: Hidden = None) -> Tensor:
         """What the scores get, (B, N, heads, N), float32 or what autocast is on for.
 
         Distances are taken in the positions' dtype: an hour from the start float32 is too coarse.
-        With ``settings.nan_is_padding`` it is -inf for the keys of padding.
+        It is -inf for the keys that are ``hidden`` from a query. A query from which all keys are
+        hidden sees all of them: softmax over nothing would be NaN.
         """
         wide = with_axes(positions)  # (B, N, axes)
         apart = distances(wide[:, :, None], wide[:, None]) / settings.unit  # (B, N, N)
-        if settings.nan_is_padding:
-            padding = wide[..., 0].isnan()
-            # not in a sample that is all padding: a softmax over nothing would be NaN
-            padding = padding & ~padding.all(dim=1, keepdim=True)
-            apart = apart.masked_fill(padding[:, None], torch.inf)
+        if hidden is not None:
+            unseen = hidden()
+            unseen = unseen & ~unseen.all(dim=-1, keepdim=True)
+            apart = apart.masked_fill(unseen, torch.inf)
         slopes = constant(_slopes, settings.heads, like=positions)[:, None]
         device = positions.device.type
         dtype = torch.float32
         if torch.is_autocast_enabled(device):  # rounded here, once, and not in every layer
             dtype = torch.get_autocast_dtype(device)
-        return multiply(slopes, apart[:, :, None], dtype)
+        return multiply_into_rows(slopes, apart[:, :, None], dtype)
 
     @property
-    def hides_padding(self) -> bool:
-        """Whether :meth:`prepare` hides it, and no mask is needed to count keys for log N."""
-        return self.settings.nan_is_padding and not self.logn
+    def hides(self) -> bool:
+        """True, unless a mask is needed all the same, to count keys for log N."""
+        return not self.logn
 
     def bias(self, query: Tensor, keys: int, positions: Tensor | None = None) -> Tensor:
         """What :meth:`prepare` gave, (1 or B, heads, queries, keys)."""

@@ -5,8 +5,9 @@
 >>> out, _ = attention(query, key, value, mask=mask)    # (B, heads, queries, head_dim)
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 
 from cape_plugins.checks import check_count, check_positive
 from cape_plugins.logn import scale_queries
+
+Hidden: TypeAlias = Callable[[], Tensor] | None  #: of :meth:`PositionalAttention.prepare`
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,6 @@ class AttentionSettings:
         frequency_scale: rope: multiplies all frequencies, as it does those of the host's sinusoids.
         context: relpos: distances -context … context have a vector each; those beyond share the
             last.
-        nan_is_padding: no token attends to one whose position is NaN, in samples that have others.
-            By default such a token may be seen, as it may be a class token.
 
     Raises:
         ValueError: a value is out of range.
@@ -41,7 +42,6 @@ class AttentionSettings:
     unit: float = 1.0
     frequency_scale: float = 1.0
     context: int = 1
-    nan_is_padding: bool = False
 
     def __post_init__(self) -> None:
         for name in ("head_dim", "heads", "axes", "context"):
@@ -73,7 +73,7 @@ class PositionalAttention(nn.Module):
         """Draw the parameters anew."""
 
     @staticmethod
-    def prepare(positions: Tensor, settings: AttentionSettings) -> Tensor:
+    def prepare(positions: Tensor, settings: AttentionSettings, hidden: Hidden = None) -> Tensor:
         """What the methods below get as ``positions``, made once for all layers of a forward.
 
         Args:
@@ -81,6 +81,9 @@ class PositionalAttention(nn.Module):
                 unit (tokens, seconds, patch coordinates). NaN marks padding and tokens without a
                 position, such as a class token.
             settings: of the layers.
+            hidden: makes what is hidden, a bool broadcastable to (B, N, N), True where a query
+                must not see a key. Only variants for which :attr:`hides` is true call it; here
+                nobody does. Default: nothing is hidden.
 
         Returns:
             (B, N, …), a row for each token. Here the positions in float32.
@@ -88,10 +91,10 @@ class PositionalAttention(nn.Module):
         return positions.to(torch.float32)
 
     @property
-    def hides_padding(self) -> bool:
-        """Whether prepared positions hide padding, so that a host need not mask it again.
+    def hides(self) -> bool:
+        """Whether prepared positions hide what :meth:`prepare` was told to hide.
 
-        Where they do, a mask would only make a copy of them in every layer.
+        Then the host leaves out its mask, which would make a copy of them in every layer.
         """
         return False
 

@@ -14,12 +14,26 @@ from torch import Tensor
 
 from cape_plugins.checks import is_plain
 
+# PyTorch's memory-efficient attention copies a bias whose rows begin at other multiples
+# (aten/src/ATen/native/transformers/attention.cpp, preprocess_mask)
+ROW = 8
+
 
 def multiply(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
     """The product, taken in the wider of both dtypes and rounded to ``dtype``."""
     if _writes_any_dtype(first, second) and not (first.requires_grad or second.requires_grad):
         shape = torch.broadcast_shapes(first.shape, second.shape)
         return torch.mul(first, second, out=torch.empty(shape, dtype=dtype, device=first.device))
+    return (first * second).to(dtype)
+
+
+def multiply_into_rows(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
+    """:func:`multiply`, where rows begin at multiples of :data:`ROW` elements in memory."""
+    if _writes_any_dtype(first, second) and not (first.requires_grad or second.requires_grad):
+        shape = torch.broadcast_shapes(first.shape, second.shape)
+        wide = shape[-1] + -shape[-1] % ROW
+        rows = torch.empty((*shape[:-1], wide), dtype=dtype, device=first.device)
+        return torch.mul(first, second, out=rows[..., : shape[-1]])
     return (first * second).to(dtype)
 
 

@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from cape_plugins.attention import AttentionSettings, PositionalAttention
+from cape_plugins.attention import AttentionSettings, Hidden, PositionalAttention
 from cape_plugins.constants import constant
 from cape_plugins.positions import with_axes
 from cape_plugins.rotation import rotate, rotate_mixed
@@ -43,7 +43,7 @@ class RotaryAttention(PositionalAttention):
         _check_channels(settings.head_dim, settings.axes)
 
     @staticmethod
-    def prepare(positions: Tensor, settings: AttentionSettings) -> Tensor:
+    def prepare(positions: Tensor, settings: AttentionSettings, hidden: Hidden = None) -> Tensor:
         """Cosines and sines of (B, N) or (B, N, axes): (B, N, 2 · head_dim) float32."""
         known = _placed(positions)
         axes, scale = settings.axes, settings.frequency_scale

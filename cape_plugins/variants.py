@@ -17,7 +17,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from cape_plugins.alibi import Alibi
-from cape_plugins.attention import AttentionSettings, PositionalAttention
+from cape_plugins.attention import AttentionSettings, Hidden, PositionalAttention
 from cape_plugins.augment import Augmentation, Identity
 from cape_plugins.random_positions import RandomPositions
 from cape_plugins.relpos import RelativeAttention
@@ -169,11 +169,15 @@ def remembers(pos: str) -> frozenset[str]:
     return (get(pos).attention or PositionalAttention).remembers
 
 
-def prepare(pos: str, positions: Tensor, settings: AttentionSettings) -> Tensor | None:
+def prepare(
+    pos: str, positions: Tensor, settings: AttentionSettings, hidden: Hidden = None
+) -> Tensor | None:
     """Positions for the attention of every layer; None if the variant leaves attention alone.
 
     ``positions`` (1 or B, N[, 2]) are augmented already, and NaN at padding and at tokens without
-    a position.
+    a position. ``hidden`` is :meth:`cape_plugins.attention.PositionalAttention.prepare`'s.
     """
     variant = get(pos)
-    return None if variant.attention is None else variant.attention.prepare(positions, settings)
+    if variant.attention is None:
+        return None
+    return variant.attention.prepare(positions, settings, hidden)

@@ -99,21 +99,37 @@ def test_shared_positions_make_one_bias_for_all_samples():
         assert found.data_ptr() == prepared.data_ptr()  # made once, for all layers
 
 
-def test_padding_is_hidden_where_a_position_of_nan_is_padding():
-    """As a mask of the keys hides it, but for a sample that is all padding."""
-    positions = token_positions([5, 3, 0])
-    padded = AttentionSettings(head_dim=8, heads=4, nan_is_padding=True)
-    layer, plain = Alibi(padded), Alibi(sizes())
-    assert layer.hides_padding
-    assert not plain.hides_padding
-    mask = ~positions.isnan()[:, None, None]
-    mask[2] = True
-    expected = plain.bias(torch.zeros(3, 4, 5, 8), 5, plain.prepare(positions, sizes()))
-    found = layer.bias(torch.zeros(3, 4, 5, 8), 5, layer.prepare(positions, padded))
-    assert torch.equal(found, torch.where(mask, expected, -torch.inf))
+@pytest.mark.parametrize("shared", [False, True])
+def test_hidden_keys_are_hidden_as_by_a_mask(shared):
+    """But for a query from which all keys are hidden: it sees all of them."""
+    positions = token_positions([5] if shared else [5, 3, 0])
+    padding = token_positions([5, 3, 0]).isnan()
+    later = torch.ones(5, 5).triu(1).bool()
+    hidden = padding[:, None] | later  # (B, N, N)
+    layer = Alibi(sizes())
+    assert layer.hides
+    visible = ~hidden
+    visible[2] = True
+    query = torch.zeros(3, 4, 5, 8)
+    expected = layer.bias(query, 5, layer.prepare(positions, sizes()))
+    found = layer.bias(query, 5, layer.prepare(positions, sizes(), lambda: hidden))
+    assert torch.equal(found, torch.where(visible[:, None], expected, -torch.inf))
 
 
 def test_log_n_still_gets_its_mask():
-    layer = Alibi(AttentionSettings(head_dim=8, heads=4, nan_is_padding=True))
+    layer = Alibi(sizes())
     layer.logn = 5
-    assert not layer.hides_padding
+    assert not layer.hides
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 13, 197])
+@pytest.mark.parametrize("samples", [1, 2])
+def test_rows_lie_where_cudas_attention_takes_them_without_a_copy(tokens, samples):
+    """All steps but the last are multiples of 8, the last is 1: preprocess_mask in PyTorch's
+    aten/src/ATen/native/transformers/attention.cpp."""
+    positions = token_positions([tokens] * samples) + torch.rand(samples, 1)
+    prepared = Alibi.prepare(positions, sizes())
+    bias = Alibi(sizes()).bias(torch.zeros(samples, 4, tokens, 8), tokens, prepared)
+    *steps, last = bias.stride()
+    assert last == 1
+    assert not any(step % 8 for step in steps)

@@ -38,7 +38,7 @@ class CapeMultiHeadedAttention(MultiHeadedAttention):
         positions = rest[0] if len(rest) == 2 else None
         visible: Tensor | None = rest[-1][:, None]  # (B, 1, 1 or N, keys)
         assert visible is not None  # for mypy
-        if visible.shape[2] == 1 and self.positional.hides_padding:
+        if visible.shape[2] == 1 and self.positional.hides:
             visible = None
         else:
             # an empty utterance sees its padding: attention to nothing could be NaN

@@ -119,7 +119,6 @@ class InSeconds(AbsEncoder):
             unit=1 / settings.frequency_scale,
             frequency_scale=settings.frequency_scale,
             context=settings.frames("relpos_context", reach, spacing),
-            nan_is_padding=True,
         )
         attentions = settings.attention_layers(len(self.encoders), self.attention_settings)
         for layer, attention in zip(self.encoders, attentions, strict=True):
@@ -208,7 +207,9 @@ class InSeconds(AbsEncoder):
         generator = generator_of_rank(seconds.device) if self.training else None
         # the batch's size as a shape: len() would fix it in torch.export
         moved = self.position.augment(seconds, seconds.shape[0], generator=generator)
-        prepared = variants.prepare(self.pos, moved, self.attention_settings)
+        prepared = variants.prepare(
+            self.pos, moved, self.attention_settings, lambda: seconds.isnan()[:, None]
+        )
         return self.position.add(x, moved / self.unit), prepared
 
     def _real_times(

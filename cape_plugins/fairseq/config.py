@@ -69,7 +69,6 @@ class TokenSettings(SequenceSettings):
             heads=heads,
             frequency_scale=self.frequency_scale,
             context=self.relpos_context,
-            nan_is_padding=True,
         )
 
 

@@ -21,6 +21,18 @@ def positions_in_batch(tokens: Tensor, padding_idx: int, spacing: float = 1.0) -
     return torch.where(real, index.to(torch.float32) * spacing, math.nan)
 
 
+def hidden_keys(positions: Tensor, future: bool = False) -> Tensor:
+    """Which keys self-attention hides: bool (B, 1 or N, N), True at padding.
+
+    ``positions`` (B, N) are NaN at padding. With ``future`` a query's later keys are hidden too.
+    """
+    hidden = positions.isnan()[:, None]  # (B, 1, N)
+    if future:
+        index = torch.arange(positions.shape[1], device=positions.device)
+        hidden = hidden | (index > index[:, None])  # (B, N, N)
+    return hidden
+
+
 def prepend_bos(tokens: Tensor, *, bos: int, padding_idx: int) -> tuple[Tensor, Tensor]:
     """Insert BOS before the first real token of each row, unless it is BOS already.
 

@@ -6,6 +6,7 @@ the decoder however the two are wrapped or called. A language model's decoder dr
 
 import math
 from argparse import Namespace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from cape_plugins.attention import Hidden
 from cape_plugins.augment import Draw, Identity
 from cape_plugins.embedding import PositionalEmbedding
 from cape_plugins.fairseq import admin, checks, weights
@@ -33,7 +35,7 @@ from cape_plugins.fairseq.config import (
     settle,
 )
 from cape_plugins.fairseq.layers import SIDE, CapeDecoderLayer, CapeEncoderLayer, Side, during, wrap
-from cape_plugins.fairseq.positions import positions_in_batch, prepend_bos
+from cape_plugins.fairseq.positions import hidden_keys, positions_in_batch, prepend_bos
 from cape_plugins.fairseq.training_set import count_source_scale
 from cape_plugins.mark import VariantMark
 from cape_plugins.ranks import generator_of_rank
@@ -87,10 +89,16 @@ class CapeSide:
             self.embed_positions = EmbedPositions()
 
     def side(
-        self: Any, positions: Tensor, batch: int, draw: Draw | None = None, last: bool = False
+        self: Any,
+        positions: Tensor,
+        batch: int,
+        hidden: Hidden = None,
+        draw: Draw | None = None,
+        last: bool = False,
     ) -> Side:
         """Augment positions (B or 1, N), NaN at padding, and prepare embedding and attention.
 
+        ``hidden`` makes a bool (B or 1, 1 or N, N), True where self-attention must not see a key.
         Without ``draw``, Δ and λ are drawn here if the variant needs them. With ``last`` only the
         last token gets an embedding.
         """
@@ -103,7 +111,8 @@ class CapeSide:
             # fairseq's buffer `version` has the model's dtype in half precision, however it is cast
             dtype = self.version.dtype
             embedding = self.position.embedding(moved[:, -1:] if last else moved, dtype).to(dtype)
-        return Side(draw, embedding, prepare(self.settings.pos, moved, self.attention_settings))
+        prepared = prepare(self.settings.pos, moved, self.attention_settings, hidden)
+        return Side(draw, embedding, prepared)
 
 
 class CapeTransformerEncoder(CapeSide, TransformerEncoderBase):
@@ -143,7 +152,7 @@ class CapeTransformerEncoder(CapeSide, TransformerEncoderBase):
                     nn.functional.pad(token_embeddings, (0, 0, 1, 0)),
                 )
         positions = positions_in_batch(src_tokens, self.padding_idx, self.spacing)
-        side = self.side(positions, len(src_tokens))
+        side = self.side(positions, len(src_tokens), partial(hidden_keys, positions))
         with during(SIDE, side):
             out = super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
         if side.draw is not None:
@@ -183,6 +192,7 @@ class CapeTransformerDecoder(CapeSide, TransformerDecoderBase):
         prev_output_tokens: Tensor,
         encoder_out: dict[str, list[Tensor]] | None = None,
         incremental_state: dict[str, Any] | None = None,
+        full_context_alignment: bool = False,
         *others: Any,
         **named: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
@@ -190,14 +200,22 @@ class CapeTransformerDecoder(CapeSide, TransformerDecoderBase):
         batch, steps = prev_output_tokens.shape
         if incremental_state is None:
             positions = positions_in_batch(prev_output_tokens, self.padding_idx)
+            hidden = partial(hidden_keys, positions, future=not full_context_alignment)
         else:  # all rows are equally long: finished ones hold padding, which counts
             device = prev_output_tokens.device
             positions = torch.arange(steps, dtype=torch.float32, device=device)[None]
+            hidden = None
         shared = encoder_out.get(DRAW) if encoder_out is not None else None
         draw = Draw(*shared) if shared else None
-        with during(SIDE, self.side(positions, batch, draw, incremental_state is not None)):
+        side = self.side(positions, batch, hidden, draw, last=incremental_state is not None)
+        with during(SIDE, side):
             features, extra = super().extract_features(
-                prev_output_tokens, encoder_out, incremental_state, *others, **named
+                prev_output_tokens,
+                encoder_out,
+                incremental_state,
+                full_context_alignment,
+                *others,
+                **named,
             )
         if self.source_bos and encoder_out is not None:
             extra["attn"] = [None if a is None else a[..., 1:] for a in extra["attn"]]

@@ -145,6 +145,13 @@ def use_logn(model: nn.Module, logn: int) -> None:
         block.attn.positional.logn = logn
 
 
+def hides(model: NaFlexVit) -> bool:
+    """Whether the prepared positions hide padding in every block, which then needs no mask."""
+    blocks: Any = model.blocks
+    layers = [block.attn.positional for block in blocks]
+    return all(layer is not None and layer.hides for layer in layers)
+
+
 def positional_parameters(model: nn.Module) -> set[str]:
     """Names of learned positional parameters; like timm's, they get no weight decay."""
     names = [name for name, _ in model.named_parameters()]

@@ -101,7 +101,8 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
             patch_coord = torch.cartesian_prod(*axes)[None]  # (1, N, 2)
         extent, keep_aspect = self.position.extent, self.pos_embed_ar_preserving
         where, spans = naflex_positions(patch_coord, patch_valid, extent, keep_aspect)
-        patches, positions = self.position(patches, where, extent / spans)
+        padded = patch_valid is not None
+        patches, positions = self.position(patches, where, extent / spans, padded)
         tokens = self.pos_drop_after(torch.cat([prefix, patches], dim=1))
         return (tokens, grid) if positions is None else (tokens, grid, positions)
 
@@ -152,7 +153,7 @@ class NaFlexVitCape(LoadsGoogles, naflexvit.NaFlexVit):
         if self.embeds.position.attention_settings is None:
             return super()._forward_embeds(x, patch_coord, patch_valid, attn_mask)
         x, _, positions = self.embeds(x, patch_coord=patch_coord, patch_valid=patch_valid)
-        if attn_mask is None:
+        if attn_mask is None and not attention.hides(self):
             keys_only, prefix = self.use_key_only_attn_mask, self.num_prefix_tokens
             attn_mask = naflexvit.create_attention_mask(
                 patch_valid, prefix, not keys_only, q_len=1 if keys_only else None, dtype=x.dtype

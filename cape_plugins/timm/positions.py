@@ -101,12 +101,17 @@ class PatchPositions(nn.Module):
         self.embedding = settings.embedding(dim, random_range=span, spread=False)
 
     def forward(
-        self, patches: Tensor, positions: Tensor, local_shift: Tensor | tuple[float, float]
+        self,
+        patches: Tensor,
+        positions: Tensor,
+        local_shift: Tensor | tuple[float, float],
+        padded: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Add positions (B or 1, N, 2), from -extent to extent, NaN at padding, to (B, N, dim).
 
         ``local_shift`` is the default bound of ε: one per axis, or one per image and axis as a
-        tensor (B or 1, 1, 2).
+        tensor (B or 1, 1, 2). ``padded`` says that there is padding: self-attention hides it where
+        the variant can.
 
         Returns:
             The patches with positions, and the positions for the blocks, (B or 1, prefix + N, …),
@@ -120,7 +125,12 @@ class PatchPositions(nn.Module):
         prepared = None
         if self.attention_settings is not None:
             tokens = F.pad(moved, (0, 0, self.prefix, 0), value=float("nan"))  # prefix + N
-            prepared = prepare(self.settings.pos, tokens, self.attention_settings)
+
+            def padding() -> Tensor:  # (B, 1, prefix + N)
+                return F.pad(positions[..., 0].isnan(), (self.prefix, 0), value=False)[:, None]
+
+            hidden = padding if padded else None
+            prepared = prepare(self.settings.pos, tokens, self.attention_settings, hidden)
         return self.embedding.add(patches, moved), prepared
 
     def class_position(self, cls_token: Tensor | None) -> nn.Parameter | None:

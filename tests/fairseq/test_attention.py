@@ -15,6 +15,7 @@ from cape_plugins.attention import AttentionSettings, PositionalAttention
 from cape_plugins.augment import Augmentation, Identity
 from cape_plugins.fairseq.layers import LAYER, CapeMultiheadAttention, Layer, during
 from cape_plugins.relpos import RelativeAttention
+from cape_support import without_hiding
 
 PAD, EOS = 1, 2
 DIM, HEADS, T, B, CONTEXT = 16, 2, 7, 3, 2
@@ -127,6 +128,25 @@ def test_a_variant_that_does_nothing_is_the_attention_of_fairseq(causal):
     given = dict(key_padding_mask=padding, attn_mask=CAUSAL if causal else None)
     expected = stock(X, X, X, need_weights=False, **given)[0]
     torch.testing.assert_close(ours(X, **given)[0], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("full_context", [False, True])
+def test_alibi_hides_what_fairseqs_masks_hide(build, monkeypatch, full_context):
+    source, target = SOURCE.clone(), TARGET.clone()
+    source[0, :2] = target[1, 4:] = PAD
+    model = build("alibi")
+
+    def outputs():
+        out = model.encoder(source)
+        features, _ = model.decoder(target, out, full_context_alignment=full_context)
+        return out["encoder_out"][0].transpose(0, 1)[source != PAD], features[target != PAD]
+
+    found, masks = outputs(), []
+    without_hiding(monkeypatch, masks)
+    for ours, expected in zip(found, outputs(), strict=True):
+        torch.testing.assert_close(ours, expected)
+    assert len(masks) == 4  # layers
+    assert all(mask is not None for mask in masks)
 
 
 def test_dropout_of_attention_weights_applies_in_training_only():

@@ -16,6 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from cape_plugins import attention
+from cape_plugins.alibi import Alibi
+
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent  # of this environment's commands
 
@@ -36,6 +39,22 @@ class Sizes(TorchDispatchMode):
             if operation.overloadpacket is torch.ops.aten.sin:
                 self.sines = max(self.sines, out.numel())
         return out
+
+
+def without_hiding(monkeypatch: pytest.MonkeyPatch, masks: list[Tensor | None]) -> None:
+    """ALiBi's prepared positions hide nothing from now on: hosts use their masks.
+
+    ``masks`` gets the mask of each attention that follows.
+    """
+    prepare, merge = Alibi.prepare, attention.merge_bias
+
+    def merged(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        masks.append(mask)
+        return merge(bias, mask, dtype)
+
+    monkeypatch.setattr(Alibi, "hides", False)
+    monkeypatch.setattr(Alibi, "prepare", lambda *given: prepare(*given[:2]))
+    monkeypatch.setattr(attention, "merge_bias", merged)
 
 
 # What a page says
