@@ -146,6 +146,7 @@ def test_fairseq_loads_a_run_whose_data_are_gone_and_cuts_words(finished, tmp_pa
     assert after < 0.5 * before  # without the optimizer's state
 
 
+@pytest.mark.release  # a minute: ESPnet is imported in five processes
 def test_espnet_loads_a_run_from_its_zip(finished, tmp_path, monkeypatch):
     found = finished("espnet")
     folder = exported(found, tmp_path / "model")

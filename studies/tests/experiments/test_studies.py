@@ -1,5 +1,7 @@
 """configs/studies: each is whole, its hosts understand it, and docs/experiments.md lists it."""
 
+import copy
+import functools
 import os
 import re
 import runpy
@@ -21,6 +23,19 @@ SINGLE = [name for name, path in PATHS.items() if "studies" not in study.read_ya
 PAGE = ROOT / "docs" / "studies.md"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def composed_once():
+    """Hydra takes 0.15 s for a study, and each is needed several times."""
+    compose = functools.cache(study.composed)
+
+    def composed(path, overrides=()):
+        return copy.deepcopy(compose(path, tuple(overrides)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study, "composed", composed)
+        yield
+
+
 def load(name: str, quick: bool = False) -> study.Study:
     (one,) = study.load(PATHS[name], (), quick)
     return one
@@ -33,8 +48,17 @@ def runs(name: str) -> list[plan.Run]:
     return [plan.Run(setting, variant, one.seeds[0]) for variant in one.variants]
 
 
+@functools.cache
+def host_of(path: Path) -> str:
+    """The host that a study names, itself or in the first config of its defaults list."""
+    content = study.read_yaml(path)
+    if "host" in content:
+        return content["host"]
+    return host_of(path.parent / f"{content['defaults'][0].removeprefix('/')}.yaml")
+
+
 def of_host(host: str) -> list[str]:
-    return [name for name in SINGLE if load(name).host == host]
+    return [name for name in SINGLE if host_of(PATHS[name]) == host]
 
 
 @pytest.mark.parametrize("name", SINGLE)
