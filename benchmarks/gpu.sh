@@ -152,7 +152,7 @@ report=$out/gpu$1.md
 log=$out/gpu$1.stderr.txt
 failed=0
 mkdir -p "$out" && rm -rf "$out/gpu$1"[-.]* || exit 1
-export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} TIMM_SCRIPTS=${TIMM_SCRIPTS:-$pack}
+export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD:$PWD/studies${PYTHONPATH:+:$PYTHONPATH} TIMM_SCRIPTS=${TIMM_SCRIPTS:-$pack}
 if ! { here fairseq && here espnet2; } && compgen -G "$pack/*.whl" >/dev/null; then
     site=$(mktemp -d)
     trap 'rm -rf "$site"' EXIT

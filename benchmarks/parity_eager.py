@@ -42,7 +42,10 @@ def _queries_and_keys(layout: str, dtype: torch.dtype, device: str) -> tuple[Ten
 
 
 def rotation(device: str, quick: bool) -> Iterator[Found]:
-    """Rotated queries and keys and their gradients: the bits of the plain expression."""
+    """Rotated queries and keys and their gradients: those of the plain expression.
+
+    On a CPU they have the same bits. CUDA may round a sum of two products once or twice.
+    """
     settings = AttentionSettings(head_dim=DIM, heads=HEADS, axes=2)
     positions = 2 * torch.rand(BATCH, TOKENS, 2, device=device) - 1
     layers = {"rotary": RotaryAttention(settings), "mixed": MixedRotaryAttention(settings)}
@@ -62,8 +65,9 @@ def rotation(device: str, quick: bool) -> Iterator[Found]:
             results.append([*rotated, *found])
         ours, plainly = results
         what = f"{name}, {str(dtype)[6:]}, {layout}"
-        different = sum(map(other_bits, ours[:4], plainly[:4]))
-        yield f"rotation, {what}: numbers of other bits than plain operations", different, 0
+        worst = max(map(error, ours[:4], plainly[:4]))
+        limit = 1e-6 if dtype == torch.float32 else 1e-4
+        yield f"rotation, {what}: against plain operations", worst, 0 if device == "cpu" else limit
         for one, other in zip(ours[4:], plainly[4:], strict=True):
             allowed = 1e-5 if dtype == torch.float32 else 1e-2
             yield f"rotation, {what}: gradient of frequencies", error(one, other), allowed

@@ -53,8 +53,14 @@ class Alibi(PositionalAttention):
     remembers = frozenset({"unit"})
 
     @staticmethod
-    def prepare(positions: Tensor, settings: AttentionSettings, hidden: Hidden = None) -> Tensor:
-        """What the scores get, (B, N, heads, N), float32 or what autocast is on for.
+    def prepare(
+        positions: Tensor,
+        settings: AttentionSettings,
+        *,
+        hidden: Hidden = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """What the scores get, (B, N, heads, N), in ``dtype`` or what autocast is on for.
 
         Distances are taken in the positions' dtype: an hour from the start float32 is too coarse.
         It is -inf for the keys that are ``hidden`` from a query. A query from which all keys are
@@ -68,8 +74,7 @@ class Alibi(PositionalAttention):
             apart = apart.masked_fill(unseen, torch.inf)
         slopes = constant(_slopes, settings.heads, like=positions)[:, None]
         device = positions.device.type
-        dtype = torch.float32
-        if torch.is_autocast_enabled(device):  # rounded here, once, and not in every layer
+        if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
         return multiply_into_rows(slopes, apart[:, :, None], dtype)
 

@@ -73,7 +73,13 @@ class PositionalAttention(nn.Module):
         """Draw the parameters anew."""
 
     @staticmethod
-    def prepare(positions: Tensor, settings: AttentionSettings, hidden: Hidden = None) -> Tensor:
+    def prepare(
+        positions: Tensor,
+        settings: AttentionSettings,
+        *,
+        hidden: Hidden = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
         """What the methods below get as ``positions``, made once for all layers of a forward.
 
         Args:
@@ -84,6 +90,8 @@ class PositionalAttention(nn.Module):
             hidden: makes what is hidden, a bool broadcastable to (B, N, N), True where a query
                 must not see a key. Only variants for which :attr:`hides` is true call it; here
                 nobody does. Default: nothing is hidden.
+            dtype: of the layers' queries. A bias is rounded to it here, and not in every layer;
+                under autocast to autocast's. Positions and phases stay float32.
 
         Returns:
             (B, N, …), a row for each token. Here the positions in float32.
@@ -186,11 +194,20 @@ class PositionalAttention(nn.Module):
         """Queries, × log N / log N_train where that is on, and what is added to the scores."""
         if self.logn:
             query = scale_queries(query, key.shape[2], mask, self.logn)
-        return query, merge_bias(self.bias(query, key.shape[2], positions), mask, query.dtype)
+        bias = self.bias(query, key.shape[2], positions)
+        return query, merge_bias(bias, mask, dtype_of_scores(query))
 
     def extra_repr(self) -> str:
         """The settings, for ``print(model)``."""
         return "" if self.settings is None else str(self.settings)
+
+
+def dtype_of_scores(query: Tensor) -> torch.dtype:
+    """Autocast's where it is on, as attention casts to it; else the queries' own."""
+    device = query.device.type
+    if query.dtype == torch.float32 and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return query.dtype
 
 
 def merge_bias(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

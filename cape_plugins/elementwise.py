@@ -15,7 +15,8 @@ from torch import Tensor
 from cape_plugins.checks import is_plain
 
 # PyTorch's memory-efficient attention copies a bias whose rows begin at other multiples
-# (aten/src/ATen/native/transformers/attention.cpp, preprocess_mask)
+# (aten/src/ATen/native/transformers/attention.cpp, preprocess_mask). It is the one that takes a
+# bias in float32, with dropout, and before torch 2.11; from then on cuDNN may take it on an H100.
 ROW = 8
 
 
@@ -33,6 +34,8 @@ def multiply_into_rows(first: Tensor, second: Tensor, dtype: torch.dtype) -> Ten
         shape = torch.broadcast_shapes(first.shape, second.shape)
         wide = shape[-1] + -shape[-1] % ROW
         rows = torch.empty((*shape[:-1], wide), dtype=dtype, device=first.device)
+        if wide > shape[-1]:
+            rows[..., shape[-1] :] = 0  # a kernel may read whole rows
         return torch.mul(first, second, out=rows[..., : shape[-1]])
     return (first * second).to(dtype)
 

@@ -43,7 +43,13 @@ class RotaryAttention(PositionalAttention):
         _check_channels(settings.head_dim, settings.axes)
 
     @staticmethod
-    def prepare(positions: Tensor, settings: AttentionSettings, hidden: Hidden = None) -> Tensor:
+    def prepare(
+        positions: Tensor,
+        settings: AttentionSettings,
+        *,
+        hidden: Hidden = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
         """Cosines and sines of (B, N) or (B, N, axes): (B, N, 2 · head_dim) float32."""
         known = _placed(positions)
         axes, scale = settings.axes, settings.frequency_scale

@@ -57,8 +57,8 @@ class _Rotation(torch.autograd.Function):
         ctx.save_for_backward(table)
         ctx.back = back
         half = turned[0].shape[-1] // 2
-        cos, sin = table[..., :half], table[..., 3 * half :]
-        return _rotate_halves(turned, cos, sin, back)
+        cos, _, minus_sin, sin = table.split(half, dim=-1)
+        return _rotate_halves(turned, cos, sin, back, minus_sin)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
@@ -99,15 +99,20 @@ def phases_of(positions: Tensor, frequencies: Tensor) -> Tensor:
 
 
 def _rotate_halves(
-    turned: tuple[Tensor, ...], cos: Tensor, sin: Tensor, back: bool
+    turned: tuple[Tensor, ...],
+    cos: Tensor,
+    sin: Tensor,
+    back: bool,
+    minus_sin: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Each (…, d) by (…, d / 2), in the order of its memory; no gradient is taken here."""
     # in the order in which the first lies in memory: attention's result takes it over
-    order = sorted(range(turned[0].ndim), key=turned[0].stride, reverse=True)
+    last = turned[0].ndim - 1  # channels, wherever they lie
+    order = [*sorted(range(last), key=turned[0].stride, reverse=True), last]
     order_back = [order.index(dim) for dim in range(len(order))]
     x = _stacked([each.permute(order) for each in turned])  # (n, …)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    cos, sin = (each.permute(order) for each in (cos, sin))
+    cos, sin = cos.permute(order), sin.permute(order)
     first, second = x.chunk(2, dim=-1)
     to_first, to_second = out.chunk(2, dim=-1)
     # each sum as plain operations round it: forward's by addcmul, backward's of two products
@@ -115,7 +120,10 @@ def _rotate_halves(
         torch.add(first * cos, second * sin, out=to_first)
         torch.sub(second * cos, first * sin, out=to_second)
     else:
-        torch.addcmul(first * cos, second, sin, value=-1, out=to_first)
+        if minus_sin is None:
+            torch.addcmul(first * cos, second, sin, value=-1, out=to_first)
+        else:  # CUDA rounds addcmul once where value is 1, else twice
+            torch.addcmul(first * cos, second, minus_sin.permute(order), out=to_first)
         torch.addcmul(second * cos, first, sin, out=to_second)
     return tuple(each.permute(order_back) for each in out.unbind())
 

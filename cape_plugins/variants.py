@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from cape_plugins.alibi import Alibi
@@ -170,14 +171,20 @@ def remembers(pos: str) -> frozenset[str]:
 
 
 def prepare(
-    pos: str, positions: Tensor, settings: AttentionSettings, hidden: Hidden = None
+    pos: str,
+    positions: Tensor,
+    settings: AttentionSettings,
+    *,
+    hidden: Hidden = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor | None:
     """Positions for the attention of every layer; None if the variant leaves attention alone.
 
     ``positions`` (1 or B, N[, 2]) are augmented already, and NaN at padding and at tokens without
-    a position. ``hidden`` is :meth:`cape_plugins.attention.PositionalAttention.prepare`'s.
+    a position. ``hidden`` and ``dtype`` are those of
+    :meth:`cape_plugins.attention.PositionalAttention.prepare`.
     """
     variant = get(pos)
     if variant.attention is None:
         return None
-    return variant.attention.prepare(positions, settings, hidden)
+    return variant.attention.prepare(positions, settings, hidden=hidden, dtype=dtype)

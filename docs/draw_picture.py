@@ -45,7 +45,7 @@ def steps() -> dict[str, Tensor]:
 def draw(out: Path) -> None:
     """Draw the steps, large enough to be read at a width of 390 pixels."""
     panels = steps()
-    figure = Figure(figsize=(5, 5.2), layout="constrained")
+    figure = Figure(figsize=(5, 5.5), layout="constrained")
     axes = figure.subplots(2, 2).flat
     order = torch.linspace(0, 1, SIDE * SIDE)
     reach = max(1.0, *(float(positions.abs().max()) for positions in panels.values())) + 0.1
@@ -58,6 +58,7 @@ def draw(out: Path) -> None:
         axis.set_aspect("equal")
         axis.set_title(title, fontsize=12)
         axis.tick_params(labelsize=10)
+    figure.suptitle("In training: the positions of an image's patches", fontsize=13)
     figure.savefig(out, dpi=180)
 
 

@@ -112,7 +112,7 @@ def test_hidden_keys_are_hidden_as_by_a_mask(shared):
     visible[2] = True
     query = torch.zeros(3, 4, 5, 8)
     expected = layer.bias(query, 5, layer.prepare(positions, sizes()))
-    found = layer.bias(query, 5, layer.prepare(positions, sizes(), lambda: hidden))
+    found = layer.bias(query, 5, layer.prepare(positions, sizes(), hidden=lambda: hidden))
     assert torch.equal(found, torch.where(visible[:, None], expected, -torch.inf))
 
 
@@ -120,6 +120,20 @@ def test_log_n_still_gets_its_mask():
     layer = Alibi(sizes())
     layer.logn = 5
     assert not layer.hides
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_layers_take_it_in_their_dtype_as_it_is(dtype):
+    """With autocast and without, where a host casts the whole model (fairseq's --fp16)."""
+    layer, query = Alibi(sizes()), torch.zeros(1, 4, 5, 8, dtype=dtype)
+    prepared = layer.prepare(token_positions([5]), sizes(), dtype=dtype)
+    assert prepared.dtype == dtype
+    _, found = layer._query_and_bias(query, query, prepared, None)
+    assert found.data_ptr() == prepared.data_ptr()
+    with torch.autocast("cpu", torch.bfloat16):
+        prepared = layer.prepare(token_positions([5]), sizes())
+        _, found = layer._query_and_bias(query.float(), query, prepared, None)
+        assert found.data_ptr() == prepared.data_ptr()
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 13, 197])

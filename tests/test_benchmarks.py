@@ -169,8 +169,8 @@ from cape_plugins import rotation
 
 halves = rotation._rotate_halves
 
-def rounded_phases(turned, cos, sin, back):
-    return halves(turned, cos.to(turned[0].dtype).to(cos.dtype), sin, back)
+def rounded_phases(turned, cos, *others):
+    return halves(turned, cos.to(turned[0].dtype).to(cos.dtype), *others)
 
 rotation._rotate_halves = rounded_phases
 parity.main()

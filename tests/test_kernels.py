@@ -68,7 +68,7 @@ STEPS: dict[str, dict[str, tuple[int, int, int, int]]] = {
         "rope": (16, 7, 82928, 102400),
         "cape_rope": (25, 7, 109662, 104960),
         "cape_rope_mixed": (27, 24, 99934, 212784),
-        "cape_alibi": (21, 0, 4882, 300),
+        "cape_alibi": (22, 0, 5064, 300),
         "random_rope": (34, 7, 111918, 104960),
     },
     "wmt_base": {

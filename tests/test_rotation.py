@@ -55,6 +55,28 @@ def test_it_gives_the_bits_and_gradients_of_plain_operations(
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("lies", [lambda x: x.mT, lambda x: x[:, :, :1].expand(x.shape).mT])
+def test_channels_may_lie_apart_in_memory(lies, monkeypatch):
+    """As in the gradient of keys that were transposed for a product, or in that of a sum."""
+    turns = table()
+    both = [lies(torch.randn(BATCH, HEADS, DIM, TOKENS, dtype=torch.bfloat16)) for _ in range(2)]
+    found = rotate(turns, *both)
+    plainly(monkeypatch)
+    for one, other in zip(found, rotate(turns, *both), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_fewer_queries_than_keys_hand_back_gradients_with_weights_too():
+    settings = AttentionSettings(DIM, HEADS, axes=2)
+    positions = torch.randn(BATCH, TOKENS, 2)
+    for layer in (RotaryAttention(settings), MixedRotaryAttention(settings)):
+        query, key = pair(torch.bfloat16)
+        prepared = layer.prepare(positions, settings)
+        out, _ = layer(query[:, :, -2:], key, key, prepared, need_weights=True)
+        for grad in torch.autograd.grad(out.float().square().sum(), (query, key)):
+            assert grad.isfinite().all()
+
+
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32])
 @pytest.mark.parametrize("batch", [BATCH, 1])
 def test_mixed_gives_the_bits_of_plain_operations_and_their_gradient_of_frequencies(

@@ -208,7 +208,11 @@ class InSeconds(AbsEncoder):
         # the batch's size as a shape: len() would fix it in torch.export
         moved = self.position.augment(seconds, seconds.shape[0], generator=generator)
         prepared = variants.prepare(
-            self.pos, moved, self.attention_settings, lambda: seconds.isnan()[:, None]
+            self.pos,
+            moved,
+            self.attention_settings,
+            hidden=lambda: seconds.isnan()[:, None],
+            dtype=x.dtype,
         )
         return self.position.add(x, moved / self.unit), prepared
 

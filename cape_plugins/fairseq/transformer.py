@@ -106,12 +106,14 @@ class CapeSide:
         generator = generator_of_rank(device) if self.training and draws else None
         draw = self.position.draw(batch, device, generator) if draw is None else draw
         moved = self.position.augment(positions, batch, draw, generator)
+        # fairseq's buffer `version` has the model's dtype in half precision, however it is cast
+        dtype = self.version.dtype
         embedding = None
         if not self.position.adds_nothing:
-            # fairseq's buffer `version` has the model's dtype in half precision, however it is cast
-            dtype = self.version.dtype
             embedding = self.position.embedding(moved[:, -1:] if last else moved, dtype).to(dtype)
-        prepared = prepare(self.settings.pos, moved, self.attention_settings, hidden)
+        prepared = prepare(
+            self.settings.pos, moved, self.attention_settings, hidden=hidden, dtype=dtype
+        )
         return Side(draw, embedding, prepared)
 
 

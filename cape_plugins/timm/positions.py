@@ -129,8 +129,13 @@ class PatchPositions(nn.Module):
             def padding() -> Tensor:  # (B, 1, prefix + N)
                 return F.pad(positions[..., 0].isnan(), (self.prefix, 0), value=False)[:, None]
 
-            hidden = padding if padded else None
-            prepared = prepare(self.settings.pos, tokens, self.attention_settings, hidden)
+            prepared = prepare(
+                self.settings.pos,
+                tokens,
+                self.attention_settings,
+                hidden=padding if padded else None,
+                dtype=patches.dtype,
+            )
         return self.embedding.add(patches, moved), prepared
 
     def class_position(self, cls_token: Tensor | None) -> nn.Parameter | None:

@@ -149,6 +149,12 @@ def test_alibi_hides_what_fairseqs_masks_hide(build, monkeypatch, full_context):
     assert all(mask is not None for mask in masks)
 
 
+def test_alibis_bias_has_the_dtype_of_a_half_precision_model(build):
+    model = build("alibi").bfloat16()
+    side = model.decoder.side(torch.arange(6.0)[None], 1)
+    assert side.positions.dtype == torch.bfloat16
+
+
 def test_dropout_of_attention_weights_applies_in_training_only():
     module = attend(PositionalAttention(), dropout=0.5)
     torch.testing.assert_close(module(X)[0], module(X)[0], rtol=0, atol=0)

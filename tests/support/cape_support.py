@@ -53,7 +53,7 @@ def without_hiding(monkeypatch: pytest.MonkeyPatch, masks: list[Tensor | None]) 
         return merge(bias, mask, dtype)
 
     monkeypatch.setattr(Alibi, "hides", False)
-    monkeypatch.setattr(Alibi, "prepare", lambda *given: prepare(*given[:2]))
+    monkeypatch.setattr(Alibi, "prepare", lambda *given, hidden, **named: prepare(*given, **named))
     monkeypatch.setattr(attention, "merge_bias", merged)
 
 
