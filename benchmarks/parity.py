@@ -1,6 +1,6 @@
 """Whether a GPU gives what the CPU gives: every variant, every host, draws, CUDA graphs.
 
-    python benchmarks/parity.py [--device cuda] [--checks rotation relpos constants draws …]
+    python benchmarks/parity.py [--device cuda] [--checks rotation relpos alibi constants …]
         [--quick] [--csv table.csv]
 
 A line for each check, as soon as it is known: what was found, and how much is allowed. Ends with
@@ -20,7 +20,7 @@ from cape_plugins import PositionalEmbedding, patch_grid, token_positions, varia
 from cape_plugins.attention import AttentionSettings
 from cape_plugins.augment import Draw
 from common import Table, add_outputs, on_device
-from parity_eager import constants, draws, relpos, rotation
+from parity_eager import alibi, constants, draws, relpos, rotation
 from parity_hosts import compiled, hosts, twins
 from parity_support import Check, Found, error
 
@@ -93,6 +93,7 @@ def far_out(device: str, quick: bool) -> Iterator[Found]:
 CHECKS: dict[str, Check] = {
     "rotation": rotation,
     "relpos": relpos,
+    "alibi": alibi,
     "constants": constants,
     "draws": draws,
     "core": core,

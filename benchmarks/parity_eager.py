@@ -4,15 +4,18 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterator
+from functools import partial
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import cape_plugins.constants
 import cape_plugins.relpos
 import cape_plugins.rotation
-from cape_plugins import PositionalEmbedding
+from cape_plugins import PositionalEmbedding, token_positions
+from cape_plugins.alibi import Alibi
 from cape_plugins.attention import AttentionSettings
 from cape_plugins.augment import Draw
 from cape_plugins.relpos import RelativeAttention
@@ -115,6 +118,45 @@ def _relpos_dropout(layer: RelativeAttention, device: str) -> Iterator[Found]:
     forward, backward = (out * grad).double().sum(), (value * of_value).double().sum()
     apart = float((forward - backward).abs() / (out * grad).double().norm())
     yield "relpos in parts: dropout of backward is that of forward", apart, 1e-3
+
+
+def alibi(device: str, quick: bool) -> Iterator[Found]:
+    """ALiBi's bias, whose rows lie apart, under each attention kernel that takes one.
+
+    Padding is hidden, and in a second turn later tokens too. An H100 takes cuDNN's kernel for half
+    precision from torch 2.11 on.
+    """
+    settings = AttentionSettings(head_dim=DIM, heads=HEADS)
+    layer = Alibi(settings)
+    kernels = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+    if device == "cpu":
+        kernels = [SDPBackend.MATH]
+    for kernel, tokens, causal in itertools.product(kernels, (64, 197), (False, True)):
+        torch.manual_seed(0)
+        positions = token_positions(torch.tensor([tokens, tokens // 3]), tokens)
+        # each sample has distances of its own, as under CAPE in training
+        positions = positions * torch.tensor([[1.0], [1.3]])
+        hidden = positions.isnan()[:, None]  # (2, 1, tokens)
+        if causal:
+            hidden = hidden | torch.ones(tokens, tokens).triu(1).bool()
+        shape = (2, HEADS, tokens, DIM)
+        inputs = [torch.randn(shape).bfloat16().requires_grad_() for _ in range(3)]
+        grad = torch.randn(shape).bfloat16()
+        results = []
+        for where, dtype, chosen in (
+            ("cpu", torch.float64, SDPBackend.MATH),
+            (device, torch.bfloat16, kernel),
+        ):
+            moved = [x.detach().to(where, dtype).requires_grad_() for x in inputs]
+            prepared = layer.prepare(
+                positions.to(where), settings, hidden=partial(hidden.to, where), dtype=dtype
+            )
+            with sdpa_kernel(chosen):
+                out, _ = layer(*moved, prepared)
+                results.append([out, *torch.autograd.grad(out, moved, grad.to(where, dtype))])
+        worst = max(map(error, results[1], results[0]))
+        what = f"{tokens} tokens{', causal' if causal else ''}, {kernel.name}"
+        yield f"alibi, {what}: output and gradients against float64", worst, 2e-2
 
 
 def constants(device: str, quick: bool) -> Iterator[Found]:
