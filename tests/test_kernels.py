@@ -74,7 +74,7 @@ STEPS: dict[str, dict[str, tuple[int, int, int, int]]] = {
     "wmt_base": {
         "cape": (26, 0, 169984, 0),
         "cape_rope": (30, 12, 248768, 226304),
-        "cape_alibi": (36, -2, 57464, 512),
+        "cape_alibi": (34, -2, 46200, 512),
     },
     "conformer_12": {
         "cape": (20, 0, 30240, 0),

@@ -109,11 +109,12 @@ class CapeMultiheadAttention(MultiheadAttention):
         if incremental_state is not None:
             k, v, key_padding_mask = self._continue(incremental_state, k, v, key_padding_mask)
         positions = None if positions is None else positions[:, -k.shape[2] :]  # (B or 1, S, …)
-        if self.positional.hides and incremental_state is None:
-            mask = None  # CapeSide hid padding and later tokens
-        else:
-            seen = None if key_padding_mask is None else ~key_padding_mask[:, None, None].bool()
-            mask = merge_bias(attn_mask, seen, q.dtype)  # broadcasts to (B, heads, T, S)
+        seen = None
+        # CapeSide hides padding where it can; step by step, positions of padding are no NaN
+        hidden = self.positional.hides and incremental_state is None
+        if key_padding_mask is not None and not hidden:
+            seen = ~key_padding_mask[:, None, None].bool()
+        mask = merge_bias(attn_mask, seen, q.dtype)  # broadcasts to (B, heads, T, S)
         drop = self.dropout_module
         dropout = drop.p if drop.training or drop.apply_during_inference else 0.0
         out, _ = self.positional.attend(q, k, v, positions, mask, dropout)

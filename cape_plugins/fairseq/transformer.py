@@ -84,6 +84,7 @@ class CapeSide:
         )
         # one for each layer, in the order in which fairseq builds them: it does not number layers
         self.to_install = self.settings.attention_layers(of_side.layers, self.attention_settings)
+        self.hides = all(layer is not None and layer.hides for layer in self.to_install)
         super().__init__(cfg, *others, **named)  # type: ignore[call-arg]
         if self.settings.variant.adds != "nothing":
             self.embed_positions = EmbedPositions()
@@ -185,8 +186,13 @@ class CapeTransformerDecoder(CapeSide, TransformerDecoderBase):
         """A layer of ours, wrapped as fairseq wraps its own."""
         return wrap(CapeDecoderLayer(cfg, *others, positional=self.to_install.pop(0)), cfg)
 
-    def buffered_future_mask(self, tensor: Tensor) -> Tensor:
-        """fairseq's mask, made at each call; fairseq's cached one is not safe with two threads."""
+    def buffered_future_mask(self, tensor: Tensor) -> Tensor | None:
+        """fairseq's mask, made at each call; fairseq's cached one is not safe with two threads.
+
+        None where prepared positions hide later tokens.
+        """
+        if self.hides:
+            return None
         return tensor.new_full((len(tensor), len(tensor)), -torch.inf).triu(1)
 
     def extract_features(

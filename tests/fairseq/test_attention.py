@@ -134,9 +134,9 @@ def test_a_variant_that_does_nothing_is_the_attention_of_fairseq(causal):
 def test_alibi_hides_what_fairseqs_masks_hide(build, monkeypatch, full_context):
     source, target = SOURCE.clone(), TARGET.clone()
     source[0, :2] = target[1, 4:] = PAD
-    model = build("alibi")
 
     def outputs():
+        model = build("alibi")
         out = model.encoder(source)
         features, _ = model.decoder(target, out, full_context_alignment=full_context)
         return out["encoder_out"][0].transpose(0, 1)[source != PAD], features[target != PAD]
@@ -147,6 +147,19 @@ def test_alibi_hides_what_fairseqs_masks_hide(build, monkeypatch, full_context):
         torch.testing.assert_close(ours, expected)
     assert len(masks) == 4  # layers
     assert all(mask is not None for mask in masks)
+
+
+def test_alibi_takes_a_mask_of_ones_own_too(build):
+    encoder = build("alibi").encoder
+    positions = encoder.side(torch.arange(float(T))[None], B).positions
+
+    def earlier(x, mask):
+        return encoder.layers[0](x, None, attn_mask=mask, positions=positions)[:-1]
+
+    moved = X.clone()
+    moved[-1] += 1
+    torch.testing.assert_close(earlier(moved, CAUSAL), earlier(X, CAUSAL))
+    assert not torch.allclose(earlier(moved, None), earlier(X, None))
 
 
 def test_alibis_bias_has_the_dtype_of_a_half_precision_model(build):
