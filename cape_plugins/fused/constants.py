@@ -1,7 +1,6 @@
 """Tensors that depend on settings alone, such as frequencies: made once for each device.
 
-Making them anew in every forward would be most of the kernels that an embedding launches. They
-are no buffers, so ``.half()``, ``.to_empty()`` and checkpoints have nothing to do with them.
+They are no buffers, so ``.half()``, ``.to_empty()`` and checkpoints have nothing to do with them.
 
     >>> waves = constant(waves_1d, 512, 10_000.0, 1.0, like=positions)
 """
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cape_plugins.checks import is_plain
+from cape_plugins import fused
 
 _MADE: dict[Hashable, Tensor] = {}
 # beyond this they are made anew each time: settings that change at every step must not fill memory
@@ -22,17 +21,17 @@ _MOST = 4096
 def constant(make: Callable[..., Tensor], *settings: Hashable, like: Tensor) -> Tensor:
     """``make(*settings, device)`` for the device of ``like``: a tensor that nobody may write into.
 
-    It is made anew where it could not be used again: in code that is compiled or traced, in
-    torch.func, under fake tensors, and while a CUDA graph is captured, whose memory is its own.
+    It is made anew where it could not be used again: where nothing of this folder may run, and
+    while a CUDA graph is captured, whose memory is its own.
     """
-    if not is_plain(like):
+    if not fused.usable(like):
         return make(*settings, like.device)
     key = (make, settings, like.device, _stream(like.device))
     found = _MADE.get(key)
     if found is None:
         with torch.inference_mode(False):  # else no later training could use it
             found = make(*settings, like.device)
-        if len(_MADE) < _MOST and is_plain(found) and not _is_capturing(like.device):
+        if len(_MADE) < _MOST and fused.usable(found) and not _is_capturing(like.device):
             _MADE[key] = found
     return found
 
