@@ -148,10 +148,7 @@ class DistanceAugmentation(AsGiven):
         if isinstance(local, Tensor) or local != 0:
             draws = uniform([batch_size, *positions.shape[1:]], device, dtype, generator)
             moved = moved + between(_per_axis(local, axes), draws)
-        factor = draw.scale[:, None, None]
-        if fused.usable(moved, factor) and not (moved.requires_grad or factor.requires_grad):
-            return fused.multiply(moved, factor, dtype)
-        return (moved * factor).to(dtype)
+        return (moved * draw.scale[:, None, None]).to(dtype)
 
     def in_evaluation(self, positions: Tensor) -> Tensor:
         """Centred where ``mean_normalize`` is on; shapes as :meth:`AsGiven.in_evaluation`."""
