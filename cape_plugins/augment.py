@@ -70,7 +70,7 @@ class AsGiven:
         return positions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DistanceAugmentation(AsGiven):
     """CAPE's augmentation for those who see distances alone, which Δ does not change.
 
@@ -155,7 +155,7 @@ class DistanceAugmentation(AsGiven):
         return centre(positions) if self.mean_normalize else positions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Augmentation(DistanceAugmentation):
     """CAPE's augmentation and its options (paper, section 3.2).
 
