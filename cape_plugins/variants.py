@@ -61,7 +61,7 @@ class Variant:
                 continue
             if not (isinstance(kind, type) and issubclass(kind, base)):
                 raise ValueError(f"{name} must be a subclass of {base.__name__}, got {kind!r}")
-            # a field that is still there was not made an option; no torch module holds what has no hash
+            # without the decorator a field is no option; torch modules must have a hash
             undecorated = any(isinstance(one, Field) for one in vars(kind).values())
             if undecorated or (base is not AsGiven and kind.__hash__ is None):
                 frozen = "frozen=True" if base is AsGiven else "eq=False, repr=False"
