@@ -8,7 +8,8 @@ from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from cape_plugins.attention import AttentionSettings, PositionalAttention, take_over
+from cape_plugins.attention import AttentionSettings, PositionalAttention
+from cape_plugins.timm.loading import is_positional
 from cape_plugins.timm.positions import ImageSettings, PatchPositions
 
 
@@ -99,8 +100,6 @@ def install_positions(
         layers = settings.attention_layers(len(attentions), attention_settings)
         for attention, positional in zip(attentions, layers, strict=True):
             attention.positional = positional and positional.to(attention.qkv.weight)
-    if settings.attention_logn:
-        use_logn(model, settings.attention_logn)
     return PatchPositions(model.embed_dim, settings, attention_settings, model.num_prefix_tokens)
 
 
@@ -125,26 +124,6 @@ def _attentions(model: VisionTransformer | NaFlexVit, pos: str) -> list[CapeAtte
     return found
 
 
-def use_logn(model: nn.Module, logn: int) -> None:
-    """Apply ``attention_logn`` of :class:`ImageSettings` to a built ViT, ours or timm's own.
-
-    Raises:
-        ValueError: a block's attention is neither timm's ``Attention`` nor ours.
-    """
-    blocks: Any = getattr(model, "blocks", [])
-    kinds = {type(getattr(block, "attn", None)) for block in blocks}
-    if not kinds or not kinds <= {Attention, CapeAttention}:
-        raise ValueError(
-            f"attention_logn sits in timm's Attention, which is not what {type(model).__name__} "
-            "has in each of its blocks: leave it out, or choose another model"
-        )
-    for block in blocks:
-        if type(block.attn) is Attention:  # the block is built, so attn_layer would come too late
-            block.attn = take_over(CapeAttention, block.attn)
-        block.attn.positional = getattr(block.attn, "positional", None) or PositionalAttention()
-        block.attn.positional.logn = logn
-
-
 def hides(model: NaFlexVit) -> bool:
     """Whether the prepared positions hide padding in every block, which then needs no mask."""
     blocks: Any = model.blocks
@@ -155,4 +134,4 @@ def hides(model: NaFlexVit) -> bool:
 def positional_parameters(model: nn.Module) -> set[str]:
     """Names of learned positional parameters; like timm's, they get no weight decay."""
     names = [name for name, _ in model.named_parameters()]
-    return {name for name in names if ".positional." in name or name.endswith("cls_pos_embed")}
+    return {name for name in names if is_positional(name)}

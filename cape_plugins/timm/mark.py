@@ -1,4 +1,4 @@
-"""Loading checkpoints: compares variants, and drops tables of positions.
+"""A checkpoint's variant, which is compared when it loads.
 
 sinpos and cape have the same weights, so a checkpoint needs a mark that names its variant. timm
 wants only weights under its own names in a state dict: its stock models load checkpoints strictly,
@@ -8,13 +8,11 @@ some by the order of entries. So the mark is not an entry but an attribute of on
 """
 
 import logging
-import math
 from typing import Any
 
 from torch import Tensor, nn
 
 from cape_plugins import variants
-from cape_plugins.timm.loading import check_architecture
 from cape_plugins.timm.positions import ImageSettings
 
 _logger = logging.getLogger(__name__)
@@ -58,53 +56,14 @@ def describe(of: dict[str, Any] | None) -> str:
     return " ".join(f"{name}={value}" for name, value in (of or {}).items()).replace(", ", ",")
 
 
-def adapt(state_dict: dict[str, Tensor], model: Any) -> None:
-    """Adapt weights of any variant to the model, so that ``--pretrained`` can start from them.
-
-    The mark is dropped, with a line in the log if its settings differ from the model's. A table of
-    positions is dropped too.
-
-    Raises:
-        ValueError: the checkpoint is not a ViT's, or has another width or depth than the model.
-    """
+def drop_mark(state_dict: dict[str, Tensor], model: nn.Module) -> None:
+    """Let ``--pretrained`` start from weights of any variant; the log says what they were."""
     mine, theirs = settings(model), read_mark(state_dict)
     if theirs not in (None, mine):
         now = f"now with {describe(mine)}"
         _logger.warning(f"the weights were trained with {describe(theirs)}, {now}")
-    check_architecture(state_dict, model)
     if _CARRIER in state_dict:
         vars(state_dict[_CARRIER]).pop(_ATTRIBUTE, None)
-    convert(model, state_dict)
-
-
-def convert(model: Any, state_dict: dict[str, Any], prefix: str = "", *_: Any) -> None:
-    """Give weights the model's names, and drop a standard ViT's table, with a line in the log.
-
-    The table's row for the class token becomes that token's position. A table with a row for each
-    of the model's patches, or a square number of rows, has no such row (timm's no_embed_class), and
-    the position becomes zero. The function is also a hook before ``load_state_dict``, because
-    timm's ``--initial-checkpoint`` calls no filter. ``prefix`` is given if the model is a part of
-    another.
-    """
-    before = ".attn.relative."  # until 2026-11
-    for name in [n for n in state_dict if before in n and n.startswith(f"{prefix}blocks.")]:
-        state_dict[name.replace(before, ".attn.positional.")] = state_dict.pop(name)
-    embeds = getattr(model, "embeds", model)
-    within = prefix if embeds is model else f"{prefix}embeds."
-    tables = (f"{prefix}pos_embed", f"{within}pos_embed")  # of a ViT, of a NaFlexVit
-    for name in [name for name in state_dict if name.startswith(tables)]:
-        table = state_dict.pop(name)
-        _logger.warning(
-            f"dropped {name} {tuple(table.shape)} of the checkpoint: positions are computed here, "
-            "and the other weights, which are kept, learn to use them in training"
-        )
-        if table.ndim == 3 and embeds.cls_pos_embed is not None:
-            rows = table.shape[1]
-            patches = model.patch_embed.num_patches if embeds is model else 0
-            is_square = math.isqrt(rows) ** 2 == rows
-            of_patches = rows == patches or (is_square and rows != patches + 1)
-            has_row = f"{prefix}cls_token" in state_dict and not of_patches
-            state_dict[f"{within}cls_pos_embed"] = table[:, :1] * (1.0 if has_row else 0.0)
 
 
 def _write(model: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) -> None:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from cape_plugins.attention import take_over
 from cape_plugins.timm import attention
-from cape_plugins.timm.loading import LoadsGoogles, layer_scale
-from cape_plugins.timm.mark import adapt, add_mark, convert
+from cape_plugins.timm.loading import NoGoogles, complete, convert
+from cape_plugins.timm.mark import add_mark, drop_mark
 from cape_plugins.timm.positions import ImageSettings, PatchPositions
 from cape_plugins.timm.registry import SIZES, build, register_variants
 
@@ -107,7 +107,7 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
         return (tokens, grid) if positions is None else (tokens, grid, positions)
 
 
-class NaFlexVitCape(LoadsGoogles, naflexvit.NaFlexVit):
+class NaFlexVitCape(NoGoogles, naflexvit.NaFlexVit):
     """timm's NaFlexVit with positions computed from the patch coordinates.
 
     Takes what NaFlexVit takes: batches of timm's NaFlex loader (dicts), and plain images. Its class
@@ -178,35 +178,21 @@ def _refuse_table_options(given: dict[str, Any], settings: ImageSettings) -> Non
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Any], model: NaFlexVitCape) -> dict[str, Tensor]:
-    """:func:`cape_plugins.timm.mark.adapt`, which raises ValueError, then timm's filter.
+    """timm's filter for weights of its own ViTs and NaFlexVits and of ours, of any variant.
 
-    Checkpoints of our ViTs are taken too; layer scale that they do not have becomes 1.
+    Raises:
+        ValueError: the weights have another width or number of blocks.
     """
     state_dict = dict(state_dict)
-    adapt(state_dict, model)
+    drop_mark(state_dict, model)
+    convert(model, state_dict)
     class_row = state_dict.pop("cls_pos_embed", None)  # of our ViTs
-    if class_row is not None and model.embeds.cls_pos_embed is not None:
+    if class_row is not None:
         state_dict["embeds.cls_pos_embed"] = class_row
-    return {**layer_scale(model), **naflexvit.checkpoint_filter_fn(state_dict, model)}
+    return complete(naflexvit.checkpoint_filter_fn(state_dict, model), model)
 
-
-NaFlexVitCape._filter = checkpoint_filter_fn
 
 _create = partial(build, NaFlexVitCape, checkpoint_filter_fn)
-
-
-def create_from_vit(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """timm's ``use_naflex=True`` for a ViT's name and arguments; ValueError for no_embed_class."""
-    if kwargs.pop("no_embed_class", False):
-        raise ValueError("use_naflex=True and no_embed_class=True do not go together: drop one")
-    kwargs.pop("dynamic_img_size", None)  # it takes images of all sizes
-    kwargs = dict(class_token=True, pos_embed_grid_size=None, global_pool="token") | kwargs
-    if "scale_attn_norm" in kwargs:
-        kwargs["scale_attn_inner_norm"] = kwargs.pop("scale_attn_norm")
-    if kwargs.get("fc_norm") is None:
-        kwargs["fc_norm"] = kwargs["global_pool"] in ("avg", "avgmax", "max")
-    return _create(name, pretrained, **kwargs)
-
 
 default_cfgs: dict[str, Any] = {}
 # but for sizes and positions as timm's naflexvit_base_patch16_gap, to compare with it

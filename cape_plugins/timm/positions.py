@@ -30,8 +30,6 @@ class ImageSettings(PositionSettings):
             extent / N per axis with N patches along it, so that neighbours keep their order.
         extent: the paper's γ (Table 6): axes run from -extent to extent; 1 in training.
         frequency_scale: multiplies all frequencies; 1 in the paper, 0.1 in models ``…_low_…``.
-        attention_logn: number of tokens in training, class token and registers included: 197 at
-            224 pixels. None or 0: off.
 
     Raises:
         ValueError: a value is out of range, or the variant does not take the option.

@@ -6,6 +6,7 @@ its ablations are options: max_global_scale=1 (λ), max_global_shift=0 (Δ), max
     >>> timm.create_model("vit_small_patch16_cape_224", max_global_scale=1.2)
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +18,9 @@ from torch import Tensor, nn
 
 from cape_plugins.constants import constant
 from cape_plugins.positions import patch_grid
-from cape_plugins.timm import naflexvit
 from cape_plugins.timm.attention import block_classes, install_positions, positional_parameters
-from cape_plugins.timm.loading import LoadsGoogles, layer_scale
-from cape_plugins.timm.mark import adapt, add_mark, convert
+from cape_plugins.timm.loading import NoGoogles, complete, convert
+from cape_plugins.timm.mark import add_mark, drop_mark
 from cape_plugins.timm.positions import ImageSettings
 from cape_plugins.timm.registry import SIZES, build, register_variants
 
@@ -29,7 +29,7 @@ __all__ = ["VisionTransformerCape"]
 torch.fx.wrap("patch_grid")  # makes tensors whose sizes depend on the input
 
 
-class VisionTransformerCape(LoadsGoogles, timm_vit.VisionTransformer):
+class VisionTransformerCape(NoGoogles, timm_vit.VisionTransformer):
     """timm's VisionTransformer with computed positions.
 
     Takes images of any size that the patch size divides (with ``dynamic_img_pad`` any size at
@@ -157,29 +157,18 @@ def _grid(height: int, width: int, extent: float, device: torch.device) -> Tenso
 def checkpoint_filter_fn(
     state_dict: dict[str, Any], model: VisionTransformerCape
 ) -> dict[str, Tensor]:
-    """timm's filter, then :func:`cape_plugins.timm.mark.adapt`, which raises ValueError.
+    """timm's filter for weights of its own ViTs and of ours, of any variant.
 
-    Layer scale that the checkpoint does not have becomes 1.
+    Raises:
+        ValueError: the weights have another width or number of blocks.
     """
     state_dict = timm_vit.checkpoint_filter_fn(state_dict, model)
-    adapt(state_dict, model)
-    patches = state_dict.get("patch_embed.proj.weight")
-    if patches is not None:  # timm reshapes old ones, which is not remap's mistake
-        state_dict["patch_embed.proj.weight"] = patches.clone()
-    return {**layer_scale(model), **state_dict}
+    drop_mark(state_dict, model)
+    convert(model, state_dict)
+    return complete(state_dict, model)
 
 
-VisionTransformerCape._filter = checkpoint_filter_fn
-
-
-def _create(
-    name: str, pretrained: bool = False, use_naflex: bool | None = None, **kwargs: Any
-) -> nn.Module:
-    """A model by name; ``use_naflex`` makes a NaFlexVit of it, as in timm."""
-    if timm_vit._USE_NAFLEX_DEFAULT if use_naflex is None else use_naflex:
-        return naflexvit.create_from_vit(name, pretrained, **kwargs)
-    return build(VisionTransformerCape, checkpoint_filter_fn, name, pretrained, **kwargs)
-
+_create = partial(build, VisionTransformerCape, checkpoint_filter_fn)
 
 default_cfgs: dict[str, Any] = {}
 for _sizes, _patch, _image in ([*SIZES], 16, 224), (["tiny"], 8, 64), (["tiny"], 4, 32):

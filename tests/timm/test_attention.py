@@ -1,9 +1,6 @@
-"""Positions in self-attention: of throw-away variants, of rotary ones, and log N beside them."""
-
-import math
+"""Positions in self-attention: of throw-away variants, and of rotary ones."""
 
 import pytest
-import timm
 import torch
 from timm.layers import Attention
 from timm.layers.attention import AttentionRope
@@ -15,11 +12,11 @@ from torch import Tensor, nn
 from cape_plugins import patch_grid, variants
 from cape_plugins.attention import AttentionSettings, PositionalAttention
 from cape_plugins.augment import Augmentation
-from cape_plugins.timm.attention import CapeAttention, CapeBlock, use_logn
+from cape_plugins.timm.attention import CapeAttention, CapeBlock
 from cape_plugins.timm.registry import variants_by_name
 from timm_support import HOSTS, STILL
 
-ROPE = ["ropepos", "ropepos_mixed", "cape_rope", "cape_rope_mixed"]
+ROPE = ["ropepos", "cape_rope"]
 
 
 class Distance(PositionalAttention):
@@ -195,7 +192,6 @@ def test_a_layer_is_timms_rotary_attention_at_dinov3s_coordinates(create, images
 
 
 @pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize("variant", ["cape_rope", "cape_rope_mixed"])
 @pytest.mark.parametrize(
     ("option", "prefix", "acts"),
     [
@@ -207,9 +203,9 @@ def test_a_layer_is_timms_rotary_attention_at_dinov3s_coordinates(create, images
     ],
 )
 def test_a_global_shift_acts_only_against_tokens_without_a_position(
-    create, images, variant, host, option, prefix, acts
+    create, images, host, option, prefix, acts
 ):
-    model = create(variant, host, global_pool="avg", **prefix, **{**STILL, **option})
+    model = create("cape_rope", host, global_pool="avg", **prefix, **{**STILL, **option})
     x = images(2, 3, 64, 96)
     same = torch.allclose(model.train()(x), model.eval()(x), atol=1e-3, rtol=1e-3)
     assert same == (not acts)
@@ -229,54 +225,12 @@ def test_the_extent_keeps_the_distances_of_patches_at_another_size(create, varia
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_learnt_frequencies_are_not_decayed_and_reach_every_layer(create, images, host):
-    model = create("ropepos_mixed", host)
-    names = {f"blocks.{layer}.attn.positional.frequencies" for layer in range(2)}
+def test_what_a_variant_learns_is_not_decayed_and_reaches_every_layer(create, images, host):
+    model = create(host=host, pos="distance", global_pool="avg")
+    names = {f"blocks.{layer}.attn.positional.slopes" for layer in range(2)}
     assert names <= model.no_weight_decay()
     model(images(2, 3, 64, 96)).square().sum().backward()
     parameters = dict(model.named_parameters())
     assert all(parameters[name].grad.any() for name in names)
-    first, second = (parameters[name] for name in sorted(names))
-    assert not torch.equal(first, second)
-    half = create("ropepos_mixed", host, dtype=torch.bfloat16)
+    half = create(host=host, pos="distance", dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
-
-
-# log N
-
-
-@pytest.mark.parametrize("variant", variants_by_name())
-def test_logn_scales_queries_at_other_sizes_than_the_trainings(create, images, variant):
-    plain, scaled = create(variant).eval(), create(variant, attention_logn=1 + 6).eval()
-    trained_at, larger = images(1, 3, 32, 48), images(1, 3, 64, 96)
-    torch.testing.assert_close(scaled(trained_at), plain(trained_at), atol=1e-4, rtol=1e-4)
-    assert not torch.allclose(scaled(larger), plain(larger), atol=1e-3)
-    for block in plain.blocks:
-        rows = slice(None, block.attn.attn_dim)  # of the queries
-        block.attn.qkv.weight.data[rows] *= math.log(1 + 24) / math.log(1 + 6)
-        block.attn.qkv.bias.data[rows] *= math.log(1 + 24) / math.log(1 + 6)
-    torch.testing.assert_close(scaled(larger), plain(larger), atol=1e-3, rtol=1e-3)
-    plain.load_state_dict(scaled.state_dict())  # checkpoints fit with and without
-
-
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "naflexvit_base_patch16_gap"])
-def test_a_model_of_timms_own_is_given_logn_after_it_was_built(images, name):
-    size = dict(dynamic_img_size=True) if name.startswith("vit") else {}
-    shape = dict(depth=2, embed_dim=16, num_heads=2, init_values=1.0)
-    model = timm.create_model(name, **shape, **size).eval()
-    x, weights = images(2, 3, 64, 64), set(model.state_dict())
-    for parameter in model.parameters():
-        parameter.data.add_(0.3 * torch.randn_like(parameter))
-    before = model(x)
-    use_logn(model, model.num_prefix_tokens + 16)
-    torch.testing.assert_close(model(x), before, atol=1e-4, rtol=1e-4)
-    use_logn(model, 3)
-    assert not torch.allclose(model(x), before, atol=1e-3)
-    use_logn(model, 0)
-    torch.testing.assert_close(model(x), before, atol=1e-4, rtol=1e-4)
-    assert set(model.state_dict()) == weights
-
-
-def test_logn_of_another_attention_is_refused_by_name():
-    with pytest.raises(ValueError, match="not what ResNet has"):
-        use_logn(timm.create_model("resnet10t"), 50)

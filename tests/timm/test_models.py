@@ -207,7 +207,6 @@ IN_BLOCKS = "alibi needs CapeBlock with CapeAttention .* and the model has "
         ("alibi", dict(attn_layer="diff"), IN_BLOCKS + "CapeBlock with DiffAttention"),
         ("alibi", dict(block_fn=timm.models.vision_transformer.ParallelScalingBlock), IN_BLOCKS),
         ("alibi", dict(patch_drop_rate=0.5), "drops patches before the attention of alibi"),
-        ("cape", dict(attention_logn=197, attn_layer="diff"), "attention_logn sits in timm's Att"),
     ],
 )
 def test_what_is_wrong_is_refused_by_name(create, host, variant, options, message):
@@ -226,7 +225,7 @@ TABLE = "pos_embed_.* = .* is for a table of positions, which {} does"
         ("naflexvit", "sinpos", dict(pos_embed_antialias=False), TABLE.format("sinpos")),
         ("naflexvit", "sinpos", dict(pos_embed_use_grid_sample=True), TABLE.format("sinpos")),
         ("naflexvit", "nopos", dict(pos_embed_ar_preserving=True), TABLE.format("nopos")),
-        ("vit", "cape", dict(use_naflex=True, no_embed_class=True), "no_embed_class"),
+        ("vit", "cape", dict(use_naflex=True), "use_naflex"),
         ("vit", "cape", dict(max_gobal_shift=0.5), "max_gobal_shift"),
         ("naflexvit", "cape", dict(max_gobal_shift=0.5), "max_gobal_shift"),
     ],
