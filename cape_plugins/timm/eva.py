@@ -24,16 +24,17 @@ from timm.models import eva as timm_eva
 from timm.models import generate_default_cfgs, model_entrypoint
 from torch import Tensor, nn
 
-from cape_plugins.attention import take_over
+from cape_plugins import fused
+from cape_plugins.attention import with_class
 from cape_plugins.augment import Augmentation
-from cape_plugins.constants import constant
-from cape_plugins.timm.mixed_table import mixed_table
-from cape_plugins.timm.positions import ImageSettings
+from cape_plugins.options import declared
+from cape_plugins.timm.positions import HOST, take_options
 from cape_plugins.timm.registry import register_models
 
 __all__ = ["EvaCape"]
 
-torch.fx.wrap("make_coords_dinov3")  # makes tensors whose sizes depend on the input
+torch.fx.wrap("_coords")  # makes tensors whose sizes depend on the input
+torch.fx.wrap("_mixed")
 
 
 class _Rotary:
@@ -45,11 +46,23 @@ class _Rotary:
             return super().get_embed(shape, dtype)  # type: ignore[misc]
         height, width = self.feat_shape if shape is None else shape
         like = next(iter([*self.buffers(), *self.parameters()]))
-        return constant(_coords, height, width, like=like)
+        return _coords(height, width, like)
 
 
-def _coords(height: int, width: int, device: torch.device) -> Tensor:
+def _coords(height: int, width: int, like: Tensor) -> Tensor:
+    return fused.constant(_make_coords, height, width, like=like)
+
+
+def _make_coords(height: int, width: int, device: torch.device) -> Tensor:
     return make_coords_dinov3(height, width, device=device)[None]  # (1, N, 2)
+
+
+def _mixed(coords: Tensor, frequencies: Tensor) -> Tensor:
+    """timm's table (B, heads, N, 2 · head_dim) of a layer, for coordinates (B, N, 2)."""
+    if fused.usable(coords, frequencies) and not coords.requires_grad:
+        return fused.mixed_table(coords, frequencies)
+    x, y = coords[:, None].unbind(-1)  # (B, 1, N)
+    return layers.get_mixed_freqs(frequencies, x, y, torch.float32)
 
 
 class _Cat(_Rotary, layers.RotaryEmbeddingCat): ...
@@ -67,7 +80,7 @@ _KINDS: dict[type, type] = {
     layers.RotaryEmbeddingMixed: _Mixed,
 }
 # options of augmentation: ours, and timm's, whose augmentation draws once for a whole batch
-_OURS = ("max_global_shift", "max_local_shift", "max_global_scale")
+_OURS = declared(Augmentation, axes=2).keys() - HOST.sets
 _TIMMS = ("rope_shift_coords", "rope_jitter_coords", "rope_rescale_coords")
 
 
@@ -88,7 +101,7 @@ def _embed(rotary: Any, coords: Tensor, height: int, width: int) -> Any:
     own = own if rotary.grid_indexing == "ij" else own[::-1]
     if isinstance(rotary, _Mixed):
         turned = torch.stack(own, dim=-1)  # (B, N, 2)
-        return [mixed_table(turned, rotary.freqs[:, layer]) for layer in range(rotary.depth)]
+        return [_mixed(turned, rotary.freqs[:, layer]) for layer in range(rotary.depth)]
     turned = torch.stack(own, dim=-1)[..., None]  # (B, N, 2, 1)
     angles = 2 * torch.pi * turned / rotary.periods if dinov3 else turned * rotary.bands
     angles = angles.flatten(2)  # (B, N, head_dim / 2): each stands twice in what timm wants
@@ -98,18 +111,21 @@ def _embed(rotary: Any, coords: Tensor, height: int, width: int) -> Any:
 
 @layers.register_notrace_module  # torch.fx cannot trace its checks
 class CoordinateAugmentation(nn.Module):
-    """CAPE's augmentation of coordinates of images that span [-1, 1] from edge to edge."""
+    """CAPE's augmentation of coordinates of images that span [-1, 1] from edge to edge.
 
-    def __init__(self, settings: ImageSettings) -> None:
+    Args:
+        augmentation: without centring: the whole image is centred, and the patches that
+            ``patch_drop_rate`` keeps need not be.
+        local_shift_is_given: whether ε is that of ``augmentation``; else it is half a patch.
+    """
+
+    def __init__(self, augmentation: Augmentation, local_shift_is_given: bool) -> None:
         super().__init__()
-        self.settings = settings
-        shift, scale = settings.max_global_shift, settings.max_global_scale
-        # not centred: the whole image is, and the patches that patch_drop_rate keeps need not be
-        self.augmentation = Augmentation(shift, 0.0, scale, mean_normalize=False)
+        self.augmentation, self.local_shift_is_given = augmentation, local_shift_is_given
 
     def forward(self, coords: Tensor, batch: int, height: int, width: int) -> Tensor:
-        """(1 or B, N, 2) → (B, N, 2), drawn for each image; ε is half a patch unless set."""
-        local = self.settings.max_local_shift or (1 / height, 1 / width)
+        """(1 or B, N, 2) → (B, N, 2), drawn for each image."""
+        local = None if self.local_shift_is_given else (1 / height, 1 / width)
         return self.augmentation.in_training(coords, batch, max_local_shift=local)
 
 
@@ -122,20 +138,17 @@ class EvaCape(timm_eva.Eva):
     augmentation: CoordinateAugmentation
 
     @classmethod
-    def of(cls, model: timm_eva.Eva, settings: ImageSettings) -> "EvaCape":
-        """timm's model with this class, and coordinates that are augmented as ``settings`` say.
-
-        It takes over timm's weights, which keep their names.
+    def of(cls, model: timm_eva.Eva, augmentation: CoordinateAugmentation) -> "EvaCape":
+        """timm's model with this class. It takes over timm's weights, which keep their names.
 
         Args:
             model: with rotary positions of a kind that timm calls cat, dinov3 or mixed.
-            settings: Δ (``max_global_shift``), ε (``max_local_shift``; default half a patch) and λ
-                (``max_global_scale``, about the image's middle). Their unit does not depend on the
-                model: the image spans [-1, 1] from edge to edge.
+            augmentation: of its coordinates in training. Its unit does not depend on the model: the
+                image spans [-1, 1] from edge to edge. λ scales about the image's middle.
         """
-        ours = take_over(cls, model)
-        ours.rope = take_over(_KINDS[type(model.rope)], model.rope)
-        ours.augmentation = CoordinateAugmentation(settings)
+        ours = with_class(model, cls)
+        ours.rope = with_class(model.rope, _KINDS[type(model.rope)])
+        ours.augmentation = augmentation
         return ours
 
     def _pos_embed(self, x: Tensor) -> tuple[Tensor, Any]:
@@ -152,9 +165,11 @@ class EvaCape(timm_eva.Eva):
 
 def _create(name: str, pretrained: bool, *, stock: str, **kwargs: Any) -> nn.Module:
     """The twin of timm's model ``stock``; ``kwargs`` are timm's, and Δ, ε, λ."""
-    settings = ImageSettings(
-        pos="cape_rope", **{option: kwargs.pop(option) for option in _OURS if option in kwargs}
-    )
+    given = {option: kwargs.pop(option) for option in _OURS if option in kwargs}
+    chosen, _ = take_options({"pos": "cape_rope", **given})
+    bounds = {option: chosen.options[option] for option in _OURS}
+    bounds = {option: value for option, value in bounds.items() if value is not None}
+    augmentation = Augmentation(**bounds, mean_normalize=False)
     if timms := ", ".join(f"{n}={kwargs[n]}" for n in _TIMMS if kwargs.get(n) is not None):
         raise ValueError(f"{timms} augments what CAPE augments: leave it out or use timm's own")
     # Sapiens2's have timm's augmentation: ours takes its place
@@ -167,7 +182,8 @@ def _create(name: str, pretrained: bool, *, stock: str, **kwargs: Any) -> nn.Mod
             f"options make {type(theirs).__name__} with {type(rotary).__name__}: leave out "
             "use_rot_pos_emb, rope_type, use_naflex, TIMM_USE_NAFLEX and feature_cls"
         )
-    ours: Any = EvaCape.of(theirs, settings)
+    coordinates = CoordinateAugmentation(augmentation, chosen.local_shift_is_given)
+    ours: Any = EvaCape.of(theirs, coordinates)
     if theirs is made:
         made = ours
     else:

@@ -1,6 +1,7 @@
-"""What our ViTs do with weights that are not theirs: timm's tables of positions, other sizes, .npz.
+"""What our ViTs do with weights of other models: of other variants and sizes, timm's own, .npz.
 
-Reading and loading files is timm's.
+Reading and loading files is timm's. The mark in checkpoints is the core's: it refuses another
+variant's, but ``--pretrained`` may start from weights of any.
 """
 
 import logging
@@ -10,8 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from cape_plugins.mark import VariantMark, variant_of
 
 _logger = logging.getLogger(__name__)
+_MARK = "position.mark."  # in the names of the mark's entries
 
 
 class NoGoogles(nn.Module):
@@ -27,6 +32,31 @@ class NoGoogles(nn.Module):
             f"{checkpoint_path} is not for {type(self).__name__}: load it into timm's own ViT of "
             "the same size, torch.save that model's state_dict(), and give this file"
         )
+
+
+def prepare_loading(model: nn.Module) -> None:
+    """Complete one of our ViTs: it converts the weights that it loads."""
+    model.register_load_state_dict_pre_hook(convert)
+    # a ViT has no other buffers, and DDP would synchronize those of the mark at each step
+    marks = [name for name, _ in model.named_buffers() if _MARK in name]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, marks)
+
+
+def drop_mark(state_dict: dict[str, Any], mark: VariantMark) -> None:
+    """Drop a checkpoint's mark; a line in the log says what its model was, if not like this."""
+    theirs = {name: state_dict.pop(name) for name in [*state_dict] if _MARK in name}
+    trained, now = _described(theirs), _described(dict(mark.named_buffers()))
+    if theirs and trained != now:
+        _logger.warning(f"the weights were trained with {trained}, now with {now}")
+
+
+def _described(entries: Mapping[str, Tensor]) -> str:
+    named = [f"pos={variant_of(entries)}"]
+    for name, one in sorted(entries.items()):
+        if one.numel():
+            value = ",".join(f"{number:g}" for number in one.flatten().tolist())
+            named.append(f"{name.rpartition('.')[2]}={value}")
+    return " ".join(named)
 
 
 def convert(model: Any, state_dict: dict[str, Any], prefix: str = "", *_: Any) -> None:
@@ -77,7 +107,7 @@ def complete(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tenso
     What only the checkpoint has is dropped, what only the model has stays as it was initialized,
     and the log says so. Layer scale that the checkpoint lacks becomes 1: it was trained without.
     """
-    own = model.state_dict()
+    own = {name: one for name, one in model.state_dict().items() if _MARK not in name}
     ours = {name for name in own if is_positional(name)}
     theirs = {name for name in weights if is_positional(name)}
     if dropped := theirs - ours:
@@ -91,4 +121,4 @@ def complete(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tenso
 
 def is_positional(name: str) -> bool:
     """Whether a weight of this name is learned about positions; like timm's it gets no decay."""
-    return ".positional." in name or name.endswith("cls_pos_embed")
+    return not {"position", "positional", "cls_pos_embed"}.isdisjoint(name.split("."))

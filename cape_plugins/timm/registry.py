@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from typing import Any
 
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, generate_default_cfgs, is_model, register_model
 from torch import Tensor, nn
 
-from cape_plugins.variants import names
+from cape_plugins.autoload import warn
+from cape_plugins.timm.positions import HOST
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": dict(embed_dim=192, depth=12, num_heads=3),
@@ -18,7 +19,6 @@ SIZES: dict[str, dict[str, Any]] = {
 
 # timm has vit_*_patch16_rope_224 of its own, with published weights
 _RENAMED = {"rope": "ropepos"}
-_LEFT_OUT = ("rope_mixed", "cape_rope_mixed")
 
 # frequency_scale of the models named …_low_…. With the paper's 1, Δ and ε turn most channels into
 # noise, and a model needs a long training to use them (configs/studies/band.yaml).
@@ -28,8 +28,9 @@ _HAVE_LOW = ("sinpos", "cape", "univit")
 
 def variants_by_name() -> dict[str, dict[str, Any]]:
     """The part of a model's name for positions → its arguments; univit is CAPE with λ = 1."""
-    kept = [pos for pos in names(2) if pos not in _LEFT_OUT]
-    named: dict[str, dict[str, Any]] = {_RENAMED.get(pos, pos): dict(pos=pos) for pos in kept}
+    named: dict[str, dict[str, Any]] = {}
+    for pos in HOST.names():
+        named[_RENAMED.get(pos, pos)] = dict(pos=pos)
     named["univit"] = dict(pos="cape", max_global_scale=1.0)
     low = {f"{name}_low": {**named[name], "frequency_scale": LOW} for name in _HAVE_LOW}
     return named | low
@@ -92,6 +93,8 @@ def register_variants(
         pattern.format(size=size, variant=named): {**shared, **SIZES[size], **variant}
         for size, (named, variant) in product(sizes, variants_by_name().items())
     }
+    for name in [name for name in models if is_model(name)]:  # of another package's variant
+        warn(f"timm has {name} already: {models.pop(name)['pos']} needs another name there")
     cfg = {"first_conv": "patch_embed.proj", "classifier": "head", "license": "mit", **cfg}
     cfgs = generate_default_cfgs({f"{name}.untrained": cfg for name in models})
     sys.modules[module].default_cfgs.update(cfgs)

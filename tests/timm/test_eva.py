@@ -6,15 +6,18 @@ import pytest
 import timm
 import torch
 from scipy import stats
+from timm.layers import get_mixed_freqs
 from timm.models import eva as timm_eva
 from timm.models import save_for_hf
 from torch import Tensor, nn
 
+from cape_plugins import fused
+from cape_plugins.augment import Augmentation
 from cape_plugins.timm import eva
 from cape_plugins.timm.eva import TWINS
 from timm_support import EVAS, STILL
 
-OFF_SETTINGS = eva.ImageSettings(**STILL)
+OFF = eva.CoordinateAugmentation(Augmentation(mean_normalize=False), True)
 every_kind = pytest.mark.parametrize("kind", EVAS)
 
 
@@ -91,7 +94,7 @@ def test_every_name_is_timms_model_but_for_the_coordinates(name):
             x = images(height * patch, width * patch)
             assert_equal(ours(x), stock(x))
     stock.train().rope.aug_active = False  # Sapiens2's
-    augmented, ours.augmentation = ours.train()(x), eva.CoordinateAugmentation(OFF_SETTINGS)
+    augmented, ours.augmentation = ours.train()(x), OFF
     expected = stock(x)
     assert_close(ours(x), expected)
     assert not torch.allclose(augmented, expected, rtol=1e-4, atol=1e-4)
@@ -279,14 +282,10 @@ def test_options_that_make_another_model_are_refused(options, made):
 
 @pytest.mark.parametrize("batch", [3, 1])
 def test_the_table_of_mixed_frequencies_and_its_gradients_are_timms(batch):
-    from timm.layers import get_mixed_freqs
-
-    from cape_plugins.timm.mixed_table import mixed_table
-
     coords = torch.rand(batch, 12, 2) * 14
     frequencies = torch.randn(2, 2, 4, requires_grad=True)
     x, y = coords[:, None].unbind(-1)
-    found, expected = mixed_table(coords, frequencies), get_mixed_freqs(frequencies, x, y)
+    found, expected = fused.mixed_table(coords, frequencies), get_mixed_freqs(frequencies, x, y)
     torch.testing.assert_close(found, expected)
     weights = torch.randn_like(found)
     grads = []

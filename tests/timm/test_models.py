@@ -11,7 +11,7 @@ from timm.utils import ParseKwargs
 
 import cape_plugins.timm  # registers, also where autoload is switched off
 from cape_plugins import patch_grid, sinusoid_2d
-from cape_plugins.augment import Identity
+from cape_plugins.augment import AsGiven
 from cape_plugins.timm.registry import LOW, variants_by_name
 from cape_plugins.variants import get
 from timm_support import HOSTS
@@ -50,7 +50,7 @@ def test_the_sizes_are_timms(ours, theirs):
     model, stock = (timm.create_model(name, depth=1) for name in (ours, theirs))
     assert model.blocks[0].attn.num_heads == stock.blocks[0].attn.num_heads
     ours, theirs = (
-        {name: p.shape for name, p in one.state_dict().items() if "pos_embed" not in name}
+        {name: p.shape for name, p in one.named_parameters() if "pos_embed" not in name}
         for one in (model, stock)
     )
     assert ours == theirs
@@ -62,11 +62,11 @@ def test_timms_models_of_these_names_stay_timms():
 
 
 def test_univit_is_cape_without_its_scale(create):
-    univit, cape = (create(name).position.settings for name in ("univit", "cape"))
-    assert (univit.pos, univit.max_global_scale) == ("cape", 1.0)
-    assert cape.max_global_scale == 1.4
-    assert univit.max_global_shift == cape.max_global_shift == 0.5
-    assert create("univit", max_global_scale=1.1).position.settings.max_global_scale == 1.1
+    univit, cape = (create(name).position for name in ("univit", "cape"))
+    assert univit.pos == cape.pos == "cape"
+    assert univit.options == {**cape.options, "max_global_scale": 1.0}
+    assert (cape.options["max_global_scale"], cape.options["max_global_shift"]) == (1.4, 0.5)
+    assert create("univit", max_global_scale=1.1).position.options["max_global_scale"] == 1.1
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -74,8 +74,8 @@ def test_univit_is_cape_without_its_scale(create):
 def test_low_names_have_the_same_weights_and_lower_frequencies(create, host, pos):
     paper, low = create(pos, host), create(f"{pos}_low", host)
     positions = [getattr(model, "embeds", model).position for model in (paper, low)]
-    assert [one.embedding.frequency_scale for one in positions] == [1.0, LOW]
-    assert positions[0].embedding.augmentation == positions[1].embedding.augmentation
+    assert [one.added.frequency_scale for one in positions] == [1.0, LOW]
+    assert positions[0].augmentation == positions[1].augmentation
     assert [*paper.state_dict()] == [*low.state_dict()]
 
 
@@ -131,7 +131,7 @@ def test_what_a_name_says(create, images, variant, host):
     assert torch.equal(model(x), model(x))
     moved = torch.allclose(model(x), model(x.roll(16, dims=2)), atol=1e-4, rtol=1e-4)
     assert moved == (variant == "nopos")  # all others see where patches are
-    as_given = get(variants_by_name()[variant]["pos"]).augment is Identity
+    as_given = get(variants_by_name()[variant]["pos"], axes=2).augments is AsGiven
     model.train()
     assert torch.equal(model(x), model(x)) == as_given
 
@@ -152,11 +152,9 @@ def test_positions_are_added_to_the_patches_and_the_class_token_has_its_own(crea
 
 def test_options_reach_the_positions(create):
     options = dict(max_global_shift=0.1, max_local_shift=(0.2, 0.3), max_global_scale=2.0)
-    position = create(**options, extent=0.7).position
-    assert {name: getattr(position.settings, name) for name in options} == options
-    assert position.extent == 0.7
-    augmentation = position.embedding.augmentation
-    assert {name: getattr(augmentation, name) for name in options} == options
+    model = create(**options, extent=0.7)
+    assert model.extent == 0.7
+    assert {name: getattr(model.position.augmentation, name) for name in options} == options
     create("nopos", max_global_shift=0.5, max_local_shift=None, extent=1.0)  # at their defaults
 
 
@@ -175,9 +173,9 @@ def model_kwargs(*given: str) -> dict:
 
 def test_what_train_py_makes_of_model_kwargs_works(create, images):
     given = "max_global_scale=1 max_global_shift=0.25 max_local_shift=(0.1,0.2) extent=0.7"
-    settings = create(**model_kwargs(*given.split())).position.settings
-    assert settings.max_global_scale == 1
-    assert settings.max_local_shift == (0.1, 0.2)
+    augmentation = create(**model_kwargs(*given.split())).position.augmentation
+    assert augmentation.max_global_scale == 1
+    assert augmentation.max_local_shift == (0.1, 0.2)
     for one in (given, "max_local_shift=[0.1,0.2]", "max_local_shift=0", "max_local_shift=None"):
         model = create(**model_kwargs(*one.split()))
         assert model(images(1, 3, 32, 48)).isfinite().all()
@@ -190,18 +188,21 @@ IN_BLOCKS = "alibi needs CapeBlock with CapeAttention .* and the model has "
 @pytest.mark.parametrize(
     ("variant", "options", "message"),
     [
-        # values that are wrong for whatever variant; those of the core's options are tested there
-        ("nopos", dict(max_global_scale=0.5), "max_global_scale must be a finite number ≥ 1, got"),
-        ("nopos", dict(max_local_shift="1/14"), "max_local_shift must be .*got '1/14'"),
+        ("cape", dict(max_global_scale=0.5), "max_global_scale must be .*got 0.5"),
+        ("cape", dict(max_local_shift="1/14"), "max_local_shift must be .*got '1/14'"),
         ("nopos", dict(max_local_shift=(0.1,) * 3), r"must be a number or \(height, width\), got"),
-        ("nopos", dict(extent=0.0), "extent must be finite and > 0, got 0.0"),
+        ("sinpos", dict(extent=0.0), "extent must be finite and > 0, got 0.0"),
         ("cape", dict(pos="relpos"), "unknown variant 'relpos': choose one of nopos, sinpos, cape"),
         ("cape", dict(pos="abspos"), "timm's own models: create vit_tiny_patch16_224"),
         ("cape", dict(pos_embed="learn"), "timm's own models: create vit_tiny_patch16_224"),
         ("ropepos", dict(embed_dim=12), "2 axes need heads of a multiple of 4 channels, got 6"),
         # options of other variants
-        ("nopos", dict(extent=0.7), "extent = 0.7 is for sinpos.*; nopos takes none of these"),
-        ("sinpos", dict(max_local_shift=0.0), "is for cape.*; sinpos takes extent"),
+        ("nopos", dict(extent=0.7), "extent = 0.7 is for sinpos.*; nopos takes no options"),
+        (
+            "sinpos",
+            dict(max_local_shift=0.0),
+            "max_local_shift = 0.0 is for cape.*; sinpos takes .*extent",
+        ),
         ("sinpos", dict(max_global_scale=1.0), "max_global_scale = 1.0 is for cape"),
         # what is not handed the positions
         ("alibi", dict(attn_layer="diff"), IN_BLOCKS + "CapeBlock with DiffAttention"),

@@ -6,7 +6,6 @@ import torch
 from cape_plugins import patch_grid
 from cape_plugins.timm.naflexvit import naflex_positions
 from cape_plugins.timm.registry import variants_by_name
-from cape_support import without_hiding
 
 VARIANTS = tuple(variants_by_name())
 AS_VIT = dict(class_token=True, global_pool="token", reg_tokens=0, fc_norm=False)
@@ -121,16 +120,6 @@ def test_the_class_token_has_its_own_position(naflex, several):
 def test_dropout_comes_after_the_positions(naflex, several):
     tokens, _ = naflex("sinpos", pos_drop_rate=0.5).train().embeds(several[0][None])
     assert 0.4 < (tokens[:, 4:] == 0).float().mean() < 0.6
-
-
-@pytest.mark.parametrize("options", [{}, dict(class_token=True, reg_tokens=2)])
-def test_alibi_hides_the_padding_that_timms_mask_hides(naflex, batch, monkeypatch, options):
-    model, masks = naflex("alibi", **options).eval(), []
-    found = model(batch())
-    without_hiding(monkeypatch, masks)
-    torch.testing.assert_close(model(batch()), found, atol=1e-5, rtol=1e-5)
-    assert len(masks) == len(model.blocks)
-    assert all(mask is not None for mask in masks)
 
 
 @pytest.mark.parametrize("variant", ["cape", "alibi"])

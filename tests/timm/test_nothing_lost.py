@@ -49,7 +49,7 @@ def test_features_only_gives_maps_of_rectangles(create, images, variant):
 def test_intermediates_have_the_form_of_timms(create, images, options, checkpointing, class_token):
     ours, timms = (
         create(variant, class_token=class_token, reg_tokens=1, global_pool="avg").eval()
-        for variant in ("alibi", "nopos")
+        for variant in ("ropepos", "nopos")
     )
     for block in ours.blocks:
         block.attn.positional = None  # now both are timm's model without positions
