@@ -4,6 +4,7 @@
 >>> where = grid_with_prefix(14, 14, positions.extent, prefix=1, like=x)    # (1, 1 + 196, 2)
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from cape_plugins import fused
 from cape_plugins.checks import check_positive
 from cape_plugins.options import POSITION, Host, option
 from cape_plugins.positions import patch_grid
+from cape_plugins.variants import get
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,16 @@ HOST = Host(
     own=ImageOptions,
     advice="start from its weights by --pretrained --pretrained-path",
 )
+
+
+@functools.cache
+def options_of(pos: str) -> str:
+    """The options of a variant with their defaults, a line for each."""
+    every, names = HOST.options(), [*HOST.choose(pos, {})[0]]
+    names += ["extent"] if get(pos, axes=2).has_positions else []
+    return (
+        "\n".join(f"{name} ({every[name].default}): {every[name].help}" for name in names) or "none"
+    )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, is_model, r
 from torch import Tensor, nn
 
 from cape_plugins.autoload import warn
-from cape_plugins.timm.positions import HOST
+from cape_plugins.timm.positions import HOST, options_of
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": dict(embed_dim=192, depth=12, num_heads=3),
@@ -28,9 +28,9 @@ _HAVE_LOW = ("sinpos", "cape", "univit")
 
 def variants_by_name() -> dict[str, dict[str, Any]]:
     """The part of a model's name for positions → its arguments; univit is CAPE with λ = 1."""
-    named: dict[str, dict[str, Any]] = {}
-    for pos in HOST.names():
-        named[_RENAMED.get(pos, pos)] = dict(pos=pos)
+    named: dict[str, dict[str, Any]] = {
+        _RENAMED.get(pos, pos): dict(pos=pos) for pos in HOST.names()
+    }
     named["univit"] = dict(pos="cape", max_global_scale=1.0)
     low = {f"{name}_low": {**named[name], "frequency_scale": LOW} for name in _HAVE_LOW}
     return named | low
@@ -65,7 +65,10 @@ def register_models(
 
         entrypoint.__name__ = entrypoint.__qualname__ = name
         entrypoint.__module__ = module
-        entrypoint.__doc__ = ", ".join(f"{key}={value!r}" for key, value in model_args.items())
+        about = ", ".join(f"{key}={value!r}" for key, value in model_args.items())
+        if "pos" in model_args:
+            about += f"\n\nOptions about positions:\n{options_of(model_args['pos'])}"
+        entrypoint.__doc__ = about
         setattr(sys.modules[module], name, register_model(entrypoint))
 
     for name, model_args in models.items():
@@ -93,8 +96,9 @@ def register_variants(
         pattern.format(size=size, variant=named): {**shared, **SIZES[size], **variant}
         for size, (named, variant) in product(sizes, variants_by_name().items())
     }
-    for name in [name for name in models if is_model(name)]:  # of another package's variant
-        warn(f"timm has {name} already: {models.pop(name)['pos']} needs another name there")
+    for name in [name for name in models if is_model(name)]:
+        pos = models.pop(name)["pos"]  # of another package
+        warn(f"the variant {pos} has no model {name}, which is timm's own: it needs another name")
     cfg = {"first_conv": "patch_embed.proj", "classifier": "head", "license": "mit", **cfg}
     cfgs = generate_default_cfgs({f"{name}.untrained": cfg for name in models})
     sys.modules[module].default_cfgs.update(cfgs)

@@ -2,6 +2,7 @@
 
 import argparse
 import pickle
+import sys
 
 import pytest
 import timm
@@ -14,6 +15,7 @@ from cape_plugins import patch_grid, sinusoid_2d
 from cape_plugins.augment import AsGiven
 from cape_plugins.timm.registry import LOW, variants_by_name
 from cape_plugins.variants import get
+from cape_support import ROOT, run
 from timm_support import HOSTS
 
 NAMED = tuple(variants_by_name())
@@ -102,6 +104,45 @@ def test_entrypoints_are_functions_of_their_modules_as_timms_are():
             assert name in module.__all__
             named = variants_by_name()[name.split("_", 3)[3].rpartition("_")[0]]
             assert f"pos={named['pos']!r}" in entrypoint.__doc__
+    about = timm.model_entrypoint("vit_tiny_patch16_cape_224").__doc__
+    assert "max_global_shift (0.5): " in about
+    assert "half images" in about
+
+
+ANOTHER_PACKAGES = """
+import warnings
+from dataclasses import dataclass
+import torch
+from cape_plugins import PositionalAttention, Variant, option, register_variant
+
+@dataclass(eq=False, repr=False)
+class Near(PositionalAttention):
+    near_slope: float = option(1.0, "by which scores fall")
+
+register_variant("near", Variant(attends=Near))
+register_variant("rope_mixed", Variant(attends=Near))  # timm has models of this name
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    import timm, cape_plugins.timm
+told = [str(one.message) for one in told if "rope_mixed" in str(one.message)]
+assert any("vit_small_patch16_rope_mixed_224" in one for one in told), told
+stock = timm.create_model("vit_small_patch16_rope_mixed_224", depth=1)
+assert type(stock).__module__ == "timm.models.eva", type(stock)
+for name in ("vit_tiny_patch4_near_32", "naflexvit_tiny_patch16_near_gap"):
+    model = timm.create_model(name, depth=1, near_slope=2.0)
+    assert model.blocks[0].attn.positional.near_slope == 2.0
+    assert any(key.endswith("position.mark.variant_near") for key in model.state_dict())
+try:
+    timm.create_model("vit_tiny_patch4_cape_32", depth=1, near_slope=2.0)
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_a_variant_of_another_package_is_a_model_by_name_but_never_in_place_of_timms():
+    status, told = run(sys.executable, "-c", ANOTHER_PACKAGES, cwd=ROOT)
+    assert status == 0, told
+    assert "near_slope = 2.0 is for near" in told
 
 
 @pytest.mark.parametrize("version", ["1.0.30", "1.0.29.dev0"])

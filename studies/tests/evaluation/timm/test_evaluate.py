@@ -106,7 +106,7 @@ def test_extent_is_for_models_with_coordinates(abspos, data, run, caplog):
     for name, has in (("alibi", True), ("nopos", False)):
         model = timm.create_model(f"vit_tiny_patch4_{name}_32", **SMALL)
         loaded = loading.Loaded(model, "", "", 32, {}, CPU)
-        assert loaded.extent_modules == [model.position] * has
+        assert loaded.extent_modules == [model] * has
 
 
 @both
