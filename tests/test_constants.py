@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from cape_plugins.constants import constant
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from cape_plugins import PositionalEmbedding, constants
-from cape_plugins.constants import constant
 
 
 @pytest.fixture(autouse=True)

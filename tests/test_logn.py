@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
+from cape_plugins.logn import check_logn, scale_queries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cape_plugins import variants
 from cape_plugins.attention import AttentionSettings, PositionalAttention
-from cape_plugins.logn import check_logn, scale_queries
 
 SIZES = AttentionSettings(head_dim=4, heads=2, context=3)
 LEAST = {dtype: torch.finfo(dtype).min for dtype in (torch.float32, torch.bfloat16, torch.float16)}

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from cape_plugins.rotation import rotate, rotate_mixed
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from cape_plugins import rotation
 from cape_plugins.attention import AttentionSettings
 from cape_plugins.rotary import MixedRotaryAttention, RotaryAttention
-from cape_plugins.rotation import rotate, rotate_mixed
 
 BATCH, HEADS, TOKENS, DIM = 2, 3, 10, 8
 HALF = [torch.bfloat16, torch.float16]

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import pytest
 import torch
+from cape_plugins.settings import PositionSettings, SequenceSettings, option, split_options
 from torch import nn
 
 from cape_plugins import variants
 from cape_plugins.attention import AttentionSettings
 from cape_plugins.mark import ABSENT, SLOTS, VariantMark
-from cape_plugins.settings import PositionSettings, SequenceSettings, option, split_options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

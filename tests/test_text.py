@@ -7,8 +7,8 @@ import sys
 import unicodedata
 
 import pytest
-
 from cape_plugins.text import read_lines, read_text, two_forms
+
 from cape_support import ROOT
 
 NFC, NFD = "Größe café", unicodedata.normalize("NFD", "Größe café")
