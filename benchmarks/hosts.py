@@ -92,7 +92,7 @@ def _fairseq(
     from fairseq.models import MODEL_REGISTRY
 
     import cape_plugins.fairseq  # noqa: F401 - registers
-    from cape_plugins.fairseq.config import CapeTransformerConfig
+    from cape_plugins.fairseq.config import FairseqCapeConfig
 
     dictionary = Dictionary()
     for i in range(words - len(dictionary)):
@@ -110,7 +110,7 @@ def _fairseq(
             if get(pos, 1).adds and get(pos, 1).augments is Augmentation
             else {}
         )
-        config = CapeTransformerConfig(
+        config = FairseqCapeConfig(
             pos=pos,
             share_all_embeddings=True,
             source_bos="false",  # one token more would be in the ratio

@@ -1,4 +1,4 @@
-"""The models' options: all of fairseq's Transformer, positions, ADMIN.
+"""The models' options: all of fairseq's Transformer, and positions.
 
 The dataclasses are flat. With fairseq's own nested ``TransformerConfig`` the command line would
 ignore the sizes, and checkpoints would need pickled classes. The language model's config is flat
@@ -7,15 +7,11 @@ already.
 
 import copy
 import dataclasses
-import logging
-from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Optional, cast, get_args, get_type_hints
 
-from fairseq import checkpoint_utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.file_io import PathManager
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import II, OmegaConf
@@ -24,8 +20,6 @@ from cape_plugins import variants
 from cape_plugins.attention import AttentionSettings
 from cape_plugins.checks import check_count
 from cape_plugins.settings import SequenceSettings, option, split_options
-
-logger = logging.getLogger(__name__)
 
 # at this position, neighbouring float32 numbers are 2 ** -7 of a token apart
 FURTHEST = 1e5
@@ -103,19 +97,11 @@ def _flags() -> type[FairseqDataclass]:
     return dataclasses.make_dataclass("PositionFlags", flags, bases=(FairseqDataclass,))
 
 
-@dataclass
-class PositionConfig(_flags()):  # type: ignore[misc]
-    """Options beyond fairseq's own that translation and language models share."""
-
-    admin_init: bool = option(False, "ADMIN: scaled residuals, measured before training")
-    # OmegaConf 2.0 knows no `str | None`
-    admin_scales: Optional[str] = option(  # noqa: UP045
-        None, "ADMIN: the scales, encoder first, with commas; default: measure on training data"
-    )
+PositionFlags = _flags()
 
 
 @dataclass
-class CapeTransformerConfig(PositionConfig, _flatten()):  # type: ignore[misc]
+class FairseqCapeConfig(PositionFlags, _flatten()):  # type: ignore[misc, valid-type]
     """fairseq's Transformer options, flat, and how positions enter the model."""
 
     source_scale: float = option(
@@ -129,73 +115,20 @@ class CapeTransformerConfig(PositionConfig, _flatten()):  # type: ignore[misc]
 
 
 @dataclass
-class CapeTransformerLanguageModelConfig(PositionConfig, TransformerLanguageModelConfig):
+class FairseqCapeLanguageModelConfig(
+    PositionFlags,  # type: ignore[misc, valid-type]
+    TransformerLanguageModelConfig,
+):
     """The options of fairseq's ``transformer_lm``, and how positions enter the model."""
+
+
+def as_config(cfg: Any) -> Any:
+    """A model's options as OmegaConf's DictConfig, which they are already in fairseq's commands."""
+    if OmegaConf.is_config(cfg):
+        return cfg
+    return OmegaConf.create({"model": OmegaConf.structured(cfg)}).model
 
 
 def plain_options(cfg: Any) -> dict[str, Any]:
     """Name → value, of plain types."""
     return cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
-
-
-def settle(cfg: Any, name: str, measure: Callable[[str], Any]) -> None:
-    """Set an option that was not given: from the checkpoint to start from, else by measuring.
-
-    In training ``cfg``, the model's options, is a part of fairseq's whole config, so new
-    checkpoints store the value. ``measure`` gets the name of the training set.
-    """
-    whole = cfg._get_parent() or {}
-    split = (whole.get("dataset") or {}).get("train_subset", "train")
-    value = checkpoint_options(whole.get("checkpoint")).get(name) or measure(split)
-    cfg[name] = value
-    if name in (whole.get("model") or {}):
-        # without a named architecture cfg is a copy, whose parent is still the whole config
-        whole["model"][name] = value
-    logger.info(f"{name}: {value}")
-
-
-def checkpoint_options(checkpoint: Any) -> dict[str, Any]:
-    """The model's options in the checkpoint that fairseq-train will start from.
-
-    Empty if there is none, or if it is of another architecture than ours.
-    """
-    options = stored_options(start_of(checkpoint)[0])
-    return options if "pos" in options else {}
-
-
-def start_of(checkpoint: Any) -> tuple[str | None, bool]:
-    """The checkpoint that fairseq-train will start from, and whether it takes only the weights."""
-    path = getattr(checkpoint, "restore_file", None)
-    finetunes = False
-    if path == "checkpoint_last.pt":  # fairseq's default, the only name that it looks for there
-        path = f"{checkpoint.save_dir}/{path}"
-        if not PathManager.exists(path):
-            path = checkpoint.continue_once
-            if path is None:
-                path, finetunes = checkpoint.finetune_from_model, True
-    if path is None or not PathManager.exists(path):
-        return None, False
-    return path, finetunes
-
-
-def stored_options(path: str | None) -> dict[str, Any]:
-    """The model's options in a checkpoint of fairseq; empty if there is no path.
-
-    Raises:
-        ValueError: the file is not a fairseq checkpoint.
-    """
-    if path is None:
-        return {}
-    try:
-        state = checkpoint_utils.load_checkpoint_to_cpu(path)
-    except Exception as error:  # whatever torch, pickle or fairseq say of other files
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ValueError(
-            f"{path} is not a checkpoint that fairseq can read ({reason[:200]}): give one that "
-            "fairseq-train wrote"
-        ) from None
-    # options of architectures that are not dataclasses are a Namespace, of older fairseq as `args`
-    options = (state.get("cfg") or {}).get("model") or state.get("args") or {}
-    if isinstance(options, Namespace):
-        return vars(options)
-    return plain_options(options) if OmegaConf.is_config(options) else dict(options)

@@ -6,6 +6,7 @@ the decoder however the two are wrapped or called. A language model's decoder dr
 
 import math
 from argparse import Namespace
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -20,23 +21,30 @@ from fairseq.models.transformer import (
 )
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from cape_plugins.attention import Hidden
 from cape_plugins.augment import Draw, Identity
 from cape_plugins.embedding import PositionalEmbedding
-from cape_plugins.fairseq import admin, checks, weights
+from cape_plugins.fairseq import checks, weights
 from cape_plugins.fairseq.config import (
-    CapeTransformerConfig,
-    CapeTransformerLanguageModelConfig,
+    FairseqCapeConfig,
+    FairseqCapeLanguageModelConfig,
     TokenSettings,
+    as_config,
     plain_options,
-    settle,
 )
-from cape_plugins.fairseq.layers import SIDE, CapeDecoderLayer, CapeEncoderLayer, Side, during, wrap
+from cape_plugins.fairseq.layers import (
+    STACK_POSITIONS,
+    FairseqCapeDecoderLayer,
+    FairseqCapeEncoderLayer,
+    StackPositions,
+    during,
+    wrap,
+)
 from cape_plugins.fairseq.positions import hidden_keys, positions_in_batch, prepend_bos
-from cape_plugins.fairseq.training_set import count_source_scale
+from cape_plugins.fairseq.source_scale import count_source_scale
+from cape_plugins.fairseq.start import ANOTHER_CHECKPOINT, check_start, settle
 from cape_plugins.mark import VariantMark
 from cape_plugins.ranks import generator_of_rank
 from cape_plugins.variants import prepare
@@ -47,56 +55,52 @@ DRAW = "cape_draw"
 MARK = "decoder.variant._extra_state"
 
 
-# fairseq's own Transformers store their options as a Namespace, which torch ≥ 2.6 refuses to load
-torch.serialization.add_safe_globals([Namespace])
-
-
 class EmbedPositions(nn.Module):
-    """Replaces fairseq's table of positions: returns the embedding that :class:`Side` holds."""
+    """Replaces fairseq's table of positions: returns what :data:`STACK_POSITIONS` holds."""
 
     max_positions = math.inf  # fairseq takes the less of this and its option
 
     def forward(self, tokens: Tensor, incremental_state: Any = None) -> Tensor:
-        """(B or 1, N, dim), for tokens (B, N); RuntimeError outside of the side's forward."""
-        side = SIDE.get()
-        if side is None or side.embedding is None:
+        """(B or 1, N, dim), for tokens (B, N); RuntimeError outside of its forward."""
+        stack = STACK_POSITIONS.get()
+        if stack is None or stack.embedding is None:
             raise RuntimeError("positions are made in forward: call the encoder or the decoder")
-        return side.embedding
+        return stack.embedding
 
 
-class CapeSide:
+class MakesPositions:
     """Mixed into fairseq's encoder and decoder: makes positions once in a forward.
 
-    ``of_side`` is the encoder's or the decoder's part of the options. ``source_bos`` is whether the
+    ``sizes`` are the encoder's or the decoder's part of the options. ``source_bos`` is whether the
     source begins with BOS, as the target begins with EOS. By default it is on for cape only, where
     source and target positions share one scale (paper, section 3.3).
     """
 
     position: PositionalEmbedding  # subclasses make it
 
-    def __init__(self: Any, cfg: Any, of_side: Any, *others: Any, **named: Any) -> None:
+    def __init__(self: Any, cfg: Any, sizes: Any, *others: Any, **named: Any) -> None:
         self.settings = TokenSettings.of(vars(cfg))
         source_bos = getattr(cfg, "source_bos", "false")  # a language model has no source
         auto = self.settings.takes("source_scale")
         self.source_bos = {"auto": auto, "true": True, "false": False}[source_bos]
         self.attention_settings = self.settings.attention_settings(
-            of_side.embed_dim, of_side.attention_heads
+            sizes.embed_dim, sizes.attention_heads
         )
         # one for each layer, in the order in which fairseq builds them: it does not number layers
-        self.to_install = self.settings.attention_layers(of_side.layers, self.attention_settings)
+        self.to_install = self.settings.attention_layers(sizes.layers, self.attention_settings)
         self.hides = all(layer is not None and layer.hides for layer in self.to_install)
         super().__init__(cfg, *others, **named)  # type: ignore[call-arg]
         if self.settings.variant.adds != "nothing":
             self.embed_positions = EmbedPositions()
 
-    def side(
+    def stack_positions(
         self: Any,
         positions: Tensor,
         batch: int,
         hidden: Hidden = None,
         draw: Draw | None = None,
         last: bool = False,
-    ) -> Side:
+    ) -> StackPositions:
         """Augment positions (B or 1, N), NaN at padding, and prepare embedding and attention.
 
         ``hidden`` makes a bool (B or 1, 1 or N, N), True where self-attention must not see a key.
@@ -115,11 +119,13 @@ class CapeSide:
         prepared = prepare(
             self.settings.pos, moved, self.attention_settings, hidden=hidden, dtype=dtype
         )
-        return Side(draw, embedding, prepared)
+        return StackPositions(draw, embedding, prepared)
 
 
-class CapeTransformerEncoder(CapeSide, TransformerEncoderBase):
+class FairseqCapeEncoder(MakesPositions, TransformerEncoderBase):
     """fairseq's encoder; draws Δ and λ, and begins the source with BOS where that applies."""
+
+    layer_class: type[FairseqCapeEncoderLayer] = FairseqCapeEncoderLayer
 
     def __init__(self, cfg: TransformerConfig, *others: Any) -> None:
         super().__init__(cfg, cfg.encoder, *others)
@@ -134,7 +140,7 @@ class CapeTransformerEncoder(CapeSide, TransformerEncoderBase):
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
         """A layer of ours, wrapped as fairseq wraps its own."""
-        return wrap(CapeEncoderLayer(cfg, positional=self.to_install.pop(0)), cfg)
+        return wrap(self.layer_class(cfg, positional=self.to_install.pop(0)), cfg)
 
     def forward(
         self,
@@ -155,11 +161,11 @@ class CapeTransformerEncoder(CapeSide, TransformerEncoderBase):
                     nn.functional.pad(token_embeddings, (0, 0, 1, 0)),
                 )
         positions = positions_in_batch(src_tokens, self.padding_idx, self.spacing)
-        side = self.side(positions, len(src_tokens), partial(hidden_keys, positions))
-        with during(SIDE, side):
+        stack = self.stack_positions(positions, len(src_tokens), partial(hidden_keys, positions))
+        with during(STACK_POSITIONS, stack):
             out = super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
-        if side.draw is not None:
-            out[DRAW] = list(side.draw)
+        if stack.draw is not None:
+            out[DRAW] = list(stack.draw)
         return out
 
     def reorder_encoder_out(self, encoder_out: dict[str, Any], new_order: Tensor) -> Any:
@@ -170,8 +176,10 @@ class CapeTransformerEncoder(CapeSide, TransformerEncoderBase):
         return out
 
 
-class CapeTransformerDecoder(CapeSide, TransformerDecoderBase):
+class FairseqCapeDecoder(MakesPositions, TransformerDecoderBase):
     """fairseq's decoder; uses the encoder's draw of Δ and λ, and draws itself without one."""
+
+    layer_class: type[FairseqCapeDecoderLayer] = FairseqCapeDecoderLayer
 
     def __init__(self, cfg: TransformerConfig, *others: Any, **named: Any) -> None:
         super().__init__(cfg, cfg.decoder, *others, **named)
@@ -180,11 +188,11 @@ class CapeTransformerDecoder(CapeSide, TransformerDecoderBase):
             self.embed_dim, overflow="error", max_length=cfg.max_target_positions, spread=False
         )
         kept = {**vars(self.settings), "source_scale": getattr(cfg, "source_scale", None)}
-        self.variant = VariantMark(cfg.pos, kept, checks.flag, advice=checks.ANOTHER_CHECKPOINT)
+        self.variant = VariantMark(cfg.pos, kept, checks.flag, advice=ANOTHER_CHECKPOINT)
 
     def build_decoder_layer(self, cfg: TransformerConfig, *others: Any) -> nn.Module:
         """A layer of ours, wrapped as fairseq wraps its own."""
-        return wrap(CapeDecoderLayer(cfg, *others, positional=self.to_install.pop(0)), cfg)
+        return wrap(self.layer_class(cfg, *others, positional=self.to_install.pop(0)), cfg)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor | None:
         """fairseq's mask, made at each call; fairseq's cached one is not safe with two threads.
@@ -215,8 +223,10 @@ class CapeTransformerDecoder(CapeSide, TransformerDecoderBase):
             hidden = None
         shared = encoder_out.get(DRAW) if encoder_out is not None else None
         draw = Draw(*shared) if shared else None
-        side = self.side(positions, batch, hidden, draw, last=incremental_state is not None)
-        with during(SIDE, side):
+        stack = self.stack_positions(
+            positions, batch, hidden, draw, last=incremental_state is not None
+        )
+        with during(STACK_POSITIONS, stack):
             features, extra = super().extract_features(
                 prev_output_tokens,
                 encoder_out,
@@ -230,42 +240,62 @@ class CapeTransformerDecoder(CapeSide, TransformerDecoderBase):
         return features, extra
 
 
-class CapeModel:
-    """Mixed into fairseq's models: adds ``--pos`` and the options that go with it."""
+class FairseqCapeModel:
+    """Mixed into fairseq's models: adds ``--pos`` and the options that go with it.
+
+    Attributes:
+        config: the options, a dataclass.
+        encoder_class, decoder_class: what the model is made of.
+    """
 
     config: type[FairseqDataclass]
+    encoder_class: type[FairseqCapeEncoder] = FairseqCapeEncoder
+    decoder_class: type[FairseqCapeDecoder] = FairseqCapeDecoder
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> TokenSettings:
+        """:func:`cape_plugins.fairseq.checks.check_options` with the model's defaults."""
+        return checks.check_options(options, cls.config())
+
+    @classmethod
+    @checks.one_line()
+    def check_training(cls, options: Mapping[str, Any], checkpoint: Any) -> None:
+        """Check a training before it reads data.
+
+        Args:
+            options: the model's, as :meth:`check_options` takes them.
+            checkpoint: has fairseq's checkpoint options as attributes.
+
+        Raises:
+            ValueError: an option is wrong, or the training must not start from its checkpoint.
+        """
+        check_start(cls.check_options(options).pos, checkpoint)
 
     @classmethod
     @checks.one_line()
     def build_model(cls, cfg: Any, task: Any) -> nn.Module:
-        """Build a model; α and ADMIN's scales are stored in the options, for checkpoints.
+        """Build a model; α is stored in the options, for checkpoints.
 
         Args:
             cfg: the options, as OmegaConf's DictConfig or as the dataclass.
             task: gives the dictionaries and, if needed, the training set.
 
         Raises:
-            ValueError: an option is out of range, the task is for the other model, or the training
-                set is needed and cannot be read.
+            ValueError: an option is out of range, or the training set is needed and cannot be read.
         """
-        if not OmegaConf.is_config(cfg):
-            cfg = OmegaConf.create({"model": OmegaConf.structured(cfg)}).model
-        checks.refuse_other_task(type(task), translates="encoder_layers" in cfg)
+        cfg = as_config(cfg)
         options = plain_options(cfg)
-        # fairseq-hydra-train has no earlier place for these checks. They are skipped where a model
-        # is built to generate: its training's folder may hold another training by now.
+        # fairseq-hydra-train has no earlier place for this. It is left out where a model is built
+        # to generate: its training's folder may hold another training by now.
         if HydraConfig.initialized() and HydraConfig.get().job.name == "hydra_train":
-            whole = cfg._get_parent()
-            checks.check_training(options, whole.checkpoint, whole.optimizer or {}, cls.config())
-        settings = checks.check_options(options, cls.config())
+            cls.check_training(options, cfg._get_parent().checkpoint)
+        settings = cls.check_options(options)
         if options.get("source_scale") == 0 and settings.takes("source_scale"):
             settle(cfg, "source_scale", lambda split: count_source_scale(task, split))
         # so that fairseq builds no positions of its own
         options = {**plain_options(cfg), "no_token_positional_embeddings": True}
         config = TransformerConfig.from_namespace(Namespace(**options))
-        model: nn.Module = super().build_model(config, task)  # type: ignore[misc]
-        admin.initialise(model, cfg, task)
-        return model
+        return super().build_model(config, task)  # type: ignore[misc]
 
     @checks.one_line()
     def load_state_dict(
@@ -278,34 +308,35 @@ class CapeModel:
         """
         if strict and MARK not in state_dict:
             state_dict = weights.complete(state_dict, self)
+        weights.check_sizes(state_dict, self)
         return super().load_state_dict(state_dict, strict, *args, **kwargs)  # type: ignore[misc]
 
 
-class CapeTransformerModel(CapeModel, TransformerModelBase):
+class FairseqCapeTransformer(FairseqCapeModel, TransformerModelBase):
     """fairseq's Transformer with ``--pos``; all else is shared."""
 
-    config = CapeTransformerConfig
+    config = FairseqCapeConfig
     add_args: Any = classmethod(BaseFairseqModel.add_args.__func__)  # its parent's has no --pos
 
     @classmethod
-    def build_encoder(cls, cfg: TransformerConfig, *others: Any) -> CapeTransformerEncoder:
+    def build_encoder(cls, cfg: TransformerConfig, *others: Any) -> FairseqCapeEncoder:
         """Our encoder."""
-        return CapeTransformerEncoder(cfg, *others)
+        return cls.encoder_class(cfg, *others)
 
     @classmethod
-    def build_decoder(cls, cfg: TransformerConfig, *others: Any) -> CapeTransformerDecoder:
+    def build_decoder(cls, cfg: TransformerConfig, *others: Any) -> FairseqCapeDecoder:
         """Our decoder."""
-        return CapeTransformerDecoder(cfg, *others, cfg.no_cross_attention)
+        return cls.decoder_class(cfg, *others, cfg.no_cross_attention)
 
 
-class CapeTransformerLanguageModel(CapeModel, TransformerLanguageModel):
+class FairseqCapeLanguageModel(FairseqCapeModel, TransformerLanguageModel):
     """fairseq's ``transformer_lm`` with ``--pos``; all else is shared.
 
     Our decoder replaces the one that fairseq builds together with embeddings of several kinds.
     """
 
-    config = CapeTransformerLanguageModelConfig
+    config = FairseqCapeLanguageModelConfig
 
     def __init__(self, decoder: TransformerDecoderBase) -> None:
         ours = decoder.cfg, decoder.dictionary, decoder.embed_tokens
-        super().__init__(CapeTransformerDecoder(*ours, no_encoder_attn=True))
+        super().__init__(self.decoder_class(*ours, no_encoder_attn=True))

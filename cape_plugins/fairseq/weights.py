@@ -18,13 +18,10 @@ _COPIES = re.compile(r"encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|
 def complete(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, Any]:
     """The weights, with the model's own where fairseq's Transformer has none.
 
-    Those are the variant's: its mark, its parameters in self-attention, its table, ADMIN's ω.
+    Those are the variant's (its mark, its parameters in self-attention, its table) and ADMIN's ω.
     A line in the log says which weights are taken. fairseq's positions are not: its sinusoids have
     another order and other frequencies than the paper's, and its tables begin at another index.
     The copies of weights that encoder layers of fairseq 0.12.2 hold are not either.
-
-    Raises:
-        ValueError: the checkpoint is of another architecture or of other sizes.
     """
     own = model.state_dict()
     taken = {
@@ -32,22 +29,9 @@ def complete(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, An
         for name, value in state_dict.items()
         if not name.endswith(_THEIRS) and not _COPIES.fullmatch(name)
     }
-    missing = [name for name in own if name not in taken]
-    added = [name for name in missing if _is_ours(name) or name.endswith(_THEIRS)]
-    unknown = [name for name in taken if name not in own]
-    if unknown or len(added) < len(missing):
-        odd = [*unknown, *(name for name in missing if name not in added)]
-        raise ValueError(
-            f"the checkpoint is not of a Transformer with this model's layers: {odd[0]} is in one "
-            f"of the two alone ({len(odd)} such). Give the model the checkpoint's architecture and "
-            "sizes, or another --finetune-from-model"
-        )
-    for name, value in taken.items():
-        if isinstance(value, Tensor) and value.shape != own[name].shape:
-            raise ValueError(
-                f"{name} is {tuple(value.shape)} in the checkpoint and {tuple(own[name].shape)} in "
-                "this model: give the model the checkpoint's sizes and dictionaries"
-            )
+    added = [
+        name for name in own if name not in taken and (_is_ours(name) or name.endswith(_THEIRS))
+    ]
     dropped = len(state_dict) - len(taken)
     logger.info(
         f"{len(taken)} weights are those of the checkpoint, which has no --pos; {len(added)} are "
@@ -55,6 +39,17 @@ def complete(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, An
         "the checkpoint are not used: its positions, versions and copies of weights"
     )
     return {**taken, **{name: own[name] for name in added}}
+
+
+def check_sizes(state_dict: Mapping[str, Any], model: nn.Module) -> None:
+    """Raise ValueError for weights of other sizes; fairseq's own error would hide which."""
+    own = model.state_dict()
+    for name, value in state_dict.items():
+        if isinstance(value, Tensor) and name in own and value.shape != own[name].shape:
+            raise ValueError(
+                f"{name} is {tuple(value.shape)} in the checkpoint and {tuple(own[name].shape)} in "
+                "this model: give the model the checkpoint's options, sizes and dictionaries"
+            )
 
 
 def _is_ours(name: str) -> bool:

@@ -1,7 +1,6 @@
 """What a variant may do inside self-attention; fairseq's layers know none by name."""
 
 import dataclasses
-import math
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from fairseq.modules import MultiheadAttention
 from cape_plugins import variants
 from cape_plugins.attention import AttentionSettings, PositionalAttention
 from cape_plugins.augment import Augmentation, Identity
-from cape_plugins.fairseq.layers import LAYER, CapeMultiheadAttention, Layer, during
+from cape_plugins.fairseq.layers import LAYER_POSITIONS, FairseqCapeAttention, during
 from cape_plugins.relpos import RelativeAttention
 from cape_support import without_hiding
 
@@ -66,7 +65,7 @@ def put(monkeypatch):
 
 def attend(positional, **options):
     torch.manual_seed(0)
-    module = CapeMultiheadAttention(DIM, HEADS, positional=positional, **options).eval()
+    module = FairseqCapeAttention(DIM, HEADS, positional=positional, **options).eval()
     for bias in (module.q_proj.bias, module.k_proj.bias, module.v_proj.bias, module.out_proj.bias):
         torch.nn.init.normal_(bias)  # fairseq's zeros would hide that two change places
     return module
@@ -107,7 +106,7 @@ def test_it_attends_as_the_core_does(positional, causal):
     ours = attend(positional(SETTINGS))
     padding = PADDING & torch.tensor([True, not causal, True])[:, None]  # else a row sees nothing
     positions = (1.5 * torch.arange(float(T))).masked_fill(padding, float("nan"))
-    with during(LAYER, Layer(positions, iter(()))):
+    with during(LAYER_POSITIONS, positions):
         found, _ = ours(X, X, X, padding, attn_mask=CAUSAL if causal else None)
     q, k, v = (
         project(X).view(T, B, HEADS, -1).permute(1, 2, 0, 3)
@@ -151,7 +150,7 @@ def test_alibi_hides_what_fairseqs_masks_hide(build, monkeypatch, full_context):
 
 def test_alibi_takes_a_mask_of_ones_own_too(build):
     encoder = build("alibi").encoder
-    positions = encoder.side(torch.arange(float(T))[None], B).positions
+    positions = encoder.stack_positions(torch.arange(float(T))[None], B).positions
 
     def earlier(x, mask):
         return encoder.layers[0](x, None, attn_mask=mask, positions=positions)[:-1]
@@ -164,8 +163,8 @@ def test_alibi_takes_a_mask_of_ones_own_too(build):
 
 def test_alibis_bias_has_the_dtype_of_a_half_precision_model(build):
     model = build("alibi").bfloat16()
-    side = model.decoder.side(torch.arange(6.0)[None], 1)
-    assert side.positions.dtype == torch.bfloat16
+    stack = model.decoder.stack_positions(torch.arange(6.0)[None], 1)
+    assert stack.positions.dtype == torch.bfloat16
 
 
 def test_dropout_of_attention_weights_applies_in_training_only():
@@ -175,30 +174,16 @@ def test_dropout_of_attention_weights_applies_in_training_only():
     assert not torch.equal(module(X)[0], module(X)[0])
 
 
-@pytest.mark.parametrize("kind", ["encoder", "decoder", "one step"])
-def test_log_n_scales_the_scores_of_each_query_by_what_it_sees(kind):
-    scaled, plain = attend(PositionalAttention()), attend(PositionalAttention())
-    scaled.positional.logn = 3
-    padding, seen, mask = PADDING, (~PADDING).sum(dim=1, keepdim=True).expand(B, T), None
-    if kind == "decoder":
-        padding, seen, mask = None, torch.arange(1, T + 1).expand(B, T), CAUSAL
-    state = {} if kind == "one step" else None
-    found = scaled(X, None, None, padding, state, attn_mask=mask)[0]
-    factor = (seen.log() / math.log(3)).T[..., None]
-    project = plain.q_proj.forward
-    plain.q_proj.forward = lambda query: project(query) * factor
-    expected = plain(X, None, None, padding, attn_mask=mask)[0]
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+def test_cross_attention_stays_fairseqs(build):
+    layer = build("rope").decoder.layers[0]
+    assert isinstance(layer.self_attn, FairseqCapeAttention)
+    assert not isinstance(layer.encoder_attn, FairseqCapeAttention)
 
 
-def test_log_n_fits_the_same_weights_and_cross_attention_stays_fairseqs(build):
-    plain, scaled = build("sinpos"), build("sinpos", attention_logn=3)
-    scaled.load_state_dict(plain.state_dict(), strict=False)
-    difference = scaled(SOURCE, None, TARGET)[0] - plain(SOURCE, None, TARGET)[0]
-    assert difference.abs().max() > 1e-3
-    layer = scaled.decoder.layers[0]
-    assert isinstance(layer.self_attn, CapeMultiheadAttention)
-    assert not isinstance(layer.encoder_attn, CapeMultiheadAttention)
+def test_another_self_attention_of_fairseq_does_not_go_with_a_variants(build):
+    assert build("sinpos", cross_self_attention=True, no_cross_attention=True)
+    with pytest.raises(ValueError, match="--cross-self-attention does not go with --pos relpos"):
+        build("relpos", cross_self_attention=True, no_cross_attention=True)
 
 
 def test_step_by_step_it_remembers_keys_and_their_padding():

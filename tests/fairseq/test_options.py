@@ -11,10 +11,9 @@ pytest.importorskip("fairseq")
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
-from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 
 import cape_plugins.fairseq
-from cape_plugins.fairseq.config import CapeTransformerConfig, TokenSettings
+from cape_plugins.fairseq.config import FairseqCapeConfig, TokenSettings
 from cape_plugins.variants import get, names
 from cape_support import run
 
@@ -24,25 +23,14 @@ WRONG = [
     *((f"--{name} 1e30", rf"{name.replace('-', '_')} must be at most 100000") for name in FAR),
     ("--source-scale 1e30", "source_scale must be > 0 and at most 100000, or 0 to count it"),
     ("--source-scale -1", "source_scale must be > 0 and at most 100000, or 0 to count it"),
-    ("--encoder-embed-dim 15 --encoder-attention-heads 5", "-dim 15 and .*: dim must be even"),
-    ("--encoder-attention-heads 0", "heads 0: heads must be ≥ 1, and divide the channels"),
-    ("--decoder-attention-heads 7", "heads 7: heads must be ≥ 1, and divide the channels"),
-    ("--max-source-positions 0", "--max-source-positions, in tokens, must be an integer ≥ 1"),
-    ("--max-target-positions 0", "--max-target-positions, in tokens, must be an integer ≥ 1"),
     ("--pos random --random-range 0", "random_range must be finite and > 0, got 0"),
-    ("--attention-logn 1", "attention_logn must be the number of tokens"),
-    ("--attention-logn 30 --cross-self-attention", "does not .* --attention-logn 30,"),
     ("--pos rope --max-global-shift 6", "rope takes --frequency-scale: leave it out"),
     ("--pos nopos --max-global-shift 6", "nopos takes none of these: leave it out"),
     ("--encoder-learned-pos", "replaced by --pos abspos"),
     ("--no-token-positional-embeddings", "replaced by --pos nopos"),
     ("--relpos-context 0", "relpos_context, in tokens, must be an integer ≥ 1"),
-    ("--pos relpos --cross-self-attention", "does not go with --pos relpos,"),
-    ("--pos rope --decoder-embed-dim 12 --decoder-attention-heads 4", "-dim 12 and .* 4: rotary"),
     ("--admin-init --encoder-normalize-before", "is for post-norm models"),
     ("--admin-scales 1,1.5", "are for --admin-init"),
-    ("--optimizer radam --adam-betas '(0.9, 1.5)'", "--adam-betas of two numbers"),
-    ("--optimizer radam --use-old-adam", "--fp16-adam-stats are for adam"),
 ]
 
 
@@ -126,12 +114,11 @@ def test_wrong_values_fail_before_data_are_read(wrong, message):
 
 def test_an_option_of_the_settings_is_a_flag_with_its_default_and_its_help():
     parser = options.get_training_parser()
-    args = parse("--attention-logn", "30", arch="cape_transformer_lm", parser=parser)
-    assert args.attention_logn == 30
+    parse(arch="cape_transformer_lm", parser=parser)
     actions = {action.dest: action for action in parser._actions}
     for field in dataclasses.fields(TokenSettings):
         assert actions[field.name].help == field.metadata["help"]
-        assert getattr(CapeTransformerConfig(), field.name) == field.default
+        assert getattr(FairseqCapeConfig(), field.name) == field.default
     assert actions["pos"].choices == list(names(1))
 
 
@@ -141,8 +128,6 @@ def test_an_option_of_the_settings_is_a_flag_with_its_default_and_its_help():
         "--pos nopos --max-global-shift 5 --source-scale 0 --relpos-context 150",  # the defaults
         "--pos cape_alibi --encoder-embed-dim 15 --encoder-attention-heads 3",  # no sinusoids
         "--max-source-positions 1 --source-scale 100000 --max-global-shift 100000",
-        "--optimizer adam --weight-decay -1",
-        "--optimizer radam --adam-betas (0,0) --adam-eps 0",
     ],
 )
 def test_what_is_not_wrong_is_taken(allowed):
@@ -172,13 +157,22 @@ def test_wrong_values_fail_without_a_command_line_too(build):
         build("sinpos", max_global_shift=10)
 
 
-def test_a_task_of_the_other_model_names_that_model(dictionary, build):
-    message = "TranslationTask is for --arch cape_transformer:"  # fairseq's default task
-    assert_refused(message, arch="cape_transformer_lm", task="translation")
-    message = "LanguageModelingTask is for --arch cape_transformer_lm:"
-    assert_refused(message, task="language_modeling")
-    with pytest.raises(ValueError, match=message):  # as from a YAML
-        build(task=LanguageModelingTask(LanguageModelingConfig(), dictionary))
+@pytest.mark.parametrize(
+    ("pos", "sizes", "message"),
+    [
+        ("cape", dict(encoder_embed_dim=15, encoder_attention_heads=5), "dim must be even"),
+        (
+            "rope",
+            dict(decoder_embed_dim=12, decoder_attention_heads=4),
+            "rotary positions .* got 3",
+        ),
+    ],
+)
+def test_sizes_that_a_variant_cannot_serve_are_said_when_the_model_is_built(
+    build, pos, sizes, message
+):
+    with pytest.raises(ValueError, match=message):
+        build(pos, **sizes)
 
 
 def test_options_have_the_defaults_of_the_paper():
@@ -199,11 +193,3 @@ def test_every_flag_of_the_stock_model_exists(model):
     assert stock <= ours
     of_source = {flag for flag in ours - stock if flag.startswith("--source-")}
     assert len(of_source) == (2 if model == "transformer" else 0)
-
-
-def test_torchrun_without_a_world_size_is_refused(monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    message = r"torchrun started 2 processes, but .* is 1, so that"
-    assert_refused(message, "--distributed-world-size", "1")
-    assert parse("--distributed-world-size", "2").distributed_world_size == 2

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("fairseq")
 
-from cape_plugins.fairseq.training_set import count_source_scale
+from cape_plugins.fairseq.source_scale import count_source_scale
 from cape_plugins.variants import get, names
 from fairseq_support import PAIRS, configure, preprocess, ratio, train
 
