@@ -92,7 +92,7 @@ def _fairseq(
     from fairseq.models import MODEL_REGISTRY
 
     import cape_plugins.fairseq  # noqa: F401 - registers
-    from cape_plugins.fairseq.config import FairseqCapeConfig
+    from cape_plugins.fairseq.options import FairseqCapeConfig
 
     dictionary = Dictionary()
     for i in range(words - len(dictionary)):

@@ -9,9 +9,11 @@ from typing import Any
 
 from fairseq import models
 
-from cape_plugins.fairseq.config import FairseqCapeConfig, FairseqCapeLanguageModelConfig
+from cape_plugins.fairseq.errors import one_line
 from cape_plugins.fairseq.layers import FairseqCapeDecoderLayer, FairseqCapeEncoderLayer
+from cape_plugins.fairseq.options import FairseqCapeConfig, FairseqCapeLanguageModelConfig
 from cape_plugins.fairseq.paper.admin import AdminConfig, AdminLayer, AdminModel
+from cape_plugins.fairseq.start import check_start
 from cape_plugins.fairseq.transformer import (
     FairseqCapeDecoder,
     FairseqCapeEncoder,
@@ -106,12 +108,14 @@ def register_architectures() -> None:
 
 def _configure(model: str, options: dict[str, Any]) -> Any:
     """The function that fairseq calls with the options given by the user."""
+    default = MODELS[model].config().pos
 
     def configure(args: Any) -> None:
         for option, value in options.items():
             if getattr(args, option, None) is None:
                 setattr(args, option, value)
         if isinstance(args, Namespace):  # of the command line, before fairseq reads any data
-            MODELS[model].check_training(vars(args), args)
+            with one_line():
+                check_start(getattr(args, "pos", None) or default, args)
 
     return configure

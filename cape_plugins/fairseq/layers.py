@@ -18,27 +18,23 @@ from fairseq.modules import MultiheadAttention, transformer_layer
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import Tensor, nn
 
-from cape_plugins.attention import PositionalAttention, merge_bias
-from cape_plugins.augment import Draw
+from cape_plugins.attention import Given, PositionalAttention, merge
 
 
 class StackPositions(NamedTuple):
-    """Positions of the encoder's or the decoder's tokens, prepared once in a forward.
+    """What the core's Positions made for the encoder or the decoder, once in a forward.
 
     Attributes:
-        draw: Δ and λ of each sample; None where the variant draws none, and in evaluation.
-        embedding: (B or 1, N, dim), of the last token alone in step-by-step decoding, in the
-            model's dtype; None where the variant adds nothing.
-        positions: (B or 1, N, …), prepared for self-attention; None where it has none.
+        embedding: (B or 1, N, dim), in the model's dtype; None where the variant adds nothing.
+        given: what self-attention gets.
     """
 
-    draw: Draw | None
     embedding: Tensor | None
-    positions: Tensor | None
+    given: Given
 
 
 STACK_POSITIONS: ContextVar[StackPositions | None] = ContextVar("STACK_POSITIONS", default=None)
-LAYER_POSITIONS: ContextVar[Tensor | None] = ContextVar("LAYER_POSITIONS", default=None)
+LAYER_POSITIONS: ContextVar[Given | None] = ContextVar("LAYER_POSITIONS", default=None)
 
 
 @contextmanager
@@ -52,15 +48,14 @@ def during(variable: ContextVar[Any], value: Any) -> Iterator[None]:
 
 
 def hand_positions(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Forward pre-hook of a layer: positions become its argument ``positions``."""
+    """Forward pre-hook of a layer: positions become its argument ``given``."""
     if (stack := STACK_POSITIONS.get()) is not None:
-        kwargs = {"positions": stack.positions, **kwargs}
+        kwargs = {"given": stack.given, **kwargs}
     return args, kwargs
 
 
 class FairseqCapeAttention(MultiheadAttention):
-    """fairseq's self-attention with positions in it; it reads them from
-    :data:`LAYER_POSITIONS`.
+    """fairseq's self-attention with positions in it; it reads them from :data:`LAYER_POSITIONS`.
 
     ``positional`` is the variant's part; checkpoints contain this name. In step-by-step decoding
     the positions are those of all steps so far.
@@ -84,23 +79,25 @@ class FairseqCapeAttention(MultiheadAttention):
 
         The arguments are fairseq's; ``key`` and ``value`` are not read, as all is self-attention.
         """
-        positions = LAYER_POSITIONS.get()
-        last = None if positions is None else positions[:, -query.shape[0] :]
+        given, padding = LAYER_POSITIONS.get(), key_padding_mask
+        prepared = None if given is None else given.prepared
+        last = None if prepared is None else prepared[:, -query.shape[0] :]
         q, k = self._split(self.q_proj(query)), self._split(self.k_proj(query))
         q, k = self.positional.embed_both(q, k, last)  # (B, heads, T, head_dim)
         v = self._split(self.v_proj(query))
         if incremental_state is not None:
-            k, v, key_padding_mask = self._continue(incremental_state, k, v, key_padding_mask)
-        positions = None if positions is None else positions[:, -k.shape[2] :]  # (B or 1, S, …)
-        seen = None
-        # CapeSide hides padding where it can; step by step, positions of padding are no NaN
-        hidden = self.positional.hides and incremental_state is None
-        if key_padding_mask is not None and not hidden:
-            seen = ~key_padding_mask[:, None, None].bool()
-        mask = merge_bias(attn_mask, seen, q.dtype)  # broadcasts to (B, heads, T, S)
+            k, v, padding = self._continue(incremental_state, k, v, padding)
+        prepared = None if prepared is None else prepared[:, -k.shape[2] :]  # (B or 1, S, …)
+        if given is None or incremental_state is not None:  # they come without a mask
+            mask = None if padding is None else ~padding[:, None, None].bool()
+        else:
+            mask = given.mask
+            if padding is None and mask is not None and mask.shape[-2] == 1:
+                mask = None  # it hides padding alone, and fairseq has found none
+        given = Given(prepared, merge(attn_mask, mask, q.dtype))  # (B or 1, 1, T or 1, S)
         drop = self.dropout_module
         dropout = drop.p if drop.training or drop.apply_during_inference else 0.0
-        out, _ = self.positional.attend(q, k, v, positions, mask, dropout)
+        out, _ = self.positional.attend(q, k, v, given, dropout)
         return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None  # (T, B, dim)
 
     def _split(self, x: Tensor) -> Tensor:
@@ -159,9 +156,9 @@ class TakesPositions:
             )
         self.register_forward_pre_hook(hand_positions, with_kwargs=True)
 
-    def forward(self, *args: Any, positions: Tensor | None = None, **kwargs: Any) -> Any:
-        """The layer's; ``positions`` are prepared for its self-attention."""
-        with during(LAYER_POSITIONS, positions):
+    def forward(self, *args: Any, given: Given | None = None, **kwargs: Any) -> Any:
+        """The layer's; ``given`` is for its self-attention, and replaces fairseq's own masks."""
+        with during(LAYER_POSITIONS, given):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 
 

@@ -21,16 +21,16 @@ def positions_in_batch(tokens: Tensor, padding_idx: int, spacing: float = 1.0) -
     return torch.where(real, index.to(torch.float32) * spacing, math.nan)
 
 
-def hidden_keys(positions: Tensor, future: bool = False) -> Tensor:
-    """Which keys self-attention hides: bool (B, 1 or N, N), True at padding.
+def mask_of(tokens: Tensor, padding_idx: int, causal: bool = False) -> Tensor:
+    """Which keys self-attention sees: tokens (B, N) → bool (B, 1 or N, N), False at padding.
 
-    ``positions`` (B, N) are NaN at padding. With ``future`` a query's later keys are hidden too.
+    ``causal``: a query does not see later keys either.
     """
-    hidden = positions.isnan()[:, None]  # (B, 1, N)
-    if future:
-        index = torch.arange(positions.shape[1], device=positions.device)
-        hidden = hidden | (index > index[:, None])  # (B, N, N)
-    return hidden
+    mask = tokens.ne(padding_idx)[:, None]  # (B, 1, N)
+    if causal:
+        index = torch.arange(tokens.shape[1], device=tokens.device)
+        mask = mask & (index <= index[:, None])  # (B, N, N)
+    return mask
 
 
 def prepend_bos(tokens: Tensor, *, bos: int, padding_idx: int) -> tuple[Tensor, Tensor]:
@@ -46,7 +46,7 @@ def prepend_bos(tokens: Tensor, *, bos: int, padding_idx: int) -> tuple[Tensor, 
         padding_idx: index of padding.
 
     Returns:
-        Tokens (B, N + 1), and a bool mask (B, N + 1), True at each inserted BOS.
+        Tokens (B, N + 1), and a bool tensor (B, N + 1), True at each inserted BOS.
     """
     first = tokens.ne(padding_idx).int().argmax(dim=1, keepdim=True)
     missing = tokens.gather(1, first).ne(bos)

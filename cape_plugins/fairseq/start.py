@@ -10,11 +10,9 @@ from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 from omegaconf import OmegaConf
 
-from cape_plugins.fairseq.config import plain_options
+from cape_plugins.fairseq.options import ANOTHER_CHECKPOINT, plain_options
 
 logger = logging.getLogger(__name__)
-
-ANOTHER_CHECKPOINT = "give another --save-dir, --restore-file or --finetune-from-model"
 
 
 def check_start(pos: str, checkpoint: Any) -> None:

@@ -18,10 +18,13 @@ _COPIES = re.compile(r"encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|
 def complete(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, Any]:
     """The weights, with the model's own where fairseq's Transformer has none.
 
-    Those are the variant's (its mark, its parameters in self-attention, its table) and ADMIN's ω.
+    Those are the variant's (its table, its parameters in self-attention) and ADMIN's ω.
     A line in the log says which weights are taken. fairseq's positions are not: its sinusoids have
     another order and other frequencies than the paper's, and its tables begin at another index.
     The copies of weights that encoder layers of fairseq 0.12.2 hold are not either.
+
+    Raises:
+        ValueError: a weight has another size, which fairseq's own error would not say.
     """
     own = model.state_dict()
     taken = {
@@ -32,6 +35,12 @@ def complete(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, An
     added = [
         name for name in own if name not in taken and (_is_ours(name) or name.endswith(_THEIRS))
     ]
+    for name, value in taken.items():
+        if name in own and value.shape != own[name].shape:
+            raise ValueError(
+                f"{name} is {tuple(value.shape)} in the checkpoint and {tuple(own[name].shape)} in "
+                "this model: give the model the checkpoint's sizes and dictionaries"
+            )
     dropped = len(state_dict) - len(taken)
     logger.info(
         f"{len(taken)} weights are those of the checkpoint, which has no --pos; {len(added)} are "
@@ -41,18 +50,6 @@ def complete(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, An
     return {**taken, **{name: own[name] for name in added}}
 
 
-def check_sizes(state_dict: Mapping[str, Any], model: nn.Module) -> None:
-    """Raise ValueError for weights of other sizes; fairseq's own error would hide which."""
-    own = model.state_dict()
-    for name, value in state_dict.items():
-        if isinstance(value, Tensor) and name in own and value.shape != own[name].shape:
-            raise ValueError(
-                f"{name} is {tuple(value.shape)} in the checkpoint and {tuple(own[name].shape)} in "
-                "this model: give the model the checkpoint's options, sizes and dictionaries"
-            )
-
-
 def _is_ours(name: str) -> bool:
-    parts = name.split(".")
-    ours = {"variant", "positional", "position", "residual_scale"}
-    return bool(ours & set(parts))
+    parts = set(name.split("."))
+    return bool({"positional", "positions", "residual_scale"} & parts) and "mark" not in parts

@@ -136,11 +136,11 @@ def test_without_autoload_there_is_the_user_dir(data, tmp_path):
         ("pos", "sinpos", "trained with --pos cape, this training has --pos sinpos: train with"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line_before_data_are_read(
+def test_what_is_wrong_is_said_in_one_line_before_training(
     data, trained, tmp_path, command, option, value, message
 ):
     if command == "fairseq-train":
-        flags = f"/nowhere {TRAIN} --{option.replace('_', '-')} {value} --save-dir {trained}"
+        flags = f"{data} {TRAIN} --{option.replace('_', '-')} {value} --save-dir {trained}"
     else:
         flags = (
             f"--config-dir {ROOT}/configs/fairseq --config-name wmt14_en_de_18l task.data={data} "
@@ -170,7 +170,7 @@ def assert_one_line(line, message):
 
 
 def test_a_moving_average_of_the_weights_keeps_the_variant(data, tmp_path):
-    """fairseq's EMA averages the number of the variant with itself, which rounds."""
+    """fairseq's EMA averages settings with themselves, which rounds."""
     for decay, pos in (("0.9995", "cape"), ("0.9999 --ema-fp32", "cape_alibi")):
         flags = f"--pos {pos} --store-ema --ema-decay {decay} --validate-interval 1"
         folder = tmp_path / pos

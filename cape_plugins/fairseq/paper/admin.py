@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Optional
 
 import torch
@@ -19,12 +19,11 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.modules import LayerDropModuleList
 from torch import Tensor, nn
 
-from cape_plugins.fairseq.checks import flag, one_line
-from cape_plugins.fairseq.config import as_config
+from cape_plugins.fairseq.errors import one_line
 from cape_plugins.fairseq.layers import during
+from cape_plugins.fairseq.options import as_config, flag
 from cape_plugins.fairseq.source_scale import loaded
 from cape_plugins.fairseq.start import settle
-from cape_plugins.settings import option
 
 # size of the measured batch, padding included; with 1000 tokens ω differs by a percent at most
 PROFILED_TOKENS = 4096
@@ -39,10 +38,15 @@ _PROFILES: ContextVar[Mapping[bool, "_Profile"] | None] = ContextVar("_PROFILES"
 class AdminConfig(FairseqDataclass):
     """The options of ADMIN."""
 
-    admin_init: bool = option(False, "ADMIN: scaled residuals, measured before training")
-    # OmegaConf 2.0 knows no `str | None`
-    admin_scales: Optional[str] = option(  # noqa: UP045
-        None, "ADMIN: the scales, encoder first, with commas; default: measure on training data"
+    admin_init: bool = field(
+        default=False, metadata={"help": "ADMIN: scaled residuals, measured before training"}
+    )
+    admin_scales: Optional[str] = field(  # noqa: UP045 - OmegaConf 2.0 knows no `str | None`
+        default=None,
+        metadata={
+            "help": "ADMIN: the scales, encoder first, with commas; default: measure on training "
+            "data"
+        },
     )
 
 
