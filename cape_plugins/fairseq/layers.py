@@ -88,7 +88,7 @@ class FairseqCapeAttention(MultiheadAttention):
         if incremental_state is not None:
             k, v, padding = self._continue(incremental_state, k, v, padding)
         prepared = None if prepared is None else prepared[:, -k.shape[2] :]  # (B or 1, S, …)
-        if given is None or incremental_state is not None:  # they come without a mask
+        if given is None or incremental_state is not None:  # the last query sees all but padding
             mask = None if padding is None else ~padding[:, None, None].bool()
         else:
             mask = given.mask

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cape_plugins.positions import Device
+
 
 def positions_in_batch(tokens: Tensor, padding_idx: int, spacing: float = 1.0) -> Tensor:
     """Positions of tokens padded on either side: the first real token of each row sits at 0.
@@ -21,16 +23,15 @@ def positions_in_batch(tokens: Tensor, padding_idx: int, spacing: float = 1.0) -
     return torch.where(real, index.to(torch.float32) * spacing, math.nan)
 
 
-def mask_of(tokens: Tensor, padding_idx: int, causal: bool = False) -> Tensor:
-    """Which keys self-attention sees: tokens (B, N) → bool (B, 1 or N, N), False at padding.
+def mask_of_padding(tokens: Tensor, padding_idx: int) -> Tensor:
+    """Which keys are no padding: tokens (B, N) → bool (B, 1, N)."""
+    return tokens.ne(padding_idx)[:, None]
 
-    ``causal``: a query does not see later keys either.
-    """
-    mask = tokens.ne(padding_idx)[:, None]  # (B, 1, N)
-    if causal:
-        index = torch.arange(tokens.shape[1], device=tokens.device)
-        mask = mask & (index <= index[:, None])  # (B, N, N)
-    return mask
+
+def causal_mask(length: int, device: Device) -> Tensor:
+    """Each query sees itself and earlier keys: bool (1, N, N)."""
+    index = torch.arange(length, device=device)
+    return (index <= index[:, None])[None]
 
 
 def prepend_bos(tokens: Tensor, *, bos: int, padding_idx: int) -> tuple[Tensor, Tensor]:

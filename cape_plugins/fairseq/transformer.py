@@ -43,7 +43,12 @@ from cape_plugins.fairseq.options import (
     plain_options,
     refuse_replaced,
 )
-from cape_plugins.fairseq.positions import mask_of, positions_in_batch, prepend_bos
+from cape_plugins.fairseq.positions import (
+    causal_mask,
+    mask_of_padding,
+    positions_in_batch,
+    prepend_bos,
+)
 from cape_plugins.fairseq.source_scale import count_source_scale
 from cape_plugins.fairseq.start import check_start, settle
 from cape_plugins.mark import variant_of
@@ -188,7 +193,7 @@ class FairseqCapeEncoder(MakesPositions, TransformerEncoderBase):
                     nn.functional.pad(token_embeddings, (0, 0, 1, 0)),
                 )
         positions = positions_in_batch(src_tokens, self.padding_idx, self.spacing)
-        mask = mask_of(src_tokens, self.padding_idx) if self.attends else None
+        mask = mask_of_padding(src_tokens, self.padding_idx) if self.attends else None
         stack, draw = self.make_positions(positions, len(src_tokens), mask)
         with during(STACK_POSITIONS, stack):
             out = super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
@@ -239,15 +244,16 @@ class FairseqCapeDecoder(MakesPositions, TransformerDecoderBase):
         **named: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         """As fairseq's; ``attn`` leaves out the column of BOS, so that it fits the source."""
-        batch, steps = prev_output_tokens.shape
+        (batch, steps), device = prev_output_tokens.shape, prev_output_tokens.device
         mask = None
+        if self.attends and not full_context_alignment:
+            mask = causal_mask(steps, device)
         if incremental_state is None:
             positions = positions_in_batch(prev_output_tokens, self.padding_idx)
             if self.attends:
-                causal = not full_context_alignment
-                mask = mask_of(prev_output_tokens, self.padding_idx, causal)
+                real = mask_of_padding(prev_output_tokens, self.padding_idx)
+                mask = real if mask is None else mask & real
         else:  # all rows are equally long: finished ones hold padding, which counts
-            device = prev_output_tokens.device
             positions = torch.arange(steps, dtype=torch.float32, device=device)[None]
         shared = encoder_out.get(DRAW) if encoder_out is not None else None
         draw = Draw(*shared) if shared else None
