@@ -27,8 +27,8 @@ from fairseq.models.transformer import TransformerConfig
 from omegaconf import OmegaConf
 from torch import nn
 
-from cape_plugins.fairseq.config import FairseqCapeConfig, TokenSettings
 from cape_plugins.fairseq.layers import FairseqCapeEncoderLayer
+from cape_plugins.fairseq.options import HOST, FairseqCapeConfig, choose
 from cape_plugins.fairseq.transformer import FairseqCapeDecoder, FairseqCapeEncoder
 from common import Table, append_csv, command, take_turns
 
@@ -45,8 +45,8 @@ def options(pos: str, layers: int, context: int = 150) -> TransformerConfig:
     sizes = dict(embed_dim=DIM, ffn_embed_dim=FFN, attention_heads=HEADS, layers=layers)
     config = FairseqCapeConfig(
         pos=pos,
-        relpos_context=context,
-        source_scale=1.0,
+        **({"relpos_context": context} if pos == "relpos" else {}),
+        source_scale=1.0 if pos == "cape" else 0.0,
         source_bos="false",  # one token more would be in the ratio
         dropout=0.0,
         no_token_positional_embeddings=True,
@@ -76,8 +76,8 @@ def build(
     tokens = torch.randint(words.nspecial, WORDS, (batch, length), device=arguments.device)
     embed = nn.Embedding(WORDS, DIM, words.pad())
     if part == "layer":
-        settings = TokenSettings.of(vars(cfg))
-        (attention,) = settings.attention_layers(1, settings.attention_settings(DIM, HEADS))
+        chosen = choose(vars(cfg)).options
+        (attention,) = HOST.positions(pos, chosen, dim=DIM, heads=HEADS, layers=1).attentions
         layer = FairseqCapeEncoderLayer(cfg, positional=attention).to(**where)
         content = torch.randn(length, batch, DIM, requires_grad=True, **where)
         return _step(layer, lambda: layer(content, encoder_padding_mask=None))

@@ -19,8 +19,8 @@ def positions_in_batch(tokens: Tensor, padding_idx: int, spacing: float = 1.0) -
     Tokens (B, N) → positions (B, N) in float32, ``spacing`` apart, NaN at padding.
     """
     real = tokens.ne(padding_idx)
-    index = real.cumsum(dim=1) - 1
-    return torch.where(real, index.to(torch.float32) * spacing, math.nan)
+    index = real.cumsum(dim=1, dtype=torch.float32) - 1
+    return torch.where(real, index * spacing, math.nan)
 
 
 def mask_of_padding(tokens: Tensor, padding_idx: int) -> Tensor:
