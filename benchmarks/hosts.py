@@ -92,8 +92,8 @@ def _fairseq(
     from fairseq.models import MODEL_REGISTRY
 
     import cape_plugins.fairseq  # noqa: F401 - registers
-    from cape_plugins.fairseq.config import CapeTransformerConfig
 
+    kind = MODEL_REGISTRY["cape_transformer"]
     dictionary = Dictionary()
     for i in range(words - len(dictionary)):
         dictionary.add_symbol(str(i))
@@ -110,14 +110,14 @@ def _fairseq(
             if get(pos, 1).adds and get(pos, 1).augments is Augmentation
             else {}
         )
-        config = CapeTransformerConfig(
+        config = kind.config(
             pos=pos,
             share_all_embeddings=True,
             source_bos="false",  # one token more would be in the ratio
             **scale,
             **sizes,
         )
-        model = MODEL_REGISTRY["cape_transformer"].build_model(config, task)
+        model = kind.build_model(config, task)
         return model, lambda model: F.cross_entropy(
             model(source, lengths, target)[0].flatten(0, 1), target.flatten()
         )

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cape_plugins.positions import Device
+
 
 def positions_in_batch(tokens: Tensor, padding_idx: int, spacing: float = 1.0) -> Tensor:
     """Positions of tokens padded on either side: the first real token of each row sits at 0.
@@ -17,20 +19,19 @@ def positions_in_batch(tokens: Tensor, padding_idx: int, spacing: float = 1.0) -
     Tokens (B, N) → positions (B, N) in float32, ``spacing`` apart, NaN at padding.
     """
     real = tokens.ne(padding_idx)
-    index = real.cumsum(dim=1) - 1
-    return torch.where(real, index.to(torch.float32) * spacing, math.nan)
+    index = real.cumsum(dim=1, dtype=torch.float32) - 1
+    return torch.where(real, index * spacing, math.nan)
 
 
-def hidden_keys(positions: Tensor, future: bool = False) -> Tensor:
-    """Which keys self-attention hides: bool (B, 1 or N, N), True at padding.
+def mask_of_padding(tokens: Tensor, padding_idx: int) -> Tensor:
+    """Which keys are no padding: tokens (B, N) → bool (B, 1, N)."""
+    return tokens.ne(padding_idx)[:, None]
 
-    ``positions`` (B, N) are NaN at padding. With ``future`` a query's later keys are hidden too.
-    """
-    hidden = positions.isnan()[:, None]  # (B, 1, N)
-    if future:
-        index = torch.arange(positions.shape[1], device=positions.device)
-        hidden = hidden | (index > index[:, None])  # (B, N, N)
-    return hidden
+
+def causal_mask(length: int, device: Device) -> Tensor:
+    """Each query sees itself and earlier keys: bool (1, N, N)."""
+    index = torch.arange(length, device=device)
+    return (index <= index[:, None])[None]
 
 
 def prepend_bos(tokens: Tensor, *, bos: int, padding_idx: int) -> tuple[Tensor, Tensor]:
@@ -46,7 +47,7 @@ def prepend_bos(tokens: Tensor, *, bos: int, padding_idx: int) -> tuple[Tensor, 
         padding_idx: index of padding.
 
     Returns:
-        Tokens (B, N + 1), and a bool mask (B, N + 1), True at each inserted BOS.
+        Tokens (B, N + 1), and a bool tensor (B, N + 1), True at each inserted BOS.
     """
     first = tokens.ne(padding_idx).int().argmax(dim=1, keepdim=True)
     missing = tokens.gather(1, first).ne(bos)
