@@ -1,4 +1,4 @@
-"""ESPnet's self-attention with positions in it, and log N attention for any encoder."""
+"""ESPnet's self-attention with positions in it."""
 
 from typing import Any
 
@@ -6,10 +6,9 @@ import torch
 
 # the class that ESPnet's pictures of attention look for, wherever this version has it
 from espnet2.main_funcs.calculate_all_attentions import MultiHeadedAttention
-from torch import Tensor, nn
+from torch import Tensor
 
 from cape_plugins.attention import PositionalAttention, take_over
-from cape_plugins.espnet.layers import replace
 
 
 class CapeMultiHeadedAttention(MultiHeadedAttention):
@@ -57,26 +56,3 @@ class CapeMultiHeadedAttention(MultiHeadedAttention):
         if weights is not None:
             self.attn = weights.detach()
         return self.linear_out(mixed.transpose(1, 2).flatten(2))  # (B, N, size)
-
-
-def use_logn(encoder: nn.Module, logn: int) -> None:
-    """Multiply the logits of an encoder's self-attention by log N / log ``logn``.
-
-    ``logn`` is N in training, in frames after subsampling; 0 for off.
-
-    Raises:
-        ValueError: the self-attention is neither ours nor ESPnet's without positions.
-    """
-    found = {type(each) for each in encoder.modules() if isinstance(each, MultiHeadedAttention)}
-    unknown = found - {MultiHeadedAttention, CapeMultiHeadedAttention}
-    if unknown or not found:
-        names = ", ".join(sorted(kind.__name__ for kind in unknown)) or "none of ESPnet"
-        raise ValueError(
-            f"attention_logn has no effect in {type(encoder).__name__}, whose self-attention is "
-            f"{names}: leave it out, or choose another model"
-        )
-    if MultiHeadedAttention in found:
-        replace(encoder, MultiHeadedAttention, CapeMultiHeadedAttention.made_of)
-    for each in encoder.modules():
-        if isinstance(each, CapeMultiHeadedAttention):
-            each.positional.logn = logn

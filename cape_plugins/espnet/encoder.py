@@ -1,7 +1,7 @@
 """ESPnet's Conformer, E-Branchformer and Branchformer with positions in seconds.
 
-Classes, options and weights stay ESPnet's, also in ``cape_transformer`` (transformer.py). After
-ESPnet has built its modules, we change them:
+Classes, options and weights stay ESPnet's, also in ``cape_transformer`` (paper/transformer.py).
+After ESPnet has built its modules, we change them:
 
 - our positional embedding replaces ESPnet's; its positions are the frames' seconds after
   subsampling;
@@ -13,6 +13,8 @@ import functools
 import inspect
 import logging
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -28,62 +30,88 @@ from cape_plugins.attention import AttentionSettings, PositionalAttention
 from cape_plugins.checks import check_values, is_traced
 from cape_plugins.embedding import PositionalEmbedding
 from cape_plugins.espnet.attention import CapeMultiHeadedAttention, MultiHeadedAttention
-from cape_plugins.espnet.layers import hide_padding, replace
-from cape_plugins.espnet.options import OWN, SecondsSettings, check_long_enough, split
+from cape_plugins.espnet.options import (
+    ESPNETS,
+    SecondsSettings,
+    attention_option,
+    check_long_enough,
+    encoder_conf,
+    parameters,
+    position_settings,
+)
+from cape_plugins.espnet.padding import hide_padding, replace
 from cape_plugins.mark import VariantMark
 from cape_plugins.positions import exact, frame_times, widest
 from cape_plugins.ranks import generator_of_rank
 
 
+class SignatureOfConf:
+    """What --print_config lists of an encoder class: the options of its ``encoder_conf``."""
+
+    def __get__(self, encoder: Any, kind: Any) -> inspect.Signature:
+        return inspect.signature(kind.conf())
+
+
 class InSeconds(AbsEncoder):
     """ESPnet's encoder, with any ``pos`` of the table in place of its own positions.
 
-    A subclass has ESPnet's class as the base after this one. If it defines a constructor, its
-    options are the constructor's and ``defaults``: ``--print_config`` reads the signature.
+    A subclass has ESPnet's class as the base after this one, and names it in ``espnets``.
 
     Args:
         input_size: feature channels; ESPnet passes it.
-        front: subsampling in place of ESPnet's, features (B, T, channels) → content.
         options: ``encoder_conf``: the options of ESPnet's class, and the fields of
             :class:`cape_plugins.espnet.options.SecondsSettings`.
+
+    Attributes:
+        espnets: ESPnet's class.
+        defaults: of options, in place of ESPnet's or besides them.
+        fixed: options of ESPnet's class that users cannot give, and their values.
+        own_scale: ``content_scale`` unless given; None is ESPnet's, √channels.
 
     Raises:
         ValueError: a value is out of range, or an option is given that ``pos`` does not take.
         TypeError: an option that neither ESPnet's class nor we have.
     """
 
-    espnets: type[AbsEncoder]
-    defaults: ClassVar[dict[str, Any]] = {}
+    __signature__ = SignatureOfConf()
+    espnets: ClassVar[type[AbsEncoder]]
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    fixed: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    own_scale: ClassVar[float | None] = None
     embed: nn.Module
     frame_shift: float  # seconds between feature frames, where no times are given
-    own_scale: float | None = None  # content_scale unless given; None is ESPnet's, √channels
     longest: float = math.inf  # seconds, beyond which a recording is far longer than Δ covers
 
-    def __init_subclass__(cls) -> None:
-        # not its last base: torch.export makes subclasses of its own
-        cls.espnets = cls.__mro__[cls.__mro__.index(InSeconds) + 1]
-        own = "__init__" in vars(cls)
-        parameters = inspect.signature(cls if own else cls.espnets).parameters.values()
-        ours = cls.defaults | SecondsSettings.defaults()
-        kinds = inspect.Parameter
-        named = [p for p in parameters if p.kind is not kinds.VAR_KEYWORD and p.name not in ours]
-        named += [kinds(name, kinds.KEYWORD_ONLY, default=ours[name]) for name in ours]
-        cls.__signature__ = inspect.Signature(named)
+    @classmethod
+    def conf(cls) -> type:
+        """The dataclass of ``encoder_conf``."""
+        return encoder_conf(cls.espnets, cls.defaults, cls.fixed)
 
-    def __init__(self, input_size: int, front: nn.Module | None = None, **options: Any) -> None:
+    @classmethod
+    def make_front(cls, conf: Any) -> nn.Module | None:
+        """Subsampling in place of ESPnet's, features (B, T, channels) → content; None keeps it."""
+        return None
+
+    def __init__(self, input_size: int, **options: Any) -> None:
+        conf: Any = self.conf()(input_size=input_size, **options)
+        known = parameters(self.espnets)
         try:
-            settings, theirs, chosen = split(self.espnets, options)
-            super().__init__(input_size, **theirs)
-            self._adapt(input_size, front, chosen)
-            if self.pos != OWN:
-                self.install_positions(settings, chosen["attention_heads"])
+            settings = position_settings(conf, self.espnets)
+            front = self.make_front(conf)
+            theirs = {**self.defaults, **options, **self.fixed}
+            if conf.pos != ESPNETS:
+                theirs |= {"pos_enc_layer_type": "abs_pos", attention_option(known): "selfattn"}
+            super().__init__(input_size, **{k: v for k, v in theirs.items() if k in known})
+            self._adapt(input_size, front, conf)
+            if self.pos != ESPNETS:
+                self.install_positions(settings, conf.attention_heads)
         except ValueError as error:
             raise ValueError(f"encoder_conf: {error}") from None
 
-    def _adapt(self, input_size: int, front: nn.Module | None, chosen: dict[str, Any]) -> None:
+    def _adapt(self, input_size: int, front: nn.Module | None, conf: Any) -> None:
         """Change ESPnet's encoder as every ``pos`` needs it."""
-        unequal = input_size != self.output_size()
-        if chosen["input_layer"] is None and (unequal or self.embed is None):
+        unfit = input_size != self.output_size() or self.embed is None
+        if getattr(conf, "input_layer", "linear") is None and unfit:
             raise ValueError(
                 "input_layer: null leaves features as they are, to which no positions can be "
                 "added: choose another, such as conv2d or linear"
@@ -95,8 +123,8 @@ class InSeconds(AbsEncoder):
         self.embed_takes_mask = not isinstance(self.embed, nn.Sequential)
         self.stride, self.reach = measure(self.embed)
         hide_padding(self.encoders)
-        self.takes_masks = "masks" in inspect.signature(self.espnets.forward).parameters
-        self.pos, self.frame_shift = chosen["pos"], chosen["frame_shift"]
+        self.takes_masks = "masks" in parameters(self.espnets.forward)
+        self.pos, self.frame_shift = conf.pos, conf.frame_shift
 
     def install_positions(self, settings: SecondsSettings, heads: int) -> None:
         """Put our positions and attention where ESPnet's were."""
@@ -182,7 +210,7 @@ class InSeconds(AbsEncoder):
         else:
             x = self._subsample(features)  # (B, T', output_size)
         padding = padding[:, self.reach :: self.stride]  # (B, T')
-        if self.pos != OWN:
+        if self.pos != ESPNETS:
             middle = self.reach // 2  # of the feature frames that a frame is made of
             seconds = times[:, middle : times.shape[1] - middle : self.stride]
             seconds = seconds.masked_fill(padding, math.nan)
@@ -195,7 +223,7 @@ class InSeconds(AbsEncoder):
         return self.espnets.forward(_Subsampled(self, x), features, lengths, prev_states, **theirs)
 
     def _subsample(self, features: Tensor) -> Any:
-        """(B, T, input_size) → (B, T', output_size), with ``pos: rel_pos`` and its encoding."""
+        """(B, T, input_size) → (B, T', output_size), with ``espnet_rel_pos`` and its encoding."""
         return self.embed(features, None)[0] if self.embed_takes_mask else self.embed(features)
 
     def embed_seconds(self, x: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -287,10 +315,16 @@ def measure(embed: nn.Module) -> tuple[int, int]:
 class CapeConformerEncoder(InSeconds, ConformerEncoder):
     """``encoder: cape_conformer``."""
 
+    espnets = ConformerEncoder
+
 
 class CapeEBranchformerEncoder(InSeconds, EBranchformerEncoder):
     """``encoder: cape_e_branchformer``."""
 
+    espnets = EBranchformerEncoder
+
 
 class CapeBranchformerEncoder(InSeconds, BranchformerEncoder):
     """``encoder: cape_branchformer``."""
+
+    espnets = BranchformerEncoder

@@ -1,18 +1,19 @@
 """The options of our encoders, ``encoder_conf``: ours, about positions in seconds, and ESPnet's."""
 
+import dataclasses
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from espnet2.asr.encoder.conformer_encoder import TooShortUttError, get_activation
+from espnet2.asr.encoder.conformer_encoder import TooShortUttError
 
 from cape_plugins import variants
-from cape_plugins.checks import check_count, is_number
-from cape_plugins.settings import SequenceSettings, option, split_options
+from cape_plugins.checks import is_number
+from cape_plugins.settings import SequenceSettings, option
 
-OWN = "rel_pos"  # ESPnet's own relative positions
+ESPNETS = "espnet_rel_pos"  # ESPnet's own relative positions
 
 # Seconds to each side of relative positions: in every layer (section 4.2), in the first (appendix)
 RELPOS_CONTEXT, RELPOS_CONTEXT_FIRST = 26.8, 27.6
@@ -99,97 +100,60 @@ class SecondsSettings(SequenceSettings):
         return max(1, round(seconds / spacing))
 
 
-def split(
-    espnets: type, options: Mapping[str, Any]
-) -> tuple[SecondsSettings, dict[str, Any], dict[str, Any]]:
-    """What ``encoder_conf`` says to one of our encoders, made of ESPnet's class ``espnets``.
+def parameters(espnets: type) -> dict[str, Any]:
+    """The options of ESPnet's class and their defaults."""
+    return {name: p.default for name, p in inspect.signature(espnets).parameters.items()}
 
-    Returns:
-        Our settings (with ``pos: rel_pos`` those of nopos); what ESPnet's class is built with; all
-        options of both, with their defaults where they are not given.
+
+def encoder_conf(espnets: type, defaults: Mapping[str, Any], fixed: Collection[str]) -> type:
+    """The dataclass of an encoder's options: ESPnet's, those of ``defaults``, and ours.
+
+    ``defaults`` go before those of ESPnet's class ``espnets``; ``fixed`` are options of it that
+    users cannot give.
+    """
+    known = parameters(espnets) | dict(defaults) | SecondsSettings.defaults()
+    fields: list[Any] = []
+    for name, default in known.items():
+        if default is inspect.Parameter.empty:
+            fields.append((name, Any))
+        elif name not in fixed:
+            # no default of a dataclass is a list; --print_config writes a tuple as one
+            default = tuple(default) if isinstance(default, list) else default
+            fields.append((name, Any, dataclasses.field(default=default)))
+    return dataclasses.make_dataclass("encoder_conf", fields, kw_only=True)
+
+
+def position_settings(conf: Any, espnets: type) -> SecondsSettings:
+    """What ``encoder_conf`` says about positions; with ``pos: espnet_rel_pos`` as nopos.
 
     Raises:
         ValueError: a value is out of range, or an option does not go with ``pos``.
     """
-    ours, theirs = split_options(SecondsSettings, options)
-    known = {n: p.default for n, p in inspect.signature(espnets).parameters.items()}
-    defaults = SecondsSettings.defaults() | known
-    chosen = defaults | dict(options)
-    pos = chosen["pos"]
-    attention_type = next(name for name in known if name.endswith("attention_layer_type"))
-    refused = {"pos_enc_layer_type", attention_type}
-    if pos == OWN:
-        settings = SecondsSettings(pos="nopos", frame_shift=chosen["frame_shift"])
-        refused |= SecondsSettings.defaults().keys() - {"pos", "frame_shift"}
+    pos, chosen = conf.pos, vars(conf)
+    if pos == "rel_pos":
+        raise ValueError(
+            f"pos: rel_pos is ambiguous: choose {ESPNETS}, ESPnet's own relative positions, or "
+            "relpos, the paper's learnable ones"
+        )
+    ours = {name: chosen[name] for name in SecondsSettings.defaults()}
+    refused = {"pos_enc_layer_type", attention_option(parameters(espnets))}
+    if pos == ESPNETS:
+        refused |= ours.keys() - {"pos", "frame_shift"}
+        ours = {"pos": "nopos", "frame_shift": conf.frame_shift}
     else:
-        variants.get(pos, (*variants.names(axes=1), OWN))
-        settings = SecondsSettings(**ours)
+        variants.get(pos, (*variants.names(axes=1), ESPNETS))
         refused |= {"zero_triu", "max_pos_emb_len", "ctc_trim"}
-        theirs |= {"pos_enc_layer_type": "abs_pos", attention_type: "selfattn"}
-    for name in sorted(refused & options.keys() & defaults.keys()):
-        if options[name] != defaults[name]:
-            raise ValueError(
-                f"{name} = {options[name]!r} does not go with pos: {pos}: leave it out"
-            )
-    check_espnets({name: chosen[name] for name in known})
-    for name, value in theirs.items():
-        if type(value) is int and isinstance(known.get(name), float):
-            theirs[name] = float(value)  # YAML's 0, of which ESPnet asks the length
-    if "interctc_layer_idx" in known:
-        theirs["interctc_layer_idx"] = list(chosen["interctc_layer_idx"] or ())
-    return settings, theirs, chosen
+    defaults = {field.name: field.default for field in dataclasses.fields(conf)}
+    settings = SecondsSettings(**ours)
+    for name in sorted(refused & chosen.keys()):
+        if chosen[name] != defaults[name]:
+            raise ValueError(f"{name} = {chosen[name]!r} does not go with pos: {pos}: leave it out")
+    return settings
 
 
-_COUNTS = ("output_size", "attention_heads", "linear_units", "num_blocks", "cgmlp_linear_units")
-
-
-def check_espnets(chosen: Mapping[str, Any]) -> None:
-    """Raise ValueError for what ESPnet's classes check late, without its name, or not at all."""
-
-    def check(name: str, ok: bool, words: str) -> None:
-        if not ok:
-            raise ValueError(f"{name} must be {words}, got {chosen[name]!r}")
-
-    kernels = [name for name in chosen if "kernel" in name]  # along time
-    for name in (*_COUNTS, *kernels):
-        check_count(name, chosen.get(name, 1))
-    size, heads, blocks = (chosen[n] for n in ("output_size", "attention_heads", "num_blocks"))
-    fits = f"even and divisible by attention_heads={heads}"
-    check("output_size", size % heads == size % 2 == 0, fits)
-    units = chosen.get("cgmlp_linear_units", 2)
-    check("cgmlp_linear_units", units % 2 == 0, "even, as half of them are gates")
-    for name in kernels:  # an even one would take a frame away
-        check(name, chosen[name] % 2 == 1, "odd")
-    for name, least, most in (
-        ("interctc_layer_idx", 1, blocks - 1),
-        ("gradient_checkpoint_layers", 0, blocks),
-    ):
-        layers, some = chosen.get(name), range(least, most + 1)
-        listed = layers is None or isinstance(layers, Sequence)
-        ok = listed and all(type(layer) is int and layer in some for layer in layers or ())
-        check(name, ok, f"a list of integers from {least} to {most} (num_blocks={blocks})")
-    for name, value in chosen.items():
-        if "activation" in name:
-            ok = _is_activation(value) or (name, value) == ("gate_activation", "identity")
-            check(name, ok, "an activation of ESPnet, such as swish or relu")
-        for each in value if isinstance(value, list) else [value]:
-            if name.endswith("_rate"):
-                check_rate(name, each)
-            elif name == "cgmlp_weight":
-                check(name, is_number(each) and 0 <= each <= 1, "a number in [0, 1]")
-
-
-def _is_activation(name: Any) -> bool:
-    try:
-        return bool(get_activation(name))
-    except (KeyError, TypeError):
-        return False
-
-
-def check_rate(name: str, rate: Any) -> None:
-    """Raise ValueError unless a probability is at least 0 and below 1."""
-    if not (is_number(rate) and 0 <= rate < 1):
-        raise ValueError(f"{name} must be a number in [0, 1), got {rate!r}")
+def attention_option(known: Mapping[str, Any]) -> str:
+    """The option of ESPnet's class that says which self-attention it has."""
+    return next(name for name in known if name.endswith("attention_layer_type"))
 
 
 def check_long_enough(size: int, least: int, unit: str) -> None:

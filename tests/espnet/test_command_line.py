@@ -26,7 +26,7 @@ from espnet2.train.reporter import Reporter
 
 import cape_plugins.espnet as ours
 from cape_plugins.espnet.options import SecondsSettings
-from cape_plugins.espnet.transformer import CapeTransformerEncoder
+from cape_plugins.espnet.paper.transformer import SpeechTransformerEncoder
 from cape_plugins.mark import SLOTS
 from cape_plugins.variants import names
 from cape_support import environment
@@ -42,15 +42,21 @@ TRAININGS = [
     ("cape_e_branchformer", "cape", BRANCHES, WITHOUT_PADDING),
     ("cape_branchformer", "relpos", BRANCHES, WITHOUT_PADDING),
     ("cape_conformer", "cape", {**CONFORMER, **RECIPE}, WITHOUT_PADDING),
-    ("cape_conformer", "rel_pos", CONFORMER, WITHOUT_PADDING),
+    ("cape_conformer", "espnet_rel_pos", CONFORMER, WITHOUT_PADDING),
 ]
 
 
 def test_importing_espnets_task_is_enough_and_registering_again_changes_nothing():
-    assert asr.encoder_choices.classes["cape_transformer"] is CapeTransformerEncoder
-    before = dict(asr.encoder_choices.classes), asr.ASRTask.build_collate_fn.__func__
+    assert asr.encoder_choices.classes["cape_transformer"] is SpeechTransformerEncoder
+    before = dict(asr.encoder_choices.classes), dict(vars(asr.ASRTask))
     ours.register()
-    assert (dict(asr.encoder_choices.classes), asr.ASRTask.build_collate_fn.__func__) == before
+    assert (dict(asr.encoder_choices.classes), dict(vars(asr.ASRTask))) == before
+
+
+def test_the_only_method_of_espnets_task_that_is_ours_is_the_one_that_it_lacks():
+    methods = {name: getattr(each, "__func__", None) for name, each in vars(asr.ASRTask).items()}
+    ours_are = {n for n, each in methods.items() if "cape" in getattr(each, "__module__", "")}
+    assert ours_are == {"build_task_iter_factory"}
 
 
 @pytest.mark.parametrize("name", ["nonsense", "cape_contextual_block_conformer"])  # streaming
