@@ -2,55 +2,30 @@
 
 import dataclasses
 import inspect
-import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from espnet2.asr.encoder.conformer_encoder import TooShortUttError
 
-from cape_plugins import variants
 from cape_plugins.checks import is_number
-from cape_plugins.settings import SequenceSettings, option
+from cape_plugins.options import Host, option
 
-ESPNETS = "espnet_rel_pos"  # ESPnet's own relative positions
+ESPNET_REL_POS = "espnet_rel_pos"  # the pos of ESPnet's own relative positions
 
 # Seconds to each side of relative positions: in every layer (section 4.2), in the first (appendix)
 RELPOS_CONTEXT, RELPOS_CONTEXT_FIRST = 26.8, 27.6
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecondsSettings(SequenceSettings):
-    """The options of ``encoder_conf`` about positions, which all our encoders take.
+class EncoderOptions:
+    """The options that ESPnet's encoders alone have.
 
     Raises:
-        ValueError: a value is out of range, or an option that ``pos`` does not take is given.
+        ValueError: a value is out of range.
     """
 
-    max_global_shift: float = option(
-        30.0, "cape: seconds, Δ of an utterance is uniform in ± this; the authors', who cover 60 s"
-    )
-    max_local_shift: float | None = option(
-        None,
-        "cape: seconds, ε of a frame is uniform in ± this; null is half the spacing after "
-        "subsampling, the most that keeps the order of frames at the nominal hop",
-    )
-    max_global_scale: float = option(
-        1.1, "cape: λ of an utterance is log-uniform in [1/this, this]; 1.1 for WSJ, 2 for TED-LIUM"
-    )
-    abspos_context: float = option(
-        13.8, "abspos: seconds that its table covers; later frames begin again (section 4.2)"
-    )
-    relpos_context: float | None = option(
-        None,
-        "relpos: seconds to each side, beyond which distances share a vector; null is the paper's",
-    )
-    random_range: float = option(
-        60.0, "random: seconds; frames are at sorted draws from 0 to this, in evaluation spread"
-    )
-    frequency_scale: float = option(
-        30.0, "multiplies all frequencies of sinusoids and rotations; 30, as positions are seconds"
-    )
     content_scale: float | Literal["sqrt"] | None = option(
         None,
         "what the front gives is multiplied by this before positions are added; sqrt is "
@@ -62,47 +37,44 @@ class SecondsSettings(SequenceSettings):
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not (is_number(self.frame_shift) and 0 < self.frame_shift <= 1):
             raise ValueError(
-                f"frame_shift must be seconds > 0 and ≤ 1, such as 0.01, got {self.frame_shift!r}"
+                "encoder_conf frame_shift must be seconds > 0 and ≤ 1, such as 0.01, got "
+                f"{self.frame_shift!r}"
             )
         scale: Any = self.content_scale
         if not (scale in (None, "sqrt") or (is_number(scale) and scale > 0)):
             raise ValueError(
-                f"content_scale must be a finite number > 0 or sqrt, √output_size, got {scale!r}"
+                "encoder_conf content_scale must be a finite number > 0 or sqrt, √output_size, got "
+                f"{scale!r}"
             )
-        self.refuse_options()
-
-    def in_seconds(self, spacing: float) -> tuple[float, float]:
-        """ε and the context of relative positions, where frames are ``spacing`` seconds apart."""
-        local, reach = self.max_local_shift, self.relpos_context
-        local = spacing / 2 if local is None else local
-        if self.takes("max_local_shift") and local > 0.501 * spacing:
-            logging.warning(
-                f"encoder_conf max_local_shift: {local:g} s is more than half of the {spacing:g} s "
-                f"between frames after subsampling: frames change places. null is {spacing / 2:g} s"
-            )
-        if reach is None:
-            reach = RELPOS_CONTEXT_FIRST if self.variant.first_layer_only else RELPOS_CONTEXT
-        return local, reach
-
-    def frames(self, name: str, seconds: Any, spacing: float) -> int:
-        """The frames, ``spacing`` seconds apart, in the seconds of the option called ``name``.
-
-        Raises:
-            ValueError: the variant takes the option, which is less than a frame.
-        """
-        if self.takes(name) and not (is_number(seconds) and seconds >= spacing):
-            raise ValueError(
-                f"{name} must be seconds ≥ {spacing:g}, a frame after subsampling, got {seconds!r}"
-            )
-        return max(1, round(seconds / spacing))
 
 
-def parameters(espnets: type) -> dict[str, Any]:
-    """The options of ESPnet's class and their defaults."""
-    return {name: p.default for name, p in inspect.signature(espnets).parameters.items()}
+HOST = Host(
+    axes=1,
+    unit="seconds",
+    defaults=MappingProxyType(
+        dict(
+            max_global_shift=30.0,  # the authors': 60 s are covered
+            max_local_shift=None,  # half the spacing of frames, the most that keeps their order
+            max_global_scale=1.1,  # WSJ; 2 for TED-LIUM (section 4.2)
+            abspos_context=13.8,  # section 4.2; later frames begin again
+            relpos_context=None,  # RELPOS_CONTEXT, or that of the first layer
+            random_range=60.0,
+            frequency_scale=30.0,  # section 4.2
+        )
+    ),
+    sets=frozenset({"alibi_unit", "mean_normalize", "overflow", "spread"}),
+    own=EncoderOptions,
+    spell="encoder_conf {}".format,
+    advice="give another checkpoint or --output_dir (to start from its weights all the same: "
+    "--init_param FILE:::encoder.positions.mark)",
+)
+
+
+def parameters(function: Any) -> dict[str, Any]:
+    """The parameters of a class or function of ESPnet, and their defaults."""
+    return {name: one.default for name, one in inspect.signature(function).parameters.items()}
 
 
 def encoder_conf(espnets: type, defaults: Mapping[str, Any], fixed: Collection[str]) -> type:
@@ -111,7 +83,8 @@ def encoder_conf(espnets: type, defaults: Mapping[str, Any], fixed: Collection[s
     ``defaults`` go before those of ESPnet's class ``espnets``; ``fixed`` are options of it that
     users cannot give.
     """
-    known = parameters(espnets) | dict(defaults) | SecondsSettings.defaults()
+    known = parameters(espnets) | dict(defaults) | {"pos": "cape"}
+    known |= {name: one.default for name, one in HOST.options().items()}
     fields: list[Any] = []
     for name, default in known.items():
         if default is inspect.Parameter.empty:
@@ -123,37 +96,40 @@ def encoder_conf(espnets: type, defaults: Mapping[str, Any], fixed: Collection[s
     return dataclasses.make_dataclass("encoder_conf", fields, kw_only=True)
 
 
-def position_settings(conf: Any, espnets: type) -> SecondsSettings:
-    """What ``encoder_conf`` says about positions; with ``pos: espnet_rel_pos`` as nopos.
+def choose(conf: Any) -> tuple[dict[str, Any], EncoderOptions]:
+    """What a dataclass of :func:`encoder_conf` says about positions.
+
+    Returns:
+        The options of the variant, for ``HOST.positions``, and ours.
 
     Raises:
         ValueError: a value is out of range, or an option does not go with ``pos``.
     """
-    pos, chosen = conf.pos, vars(conf)
+    pos, names = conf.pos, (*HOST.names(), ESPNET_REL_POS)
     if pos == "rel_pos":
         raise ValueError(
-            f"pos: rel_pos is ambiguous: choose {ESPNETS}, ESPnet's own relative positions, or "
-            "relpos, the paper's learnable ones"
+            f"encoder_conf pos: rel_pos could be two: choose {ESPNET_REL_POS}, ESPnet's own "
+            "relative positions, or relpos, the paper's learnable ones"
         )
-    ours = {name: chosen[name] for name in SecondsSettings.defaults()}
-    refused = {"pos_enc_layer_type", attention_option(parameters(espnets))}
-    if pos == ESPNETS:
-        refused |= ours.keys() - {"pos", "frame_shift"}
-        ours = {"pos": "nopos", "frame_shift": conf.frame_shift}
+    if pos not in names:
+        raise ValueError(f"encoder_conf pos: {pos!r} is unknown: choose one of {', '.join(names)}")
+    ours = {name: getattr(conf, name) for name in HOST.options()}
+    refused = {"pos_enc_layer_type", "selfattention_layer_type", "attention_layer_type"}
+    if pos == ESPNET_REL_POS:
+        refused |= ours.keys() - {"frame_shift"}
     else:
-        variants.get(pos, (*variants.names(axes=1), ESPNETS))
         refused |= {"zero_triu", "max_pos_emb_len", "ctc_trim"}
-    defaults = {field.name: field.default for field in dataclasses.fields(conf)}
-    settings = SecondsSettings(**ours)
-    for name in sorted(refused & chosen.keys()):
-        if chosen[name] != defaults[name]:
-            raise ValueError(f"{name} = {chosen[name]!r} does not go with pos: {pos}: leave it out")
-    return settings
-
-
-def attention_option(known: Mapping[str, Any]) -> str:
-    """The option of ESPnet's class that says which self-attention it has."""
-    return next(name for name in known if name.endswith("attention_layer_type"))
+    for field in dataclasses.fields(conf):
+        value = getattr(conf, field.name)
+        if field.name in refused and value != field.default:
+            raise ValueError(
+                f"encoder_conf {field.name} = {value!r} does not go with pos: {pos}: leave it out"
+            )
+    if pos == ESPNET_REL_POS:
+        return {}, EncoderOptions(frame_shift=conf.frame_shift)
+    options, own = HOST.choose(pos, ours)
+    assert own is not None  # for mypy
+    return options, own
 
 
 def check_long_enough(size: int, least: int, unit: str) -> None:

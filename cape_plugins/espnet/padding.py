@@ -15,7 +15,7 @@ from espnet2.asr.encoder.conformer_encoder import EncoderLayer
 from espnet2.asr.encoder.e_branchformer_encoder import EBranchformerEncoderLayer
 from torch import Tensor, nn
 
-from cape_plugins.attention import take_over
+from cape_plugins.attention import with_class
 
 
 def replace(root: nn.Module, kind: type, make: Callable[[Any], nn.Module]) -> None:
@@ -28,7 +28,7 @@ def replace(root: nn.Module, kind: type, make: Callable[[Any], nn.Module]) -> No
 
 def replace_class(kind: type[nn.Module], root: nn.Module) -> None:
     """Give modules below ``root`` that are of the last base of ``kind`` the class ``kind``."""
-    replace(root, kind.__bases__[-1], functools.partial(take_over, kind))
+    replace(root, kind.__bases__[-1], functools.partial(with_class, kind=kind))
 
 
 class RunningLayer(threading.local):

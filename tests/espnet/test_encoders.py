@@ -12,7 +12,7 @@ from espnet2.bin import asr_inference
 from espnet2.main_funcs.calculate_all_attentions import calculate_all_attentions
 
 from cape_plugins import variants
-from cape_plugins.augment import Identity
+from cape_plugins.augment import AsGiven
 from cape_plugins.positions import frame_times
 from espnet_support import (
     ALL,
@@ -103,7 +103,7 @@ def test_evaluation_is_deterministic_and_training_random_where_it_augments(name,
     encoder = make(name, pos).eval()
     inputs = batch(40, 30)
     assert encoder(*inputs)[0].equal(encoder(*inputs)[0])
-    augments = pos != "espnet_rel_pos" and variants.get(pos).augment is not Identity
+    augments = pos != "espnet_rel_pos" and variants.get(pos, axes=1).augments is not AsGiven
     encoder.train()
     assert encoder(*inputs)[0].equal(encoder(*inputs)[0]) is not augments
 
@@ -197,7 +197,7 @@ def test_a_checkpoint_restores_every_parameter_and_knows_its_pos(name, pos):
         with pytest.raises((ValueError, RuntimeError)):
             make(name, "nopos").load_state_dict(saved.state_dict())
     tables = [key for key in saved.state_dict() if "table" in key]
-    assert tables == (["position.table"] if pos == "abspos" else [])
+    assert tables == (["positions.added.table"] if pos == "abspos" else [])
     distances = [key for key in saved.state_dict() if key.endswith("attn.positional.keys")]
     assert len(distances) == {"relpos": 2, "relpos_first": 1}.get(pos, 0)
 

@@ -54,7 +54,7 @@ def norms_alone(model, given) -> torch.Tensor:
     hook = layers[0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     model(*given)
     hook.remove()
-    x = seen[0]
+    x = seen[0][0] if isinstance(seen[0], tuple) else seen[0]
     names = ("norm_mha", "norm_ff", "norm1", "norm2", "norm3")  # as they run
     norms = [getattr(layers[0], name) for name in names if hasattr(layers[0], name)]
     for norm in [model.after_norm] if layers[0].normalize_before else norms:
