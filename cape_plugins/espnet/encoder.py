@@ -51,6 +51,8 @@ class SignatureOfConf:
     """What --print_config lists of an encoder class: the options of its ``encoder_conf``."""
 
     def __get__(self, encoder: Any, kind: Any) -> inspect.Signature:
+        if encoder is not None:  # an instance's is that of its forward
+            raise AttributeError
         return inspect.signature(kind.conf())
 
 
@@ -137,7 +139,10 @@ class InSeconds(AbsEncoder):
         self.scale = root if scale == "sqrt" else float(scale)
 
         spacing = self.stride * own.frame_shift
-        options = self._in_seconds(options, spacing)
+        options = self._decide(options, spacing)
+        remembers = {"content_scale": self.scale}
+        if variants.get(self.pos, axes=1).has_positions:
+            remembers["frame_shift"] = own.frame_shift
         try:
             self.positions = HOST.positions(
                 self.pos,
@@ -147,19 +152,19 @@ class InSeconds(AbsEncoder):
                 heads=heads,
                 layers=len(self.encoders),
                 spacing=spacing,
-                remembers={"frame_shift": own.frame_shift, "content_scale": self.scale},
+                remembers=remembers,
             )
         except ValueError as error:
             raise ValueError(f"encoder_conf: {error}") from None
         for layer, attends in zip(self.encoders, self.positions.attentions, strict=True):
-            positional = attends or PositionalAttention(self.positions.sizes)
+            positional = PositionalAttention(self.positions.sizes) if attends is None else attends
             make = functools.partial(CapeMultiHeadedAttention.made_of, positional=positional)
             replace(layer, MultiHeadedAttention, make)
         self.longest = 4 * (options.get("max_global_shift") or math.inf)
         self.espnet_initialization_fn()
 
-    def _in_seconds(self, options: dict[str, Any], spacing: float) -> dict[str, Any]:
-        """The options, with those that depend on the frames, ``spacing`` seconds apart."""
+    def _decide(self, options: dict[str, Any], spacing: float) -> dict[str, Any]:
+        """The options, with what null means where frames are ``spacing`` seconds apart."""
         found = dict(options)
         if "relpos_context" in found and found["relpos_context"] is None:
             first = variants.get(self.pos, axes=1).first_layer_only

@@ -35,10 +35,10 @@ class RunningLayer(threading.local):
     """What the parts of a layer know while it runs in this thread.
 
     Attributes:
-        padding: bool (B, 1, T), True at padding; None while no layer runs.
+        mask: bool (B, 1, T), False at padding; None while no layer runs.
     """
 
-    padding: Any = None  # a ContextVar would do, but torch.compile traces none
+    mask: Any = None  # a ContextVar would do, but torch.compile traces none
 
 
 running = RunningLayer()
@@ -53,11 +53,11 @@ class MaskedLayer(nn.Module):
 
     def forward(self, x: Any, mask: Tensor, *rest: Any, **named: Any) -> Any:
         """As ESPnet's layer, whose first arguments are content and mask."""
-        running.padding = ~mask
+        running.mask = mask
         try:
             return super().forward(x, mask, *rest, **named)
         finally:
-            running.padding = None
+            running.mask = None
 
 
 class MaskedConformerLayer(MaskedLayer, EncoderLayer):
@@ -78,7 +78,7 @@ class MaskedConv1d(nn.Conv1d):
     def forward(self, x: Tensor) -> Tensor:
         """Convolve, within a :class:`MaskedLayer`."""
         alone = self.kernel_size == (1,)  # sees no other frames
-        return super().forward(x if alone else x.masked_fill(running.padding, 0.0))
+        return super().forward(x if alone else x.masked_fill(~running.mask, 0.0))
 
 
 class MaskedBatchNorm1d(nn.BatchNorm1d):
@@ -88,8 +88,7 @@ class MaskedBatchNorm1d(nn.BatchNorm1d):
         """Normalise, within a :class:`MaskedLayer`."""
         if not self.training:
             return super().forward(x)
-        padding = running.padding  # (B, 1, T)
-        count = (~padding).sum().clamp(min=1)
+        padding, count = ~running.mask, running.mask.sum().clamp(min=1)  # (B, 1, T), scalar
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         mean = wide.masked_fill(padding, 0.0).sum(dim=(0, 2)) / count  # (channels,)
         wide = wide - mean[:, None]

@@ -222,9 +222,7 @@ def test_the_same_seconds_at_another_frame_shift_turn_by_the_same_angles(pos):
     turned = []
     for every, shift in ((1, 0.01), (2, 0.02)):
         encoder = make(pos=pos, frame_shift=shift).eval()
-        encoder.encoders[0].register_forward_pre_hook(
-            lambda _, given: turned.append(given[0][1].prepared)
-        )
+        encoder.positions.register_forward_hook(lambda _, __, made: turned.append(made[1].prepared))
         encoder(features[:, ::every], torch.tensor([len(features[0, ::every])]))
     fine, coarse = turned
     torch.testing.assert_close(fine[:, ::2], coarse, rtol=0, atol=1e-5)

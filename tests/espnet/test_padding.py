@@ -15,9 +15,9 @@ from cape_support import seeded
 @pytest.fixture
 def no_padding():
     """As in a layer whose utterances are of one length."""
-    running.padding = torch.zeros(3, 1, 11, dtype=torch.bool)
+    running.mask = torch.ones(3, 1, 11, dtype=torch.bool)
     yield
-    running.padding = None
+    running.mask = None
 
 
 @pytest.mark.parametrize("momentum", [0.1, 1.0, None])  # None: the average of all batches so far
