@@ -135,9 +135,9 @@ def _espnet(
     conformer: bool = False,
 ) -> Callable[[str], Model]:
     from cape_plugins.espnet.encoder import CapeConformerEncoder
-    from cape_plugins.espnet.transformer import CapeTransformerEncoder
+    from cape_plugins.espnet.paper.transformer import SpeechTransformerEncoder
 
-    kind = CapeConformerEncoder if conformer else CapeTransformerEncoder
+    kind = CapeConformerEncoder if conformer else SpeechTransformerEncoder
     frames = 100 * seconds
     features = torch.randn(batch, frames, 80).to(device)
     lengths = torch.full((batch,), frames, device=device)

@@ -58,7 +58,7 @@ CASES = {"vit_small": 256, "asr_12": 24, "conformer_12": 24, "wmt_base": 64}
 MODULES = {
     "timm": ["cape_plugins.timm.vision_transformer"],
     "fairseq": ["cape_plugins.fairseq.transformer"],
-    "espnet": ["cape_plugins.espnet.encoder", "cape_plugins.espnet.transformer"],
+    "espnet": ["cape_plugins.espnet.encoder"],
 }
 # operations that do not read what they write into
 OVERWRITES = (torch.ops.aten.copy_, torch.ops.aten.zero_, torch.ops.aten.fill_)

@@ -10,7 +10,7 @@ weights cannot change a key. Settings are scalars under their own names.
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -84,9 +84,10 @@ def compare(found: Mapping[str, Tensor], mark: VariantMark) -> None:
     Raises:
         ValueError: as :class:`VariantMark` says when weights load.
     """
-    theirs = variant_of(found)
     spell = mark.spell
-    if theirs not in (None, mark.pos):
+    # tools that merge a checkpoint into a model's own state (ESPnet's --init_param) have both names
+    theirs = variant_of(key for key in found if key != _VARIANT + mark.pos)
+    if theirs is not None:
         raise ValueError(
             f"the checkpoint was trained with {spell('pos')} {theirs}, this model has {mark.pos}: "
             f"set {spell('pos')} {theirs}, or {mark.advice}"
@@ -104,7 +105,7 @@ def compare(found: Mapping[str, Tensor], mark: VariantMark) -> None:
         logging.getLogger(__name__).warning(told)
 
 
-def variant_of(entries: Mapping[str, Any]) -> str | None:
+def variant_of(entries: Iterable[str]) -> str | None:
     """The variant that a mark's entries name (keys of a state dict, with any prefix), or None."""
     for key in entries:
         last = key.rpartition(".")[2]
