@@ -14,8 +14,10 @@ modules are imported when the table is first read (docs/adding-a-variant.md).
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from importlib.metadata import entry_points
+
+from torch import nn
 
 from cape_plugins.added import Added, Table
 from cape_plugins.alibi import Alibi
@@ -29,6 +31,10 @@ from cape_plugins.rotary import Rotary
 from cape_plugins.sinusoid import Sinusoids
 
 GROUP = "cape_plugins.variants"  # of entry points
+
+#: other arguments of Positions, and what its modules have: no option can be called so
+RESERVED = {"pos", "dim", "heads", "head_dim", "layers", "axes", "spacing", "sizes", "remembers"}
+RESERVED |= {"spell", "advice", "training", "settings", "training_only", *dir(nn.Module)}
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,12 @@ class Variant:
                 continue
             if not (isinstance(kind, type) and issubclass(kind, base)):
                 raise ValueError(f"{name} must be a subclass of {base.__name__}, got {kind!r}")
-            if base is not AsGiven and kind.__hash__ is None:  # no torch module could hold it
-                raise ValueError(f"decorate {kind.__name__} with @dataclass(eq=False, repr=False)")
+            fields = [one for each in kind.__mro__ for one in vars(each).values()]
+            if any(isinstance(one, Field) for one in fields) or kind.__hash__ is None:
+                how = "frozen=True" if base is AsGiven else "eq=False, repr=False"
+                raise ValueError(f"decorate {kind.__name__} with @dataclass({how})")
+            if reserved := RESERVED & declared(kind).keys():
+                raise ValueError(f"no option can be called {', '.join(sorted(reserved))}")
         if not self.axes or not {*self.axes} <= {1, 2}:
             raise ValueError(f"axes must be (1,), (2,) or (1, 2), got {self.axes!r}")
 
