@@ -147,11 +147,12 @@ def test_all_forms_of_a_mask_hide_the_same_keys(pos, axes):
 @pytest.mark.parametrize(("pos", "axes"), OURS)
 def test_samples_may_share_a_mask_that_hides_later_tokens(pos, axes):
     layer, content = Layer(pos, axes).eval(), torch.randn(2, 6, 12)
-    causal = torch.ones(1, 6, 6, dtype=torch.bool).tril()
+    causal = torch.ones(6, 6, dtype=torch.bool).tril()
     other = torch.cat([content[:, :3], torch.randn(2, 3, 12)], dim=1)
-    expected, found = (layer(x, places(axes), causal) for x in (content, other))
-    torch.testing.assert_close(found[:, :3], expected[:, :3])
-    assert not torch.isclose(found[:, 3:], expected[:, 3:]).any()
+    for mask in (causal, causal[None], causal[None, None]):
+        expected, found = (layer(x, places(axes), mask) for x in (content, other))
+        torch.testing.assert_close(found[:, :3], expected[:, :3])
+        assert not torch.isclose(found[:, 3:], expected[:, 3:]).all(dim=-1).any()
 
 
 def test_alibi_puts_the_mask_into_its_bias_so_that_layers_get_one_tensor():
