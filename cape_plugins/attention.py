@@ -187,8 +187,10 @@ def merge(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Tenso
         return found if found is None or found.dtype == torch.bool else found.to(dtype)
     if mask.dtype == torch.bool:
         return torch.where(mask, bias.to(dtype), -torch.inf)
+    both = bias + mask
+    both = both.to(torch.promote_types(both.dtype, dtype))  # autocast may have made it narrower
     # hosts hide all keys from padding with the least number: beyond it, their softmax is NaN
-    return (bias + mask).clamp(min=torch.finfo(dtype).min).to(dtype)
+    return both.clamp(min=torch.finfo(dtype).min).to(dtype)
 
 
 def with_class(theirs: nn.Module, kind: Any) -> Any:

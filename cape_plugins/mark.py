@@ -59,12 +59,11 @@ class VariantMark(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "VariantMark":
         """Move to a device; a cast, or memory without values, changes nothing."""
-        device = fn(getattr(self, _VARIANT + self.pos)).device
-        self._fill(device)
+        self._fill(fn(getattr(self, _VARIANT + self.pos)).device)
         return self
 
     def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+        self, state_dict: dict[str, Any], prefix: str, local: dict[str, Any], *rest: Any
     ) -> None:
         """Compare with a checkpoint's entries; one without a mark is not compared.
 
@@ -73,9 +72,11 @@ class VariantMark(nn.Module):
                 evaluation has another value.
         """
         found = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
-        for key in found:
-            del state_dict[prefix + key]  # else those of another variant would be unexpected
         compare(found, self)
+        here = getattr(self, _VARIANT + self.pos)
+        if local.get("assign_to_params_buffers"):  # then a model may leave the meta device
+            here = found.get(_VARIANT + self.pos, torch.empty(0, device="cpu"))
+        self._fill(here.device)  # torch.distributed.checkpoint has loaded into its entries
 
 
 def compare(found: Mapping[str, Tensor], mark: VariantMark) -> None:
@@ -85,17 +86,18 @@ def compare(found: Mapping[str, Tensor], mark: VariantMark) -> None:
         ValueError: as :class:`VariantMark` says when weights load.
     """
     spell = mark.spell
-    # tools that merge a checkpoint into a model's own state (ESPnet's --init_param) have both names
-    theirs = variant_of(key for key in found if key != _VARIANT + mark.pos)
-    if theirs is not None:
+    # two names: of two variants that somebody put together (ESPnet's --init_param does)
+    named = [key.removeprefix(_VARIANT) for key in found if key.startswith(_VARIANT)]
+    if theirs := [pos for pos in named if pos != mark.pos]:
         raise ValueError(
-            f"the checkpoint was trained with {spell('pos')} {theirs}, this model has {mark.pos}: "
-            f"set {spell('pos')} {theirs}, or {mark.advice}"
+            f"the checkpoint was trained with {spell('pos')} {theirs[0]}, this model has "
+            f"{mark.pos}: set {spell('pos')} {theirs[0]}, or {mark.advice}"
         )
     for name, value in mark.settings.items():
-        if name not in found:
+        if name not in found or found[name].is_meta:
             continue
-        mine, other = torch.tensor(value, dtype=torch.float32), found[name].float().cpu()
+        mine = torch.tensor(value, dtype=torch.float32, device="cpu")  # whatever the default is
+        other = found[name].to("cpu", torch.float32)
         if mine.shape == other.shape and torch.allclose(mine, other, rtol=_SAME, atol=1e-12):
             continue
         told = f"the checkpoint was trained with {spell(name)} {_shown(other.tolist())}, this "

@@ -193,15 +193,20 @@ class Positions(nn.Module):
         )
 
     def _check_shapes(self, content: Tensor | None, positions: Tensor) -> None:
-        if content is None or is_traced():  # there sizes may be symbols
+        if is_traced():  # there sizes may be symbols
             return
-        dim = self.sizes.dim
+        dim, pair = self.sizes.dim, [2] if self.sizes.axes == 2 else []
+        if content is None:
+            if positions.ndim < 2 or [*positions.shape[2:]] != pair:
+                form = "(B, N, 2)" if pair else "(B, N)"
+                raise ValueError(f"positions must be {form}, got shape {list(positions.shape)}")
+            return
         if content.ndim != 3 or content.shape[2] != dim or not content.is_floating_point():
             got = f"shape {list(content.shape)} of {content.dtype}"
             raise ValueError(f"content must be (B, N, {dim}) of a float dtype, got {got}")
         batch, length, _ = content.shape
-        wanted = (length, 2) if self.sizes.axes == 2 else (length,)
-        if positions.shape[1:] != wanted or positions.shape[0] not in (1, batch):
+        wanted = [length, *pair]
+        if [*positions.shape[1:]] != wanted or positions.shape[0] not in (1, batch):
             raise ValueError(
                 f"content of shape {list(content.shape)} needs positions {[batch, *wanted]} (or "
                 f"{[1, *wanted]}), got {list(positions.shape)}"

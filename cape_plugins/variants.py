@@ -62,10 +62,10 @@ class Variant:
             if not (isinstance(kind, type) and issubclass(kind, base)):
                 raise ValueError(f"{name} must be a subclass of {base.__name__}, got {kind!r}")
             # without the decorator a field is no option; torch modules must have a hash
-            undecorated = any(isinstance(one, Field) for one in vars(kind).values())
-            if undecorated or (base is not AsGiven and kind.__hash__ is None):
-                frozen = "frozen=True" if base is AsGiven else "eq=False, repr=False"
-                raise ValueError(f"decorate {kind.__name__} with @dataclass({frozen})")
+            fields = [one for each in kind.__mro__ for one in vars(each).values()]
+            if any(isinstance(one, Field) for one in fields) or kind.__hash__ is None:
+                how = "frozen=True" if base is AsGiven else "eq=False, repr=False"
+                raise ValueError(f"decorate {kind.__name__} with @dataclass({how})")
         if not self.axes or not {*self.axes} <= {1, 2}:
             raise ValueError(f"axes must be (1,), (2,) or (1, 2), got {self.axes!r}")
 
