@@ -98,6 +98,34 @@ PACKAGES = {
 
         register_variant("jitter", Variant(adds=Sinusoids, augments=Jitter))
         """,
+    "cape-shadow": """
+        from dataclasses import dataclass
+        from cape_plugins import PositionalAttention, Variant, option, register_variant
+
+        @dataclass(eq=False, repr=False)
+        class Shadow(PositionalAttention):
+            dropout: float = option(0.1, "which each host has")
+
+        register_variant("shadow", Variant(attends=Shadow))
+        """,
+    "cape-odd": """
+        from dataclasses import dataclass
+        from cape_plugins import PositionalAttention, Variant, option, register_variant
+
+        @dataclass(eq=False, repr=False)
+        class Odd(PositionalAttention):
+            odd_table: dict[str, int] | None = option(None, "no command line has such a flag")
+
+        register_variant("odd", Variant(attends=Odd))
+        """,
+    "cape-undecorated": """
+        from cape_plugins import PositionalAttention, Variant, option, register_variant
+
+        class Bare(PositionalAttention):
+            bare_width: int = option(3, "which nobody makes an option")
+
+        register_variant("bare", Variant(attends=Bare))
+        """,
     "cape-works": """
         from cape_plugins import Sinusoids, Variant, register_variant
 
@@ -108,6 +136,9 @@ FAULTS = {
     "cape-broken": "ModuleNotFoundError: No module named 'a_module_that_nobody_has'",
     "cape-twice": "ValueError: there is a variant cape already",
     "cape-other-meaning": "ValueError: option max_local_shift of variant jitter means something",
+    "cape-shadow": "ValueError: option dropout of variant shadow: call it shadow_dropout",
+    "cape-odd": "ValueError: option odd_table of variant odd is of kind",
+    "cape-undecorated": "ValueError: decorate Bare with @dataclass(eq=False, repr=False)",
 }
 SCRIPT = """
 import importlib.util, json
@@ -177,4 +208,4 @@ def test_ours_and_others_and_a_scripts_are_in_all_hosts_beside_them(beside_fault
     assert found.keys() - {"core"} == {host for host in hosts if find_spec(hosts[host])}
     for host, known in found.items():
         assert {"cape", "works", "script"} <= {*known}, host
-        assert "jitter" not in known
+        assert not {"jitter", "shadow", "odd", "bare"} & {*known}

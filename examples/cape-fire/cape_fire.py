@@ -34,6 +34,7 @@ from cape_plugins import (
     Given,
     PositionalAttention,
     Variant,
+    as_bool,
     distances,
     option,
     register_variant,
@@ -78,7 +79,7 @@ class Fire(PositionalAttention):
         tokens = positions / self.sizes.spacing
         apart = distances(tokens[:, :, None], tokens[:, None])  # (1 or B, N, N)
         if mask is not None:
-            seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
+            seen = as_bool(mask)
             seen = seen.any(dim=1) if seen.ndim == 4 else seen  # by one of the heads
             apart = torch.where(seen, apart, 0.0)
         reach = apart.amax(dim=2, keepdim=True)  # (1 or B, N, 1)
