@@ -57,10 +57,10 @@ def test_it_recognises(fire, recognise, corpus, tmp_path):
 @pytest.mark.parametrize(
     ("conf", "says"),
     [
-        ({"pos": "cape"}, "trained with encoder_conf pos: fire, this model has cape"),
-        ({"pos": "fire"}, "trained with encoder_conf fire_width: 8, this model has 32"),
-        ({"pos": "rope", "fire_width": 8}, "encoder_conf fire_width: = 8 is for fire, cape_fire"),
-        ({"pos": "fire", "fire_width": 0}, "fire_width must be an integer ≥ 1, got 0"),
+        ({"pos": "cape"}, r"\bpos:? fire, this model has cape\b"),
+        ({"pos": "fire"}, r"\bfire_width:? 8, this model has 32\b"),
+        ({"pos": "rope", "fire_width": 8}, r"\bfire_width = 8 is for fire, cape_fire;"),
+        ({"pos": "fire", "fire_width": 0}, r"\bfire_width\b.* 0$"),
     ],
 )
 def test_another_variants_model_or_option_refuses_it(conf, says, fire, asr_train, tmp_path):
