@@ -37,6 +37,7 @@ def test_a_hosts_help_lists_its_options_with_who_takes_them():
     width = TOKENS.options()["fire_width"]
     assert (width.default, width.kind) == (32, int)
     assert width.help == "fire, cape_fire: hidden channels of the function"
+    assert TOKENS.options()["fire_unit"].help.endswith("neighbouring tokens (tokens)")
     taken, _ = TOKENS.choose("cape_fire", {"fire_width": 8, "max_local_shift": 0.5})
     assert (taken["fire_width"], taken["max_local_shift"]) == (8, 0.5)
     with pytest.raises(ValueError, match="--fire_width = 8 is for fire, cape_fire; rope takes"):
@@ -50,11 +51,13 @@ def test_a_hosts_help_lists_its_options_with_who_takes_them():
         ({"pos": "cape_fire"}, "trained with pos fire, this model has cape_fire"),
         ({"pos": "fire", "fire_width": 8}, "trained with fire_width 32, this model has 8"),
         ({"pos": "fire", "fire_threshold": 64}, "trained with fire_threshold 512, this model has"),
+        ({"pos": "fire", "spacing": 0.5}, "trained with fire_unit 1, this model has 0.5: set 1"),
     ],
 )
 def test_a_checkpoint_knows_it_and_its_options(given, says):
     state = Positions("fire", **SIZES).state_dict()
     Positions("fire", **SIZES).load_state_dict(state)
+    Positions("fire", **SIZES, spacing=0.5, fire_unit=1.0).load_state_dict(state)
     with pytest.raises(ValueError, match=says):
         Positions(**SIZES, **given).load_state_dict(state)
 

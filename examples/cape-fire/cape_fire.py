@@ -9,8 +9,8 @@ paper is about decoders that count tokens. Here positions are real numbers, and 
 what is on either side, so this file has to choose what i - j and i are:
 
 - i - j is the distance of :func:`cape_plugins.distances`: seconds, gaps between tokens, Euclidean
-  between patches. It is divided by the distance between neighbouring tokens, so that c and L begin
-  where the authors have them in every host.
+  between patches. It is divided by ``fire_unit``, the distance between neighbouring tokens, so that
+  c and L begin where the authors have them in every host.
 - i is how far the query sees: its distance to the farthest key that it sees. For a decoder that is
   the paper's i. The ratio stays in [0, 1] in encoders and images too, which is what f was trained
   on; and a shift of all positions changes nothing, as CAPE wants it.
@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from cape_plugins import (
+    POSITION,
     DistanceAugmentation,
     Given,
     PositionalAttention,
@@ -55,12 +56,20 @@ class Fire(PositionalAttention):
     """
 
     fire_width: int = option(32, "hidden channels of the function")
-    fire_threshold: float = option(512.0, "the threshold L at first, in tokens")
+    fire_threshold: float = option(512.0, "the threshold L at first, in fire_unit")
+    fire_unit: float | None = option(
+        None,
+        "the distance that counts as 1; by default that between neighbouring tokens",
+        unit=POSITION,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.fire_unit is None:
+            self.fire_unit = self.sizes.spacing
         check_count("fire_width", self.fire_width)
         check_positive("fire_threshold", self.fire_threshold)
+        check_positive("fire_unit", self.fire_unit)
         width, heads = self.fire_width, self.sizes.heads
         self.function = nn.Sequential(nn.Linear(1, width), nn.ReLU(), nn.Linear(width, heads))
         self.c, self.multiplier = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
@@ -75,15 +84,16 @@ class Fire(PositionalAttention):
         nn.init.ones_(self.multiplier)
 
     def prepare(self, positions: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Given:
-        """Positions in tokens and how far each token sees, (1 or B, N, axes + 1)."""
-        tokens = positions / self.sizes.spacing
-        apart = distances(tokens[:, :, None], tokens[:, None])  # (1 or B, N, N)
+        """Positions in ``fire_unit`` and how far each token sees, (1 or B, N, axes + 1)."""
+        assert self.fire_unit is not None
+        positions = positions / self.fire_unit
+        apart = distances(positions[:, :, None], positions[:, None])  # (1 or B, N, N)
         if mask is not None:
             seen = as_bool(mask)
             seen = seen.any(dim=1) if seen.ndim == 4 else seen  # by one of the heads
             apart = torch.where(seen, apart, 0.0)
         reach = apart.amax(dim=2, keepdim=True)  # (1 or B, N, 1)
-        rows = torch.cat([tokens.expand(reach.shape[0], -1, -1), reach], dim=2)
+        rows = torch.cat([positions.expand(reach.shape[0], -1, -1), reach], dim=2)
         return super().prepare(rows, mask, dtype)
 
     def bias(self, query: Tensor, keys: int, prepared: Tensor | None) -> Tensor:

@@ -12,10 +12,11 @@ from cape_plugins import Positions, Sizes, patch_grid, token_positions
 CAUSAL = torch.ones(6, 6, dtype=torch.bool).tril()
 
 
-def layer(**about: float) -> Fire:
+def layer(unit: float | None = None, **about: float) -> Fire:
     """A layer whose c and L are no longer as at first, and whose L lies among the distances."""
     torch.manual_seed(0)
-    fire = Fire(Sizes(dim=12, heads=3, **about), fire_width=5, fire_threshold=8.0)
+    sizes = Sizes(dim=12, heads=3, **about)
+    fire = Fire(sizes, fire_width=5, fire_threshold=8.0, fire_unit=unit)
     nn.init.constant_(fire.c, 0.7)
     nn.init.constant_(fire.multiplier, -0.25)
     return fire
@@ -91,6 +92,7 @@ def test_distances_count_in_tokens_whatever_the_unit_and_a_shift_changes_nothing
     seconds = 3600 + 0.04 * tokens.double()
     expected = bias(layer(), tokens)
     torch.testing.assert_close(bias(layer(spacing=0.04), seconds), expected)
+    torch.testing.assert_close(bias(layer(unit=0.04, spacing=0.01), seconds), expected)
     assert not torch.allclose(bias(layer(), 2 * tokens), expected)  # FIRE is not scale-free
 
 
@@ -135,7 +137,8 @@ def test_half_precision_and_autocast_keep_positions_in_float32(dtype):
 
 
 def test_options_out_of_range_are_refused():
-    for wrong in ({"fire_width": 0}, {"fire_width": 2.5}, {"fire_threshold": 0.0}):
+    wrongs = {"fire_width": 0}, {"fire_width": 2.5}, {"fire_threshold": 0.0}, {"fire_unit": -1.0}
+    for wrong in wrongs:
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Fire(Sizes(dim=12, heads=3), **wrong)
 
