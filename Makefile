@@ -29,10 +29,10 @@ BIN_0_12 = $(VENV_0_12)/bin
 PYTEST = OMP_NUM_THREADS=1 $(1)/python -m pytest -n 2 --dist loadfile -m $(2)
 
 # What codespell reads.
-PROSE = *.md .github benchmarks cape_plugins configs docs integrations studies tests tools Makefile
+PROSE = *.md .github benchmarks cape_plugins configs docs examples integrations studies tests tools Makefile
 
 # What decides what is installed.
-PACKAGE = pyproject.toml studies/pyproject.toml
+PACKAGE = pyproject.toml studies/pyproject.toml examples/cape-fire/pyproject.toml
 
 .PHONY: install install-demo install-fairseq-0.12 demo demo-full test test-release test-py311 test-fairseq-0.12 lint format docs dist bench clean help
 
