@@ -12,13 +12,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cape_plugins.added import Added  # noqa: F401
-    from cape_plugins.alibi import distances  # noqa: F401
-    from cape_plugins.attention import Given, PositionalAttention  # noqa: F401
+    from cape_plugins.added import Added, Table  # noqa: F401
+    from cape_plugins.alibi import Alibi, distances  # noqa: F401
+    from cape_plugins.attention import Given, PositionalAttention, as_bool  # noqa: F401
     from cape_plugins.augment import AsGiven, Augmentation, DistanceAugmentation, Draw  # noqa: F401
     from cape_plugins.module import Positions  # noqa: F401
     from cape_plugins.options import POSITION, option  # noqa: F401
     from cape_plugins.positions import frame_times, patch_grid, token_positions  # noqa: F401
+    from cape_plugins.random_positions import RandomPositions  # noqa: F401
+    from cape_plugins.relpos import RelativePositions  # noqa: F401
+    from cape_plugins.rotary import Rotary  # noqa: F401
     from cape_plugins.sinusoid import Sinusoids, sinusoid_1d, sinusoid_2d  # noqa: F401
     from cape_plugins.sizes import Sizes  # noqa: F401
     from cape_plugins.variants import Variant, register_variant  # noqa: F401
@@ -41,10 +44,16 @@ _HOME = {
     "Sizes": "sizes",
     "Added": "added",
     "Sinusoids": "sinusoid",
+    "Table": "added",
     "AsGiven": "augment",
     "Augmentation": "augment",
     "DistanceAugmentation": "augment",
+    "RandomPositions": "random_positions",
     "PositionalAttention": "attention",
+    "Rotary": "rotary",
+    "Alibi": "alibi",
+    "RelativePositions": "relpos",
+    "as_bool": "attention",
     "distances": "alibi",
 }
 

@@ -161,6 +161,14 @@ def with_heads(mask: Tensor | None) -> Tensor | None:
     return mask if mask is None or mask.ndim != 3 else mask[:, None]
 
 
+def as_bool(mask: Tensor) -> Tensor:
+    """A mask that may be added to the scores as bool, True where a query sees a key.
+
+    Hosts hide keys by -1e4, -1e9, the dtype's least number or -inf.
+    """
+    return mask if mask.dtype == torch.bool else mask > -1000.0
+
+
 def dtype_of_scores(query: Tensor) -> torch.dtype:
     """Autocast's where it is on, as attention casts to it; else the queries' own."""
     device = query.device.type

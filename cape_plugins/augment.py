@@ -70,7 +70,7 @@ class AsGiven:
         return positions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DistanceAugmentation(AsGiven):
     """CAPE's augmentation for those who see distances alone, which Δ does not change.
 
@@ -148,17 +148,14 @@ class DistanceAugmentation(AsGiven):
         if isinstance(local, Tensor) or local != 0:
             draws = uniform([batch_size, *positions.shape[1:]], device, dtype, generator)
             moved = moved + between(_per_axis(local, axes), draws)
-        factor = draw.scale[:, None, None]
-        if fused.usable(moved, factor) and not (moved.requires_grad or factor.requires_grad):
-            return fused.multiply(moved, factor, dtype)
-        return (moved * factor).to(dtype)
+        return (moved * draw.scale[:, None, None]).to(dtype)
 
     def in_evaluation(self, positions: Tensor) -> Tensor:
         """Centred where ``mean_normalize`` is on; shapes as :meth:`AsGiven.in_evaluation`."""
         return centre(positions) if self.mean_normalize else positions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Augmentation(DistanceAugmentation):
     """CAPE's augmentation and its options (paper, section 3.2).
 

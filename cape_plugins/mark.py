@@ -10,7 +10,7 @@ weights cannot change a key. Settings are scalars under their own names.
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -86,7 +86,7 @@ def compare(found: Mapping[str, Tensor], mark: VariantMark) -> None:
         ValueError: as :class:`VariantMark` says when weights load.
     """
     spell = mark.spell
-    # two names: of weights of two variants that somebody put together
+    # two names: of two variants that somebody put together (ESPnet's --init_param does)
     named = [key.removeprefix(_VARIANT) for key in found if key.startswith(_VARIANT)]
     if theirs := [pos for pos in named if pos != mark.pos]:
         raise ValueError(
@@ -107,7 +107,7 @@ def compare(found: Mapping[str, Tensor], mark: VariantMark) -> None:
         logging.getLogger(__name__).warning(told)
 
 
-def variant_of(entries: Mapping[str, Any]) -> str | None:
+def variant_of(entries: Iterable[str]) -> str | None:
     """The variant that a mark's entries name (keys of a state dict, with any prefix), or None."""
     for key in entries:
         last = key.rpartition(".")[2]

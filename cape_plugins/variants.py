@@ -16,8 +16,7 @@ modules are imported when the table is first read (docs/adding-a-variant.md).
 import re
 from dataclasses import Field, dataclass
 from importlib.metadata import entry_points
-
-from torch import nn
+from typing import Any, get_args
 
 from cape_plugins.added import Added, Table
 from cape_plugins.alibi import Alibi
@@ -31,10 +30,7 @@ from cape_plugins.rotary import Rotary
 from cape_plugins.sinusoid import Sinusoids
 
 GROUP = "cape_plugins.variants"  # of entry points
-
-#: other arguments of Positions, and what its modules have: no option can be called so
-RESERVED = {"pos", "dim", "heads", "head_dim", "layers", "axes", "spacing", "sizes", "remembers"}
-RESERVED |= {"spell", "advice", "training", "settings", "training_only", *dir(nn.Module)}
+_KINDS = {int, float, bool, str, type(None)}  # of options: what all hosts make flags of
 
 
 @dataclass(frozen=True)
@@ -65,12 +61,11 @@ class Variant:
                 continue
             if not (isinstance(kind, type) and issubclass(kind, base)):
                 raise ValueError(f"{name} must be a subclass of {base.__name__}, got {kind!r}")
+            # without the decorator a field is no option; torch modules must have a hash
             fields = [one for each in kind.__mro__ for one in vars(each).values()]
             if any(isinstance(one, Field) for one in fields) or kind.__hash__ is None:
                 how = "frozen=True" if base is AsGiven else "eq=False, repr=False"
                 raise ValueError(f"decorate {kind.__name__} with @dataclass({how})")
-            if reserved := RESERVED & declared(kind).keys():
-                raise ValueError(f"no option can be called {', '.join(sorted(reserved))}")
         if not self.axes or not {*self.axes} <= {1, 2}:
             raise ValueError(f"axes must be (1,), (2,) or (1, 2), got {self.axes!r}")
 
@@ -100,8 +95,33 @@ def register_variant(name: str, variant: Variant) -> None:
 
     Raises:
         ValueError: the name is taken, or is not of small letters, digits and underscores; or an
-            option means something else in another variant.
+            option means something else in another variant, is of a kind that hosts cannot make a
+            flag of, or is new and does not begin with the variant's name, so that it could be an
+            option of a host.
     """
+    for axes in variant.axes:
+        known = {option for other in _TABLE[axes].values() for option in other.options(axes)}
+        for option, declared_ in variant.options(axes).items():
+            if option not in known and not option.startswith(f"{name}_"):
+                raise ValueError(
+                    f"option {option} of variant {name}: call it {name}_{option}, so that it is no "
+                    "option of a host"
+                )
+            if not kinds(declared_.kind) <= _KINDS:
+                raise ValueError(
+                    f"option {option} of variant {name} is of kind {declared_.kind}: choose int, "
+                    "float, bool, str, or a tuple of these"
+                )
+    _register(name, variant)
+
+
+def kinds(annotation: Any) -> set[type]:
+    """The types that an option's annotation is made of: ``float | tuple[int, ...]`` → both."""
+    inner = [one for one in get_args(annotation) if one is not ...]
+    return {annotation} if not inner else set().union(*(kinds(one) for one in inner))
+
+
+def _register(name: str, variant: Variant) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
         raise ValueError(f"a variant's name has small letters, digits and single _, got {name!r}")
     for axes in variant.axes:
@@ -158,19 +178,17 @@ def _load_packages() -> None:
             )
 
 
-register_variant("nopos", Variant())
-register_variant("abspos", Variant(adds=Table, axes=(1,)))  # for images: timm's own ViT
-register_variant("sinpos", Variant(adds=Sinusoids))
-register_variant("cape", Variant(adds=Sinusoids, augments=Augmentation))
-register_variant("relpos", Variant(attends=RelativePositions, axes=(1,)))
-register_variant(
-    "relpos_first", Variant(attends=RelativePositions, first_layer_only=True, axes=(1,))
-)
-register_variant("rope", Variant(attends=Rotary))
+_register("nopos", Variant())
+_register("abspos", Variant(adds=Table, axes=(1,)))  # for images: timm's own ViT
+_register("sinpos", Variant(adds=Sinusoids))
+_register("cape", Variant(adds=Sinusoids, augments=Augmentation))
+_register("relpos", Variant(attends=RelativePositions, axes=(1,)))
+_register("relpos_first", Variant(attends=RelativePositions, first_layer_only=True, axes=(1,)))
+_register("rope", Variant(attends=Rotary))
 # Between tokens Δ cancels. In images it acts against the class token, which has no position.
-register_variant("cape_rope", Variant(augments=DistanceAugmentation, attends=Rotary, axes=(1,)))
-register_variant("cape_rope", Variant(augments=Augmentation, attends=Rotary, axes=(2,)))
-register_variant("alibi", Variant(attends=Alibi))
-register_variant("cape_alibi", Variant(augments=DistanceAugmentation, attends=Alibi))
-register_variant("random", Variant(adds=Sinusoids, augments=RandomPositions))
-register_variant("random_rope", Variant(augments=RandomPositions, attends=Rotary))
+_register("cape_rope", Variant(augments=DistanceAugmentation, attends=Rotary, axes=(1,)))
+_register("cape_rope", Variant(augments=Augmentation, attends=Rotary, axes=(2,)))
+_register("alibi", Variant(attends=Alibi))
+_register("cape_alibi", Variant(augments=DistanceAugmentation, attends=Alibi))
+_register("random", Variant(adds=Sinusoids, augments=RandomPositions))
+_register("random_rope", Variant(augments=RandomPositions, attends=Rotary))

@@ -26,7 +26,7 @@ def usable(*tensors: Tensor) -> bool:
 
 # after the guard, which they use
 from cape_plugins.fused.constants import constant  # noqa: E402
-from cape_plugins.fused.elementwise import add_where, multiply, rows, sin  # noqa: E402
+from cape_plugins.fused.elementwise import add_where, rows, sin  # noqa: E402
 from cape_plugins.fused.mixed_table import mixed_table  # noqa: E402
 from cape_plugins.fused.relative import attend_in_parts, distance_scores  # noqa: E402
 from cape_plugins.fused.rotation import pays, rotate  # noqa: E402
@@ -38,7 +38,6 @@ __all__ = [
     "constant",
     "distance_scores",
     "mixed_table",
-    "multiply",
     "pays",
     "rotate",
     "rows",

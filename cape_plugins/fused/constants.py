@@ -1,5 +1,6 @@
 """Tensors that depend on settings alone, such as frequencies: made once for each device.
 
+Without it ``sinpos`` takes 26 operations in place of 11 in images, ``cape`` 52 in place of 27.
 They are no buffers, so ``.half()``, ``.to_empty()`` and checkpoints have nothing to do with them.
 
     >>> waves = constant(waves_1d, 512, 10_000.0, 1.0, like=positions)

@@ -23,10 +23,9 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
+from cape_plugins.text import read_lines, read_text, same, two_forms
 from espnet2.text.char_tokenizer import CharTokenizer
 from espnet2.text.word_tokenizer import WordTokenizer
-
-from cape_plugins.text import read_lines, read_text, same, two_forms
 
 TOKEN_TYPES = ("word", "char", "bpe")
 SHOWN = 10  # complaints of each split

@@ -13,8 +13,8 @@ from statistics import median
 from typing import NamedTuple
 
 import soundfile
-
 from cape_plugins.text import read_text, two_forms
+
 from cape_studies.ask.held_out import apart, command, complain, short_and_long
 from cape_studies.experiments.hosts import Machine
 from cape_studies.experiments.study import Study

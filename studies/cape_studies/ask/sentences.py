@@ -19,6 +19,7 @@ from statistics import median
 from typing import NamedTuple
 
 from cape_plugins.text import read_lines, two_forms
+
 from cape_studies.ask.held_out import apart, command, complain, drawn, short_and_long
 from cape_studies.experiments.hosts import Machine
 from cape_studies.experiments.study import Study

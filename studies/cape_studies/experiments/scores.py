@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-
 from cape_plugins.text import read_text
+
 from cape_studies.experiments.hosts import HOSTS
 from cape_studies.experiments.study import Evaluation, known
 

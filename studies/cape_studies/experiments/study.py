@@ -13,6 +13,7 @@ from string import Formatter
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
+from cape_plugins.text import read_text
 from hydra import compose, initialize_config_dir, version
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
@@ -29,8 +30,6 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
-
-from cape_plugins.text import read_text
 
 Options = dict[str, Any]
 

@@ -1,15 +1,14 @@
-"""Reads the training set before training: the source scale α, and a batch for ADMIN."""
+"""The source scale α, counted in the training set before training."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fairseq.data import data_utils
 from fairseq.utils import split_paths
 
 
 @contextmanager
-def _loaded(task: Any, split: str, epoch: int = 1) -> Iterator[Any]:
+def loaded(task: Any, split: str, epoch: int = 1) -> Iterator[Any]:
     """A task's data set with all its parts (train, train1, …); the trainer will load its own."""
     before = dict(task.datasets)
     try:
@@ -30,7 +29,7 @@ def count_source_scale(task: Any, split: str = "train") -> float:
     source = target = 0
     try:
         for epoch in range(1, len(split_paths(task.cfg.data)) + 1):
-            with _loaded(task, split, epoch) as pairs:
+            with loaded(task, split, epoch) as pairs:
                 source += int(pairs.src_sizes.sum())
                 target += int(pairs.tgt_sizes.sum())
         return target / source
@@ -39,23 +38,4 @@ def count_source_scale(task: Any, split: str = "train") -> float:
             f"the source scale cannot be counted from the training set of {type(task).__name__} "
             f"({error}): give the number with --source-scale (the WMT'14 values are 1.0337 en-de, "
             "1.1632 en-fr)"
-        ) from error
-
-
-def median_batch(task: Any, split: str, tokens: int) -> dict[str, Any]:
-    """A batch of about ``tokens`` tokens, in training sentences of the median length.
-
-    Raises:
-        ValueError: the training set is missing or empty.
-    """
-    try:
-        with _loaded(task, split) as data, data_utils.numpy_seed(1):
-            order = data.ordered_indices()
-            longer = order[len(order) // 2 :]
-            sentences = max(1, tokens // data.num_tokens(int(longer[0])))
-            return data.collater([data[int(index)] for index in longer[:sentences]])
-    except (FileNotFoundError, IndexError, ValueError) as error:
-        raise ValueError(
-            "--admin-init measures residuals on the training set, which is missing or empty "
-            f"({error}): put it there, or give --admin-scales"
         ) from error

@@ -14,9 +14,9 @@ from espnet2.layers.utterance_mvn import UtteranceMVN
 from torch import Tensor
 
 from cape_plugins.espnet.encoder import InSeconds
-from cape_plugins.espnet.frontend import CapeFbank, check_finite
 from cape_plugins.espnet.options import check_long_enough
-from cape_plugins.espnet.specaug import CapeSpecAug
+from cape_plugins.espnet.paper.frontend import CapeFbank
+from cape_plugins.espnet.paper.specaug import CapeSpecAug
 from cape_plugins.positions import frame_times, widest
 
 
@@ -33,7 +33,7 @@ class CapeASRModel(ESPnetASRModel):
       that of 202511 counts padding in the variance if ``norm_means`` is on.
 
     Raises:
-        ValueError: encoder, frontend, SpecAugment or intermediate CTC do not fit together.
+        ValueError: encoder, frontend or SpecAugment do not fit together.
     """
 
     # --print_config reads the signature
@@ -51,21 +51,8 @@ class CapeASRModel(ESPnetASRModel):
                 "model: cape_asr needs a preencoder that keeps the frames (linear, or none), got "
                 f"{type(self.preencoder).__name__}"
             )
-        layers, used = getattr(self.encoder, "interctc_layer_idx", ()), self.interctc_weight
-        if bool(layers) != bool(used or getattr(self.encoder, "interctc_use_conditioning", False)):
-            raise ValueError(
-                "encoder_conf interctc_layer_idx needs model_conf interctc_weight (or encoder_conf "
-                "interctc_use_conditioning: true), and they need it: got layers "
-                f"{list(layers)} and weight {self.interctc_weight:g}"
-            )
         if isinstance(self.specaug, CapeSpecAug) and self.frontend is not None:
             self.specaug.check_channels(self.frontend.output_size())
-        stft = getattr(self.frontend, "stft", None)  # of ESPnet's default frontend
-        if stft is not None and stft.win_length > stft.n_fft:
-            raise ValueError(
-                f"frontend_conf win_length: {stft.win_length} exceeds n_fft: {stft.n_fft}: set "
-                "n_fft, 512 by default, to at least as much"
-            )
         rate, shift, _ = facts(self.frontend)
         if shift is None:
             logging.warning(
@@ -121,7 +108,8 @@ class CapeASRModel(ESPnetASRModel):
         The times are None where the hop is unknown; the encoder then takes its ``frame_shift``.
 
         Raises:
-            TooShortUttError, ValueError: audio too short for a frame, or not finite.
+            TooShortUttError, ValueError: audio is too short for a frame, or not what
+                :meth:`cape_plugins.espnet.paper.frontend.CapeFbank.forward_with_times` takes.
         """
         if isinstance(self.frontend, CapeFbank):
             if getattr(self, "_is_replica", False):  # DataParallel's shares of a batch
@@ -131,7 +119,6 @@ class CapeASRModel(ESPnetASRModel):
             )
         rate, shift, least = facts(self.frontend)
         check_long_enough(speech.shape[1], least, "samples")  # torch.stft says less
-        check_finite(speech, speech_lengths)
         feats, lengths = self._extract_feats(speech, speech_lengths)
         if shift is None:
             return feats, lengths, None

@@ -4,6 +4,7 @@ Paper: CAPE, https://arxiv.org/abs/2106.03143, section 4.2.
 """
 
 import functools
+from types import MappingProxyType
 from typing import Any
 
 import torch.nn.functional as F
@@ -11,13 +12,11 @@ from espnet2.asr.decoder.transformer_decoder import TransformerDecoder
 from espnet2.asr.encoder.conformer_encoder import ConformerEncoder
 from torch import Tensor, nn
 
-from cape_plugins.checks import check_count
 from cape_plugins.espnet.encoder import InSeconds
-from cape_plugins.espnet.layers import drop_layers, open_scopes
-from cape_plugins.espnet.options import check_rate
+from cape_plugins.espnet.paper.layer_drop import drop_layers
 
 # the model, with its regularisation for TED-LIUM; for WSJ the three rates of 0.1 are 0.4
-PAPER: dict[str, Any] = dict(
+SECTION_4_2: dict[str, Any] = dict(
     output_size=768,
     attention_heads=4,
     linear_units=3072,
@@ -25,10 +24,9 @@ PAPER: dict[str, Any] = dict(
     dropout_rate=0.1,
     positional_dropout_rate=0.0,
     attention_dropout_rate=0.1,
-    normalize_before=True,  # ESPnet's default; the paper's models are post-norm
-    interctc_layer_idx=[],
-    interctc_use_conditioning=False,
+    conv_dropout_rate=0.3,
     layer_drop_rate=0.1,
+    rel_pos_type="latest",
 )
 
 
@@ -50,40 +48,46 @@ class ConvolutionalFront(nn.Module):
         return self.dropout(content.transpose(1, 2))
 
 
-class CapeTransformerEncoder(InSeconds, ConformerEncoder):
+class SpeechTransformerEncoder(InSeconds, ConformerEncoder):
     """Convolution, positions in seconds, Transformer layers.
 
     Put it into a recipe as ``encoder: cape_transformer``; the arguments are ``encoder_conf``. The
     layers are those of ESPnet's Conformer without its convolutions, and so are the options; as in
     the authors' code, dropout falls on the attention weights (``attention_dropout_rate``) and
-    after the ReLU (``dropout_rate``), not on what is added to the residual.
-
-    Args:
-        input_size: feature channels; ESPnet passes it.
-        conv_dropout_rate: after the convolution; 0.3 in the paper.
-        options: ``PAPER``'s, others of ESPnet's Conformer, and the fields of
-            :class:`cape_plugins.espnet.options.SecondsSettings`.
+    after the ReLU (``dropout_rate``), not on what is added to the residual. ``conv_dropout_rate``
+    is after the convolution. Norms come before attention and feed-forward, as ESPnet has them;
+    the paper's models are post-norm, ``normalize_before: false``.
 
     Raises:
         ValueError, TypeError: as :class:`cape_plugins.espnet.encoder.InSeconds`.
     """
 
-    own_scale = 1.0  # of the content, as in the authors' code
-    defaults = PAPER
+    espnets = ConformerEncoder
+    defaults = MappingProxyType(SECTION_4_2)
+    fixed = MappingProxyType(
+        dict(
+            input_layer="linear",  # replaced by the convolution
+            padding_idx=-1,  # of input_layer: embed
+            activation_type="relu",
+            use_cnn_module=False,
+            cnn_module_kernel=31,
+        )
+    )
+    own_scale = 1.0  # as in the authors' code
 
-    def __init__(self, input_size: int, conv_dropout_rate: float = 0.3, **options: Any) -> None:
-        chosen = {**PAPER, "rel_pos_type": "latest", **options}
-        check_count("encoder_conf: output_size", chosen["output_size"])
-        check_rate("encoder_conf: conv_dropout_rate", conv_dropout_rate)
-        front = ConvolutionalFront(input_size, chosen["output_size"], conv_dropout_rate)
-        fixed = dict(input_layer="linear", activation_type="relu", use_cnn_module=False)
-        super().__init__(input_size, front, **chosen, **fixed)
+    @classmethod
+    def make_front(cls, conf: Any) -> nn.Module:
+        """The paper's convolution."""
+        return ConvolutionalFront(conf.input_size, conf.output_size, conf.conv_dropout_rate)
+
+    def __init__(self, input_size: int, **options: Any) -> None:
+        super().__init__(input_size, **options)
         for layer in self.encoders:
             layer.dropout = nn.Identity()
-        drop_layers(self.encoders, chosen["layer_drop_rate"])
+        drop_layers(self.encoders, self.encoders.layer_drop_rate)
 
 
-class CapeTransformerDecoder(TransformerDecoder):
+class LayerDropTransformerDecoder(TransformerDecoder):
     """ESPnet's Transformer decoder, whose ``layer_drop_rate`` acts.
 
     Put it into a recipe as ``decoder: cape_transformer``; ``decoder_conf`` is that of
@@ -91,12 +95,11 @@ class CapeTransformerDecoder(TransformerDecoder):
     takes ``layer_drop_rate`` and drops no layer, as it calls them one by one.
 
     Raises:
-        ValueError: as :func:`cape_plugins.espnet.layers.drop_layers`.
+        ValueError: as :func:`cape_plugins.espnet.paper.layer_drop.drop_layers`.
     """
 
     # --print_config reads the signature
     @functools.wraps(TransformerDecoder.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        open_scopes(self.decoders)
         drop_layers(self.decoders, self.decoders.layer_drop_rate)

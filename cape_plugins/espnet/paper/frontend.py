@@ -40,8 +40,7 @@ class CapeFbank(AbsFrontend):
     the mean duration has at ``hop_length``. Surplus frames are dropped, uniformly at random.
 
     Args:
-        fs: sampling rate in Hz, also as ``16k``. With ``model: cape_asr`` the rate of the audio
-            files is compared with it.
+        fs: sampling rate of the audio in Hz, also as ``16k``.
         n_fft: points of the Fourier transform; None is the power of two that holds the window.
         win_length: samples of the window; None is 25 ms (section 4.2).
         hop_length: samples of the nominal hop; None is 10 ms (section 4.2). May be set later, for
@@ -124,9 +123,9 @@ class CapeFbank(AbsFrontend):
 
         Raises:
             TooShortUttError: N is below :attr:`min_samples`.
-            ValueError: several channels, an utterance that is not finite or shorter than
-                :attr:`min_samples`, or with ``match_frames`` one of more than twice or less than
-                half the mean duration (on CUDA: :func:`cape_plugins.checks.check_values`).
+            ValueError: several channels, an utterance shorter than :attr:`min_samples`, or with
+                ``match_frames`` one of more than twice or less than half the mean duration (on
+                CUDA: :func:`cape_plugins.checks.check_values`).
         """
         device, least, lengths = speech.device, self.min_samples, speech_lengths.to(speech.device)
         if speech.ndim != 2 or lengths.shape != speech.shape[:1]:
@@ -142,7 +141,6 @@ class CapeFbank(AbsFrontend):
             f"speech_lengths must lie in [{least}, {speech.shape[1]}], what features need and "
             "speech has",
         )
-        check_finite(speech, lengths)
         if match_frames:
             hops = self.matched_hops(lengths)  # (B,), and counts too
             counts = lengths // hops + 1
@@ -193,17 +191,6 @@ class CapeFbank(AbsFrontend):
             power.append(spectrum.real.square() + spectrum.imag.square())
         # without lengths: ESPnet's mask of the padding is of order T²
         return self.logmel(torch.cat(power, dim=1).to(self.logmel.melmat.dtype))[0]
-
-
-def check_finite(speech: Tensor, lengths: Tensor) -> None:
-    """Raise ValueError unless samples (B, N), or features (B, T, …), are finite within lengths."""
-
-    def finite() -> Tensor:
-        index = torch.arange(speech.shape[1], device=speech.device)
-        beyond = index >= lengths.to(speech.device)[:, None]
-        return speech.isfinite() | (beyond if speech.ndim == 2 else beyond[..., None])
-
-    check_values(speech, finite, "samples must be neither NaN nor infinite")
 
 
 def sampling_rate(fs: int | str) -> int:

@@ -18,7 +18,7 @@ from espnet2.iterators.abs_iter_factory import AbsIterFactory
 from espnet2.iterators.sequence_iter_factory import SequenceIterFactory
 from espnet2.samplers.abs_sampler import AbsSampler
 
-from cape_plugins.espnet.frontend import MAX_RATIO
+from cape_plugins.espnet.paper.frontend import MAX_RATIO
 
 DURATION_JITTER = 0.15  # durations are multiplied by U(0.85, 1.15); section 4.2
 
