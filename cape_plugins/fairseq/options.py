@@ -192,14 +192,14 @@ def _type_of(one: Option) -> Any:
 
 _FlatConfig = _flatten()
 _EVERY = HOST.options()
-_Flags = _flags(_EVERY.values())
+PositionFlags = _flags(_EVERY.values())
 _FlagsWithoutSource = _flags(
     one for name, one in _EVERY.items() if name not in declared(SourceOptions)
 )
 
 
 @dataclass
-class FairseqCapeConfig(_Flags, _FlatConfig):  # type: ignore[misc, valid-type]
+class FairseqCapeConfig(PositionFlags, _FlatConfig):  # type: ignore[misc, valid-type]
     """fairseq's Transformer options, flat, and how positions enter the model."""
 
 

@@ -1,6 +1,7 @@
 """Names and options: wrong ones fail before training, saying what is allowed."""
 
 import sys
+from dataclasses import dataclass
 
 import pytest
 
@@ -11,7 +12,9 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 import cape_plugins.fairseq
-from cape_plugins.fairseq.options import HOST, FairseqCapeConfig, aligns_source
+from cape_plugins import PositionalAttention, Variant, option, variants
+from cape_plugins.fairseq import __main__ as flags
+from cape_plugins.fairseq.options import HOST, FairseqCapeConfig, aligns_source, choose
 from cape_plugins.variants import get, names
 from cape_support import run
 
@@ -129,6 +132,31 @@ def test_every_option_of_a_variant_is_a_flag_with_its_default_and_its_help():
     assert actions["relpos_context"].type is int
     # what fairseq itself decides
     assert not {"mean_normalize", "spread", "overflow", "abspos_context"} & actions.keys()
+
+
+def test_a_command_prints_the_flags_about_positions(capsys):
+    # fairseq-train --help prints no model's
+    flags.main()
+    shown = capsys.readouterr().out
+    assert "{" + ",".join(names(1)) + "}" in shown
+    for name in HOST.options():
+        assert f"--{name.replace('_', '-')} " in shown
+
+
+@dataclass(eq=False, repr=False)
+class Shaped(PositionalAttention):
+    """A variant of another package."""
+
+    relpos_shape: tuple[int, ...] = option((1, 2), "several numbers")
+
+
+@pytest.mark.parametrize("given", ["(3, 4)", [3, 4]])
+def test_an_option_of_several_numbers_is_a_string_of_flags_or_a_list_of_yaml(monkeypatch, given):
+    known, row = variants.get, Variant(attends=Shaped, axes=(1,))
+    monkeypatch.setattr(variants, "get", lambda p, axes: row if p == "relpos" else known(p, axes))
+    chosen = choose({"pos": "relpos", "relpos_shape": given}).options
+    assert chosen == {"relpos_shape": (3, 4)}
+    assert choose({"pos": "cape", "relpos_shape": [1, 2]}).pos == "cape"  # its default
 
 
 @pytest.mark.parametrize(
