@@ -306,7 +306,7 @@ def count_attention(pos: str, tokens: int, shared: bool = True, context: int = 8
         (layer,) = module.attentions
 
         def total() -> Tensor:
-            _, given = module(None, positions)
+            given = layer.prepare(positions[..., None], None, torch.bfloat16)
             return layer(*inputs, given)[0].sum()
 
         found = count(total).beyond(count(lambda: _attend(*inputs, None).sum()))

@@ -57,7 +57,7 @@ class Alibi(PositionalAttention):
             mask = mask[:, 0]
         if mask is not None and mask.dtype == torch.bool and mask.ndim < 4:
             mask = mask | ~mask.any(dim=-1, keepdim=True)
-            apart, mask = apart.masked_fill(~mask, torch.inf), None
+            apart, mask = torch.where(mask, apart, torch.inf), None
         slopes = fused.constant(_falling, self.sizes.heads, like=positions)[:, None]
         device = positions.device.type
         if torch.is_autocast_enabled(device):

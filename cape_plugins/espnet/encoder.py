@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cape_plugins import variants
 from cape_plugins.added import Table
-from cape_plugins.attention import Given, PositionalAttention
+from cape_plugins.attention import PositionalAttention
 from cape_plugins.checks import check_values, is_number, is_traced
 from cape_plugins.espnet.attention import CapeMultiHeadedAttention, MultiHeadedAttention
 from cape_plugins.espnet.options import (
@@ -230,33 +230,24 @@ class InSeconds(AbsEncoder):
         else:
             x = self._subsample(features)  # (B, T', output_size)
         padding = padding[:, self.reach :: self.stride]  # (B, T')
+        mask = ~padding
+        lengths = mask.sum(1)
         if self.positions is not None:
             middle = self.reach // 2  # of the feature frames that a frame is made of
             seconds = times[:, middle : times.shape[1] - middle : self.stride]
-            x = self._with_positions(x * self.scale, seconds, padding)
+            seconds = seconds.masked_fill(padding, math.nan)
+            mask[:, 0] = True  # of an empty utterance, whose attention to nothing could be NaN
+            # each process shifts its utterances by draws of its own
+            generator = generator_of_rank(x.device) if self.training else None
+            x, given = self.positions(x * self.scale, seconds, mask[:, None], generator=generator)
+            x = self.dropout(x), given
         if self.takes_masks:
             theirs.setdefault("masks", padding)
-        lengths = (~padding).sum(1)
         return self.espnets.forward(_Subsampled(self, x), features, lengths, prev_states, **theirs)
 
     def _subsample(self, features: Tensor) -> Any:
         """(B, T, input_size) → (B, T', output_size), with ``espnet_rel_pos`` and its encoding."""
         return self.embed(features, None)[0] if self.embed_takes_mask else self.embed(features)
-
-    def _with_positions(self, x: Tensor, seconds: Tensor, padding: Tensor) -> tuple[Tensor, Given]:
-        """Content (B, N, channels) with positions, and what the attention of each layer gets.
-
-        ``seconds`` are (B, N), ``padding`` is bool (B, N), True at padding.
-        """
-        assert self.positions is not None
-        mask = ~padding[:, None]  # (B, 1, N)
-        # an empty utterance sees its padding: attention to nothing could be NaN
-        mask = mask | ~mask.any(dim=-1, keepdim=True)
-        # each process shifts its utterances by draws of its own
-        generator = generator_of_rank(seconds.device) if self.training else None
-        seconds = seconds.masked_fill(padding, math.nan)
-        x, given = self.positions(x, seconds, mask, generator=generator)
-        return self.dropout(x), given
 
     def _real_times(
         self, features: Tensor, ilens: Tensor, times: Tensor | None

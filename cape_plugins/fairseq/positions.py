@@ -10,28 +10,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cape_plugins.positions import Device
 
+def positions_in_batch(
+    tokens: Tensor, padding_idx: int, spacing: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Positions of tokens padded on either side, and the mask of their padding.
 
-def positions_in_batch(tokens: Tensor, padding_idx: int, spacing: float = 1.0) -> Tensor:
-    """Positions of tokens padded on either side: the first real token of each row sits at 0.
+    Args:
+        tokens: (B, N).
+        padding_idx: index of padding.
+        spacing: between neighbouring tokens; the first real token of each row sits at 0.
 
-    Tokens (B, N) → positions (B, N) in float32, ``spacing`` apart, NaN at padding.
+    Returns:
+        Positions (B, N) in float32, NaN at padding; a mask, bool (B, 1, N), False at padding.
     """
     real = tokens.ne(padding_idx)
-    index = real.cumsum(dim=1, dtype=torch.float32) - 1
-    return torch.where(real, index * spacing, math.nan)
-
-
-def mask_of_padding(tokens: Tensor, padding_idx: int) -> Tensor:
-    """Which keys are no padding: tokens (B, N) → bool (B, 1, N)."""
-    return tokens.ne(padding_idx)[:, None]
-
-
-def causal_mask(length: int, device: Device) -> Tensor:
-    """Each query sees itself and earlier keys: bool (1, N, N)."""
-    index = torch.arange(length, device=device)
-    return (index <= index[:, None])[None]
+    index = (real.cumsum(dim=1) - 1).to(torch.float32)  # CUDA's sums of floats vary
+    if spacing != 1.0:
+        index = index * spacing
+    return torch.where(real, index, math.nan), real[:, None]
 
 
 def prepend_bos(tokens: Tensor, *, bos: int, padding_idx: int) -> tuple[Tensor, Tensor]:

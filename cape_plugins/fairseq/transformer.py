@@ -43,12 +43,7 @@ from cape_plugins.fairseq.options import (
     plain_options,
     refuse_replaced,
 )
-from cape_plugins.fairseq.positions import (
-    causal_mask,
-    mask_of_padding,
-    positions_in_batch,
-    prepend_bos,
-)
+from cape_plugins.fairseq.positions import positions_in_batch, prepend_bos
 from cape_plugins.fairseq.source_scale import count_source_scale
 from cape_plugins.fairseq.start import check_start, settle
 from cape_plugins.mark import variant_of
@@ -192,8 +187,7 @@ class FairseqCapeEncoder(MakesPositions, TransformerEncoderBase):
                     self.embed_tokens.weight[self.dictionary.bos()],
                     nn.functional.pad(token_embeddings, (0, 0, 1, 0)),
                 )
-        positions = positions_in_batch(src_tokens, self.padding_idx, self.spacing)
-        mask = mask_of_padding(src_tokens, self.padding_idx) if self.attends else None
+        positions, mask = positions_in_batch(src_tokens, self.padding_idx, self.spacing)
         stack, draw = self.make_positions(positions, len(src_tokens), mask)
         with during(STACK_POSITIONS, stack):
             out = super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
@@ -245,16 +239,15 @@ class FairseqCapeDecoder(MakesPositions, TransformerDecoderBase):
     ) -> tuple[Tensor, dict[str, Any]]:
         """As fairseq's; ``attn`` leaves out the column of BOS, so that it fits the source."""
         (batch, steps), device = prev_output_tokens.shape, prev_output_tokens.device
-        mask = None
-        if self.attends and not full_context_alignment:
-            mask = causal_mask(steps, device)
+        causal, mask = self.attends and not full_context_alignment, None
         if incremental_state is None:
-            positions = positions_in_batch(prev_output_tokens, self.padding_idx)
-            if self.attends:
-                real = mask_of_padding(prev_output_tokens, self.padding_idx)
-                mask = real if mask is None else mask & real
+            positions, mask = positions_in_batch(prev_output_tokens, self.padding_idx)
+            if causal:
+                mask = mask.expand(-1, steps, -1).tril()
         else:  # all rows are equally long: finished ones hold padding, which counts
             positions = torch.arange(steps, dtype=torch.float32, device=device)[None]
+            if causal:
+                mask = torch.ones(1, steps, steps, dtype=torch.bool, device=device).tril()
         shared = encoder_out.get(DRAW) if encoder_out is not None else None
         draw = Draw(*shared) if shared else None
         stack, _ = self.make_positions(positions, batch, mask, draw)

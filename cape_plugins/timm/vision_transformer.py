@@ -95,13 +95,22 @@ class VisionTransformerCape(NoGoogles, timm_vit.VisionTransformer):
         if self.cls_pos_embed is not None:
             cls_token = cls_token + self.cls_pos_embed
         prefix = [one for one in (cls_token, self.reg_token) if one is not None]
-        x = torch.cat([one.expand(x.shape[0], -1, -1) for one in prefix] + [x], dim=1)
-        if not self.position.has_positions:
-            return self.pos_drop(x), NOTHING
-        extent, mask = self.extent, whole_mask(x, attn_mask, is_causal)
-        where = grid_with_prefix(height, width, extent, self.num_prefix_tokens, x)
+
+        def with_prefix(x: Tensor) -> Tensor:
+            return torch.cat([one.expand(x.shape[0], -1, -1) for one in prefix] + [x], dim=1)
+
+        extent, given = self.extent, NOTHING
         shift = None if self.local_shift_is_given else (extent / height, extent / width)
-        x, given = self.position(x, where, mask, max_local_shift=shift)
+        if self.position.variant.attends is not None:  # the prefix has rows there
+            x = with_prefix(x)
+            mask = whole_mask(x, attn_mask, is_causal)
+            where = grid_with_prefix(height, width, extent, self.num_prefix_tokens, x)
+            x, given = self.position(x, where, mask, max_local_shift=shift)
+        else:  # autocast widens the whole with the prefix, so that it comes last
+            if self.position.has_positions:
+                where = grid_with_prefix(height, width, extent, 0, x)
+                x, _ = self.position(x, where, max_local_shift=shift)
+            x = with_prefix(x)
         return self.pos_drop(x), given
 
     # timm's two loops, with positions for the blocks; variants at the input alone stay with timm's

@@ -124,9 +124,9 @@ def test_every_option_of_a_variant_is_a_flag_with_its_default_and_its_help():
     parser = options.get_training_parser()
     parse(parser=parser)
     actions = {action.dest: action for action in parser._actions}
-    for name, option in HOST.options().items():
-        assert actions[name].help == option.help
-        assert getattr(FairseqCapeConfig(), name) == option.default
+    for name, one in HOST.options().items():
+        assert actions[name].help == one.help
+        assert getattr(FairseqCapeConfig(), name) == one.default
     assert actions["pos"].choices == list(names(1))
     assert actions["source_bos"].choices == ["auto", "true", "false"]
     assert actions["relpos_context"].type is int
