@@ -118,9 +118,10 @@ def register_variant(name: str, variant: Variant) -> None:
 
 def kinds(annotation: Any) -> set[type]:
     """The types that an option's annotation is made of: ``float | tuple[int, ...]`` → both."""
-    if get_origin(annotation) not in (tuple, Union, UnionType):
+    if get_origin(annotation) not in (Union, UnionType, tuple):
         return {annotation}
-    return set().union(*(kinds(one) for one in get_args(annotation) if one is not ...))
+    inner = [one for one in get_args(annotation) if one is not ...]
+    return set().union(*(kinds(one) for one in inner))
 
 
 def _register(name: str, variant: Variant) -> None:
