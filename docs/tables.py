@@ -23,7 +23,7 @@ import pandas as pd
 from tabulate import tabulate
 
 from cape_plugins.variants import VARIANTS
-from cape_studies.evaluation.output import made
+from cape_studies.evaluate.output import made
 from cape_studies.experiments import report, report_figures, report_read, report_tables
 from cape_studies.experiments.report_scores import Scores, every
 

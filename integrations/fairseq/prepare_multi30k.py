@@ -184,7 +184,7 @@ def hold_out(texts: dict[str, Lines], languages: tuple[str, str], most: int, mor
 
 def join_some(lines: list[str], most: int) -> list[str]:
     """Join 1 to ``most`` consecutive lines, at random; both languages get the same draws."""
-    from cape_studies.evaluation.fairseq.stacking import join
+    from cape_studies.evaluate.fairseq.stacking import join
 
     draw = random.Random(SEED)
     joined = []

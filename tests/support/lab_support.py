@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cape_studies.evaluation.output import made
+from cape_studies.evaluate.output import made
 
 Rows = list[dict[str, str]]
 

@@ -13,13 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import yaml
 
-from cape_studies.ask.estimate import timed
-from cape_studies.experiments import asked, hosts
+from cape_studies.config import Answer, Study
 from cape_studies.experiments.report_read import TRAININGS, Result
 from cape_studies.experiments.report_scores import Scores, interval
-from cape_studies.experiments.study import Answer, Study, merge
 
 LEVEL = 0.05
 #: the most degrees of freedom that the mean spread of all variants adds to a variant's own; with
@@ -159,16 +156,13 @@ def of_study(result: Result, every: Sequence[Scores]) -> dict[str, Any] | None:
     if (about := study.answer) is None:
         return None
     found: dict[str, Any] = {"data": about.found, "metric": every[0].metric, "ranges": {}}
-    if result.elsewhere:
-        found["elsewhere"] = result.elsewhere
     if result.unfinished:
-        asked_for = {asked.training(name)[0] for name in study.runs}
-        none = [v for v in study.variants if v in asked_for and v not in every[0].variants]
+        none = [v for v in result.wanted if v not in every[0].variants]
         found["unfinished"] = {
             "trainings": result.unfinished,
-            "asked_for": len(study.runs),
+            "asked_for": sum(result.wanted.values()),
             "variants_without_any": none,
-            "type": asked.call(study),
+            "type": result.command,
         }
     for words, scores in ranges(about, every).items():
         own = {name: group(scores, name) for name in scores[0][0].variants}
@@ -180,41 +174,15 @@ def of_study(result: Result, every: Sequence[Scores]) -> dict[str, Any] | None:
             found["ranges"][words] = of
     if not found["ranges"]:
         found["no_answer"] = "no training has a score in all conditions of a range"
-        found["type"] = asked.call(study)
-    cost = _cost(study)
+        found["type"] = result.command
+    cost, floor = result.cost, about.floor
     found["cost"] = {
-        name: {**cost[name], "step_to_floor": cost[name]["step_s"] / cost[about.floor]["step_s"]}
+        name: {**cost[name], "to_floor": cost[name]["seconds"] / cost[floor]["seconds"]}
         for name in study.variants
-        if name in cost and about.floor in cost
+        if name in cost and floor in cost
     }
-    found["take"] = {name: typed(study, name) for name in every[0].variants}
+    found["take"] = {name: result.typed[name] for name in every[0].variants}
     return found
-
-
-def _cost(study: Study) -> dict[str, dict[str, Any]]:
-    """Variant → its cost, from the one timing that has most of the last call's variants."""
-    keys = {name.rpartition("-")[2] for name in study.runs}
-    found: dict[str, dict[str, Any]] = {}
-    for together in timed(study.path.parent / "cost.json"):
-        own = {one["variant"]: one for key, one in together.items() if key in keys}
-        found = max(found, own, key=len)  # of equals max takes the first, the latest
-    return found
-
-
-def typed(study: Study, variant: str) -> str:
-    """A variant's settings as a user of the host types them."""
-    own = study.variants[variant].options
-    if study.host == "timm":
-        options = merge(study.options, own)
-        name = options["model"].format(variant=variant)
-        kwargs = {"img_size": options["img-size"], **(options["model-kwargs"] or {})}
-        kwargs |= {"pretrained": True} if options["pretrained"] else {}
-        pairs = "".join(f", {key}={value!r}" for key, value in kwargs.items())
-        return f"import cape_plugins.timm; timm.create_model({name!r}{pairs})"
-    if study.host == "fairseq":
-        return " ".join(hosts.words({"arch": study.options["arch"], "pos": variant, **own}))
-    shown = {"encoder": "cape_transformer", **own}
-    return str(yaml.safe_dump(shown, sort_keys=False, default_flow_style=True, width=1000)).strip()
 
 
 def sentences(answer: Mapping[str, Any], study: Study) -> list[str]:
@@ -230,11 +198,10 @@ def sentences(answer: Mapping[str, Any], study: Study) -> list[str]:
         found.append(f"{words[0].upper()}{words[1:]}: {_in_words(of, floor, answer['metric'])}")
     if answer["cost"]:
         each = [
-            f"{name} {one['step_to_floor']:.2f} times"
-            + (f", {one['memory_mb']:.0f} MB" if one["memory_mb"] else "")
+            f"{name} {one['to_floor']:.2f} times, {one['memory_mb']:.0f} MB"
             for name, one in answer["cost"].items()
         ]
-        found.append(f"A training step beside that of {floor}, measured here: {'; '.join(each)}.")
+        found.append(f"A training beside that of {floor}, as they ran here: {'; '.join(each)}.")
     return found
 
 

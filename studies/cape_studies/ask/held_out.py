@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 import tyro
 
-from cape_studies.evaluation.command import one_line_errors
+from cape_studies.command import one_line_errors
 
 SHOWN = 20  # faults in a message
 BINS = 3  # of the longest fifth

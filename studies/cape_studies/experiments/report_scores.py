@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy import optimize, special
 
-from cape_studies.evaluation.output import made
+from cape_studies.evaluate.output import made
 from cape_studies.experiments.report_read import PARTS, TRAININGS, Result
 
 LEVEL = 0.95

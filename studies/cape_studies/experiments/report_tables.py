@@ -1,13 +1,11 @@
 """Tables of scores, and of differences from the baseline."""
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from tabulate import tabulate
 
-from cape_studies.experiments.asked import training
 from cape_studies.experiments.report_scores import Score, Scores
 
 NO_SCORE = "†"
@@ -57,7 +55,7 @@ def _grid(
     ways = {one.items for one in found.values() if one.known}
     digits = _digits(scores)
     lacking = any(one.lacking for one in found.values())
-    wanted = Counter(training(name)[0] for name in scores.result.study.runs)
+    wanted = scores.result.wanted
     rows = []
     for variant in scores.variants:
         mine = {c: one for (v, c), one in found.items() if v == variant}
@@ -67,7 +65,9 @@ def _grid(
             {" and ".join(map(str, dict.fromkeys(one.trainings))) for one in mine.values()}
         )
         row = {"variant": variant, "trainings": ", ".join(counts)}
-        if not sign and (asked := wanted[variant]) > max(one.trainings[0] for one in mine.values()):
+        if not sign and (asked := wanted.get(variant, 0)) > max(
+            one.trainings[0] for one in mine.values()
+        ):
             row["trainings"] += f" of {asked}"
         if lacking:
             seeds = sorted(set().union(*(one.lacking for one in mine.values())))

@@ -12,7 +12,7 @@ from lab_support import Rows
 @pytest.fixture
 def main(request) -> Callable[..., None]:
     """The command of the host that the test's folder is named after."""
-    return importlib.import_module(f"cape_studies.evaluation.{request.path.parent.name}").main
+    return importlib.import_module(f"cape_studies.evaluate.{request.path.parent.name}").main
 
 
 def filled(arguments: tuple[object, ...], **more: object) -> list[str]:

@@ -46,7 +46,7 @@ def test_timm_is_trained_by_train_py_and_tested_by_our_evaluation(tmp_path):
     assert has(command, "--device", "cpu")
     assert "--resume" not in command
     tested = first.evaluation_command("sizes")
-    assert tested[1:3] == ["-m", "cape_studies.evaluation.timm"]
+    assert tested[1:3] == ["-m", "cape_studies.evaluate.timm"]
     assert has(tested, "--checkpoint", first.folder / "train" / "last.pth.tar")
     assert has(tested, "--resolutions", 24, 28, 32)
 

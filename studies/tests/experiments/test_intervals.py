@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cape_studies.evaluation.output import made
+from cape_studies.evaluate.output import made
 from cape_studies.experiments import report_scores
 
 pytestmark = pytest.mark.release

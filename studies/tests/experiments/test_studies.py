@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cape_studies.evaluation.command import parsed
+from cape_studies.command import parsed
 from cape_studies.experiments import plan, run, study
 from cape_studies.experiments.hosts import Machine
 from cape_support import block_with
@@ -106,7 +106,7 @@ def test_every_study_has_its_row_in_the_table_of_experiments():
 def test_timm_has_the_models_with_their_options(name):
     timm = pytest.importorskip("timm")
     import cape_plugins.timm  # noqa: F401
-    from cape_studies.evaluation.timm.options import TimmOptions
+    from cape_studies.evaluate.timm.options import TimmOptions
 
     for one in runs(name):
         if one.study.trainer is None:
@@ -123,7 +123,7 @@ def test_fairseq_has_the_models_with_their_options(name):
     from omegaconf import OmegaConf
 
     from cape_plugins.fairseq.config import CapeTransformerConfig
-    from cape_studies.evaluation.fairseq.options import Command
+    from cape_studies.evaluate.fairseq.options import Command
 
     for one in runs(name):
         if one.settings["recipe"]:
@@ -142,7 +142,7 @@ def test_espnet_builds_the_models_with_their_options(name):
     from espnet2.tasks.asr import ASRTask
 
     import cape_plugins.espnet  # noqa: F401
-    from cape_studies.evaluation.espnet.options import EspnetOptions
+    from cape_studies.evaluate.espnet.options import EspnetOptions
 
     for one in runs(name):
         if one.study.trainer is None:

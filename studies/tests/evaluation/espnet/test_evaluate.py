@@ -22,9 +22,9 @@ yaml = pytest.importorskip("yaml")
 from espnet2.bin import asr_inference  # noqa: E402
 from espnet2.tasks.asr import ASRTask  # noqa: E402
 
-from cape_studies.evaluation.espnet import decoding, testset  # noqa: E402
-from cape_studies.evaluation.espnet.models import Model  # noqa: E402
-from cape_studies.evaluation.espnet.options import EspnetOptions  # noqa: E402
+from cape_studies.evaluate.espnet import decoding, testset  # noqa: E402
+from cape_studies.evaluate.espnet.models import Model  # noqa: E402
+from cape_studies.evaluate.espnet.options import EspnetOptions  # noqa: E402
 
 RATE = 8000
 PITCH = {"low": 400, "high": 1600}

@@ -13,10 +13,10 @@ soundfile = pytest.importorskip("soundfile")
 
 from espnet2.train.preprocessor import CommonPreprocessor  # noqa: E402
 
-from cape_studies.evaluation import espnet  # noqa: E402
-from cape_studies.evaluation.espnet import evaluate, models, testset  # noqa: E402
-from cape_studies.evaluation.espnet.decoding import batches  # noqa: E402
-from cape_studies.evaluation.espnet.testset import Piece, cut  # noqa: E402
+from cape_studies.evaluate import espnet  # noqa: E402
+from cape_studies.evaluate.espnet import evaluate, models, testset  # noqa: E402
+from cape_studies.evaluate.espnet.decoding import batches  # noqa: E402
+from cape_studies.evaluate.espnet.testset import Piece, cut  # noqa: E402
 
 RATE = 8000
 

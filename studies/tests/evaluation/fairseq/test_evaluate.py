@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from cape_studies.evaluation import fairseq
+from cape_studies.evaluate import fairseq
 from fairseq_support import PAIRS
 from lab_support import check_items, rows
 
 options = pytest.importorskip("fairseq.options")
-evaluate = pytest.importorskip("cape_studies.evaluation.fairseq.evaluate")
+evaluate = pytest.importorskip("cape_studies.evaluate.fairseq.evaluate")
 
 N = 51  # sentences of a subset
 SHORT = ("--max-len-a", 1, "--max-len-b", 15)  # what has hardly learnt would go on to 200 tokens

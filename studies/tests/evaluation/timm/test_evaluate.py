@@ -13,8 +13,8 @@ timm = pytest.importorskip("timm")
 from timm.data import create_transform  # noqa: E402
 
 from cape_plugins.timm.attention import use_logn  # noqa: E402
-from cape_studies.evaluation.timm import loading  # noqa: E402
-from cape_studies.evaluation.timm.options import TimmOptions  # noqa: E402
+from cape_studies.evaluate.timm import loading  # noqa: E402
+from cape_studies.evaluate.timm.options import TimmOptions  # noqa: E402
 
 CPU = torch.device("cpu")
 SMALL = dict(depth=1, embed_dim=32, num_heads=2)
