@@ -94,7 +94,7 @@ def parsed(prog: str, kind: Any, argv: Sequence[str] | None, rest: str | None = 
 
 @contextmanager
 def one_line_errors(prog: str) -> Iterator[None]:
-    """End with status 2 and one line on stderr if the input is bad or the memory too small, and with
+    """End with one line on stderr: with status 2 if the input is bad or the memory too small, with
     status 3 if a model has diverged."""
     try:
         yield

@@ -64,8 +64,15 @@ def _first(path: Path, info: ValidationInfo) -> Path:
     return next((one for one in there if one.exists()), there[0])
 
 
+def _is_file(path: Path) -> Path:
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist")
+    return path
+
+
 #: A path that is looked for in the folders of the validation's context.
 File = Annotated[Path, AfterValidator(_first)]
+Script = Annotated[Path, AfterValidator(_first), AfterValidator(_is_file)]
 
 
 def _known_host(name: str) -> str:
@@ -91,7 +98,7 @@ class Need(Part):
 class Prepare(Part):
     """A folder that a script or a module makes once for all runs; {NAME} is its path."""
 
-    script: File | None = Field(None, description="a Python file")
+    script: Script | None = Field(None, description="a Python file")
     module: str | None = Field(
         None, description="a module in place of the script, as for python -m"
     )
@@ -132,7 +139,9 @@ class Evaluation(Part):
     """
 
     command: str | None = Field(None, description="fairseq: bleu or loss of cape-fairseq-eval")
-    script: File | None = Field(None, description="a Python file in place of the host's evaluation")
+    script: Script | None = Field(
+        None, description="a Python file in place of the host's evaluation"
+    )
     options: Options = Field({}, description="options of the command or the script: name → value")
     metrics: dict[str, Literal["higher", "lower"]] = Field(description="name → which is better")
     condition: list[str] = Field(
@@ -167,7 +176,7 @@ class Answer(Part):
     chance: float | None = Field(
         None, description="score of who always says the most frequent class, or nothing"
     )
-    found: str = Field("", description="what the data hold, in a sentence")
+    found: str | None = Field(None, description="what the data hold, in a sentence")
 
 
 class Study(Part):
@@ -185,7 +194,7 @@ class Study(Part):
     needs: Parts[Need] = Field({}, description="data by name; null leaves one out")
     prepare: Parts[Prepare] = Field({}, description="folders by name, made in this order")
     recipe: File | None = Field(None, description="a config file of the host; none: options alone")
-    trainer: File | None = Field(None, description="a script in place of the host's trainer")
+    trainer: Script | None = Field(None, description="a script in place of the host's trainer")
     checkpoint: str | None = Field(None, description="the file to test; default: the host's")
     epochs: float | None = Field(
         None, gt=0, description="my_…: passes over the data; null: as many as the data need"
@@ -359,6 +368,9 @@ def _no_key(error: HydraException, config: DictConfig) -> str:
     return f"there is no {said[1]}: {like}{where} has {', '.join(own)}{adds}"
 
 
+_OPEN = "prepare", "answer"  # where a fact that is not known is null
+
+
 def study_of(config: DictConfig, path: Path, facts: Mapping[str, Any], complete: bool) -> Study:
     """Resolve and check a config.
 
@@ -367,7 +379,7 @@ def study_of(config: DictConfig, path: Path, facts: Mapping[str, Any], complete:
         path: of its YAML.
         facts: those that preparations have written.
         complete: whether these are all. If they are not, one that lacks is ``<NAME>``, and null
-            in ``prepare``: there an option that is left open has the preparation choose.
+            in ``prepare``: an option that is left open there is chosen by the preparation.
 
     Raises:
         ValueError: something is wrong, or a fact is missing; names the first fault.
@@ -380,11 +392,11 @@ def study_of(config: DictConfig, path: Path, facts: Mapping[str, Any], complete:
 
     try:
         OmegaConf.register_new_resolver("facts", fact, replace=True)
-        content = OmegaConf.to_container(config, resolve=True)
+        content: Any = OmegaConf.to_container(config, resolve=True)
         OmegaConf.register_new_resolver("facts", facts.get, replace=True)
         if not complete:
-            for part in {"prepare", "answer"} & config.keys():
-                content[part] = OmegaConf.to_container(config, resolve=True)[part]
+            left_open: Any = OmegaConf.to_container(config, resolve=True)
+            content |= {name: left_open[name] for name in _OPEN if name in left_open}
     except OmegaConfBaseException as error:
         raise ValueError(f"{path}: {one_line(error)}") from error
     try:

@@ -9,7 +9,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from statistics import median
 from typing import NamedTuple
 
 from cape_studies.plan import Run
-from cape_studies.process import environment
+from cape_studies.process import environment, megabytes
 
 #: options with which a study's own trainer logs each update, and such a line
 EVERY_STEP, STEP = {"steps": 50}, re.compile(r"^step \d+")
@@ -89,15 +88,11 @@ def measure(run: Run) -> Cost:
             f"({shlex.join(command)})"
         )
     each = [later - one for one, later in pairwise(times[min(WARM, len(times) - 2) :])]
-    unit = 2**20 if sys.platform == "darwin" else 2**10  # bytes there, kilobytes elsewhere
-    return Cost(times[0] - began, median(each), used.ru_maxrss / unit)
+    return Cost(times[0] - began, median(each), megabytes(used.ru_maxrss))
 
 
 def told(runs: Sequence[Run], jobs: int) -> Iterator[str]:
-    """What the data hold and what trainings cost here, line by line as it is measured."""
-    study, name = runs[0].plan.study, runs[0].plan.name
-    if study.answer and study.answer.found:
-        yield f"{name}: {study.answer.found}"
+    """What trainings cost here, line by line as it is measured."""
     updates = runs[0].plan.facts.get("updates")
     left = [run for run in runs if not run.done()]
     first = {run.variant: run for run in reversed(runs)}
@@ -113,7 +108,8 @@ def told(runs: Sequence[Run], jobs: int) -> Iterator[str]:
         yield line
     if updates:
         spent = duration(total / min(jobs, len(left) or 1))
-        yield f"{len(left)} trainings of {len(runs)} are left: {spent} with --jobs {jobs}, and tests"
+        left_of = f"{len(left)} of {len(runs)} trainings are left"
+        yield f"{left_of}: {spent} with --jobs {jobs}, and their tests"
 
 
 def duration(seconds: float) -> str:

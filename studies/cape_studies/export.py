@@ -15,8 +15,8 @@ from tyro.conf import Positional, Suppress, subcommand
 
 from cape_studies import command, process
 from cape_studies.config import read_yaml
-from cape_studies.options import Options
 from cape_studies.model_card import model_card
+from cape_studies.options import Options
 
 
 class ExportOptions(Options):

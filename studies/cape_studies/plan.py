@@ -1,12 +1,13 @@
 """What a study asks for: preparations, trainings and tests, each with its folder and its command.
 
-A folder is named after what was asked: in its name is a digest of the resolved configuration. So
+A folder is named after what was asked: its name has a digest of the resolved configuration. So
 equal configurations of two studies are one folder, and another option is another folder. It is done
-when its last file is there. Code, data and versions do not count; they are noted in ``config.yaml``.
+when its last file is there. Code, versions and the content of data do not count; ``config.yaml``
+has them.
 
-    out/prepared/NAME-DIGEST/            done when NAME-DIGEST.yaml is there
-    out/runs/VARIANT-seedN-DIGEST/       config.yaml, train.log, train/; trained when trained.yaml is there
-        EVALUATION-DIGEST/               log, items.csv; done when scores.csv is there
+    out/prepared/NAME-DIGEST/       done when NAME-DIGEST.yaml is there
+    out/runs/VARIANT-seedN-DIGEST/  config.yaml, train.log, train/; trained.yaml when it is trained
+        EVALUATION-DIGEST/          config.yaml, log, items.csv; done when scores.csv is there
 """
 
 import hashlib
@@ -200,7 +201,7 @@ class Run:
         if self.checkpoint is None:
             self.checkpoint = plan.host.CHECKPOINT
         marks = {**plan.marks, "variant": variant, "seed": self.seed}
-        marks["after"] = self.start.folder.name if self.start else ""
+        marks["after"] = self.start.key if self.start else ""
         self.asked = {
             "host": study.host,
             "recipe": read_yaml(self.recipe) if self.recipe else {},
@@ -220,11 +221,17 @@ class Run:
                 self.tests[name] = Test(name, one, self.folder / f"{name}-{key}")
 
     @cached_property
+    def key(self) -> str:
+        """The digest of what the training depends on."""
+        return digest(self.asked)
+
+    @cached_property
     def folder(self) -> Path:
         """Of the run: that of a variant of another name, if it has this configuration."""
-        runs, key = self.plan.out / "runs", digest(self.asked)
+        runs, key = self.plan.out / "runs", self.key
         there = sorted(runs.glob(f"*-seed{self.seed}-{key}"))
-        return there[0] if there else runs / f"{self.variant}-seed{self.seed}-{key}"
+        own = there[0] if there else runs / f"{self.variant}-seed{self.seed}-{key}"
+        return self.plan.named.setdefault(key, own)
 
     @property
     def label(self) -> str:
@@ -296,10 +303,15 @@ class Run:
             found["after"] = str(read_yaml(self.start.note)["ended"])
         return found
 
+    def scripts(self) -> dict[str, str]:
+        """The study's own scripts that train and test, as they are now: of each a mark."""
+        paths = [self.plan.study.trainer, *(one.evaluation.script for one in self.tests.values())]
+        return {path.name: digest(path.read_text("utf-8")) for path in paths if path}
+
     def here(self) -> dict[str, Any]:
         """Versions, commit, machine and inputs, as they are now."""
         noted = here(self.plan.study.host, self.plan.machine.gpus)
-        return {**noted, "inputs": self.inputs()}
+        return {**noted, "inputs": self.inputs(), "scripts": self.scripts()}
 
 
 class Plan:
@@ -312,6 +324,7 @@ class Plan:
         data: need → folder of the user.
         out: folder of all results.
         machine: what each run gets.
+        named: digest → folder of runs; studies that share it share new folders too.
 
     Attributes:
         name: of the study.
@@ -334,9 +347,11 @@ class Plan:
         data: Mapping[str, Path] | None = None,
         out: Path = Path("out"),
         machine: Machine | None = None,
+        named: dict[str, Path] | None = None,
     ) -> None:
         self.path, self.name, self.quick = path, path.stem, quick
         self.out, self.machine = out, machine or Machine()
+        self.named = {} if named is None else named
         self._config = config.composed(path, overrides, quick)
         self.study: Study = config.study_of(self._config, path, {}, complete=False)
         self.host = hosts.host(self.study.host)

@@ -1,8 +1,8 @@
 """Commands that outlive nothing: each holds a lock, is ended by signals, and is called once.
 
-A command inherits the lock that its cape-run holds, and keeps it until it ends, even if its cape-run
-was killed. So the next cape-run waits for it, and two never write into one folder. (Libraries of
-locks give no lock that a child inherits.)
+A command inherits the lock that its cape-run holds, and keeps it until it ends, even if cape-run is
+killed. So the next cape-run waits for it, and two never write into one folder. (Libraries of locks
+have none that a child inherits.)
 """
 
 import fcntl
@@ -158,7 +158,12 @@ def call(command: Sequence[str], log: Path, lock: IO[str], gpus: int = 0) -> Use
         if shutil.disk_usage(log.parent).free < FULL or "No space left on device" in said:
             raise OSError(f"the disk of {log.parent} is full")
         raise Failed(f"exit status {code}:\n{said}\n({log})", code)
-    return Used(seconds, used.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10))
+    return Used(seconds, megabytes(used.ru_maxrss))
+
+
+def megabytes(maximum: int) -> float:
+    """Of ``ru_maxrss``, which macOS tells in bytes and Linux in kilobytes."""
+    return maximum / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def end() -> None:

@@ -1,4 +1,4 @@
-"""What a report shows of a study: the scores of its runs' folders, or those of an earlier report."""
+"""What a report shows of a study: scores of its runs' folders, or those of an earlier report."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -124,48 +124,21 @@ def notes(plan: Plan, done: list[Run], unfinished: Mapping[str, str], command: s
     most = max(Counter(run.variant for run in done).values())
     if most < TRAININGS:
         few = "One training" if most == 1 else "At most two trainings"
-        found.append(
-            f"{few} of each variant: other seeds give other numbers, by how much is unknown."
-        )
+        found.append(f"{few} of each variant: how far other seeds would differ is unknown.")
     trained = {run: read_yaml(run.folder / "config.yaml")["trained"] for run in done}
     broken = {run.label: len(of) - 1 for run, of in trained.items() if len(of) > 1}
     if broken:
         names = ", ".join(f"{name} ({times} times)" for name, times in broken.items())
         found.append(f"Training was interrupted and went on from a checkpoint: {names}.")
         found += [plan.host.BREAK] if plan.host.BREAK else []
-    for what, names in changed(trained).items():
-        told = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    since: dict[str, list[str]] = {}
+    for run in done:
+        for what in work.changed(run):
+            since.setdefault(what, []).append(run.label)
+    for what, of in since.items():
+        told = ", ".join(of[:6]) + (f" and {len(of) - 6} more" if len(of) > 6 else "")
         found.append(f"{what}: {told}. cape-run with --fresh trains again.")
     return found
-
-
-def changed(trained: Mapping[Run, list[dict[str, Any]]]) -> dict[str, list[str]]:
-    """What was otherwise when runs were trained or tested → their names."""
-    found: dict[str, list[str]] = {}
-    for run, attempts in trained.items():
-        now = run.here()
-        tests = [read_yaml(test.folder / "config.yaml") for test in run.tests.values()]
-        for noted in (*attempts, *tests):
-            for what, was, is_now in _differences(noted, now):
-                words = f"{what} was {was}, now it is {is_now}"
-                if run.label not in found.setdefault(words, []):
-                    found[words].append(run.label)
-    return found
-
-
-def _differences(noted: Mapping[str, Any], now: Mapping[str, Any]) -> Any:
-    yield from (
-        (f"The version of {name}", noted["versions"].get(name), version)
-        for name, version in now["versions"].items()
-        if noted["versions"].get(name) != version
-    )
-    if noted["commit"] != now["commit"]:
-        yield "The commit of cape-plugins", noted["commit"][:12], now["commit"][:12]
-    yield from (
-        (f"Data in {name}", noted["inputs"].get(name), mark)
-        for name, mark in now["inputs"].items()
-        if noted["inputs"].get(name, mark) != mark
-    )
 
 
 def _scores(run: Run) -> pd.DataFrame:
@@ -187,7 +160,7 @@ def _cost(runs: list[Run]) -> dict[str, dict[str, float]]:
     if "seconds" not in rows:
         return {}
     means = rows.dropna().groupby("variant", sort=False)[["seconds", "memory_mb"]].mean()
-    return means.to_dict("index")  # type: ignore[return-value]
+    return means.to_dict("index")
 
 
 def _typed(plan: Plan) -> dict[str, str]:

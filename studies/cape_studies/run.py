@@ -9,7 +9,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,7 @@ class StudyOptions(Options):
         data, changes = known_data(self.data, studies)
         scripts = self.timm_scripts.resolve() if self.timm_scripts else None
         given: dict[str, Any] = {"quick": self.quick, "data": data, "out": self.out.resolve()}
-        given["machine"] = hosts.Machine(self.gpus, scripts)
+        given |= {"machine": hosts.Machine(self.gpus, scripts), "named": {}}
         plans = [Plan(path, [*self.overrides, *changes], **given) for path in paths]
         return plans, list(lacking([plan.study for plan in plans], data))
 
@@ -123,7 +123,8 @@ def run(options: RunOptions) -> list[str]:
         problems += missing(plans)
         for plan in plans:
             show(plan)
-        print(*(f"cape-run: missing: {one}" for one in problems), sep="\n", file=sys.stderr)
+        for one in problems:
+            print(f"cape-run: missing: {one}", file=sys.stderr)
         return []
     if problems:
         raise ValueError(problems[0])
@@ -179,15 +180,15 @@ def machine_lacks(options: RunOptions, plans: Sequence[Plan]) -> Iterator[str]:
             if plan.out.is_relative_to(folder):
                 yield f"--out {plan.out} lies in the data {name}, {folder}: choose another folder"
     out = plans[0].out
-    needed = sum(one.study.disk_gb * len(one.study.run) * len(one.study.seeds) for one in plans)
-    there = next(folder for folder in (out, *out.parents) if folder.exists())
     try:
-        with tempfile.TemporaryFile(dir=there):
-            free = shutil.disk_usage(there).free / 1e9
-        if free < needed and not (out / "runs").exists():
-            yield f"{there} has {free:.1f} GB free, the runs take about {needed:.1f}"
+        with tempfile.TemporaryFile(dir=_existing(out)):
+            pass
     except OSError as error:
         yield f"--out {out} cannot be written: {error.strerror}"
+
+
+def _existing(folder: Path) -> Path:
+    return next(one for one in (folder, *folder.parents) if one.exists())
 
 
 def show(plan: Plan) -> None:
@@ -206,7 +207,7 @@ def show(plan: Plan) -> None:
 
 
 def look(plan: Plan, cancel: bool) -> None:
-    """Print a line for each preparation that is not done and for each run; or end those that run."""
+    """Print a line for each preparation that is not done and for each run; or end what runs."""
     locks = []
 
     def prepare(one: Prepared) -> None:
@@ -235,6 +236,7 @@ class Work:
 
     def __init__(self, options: RunOptions, plans: Sequence[Plan]) -> None:
         self.options, self.plans = options, plans
+        self.anew: set[Path] = set()  # what --fresh has removed
         self.slurm = options.cluster == "slurm"
 
     def do(self) -> list[str]:
@@ -252,13 +254,22 @@ class Work:
                 try:
                     plan.prepare(partial(self._prepare, plan.study.host))
                 except (process.Failed, OSError) as error:
-                    return [f"{plan.name}: a preparation failed: {error}"]
-            runs = [run for plan in self.plans for run in plan.runs()]
+                    said = str(error)
+                    if isinstance(error, process.Failed) and error.status == 2:  # bad data
+                        said = said.splitlines()[-2].removeprefix("cape-run: error: ")
+                    return [f"{plan.name} cannot be prepared: {said}"]
+                if plan.study.answer:
+                    print(f"{plan.name}: {plan.study.answer.found}", flush=True)
             if self.options.estimate:
                 return self._estimate()
+            runs = [run for plan in self.plans for run in plan.runs()]
             if self.options.fresh:
-                for run in runs:
-                    work.forget(run)
+                for one in (each for run in runs for each in (run.start, run) if each):
+                    work.forget(one)
+            needed = sum(run.plan.study.disk_gb for run in runs if not run.folder.exists())
+            free = shutil.disk_usage(_existing(self.plans[0].out)).free / 1e9
+            if free < needed:
+                raise ValueError(f"--out has {free:.1f} GB free, the runs take about {needed:.1f}")
             # first those that others start from
             first = [run for run in runs if not run.start]
             failed = self._train(first, len(runs), 0)
@@ -276,8 +287,9 @@ class Work:
             raise
 
     def _prepare(self, host: str, one: Prepared) -> None:
-        if self.options.fresh:
+        if self.options.fresh and one.folder not in self.anew:
             process.remove(one.note)
+            self.anew.add(one.folder)
         if not one.done():
             print(f"preparing {one.folder}", flush=True)
         self.pool.submit(work.prepare, one, host).result()
@@ -296,7 +308,10 @@ class Work:
 
             def one(run: Run) -> None:
                 told = "done already"
-                if not run.done():
+                if run.done():
+                    data = [line for line in work.changed(run) if line.startswith("The data")]
+                    told += f". {'. '.join(data)}. --fresh trains again" if data else ""
+                else:
                     self._say(f"{run.label}: {run.folder}")
                     told = "done"
                     try:
@@ -306,14 +321,15 @@ class Work:
                     except Exception as error:
                         told = f"failed: {error}"
                 if not told.startswith("done"):
-                    failed.append(f"{run.label}: {told}")
+                    lines = [line.strip() for line in told.splitlines()]
+                    failed.append(f"{run.label}: {' '.join([lines[0], *lines[1:][-2:]])}")
                 self._say(f"{run.label}: {told}")
                 bar.update()
 
-            jobs: list[Future[None]] = [self.pool.submit(one, run) for run in runs]
+            jobs = [self.pool.submit(one, run) for run in runs]
             wait(jobs)
-        for job in jobs:
-            job.result()
+        for done in jobs:
+            done.result()
         return failed
 
     @staticmethod
@@ -342,8 +358,7 @@ class Work:
                 if not sent or submitit.SlurmJob(executor.folder, sent).done(force_check=True):
                     sent, again = executor.submit(work.make, run).job_id, False
                     process.write(note, sent)
-            job = submitit.SlurmJob(executor.folder, sent)
-            job.wait()
+            submitit.SlurmJob(executor.folder, sent).wait()
             if run.done():
                 break
             if not again:

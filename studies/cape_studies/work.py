@@ -3,7 +3,7 @@
 import os
 import time
 from contextlib import suppress
-from typing import IO
+from typing import IO, Any
 
 from cape_studies import process, scores
 from cape_studies.config import places_in, read_yaml
@@ -38,16 +38,13 @@ def make(run: Run) -> None:
         Failed, ValueError, OSError, SystemExit: see :func:`process.call`; or an output is missing
             or cannot be read.
     """
-    if run.done():
-        return
-    if run.start:
-        _train(run.start)
-    _train(run, all_of_it=True)
+    if not run.done():
+        _train(run, all_of_it=True)
 
 
 def _train(run: Run, all_of_it: bool = False) -> None:
     """Train; with ``all_of_it`` test too."""
-    if run.start and run.start.start:
+    if run.start:
         _train(run.start)
     with process.locked(run.lock) as lock:
         what = "training"
@@ -85,8 +82,13 @@ def _trained(run: Run, lock: IO[str]) -> None:
     if not before:  # from nothing: tests of an earlier training are not of this one
         process.remove(*(path.parent for path in run.folder.glob("*/scores.csv")), run.trained)
     plan = run.plan
-    about = {"study": plan.name, "title": plan.study.title, "protocol": plan.study.protocol}
-    about |= {"variant": run.variant, "quick": plan.quick, **run.asked}
+    about: dict[str, Any] = {"study": plan.name, "title": plan.study.title}
+    about |= {
+        "protocol": plan.study.protocol,
+        "variant": run.variant,
+        "quick": plan.quick,
+        **run.asked,
+    }
     about |= {"checkpoint": run.checkpoint, "data": {k: str(p) for k, p in plan.data.items()}}
     command = run.train_command(run.trained)
     about["prepared"] = {one.folder.name: one.asked for one in plan.prepared}
@@ -150,6 +152,26 @@ def cost(run: Run) -> dict[str, float]:
         return {}
     noted = read_yaml(run.note)
     return {name: noted[name] for name in ("seconds", "memory_mb")}
+
+
+def changed(run: Run) -> list[str]:
+    """What is otherwise now than when a run was trained or tested, a line each."""
+    now, found = run.here(), dict[str, None]()
+    noted = [*read_yaml(run.folder / "config.yaml")["trained"]]
+    noted += [read_yaml(test.folder / "config.yaml") for test in run.tests.values()]
+    for then in noted:
+        pairs = {"commit of cape-plugins": (then["commit"], now["commit"])}
+        for what, of in {
+            "version of": "versions",
+            "data in": "inputs",
+            "script": "scripts",
+        }.items():
+            both = then[of].keys() & now[of].keys()
+            pairs |= {f"{what} {name}": (then[of][name], now[of][name]) for name in both}
+        for what, (was, is_now) in pairs.items():
+            if was != is_now:
+                found[f"The {what} was {was}, now it is {is_now}"] = None
+    return [*found]
 
 
 def _now() -> str:

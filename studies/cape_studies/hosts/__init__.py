@@ -106,7 +106,7 @@ NAMES = sorted(one.name for one in iter_modules(__path__))
 
 def host(name: str) -> Host:
     """The module of a host."""
-    return import_module(f"{__name__}.{name}")  # type: ignore[return-value]
+    return import_module(f"{__name__}.{name}")
 
 
 def words(options: Mapping[str, Any]) -> list[str]:
@@ -116,10 +116,10 @@ def words(options: Mapping[str, Any]) -> list[str]:
     for key, value in options.items():
         if value is None or value is False:
             continue
-        several = map(str, value if isinstance(value, list) else [value])
+        several = value if isinstance(value, list) else [value]
         if isinstance(value, Mapping):
-            several = (f"{name}={one}" for name, one in value.items() if one is not None)
-        found += [f"--{key}", *([] if value is True else several)]
+            several = [f"{name}={one}" for name, one in value.items() if one is not None]
+        found += [f"--{key}", *([] if value is True else map(str, several))]
     return found
 
 

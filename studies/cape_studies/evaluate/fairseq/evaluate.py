@@ -5,7 +5,7 @@ sentence is counted exactly once, or the command fails.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product, zip_longest
+from itertools import zip_longest
 
 from sacrebleu.metrics import BLEU
 from sacremoses import MosesDetokenizer
@@ -13,7 +13,13 @@ from sacremoses import MosesDetokenizer
 from cape_plugins.text import read_lines
 from cape_studies.evaluate.fairseq import stacking
 from cape_studies.evaluate.fairseq.checkpoints import sources
-from cape_studies.evaluate.fairseq.generate import Test, open_test, score_references, translate
+from cape_studies.evaluate.fairseq.generate import (
+    Loaded,
+    load_model,
+    open_test,
+    score_references,
+    translate,
+)
 from cape_studies.evaluate.fairseq.options import BleuOptions, Command, LossOptions, StackOptions
 from cape_studies.evaluate.output import How, Score
 
@@ -41,28 +47,33 @@ def bleu(options: BleuOptions) -> Iterator[Score]:
         raise ValueError(
             "--reference belongs to one --gen-subset: test other subsets in calls of their own"
         )
-    for (name, (path, *others)), subset in product(found, subsets):
-        test = open_test(name, path, subset, options)
-        if raw is not None and len(raw) != len(test.dataset):
-            raise ValueError(
-                f"{options.reference} has {len(raw)} lines, {subset!r} in "
-                f"{options.data} has {len(test.dataset)} sentences"
-            )
-        if others:
-            open_test(name, path, "valid", options)
+    first = [load_model(name, paths[0], options) for name, paths in found]
+    for loaded, (_, paths) in zip(first, found, strict=True):
+        for subset in [*subsets, *(["valid"] if len(paths) > 1 else [])]:
+            test = open_test(loaded, subset, options)
+            if subset in subsets and raw is not None and len(raw) != len(test.dataset):
+                raise ValueError(
+                    f"{options.reference} has {len(raw)} lines, {subset!r} in "
+                    f"{options.data} has {len(test.dataset)} sentences"
+                )
 
-    def scored(test: Test, raw: Sequence[str] | None) -> list[Score]:
+    def scored(loaded: Loaded, subset: str, raw: Sequence[str] | None) -> list[Score]:
+        test = open_test(loaded, subset, options)
         language = test.task.cfg.target_lang
         return list(bleu_scores(test.about, translate(test, options), language, raw))
 
     for name, paths in found:
-        best = paths[0]
+        best = first.pop(0)
         if len(paths) > 1:
-            valid = {path: scored(open_test(name, path, "valid", options), None) for path in paths}
-            best = max(valid, key=lambda path: valid[path][0].value)
-            yield from valid[best]
+            valid = scored(best, "valid", None)
+            for path in paths[1:]:
+                other = load_model(name, path, options)
+                found_here = scored(other, "valid", None)
+                if found_here[0].value > valid[0].value:
+                    best, valid = other, found_here
+            yield from valid
         for subset in subsets:
-            yield from scored(open_test(name, best, subset, options), raw)
+            yield from scored(best, subset, raw)
 
 
 def bleu_scores(
@@ -107,7 +118,8 @@ def bleu_scores(
 def losses(options: LossOptions) -> Iterator[Score]:
     """The mean negative log loss at each position of the target."""
     found = [(name, path) for name, (path,) in sources(options.model, only_best=True)]
-    for test in [open_test(*one, options.gen_subset, options) for one in found]:
+    models = [load_model(*one, options) for one in found]
+    for test in [open_test(one, options.gen_subset, options) for one in models]:
         for position, nats in enumerate(zip_longest(*score_references(test, options)), 1):
             items = [(i, loss, 1) for i, loss in enumerate(nats) if loss is not None]
             yield Score.of({**test.about, "position": position}, "loss", "mean", items)

@@ -18,6 +18,20 @@ from cape_studies.evaluate.fairseq.options import BleuOptions, ModelOptions
 _UNKNOWN = "UNKNOWNTOKENINHYP", "UNKNOWNTOKENINREF"  # two words, so that they never match
 
 
+class Loaded(NamedTuple):
+    """A checkpoint's model and task."""
+
+    name: str
+    path: Path
+    model: Any
+    task: Any
+
+
+def load_model(name: str, path: Path, options: ModelOptions) -> Loaded:
+    """A checkpoint, see :func:`load`, under the name of its training."""
+    return Loaded(name, path, *load(path, options))
+
+
 class Test(NamedTuple):
     """A model, its task, and the dataset that it is tested on."""
 
@@ -28,15 +42,15 @@ class Test(NamedTuple):
     about: Mapping[str, object]  # the columns of its scores
 
 
-def open_test(name: str, path: Path, subset: str, options: ModelOptions) -> Test:
-    """:func:`load` a checkpoint and a subset; refuse what the model cannot take.
+def open_test(loaded: Loaded, subset: str, options: ModelOptions) -> Test:
+    """Open a subset; refuse what the model cannot take.
 
     Raises:
-        ValueError: see :func:`load`; or the subset is missing, is empty, or has no references; or
-            a sentence is longer than the model, a batch or a hypothesis allows.
+        ValueError: the subset is missing, is empty, or has no references; or a sentence is longer
+            than the model, a batch or a hypothesis allows.
     """
-    model, task = load(path, options)
-    about = {"model": name, "checkpoint": str(path), "subset": subset}
+    model, task = loaded.model, loaded.task
+    about = {"model": loaded.name, "checkpoint": str(loaded.path), "subset": subset}
     try:
         task.load_dataset(subset)
     except FileNotFoundError as error:

@@ -14,8 +14,8 @@ import cape_plugins.timm  # noqa: F401 - registers, also where autoload is switc
 from cape_plugins.timm import mark
 from cape_plugins.timm.positions import PatchPositions
 from cape_studies.command import said
-from cape_studies.options import named
 from cape_studies.evaluate.timm.options import TimmOptions
+from cape_studies.options import named
 
 
 @dataclass
