@@ -12,10 +12,11 @@ studies/results begins with what is read from it, which is written by hand betwe
 and ``<!-- /read -->`` and stays; its numbers are filled too.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,6 +24,7 @@ import pandas as pd
 from tabulate import tabulate
 
 from cape_plugins.variants import VARIANTS
+from cape_studies.ask.answer import of_ranges, sentences
 from cape_studies.evaluation.output import made
 from cape_studies.experiments import report, report_figures, report_read, report_tables
 from cape_studies.experiments.report_scores import Scores, every
@@ -30,8 +32,14 @@ from cape_studies.experiments.report_scores import Scores, every
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "studies" / "results"
 MEASURED = HERE.parent / "benchmarks" / "results"
-PAGES = ["../README.md", "choosing.md", "paper-claims.md", "results.md", "cost.md", "cost-cpu.md"]
-PAGES = [HERE / name for name in PAGES]
+PAGES = ["../README.md", "answer.md", "choosing.md", "paper-claims.md", "results.md", "cost.md"]
+PAGES = [HERE / name for name in [*PAGES, "cost-cpu.md"]]
+#: studies in answers/ → the figure on answer.md
+ANSWERS = {
+    "my_images": "answer.png",
+    "my_sentences": "answer-sentences.png",
+    "my_recordings": "answer-recordings.png",
+}
 KEYS = ["evaluation", "metric", "condition"]
 
 # the columns of the table of all variants: what each is in training and beyond it, by a study
@@ -66,10 +74,6 @@ PARTS_OF_BLEU = {
         "weight": items["stats_1"],
     },
 }
-PAIRING = [  # studies of many trainings by the same seeds; the last go on from the same weights
-    *(("canvas", "shift"), ("digit_canvas", "shift"), ("digit_canvas_long", "shift")),
-    *(("multi30k_short", "bleu"), ("multi30k_short", "bleu_long"), ("backbones", "anywhere")),
-]
 
 
 @cache
@@ -204,25 +208,18 @@ def of_kernels() -> str:
     return table(["step", "variant", *heads], rows)
 
 
-def of_pairing() -> str:
-    """What pairs of a seed would gain: the variance of a difference over the sum of both variances.
-
-    From the baseline, summed over variants and conditions.
-    """
-    rows = []
-    for name, evaluation in PAIRING:
-        scores = scores_of(name, evaluation)
-        baseline, together, apart = scores.result.study.report.baseline, 0.0, 0.0
-        for variant, condition in scores.differences:
-            ours, theirs = scores.values[variant, condition], scores.values[baseline, condition]
-            both = pd.concat([ours, theirs], axis=1, join="inner").dropna()
-            if len(both) > 2:
-                together += (both.iloc[:, 0] - both.iloc[:, 1]).var()
-                apart += both.var().sum()
-        rows.append(
-            [f"[{name}](../studies/results/{name}.md), {evaluation}", cell(together / apart, 2)]
-        )
-    return table(["", "ratio"], rows)
+def of_intervals() -> str:
+    """How often intervals are wrong or find a difference, by ``benchmarks/intervals.py``."""
+    found = pd.read_csv(MEASURED / "intervals.csv")
+    parts = {"wrong": "wrong", "found": "found", "games_howell": "wrong by Games-Howell"}
+    shown = found.pivot(index="compared", columns="trainings", values=[*parts]).dropna(
+        axis=1, how="all"
+    )
+    rows = [
+        [name, *(cell(100 * of[one], 1) for one in shown)]
+        for name, of in shown.reindex(found["compared"].unique()).iterrows()
+    ]
+    return table(["%", *(f"{parts[part]}, {trainings}" for part, trainings in shown)], rows)
 
 
 def cell(value: float | None, decimals: int) -> str:
@@ -252,6 +249,33 @@ def of_demo() -> str:
             rows.append([f"{host}, {metric}", bold, floor, *names, less])
     heads = ["", "tested at", "nopos", "the plainest rival", "with CAPE", "CAPE less the rival"]
     return table(heads, rows)
+
+
+@cache
+def stored(study: str) -> list[Scores]:
+    """The scores in answers/STUDY.csv, with the chance of answers/STUDY.json."""
+    (one,) = report_read.studies([HERE / "answers" / f"{study}.csv"])
+    one.study.answer.chance = json.loads((HERE / "answers" / f"{study}.json").read_text())["chance"]
+    return every(one)
+
+
+def answer(study: str) -> dict[str, object]:
+    """answers/STUDY.json with its ranges made anew."""
+    about = json.loads((HERE / "answers" / f"{study}.json").read_text())
+    scores = stored(study)
+    return {**about, "ranges": of_ranges(scores[0].result.study.answer, scores)}
+
+
+def of_answer(study: str) -> str:
+    """What the page of an answer begins with."""
+    said = sentences(answer(study), stored(study)[0].result.study)
+    return "\n>\n".join(f"> {line}" for line in said) + "\n"
+
+
+def of_answer_scores(study: str) -> str:
+    """The tables of its scores."""
+    found = [table for scores in stored(study) for table in report_tables.tables(scores)]
+    return "\n".join(table.markdown() for table in found)
 
 
 def results() -> dict[Path, str]:
@@ -303,6 +327,8 @@ def pictures() -> None:
         scores = Scores(one, one.study.report.evaluation, one.study.report.metric)
         scores.variants = [one for one in scores.variants if one in FIGURE] or scores.variants
         report_figures.draw(scores, RESULTS / f"{name}.png")
+    for study, name in ANSWERS.items():
+        report_figures.draw(stored(study)[0], HERE / name)
     losses = scores_of("multi30k_short", "loss_long")
     losses.variants = [one for one in losses.variants if one in CAPTIONS]
     report_figures.draw(losses, RESULTS / "multi30k_short_loss.png")
@@ -340,8 +366,11 @@ def filled(text: str) -> str:
             "kernels": of_kernels,
             "overall": overall,
             "demo": of_demo,
-            "pairing": of_pairing,
+            "intervals": of_intervals,
         }
+        for study in ANSWERS:
+            own[study] = partial(of_answer, study)
+            own[f"{study}_scores"] = partial(of_answer_scores, study)
         return f"<!-- {name} -->\n{own[name]()}<!-- -->"
 
     text = re.sub(
@@ -356,3 +385,5 @@ if __name__ == "__main__":
         path.write_text(filled(path.read_text()))
     for path, text in results().items():
         path.write_text(text)
+    for study in ANSWERS:
+        (HERE / "answers" / f"{study}.json").write_text(json.dumps(answer(study), indent=2))

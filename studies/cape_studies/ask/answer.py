@@ -1,98 +1,57 @@
 """Which variant to take: what a report of a user's own data begins with.
 
 For each range of conditions the answer names the variant with the best mean, the variants that are
-not significantly different from it, and those that are worse, with the difference. A pair of
-variants is compared by the difference of their means over trainings. Its noise includes what test
-items do to both. Nobody knew before which variant would be best, so all pairs of a range are
-compared, and tested together at 5 % (Holm).
+not significantly different from it, and those that are worse. Nobody knew before which variant
+would be best, so all pairs of a range are compared (:func:`cape_studies.stats.all_pairs`).
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 import yaml
 
 from cape_studies.ask.estimate import timed
 from cape_studies.experiments import asked, hosts
-from cape_studies.experiments.report_read import TRAININGS, Result
-from cape_studies.experiments.report_scores import Scores, interval
+from cape_studies.experiments.report_read import Result
+from cape_studies.experiments.report_scores import Scores
+from cape_studies.experiments.report_tables import CHANCE, cell
 from cape_studies.experiments.study import Answer, Study, merge
+from cape_studies.stats import TRAININGS, Estimate, all_pairs, estimate, item_error
 
-LEVEL = 0.05
-#: the most degrees of freedom that the mean spread of all variants adds to a variant's own; with
-#: more, a variant whose trainings spread far would be called different too often
-BORROWED = 2
+BRACKETS = (
+    "In parentheses is the difference from the best, with the 95 % interval for other trainings on "
+    "the same test items, for all pairs of a range together (Tamhane's T2)."
+)
+ITEMS = "±: its standard error by the choice of test items, no part of the interval."
 
 
 class Group(NamedTuple):
     """A variant's trainings in a range.
 
     Attributes:
-        each: (n,) scores.
-        without: (items, n) scores without each item, indexed by the item's name; None where single
+        each: the mean over evaluations and conditions, by seed; NaN for a training that lacks a
+            score in one of them. It may have diverged, and a mean without it would mislead, so such
+            a variant is not compared.
+        without: the mean over trainings without each item, by the item's name; empty where single
             items are not stored.
-        lacking: number of trainings without a score. They may have diverged, and a mean without
-            them would mislead, so such a variant is not compared.
     """
 
-    each: np.ndarray
-    without: pd.DataFrame | None = None
-    lacking: int = 0
+    each: pd.Series
+    without: pd.Series = pd.Series(dtype=float)
 
 
-def adjusted(p: Sequence[float]) -> list[float]:
-    """p-values adjusted by Holm's method: compare them with the level for all tests together."""
-    ordered = pd.Series(p).sort_values()
-    steps = (ordered * range(len(p), 0, -1)).cummax().clip(upper=1)
-    return steps.sort_index().tolist()
-
-
-def pairs(groups: Mapping[str, Group]) -> dict[tuple[str, str], float]:
-    """Each pair of variants → p of no difference, adjusted for the number of pairs.
-
-    Three trainings say little about their spread. So a variant's own variance is combined with the
-    mean variance of all variants, which counts for some degrees of freedom (as in limma's moderated
-    t, Smyth 2004). Variants with fewer than three trainings are left out, and so are variants with
-    a training that has no score.
-    """
-    groups = {v: one for v, one in groups.items() if len(one.each) >= TRAININGS and not one.lacking}
-    if len(groups) < 2:
-        return {}
-    free = [len(one.each) - 1 for one in groups.values()]
-    mean = float(np.mean([one.each.var(ddof=1) for one in groups.values()]))
-    prior = mean, max(0.0, min(BORROWED, sum(free) / 2 - max(free)))
-    found = {}
-    for one, other in combinations(groups, 2):
-        of = groups[one], groups[other]
-        items = [each.without for each in of if each.without is not None]
-        alike = len(items) == 2 and items[0].index.equals(items[1].index)
-        without = np.hstack([each.to_numpy() for each in items]) if alike else None
-        found[one, other] = interval([each.each for each in of], (1, -1), without, prior)[2]
-    return dict(zip(found, adjusted([*found.values()]), strict=True))
-
-
-def group(scores: Sequence[tuple[Scores, str]], variant: str) -> Group | None:
-    """A variant's mean over evaluations and conditions, for the trainings that have a score in all
-    of these; None if no training has."""
+def group(scores: Sequence[tuple[Scores, str]], variant: str) -> Group:
+    """A variant's mean over evaluations and conditions."""
     values = [one.values[variant, condition] for one, condition in scores]
-    every = pd.concat(values, axis=1).mean(axis=1, skipna=False)
-    each = every.dropna()
-    if each.empty:
-        return None
-    if lacking := len(every) - len(each):
-        return Group(each.to_numpy(), None, lacking)
-    columns = {}
-    for seed in each.index:
-        found = [one.without(variant, condition, seed) for one, condition in scores]
-        if any(without is None for _, without in found):
-            return Group(each.to_numpy())
-        items = [pd.Series(without, index=list(names)) for names, without in found]
-        whole = {i: of[seed] for i, of in enumerate(values)}  # for an item that a condition lacks
-        columns[seed] = pd.concat(items, axis=1).fillna(whole).mean(axis=1)
-    return Group(each.to_numpy(), pd.DataFrame(columns).sort_index())
+    each = pd.concat(values, axis=1).mean(axis=1, skipna=False)
+    without = [one.without(variant, condition) for one, condition in scores]
+    if any(of.empty for of in without):
+        return Group(each)
+    items = pd.concat(without, axis=1, keys=range(len(without))).sort_index()
+    whole = {i: of.mean() for i, of in enumerate(values)}  # for an item that a condition lacks
+    return Group(each, items.fillna(whole).mean(axis=1))
 
 
 def ranges(about: Answer, every: Sequence[Scores]) -> dict[str, list[tuple[Scores, str]]]:
@@ -107,50 +66,70 @@ def ranges(about: Answer, every: Sequence[Scores]) -> dict[str, list[tuple[Score
     return {words: scores for words, scores in found.items() if scores}
 
 
+def of_ranges(about: Answer, every: Sequence[Scores]) -> dict[str, dict[str, Any]]:
+    """What the answer says of each range in which a variant has a score, see :func:`of_range`."""
+    found = {}
+    for words, scores in ranges(about, every).items():
+        groups = {name: group(scores, name) for name in scores[0][0].variants}
+        scored = {name: one for name, one in groups.items() if one.each.notna().any()}
+        if scored:
+            found[words] = of_range(scored, scores[0][0].higher, about.floor, about.chance)
+            found[words]["conditions"] = [f"{one.evaluation} {c}" for one, c in scores]
+            found[words]["without_a_score"] = [name for name in groups if name not in scored]
+    return found
+
+
 def of_range(
     groups: Mapping[str, Group], higher: bool, floor: str, chance: float | None
 ) -> dict[str, Any]:
     """What the answer says about a range, under the keys of ``answer.json``.
 
-    Among them are the best variant, the variants that are not significantly different from it,
-    those that are worse (by, p), whether the floor is beaten, and which variants have not learned.
+    Among them are the best variant, the others' differences from it, which of them are worse and
+    which not significantly different, whether any variant is significantly better than the floor
+    (None if they were not compared), and which variants are not significantly better than chance.
     """
     means = {name: float(one.each.mean()) for name, one in groups.items()}
+    lacking = {name: many for name, one in groups.items() if (many := int(one.each.isna().sum()))}
     order = sorted(means, key=lambda name: means[name], reverse=higher)
-    lacking = {name: one.lacking for name, one in groups.items() if one.lacking}
-    order = [name for name in order if name not in lacking] or order
-    best, p = order[0], pairs(groups)
-    of_best = {name: p.get((best, name), p.get((name, best))) for name in order[1:]}
-    worse = {
-        name: {"by": abs(means[best] - means[name]), "p": one}
-        for name, one in of_best.items()
-        if one is not None and one <= LEVEL
-    }
-    sign = 1 if higher else -1
+    best, *others = [name for name in order if name not in lacking] or order
+    tidy = {name: one.each.to_frame("value").assign(variant=name) for name, one in groups.items()}
+    pairs = all_pairs(pd.concat(tidy.values()))
+    differences = {}
+    for name in others:
+        one = pairs.get((name, best), Estimate(means[name] - means[best]))
+        without, of_best = groups[name].without, groups[best].without
+        if without.index.equals(of_best.index):
+            one = one._replace(items=item_error(without - of_best))
+        differences[name] = one
+    ahead = [_better(one, 0, higher) for (_, other), one in pairs.items() if other == floor]
+    compared = [name for name in others if differences[name].known]
+    worse = [name for name in compared if differences[name].differs()]
     return {
         "best": best,
-        "cannot_be_told_from_it": [
-            name for name in order[1:] if name not in worse and of_best[name] is not None
-        ],
-        "not_compared": [name for name in order[1:] if of_best[name] is None],
+        "cannot_be_told_from_it": [name for name in compared if name not in worse],
         "worse": worse,
-        "behind": {name: abs(means[best] - means[name]) for name in order[1:]},
-        "floor_beaten": _beaten(best, floor, worse, of_best),
-        "not_learned": [v for v in means if chance is not None and sign * (means[v] - chance) <= 0],
+        "not_compared": [name for name in others if name not in compared],
+        "differences": {
+            name: {what: x for what, x in one._asdict().items() if not math.isnan(x)}
+            for name, one in differences.items()
+        },
+        "floor_beaten": any(ahead) if ahead else None,
+        "not_learned": [
+            name
+            for name, one in groups.items()
+            if chance is not None and not _better(estimate(one.each.dropna()), chance, higher)
+        ],
         "means": {name: means[name] for name in (*order, *lacking)},
-        "trainings": {name: len(one.each) for name, one in groups.items()},
+        "trainings": {name: int(one.each.notna().sum()) for name, one in groups.items()},
         "trainings_without_a_score": lacking,
-        "pairs": len(p),
+        "pairs": len(pairs) // 2,
     }
 
 
-def _beaten(
-    best: str, floor: str, worse: Mapping[str, Any], of_best: Mapping[str, float | None]
-) -> bool | None:
-    """Whether the best is significantly ahead of the floor; None if the two were not compared."""
-    if floor == best:
-        return False if any(p is not None for p in of_best.values()) else None
-    return None if of_best.get(floor) is None else floor in worse
+def _better(one: Estimate, number: float, higher: bool) -> bool:
+    """Whether it is significantly better than a number; without an interval, if it is better."""
+    end = one.value if not one.known else one.low if higher else one.high
+    return end > number if higher else end < number
 
 
 def of_study(result: Result, every: Sequence[Scores]) -> dict[str, Any] | None:
@@ -158,7 +137,11 @@ def of_study(result: Result, every: Sequence[Scores]) -> dict[str, Any] | None:
     study = result.study
     if (about := study.answer) is None:
         return None
-    found: dict[str, Any] = {"data": about.found, "metric": every[0].metric, "ranges": {}}
+    found: dict[str, Any] = {
+        "data": about.found,
+        "metric": every[0].metric,
+        "chance": about.chance,
+    }
     if result.elsewhere:
         found["elsewhere"] = result.elsewhere
     if result.unfinished:
@@ -170,14 +153,7 @@ def of_study(result: Result, every: Sequence[Scores]) -> dict[str, Any] | None:
             "variants_without_any": none,
             "type": asked.call(study),
         }
-    for words, scores in ranges(about, every).items():
-        own = {name: group(scores, name) for name in scores[0][0].variants}
-        groups = {name: one for name, one in own.items() if one is not None}
-        if groups:
-            of = of_range(groups, scores[0][0].higher, about.floor, about.chance)
-            of["conditions"] = [f"{one.evaluation} {condition}" for one, condition in scores]
-            of["without_a_score"] = [name for name in own if name not in groups]
-            found["ranges"][words] = of
+    found["ranges"] = of_ranges(about, every)
     if not found["ranges"]:
         found["no_answer"] = "no training has a score in all conditions of a range"
         found["type"] = asked.call(study)
@@ -227,7 +203,11 @@ def sentences(answer: Mapping[str, Any], study: Study) -> list[str]:
     if "no_answer" in answer:
         found.append(f"There is no answer: {answer['no_answer']}. Type {answer['type']}")
     for words, of in answer["ranges"].items():
-        found.append(f"{words[0].upper()}{words[1:]}: {_in_words(of, floor, answer['metric'])}")
+        text = _in_words(of, floor, answer["metric"], f"{CHANCE[study.host]} ({answer['chance']})")
+        found.append(f"{words[0].upper()}{words[1:]}: {text}")
+    if any(of["pairs"] for of in answer["ranges"].values()):
+        every = [d for of in answer["ranges"].values() for d in of["differences"].values()]
+        found.append(f"{BRACKETS} {ITEMS}" if any("items" in d for d in every) else BRACKETS)
     if answer["cost"]:
         each = [
             f"{name} {one['step_to_floor']:.2f} times"
@@ -249,9 +229,14 @@ def _unfinished(
     return f"{text}To finish them, type {type}"
 
 
-def _in_words(of: Mapping[str, Any], floor: str, metric: str) -> str:
-    best, means, alike = of["best"], of["means"], of["cannot_be_told_from_it"]
-    numbers = of["trainings"]
+def _in_words(of: Mapping[str, Any], floor: str, metric: str, none: str) -> str:
+    best, means, numbers = of["best"], of["means"], of["trainings"]
+
+    def named(names: Sequence[str]) -> str:
+        """``rope 49.3 (−1.3 [−5.0, +2.5])``: the mean, and how far it is from the best."""
+        apart = {name: cell(Estimate(**of["differences"][name]), 1, "+") for name in names}
+        return ", ".join(f"{name} {means[name]:.1f} ({apart[name]})" for name in names)
+
     if len(means) == 1:
         text = f"only {best} has scores, {metric} {means[best]:.1f}: nothing to compare it with. "
     else:
@@ -260,28 +245,28 @@ def _in_words(of: Mapping[str, Any], floor: str, metric: str) -> str:
         text += f"Trainings: {', '.join(f'{name} {many}' for name, many in numbers.items())}. "
     elif numbers[best] < TRAININGS:
         text += "One training each. " if numbers[best] == 1 else "Means of two trainings each. "
-    apart = [
-        f"{name} by {of['behind'][name]:.1f} ({means[name]:.1f})" for name in of["not_compared"]
-    ]
-    if of["pairs"] and apart:
-        text += f"Behind it, but not compared, as that takes three trainings: {', '.join(apart)}. "
-    elif len(means) > 1:
-        text += f"Behind it: {', '.join(apart)}. " if apart else ""
+    if of["pairs"] and of["not_compared"]:
+        text += "Behind it, but not compared, as that takes three trainings: "
+        text += f"{named(of['not_compared'])}. "
+    elif of["not_compared"]:
         few = "a single training" if max(numbers.values()) == 1 else "fewer than three trainings"
-        text += f"With {few} of a variant no difference is significant. " if not of["pairs"] else ""
-    if alike:
-        each = [f"{name} ({means[name]:.1f})" for name in alike]
-        text += f"Not significantly different from it: {', '.join(each)}. "
+        text += f"Behind it: {named(of['not_compared'])}. "
+        text += f"With {few} of a variant no difference is significant. "
+    if of["cannot_be_told_from_it"]:
+        text += f"Not significantly different from it: {named(of['cannot_be_told_from_it'])}. "
     if of["worse"]:
-        worse = of["worse"].items()
-        each = [f"{name} by {one['by']:.1f} (p {_p(one['p'])})" for name, one in worse]
-        text += f"Worse: {', '.join(each)}. "
+        text += f"Worse: {named(of['worse'])}. "
     if best in of["not_learned"]:
-        text += "It is near chance: no variant has learned. They need a longer training. "
+        text += f"No variant is significantly better than {none}: "
+        text += "they need a longer training. "
     elif of["floor_beaten"] is False:
-        text += f"{floor} is not beaten: nothing shows that positions matter here on these data. "
+        text += (
+            f"No variant is significantly better than {floor}: these trainings do not show that "
+        )
+        text += "positions matter here. "
     if of["not_learned"] and best not in of["not_learned"]:
-        text += f"Near chance, so not learned: {', '.join(of['not_learned'])}. "
+        text += f"Not significantly better than {none}: "
+        text += f"{', '.join(of['not_learned'])}. "
     if of["trainings_without_a_score"]:
         each = [
             f"{name} ({means[name]:.1f}, without {many} of {many + numbers[name]} trainings)"
@@ -293,7 +278,3 @@ def _in_words(of: Mapping[str, Any], floor: str, metric: str) -> str:
     if of["without_a_score"]:
         text += f"Without a score: {', '.join(of['without_a_score'])}. "
     return text.strip()
-
-
-def _p(p: float) -> str:
-    return "< 0.001" if p < 0.001 else f"{p:.2g}"

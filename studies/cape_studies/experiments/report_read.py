@@ -12,8 +12,8 @@ import pandas as pd
 from cape_studies.experiments import asked, folders
 from cape_studies.experiments.scores import STATS, TIDY, read
 from cape_studies.experiments.study import Study, find, load, load_written, read_yaml
+from cape_studies.stats import TRAININGS
 
-TRAININGS = 3  # the least for an interval; of two it would reach 13 standard errors each way
 #: how items make a score → the columns of items that it needs
 PARTS = {"percent": ["value", "weight"], "mean": ["value", "weight"]}
 PARTS |= {"bleu": STATS, "bleu_unsmoothed": STATS}

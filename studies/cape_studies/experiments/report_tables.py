@@ -2,16 +2,23 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import pandas as pd
 from tabulate import tabulate
 
 from cape_studies.experiments.asked import training
-from cape_studies.experiments.report_scores import Score, Scores
+from cape_studies.experiments.report_scores import Scores
+from cape_studies.stats import Estimate
 
 NO_SCORE = "†"
-ALONE = "‡"  # marks intervals for other trainings alone, if a table has both kinds
+#: host → what needs no training, and has the score that an answer calls chance
+CHANCE = {
+    "timm": "always the commonest class",
+    "fairseq": "empty translations",
+    "espnet": "empty transcripts",
+}
 
 
 class Table(NamedTuple):
@@ -33,73 +40,92 @@ class Table(NamedTuple):
 
 
 def tables(scores: Scores) -> list[Table]:
-    """Scores, and differences from the baseline."""
+    """Scores; and differences from the baseline, unless an answer compares all pairs."""
     arrow = f"{'↑ higher' if scores.higher else '↓ lower'} is better."
     title = f"{', '.join(dict.fromkeys([scores.evaluation, scores.metric]))} {arrow[0]}"
     if (many := len(scores.conditions)) > 50:
         return [Table(title, [], f"{many} conditions: see the figure and scores.csv.")]
     arrow += " In bold: conditions seen in training." if scores.seen else ""
     found = [_grid(scores, scores.found, title, arrow)]
-    if scores.differences:
+    if scores.differences and scores.result.study.answer is None:
         base = scores.result.study.report.baseline
-        ways = {scores.paired(variant, base) for variant, _ in scores.differences}
-        how = "Trainings of a seed, from the same weights, are pairs." if True in ways else ""
-        how += " Of means over trainings, which are not paired." if False in ways else ""
         pairs = f"{title}, difference from {base}"
-        found.append(_grid(scores, scores.differences, pairs, how.strip(), "+"))
+        found.append(_grid(scores, scores.differences, pairs, "Each is one comparison.", base))
     return found
 
 
 def _grid(
-    scores: Scores, found: Mapping[tuple[str, str], Score], title: str, legend: str, sign: str = ""
+    scores: Scores,
+    found: Mapping[tuple[str, str], Estimate],
+    title: str,
+    legend: str,
+    base: str | None = None,
 ) -> Table:
-    """A row for each variant, a column for each condition; the legend explains marks."""
-    ways = {one.items for one in found.values() if one.known}
-    digits = _digits(scores)
-    lacking = any(one.lacking for one in found.values())
-    wanted = Counter(training(name)[0] for name in scores.result.study.runs)
+    """A row for each variant, a column for each condition; the legend explains marks.
+
+    Args:
+        found: scores, or differences from the variant ``base``.
+    """
+    study, digits = scores.result.study, _digits(scores)
+    wanted = Counter(training(name)[0] for name in study.runs)
+    each = {
+        (v, c): [scores.values[one, c] for one in (v, base) if one is not None] for v, c in found
+    }
+    lacking = {key: {seed for one in each[key] for seed in one.index[one.isna()]} for key in found}
+    few = False
     rows = []
     for variant in scores.variants:
-        mine = {c: one for (v, c), one in found.items() if v == variant}
+        mine = [key for key in found if key[0] == variant]
         if not mine:
             continue
-        counts = sorted(
-            {" and ".join(map(str, dict.fromkeys(one.trainings))) for one in mine.values()}
-        )
-        row = {"variant": variant, "trainings": ", ".join(counts)}
-        if not sign and (asked := wanted[variant]) > max(one.trainings[0] for one in mine.values()):
-            row["trainings"] += f" of {asked}"
-        if lacking:
-            seeds = sorted(set().union(*(one.lacking for one in mine.values())))
+        counts = {" and ".join(dict.fromkeys(str(len(one)) for one in each[key])) for key in mine}
+        row = {"variant": variant, "trainings": ", ".join(sorted(counts))}
+        if base is None and wanted[variant] > max(len(each[key][0]) for key in mine):
+            row["trainings"] += f" of {wanted[variant]}"
+        if any(lacking.values()):
+            seeds = sorted(set().union(*(lacking[key] for key in mine)))
             row["seeds without a score"] = ", ".join(map(str, seeds))
         row |= dict.fromkeys(scores.conditions, "")
-        for condition, one in mine.items():
-            text = cell(one, digits, sign)
-            text += ALONE if one.known and not one.items and len(ways) > 1 else ""
-            row[condition] = f"**{text}**" if (variant, condition) in scores.seen else text
+        for key in mine:
+            shown = each[key][0] if base is None and not found[key].known else ()
+            few |= len(shown) > 1 and not lacking[key]
+            text = cell(found[key], digits, "" if base is None else "+", shown)
+            row[key[1]] = f"**{text}**" if key in scores.seen else text
         rows.append(row)
-    if any(len(one.each) > 1 and not (one.known or one.lacking) for one in found.values()):
+    if base is None and study.answer is not None and study.answer.chance is not None:
+        same = dict.fromkeys(scores.conditions, _number(study.answer.chance, digits))
+        rows.append({"variant": CHANCE[study.host], **same})
+    if few:
         legend += " Parentheses: each training; of fewer than three there is no interval."
-    if ways:
-        legend += " Brackets: 95 % interval for other trainings"
-        legend += (
-            " and other test items." if True in ways else "; single test items are not stored."
-        )
-    if len(ways) > 1:
-        legend += f" {ALONE}: for other trainings alone."
-    if lacking:
-        legend += f" {NO_SCORE} A training has no score there: no mean, only the others' scores."
+    if any(one.known for one in found.values()):
+        test = "Student's t" if base is None else "Welch's t"
+        if base is not None and all(scores.paired(variant, base) for variant, _ in found):
+            test = "Student's t of the differences of a seed, which starts from the same weights"
+        legend += f" Brackets: 95 % interval for other trainings on the same test items, {test}."
+    if any(one.items == one.items for one in found.values()):
+        legend += " ±: standard error of the choice of test items, no part of the interval."
+    if any(lacking.values()):
+        legend += f" {NO_SCORE} A training has no score there, so there is no mean."
     return Table(title, rows, legend)
 
 
-def cell(one: Score, digits: int, sign: str = "") -> str:
-    """``+2.34 [+1.10, +3.58]``; of few trainings ``+2.34 (+1.10, +3.58)``; a dagger for no mean."""
-    value, *each = (_number(x, digits, sign) for x in (one.value, *one.each))
+def cell(one: Estimate, digits: int, sign: str = "", each: Sequence[float] | pd.Series = ()) -> str:
+    """``+2.34 ± 0.50 [+1.10, +3.58]``; a dagger for no mean.
+
+    Args:
+        one: the score, or the difference.
+        digits: decimals.
+        sign: + shows the sign of positive numbers too.
+        each: trainings' scores, in parentheses if there are two or more.
+    """
+    text = NO_SCORE if one.value != one.value else _number(one.value, digits, sign)
+    if one.items == one.items:
+        text += f" ± {_number(one.items, digits)}"
     if one.known:
-        return f"{value} [{_number(one.low, digits, sign)}, {_number(one.high, digits, sign)}]"
-    if one.lacking:
-        return f"{NO_SCORE} ({', '.join(each)})"
-    return f"{value} ({', '.join(each)})" if len(each) > 1 else value
+        text += f" [{_number(one.low, digits, sign)}, {_number(one.high, digits, sign)}]"
+    if len(each) > 1:
+        text += f" ({', '.join(_number(value, digits) for value in each)})"
+    return text
 
 
 def _number(number: float, digits: int, sign: str = "") -> str:
@@ -108,5 +134,5 @@ def _number(number: float, digits: int, sign: str = "") -> str:
 
 def _digits(scores: Scores) -> int:
     """Decimals: two if a score is 10 or more, else three."""
-    values = [abs(x) for one in scores.found.values() for x in one.each if x == x]
-    return 2 if max(values, default=0) >= 10 else 3
+    most = max(float(one.abs().max()) for one in scores.values.values())
+    return 2 if most >= 10 else 3
