@@ -90,7 +90,7 @@ def rows(studies: int) -> list[dict[str, object]]:
             row = {"compared": compared, "trainings": name, "wrong": wrong(groups)}
             if len(spreads) > 2:
                 row["games_howell"] = games_howell(groups)
-            if len(spreads) > 1 and len({*spreads}) == 1:
+            if len(spreads) > 1 and len({*spreads}) == len({*trainings}) == 1:
                 one, other, *_ = drawn(spreads, trainings, studies, apart=5)
                 pairs = comb(len(spreads), 2)
                 row["found"] = float(differs(estimate(one, other, pairs)).mean())

@@ -5,6 +5,8 @@
     cp report/scores-items.csv.xz studies/results/digits-items.csv.xz
     python docs/tables.py
 
+docs/answer.md and docs/answers/*.json are made of docs/answers/*.csv.
+
 A table stands between ``<!-- NAME -->`` and ``<!-- -->``, a number between ``<!--=STUDY:EVALUATION:
 VARIANT:CONDITION-->`` and ``<!--/-->``; VARIANT or CONDITION may be a difference, A−B with a minus
 sign, and a test by BLEU has parts (PARTS_OF_BLEU), as in precision_of_bleu. A page of
@@ -211,7 +213,7 @@ def of_kernels() -> str:
 def of_intervals() -> str:
     """How often intervals are wrong or find a difference, by ``benchmarks/intervals.py``."""
     found = pd.read_csv(MEASURED / "intervals.csv")
-    parts = {"wrong": "wrong", "found": "found", "games_howell": "wrong by Games-Howell"}
+    parts = {"wrong": "wrong", "found": "found", "games_howell": "Games-Howell wrong"}
     shown = found.pivot(index="compared", columns="trainings", values=[*parts]).dropna(
         axis=1, how="all"
     )
@@ -255,6 +257,7 @@ def of_demo() -> str:
 def stored(study: str) -> list[Scores]:
     """The scores in answers/STUDY.csv, with the chance of answers/STUDY.json."""
     (one,) = report_read.studies([HERE / "answers" / f"{study}.csv"])
+    one.study.variants = {name: one.study.variants[name] for name in one.scores["variant"]}
     one.study.answer.chance = json.loads((HERE / "answers" / f"{study}.json").read_text())["chance"]
     return every(one)
 
