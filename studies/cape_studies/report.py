@@ -16,10 +16,10 @@ import yaml
 from pydantic import Field
 
 from cape_studies import command, process, results
-from cape_studies.ask.answer import of_study, sentences
+from cape_studies.answer import of_study, sentences
 from cape_studies.config import known
-from cape_studies.experiments import report_figures, report_scores
-from cape_studies.experiments.report_tables import tables
+from cape_studies import compare, figure
+from cape_studies.tables import tables
 from cape_studies.results import Result
 from cape_studies.run import StudyOptions, same_words
 
@@ -109,10 +109,10 @@ def read(options: ReportOptions) -> tuple[list[Result], Path]:
 
 def section(result: Result) -> dict[str, Any]:
     """What the page shows of a study."""
-    every = report_scores.every(result)
+    every = compare.every(result)
     picture = io.BytesIO()
     answer = of_study(result, every)
-    report_figures.draw(every[0], picture)
+    figure.draw(every[0], picture)
     return {
         "result": result,
         "answer": answer,

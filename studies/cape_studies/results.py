@@ -13,8 +13,8 @@ from cape_studies import work
 from cape_studies.config import Study, find, load, read_yaml
 from cape_studies.plan import Plan, Prepared, Run, merge
 from cape_studies.scores import STATS, TIDY, read, tidy
+from cape_studies.stats import TRAININGS
 
-TRAININGS = 3  # the least for an interval; of two it would reach 13 standard errors each way
 #: how items make a score → the columns of items that it needs
 PARTS = {"percent": ["value", "weight"], "mean": ["value", "weight"]}
 PARTS |= {"bleu": STATS, "bleu_unsmoothed": STATS}

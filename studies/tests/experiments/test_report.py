@@ -9,12 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import stats
 
-from cape_studies.experiments import report, report_figures, report_read, report_scores
-from cape_studies.experiments.report_scores import Scores
+from cape_studies.experiments import report, report_figures, report_read
+from cape_studies.compare import Scores
 from lab_support import refused
 
 SIZES = ("24", "32", "64")
@@ -132,97 +130,66 @@ def replace_in(path: Path, old: str, new: str) -> None:
 # --- intervals
 
 
-@given(st.lists(st.floats(-100, 100, width=16), min_size=3, max_size=6, unique=True))
-def test_over_trainings_alone_the_interval_is_students(values):
-    expected = stats.ttest_1samp(values, 0)
-    *ends, p = report_scores.interval([np.array(values)])
-    assert ends == pytest.approx(tuple(expected.confidence_interval()), rel=1e-6, abs=1e-6)
-    assert p == pytest.approx(expected.pvalue, rel=1e-4, abs=1e-6)
-
-
-def test_of_two_variants_trainings_the_interval_is_welchs():
-    one, other = np.array([70.0, 72.5, 71.0]), np.array([60.0, 69.0, 66.5, 64.0])
-    expected = stats.ttest_ind(one, other, equal_var=False)
-    *ends, p = report_scores.interval([one, other], (1, -1))
-    assert ends == pytest.approx(tuple(expected.confidence_interval()))
-    assert p == pytest.approx(expected.pvalue)
-
-
-@pytest.mark.parametrize("own", [0, 1])
-def test_items_add_what_they_do_to_all_trainings_alike_and_no_more(own):
-    """As in an analysis of variance: (items' mean square - error's) / (n × items)."""
-    random = np.random.default_rng(0)
-    parts = random.normal(0, 14, 200) + random.normal(0, 14 * own, (3, 200))
-    without = (parts.sum(axis=1) - parts.T) / 199
-    each = parts.mean(axis=1)
-    centred = parts - each[:, None] - parts.mean(axis=0) + parts.mean()
-    of_items, error = 3 * parts.mean(axis=0).var(ddof=1), (centred**2).sum() / (2 * 199)
-    alike = (of_items - error) / (3 * 200)
-    low, high, _ = report_scores.interval([each], without=without)
-    quadrature = np.hypot(4.3027 * stats.sem(each), stats.t.isf(0.025, 199) * alike**0.5)
-    assert high - low <= 2 * quadrature * (1 + 1e-6)
-    assert high - low == pytest.approx(2 * quadrature) or own
-
-
-def test_equal_scores_have_an_interval_of_no_width():
-    assert report_scores.interval([np.ones(3)]) == (1, 1, 0)
-    assert report_scores.interval([np.ones(3), np.ones(3)], (1, -1)) == (0, 0, 1)
-
-
 def test_a_percentage_ends_at_0_and_100_and_a_difference_does_not(folder):
     for path in folder.glob("runs/*/scores.csv"):
         seed = int(path.parent.name.split("seed")[1][0])
         pd.read_csv(path).assign(value=[99.0, 97.0, 100.0][seed]).to_csv(path, index=False)
     without_items(folder)
     scores = scores_of(folder)
-    assert scores.found["cape", "32"][4:6] == pytest.approx((94.87, 100), abs=0.01)
+    found = scores.found["cape", "32"]
+    assert (found.low, found.high) == pytest.approx((94.87, 100), abs=0.01)
     assert scores.differences["cape", "32"].high > 0
 
 
 def test_trainings_are_pairs_of_a_seed_only_if_they_go_on_from_the_same_weights(folder):
-    scores = scores_of(folder)
-    cape, sinpos = (scores.found[v, "64"].each.to_numpy() for v in ("cape", "sinpos"))
-    without_items(folder)
-    welch = scores_of(folder).differences["cape", "64"]
-    expected = stats.ttest_ind(cape, sinpos, equal_var=False).confidence_interval()
-    assert welch[4:6] == pytest.approx(tuple(expected))
-    assert "which are not paired" in reported(folder)
+    cape, sinpos = (scores_of(folder).values[v, "64"] for v in ("cape", "sinpos"))
+    found = scores_of(folder).differences["cape", "64"]
+    welch = stats.ttest_ind(cape, sinpos, equal_var=False)
+    assert (found.low, found.high) == pytest.approx(tuple(welch.confidence_interval()))
+    assert "on the same test items, Welch's t." in reported(folder)
     variants = {"nopos": {}, "cape": {"after": "nopos"}, "sinpos": {"after": "nopos"}}
     write_about(folder, variants=variants)
     pairs = scores_of(folder).differences["cape", "64"]
-    assert pairs[4:6] == pytest.approx(tuple(stats.ttest_rel(cape, sinpos).confidence_interval()))
-    assert "Trainings of a seed, from the same weights, are pairs." in reported(folder)
+    students = stats.ttest_rel(cape, sinpos)
+    assert (pairs.low, pairs.high) == pytest.approx(tuple(students.confidence_interval()))
+    assert "Student's t of the differences of a seed" in reported(folder)
+
+
+def test_two_tests_of_the_same_trainings_are_compared_training_by_training(folder):
+    scores = scores_of(folder)
+    found = scores.difference("cape", "cape", "32", "64")
+    pairs = stats.ttest_rel(scores.values["cape", "32"], scores.values["cape", "64"])
+    assert (found.low, found.high) == pytest.approx(tuple(pairs.confidence_interval()))
 
 
 def test_more_trainings_of_one_variant_count_all(folder, tmp_path):
     added = [write_run(folder, "cape", seed).name for seed in (3, 4, 5)]
     study = yaml.safe_load((folder / "study.yaml").read_text())
     write_about(folder, runs=[*study["runs"], *added], seeds=[*range(6)])
-    less = scores_of(folder).differences["cape", "64"]
-    assert less.trainings == (6, 3)
     assert row(reported(folder), "cape", 1)[1] == "6 and 3"
-    found = scores_of(folder).found
-    assert less.value == pytest.approx(found["cape", "64"].value - found["sinpos", "64"].value)
-
-
-def test_a_difference_is_of_the_same_items(folder):
-    """nopos, paired with sinpos, gets its very answers, but for ten images of each training."""
-    write_about(folder, variants={"cape": {}, "sinpos": {}, "nopos": {"after": "sinpos"}})
-    for seed in range(3):
-        theirs = pd.read_csv(folder / f"runs/sinpos-seed{seed}-0abcd/items-sizes.csv")
-        ten = theirs.index[theirs["condition"] == 64][:10]
-        theirs.loc[ten, "value"] = 1 - theirs.loc[ten, "value"]
-        run = folder / f"runs/nopos-seed{seed}-0abcd"
-        theirs.to_csv(run / "items-sizes.csv", index=False)
-        rows = pd.read_csv(run / "scores.csv")
-        rows["value"] = 100 * theirs.groupby("condition", sort=False)["value"].mean().to_numpy()
-        rows.to_csv(run / "scores.csv", index=False)
     scores = scores_of(folder)
-    assert scores.differences["nopos", "32"][4:] == (0, 0, 1, True)
-    apart = {v: s.high - s.low for (v, c), s in scores.differences.items() if c == "64"}
-    assert 0 < apart["nopos"] < apart["cape"] / 2
-    assert scores.differences["cape", "64"].low > 0
-    assert ("sinpos", "64") not in scores.differences
+    less = scores.differences["cape", "64"]
+    assert less.value == pytest.approx(
+        scores.values["cape", "64"].mean() - scores.values["sinpos", "64"].mean()
+    )
+
+
+def test_the_error_of_test_items_stands_beside_a_score_and_a_difference(folder):
+    """Of images that are right or wrong, averaged over three trainings."""
+    scores = scores_of(folder)
+    right = {}
+    for variant in ("cape", "sinpos"):
+        items = [pd.read_csv(path) for path in folder.glob(f"runs/{variant}-*/items-sizes.csv")]
+        items = pd.concat(items).query("condition == 64")
+        right[variant] = 100 * items.groupby("item")["value"].mean()
+    found, less = scores.found["cape", "64"], scores.differences["cape", "64"]
+    assert found.items == pytest.approx(stats.sem(right["cape"]))
+    assert less.items == pytest.approx(stats.sem(right["cape"] - right["sinpos"]))
+    text = reported(folder)
+    low, high = (f"{end:.2f}" for end in (found.low, found.high))
+    assert row(text, "cape")[4] == f"{found.value:.2f} ± {found.items:.2f} [{low}, {high}]"
+    assert f" ± {less.items:.2f} [" in row(text, "cape", 1)[4]
+    assert "±: standard error of the choice of test items, no part of the interval." in text
 
 
 def write_about(folder, **changes):
@@ -235,28 +202,24 @@ def without_items(folder):
         path.unlink()
 
 
-def test_without_items_the_interval_is_for_other_trainings_alone_and_the_table_says_so(folder):
-    with_items = reported(folder)
-    assert "95 % interval for other trainings and other test items." in with_items
-    assert "‡" not in with_items
+def test_without_items_there_is_no_error_of_them(folder):
     without_items(folder)
-    text = reported(folder)
-    assert "95 % interval for other trainings; single test items are not stored." in text
-    assert "other test items" not in text
+    assert "±" not in reported(folder)
 
 
-def test_scores_whose_items_are_not_the_same_are_marked(folder):
-    replace_in(folder / RUN / "items-sizes.csv", "7.png", "x.png")
+def test_of_items_that_are_not_the_same_a_difference_has_no_error(folder):
+    for path in folder.glob("runs/cape-*/items-sizes.csv"):
+        replace_in(path, "7.png", "x.png")
     text = reported(folder)
-    assert row(text, "cape")[2].endswith("]‡")
-    assert row(text, "sinpos")[2].endswith("]")
-    assert "‡: for other trainings alone." in text
+    assert "±" in row(text, "cape")[2]
+    assert "±" not in row(text, "cape", 1)[2]
+    assert "±" in row(text, "nopos", 1)[2]
 
 
 def test_of_fewer_than_three_trainings_there_are_values_and_no_interval(tmp_path):
     two, one = write_study(tmp_path / "two", [0, 1]), write_study(tmp_path / "one", [0])
     text = reported(two)
-    each = scores_of(two).found["cape", "64"].each
+    each = scores_of(two).values["cape", "64"]
     assert row(text, "cape")[4] == f"{sum(each) / 2:.2f} ({each[0]:.2f}, {each[1]:.2f})"
     assert "[" not in text
     assert "Parentheses: each training; of fewer than three there is no interval." in text
@@ -280,10 +243,10 @@ def lose(folder, value):
 def test_a_training_without_a_score_is_seen_and_there_is_no_mean(folder, figures, value):
     lose(folder, value)
     text, scores = reported(folder), scores_of(folder)
-    first, _, last = scores.found["cape", "64"].each
+    first, _, last = scores.values["cape", "64"]
     assert row(text, "cape")[1:3] == ["3", "1"]
     assert row(text, "cape")[-1] == f"† ({first:.2f}, –, {last:.2f})"
-    assert row(text, "cape", 1)[-1].startswith("† (")
+    assert row(text, "cape", 1)[-1] == "†"
     assert row(text, "sinpos")[2] == ""
     assert "seeds without a score" in text
     assert "† A training has no score there" in text
@@ -296,7 +259,7 @@ def test_without_the_baselines_score_there_is_no_difference(folder):
     path = folder / RUN.replace("cape", "sinpos") / "scores.csv"
     pd.read_csv(path).assign(value=math.nan).to_csv(path, index=False)
     text = reported(folder)
-    assert all("† (" in cell for cell in row(text, "nopos", 1)[3:])
+    assert all("†" in cell for cell in row(text, "nopos", 1)[3:])
 
 
 # --- what is written
@@ -305,7 +268,8 @@ def test_without_the_baselines_score_there_is_no_difference(folder):
 def test_the_table_has_intervals_bold_and_arrows(folder):
     scores, text = scores_of(folder), reported(folder)
     found = scores.found["cape", "32"]
-    assert row(text, "cape")[3] == f"**{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]**"
+    assert row(text, "cape")[3].startswith(f"**{found.value:.2f} ± ")
+    assert row(text, "cape")[3].endswith(f" [{found.low:.2f}, {found.high:.2f}]**")
     assert "**" not in row(text, "cape")[2] + row(text, "cape")[4]
     assert "### sizes, top1 ↑\n" in text
 
@@ -367,7 +331,7 @@ def test_a_report_of_the_stored_scores_and_items_is_the_same(folder, monkeypatch
     (tmp_path / "kept-items.csv.xz").unlink()
     alone = reported(tmp_path / "kept.csv", "--out", tmp_path / "alone")
     assert alone.count("kept.csv: single test items are not stored") == 2
-    assert "for other trainings; single" in alone
+    assert "±" not in alone
 
 
 def test_what_a_reader_should_know_of_the_runs_is_noted(tmp_path, figures):
@@ -398,7 +362,7 @@ def test_of_trainings_that_are_not_done_there_is_the_mean_of_the_others_with_the
     assert row(text, "cape")[1] == "1 of 3"
     assert row(text, "sinpos")[1] == "2 of 3"
     one = scores.found["sinpos", "64"]
-    assert row(text, "sinpos")[-1].startswith(f"{one.value:.2f} ({one.each[1]:.2f}, ")
+    assert row(text, "sinpos")[-1].startswith(f"{one.value:.2f} (")
     assert "cape-seed1-0abcd (waiting)" in text
     assert "cape-run small --seeds 0 1 2 goes on" in text
     apart = scores.differences["cape", "64"]  # they have no seed in common
@@ -520,7 +484,7 @@ def test_the_page_stands_alone_and_has_it_all(page):
         "A small study &lt;of positions&gt; &amp; sizes",
         "Expected: cape flatter beyond the trained size.",
         "sizes, top1 ↑, difference from sinpos",
-        "for other trainings and other test items.",
+        "for other trainings on the same test items,",
         "torch: 2.14.1",
         "train.py --model vit_cape",
         "cape-timm-eval -c &#39;a b&#39;",

@@ -1,13 +1,12 @@
 """The figure of scores, to be read on light and on dark pages."""
 
-from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
-from cape_studies.experiments.report_scores import Scores
+from cape_studies.compare import Scores
 
 LINES, MARKERS = ("-", "--", ":", "-."), "osD^vPX*<>"
 GREY = "#767676"  # as far from white as from black
@@ -61,14 +60,20 @@ def _draw(axis: Any, scores: Scores, variant: str, places: dict[str, float]) -> 
     color = style["color"]
     if len(places) > 30:
         del style["marker"]
-    found = [(places[c], one) for (v, c), one in scores.found.items() if v == variant]
-    x, every = zip(*sorted(found, key=itemgetter(0)), strict=True)
-    label = f"{variant} †" if any(one.lacking for one in every) else variant
+    mine = sorted((c for v, c in scores.found if v == variant), key=lambda c: places[c])
+    x = [places[c] for c in mine]
+    every = [scores.found[variant, c] for c in mine]
+    each = [scores.values[variant, c] for c in mine]
+    label = f"{variant} †" if any(one.isna().any() for one in each) else variant
     axis.plot(x, [one.value for one in every], **style, ms=4, label=label)
     low, high = [one.low for one in every], [one.high for one in every]
     # the more bands, the paler: they must not hide the lines
     axis.fill_between(x, low, high, color=color, alpha=min(0.15, 0.8 / len(scores.variants)), lw=0)
     axis.vlines(x, low, high, color=color, alpha=0.5 if len(x) == 1 else 0)
-    few = [(at, one) for at, one in found if not one.known and len(one.each) > 1]
-    at = [at for at, one in few for _ in one.each]
-    axis.scatter(at, [value for _, one in few for value in one.each], color=color, s=4)
+    few = [
+        (at, value)
+        for at, one, of in zip(x, every, each, strict=True)
+        if not one.known and len(of) > 1
+        for value in of
+    ]
+    axis.scatter([at for at, _ in few], [value for _, value in few], color=color, s=4)

@@ -1,0 +1,136 @@
+"""Tables of scores, and of differences from the baseline."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import pandas as pd
+from tabulate import tabulate
+
+from cape_studies.compare import Scores
+from cape_studies.stats import Estimate
+
+NO_SCORE = "†"
+#: host → what needs no training, and has the score that an answer calls chance
+CHANCE = {
+    "timm": "always the commonest class",
+    "fairseq": "empty translations",
+    "espnet": "empty transcripts",
+}
+
+
+class Table(NamedTuple):
+    """Rows with the same columns; text between double stars is bold."""
+
+    title: str
+    rows: list[dict[str, str]]
+    legend: str
+
+    def markdown(self) -> str:
+        """The table in Markdown, with its title and legend."""
+        cells = tabulate(self.rows, "keys", "github", disable_numparse=True)
+        return f"### {self.title}\n\n{cells}\n\n{self.legend}\n"
+
+    def html(self) -> str:
+        """The table in HTML, without title and legend."""
+        cells = tabulate(self.rows, "keys", "html", disable_numparse=True)
+        return re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", cells)
+
+
+def tables(scores: Scores) -> list[Table]:
+    """Scores; and differences from the baseline, unless an answer compares all pairs."""
+    arrow = f"{'↑ higher' if scores.higher else '↓ lower'} is better."
+    title = f"{', '.join(dict.fromkeys([scores.evaluation, scores.metric]))} {arrow[0]}"
+    if (many := len(scores.conditions)) > 50:
+        return [Table(title, [], f"{many} conditions: see the figure and scores.csv.")]
+    arrow += " In bold: conditions seen in training." if scores.seen else ""
+    found = [_grid(scores, scores.found, title, arrow)]
+    if scores.differences and scores.result.study.answer is None:
+        base = scores.result.study.report.baseline
+        pairs = f"{title}, difference from {base}"
+        found.append(_grid(scores, scores.differences, pairs, "Each is one comparison.", base))
+    return found
+
+
+def _grid(
+    scores: Scores,
+    found: Mapping[tuple[str, str], Estimate],
+    title: str,
+    legend: str,
+    base: str | None = None,
+) -> Table:
+    """A row for each variant, a column for each condition; the legend explains marks.
+
+    Args:
+        found: scores, or differences from the variant ``base``.
+    """
+    study, digits = scores.result.study, _digits(scores)
+    wanted = scores.result.wanted
+    each = {
+        (v, c): [scores.values[one, c] for one in (v, base) if one is not None] for v, c in found
+    }
+    lacking = {key: {seed for one in each[key] for seed in one.index[one.isna()]} for key in found}
+    few = False
+    rows = []
+    for variant in scores.variants:
+        mine = [key for key in found if key[0] == variant]
+        if not mine:
+            continue
+        counts = {" and ".join(dict.fromkeys(str(len(one)) for one in each[key])) for key in mine}
+        row = {"variant": variant, "trainings": ", ".join(sorted(counts))}
+        if base is None and wanted.get(variant, 0) > max(len(each[key][0]) for key in mine):
+            row["trainings"] += f" of {wanted[variant]}"
+        if any(lacking.values()):
+            seeds = sorted(set().union(*(lacking[key] for key in mine)))
+            row["seeds without a score"] = ", ".join(map(str, seeds))
+        row |= dict.fromkeys(scores.conditions, "")
+        for key in mine:
+            shown = each[key][0] if base is None and not found[key].known else ()
+            few |= len(shown) > 1 and not lacking[key]
+            text = cell(found[key], digits, "" if base is None else "+", shown)
+            row[key[1]] = f"**{text}**" if key in scores.seen else text
+        rows.append(row)
+    if base is None and study.answer is not None and study.answer.chance is not None:
+        same = dict.fromkeys(scores.conditions, _number(study.answer.chance, digits))
+        rows.append({"variant": CHANCE[study.host], **same})
+    if few:
+        legend += " Parentheses: each training; of fewer than three there is no interval."
+    if any(one.known for one in found.values()):
+        test = "Student's t" if base is None else "Welch's t"
+        if base is not None and all(scores.paired(variant, base) for variant, _ in found):
+            test = "Student's t of the differences of a seed, which starts from the same weights"
+        legend += f" Brackets: 95 % interval for other trainings on the same test items, {test}."
+    if any(one.items == one.items for one in found.values()):
+        legend += " ±: standard error of the choice of test items, no part of the interval."
+    if any(lacking.values()):
+        legend += f" {NO_SCORE} A training has no score there, so there is no mean."
+    return Table(title, rows, legend)
+
+
+def cell(one: Estimate, digits: int, sign: str = "", each: Sequence[float] | pd.Series = ()) -> str:
+    """``+2.34 ± 0.50 [+1.10, +3.58]``; a dagger for no mean.
+
+    Args:
+        one: the score, or the difference.
+        digits: decimals.
+        sign: + shows the sign of positive numbers too.
+        each: trainings' scores, in parentheses if there are two or more.
+    """
+    text = NO_SCORE if one.value != one.value else _number(one.value, digits, sign)
+    if one.items == one.items:
+        text += f" ± {_number(one.items, digits)}"
+    if one.known:
+        text += f" [{_number(one.low, digits, sign)}, {_number(one.high, digits, sign)}]"
+    if len(each) > 1:
+        text += f" ({', '.join(_number(value, digits) for value in each)})"
+    return text
+
+
+def _number(number: float, digits: int, sign: str = "") -> str:
+    return "–" if number != number else f"{number:{sign}.{digits}f}".replace("-", "−")
+
+
+def _digits(scores: Scores) -> int:
+    """Decimals: two if a score is 10 or more, else three."""
+    most = max(float(one.abs().max()) for one in scores.values.values())
+    return 2 if most >= 10 else 3
