@@ -1,5 +1,6 @@
 """The files of a folder, and what is said of those that are not used."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,9 +12,11 @@ def files(folder: Path) -> Iterator[Path]:
     """All files below a folder, sorted, those behind links to folders too. Hidden ones are left out
     (``._a.jpg`` of a Mac, ``.ipynb_checkpoints``).
 
+    A link that leads nowhere is among them, with a warning.
+
     Raises:
-        ValueError: a folder cannot be read, a link leads nowhere or to a folder that holds it, or a
-            name is not UTF-8.
+        ValueError: a folder cannot be read, a link leads to a folder that holds it, or a name is
+            not UTF-8.
     """
     try:
         there = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
@@ -21,10 +24,10 @@ def files(folder: Path) -> Iterator[Path]:
         raise ValueError(f"{folder} cannot be read: {error}") from error
     for path in there:
         if not path.exists():
-            raise ValueError(f"{path} is a link that leads nowhere: mend or remove it")
+            logging.warning(f"{path} is a link that leads nowhere")
         if any("\ud800" <= letter <= "\udfff" for letter in path.name):  # no CSV can hold it
             raise ValueError(f"{str(path)!r} has a name that is not UTF-8: rename it")
-        if path.is_file():
+        if not path.is_dir():
             yield path
         elif folder.resolve().is_relative_to(path.resolve()):
             raise ValueError(f"{path} is a link to a folder that holds it: remove the link")

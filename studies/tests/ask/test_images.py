@@ -94,6 +94,13 @@ def test_images_behind_links_to_folders_count(classes, picture, tmp_path):
     assert facts["train_images"] + facts["test_images"] == 35
 
 
+def test_a_link_that_leads_nowhere_is_said(classes, caplog):
+    (classes / "a" / "more").symlink_to("nothing")
+    facts, *_ = prepared(classes)
+    assert "left out: 1 more" in facts["found"]
+    assert "a/more is a link that leads nowhere" in caplog.text
+
+
 def test_hidden_files_and_folders_are_no_images_and_no_classes(classes, picture):
     (classes / "a" / "._0.jpg").write_bytes(b"of a Mac")
     (classes / ".ipynb_checkpoints").mkdir()
@@ -201,7 +208,7 @@ def latin(path):
         (lambda path: path.write_bytes(b""), r"a/3\.png cannot be used as an image"),
         (deep, r"a/3\.png .* more than 8 bits a channel \(mode I;16\)"),
         (shape_in_alpha, r"a/3\.png .* in its transparency"),
-        (nowhere, r"a/3\.png is a link that leads nowhere"),
+        (nowhere, r"a/3\.png cannot be used as an image"),
         (in_a_circle, r"a/again is a link to a folder that holds it"),
         (latin, r"caf.udce9\.png' has a name that is not UTF-8"),
     ],
