@@ -160,7 +160,7 @@ def test_a_transcript_of_one_name_is_not_taken_for_two_files(tmp_path):
     for speaker in ("ann", "bob"):
         write(tmp_path / "wavs" / speaker, "001", None)
     (tmp_path / "all.tsv").write_text("001\tone\n")
-    with pytest.raises(ValueError, match="ann/001.wav has no transcript: looked for ann/001"):
+    with pytest.raises(ValueError, match=r"ann/001\.wav has no transcript: looked for ann/001"):
         listed(tmp_path, tmp_path / "wavs", tmp_path / "all.tsv")
 
 

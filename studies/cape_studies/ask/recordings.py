@@ -95,7 +95,9 @@ def prepare(
     rounds = max_epoch or max(1, round(updates / iters))
     updates = rounds * iters
     held = ", ".join(f"{len(parts[name])} of {words}" for name, words in names.items())
-    told = two_forms(one.text for one in every)
+    spare = len(every) - sum(map(len, parts.values()))
+    told = [f"{spare:,} recordings are left out: a test has enough"] * bool(spare)
+    told += filter(None, [two_forms(one.text for one in every)])
     facts.write(
         out,
         found=(
@@ -104,7 +106,7 @@ def prepare(
             f"{median(one.seconds for one in train):.1f} s in the median, and "
             f"{len(parts['valid'])} to choose checkpoints. To test: {held}. The longest fifth was "
             f"held out of training. Tokens are {kind}s; trained for {updates:,} updates, about "
-            f"{updates / each:.3g} passes{'. ' if told else ''}{told}"
+            + ". ".join([f"{updates / each:.3g} epochs", *told])
         ),
         train_recordings=len(wavs_read),
         rate=rate,
