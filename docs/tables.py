@@ -26,10 +26,12 @@ import pandas as pd
 from tabulate import tabulate
 
 from cape_plugins.variants import VARIANTS
+from cape_studies import figure, report
+from cape_studies import results as read
+from cape_studies import tables as shown_tables
 from cape_studies.answer import of_ranges, sentences
-from cape_studies.evaluate.output import made
-from cape_studies import figure, report, results as read, tables as shown_tables
 from cape_studies.compare import Scores, every
+from cape_studies.evaluate.output import made
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "studies" / "results"

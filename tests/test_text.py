@@ -1,7 +1,6 @@
 """Text that a user hands over: UTF-8 with or without a mark, and what it is told if it is not."""
 
 import gzip
-import runpy
 import subprocess
 import sys
 import unicodedata
@@ -9,7 +8,6 @@ import unicodedata
 import pytest
 
 from cape_plugins.text import read_lines, read_text, two_forms
-from cape_support import ROOT
 
 NFC, NFD = "Größe café", unicodedata.normalize("NFD", "Größe café")
 
@@ -65,21 +63,6 @@ def test_a_log_may_end_in_half_a_letter_and_not_be_utf16(tmp_path):
     path.write_text("loss=1\n", encoding="utf-16")
     with pytest.raises(ValueError, match="UTF-16"):
         read_text(path, strict=False)
-
-
-def test_the_losses_of_a_log_that_powershell_wrote_are_not_said_to_be_missing(
-    tmp_path, monkeypatch, capsys
-):
-    script = str(ROOT / "integrations" / "fairseq" / "read_losses.py")
-    log, csv = tmp_path / "train.log", tmp_path / "losses.csv"
-    log.write_text("train_inner | nll_loss=3.5, num_updates=50\n", encoding="utf-16")
-    monkeypatch.setattr(sys, "argv", [script, "--log", str(log), "--csv", str(csv)])
-    with pytest.raises(SystemExit):
-        runpy.run_path(script, run_name="__main__")
-    assert "train.log is UTF-16" in capsys.readouterr().err
-    log.write_bytes(log.read_text("utf-16").encode() + "ü".encode()[:1])  # was killed
-    runpy.run_path(script, run_name="__main__")
-    assert "50,nll_loss,3.5," in csv.read_text()
 
 
 def test_letters_in_two_forms_are_told_with_both_counts():

@@ -17,8 +17,6 @@ from pathlib import Path
 from num2words import num2words
 from subword_nmt.learn_bpe import learn_bpe
 
-from cape_plugins.text import read_lines
-
 LONGEST = 8  # numbers of a line in training
 
 
@@ -50,8 +48,8 @@ def main() -> None:
             (out / f"{split}.{language}").write_text(
                 "".join(" ".join(spelled[n] for n in line) + "\n" for line in lines), "utf-8"
             )
-    with (out / "codes").open("w", encoding="utf-8") as codes:
-        learn_bpe(read_lines(out / "train.en"), codes, num_symbols=1000)  # more than there are
+    with (out / "train.en").open() as lines, (out / "codes").open("w") as codes:  # ASCII
+        learn_bpe(lines, codes, num_symbols=1000)  # more than there are
     prefixes = [f"--{split}pref={out / split}" for split in lengths]
     subprocess.run(
         [

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from cape_studies.compare import Scores
 from cape_studies.config import Answer, Study
 from cape_studies.results import Result
-from cape_studies.compare import Scores
-from cape_studies.tables import CHANCE, cell
 from cape_studies.stats import TRAININGS, Estimate, all_pairs, estimate, item_error
+from cape_studies.tables import CHANCE, cell
 
 BRACKETS = (
     "In parentheses is the difference from the best, with the 95 % interval for other trainings on "

@@ -15,13 +15,12 @@ import pandas as pd
 import yaml
 from pydantic import Field
 
-from cape_studies import command, process, results
+from cape_studies import command, compare, figure, process, results
 from cape_studies.answer import of_study, sentences
 from cape_studies.config import known
-from cape_studies import compare, figure
-from cape_studies.tables import tables
 from cape_studies.results import Result
 from cape_studies.run import StudyOptions, same_words
+from cape_studies.tables import tables
 
 WRITTEN = "table.md", "index.html", "scores.csv", "scores-items.csv.xz", "answer.json"
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from cape_studies.experiments import run
 from matplotlib.image import imsave
 
 from cape_studies import export
-from cape_studies.experiments import run
 from cape_support import ROOT, block_with
 
 TINY = dict(patch_size=4, img_size=32, embed_dim=32, depth=1, num_heads=2)

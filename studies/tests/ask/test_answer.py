@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from cape_studies.experiments import study
 from scipy import stats
 
 from cape_studies.answer import Group, of_range, sentences, typed
-from cape_studies.experiments import study
 
 GOOD, FLOOR = [80.0, 80.4, 80.2], [70.0, 70.3, 69.8]
 

@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 
 import pytest
-
 from cape_studies.experiments import hosts, study
 from cape_studies.experiments.hosts import Machine
 from cape_studies.experiments.plan import Run, prepare, script_mark

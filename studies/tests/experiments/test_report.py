@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from cape_studies.experiments import report, report_figures, report_read
 from scipy import stats
 
-from cape_studies.experiments import report, report_figures, report_read
 from cape_studies.compare import Scores
 from lab_support import refused
 

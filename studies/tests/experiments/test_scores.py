@@ -3,7 +3,6 @@
 import math
 
 import pytest
-
 from cape_studies.experiments import scores
 from cape_studies.experiments.study import Evaluation
 

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from cape_studies.command import parsed
 from cape_studies.experiments import plan, run, study
 from cape_studies.experiments.hosts import Machine
+
+from cape_studies.command import parsed
 from cape_support import block_with
 from lab_support import rows as rows_of
 

@@ -2,9 +2,8 @@
 
 import pytest
 import yaml
-from hydra import version
-
 from cape_studies.experiments import study
+from hydra import version
 
 STUDY = {
     "title": "small",

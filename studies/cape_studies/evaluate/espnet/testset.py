@@ -15,7 +15,7 @@ import numpy as np
 from espnet2.fileio.sound_scp import soundfile_read
 from tqdm import tqdm
 
-from cape_plugins.text import read_lines
+from cape_studies.data.text import read_lines
 from cape_studies.evaluate.espnet.options import SHORTEST_SECONDS
 from cape_studies.options import named, once
 

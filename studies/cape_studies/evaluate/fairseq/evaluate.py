@@ -10,7 +10,7 @@ from itertools import zip_longest
 from sacrebleu.metrics import BLEU
 from sacremoses import MosesDetokenizer
 
-from cape_plugins.text import read_lines
+from cape_studies.data.text import read_lines
 from cape_studies.evaluate.fairseq import stacking
 from cape_studies.evaluate.fairseq.checkpoints import sources
 from cape_studies.evaluate.fairseq.generate import (

@@ -10,7 +10,7 @@ from pathlib import Path
 from fairseq.data.data_utils import infer_language_pair
 from subword_nmt.apply_bpe import BPE
 
-from cape_plugins.text import read_lines, read_text
+from cape_studies.data.text import read_lines, read_text
 from cape_studies.evaluate.fairseq.options import StackOptions
 
 # quotes and brackets, also as the Moses tokeniser writes them (&quot;), before the first letter

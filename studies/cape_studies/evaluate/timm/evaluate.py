@@ -105,6 +105,7 @@ def evaluate(
             "resolution": resolution,
             "extent": f"{extent:g}" if isinstance(extent, float) else extent or own,
             "logn": logn,
+            "moved": options.moved,
             "tta": options.tta_step if options.tta else 0,
             "crop_pct": loaded.config["crop_pct"],
             "interpolation": loaded.config["interpolation"],

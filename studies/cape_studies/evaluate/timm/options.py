@@ -52,6 +52,13 @@ class TimmOptions(RunOptions):
         "training's tokens, for models trained without; several: test each; 0: off; none: as "
         "trained",
     )
+    moved: float = Field(
+        0.0,
+        ge=0,
+        le=0.5,
+        description="cut images to squares and move each by this part of its side, to the four "
+        "directions in turn; the room is filled with the mean of its edge",
+    )
     tta: bool = Field(False, description="average the logits of resolutions R - 32, R and R + 32")
     tta_step: PositiveInt = Field(32, description="pixels between the resolutions of --tta")
 

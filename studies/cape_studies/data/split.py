@@ -1,16 +1,11 @@
-"""Splits a user's data into training and tests, and reports faults before any training."""
+"""Splits a user's data into training and tests, the same in every call."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import tyro
 
-from cape_studies.command import one_line_errors
-
-SHOWN = 20  # faults in a message
 BINS = 3  # of the longest fifth
 #: if the user brings no test, one in so many of the rest is for testing; of few items, one in FEW
 ONE_IN = 20
@@ -18,20 +13,6 @@ FEW, ENOUGH = 5, 100
 MOST = 500  # items of a test
 
 Item = TypeVar("Item")
-
-
-def command(prepare: Callable[..., None]) -> None:
-    """Call a function with the command line; a fault ends the process with status 2 and a line."""
-    with one_line_errors("cape-run"):
-        tyro.cli(prepare, config=(tyro.conf.FlagCreatePairsOff,))
-
-
-def complain(folder: Path, faults: Iterable[str]) -> None:
-    """Raise ValueError with the first faults, if there are any, in one line."""
-    every = list(faults)
-    if every:
-        more = f"; {len(every) - SHOWN} more in {folder}" if len(every) > SHOWN else ""
-        raise ValueError("; ".join(every[:SHOWN]) + more)
 
 
 def drawn(
