@@ -256,7 +256,7 @@ class Work:
                 except (process.Failed, OSError) as error:
                     said = str(error)
                     if isinstance(error, process.Failed) and error.status == 2:  # bad data
-                        said = said.splitlines()[-2].removeprefix("cape-run: error: ")
+                        said = said.splitlines()[-2].partition("error: ")[2]
                     return [f"{plan.name} cannot be prepared: {said}"]
                 if plan.study.answer:
                     print(f"{plan.name}: {plan.study.answer.found}", flush=True)
