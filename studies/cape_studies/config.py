@@ -331,14 +331,15 @@ def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> 
 
     try:  # fairseq's own calls in this process set an older base, of which Hydra 1.3.8 warns
         with initialize_config_dir(str(path.resolve().parent), version_base="1.3"):
-            found = make([])
-            if quick and found.get("quick"):
-                store("cape_study_quick", found["quick"])
+            if quick and (changes := make([]).get("quick")):
+                store("cape_study_quick", changes)
                 defaults.append("cape_study_quick")
             try:
-                return make(overrides) if overrides or quick else found
+                return make(overrides)
             except HydraException as error:
-                raise ValueError(f"{path}: {_no_key(error, found)}") from error
+                if not overrides:
+                    raise
+                raise ValueError(f"{path}: {_no_key(error, make([]))}") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(f"{path}: {one_line(error)}") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:  # a YAML that this one names is broken
@@ -361,8 +362,8 @@ def _no_key(error: HydraException, config: DictConfig) -> str:
     if not isinstance(there, DictConfig):
         return one_line(error)
     own = sorted(map(str, there))
-    near = get_close_matches(key, own)
-    like = f"is {' or '.join(near)} meant? " if near else ""
+    near = get_close_matches(key, own, n=1)
+    like = f"is {near[0]} meant? " if near else ""
     where = ".".join(above) or "the study"
     adds = f"; +{said[1]}=… adds it" if above else ""
     return f"there is no {said[1]}: {like}{where} has {', '.join(own)}{adds}"

@@ -49,7 +49,7 @@ class StudyOptions(Options):
         if self.study is None:
             raise ValueError("which study? cape-run --list shows them")
         paths = config.studies_of(config.find(self.study))
-        studies = [config.load(path) for path in paths]
+        studies = [config.load(path) for path in paths if self.data]
         data, changes = known_data(self.data, studies)
         scripts = self.timm_scripts.resolve() if self.timm_scripts else None
         given: dict[str, Any] = {"quick": self.quick, "data": data, "out": self.out.resolve()}

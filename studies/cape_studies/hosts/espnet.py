@@ -51,7 +51,7 @@ def test(
     command: str | None, options: Options, name: str, checkpoint: Path, own: Options
 ) -> list[str]:
     """``cape-espnet-eval``."""
-    given = hosts.words({**options, "model": f"{name}={checkpoint}", **own})
+    given = hosts.words({**options, **own, "model": f"{name}={checkpoint}"})
     return [PYTHON, "-m", "cape_studies.evaluate.espnet", *given]
 
 

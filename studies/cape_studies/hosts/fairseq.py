@@ -56,7 +56,7 @@ def test(
 ) -> list[str]:
     """``cape-fairseq-eval bleu`` or ``loss``."""
     data, rest = apart(options, "data")
-    given = words({**rest, "model": f"{name}={checkpoint}", **own})
+    given = words({**rest, **own, "model": f"{name}={checkpoint}"})
     return [PYTHON, "-m", "cape_studies.evaluate.fairseq", str(command), data, *given]
 
 
