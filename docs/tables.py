@@ -1,6 +1,6 @@
 """Fills the numbers and tables of PAGES and makes the pages of studies/results.
 
-    cape-report out/digits --out report
+    cape-report digits --data recordings=DIR --write report
     cp report/scores.csv studies/results/digits.csv
     cp report/scores-items.csv.xz studies/results/digits-items.csv.xz
     python docs/tables.py

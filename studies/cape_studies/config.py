@@ -184,7 +184,7 @@ class Study(Part):
 
     title: str = Field(description="title, in one line")
     host: Annotated[str, AfterValidator(_known_host)] = Field(
-        description="the host whose trainer is used"
+        description="the host whose trainer is used: espnet, fairseq or timm"
     )
     protocol: str = Field(
         "", description="what is done and what is expected, written before it runs"

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from tyro.conf import Positional, Suppress, subcommand
 
-from cape_studies import command, process
+from cape_studies import command, hosts, process
 from cape_studies.config import read_yaml
 from cape_studies.model_card import model_card
 from cape_studies.options import Options
@@ -45,6 +45,7 @@ def export(options: ExportOptions) -> Path:
 
     Raises:
         ValueError: RUN is no run or not finished, FOLDER exists, or the checkpoint cannot be read.
+        ImportError: the host is not installed.
     """
     run, folder = options.run.resolve(), options.folder.resolve()
     for needed in (run / "config.yaml", run / "trained.yaml"):
@@ -59,6 +60,8 @@ def export(options: ExportOptions) -> Path:
         raise ValueError(f"{folder} exists: name a new folder")
     config = read_yaml(run / "config.yaml")
     host = config["host"]
+    if advice := hosts.missing(host):
+        raise ImportError(advice)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".export-") as parent:
         made = Path(parent) / folder.name

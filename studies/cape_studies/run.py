@@ -1,6 +1,5 @@
 """``cape-run``: train a study's variants by the host's own trainer, and test them."""
 
-import importlib.util
 import os
 import shlex
 import shutil
@@ -155,14 +154,9 @@ def listing() -> str:
 
 def missing(plans: Iterable[Plan]) -> list[str]:
     """What must be installed, a line each."""
-    lines: dict[str, None] = {}
-    for plan in plans:
-        name, module = plan.study.host, plan.host.MODULE
-        if importlib.util.find_spec(module) is None:
-            lines[f"{name} is not installed: pip install 'cape-studies[{name}]'"] = None
-        if plan.study.trainer is None and (problem := plan.host.problem(plan.machine)):
-            lines[problem] = None
-    return [*lines]
+    lines = [hosts.missing(plan.study.host) for plan in plans]
+    lines += [plan.host.problem(plan.machine) for plan in plans if plan.study.trainer is None]
+    return [*dict.fromkeys(filter(None, lines))]
 
 
 def machine_lacks(options: RunOptions, plans: Sequence[Plan]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 Such a module has what :class:`Host` lists.
 """
 
+import importlib.util
 import re
 import sys
 from collections.abc import Mapping
@@ -107,6 +108,13 @@ NAMES = sorted(one.name for one in iter_modules(__path__))
 def host(name: str) -> Host:
     """The module of a host."""
     return import_module(f"{__name__}.{name}")
+
+
+def missing(name: str) -> str:
+    """What to do if a host is not installed, in a line; empty: it is."""
+    if importlib.util.find_spec(host(name).MODULE) is not None:
+        return ""
+    return f"{name} is not installed: pip install 'cape-studies[{name}]'"
 
 
 def words(options: Mapping[str, Any]) -> list[str]:

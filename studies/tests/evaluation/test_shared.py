@@ -14,7 +14,7 @@ from pydantic import Field, PositiveInt, ValidationError
 from tyro.conf import Positional
 
 import cape_plugins
-from cape_studies.evaluate import command
+from cape_studies import command
 from cape_studies.evaluate.output import Score, write
 from cape_studies.options import Options, Pairs, RunOptions, named
 from cape_support import ROOT, commands, run
