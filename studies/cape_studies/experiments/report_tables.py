@@ -20,6 +20,9 @@ CHANCE = {
     "espnet": "empty transcripts",
 }
 
+#: whether trainings of a seed are pairs → how their differences are compared
+TESTS = {False: "Welch's t", True: "Student's t of pairs of a seed, which share trained weights"}
+
 
 class Table(NamedTuple):
     """Rows with the same columns; text between double stars is bold."""
@@ -88,15 +91,17 @@ def _grid(
             text = cell(one, digits, "" if base is None else "+", each)
             row[condition] = f"**{text}**" if (variant, condition) in scores.seen else text
         rows.append(row)
-    if base is None and study.answer is not None and study.answer.chance is not None:
-        same = dict.fromkeys(scores.conditions, _number(study.answer.chance, digits))
+    chance = study.answer.chance if study.answer is not None else None
+    if chance is not None and base is None and scores.metric == study.report.metric:
+        same = dict.fromkeys(scores.conditions, _number(chance, digits))
         rows.append({"variant": CHANCE[study.host], **same})
     if few:
         legend += " Parentheses: each training by seed, where there is no interval."
     if any(one.known for one in found.values()):
-        test = "Student's t" if base is None else "Welch's t"
-        if base is not None and all(scores.paired(variant, base) for variant, _ in found):
-            test = "Student's t of the differences of a seed, which starts from the same weights"
+        test = "Student's t"
+        if base is not None:
+            ways = {scores.paired(variant, base) for variant, _ in found}
+            test = " or ".join(TESTS[way] for way in sorted(ways))
         legend += f" Brackets: 95 % interval for other trainings on the same test items, {test}."
     if any(one.items == one.items for one in found.values()):
         legend += " ±: standard error of the choice of test items, no part of the interval."

@@ -152,7 +152,7 @@ def test_trainings_are_pairs_of_a_seed_only_if_they_go_on_from_the_same_weights(
     pairs = scores_of(folder).differences["cape", "64"]
     students = stats.ttest_rel(cape, sinpos)
     assert (pairs.low, pairs.high) == pytest.approx(tuple(students.confidence_interval()))
-    assert "Student's t of the differences of a seed" in reported(folder)
+    assert "Student's t of pairs of a seed" in reported(folder)
 
 
 def test_two_tests_of_the_same_trainings_are_compared_training_by_training(folder):
@@ -269,6 +269,18 @@ def test_the_table_has_intervals_bold_and_arrows(folder):
     assert row(text, "cape")[3].endswith(f" [{found.low:.2f}, {found.high:.2f}]**")
     assert "**" not in row(text, "cape")[2] + row(text, "cape")[4]
     assert "### sizes, top1 ↑\n" in text
+
+
+def test_chance_is_a_row_of_the_scores_and_an_answer_has_no_table_of_single_pairs(folder):
+    answer = {"data": "images", "within": "at 32", "beyond": {}, "chance": 10.0}
+    model = {"model": "vit", "img-size": 32, "model-kwargs": {}, "pretrained": False}
+    write_about(folder, answer=answer, options=model)
+    text = reported(folder)
+    assert row(text, "always the commonest class") == [
+        "always the commonest class", "", "10.00", "10.00", "10.00"
+    ]  # fmt: skip
+    assert "difference from" not in text
+    assert "for all pairs of a range together" in text
 
 
 def test_more_than_fifty_conditions_have_no_table(folder):
