@@ -1,6 +1,6 @@
 """How often the intervals of ``cape_studies.stats`` are wrong, simulated.
 
-    PYTHONPATH=studies python benchmarks/intervals.py [--studies 100000] [--csv FILE]
+    python benchmarks/intervals.py [--studies 100000] [--csv FILE]
 
 Trainings of a variant are normal, with a spread (standard deviation) that is the variant's own. A
 study is wrong if its interval misses the truth; where pairs are compared, if that of any pair does.
@@ -40,6 +40,7 @@ SPREADS = {
 #: trainings of the first variant and of the others
 TRAININGS = {"3": (3, 3), "5": (5, 5), "6": (6, 6), "6 and 3": (6, 3)}
 OTHER_ITEMS = "a score, of other test items, ± half the spread"
+SKEWED = "a score near 84 %, trainings 7 points apart"
 
 
 def drawn(
@@ -79,6 +80,18 @@ def games_howell(groups: Sequence[np.ndarray]) -> float:
     return float(np.any([abs(one.statistic) > end(one.df) for one in tests], axis=0).mean())
 
 
+def other_scores(studies: int) -> list[dict[str, object]]:
+    """Rows of a score that is skewed, and of one that is said of other test items."""
+    found = []
+    for name in ("3", "5", "6"):
+        (scores,) = drawn([1], TRAININGS[name], studies)
+        skewed = stats.norm.cdf(1 + 0.3 * scores) - stats.norm.cdf(1 / 1.09**0.5)
+        items = np.random.default_rng(int(name)).normal(0, 0.5, studies)
+        for compared, one in ((SKEWED, skewed), (OTHER_ITEMS, scores + items)):
+            found.append({"compared": compared, "trainings": name, "wrong": wrong([one])})
+    return found
+
+
 def rows(studies: int) -> list[dict[str, object]]:
     """One for each comparison and number of trainings; shares of ``studies``."""
     found = []
@@ -95,10 +108,8 @@ def rows(studies: int) -> list[dict[str, object]]:
                 pairs = comb(len(spreads), 2)
                 row["found"] = float(differs(estimate(one, other, pairs)).mean())
             found.append(row)
-            if len(spreads) == 1:
-                items = np.random.default_rng(trainings).normal(0, 0.5, studies)
-                share = wrong([groups[0] + items])
-                found.append({"compared": OTHER_ITEMS, "trainings": name, "wrong": share})
+        if len(spreads) == 1:
+            found += other_scores(studies)
     return found
 
 

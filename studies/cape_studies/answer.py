@@ -72,7 +72,7 @@ def of_ranges(about: Answer, every: Sequence[Scores]) -> dict[str, dict[str, Any
         if scored:
             found[words] = of_range(scored, scores[0][0].higher, about.floor, about.chance)
             found[words]["conditions"] = [f"{one.evaluation} {c}" for one, c in scores]
-            found[words]["without_a_score"] = [name for name in groups if name not in scored]
+            found[words]["lacking"] += [name for name in groups if name not in scored]
     return found
 
 
@@ -86,9 +86,10 @@ def of_range(
     (None if they were not compared), and which variants are not significantly better than chance.
     """
     means = {name: float(one.each.mean()) for name, one in groups.items()}
-    lacking = {name: many for name, one in groups.items() if (many := int(one.each.isna().sum()))}
     order = sorted(means, key=lambda name: means[name], reverse=higher)
-    best, *others = [name for name in order if name not in lacking] or order
+    whole = [name for name in order if groups[name].each.notna().all()]
+    best = (whole or order)[0]
+    others = [name for name in order if name != best]
     tidy = {name: one.each.to_frame("value").assign(variant=name) for name, one in groups.items()}
     pairs = all_pairs(pd.concat(tidy.values()))
     differences = {}
@@ -116,9 +117,9 @@ def of_range(
             for name, one in groups.items()
             if chance is not None and not _better(estimate(one.each.dropna()), chance, higher)
         ],
-        "means": {name: means[name] for name in (*order, *lacking)},
+        "means": {name: means[name] for name in order},
         "trainings": {name: int(one.each.notna().sum()) for name, one in groups.items()},
-        "trainings_without_a_score": lacking,
+        "lacking": [name for name in order if name not in whole],
         "pairs": len(pairs) // 2,
     }
 
@@ -170,8 +171,9 @@ def sentences(answer: Mapping[str, Any], study: Study) -> list[str]:
         found.append(_unfinished(**answer["unfinished"]))
     if "no_answer" in answer:
         found.append(f"There is no answer: {answer['no_answer']}. Type {answer['type']}")
+    none = "" if answer["chance"] is None else f"{CHANCE[study.host]} ({answer['chance']:.1f})"
     for words, of in answer["ranges"].items():
-        text = _in_words(of, floor, answer["metric"], f"{CHANCE[study.host]} ({answer['chance']})")
+        text = _in_words(of, floor, answer["metric"], none)
         found.append(f"{words[0].upper()}{words[1:]}: {text}")
     if any(of["pairs"] for of in answer["ranges"].values()):
         every = [d for of in answer["ranges"].values() for d in of["differences"].values()]
@@ -212,36 +214,19 @@ def _in_words(of: Mapping[str, Any], floor: str, metric: str, none: str) -> str:
         text += f"Trainings: {', '.join(f'{name} {many}' for name, many in numbers.items())}. "
     elif numbers[best] < TRAININGS:
         text += "One training each. " if numbers[best] == 1 else "Means of two trainings each. "
-    if of["pairs"] and of["not_compared"]:
-        text += "Behind it, but not compared, as that takes three trainings: "
-        text += f"{named(of['not_compared'])}. "
-    elif of["not_compared"]:
-        few = "a single training" if max(numbers.values()) == 1 else "fewer than three trainings"
-        text += f"Behind it: {named(of['not_compared'])}. "
-        text += f"With {few} of a variant no difference is significant. "
     if of["cannot_be_told_from_it"]:
         text += f"Not significantly different from it: {named(of['cannot_be_told_from_it'])}. "
     if of["worse"]:
         text += f"Worse: {named(of['worse'])}. "
-    if best in of["not_learned"]:
-        text += f"No variant is significantly better than {none}: "
-        text += "they need a longer training. "
+    if of["not_compared"]:
+        text += f"Not compared, as that takes three scores of each: {named(of['not_compared'])}. "
+    if len(of["not_learned"]) == len(means):
+        text += f"No variant is significantly better than {none}: they need a longer training. "
     elif of["floor_beaten"] is False:
-        text += (
-            f"No variant is significantly better than {floor}: these trainings do not show that "
-        )
-        text += "positions matter here. "
-    if of["not_learned"] and best not in of["not_learned"]:
-        text += f"Not significantly better than {none}: "
-        text += f"{', '.join(of['not_learned'])}. "
-    if of["trainings_without_a_score"]:
-        each = [
-            f"{name} ({means[name]:.1f}, without {many} of {many + numbers[name]} trainings)"
-            for name, many in of["trainings_without_a_score"].items()
-        ]
-        text += (
-            f"Not compared, as a training without a score may have diverged: {', '.join(each)}. "
-        )
-    if of["without_a_score"]:
-        text += f"Without a score: {', '.join(of['without_a_score'])}. "
+        text += f"No variant is significantly better than {floor}: these trainings do not show "
+        text += "that positions matter here. "
+    if 0 < len(of["not_learned"]) < len(means):
+        text += f"Not significantly better than {none}: {', '.join(of['not_learned'])}. "
+    if of["lacking"]:
+        text += f"Some trainings lack a score and may have diverged: {', '.join(of['lacking'])}. "
     return text.strip()

@@ -71,11 +71,9 @@ class Scores:
         study). Other trainings of a seed share at most the order of the data.
         """
 
-        def start(name: str) -> str:
-            about = self.result.study.variants[name]
-            return start(about.after) if about is not None and about.after else name
-
-        return start(variant) == start(other)
+        about = self.result.study.variants
+        starts = {about[name].after or name for name in (variant, other)}
+        return len(starts) == 1
 
     def _score(self, *keys: tuple[str, str]) -> Estimate:
         """The score of a variant and condition, or for two keys the first score less the second."""

@@ -1,5 +1,6 @@
 """The figure of scores, to be read on light and on dark pages."""
 
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
 
@@ -60,20 +61,18 @@ def _draw(axis: Any, scores: Scores, variant: str, places: dict[str, float]) -> 
     color = style["color"]
     if len(places) > 30:
         del style["marker"]
-    mine = sorted((c for v, c in scores.found if v == variant), key=lambda c: places[c])
-    x = [places[c] for c in mine]
-    every = [scores.found[variant, c] for c in mine]
-    each = [scores.values[variant, c] for c in mine]
+    found = [
+        (places[c], one, scores.values[v, c])
+        for (v, c), one in scores.found.items()
+        if v == variant
+    ]
+    x, every, each = zip(*sorted(found, key=itemgetter(0)), strict=True)
     label = f"{variant} †" if any(one.isna().any() for one in each) else variant
     axis.plot(x, [one.value for one in every], **style, ms=4, label=label)
     low, high = [one.low for one in every], [one.high for one in every]
     # the more bands, the paler: they must not hide the lines
     axis.fill_between(x, low, high, color=color, alpha=min(0.15, 0.8 / len(scores.variants)), lw=0)
     axis.vlines(x, low, high, color=color, alpha=0.5 if len(x) == 1 else 0)
-    few = [
-        (at, value)
-        for at, one, of in zip(x, every, each, strict=True)
-        if not one.known and len(of) > 1
-        for value in of
-    ]
-    axis.scatter([at for at, _ in few], [value for _, value in few], color=color, s=4)
+    few = [(at, of) for at, one, of in found if not one.known and len(of) > 1]
+    at = [at for at, of in few for _ in of]
+    axis.scatter(at, [value for _, of in few for value in of], color=color, s=4)

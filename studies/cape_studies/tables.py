@@ -18,6 +18,9 @@ CHANCE = {
     "espnet": "empty transcripts",
 }
 
+#: whether trainings of a seed are pairs → how their differences are compared
+TESTS = {False: "Welch's t", True: "Student's t of pairs of a seed, which share trained weights"}
+
 
 class Table(NamedTuple):
     """Rows with the same columns; text between double stars is bold."""
@@ -66,43 +69,41 @@ def _grid(
     """
     study, digits = scores.result.study, _digits(scores)
     wanted = scores.result.wanted
-    each = {
-        (v, c): [scores.values[one, c] for one in (v, base) if one is not None] for v, c in found
-    }
-    lacking = {key: {seed for one in each[key] for seed in one.index[one.isna()]} for key in found}
-    few = False
-    rows = []
+    rows, few = [], False
     for variant in scores.variants:
-        mine = [key for key in found if key[0] == variant]
+        mine = {c: one for (v, c), one in found.items() if v == variant}
         if not mine:
             continue
-        counts = {" and ".join(dict.fromkeys(str(len(one)) for one in each[key])) for key in mine}
-        row = {"variant": variant, "trainings": ", ".join(sorted(counts))}
-        if base is None and wanted.get(variant, 0) > max(len(each[key][0]) for key in mine):
+        sizes = {
+            tuple(len(scores.values[v, c]) for v in dict.fromkeys((variant, base or variant)))
+            for c in mine
+        }
+        counts = sorted(" and ".join(map(str, dict.fromkeys(of))) for of in sizes)
+        row = {"variant": variant, "trainings": ", ".join(counts)}
+        if base is None and wanted.get(variant, 0) > max(sizes)[0]:
             row["trainings"] += f" of {wanted[variant]}"
-        if any(lacking.values()):
-            seeds = sorted(set().union(*(lacking[key] for key in mine)))
-            row["seeds without a score"] = ", ".join(map(str, seeds))
         row |= dict.fromkeys(scores.conditions, "")
-        for key in mine:
-            shown = each[key][0] if base is None and not found[key].known else ()
-            few |= len(shown) > 1 and not lacking[key]
-            text = cell(found[key], digits, "" if base is None else "+", shown)
-            row[key[1]] = f"**{text}**" if key in scores.seen else text
+        for condition, one in mine.items():
+            each = scores.values[variant, condition] if base is None and not one.known else ()
+            few |= len(each) > 1
+            text = cell(one, digits, "" if base is None else "+", each)
+            row[condition] = f"**{text}**" if (variant, condition) in scores.seen else text
         rows.append(row)
-    if base is None and study.answer is not None and study.answer.chance is not None:
-        same = dict.fromkeys(scores.conditions, _number(study.answer.chance, digits))
+    chance = study.answer.chance if study.answer is not None else None
+    if chance is not None and base is None and scores.metric == study.report.metric:
+        same = dict.fromkeys(scores.conditions, _number(chance, digits))
         rows.append({"variant": CHANCE[study.host], **same})
     if few:
-        legend += " Parentheses: each training; of fewer than three there is no interval."
+        legend += " Parentheses: each training by seed, where there is no interval."
     if any(one.known for one in found.values()):
-        test = "Student's t" if base is None else "Welch's t"
-        if base is not None and all(scores.paired(variant, base) for variant, _ in found):
-            test = "Student's t of the differences of a seed, which starts from the same weights"
+        test = "Student's t"
+        if base is not None:
+            ways = {scores.paired(variant, base) for variant, _ in found}
+            test = " or ".join(TESTS[way] for way in sorted(ways))
         legend += f" Brackets: 95 % interval for other trainings on the same test items, {test}."
     if any(one.items == one.items for one in found.values()):
         legend += " ±: standard error of the choice of test items, no part of the interval."
-    if any(lacking.values()):
+    if any(one.value != one.value for one in found.values()):
         legend += f" {NO_SCORE} A training has no score there, so there is no mean."
     return Table(title, rows, legend)
 

@@ -23,7 +23,7 @@ def answer(chance=20.0, higher=True, **each):
 def words(of, chance=20.0):
     """The paragraph of a range, and those behind it."""
     about = study.load(study.find("my_images"))[0]
-    ranges = {"in testing": {**of, "without_a_score": []}}
+    ranges = {"in testing": of}
     found = {"data": "", "metric": "top1", "chance": chance, "ranges": ranges, "cost": {}}
     first, *others = sentences(found, about)
     return first, " ".join(others)
@@ -93,6 +93,14 @@ def test_where_none_has_learned_positions_are_not_judged():
     assert "nopos:" not in said
 
 
+def test_where_the_best_spreads_too_far_to_be_better_than_chance_another_may_be():
+    said, _ = words(
+        answer(nopos=[20.0, 21.0, 19.0], rope=[30.0, 31.0, 32.0], cape=[20.0, 90.0, 30.0])
+    )
+    assert "Not significantly better than always the commonest class (20.0): nopos, cape." in said
+    assert "longer training" not in said
+
+
 def test_an_empty_transcript_has_learned_nothing():
     of = answer(higher=False, chance=100.0, nopos=[100.0] * 3, rope=[99.0, 98.0, 99.5])
     assert of["not_learned"] == ["nopos", "rope"]
@@ -101,7 +109,7 @@ def test_an_empty_transcript_has_learned_nothing():
 def test_of_single_trainings_nothing_is_told_apart():
     of = answer(nopos=[10.0], rope=[90.0])
     assert (of["worse"], of["floor_beaten"], of["not_learned"]) == ([], None, ["nopos"])
-    assert "With a single training" in words(of)[0]
+    assert "One training each. Not compared" in words(of)[0]
 
 
 def test_of_two_trainings_there_are_means_and_differences_and_nothing_is_told_apart():
@@ -109,8 +117,7 @@ def test_of_two_trainings_there_are_means_and_differences_and_nothing_is_told_ap
     assert (of["trainings"], of["worse"], of["floor_beaten"]) == ({"nopos": 2, "rope": 2}, [], None)
     assert words(of) == (
         "In testing: rope has the best mean, top1 80.5. Means of two trainings each. "
-        "Behind it: nopos 70.5 (−10.0). "
-        "With fewer than three trainings of a variant no difference is significant.",
+        "Not compared, as that takes three scores of each: nopos 70.5 (−10.0).",
         "",
     )
 
@@ -121,13 +128,16 @@ def test_variants_of_three_trainings_are_compared_beside_one_that_has_fewer():
     assert (of["not_compared"], of["pairs"]) == (["cape"], 1)
     said, _ = words(of)
     assert "Trainings: nopos 3, rope 3, cape 1." in said
-    assert "not compared, as that takes three trainings: cape 75.0 (−5.2)." in said
+    assert "Not compared, as that takes three scores of each: cape 75.0 (−5.2)." in said
 
 
 def test_what_may_have_diverged_has_its_mean_and_is_not_compared():
     of = answer(nopos=FLOOR, rope=GOOD, cape=[90.0, math.nan, 91.0])
     assert (of["best"], of["means"]["cape"], of["pairs"]) == ("rope", 90.5, 1)
-    assert "may have diverged: cape (90.5, without 1 of 3 trainings)." in words(of)[0]
+    said, _ = words(of)
+    assert "Trainings: nopos 3, rope 3, cape 2." in said
+    assert "Not compared, as that takes three scores of each: cape 90.5 (+10.3)." in said
+    assert "may have diverged: cape." in said
 
 
 def test_of_one_variant_there_is_its_number():
