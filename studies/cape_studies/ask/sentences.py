@@ -113,10 +113,10 @@ def _pairs(folder: Path, name: str, languages: list[str]) -> list[Pair]:
         counts = [len(of) for of in sides]
         raise ValueError(f"{folder / name}.* must be pairs of lines, but have {counts} lines")
     for language, lines in zip(languages, sides, strict=True):
-        path = f"{folder / name}.{language}"
-        complain(folder, (f"{path} line {n} is empty" for n, x in enumerate(lines, 1) if not x))
+        file = folder / f"{name}.{language}"
+        complain(folder, (f"{file} line {n} is empty" for n, x in enumerate(lines, 1) if not x))
         if median(map(len, lines)) > WITHOUT_SPACES and median(len(x.split()) for x in lines) < 2:
-            raise ValueError(f"{path} has no spaces: split it into words, which are counted")
+            raise ValueError(f"{file} has no spaces: split it into words, which are counted")
     return list(zip(*sides, strict=True))
 
 

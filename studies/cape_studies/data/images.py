@@ -53,8 +53,8 @@ def look(folder: Path) -> Images:
         train, test = {}, {}
         for name, paths in _classes(folder, left).items():
             many = max(1, len(paths) // HELD_OUT)
-            tests, others = drawn(paths.items(), many, lambda one: one[1].name)
-            test[name], train[name] = dict(tests), dict(others)
+            tests, rest = drawn(paths.items(), many, lambda one: one[1].name)
+            test[name], train[name] = dict(tests), dict(rest)
         how = f"of one folder: the test is one in {HELD_OUT} of each class, chosen by name"
     if left:
         allowed = ", ".join(get_img_extensions())
