@@ -56,6 +56,8 @@ def look(folder: Path) -> Images:
             tests, rest = drawn(paths.items(), many, lambda one: one[1].name)
             test[name], train[name] = dict(tests), dict(rest)
         how = f"of one folder: the test is one in {HELD_OUT} of each class, chosen by name"
+    used = [path for part in (train, test) for paths in part.values() for path in paths.values()]
+    how = f"{kinds(used)}; {how}"
     if left:
         allowed = ", ".join(get_img_extensions())
         how += f"; left out: {kinds(left)}, as timm reads {allowed} in the folder of a class"
