@@ -18,6 +18,7 @@ anything is wrong.
 import argparse
 import logging
 import os
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,6 +34,8 @@ KINDS = ".wav", ".flac"
 TOKEN_TYPES = ("word", "char", "bpe")
 SPECIAL = "<blank>", "<unk>", "<sos/eos>"
 SHOWN = 20  # faults in a message
+#: in libsndfile's log of a WAV; a program that streams writes a length of 2³¹ or 2³² less something
+SHORTER, STREAMED = re.compile(r"data : (\d+) \(should be (\d+)\)"), 2**30
 
 
 class Split(NamedTuple):
@@ -195,7 +198,7 @@ def files(folder: Path) -> Iterator[Path]:
     link that leads nowhere is among them, with a warning.
 
     Raises:
-        ValueError: a folder cannot be read.
+        ValueError: a folder cannot be read, or a name is not UTF-8.
     """
 
     def stop(error: OSError) -> None:
@@ -205,6 +208,8 @@ def files(folder: Path) -> Iterator[Path]:
     for root, folders, names in os.walk(folder, onerror=stop, followlinks=True):
         folders[:] = sorted(name for name in folders if name[0] != ".")
         for path in (Path(root, name) for name in sorted(names) if name[0] != "."):
+            if any("\ud800" <= letter <= "\udfff" for letter in path.name):
+                raise ValueError(f"{str(path)!r} has a name that is not UTF-8: rename it")
             if not path.exists():
                 logging.warning(f"{path} is a link that leads nowhere")
             if path.resolve() not in known:
@@ -257,7 +262,7 @@ def heard(path: Path) -> tuple[float, int]:
         ValueError: it is unreadable, empty, not mono, or has samples that are not finite.
     """
     try:
-        info = soundfile.info(path)
+        info = soundfile.info(path, verbose=True)
         # integers are finite, and the header of a WAV says how much is there
         whole = info.format != "WAV" or info.subtype in ("FLOAT", "DOUBLE")
         samples = soundfile.read(path)[0] if whole else np.zeros(info.frames)
@@ -265,8 +270,9 @@ def heard(path: Path) -> tuple[float, int]:
         raise ValueError(f"{path} cannot be read as audio: {error}") from error
     if len(samples) == 0:
         raise ValueError(f"{path} is empty")
-    if len(samples) < info.frames:
-        raise ValueError(f"{path} is cut off: {len(samples)} of {info.frames} samples are there")
+    found = SHORTER.search(info.extra_info)
+    if len(samples) < info.frames or (found and int(found[2]) < int(found[1]) < STREAMED):
+        raise ValueError(f"{path} is cut off: it has less audio than it says")
     if info.channels != 1:
         raise ValueError(f"{path} has {info.channels} channels, allowed is 1")
     if not np.isfinite(samples).all():

@@ -10,6 +10,7 @@ facts.yaml. ``test`` has the durations of training; test1 to test3 have the long
 of equal counts.
 """
 
+import hashlib
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -20,10 +21,9 @@ from espnet2.fileio.read_text import read_2columns_text
 
 from cape_studies.data import facts
 from cape_studies.data.files import complain
-from cape_studies.data.split import apart, short_and_long
+from cape_studies.data.split import LEAST, apart, short_and_long
 from cape_studies.data.text import two_forms
 
-LEAST = 50  # recordings
 SECONDS = 50  # of a batch
 UPDATES = 1500  # of a short training; more, if needed to see each recording ten times
 EPOCH = 100  # updates, after which ESPnet validates
@@ -53,7 +53,8 @@ def prepare(
 
     Raises:
         ValueError: see prepare_wavs.read; or there are fewer than 50, several sampling rates,
-            durations that are all alike, or a transcript that is too long for its audio.
+            durations that are all alike, a transcript that is too long for its audio, or one
+            recording in training and in a test.
     """
     reader = _reader()
     found, account = reader.read(wavs)
@@ -73,6 +74,16 @@ def prepare(
             f"writes one in {1000 * TOKEN_SECONDS:g} ms at the most"
             for one, length in zip(every, lengths, strict=True)
             if length * TOKEN_SECONDS > one.seconds
+        ),
+    )
+    known = {_digest(one): one.path for one in train}
+    complain(
+        wavs,
+        (
+            f"{one.path} of a test is the same recording as {known[_digest(one)]} of training"
+            for name, part in parts.items()
+            for one in part.values()
+            if name != "train" and _digest(one) in known
         ),
     )
     for name, part in parts.items():
@@ -125,6 +136,10 @@ def prepare(
         tests=[f"{words}={out.absolute() / name}" for name, words in names.items()],
         within=names["test"],
     )
+
+
+def _digest(recording: Any) -> bytes:
+    return hashlib.sha256(recording.path.read_bytes()).digest()
 
 
 def _reader() -> Any:

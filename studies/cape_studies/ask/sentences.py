@@ -23,7 +23,7 @@ from fairseq_cli import preprocess
 
 from cape_studies.data import facts
 from cape_studies.data.files import complain
-from cape_studies.data.split import apart, drawn, short_and_long
+from cape_studies.data.split import LEAST, apart, drawn, short_and_long
 from cape_studies.data.text import read_lines, two_forms
 
 MERGES = 8000
@@ -82,6 +82,8 @@ def look(folder: Path, source: str | None = None) -> Sentences:
     twice = (i for i, pair in enumerate(given, 1) if pair in known)
     complain(folder, (f"{files} line {i} stands in training with its translation" for i in twice))
     every = list(dict.fromkeys([*train, *given]))  # each pair once, so it is in one part only
+    if len(every) < LEAST:
+        raise ValueError(f"{folder} has {len(every)} different pairs: {LEAST} are needed")
     short, beyond, limit = short_and_long(every, _words, "\t".join, "{:g}-{:g}".format)
     brought = set(given)
     inside = [pair for pair in short if pair in brought]
@@ -109,14 +111,16 @@ def _pairs(folder: Path, name: str, languages: list[str]) -> list[Pair]:
         if not path.is_file():
             raise ValueError(f"{path} is missing: {name}.{languages[0]} has no pair")
         sides.append([" ".join(line.split()) for line in read_lines(path)])
+    if sides[0] == sides[1]:
+        raise ValueError(f"{folder / name}.* are the same text in both languages")
     if len(sides[0]) != len(sides[1]):
         counts = [len(of) for of in sides]
         raise ValueError(f"{folder / name}.* must be pairs of lines, but have {counts} lines")
     for language, lines in zip(languages, sides, strict=True):
-        path = f"{folder / name}.{language}"
-        complain(folder, (f"{path} line {n} is empty" for n, x in enumerate(lines, 1) if not x))
+        file = folder / f"{name}.{language}"
+        complain(folder, (f"{file} line {n} is empty" for n, x in enumerate(lines, 1) if not x))
         if median(map(len, lines)) > WITHOUT_SPACES and median(len(x.split()) for x in lines) < 2:
-            raise ValueError(f"{path} has no spaces: split it into words, which are counted")
+            raise ValueError(f"{file} has no spaces: split it into words, which are counted")
     return list(zip(*sides, strict=True))
 
 

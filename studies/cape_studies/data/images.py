@@ -53,9 +53,11 @@ def look(folder: Path) -> Images:
         train, test = {}, {}
         for name, paths in _classes(folder, left).items():
             many = max(1, len(paths) // HELD_OUT)
-            tests, others = drawn(paths.items(), many, lambda one: one[1].name)
-            test[name], train[name] = dict(tests), dict(others)
+            tests, rest = drawn(paths.items(), many, lambda one: one[1].name)
+            test[name], train[name] = dict(tests), dict(rest)
         how = f"of one folder: the test is one in {HELD_OUT} of each class, chosen by name"
+    used = [path for part in (train, test) for paths in part.values() for path in paths.values()]
+    how = f"{kinds(used)}; {how}"
     if left:
         allowed = ", ".join(get_img_extensions())
         how += f"; left out: {kinds(left)}, as timm reads {allowed} in the folder of a class"

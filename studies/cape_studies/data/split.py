@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
+LEAST = 50  # items
 BINS = 3  # of the longest fifth
 #: if the user brings no test, one in so many of the rest is for testing; of few items, one in FEW
 ONE_IN = 20

@@ -119,6 +119,7 @@ def test_files_that_are_not_used_are_counted_by_kind_with_the_reason(classes, pi
     picture(101).save(classes / "b" / "101.bmp")
     picture(102).save(classes / "102.png")
     found = prepared(classes)[0]["found"]
+    assert "30 .png; of one folder" in found
     assert "left out: 1 .png, 1 .webp, 1 .bmp" in found
     assert "timm reads .png, .jpg, .jpeg in the folder of a class" in found
 

@@ -1,5 +1,6 @@
 """A user's recordings: the longest held out, what follows from the rest, each fault by name."""
 
+import os
 import shutil
 
 import numpy as np
@@ -96,6 +97,20 @@ def test_letters_in_two_forms_and_files_of_other_kinds_are_told(wavs):
     assert "left out: 1 .mp3" in found
 
 
+def shorten(path):
+    path.write_bytes(path.read_bytes()[:9000])
+
+
+def latin(folder):
+    (folder / "u05.wav").rename(os.fsdecode(os.fsencode(folder) + b"/\xe9.wav"))
+
+
+def everywhere(folder):
+    """One recording in all files of its length and less."""
+    for number in range(2, 10):
+        shutil.copy(folder / "u01.wav", folder / f"u{number:02}.wav")
+
+
 def cut_off(folder):
     path = folder / "u10.flac"
     path.write_bytes(path.read_bytes()[:3000])
@@ -113,9 +128,12 @@ def cut_off(folder):
         (lambda of: soundfile.write(of / "u07.wav", np.zeros(0), 8000), r"u07\.wav is empty"),
         (lambda of: soundfile.write(of / "u07.wav", np.zeros((9, 2)), 8000), "2 channels"),
         (cut_off, r"u10\.flac"),
+        (lambda of: shorten(of / "u59.wav"), r"u59\.wav is cut off"),
+        (latin, r"udce9\.wav' has a name that is not UTF-8"),
+        (everywhere, r"of a test is the same recording as .*u0\d\.wav of training"),
         (
             lambda of: (of / "u03.txt").write_text("no " * 99),
-            r"u03\.wav lasts 0\.65 s, .* 99 words",
+            r"u03\.wav lasts 0\.65 s, .*99 words",
         ),
     ],
 )

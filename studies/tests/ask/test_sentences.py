@@ -41,6 +41,10 @@ def bring(folder, languages, line, name="test"):
         (folder / f"{name}.{language}").write_text(f"neu\n{known}\n", "utf-8")
 
 
+def few(every):
+    del every[49:]
+
+
 def encoded(path, encoding):
     path.write_bytes(path.read_text("utf-8").encode(encoding))
 
@@ -123,6 +127,8 @@ def test_a_test_that_is_not_used_is_said(text):
         (lambda of: lines(of / "train.en", lambda x: x.__setitem__(4, " ")), "train.en line 5 is"),
         (lambda of: bring(of, ["de", "en"], 7), r"test\.de line 2 stands in training"),
         (lambda of: bring(of, ["de"], 7), "test.en is missing"),
+        (lambda of: shutil.copy(of / "train.de", of / "train.en"), "are the same text in both"),
+        (lambda of: [lines(of / f"train.{x}", few) for x in ("de", "en")], "different pairs: 50"),
         (lambda of: (of / "train.fr").write_text("un\n"), r"train\.de, train\.en, train\.fr"),
         (
             lambda of: (of / "train.en").rename(of / "train.en.txt"),
