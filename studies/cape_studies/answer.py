@@ -158,7 +158,7 @@ def of_study(result: Result, every: Sequence[Scores]) -> dict[str, Any] | None:
         for name in study.variants
         if name in cost and floor in cost
     }
-    found["take"] = {name: result.typed[name] for name in every[0].variants}
+    found["take"] = {v: result.typed[v] for v in every[0].variants if v in result.typed}
     return found
 
 

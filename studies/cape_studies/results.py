@@ -194,7 +194,8 @@ def stored(path: Path) -> list[Result]:
     note = f"{path.name}: single test items are not stored, so that intervals"
     found = []
     for name, scores in rows.groupby("study", sort=False):
-        study = load(find(str(name)))
+        beside = path.with_name(f"{name}.yaml")  # of a study of one's own
+        study = load(beside if beside.exists() else find(str(name)))
         mine = items[items["study"] == name] if len(items) else items
         notes = [] if len(mine) else [f"{note} are for other trainings on the same items."]
         found.append(Result(study, scores, mine, notes))

@@ -57,6 +57,27 @@ def test_a_narrower_call_and_a_wider_one_show_what_they_ask_for(cape_run, cape_r
     assert "'seeds=[0,1,2]'" in text
 
 
+def test_the_page_has_the_runs_with_their_commands_and_another_baseline(
+    cape_run, cape_report, tmp_path
+):
+    cape_run()
+    cape_report("report.baseline=many")
+    folder = tmp_path / "out" / "counting" / "report"
+    assert "difference from many" in (folder / "table.md").read_text()
+    page = (folder / "index.html").read_text()
+    assert f"{HERE / 'count.py'} --steps 3" in page
+    assert "torch: " in page
+
+
+def test_a_quick_run_looks_like_one(cape_run, cape_report, tmp_path):
+    quick = {"quick": {"options": {"steps": 1}}}
+    cape_run("--quick", **quick)
+    assert cape_report("--quick", **quick)["few", 0] == "1.0"
+    text = (tmp_path / "out" / "counting" / "report" / "table.md").read_text()
+    assert text.startswith("## QUICK RUN: counting")
+    assert "its numbers say nothing." in text
+
+
 def test_nothing_to_report_says_what_to_type(command):
     said = command(report.main, FEW, fails=2)
     assert "counting has no scores yet: cape-run " in said
