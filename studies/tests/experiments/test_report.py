@@ -261,7 +261,7 @@ def test_chance_is_a_row_of_the_scores_and_an_answer_has_no_table_of_single_pair
     assert row(text, "always the commonest class") == [
         "always the commonest class", "", "10.00", "10.00", "10.00"
     ]  # fmt: skip
-    assert "difference from" not in text
+    assert "difference from sinpos" not in text
     assert "for all pairs of a range together" in text
 
 
