@@ -33,7 +33,7 @@ from espnet2.text.word_tokenizer import WordTokenizer
 KINDS = ".wav", ".flac"
 TOKEN_TYPES = ("word", "char", "bpe")
 SPECIAL = "<blank>", "<unk>", "<sos/eos>"
-SHOWN = 20  # faults in a message
+SHOWN = 10  # faults in a message
 #: in libsndfile's log of a WAV; a program that streams writes a length of 2³¹ or 2³² less something
 SHORTER, STREAMED = re.compile(r"data : (\d+) \(should be (\d+)\)"), 2**30
 

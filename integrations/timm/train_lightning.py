@@ -111,12 +111,14 @@ def images(arguments: argparse.Namespace) -> tuple[DataLoader, int]:
     the number of timm's classes.
 
     Raises:
-        ValueError: there are no images, or fewer than a batch.
+        ValueError: there is no such split, or no images in it, or fewer than a batch.
     """
     try:
         found = create_dataset("", str(arguments.data_dir), arguments.train_split)
     except RuntimeError as error:  # without images
         raise ValueError(error) from error
+    if Path(found.reader.root) == arguments.data_dir:  # timm takes all, where there is no split
+        raise ValueError(f"{arguments.data_dir} has no folder {arguments.train_split}")
     data = Images(found.reader.root, arguments)
     if len(data) < arguments.batch_size:
         raise ValueError(

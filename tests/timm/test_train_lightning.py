@@ -63,6 +63,12 @@ def test_fewer_images_than_a_batch_are_said_in_one_line(train):
     assert "has 8 images, fewer than a batch of 9" in stop.value.code
 
 
+def test_a_split_that_is_not_there_is_said_and_not_all_images_trained_on(train):
+    with pytest.raises(SystemExit) as stop:
+        train("--train-split", "other")
+    assert stop.value.code.endswith("images has no folder other")
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [

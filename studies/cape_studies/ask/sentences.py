@@ -130,7 +130,6 @@ def prepare(
     source: str | None = None,
     epochs: float | None = None,
     updates: int | None = None,
-    warmup: int | None = None,
     max_tokens: int = 1024,
 ) -> None:
     """Write text and binarised data to ``out``, from the folder that :func:`look` takes.
@@ -141,7 +140,6 @@ def prepare(
         source: the source's language; default: the one whose name comes first.
         epochs: passes over the pairs; default: those of 1.5 million words, from 3 to 100.
         updates: of a training, in place of epochs.
-        warmup: updates until the highest learning rate; default: a fifth of all.
         max_tokens: subwords of a batch, of the longer side.
 
     Raises:
@@ -192,7 +190,7 @@ def prepare(
         target=found.languages[1],
         train_pairs=len(longer),
         updates=updates,
-        warmup=warmup or updates // 5,
+        warmup=updates // 5,
         epochs=round(updates / each, 2),
         subsets=",".join(found.tests),
         within=within,

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-SHOWN = 20  # faults in a message
+SHOWN = 10  # faults in a message
 
 
 def files(folder: Path) -> Iterator[Path]:

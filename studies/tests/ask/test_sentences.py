@@ -78,7 +78,7 @@ def test_the_length_of_training_is_that_of_epochs_or_of_updates(text):
     ten, _ = prepared(text, epochs=10, max_tokens=100)
     assert ten["updates"] == 10 * one["updates"] > 50
     assert (ten["epochs"], ten["warmup"]) == (10, ten["updates"] // 5)
-    assert prepared(text, updates=7, warmup=3)[0].items() >= {"updates": 7, "warmup": 3}.items()
+    assert prepared(text, updates=7)[0]["updates"] == 7
 
 
 def test_sentences_from_windows_are_those_without_marks_and_carriage_returns(text):
