@@ -29,10 +29,10 @@ BIN_0_12 = $(VENV_0_12)/bin
 PYTEST = OMP_NUM_THREADS=1 $(1)/python -m pytest -n 2 --dist loadfile -m $(2)
 
 # What codespell reads.
-PROSE = *.md .github benchmarks cape_plugins configs docs integrations studies tests tools Makefile
+PROSE = *.md .github benchmarks cape_plugins configs docs examples integrations studies tests tools Makefile
 
 # What decides what is installed.
-PACKAGE = pyproject.toml studies/pyproject.toml
+PACKAGE = pyproject.toml studies/pyproject.toml examples/cape-fire/pyproject.toml
 
 .PHONY: install install-demo install-fairseq-0.12 demo demo-full test test-release test-py311 test-fairseq-0.12 lint format docs dist bench clean help
 
@@ -65,19 +65,19 @@ demo-full: install-demo
 	$(BIN)/cape-report $(call OF_HOST,demo) --out $(OUT)
 
 test: install
-	$(call PYTEST,$(BIN),"not release")
+	$(call PYTEST,$(BIN),"not release and not gpu")
 
 test-release: install
-	$(call PYTEST,$(BIN),release)
+	$(call PYTEST,$(BIN),"release and not gpu")
 
 # Older hosts: what a command line or a name reaches, not the whole suite.
 test-py311:
 	@$(MAKE) install VENV="$(VENV_PY311)" PYTHON="$(PYTHON_3_11)"
-	$(call PYTEST,$(VENV_PY311)/bin,"not release") tests/test_autoload.py \
+	$(call PYTEST,$(VENV_PY311)/bin,"not release and not gpu") tests/test_autoload.py \
 		tests/*/test_command_line.py tests/timm/test_models.py
 
 test-fairseq-0.12: install-fairseq-0.12
-	$(call PYTEST,$(BIN_0_12),"not release") tests/fairseq/test_command_line.py \
+	$(call PYTEST,$(BIN_0_12),"not release and not gpu") tests/fairseq/test_command_line.py \
 		$(filter-out %_benchmarks.py,$(wildcard tests/test_*.py))
 
 lint: install

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cape_plugins.attention import AttentionSettings
-from cape_plugins.variants import attention_layers, get, names, prepare
+from cape_plugins import Positions
+from cape_plugins.variants import get, names
 from common import Table, autocast, command, peak_bytes, take_turns
 
 # batch, heads, length, head_dim, context
@@ -45,7 +45,6 @@ def measure(case: str, sizes: tuple[int, ...], arguments: Namespace, table: Tabl
     shape = (batch, heads, length, dim)
     inputs = [torch.randn(shape, device=device, dtype=dtype).requires_grad_() for _ in range(3)]
     grad = torch.randn(shape, device=device, dtype=dtype)
-    settings = AttentionSettings(head_dim=dim, heads=heads, context=context)
     shared = torch.arange(length, dtype=torch.float32, device=device)[None]  # (1, N)
     own = shared * (1 + torch.rand(batch, 1, device=device))  # (B, N)
 
@@ -68,19 +67,22 @@ def measure(case: str, sizes: tuple[int, ...], arguments: Namespace, table: Tabl
     row("", "none", without)
     for pos in arguments.pos:
         kinds = {"shared": shared, "own": own}
-        if get(pos).options <= {"relpos_context"}:
+        options = {"relpos_context": context} if pos.startswith("relpos") else {}
+        if options:
             kinds = {"": shared}  # it counts tokens
         elif batch == 1:
             del kinds["own"]
         for kind, positions in kinds.items():
-            (layer,) = attention_layers(pos, 1, settings)
+            module = Positions(pos, dim=heads * dim, heads=heads, layers=1, **options).eval()
+            (layer,) = module.attentions
+            assert layer is not None
             layer.to(device)
             with autocast(arguments):
-                prepared = prepare(pos, positions, settings)
+                _, given = module(None, positions)
 
-            def run(layer=layer, prepared=prepared) -> None:
+            def run(layer=layer, given=given) -> None:
                 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-                    return layer(query, key, value, prepared)[0]
+                    return layer(query, key, value, given)[0]
 
                 step(attend, inputs, list(layer.parameters()), grad)
 
@@ -90,7 +92,7 @@ def measure(case: str, sizes: tuple[int, ...], arguments: Namespace, table: Tabl
 def main() -> None:
     """Measure and print."""
     parser = command(__doc__, rounds=10)
-    with_attention = [pos for pos in names(1) if get(pos).attention]
+    with_attention = [pos for pos in names(1) if get(pos, 1).attends]
     parser.add_argument("--pos", nargs="+", default=POS, choices=with_attention)
     parser.add_argument("--lengths", nargs="+", type=int, metavar="TOKENS",
                         help="4 × 8 heads of 64 channels, in place of the cases")  # fmt: skip

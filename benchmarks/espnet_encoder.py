@@ -16,7 +16,7 @@ import statistics
 import torch
 from tabulate import tabulate
 
-from cape_plugins.espnet.transformer import CapeTransformerEncoder
+from cape_plugins.espnet.paper.transformer import SpeechTransformerEncoder
 from cape_plugins.variants import names
 from common import autocast, command, machine, take_turns
 
@@ -42,7 +42,7 @@ def main() -> None:
         parser.error(f"--layers must lie within 2 … {whole - 1}")
     depths = [whole] if arguments.layers is None else [arguments.layers, 1]
     encoders = {
-        f"{pos} {depth}": CapeTransformerEncoder(80, pos=pos, **{**sizes, "num_blocks": depth})
+        f"{pos} {depth}": SpeechTransformerEncoder(80, pos=pos, **{**sizes, "num_blocks": depth})
         .to(arguments.device)
         .train()
         for pos in arguments.pos
@@ -56,7 +56,7 @@ def main() -> None:
         features = torch.randn(batch, frames, 80, device=arguments.device)
         lengths = torch.full((batch,), frames, device=arguments.device)
 
-        def step(encoder: CapeTransformerEncoder, features=features, lengths=lengths) -> None:
+        def step(encoder: SpeechTransformerEncoder, features=features, lengths=lengths) -> None:
             with autocast(arguments):
                 out, _, _ = encoder(features, lengths)
             encoder.zero_grad()

@@ -11,9 +11,9 @@ from espnet2.asr.ctc import CTC
 from espnet2.layers.utterance_mvn import UtteranceMVN
 from tabulate import tabulate
 
-from cape_plugins.espnet.frontend import CapeFbank
-from cape_plugins.espnet.model import CapeASRModel
-from cape_plugins.espnet.transformer import CapeTransformerEncoder
+from cape_plugins.espnet.paper.frontend import CapeFbank
+from cape_plugins.espnet.paper.model import CapeASRModel
+from cape_plugins.espnet.paper.transformer import SpeechTransformerEncoder
 from cape_plugins.variants import names
 from common import autocast, command, machine, take_turns
 
@@ -68,7 +68,7 @@ def main() -> None:
 def build(pos: str, sizes: dict[str, int]) -> CapeASRModel:
     """A CTC model with random weights; the encoder has the paper's size where none is given."""
     frontend = CapeFbank(fs=RATE)
-    encoder = CapeTransformerEncoder(frontend.output_size(), pos=pos, **sizes)
+    encoder = SpeechTransformerEncoder(frontend.output_size(), pos=pos, **sizes)
     return CapeASRModel(
         vocab_size=len(TOKENS),
         token_list=TOKENS,

@@ -3,7 +3,7 @@
 # minutes together with its start: each ends after 280 seconds, the most wanted first.
 #
 #     bash benchmarks/gpu.sh 1      training steps, eager and compiled; twins; attention by length
-#     bash benchmarks/gpu.sh 2      parity with the CPU; draws; the hosts' trainers; Table 9 in fp16
+#     bash benchmarks/gpu.sh 2      pytest -m gpu: parity with the CPU, the hosts' trainers; Table 9
 #     bash benchmarks/gpu.sh 3      the study cifar10_192, a seed of it, 570 s; the next call goes on
 #     bash benchmarks/gpu.sh pack   beforehand, where there is a network: see below
 #
@@ -11,9 +11,9 @@
 # is cut off has lost nothing. $OUT (out/gpu) gets the report gpu<part>.md, the CSV files, and what
 # went to stderr. SECONDS_OF_PART changes the limit.
 #
-# BEFORE names another checkout whose cape_plugins part 1 measures in turn with this one's: first
-# what is most wanted, rows labelled "before" and "after". A commit's is made by
-#     mkdir -p out/before && git archive COMMIT cape_plugins | tar -xC out/before
+# BEFORE names another checkout, which part 1 measures in turn with this one, each by its own
+# benchmarks: first what is most wanted, rows labelled "before" and "after". A commit's is made by
+#     mkdir -p out/before && git archive COMMIT cape_plugins benchmarks | tar -xC out/before
 #
 # Nothing needs to be installed but torch, timm and tabulate. A machine without fairseq and ESPnet
 # takes them from out/pack, which `pack` fills with their wheels (35 MB, for this Python), without
@@ -70,19 +70,19 @@ step() {
 each() {
     local module=$1 name=$2 seconds=$3 script=$4
     shift 4
-    local command=("$python" "benchmarks/$script.py" --device "$device" --dtype bfloat16
-        --csv "$out/gpu1-$script.csv")
+    local given=(--device "$device" --dtype bfloat16 --csv "$out/gpu1-$script.csv")
     if [ -n "$before" ]; then
-        PYTHONPATH=$before:$PYTHONPATH \
-            step "$module" "$name, before" "$seconds" "${command[@]}" --label before "$@"
+        PYTHONPATH=$before:$PYTHONPATH step "$module" "$name, before" "$seconds" \
+            "$python" "$before/benchmarks/$script.py" "${given[@]}" --label before "$@"
     fi
-    step "$module" "$name${before:+, after}" "$seconds" "${command[@]}" ${before:+--label after} "$@"
+    step "$module" "$name${before:+, after}" "$seconds" \
+        "$python" "benchmarks/$script.py" "${given[@]}" ${before:+--label after} "$@"
 }
 
 part_1() {
     local few=(--rounds 10) sizes=(256 24 64) images=128 lengths=(4096 1024 8192) compiler=inductor
-    local first=(nopos cape rope relpos cape_rope_mixed) some=(cape rope relpos alibi) stock=()
-    local rest=(sinpos cape_rope rope_mixed alibi cape_alibi relpos_first)
+    local first=(nopos cape rope relpos alibi) some=(cape rope relpos alibi) stock=()
+    local rest=(sinpos cape_rope cape_alibi relpos_first)
     [ -z "$before" ] || stock=(--stock vit_small_patch16_rope_mixed_224 vit_small_patch16_224)
     if [ -n "$dry" ]; then
         few=(--rounds 1 --tiny) sizes=(1 1 1) images=1 lengths=(64) compiler=aot_eager
@@ -98,14 +98,15 @@ part_1() {
         --batch "${sizes[@]}" "${few[@]}" --pos "${some[@]}" --compile "$compiler"
     [ -z "$dry" ] || return # nothing new below
     before='' each torch "Steps of the other variants" 120 variants "${cases[@]}" --pos "${rest[@]}"
-    before='' each torch "Conformer" 60 variants --cases conformer_12 --batch 24 "${few[@]}"
+    before='' each torch "Conformer beside ESPnet's own" 60 variants --unit stock \
+        --cases conformer_12 conformer_12_30s --batch 24 8 "${few[@]}" --pos rope alibi cape relpos
 }
 
 part_2() {
-    step torch "Parity" 130 "$python" benchmarks/parity.py --device "$device" \
-        --csv "$out/gpu2-parity.csv" ${dry:+--quick}
-    step torch "The hosts' trainers in half precision" 110 "$python" benchmarks/trainers.py \
-        --device "$device" --csv "$out/gpu2-trainers.csv" --jobs "$jobs" ${dry:+--pos cape}
+    local tests=("$python" -m pytest -q -m gpu -p no:cacheprovider --tb=line)
+    step torch "The core" 130 "${tests[@]}" tests/gpu/test_core.py
+    step timm "The hosts" 130 "${tests[@]}" tests/gpu/test_hosts.py
+    step fairseq "The hosts' trainers in half precision" 110 "${tests[@]}" tests/gpu/test_trainers.py
     step fairseq "Table 9 in fp16" 240 "$python" benchmarks/relpos_cost.py --device "$device" \
         --dtype float16 --csv "$out/gpu2-table9.csv" \
         ${dry:+--rounds 1 --layers 1 --batch 1 --parts encoder --lengths 10 --contexts 10}
@@ -136,8 +137,8 @@ case ${1:-} in
 esac
 
 dry=${DRY_RUN:+1}
-device=${dry:+cpu} jobs=${dry:+2}
-device=${device:-cuda} jobs=${jobs:-6}
+device=${dry:+cpu}
+device=${device:-cuda}
 [ -z "$dry" ] || export OMP_NUM_THREADS=1 # more wait for each other where a CPU is shared
 limit=280 # seconds, of a part
 [ "$1" != 3 ] || limit=570
@@ -152,7 +153,7 @@ report=$out/gpu$1.md
 log=$out/gpu$1.stderr.txt
 failed=0
 mkdir -p "$out" && rm -rf "$out/gpu$1"[-.]* || exit 1
-export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD:$PWD/studies${PYTHONPATH:+:$PYTHONPATH} TIMM_SCRIPTS=${TIMM_SCRIPTS:-$pack}
+export PYTHONUNBUFFERED=1 CAPE_DEVICE=$device PYTHONPATH=$PWD:$PWD/studies${PYTHONPATH:+:$PYTHONPATH} TIMM_SCRIPTS=${TIMM_SCRIPTS:-$pack}
 if ! { here fairseq && here espnet2; } && compgen -G "$pack/*.whl" >/dev/null; then
     site=$(mktemp -d)
     trap 'rm -rf "$site"' EXIT

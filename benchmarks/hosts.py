@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cape_plugins import Augmentation
 from cape_plugins.variants import get, names
 
 # what is trained, and what computes its loss
@@ -24,7 +25,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "asr_12": ("espnet", dict(layers=12, dim=256, heads=4, seconds=10)),
     "asr_36": ("espnet", dict(layers=36, dim=768, heads=4, seconds=10)),  # the paper's
     "conformer_12": ("espnet", dict(layers=12, dim=256, heads=4, seconds=10, conformer=True)),
+    "conformer_12_30s": ("espnet", dict(layers=12, dim=256, heads=4, seconds=30, conformer=True)),
 }
+#: ESPnet's own Conformer with its relative positions, rel_pos
+STOCK = "stock"
 TINY: dict[str, dict[str, Any]] = {
     "timm": dict(size="tiny", depth=1, image=32),
     "fairseq": dict(layers=1, dim=64, heads=2, words=500, length=16),
@@ -33,8 +37,10 @@ TINY: dict[str, dict[str, Any]] = {
 
 
 def names_of(host: str) -> tuple[str, ...]:
-    """The variants of a host; timm's abspos is its own ViT."""
-    return ("abspos", *names(2)) if host == "timm" else names(1)
+    """The variants of a host; timm's abspos is its own ViT, ESPnet's STOCK its own Conformer."""
+    if host == "timm":
+        return ("abspos", *names(2))
+    return (*names(1), STOCK) if host == "espnet" else names(1)
 
 
 def builder(
@@ -86,8 +92,8 @@ def _fairseq(
     from fairseq.models import MODEL_REGISTRY
 
     import cape_plugins.fairseq  # noqa: F401 - registers
-    from cape_plugins.fairseq.config import CapeTransformerConfig
 
+    kind = MODEL_REGISTRY["cape_transformer"]
     dictionary = Dictionary()
     for i in range(words - len(dictionary)):
         dictionary.add_symbol(str(i))
@@ -99,15 +105,19 @@ def _fairseq(
     lengths = torch.full((batch,), length, device=device)
 
     def build(pos: str) -> Model:
-        scale = dict(source_scale=1.0) if "source_scale" in get(pos).options else {}
-        config = CapeTransformerConfig(
+        scale = (
+            dict(source_scale=1.0)
+            if get(pos, 1).adds and get(pos, 1).augments is Augmentation
+            else {}
+        )
+        config = kind.config(
             pos=pos,
             share_all_embeddings=True,
             source_bos="false",  # one token more would be in the ratio
             **scale,
             **sizes,
         )
-        model = MODEL_REGISTRY["cape_transformer"].build_model(config, task)
+        model = kind.build_model(config, task)
         return model, lambda model: F.cross_entropy(
             model(source, lengths, target)[0].flatten(0, 1), target.flatten()
         )
@@ -125,22 +135,23 @@ def _espnet(
     conformer: bool = False,
 ) -> Callable[[str], Model]:
     from cape_plugins.espnet.encoder import CapeConformerEncoder
-    from cape_plugins.espnet.transformer import CapeTransformerEncoder
+    from cape_plugins.espnet.paper.transformer import SpeechTransformerEncoder
 
-    kind = CapeConformerEncoder if conformer else CapeTransformerEncoder
+    kind = CapeConformerEncoder if conformer else SpeechTransformerEncoder
     frames = 100 * seconds
     features = torch.randn(batch, frames, 80).to(device)
     lengths = torch.full((batch,), frames, device=device)
 
     def build(pos: str) -> Model:
-        encoder = kind(
-            80,
-            pos=pos,
-            output_size=dim,
-            attention_heads=heads,
-            linear_units=4 * dim,
-            num_blocks=layers,
+        sizes = dict(
+            output_size=dim, attention_heads=heads, linear_units=4 * dim, num_blocks=layers
         )
+        if pos == STOCK:
+            from espnet2.asr.encoder.conformer_encoder import ConformerEncoder
+
+            encoder = ConformerEncoder(80, rel_pos_type="latest", **sizes)
+        else:
+            encoder = kind(80, pos=pos, **sizes)
         return encoder, lambda model: model(features, lengths)[0].float().square().mean()
 
     return build

@@ -1,11 +1,14 @@
 """What positions add to a training step on a GPU: kernels and bytes, counted without a GPU.
 
     python benchmarks/kernels.py [--cases vit_small …] [--pos cape rope …] [--csv FILE]
+        [--without rotate …]
 
 Counts the operations of a forward and a backward that are no views, and the bytes that go in and
 out of them, beyond those of the same model without positions. The numbers are exact and the same on
 every machine. On a GPU in eager mode each operation is a kernel (some are two), which costs 7 to 40
 µs to launch, and bytes cost time at the GPU's bandwidth; both are an estimate, not a measurement.
+
+``--without rotate …`` counts plain operations in place of these functions of cape_plugins.fused.
 
 The tensors are fake ones, which have no values, under bfloat16 autocast. Checks of values are those
 of CUDA, attention counts as one operation as fused kernels do, and constants that are made once in
@@ -35,17 +38,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from cape_plugins import (
-    PositionalEmbedding,
+    Given,
+    Positions,
     checks,
-    constants,
+    fused,
     patch_grid,
+    relpos,
+    rotary,
     token_positions,
-    variants,
 )
-from cape_plugins.attention import AttentionSettings
 from common import append_csv
 from hosts import CASES as HOSTS
-from hosts import builder, names_of
+from hosts import STOCK, builder, names_of
 
 BANDWIDTH = 2.5e12  # bytes a second, an H100's, measured (docs/cost.md)
 LAUNCHES = 7e-6, 40e-6  # seconds a kernel: beside a fast CPU, beside the slow one of docs/cost.md
@@ -54,7 +58,7 @@ CASES = {"vit_small": 256, "asr_12": 24, "conformer_12": 24, "wmt_base": 64}
 MODULES = {
     "timm": ["cape_plugins.timm.vision_transformer"],
     "fairseq": ["cape_plugins.fairseq.transformer"],
-    "espnet": ["cape_plugins.espnet.encoder", "cape_plugins.espnet.transformer"],
+    "espnet": ["cape_plugins.espnet.encoder"],
 }
 # operations that do not read what they write into
 OVERWRITES = (torch.ops.aten.copy_, torch.ops.aten.zero_, torch.ops.aten.fill_)
@@ -171,6 +175,29 @@ def attention(
     return _attend(query, key, value, attn_mask)
 
 
+def _attend_whole(bias, query, key, value, mask, dropout):
+    added = bias(query, key.shape[2], Given(mask=mask))
+    return F.scaled_dot_product_attention(query, key, value, added, dropout)
+
+
+def _scores(query, table, mask, left, right):
+    scores = relpos.distance_scores(query, table, left, right)
+    return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+
+
+# function of cape_plugins.fused → what stands beside its call
+PLAIN: dict[str, Callable[..., Any]] = {
+    "constant": lambda make, *settings, like: make(*settings, like.device),
+    "sin": lambda phase, dtype: phase.sin().to(dtype),
+    "rows": lambda first, second, dtype: (first * second).to(dtype),
+    "add_where": lambda content, added, present: (content + added * present).to(content.dtype),
+    "rotate": lambda table, back, *turned: tuple(rotary._rotate(table, x, back) for x in turned),
+    "distance_scores": _scores,
+    "attend_in_parts": _attend_whole,
+    "mixed_table": lambda coords, frequencies: _timms_mixed_table(coords, frequencies),
+}
+
+
 def _check_values(values: Tensor, ok: Callable[[], Tensor], rule: str) -> None:
     torch._assert_async(ok().all(), rule)
 
@@ -188,7 +215,8 @@ def as_on_a_gpu() -> Iterator[None]:
             if name.startswith("cape_plugins"):
                 for function in ours.keys() & vars(module).keys():
                     stack.enter_context(mock.patch.object(module, function, ours[function]))
-        stack.enter_context(mock.patch.object(constants, "_MADE", {}))
+        made = "cape_plugins.fused.constants._MADE"
+        stack.enter_context(mock.patch(made, {}))
         # hosts that ask whether there is padding hear that there is none
         stack.enter_context(mock.patch.object(Tensor, "__bool__", return_value=False))
         stack.enter_context(mock.patch.object(torch.nn.Module, "to", lambda module, *_: module))
@@ -225,18 +253,20 @@ def count_model(case: str, batch: int, pos: str, tiny: bool = False) -> Count:
 def count_embedding(
     pos: str, axes: int, batch: int = 8, tokens: int = 196, dim: int = 384
 ) -> Count:
-    """PositionalEmbedding alone, beyond the sum that stands for the rest of the model."""
+    """What is added at the input alone, beyond the sum that stands for the rest of the model."""
     options: dict[str, Any] = {}
     if pos == "cape":
         options = dict(max_global_shift=0.5, max_local_shift=0.07, max_global_scale=1.4)
     with as_on_a_gpu():
-        module = PositionalEmbedding(dim, pos, axes=axes, **options)
+        module = Positions(pos, dim=dim, axes=axes, **options)
         content = torch.empty(batch, tokens, dim, dtype=torch.bfloat16, requires_grad=True)
         if axes == 2:
             positions = patch_grid(14, tokens // 14, device="cpu")[None]
         else:
             positions = token_positions(torch.full([batch], tokens), tokens)
-        return count(lambda: module(content, positions).sum()).beyond(count(lambda: content.sum()))
+        return count(lambda: module(content, positions)[0].sum()).beyond(
+            count(lambda: content.sum())
+        )
 
 
 def count_rotation(
@@ -244,16 +274,16 @@ def count_rotation(
 ) -> Count:
     """Rotation of the queries and keys of a layer, each of its own projection; bytes a channel."""
     with as_on_a_gpu():
-        settings = AttentionSettings(dim, heads, axes=2)
-        (layer,) = variants.attention_layers(pos, 1, settings)
+        module = Positions(pos, dim=heads * dim, heads=heads, layers=1, axes=2)
+        (layer,) = module.attentions
         shape = (batch, tokens, heads, dim)
         both = [torch.empty(shape, dtype=torch.bfloat16, requires_grad=True) for _ in range(2)]
-        positions = variants.prepare(pos, torch.empty(batch, tokens, 2), settings)
+        _, given = module(None, torch.empty(batch, tokens, 2))
 
         def total(embedded: bool) -> Tensor:
             query, key = (x.transpose(1, 2) for x in both)
             if embedded:
-                query, key = layer.embed_both(query, key, positions)
+                query, key = layer.embed_both(query, key, given.prepared)
             # a sum hands back an expanded number: here each has a gradient of its own, as there
             return _attend(query, key, key, None).sum()
 
@@ -267,21 +297,43 @@ def count_attention(pos: str, tokens: int, shared: bool = True, context: int = 8
     """Attention alone, beyond that without positions; bytes per score."""
     batch, heads, dim = 4, 8, 64
     with as_on_a_gpu():
-        settings = AttentionSettings(dim, heads, context=min(tokens, context))
+        options = {"relpos_context": min(tokens, context)} if pos == "relpos" else {}
         shape = (batch, heads, tokens, dim)
         inputs = [torch.empty(shape, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
         positions = torch.empty(1 if shared else batch, tokens)
 
-        def total(pos: str) -> Tensor:
-            (layer,) = variants.attention_layers(pos, 1, settings, logn=0)
-            if layer is None:
-                return _attend(*inputs, None).sum()
-            prepared = variants.prepare(pos, positions, settings)
-            return layer(*inputs, prepared)[0].sum()
+        module = Positions(pos, dim=heads * dim, heads=heads, layers=1, **options)
+        (layer,) = module.attentions
 
-        found = count(lambda: total(pos)).beyond(count(lambda: total("nopos")))
+        def total() -> Tensor:
+            given = layer.prepare(positions[..., None], None, torch.bfloat16)
+            return layer(*inputs, given)[0].sum()
+
+        found = count(total).beyond(count(lambda: _attend(*inputs, None).sum()))
     scores = batch * heads * tokens**2
     return Count(*found[:2], *(round(one / scores, 1) for one in found[2:]))
+
+
+def count_mixed_table(batch: int = 8, heads: int = 6, tokens: int = 196, dim: int = 64) -> Count:
+    """The table of RoPE-mixed of a layer of timm's twins, for coordinates of each image."""
+    with as_on_a_gpu():
+        coords = torch.empty(batch, tokens, 2)
+        frequencies = torch.empty(2, heads, dim // 2, requires_grad=True)
+
+        def total(made: bool) -> Tensor:
+            table = fused.mixed_table(coords, frequencies) if made else given
+            return _attend(table, table, table, None).sum()
+
+        shape = (batch, heads, tokens, 2 * dim)
+        given = torch.empty(shape, requires_grad=True)
+        return count(lambda: total(True)).beyond(count(lambda: total(False)))
+
+
+def _timms_mixed_table(coords, frequencies):
+    from timm.layers import get_mixed_freqs
+
+    x, y = coords[:, None].unbind(-1)
+    return get_mixed_freqs(frequencies, x, y, torch.float32)
 
 
 def parts() -> dict[str, Count]:
@@ -290,8 +342,8 @@ def parts() -> dict[str, Count]:
     for axes, where in ((2, "images"), (1, "sequences")):
         for pos in ("sinpos", "cape"):
             found[f"embedding, {pos}, {where}"] = count_embedding(pos, axes)
-    for pos in ("rope", "rope_mixed"):
-        found[f"rotation of a layer, {pos}, bytes a channel"] = count_rotation(pos)
+    found["rotation of a layer, rope, bytes a channel"] = count_rotation("rope")
+    found["table of RoPE-mixed of a layer of a twin"] = count_mixed_table()
     for tokens in (1024, 4096):
         for pos, shared in (("alibi", True), ("alibi", False), ("relpos", True)):
             of = "relpos" if pos == "relpos" else f"alibi, {'shared' if shared else 'per sample'}"
@@ -305,10 +357,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=CASES)
     parser.add_argument("--pos", nargs="+", help="default: all of the host's")
+    parser.add_argument("--without", nargs="*", default=[], choices=PLAIN)
     parser.add_argument("--csv", type=Path, help="also append the numbers there")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
+    for piece in arguments.without:
+        setattr(fused, piece, PLAIN[piece])
     rows: list[dict[str, Any]] = []
     for name, found in parts().items():
         rows.append({"case": "part", "pos": name, **found._asdict()})
@@ -316,7 +371,7 @@ def main() -> None:
         host_names = names_of(HOSTS[case][0])
         base = count_model(case, CASES[case], "nopos")
         for pos in host_names:
-            if pos != "nopos" and (arguments.pos is None or pos in arguments.pos):
+            if pos not in ("nopos", STOCK) and (arguments.pos is None or pos in arguments.pos):
                 found = count_model(case, CASES[case], pos).beyond(base)
                 rows.append({"case": case, "pos": pos, **found._asdict()})
     if arguments.csv:

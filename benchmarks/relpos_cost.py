@@ -27,9 +27,9 @@ from fairseq.models.transformer import TransformerConfig
 from omegaconf import OmegaConf
 from torch import nn
 
-from cape_plugins.fairseq.config import CapeTransformerConfig, TokenSettings
-from cape_plugins.fairseq.layers import CapeEncoderLayer
-from cape_plugins.fairseq.transformer import CapeTransformerDecoder, CapeTransformerEncoder
+from cape_plugins.fairseq.layers import FairseqCapeEncoderLayer
+from cape_plugins.fairseq.options import HOST, FairseqCapeConfig, choose
+from cape_plugins.fairseq.transformer import FairseqCapeDecoder, FairseqCapeEncoder
 from common import Table, append_csv, command, take_turns
 
 DIM, HEADS, FFN = 768, 8, 3072
@@ -43,10 +43,10 @@ CPU_TOKENS = {"layer": 1000, "encoder": 300, "decoder": 300}
 def options(pos: str, layers: int, context: int = 150) -> TransformerConfig:
     """cape_transformer's settings for one variant."""
     sizes = dict(embed_dim=DIM, ffn_embed_dim=FFN, attention_heads=HEADS, layers=layers)
-    config = CapeTransformerConfig(
+    config = FairseqCapeConfig(
         pos=pos,
-        relpos_context=context,
-        source_scale=1.0,
+        **({"relpos_context": context} if pos == "relpos" else {}),
+        source_scale=1.0 if pos == "cape" else 0.0,
         source_bos="false",  # one token more would be in the ratio
         dropout=0.0,
         no_token_positional_embeddings=True,
@@ -76,16 +76,16 @@ def build(
     tokens = torch.randint(words.nspecial, WORDS, (batch, length), device=arguments.device)
     embed = nn.Embedding(WORDS, DIM, words.pad())
     if part == "layer":
-        settings = TokenSettings.of(vars(cfg))
-        (attention,) = settings.attention_layers(1, settings.attention_settings(DIM, HEADS))
-        layer = CapeEncoderLayer(cfg, positional=attention).to(**where)
+        chosen = choose(vars(cfg)).options
+        (attention,) = HOST.positions(pos, chosen, dim=DIM, heads=HEADS, layers=1).attentions
+        layer = FairseqCapeEncoderLayer(cfg, positional=attention).to(**where)
         content = torch.randn(length, batch, DIM, requires_grad=True, **where)
         return _step(layer, lambda: layer(content, encoder_padding_mask=None))
     if part == "encoder":
-        encoder = CapeTransformerEncoder(cfg, words, embed).to(**where)
+        encoder = FairseqCapeEncoder(cfg, words, embed).to(**where)
         return _step(encoder, lambda: encoder(tokens)["encoder_out"][0])
     # a decoder without a source, so that what differs is not diluted by cross-attention
-    decoder = CapeTransformerDecoder(cfg, words, embed, no_encoder_attn=True).to(**where)
+    decoder = FairseqCapeDecoder(cfg, words, embed, no_encoder_attn=True).to(**where)
     return _step(decoder, lambda: decoder(tokens, None, features_only=True)[0])
 
 

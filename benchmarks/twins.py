@@ -19,11 +19,7 @@ from common import Table, autocast, command, peak_bytes, take_turns
 
 # timm's model → ours that compare with it; most wanted first
 GROUPS = {
-    "vit_small_patch16_rope_mixed_224": (
-        "vit_small_patch16_rope_mixed_cape_224",
-        "vit_small_patch16_ropepos_mixed_224",
-        "vit_small_patch16_cape_rope_mixed_224",
-    ),
+    "vit_small_patch16_rope_mixed_224": ("vit_small_patch16_rope_mixed_cape_224",),
     "vit_small_patch16_rope_224": (
         "vit_small_patch16_rope_cape_224",
         "vit_small_patch16_ropepos_224",

@@ -19,9 +19,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from cape_plugins.variants import VARIANTS
 from common import Table, autocast, command, peak_bytes, take_turns, waits
-from hosts import CASES, builder, names_of
+from hosts import CASES, STOCK, builder, names_of
 
 SHOWN = ("variant", "unit_ms", "step", "memory", "parameters", "waits")
 DEFAULT_CASES = ("vit_small", "wmt_base", "asr_12", "conformer_12")
@@ -52,7 +51,7 @@ def measure(case: str, batch: int, arguments: Namespace) -> None:
     """
     unit, device = arguments.unit, arguments.device
     build = builder(case, batch, device, arguments.tiny)
-    chosen = arguments.pos or names_of(CASES[case][0])
+    chosen = arguments.pos or [pos for pos in names_of(CASES[case][0]) if pos != STOCK]
     clock = time.process_time if arguments.cpu_time else time.perf_counter
 
     def ready(pos: str) -> tuple[Callable[[], None], int]:
@@ -98,8 +97,9 @@ def main() -> None:
     """Measure and print."""
     parser = command(__doc__, rounds=7)
     parser.add_argument("--cases", nargs="+", default=DEFAULT_CASES, choices=CASES)
-    parser.add_argument("--pos", nargs="+", choices=VARIANTS, help="default: all of the host's")
-    parser.add_argument("--unit", default="nopos", choices=VARIANTS, help="the others' divisor")
+    every = dict.fromkeys(pos for host, _ in CASES.values() for pos in names_of(host))
+    parser.add_argument("--pos", nargs="+", choices=every, help="default: all of the host's")
+    parser.add_argument("--unit", default="nopos", choices=every, help="the others' divisor")
     parser.add_argument("--batch", nargs="+", type=int, default=[8],
                         help="images, pairs or utterances: one number, or one a case")  # fmt: skip
     parser.add_argument("--compile", nargs="?", const="inductor", metavar="BACKEND",

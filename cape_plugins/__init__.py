@@ -3,29 +3,58 @@
 Importing this package imports nothing but the standard library: PyTorch's autoload imports it
 while ``torch`` itself is still being imported. The public names below import torch on first use.
 
-    >>> from cape_plugins import PositionalEmbedding, token_positions
-    >>> position = PositionalEmbedding(512, "cape", max_global_shift=5.0, max_local_shift=0.5)
-    >>> x = position(content, token_positions(lengths, content.shape[1]))    # (B, N, 512)
+    >>> from cape_plugins import Positions, token_positions
+    >>> positions = Positions("cape", dim=512, max_global_shift=5.0, max_local_shift=0.5)
+    >>> x, given = positions(content, token_positions(lengths, content.shape[1]))   # (B, N, 512)
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cape_plugins.augment import Augmentation, Draw  # noqa: F401
-    from cape_plugins.embedding import PositionalEmbedding  # noqa: F401
+    from cape_plugins.added import Added, Table  # noqa: F401
+    from cape_plugins.alibi import Alibi, distances  # noqa: F401
+    from cape_plugins.attention import Given, PositionalAttention, as_bool  # noqa: F401
+    from cape_plugins.augment import AsGiven, Augmentation, DistanceAugmentation, Draw  # noqa: F401
+    from cape_plugins.module import Positions  # noqa: F401
+    from cape_plugins.options import POSITION, option  # noqa: F401
     from cape_plugins.positions import frame_times, patch_grid, token_positions  # noqa: F401
-    from cape_plugins.sinusoid import sinusoid_1d, sinusoid_2d  # noqa: F401
+    from cape_plugins.random_positions import RandomPositions  # noqa: F401
+    from cape_plugins.relpos import RelativePositions  # noqa: F401
+    from cape_plugins.rotary import Rotary  # noqa: F401
+    from cape_plugins.sinusoid import Sinusoids, sinusoid_1d, sinusoid_2d  # noqa: F401
+    from cape_plugins.sizes import Sizes  # noqa: F401
+    from cape_plugins.variants import Variant, register_variant  # noqa: F401
 
 _HOME = {
-    "Augmentation": "augment",
+    # positions, and what a model of one's own does with them
+    "Positions": "module",
     "Draw": "augment",
-    "PositionalEmbedding": "embedding",
+    "Given": "attention",
     "frame_times": "positions",
     "patch_grid": "positions",
     "token_positions": "positions",
     "sinusoid_1d": "sinusoid",
     "sinusoid_2d": "sinusoid",
+    # a variant of one's own
+    "Variant": "variants",
+    "register_variant": "variants",
+    "option": "options",
+    "POSITION": "options",
+    "Sizes": "sizes",
+    "Added": "added",
+    "Sinusoids": "sinusoid",
+    "Table": "added",
+    "AsGiven": "augment",
+    "Augmentation": "augment",
+    "DistanceAugmentation": "augment",
+    "RandomPositions": "random_positions",
+    "PositionalAttention": "attention",
+    "Rotary": "rotary",
+    "Alibi": "alibi",
+    "RelativePositions": "relpos",
+    "as_bool": "attention",
+    "distances": "alibi",
 }
 
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604 - the names are strings

@@ -1,23 +1,83 @@
-"""ALiBi: scores fall with the distance between query and key, by a slope of each head.
+"""``alibi``: scores fall with the distance between query and key, by a slope of each head.
 
 Press et al. 2022, https://arxiv.org/abs/2108.12409; slopes as in their code,
 ofirpress/attention_with_linear_biases at a35aaca, fairseq/models/transformer.py. Here distances are
 those of real positions: tokens with gaps, seconds, Euclidean between patches. They are symmetric;
 where queries see no later keys (decoders) they are the paper's.
 
-    >>> settings = AttentionSettings(head_dim=64, heads=8)
-    >>> positions = Alibi.prepare(token_positions([50]), settings)
-    >>> out, _ = Alibi(settings)(query, key, value, positions)
+    >>> attention = Alibi(Sizes(dim=512, heads=8))
+    >>> given = attention.prepare(token_positions([50])[..., None], None, query.dtype)
+    >>> out, _ = attention(query, key, value, given)
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from cape_plugins.attention import AttentionSettings, Hidden, PositionalAttention
-from cape_plugins.checks import check_count
-from cape_plugins.constants import constant
-from cape_plugins.elementwise import multiply_into_rows
-from cape_plugins.positions import Device, widest, with_axes
+from cape_plugins import fused
+from cape_plugins.attention import Given, PositionalAttention, merge, with_heads
+from cape_plugins.checks import check_count, check_positive
+from cape_plugins.options import POSITION, option
+from cape_plugins.positions import Device, widest
+
+
+@dataclass(eq=False, repr=False)
+class Alibi(PositionalAttention):
+    """Adds - slope · distance to the scores; 0 where a token has no position (class token).
+
+    What is added is made once for all layers, with the mask in it: CUDA's attention copies a mask
+    in every layer. It takes (heads, N, N) where samples share their positions, else
+    (B, heads, N, N), as ``cape_alibi`` in training: in autocast's dtype, which the scores are in,
+    or in that of the layers.
+    """
+
+    alibi_unit: float | None = option(
+        None,
+        "the distance that counts as 1; by default that between neighbouring tokens",
+        unit=POSITION,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alibi_unit is None:
+            self.alibi_unit = self.sizes.spacing
+        check_positive("alibi_unit", self.alibi_unit)
+
+    def prepare(self, positions: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Given:
+        """What the scores get, (1 or B, N, heads, N), in ``dtype`` or what autocast is on for.
+
+        Distances are taken in the positions' dtype: an hour from the start float32 is too coarse.
+        A query that sees no key sees all of them: softmax over nothing would be NaN.
+        """
+        apart = distances(positions[:, :, None], positions[:, None])  # (1 or B, N, N)
+        assert self.alibi_unit is not None
+        apart = apart / self.alibi_unit
+        if mask is not None and mask.ndim == 4 and mask.shape[1] == 1:  # of all heads
+            mask = mask[:, 0]
+        if mask is not None and mask.dtype == torch.bool and mask.ndim < 4:
+            mask = mask | ~mask.any(dim=-1, keepdim=True)
+            apart, mask = torch.where(mask, apart, torch.inf), None
+        slopes = fused.constant(_falling, self.sizes.heads, like=positions)[:, None]
+        device = positions.device.type
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        apart = apart[:, :, None]  # (1 or B, N, 1, N)
+        if fused.usable(apart) and not apart.requires_grad:
+            bias = fused.rows(slopes, apart, dtype)
+        else:
+            bias = (slopes * apart).to(dtype)
+        if mask is not None:  # of numbers, or of each head
+            merged = merge(bias.transpose(1, 2), with_heads(mask), dtype)
+            assert merged is not None
+            bias = merged.transpose(1, 2)
+        return Given(bias)
+
+    def bias(self, query: Tensor, keys: int, prepared: Tensor | None) -> Tensor:
+        """What :meth:`prepare` gave, (1 or B, heads, queries, keys)."""
+        assert prepared is not None, "alibi needs positions"
+        bias = prepared.transpose(1, 2)  # (1 or B, heads, N, N)
+        return bias[:, :, bias.shape[2] - query.shape[2] :, bias.shape[3] - keys :]
 
 
 def alibi_slopes(heads: int, device: Device = None) -> Tensor:
@@ -37,57 +97,8 @@ def alibi_slopes(heads: int, device: Device = None) -> Tensor:
     return torch.exp2(exponent * (-4 / below)).float()
 
 
-def _slopes(heads: int, device: torch.device) -> Tensor:
+def _falling(heads: int, device: torch.device) -> Tensor:
     return -alibi_slopes(heads, device)
-
-
-class Alibi(PositionalAttention):
-    """Adds - slope · distance to the scores; 0 where a token has no position (class token).
-
-    What is added is made once for all layers, of the settings' ``heads`` and ``unit``. It takes
-    (heads, N, N) where samples share their positions, else (B, heads, N, N), as ``cape_alibi`` in
-    training: in autocast's dtype, which the scores are in, or in float32. Its rows begin at
-    multiples of 8 elements: CUDA's attention copies other ones, in every layer.
-    """
-
-    remembers = frozenset({"unit"})
-
-    @staticmethod
-    def prepare(
-        positions: Tensor,
-        settings: AttentionSettings,
-        *,
-        hidden: Hidden = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> Tensor:
-        """What the scores get, (B, N, heads, N), in ``dtype`` or what autocast is on for.
-
-        Distances are taken in the positions' dtype: an hour from the start float32 is too coarse.
-        It is -inf for the keys that are ``hidden`` from a query. A query from which all keys are
-        hidden sees all of them: softmax over nothing would be NaN.
-        """
-        wide = with_axes(positions)  # (B, N, axes)
-        apart = distances(wide[:, :, None], wide[:, None]) / settings.unit  # (B, N, N)
-        if hidden is not None:
-            unseen = hidden()
-            unseen = unseen & ~unseen.all(dim=-1, keepdim=True)
-            apart = apart.masked_fill(unseen, torch.inf)
-        slopes = constant(_slopes, settings.heads, like=positions)[:, None]
-        device = positions.device.type
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-        return multiply_into_rows(slopes, apart[:, :, None], dtype)
-
-    @property
-    def hides(self) -> bool:
-        """True, unless a mask is needed all the same, to count keys for log N."""
-        return not self.logn
-
-    def bias(self, query: Tensor, keys: int, positions: Tensor | None = None) -> Tensor:
-        """What :meth:`prepare` gave, (1 or B, heads, queries, keys)."""
-        assert positions is not None, "alibi needs positions"
-        bias = positions.transpose(1, 2)  # (1 or B, heads, N, N)
-        return bias[:, :, bias.shape[2] - query.shape[2] :, bias.shape[3] - keys :]
 
 
 def distances(first: Tensor, second: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ Section 3.2 of the paper, in the order of its listing. Drawing and applying are 
 two sequences (source and target of a translation) can share Δ and λ.
 
     >>> cape = Augmentation(max_global_shift=5.0, max_local_shift=0.5, max_global_scale=1.03)
-    >>> moved = cape.apply(positions, cape.draw(len(positions)))    # (B, N), in training
-    >>> centred = cape.apply(positions)                             # in evaluation
+    >>> moved = cape.in_training(positions, batch_size=8)       # (1 or B, N, axes) → (B, N, axes)
+    >>> centred = cape.in_evaluation(positions)
 """
 
 import math
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cape_plugins.checks import check_count, check_positions, check_values, is_number, is_traced
-from cape_plugins.constants import constant
-from cape_plugins.elementwise import multiply
-from cape_plugins.positions import Device, Generator, widest, with_axes
+from cape_plugins import fused
+from cape_plugins.checks import check_count, check_values, is_number, is_traced
+from cape_plugins.options import POSITION, option
+from cape_plugins.positions import Device, Generator, widest
 
 LocalShift = float | tuple[float, ...] | Tensor
 
@@ -32,8 +32,11 @@ class Draw(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Identity:
-    """Leaves positions as given, as ``sinpos`` does. Other augmentations override its methods."""
+class AsGiven:
+    """Leaves positions as given, as ``sinpos`` does. Augmentations override its methods.
+
+    A subclass is a frozen dataclass, whose fields are its options (:func:`cape_plugins.option`).
+    """
 
     def draw(
         self, batch_size: int, axes: int = 1, device: Device = None, generator: Generator = None
@@ -53,7 +56,7 @@ class Identity:
         """Positions of a training step: (1 or B, N, axes), float32 or float64 → same dtype.
 
         ``batch_size`` is B. The other arguments are those of
-        :meth:`cape_plugins.PositionalEmbedding.forward`.
+        :meth:`cape_plugins.Positions.forward`.
 
         Raises:
             ValueError: the draw, the generator or the number of local shifts does not fit the
@@ -67,27 +70,33 @@ class Identity:
         return positions
 
 
-@dataclass(frozen=True)
-class Augmentation(Identity):
-    """CAPE's augmentation and its settings (paper, section 3.2); the defaults only centre.
+@dataclass(frozen=True, kw_only=True)
+class DistanceAugmentation(AsGiven):
+    """CAPE's augmentation for those who see distances alone, which Δ does not change.
 
-    Attributes:
-        max_global_shift: Δ is uniform in ± ``max_global_shift``, in the unit of the positions.
-        max_local_shift: ε is uniform in ± ``max_local_shift``; one number, or one per axis.
-        max_global_scale: λ is log-uniform in [1 / ``max_global_scale``, ``max_global_scale``].
-        mean_normalize: subtract each sample's mean position first, in training and evaluation.
+    The defaults only centre, because the right bounds depend on the unit of positions.
 
     Raises:
         ValueError: a shift is negative or not finite, or the scale is below 1 or not finite.
     """
 
-    max_global_shift: float = 0.0
-    max_local_shift: float | tuple[float, ...] = 0.0
-    max_global_scale: float = 1.0
-    mean_normalize: bool = True
+    max_local_shift: float | tuple[float, ...] = option(
+        0.0, "ε of a token is uniform in ± this (section 3.2)", unit=POSITION, training_only=True
+    )
+    max_global_scale: float = option(
+        1.0, "λ of a sample is log-uniform in [1/this, this] (section 3.2)", training_only=True
+    )
+    mean_normalize: bool = option(
+        True, "subtract each sample's mean position, in training and evaluation (section 3.2)"
+    )
+
+    @property
+    def shift(self) -> float:
+        """The bound of Δ."""
+        return 0.0
 
     def __post_init__(self) -> None:
-        _check_number("max_global_shift", self.max_global_shift, least=0.0)
+        _check_number("max_global_shift", self.shift, least=0.0)
         _check_number("max_global_scale", self.max_global_scale, least=1.0)
         if not isinstance(self.mean_normalize, bool):
             raise ValueError(f"mean_normalize must be True or False, got {self.mean_normalize!r}")
@@ -107,35 +116,8 @@ class Augmentation(Identity):
         # one call draws both, because each call costs: Δ of all samples first, then λ
         draws = uniform([batch_size * (axes + 1)], device, torch.float32, generator)
         of_shift, of_scale = draws[: batch_size * axes], draws[batch_size * axes :]
-        shift = between(self.max_global_shift, of_shift.view(batch_size, axes))
+        shift = between(self.shift, of_shift.view(batch_size, axes))
         return Draw(shift, between(math.log(self.max_global_scale), of_scale).exp())
-
-    def apply(
-        self, positions: Tensor, draw: Draw | None = None, *, generator: Generator = None
-    ) -> Tensor:
-        """Augment positions; without a draw only centre them, as in evaluation.
-
-        Args:
-            positions: (B, N), or (B, N, axes) with several axes. NaN marks padding and stays NaN.
-            draw: Δ and λ of each sample.
-            generator: source of randomness for ε. Each call draws ε anew.
-
-        Returns:
-            Positions of the shape given. float64 stays float64, integers become float64, and all
-            other dtypes become float32.
-
-        Raises:
-            ValueError: positions are infinite or of another shape, or
-                :meth:`Identity.in_training` raises it.
-        """
-        shape = positions.shape
-        if len(shape) not in (2, 3):
-            raise ValueError(f"positions must be (B, N) or (B, N, axes), got shape {tuple(shape)}")
-        check_positions(positions)
-        wide = with_axes(positions)  # (B, N, axes)
-        if draw is None:
-            return self.in_evaluation(wide).reshape(shape)
-        return self.in_training(wide, len(wide), draw, generator=generator).reshape(shape)
 
     def in_training(
         self,
@@ -146,7 +128,7 @@ class Augmentation(Identity):
         max_local_shift: LocalShift | None = None,
         generator: Generator = None,
     ) -> Tensor:
-        """(positions - mean + Δ + ε) · λ; arguments as :meth:`Identity.in_training`."""
+        """(positions - mean + Δ + ε) · λ; arguments as :meth:`AsGiven.in_training`."""
         device, dtype, axes = positions.device, positions.dtype, positions.shape[2]
         if draw is None:
             draw = self.draw(batch_size, axes, device, generator)
@@ -166,11 +148,29 @@ class Augmentation(Identity):
         if isinstance(local, Tensor) or local != 0:
             draws = uniform([batch_size, *positions.shape[1:]], device, dtype, generator)
             moved = moved + between(_per_axis(local, axes), draws)
-        return multiply(moved, draw.scale[:, None, None], dtype)
+        return (moved * draw.scale[:, None, None]).to(dtype)
 
     def in_evaluation(self, positions: Tensor) -> Tensor:
-        """Centred where ``mean_normalize`` is on; shapes as :meth:`Identity.in_evaluation`."""
+        """Centred where ``mean_normalize`` is on; shapes as :meth:`AsGiven.in_evaluation`."""
         return centre(positions) if self.mean_normalize else positions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation(DistanceAugmentation):
+    """CAPE's augmentation and its options (paper, section 3.2).
+
+    Raises:
+        ValueError: as :class:`DistanceAugmentation`.
+    """
+
+    max_global_shift: float = option(
+        0.0, "Δ of a sample is uniform in ± this (section 3.2)", unit=POSITION, training_only=True
+    )
+
+    @property
+    def shift(self) -> float:
+        """The bound of Δ."""
+        return self.max_global_shift
 
 
 def centre(positions: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ def between(most: float | tuple[float, ...] | Tensor, draws: Tensor) -> Tensor:
         most = most.to(draws.dtype)
         return torch.lerp(-most, most, draws)
     numbers = most if isinstance(most, tuple) else (most,)
-    bounds = constant(_bounds, numbers, draws.dtype, like=draws)  # (2, 1 or axes)
+    bounds = fused.constant(_bounds, numbers, draws.dtype, like=draws)  # (2, 1 or axes)
     return torch.lerp(bounds[0], bounds[1], draws)
 
 

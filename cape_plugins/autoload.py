@@ -45,7 +45,7 @@ def install() -> None:
             if sys.modules.get(trigger) and not _is_being_imported(trigger):
                 _host_ready(trigger)
     except Exception as error:
-        _warn(f"cape_plugins: autoload failed ({type(error).__name__}: {error})")
+        warn(f"cape_plugins: autoload failed ({type(error).__name__}: {error})")
 
 
 def installed() -> bool:
@@ -107,7 +107,7 @@ def _host_ready(trigger: str) -> None:
         elif not _is_being_imported(ours) and importlib.import_module(ours).register() is False:
             raise ImportError(f"{trigger} has no class ASRTask, this version is not known")
     except Exception as error:
-        _warn(
+        warn(
             f"cape_plugins could not register with {package} ({type(error).__name__}: {error}), so "
             "its models are missing there; everything else works. To see the whole error: "
             f"python -c 'import {ours}'. To go without: CAPE_PLUGINS_AUTOLOAD=0. "
@@ -133,8 +133,9 @@ def _is_being_imported(name: str) -> bool:
     return getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False)
 
 
-def _warn(message: str) -> None:
+def warn(message: str) -> None:
+    """Warn; where warnings are errors print: the import of torch or of a host must not break."""
     try:
         warnings.warn(message, RuntimeWarning, stacklevel=2)
-    except RuntimeWarning:  # -W error must not break the import of torch or of a host
+    except RuntimeWarning:
         print(message, file=sys.stderr)

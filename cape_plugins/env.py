@@ -16,8 +16,8 @@ from typing import Any
 
 from cape_plugins import autoload
 
-# host → its distributions, the module to import, and what lists that module's models
-_HOSTS: dict[str, tuple[list[str], str, Callable[[Any], Any]]] = {
+#: host → its distributions, the module to import, and what lists that module's models
+HOSTS: dict[str, tuple[list[str], str, Callable[[Any], Any]]] = {
     "timm": (["timm"], "timm.models", lambda timm: timm.list_models("vit_tiny_patch16_cape_224")),
     "fairseq": (["fairseq", "fairseq-fixed"], "fairseq.models", lambda f: f.MODEL_REGISTRY),
     "espnet": (["espnet"], "espnet2.tasks.asr", lambda espnet: espnet.encoder_choices.classes),
@@ -36,7 +36,7 @@ def main() -> None:
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     print(f"torch {torch.__version__}, GPU: {cuda}")
     print(f"loading by name: {_autoload()}")
-    for host, (distributions, module, names) in _HOSTS.items():
+    for host, (distributions, module, names) in HOSTS.items():
         found = [f"{each} {_version(each)}" for each in distributions if _version(each)]
         missing = f"not installed: pip install 'cape-plugins[{host}]', or '.[{host}]' in a checkout"
         print(f"{', '.join(found) or host}: {_state(host, module, names) if found else missing}")

@@ -1,137 +1,128 @@
-"""The variant of positions, kept in a checkpoint: nopos, sinpos and cape have the same weights.
+"""Which variant made these weights, kept among them: nopos, sinpos and cape have the same weights.
 
->>> model.mark = VariantMark("cape", {"max_global_shift": 30.0}, "encoder_conf {}".format)
->>> weights = model.state_dict()                # with the mark
->>> keys = model.load_state_dict(weights)       # ValueError if another variant made them
+The name is a key of the state dict, ``….variant_cape``, of an entry without elements: arithmetic on
+weights cannot change a key. Settings are scalars under their own names.
+
+    >>> mark = VariantMark("cape", {"max_global_shift": 5.0, "frequency_scale": 1.0}, TRAINING)
+    >>> mark.state_dict().keys()
+    odict_keys(['variant_cape', 'max_global_shift', 'frequency_scale'])
+    >>> mark.load_state_dict(weights)       # ValueError if another variant made them
 """
 
 import logging
-import math
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from cape_plugins import variants
-
-# A setting's place in a mark is its place here, for all variants. Only ever append.
-SLOTS = ["max_global_shift", "max_local_shift", "max_global_scale", "frequency_scale"]
-SLOTS += ["random_range", "relpos_context", "abspos_context", "source_scale"]
-SLOTS += ["unit", "content_scale", "square"]
-# The last is no setting: (number of the variant - _MIDDLE)². The mean of two variants' numbers may
-# be a third variant's number; the mean of their squares is never the square of that.
-_SQUARE, _MIDDLE = "square", 7
-# Stands where a variant does not have a setting; settings are ≥ 0. It is not NaN: tools that
-# compare checkpoints would find NaN different from itself, and see a training that diverged.
-ABSENT = -1.0
-# The first marks had no slots: at most so many numbers, those of the variant's settings in a row.
-_GAPLESS = 6
-# How far arithmetic on weights may move a number. An exponential moving average in float32 with
-# decay d is off by up to 6e-8 / (1 - d) of it: 6e-4 with 0.9999. In bfloat16 a step is 4e-3.
-_SAME = 4e-3  # relative, of a setting: beyond it there is a warning
-_NEAR = 0.02  # absolute, of the variant's number: beyond it there is an error
-_NEAR_SQUARE = 0.5  # absolute: averages whose mean is a third variant's number are off by ≥ 1
+_VARIANT = "variant_"
+# How far arithmetic on weights may move a number: an exponential moving average in float32 with
+# decay d is off by up to 6e-8 / (1 - d) of it, 6e-4 with 0.9999. In bfloat16 a step is 4e-3.
+_SAME = 8e-3
 
 
 class VariantMark(nn.Module):
     """Keeps the variant and its settings among the weights, and compares them when they load.
 
-    Its state is one vector of float32. It is no parameter or buffer, so training does not move it,
-    and ``model.half()`` leaves it alone. Averages of checkpoints move its numbers by rounding, so
-    numbers that are near enough count as equal.
+    Its entries are buffers, so that all tools know them. A checkpoint's never replace its own, and
+    no cast does: what it knows is in Python.
 
     Args:
         pos: the variant.
-        settings: by their names in the host; those that the variant takes or wants remembered
-            (:attr:`cape_plugins.attention.PositionalAttention.remembers`) are kept.
+        settings: option → value; those that are no numbers are left out.
+        training_only: options whose other value is a warning, as they change nothing in
+            evaluation. Another value of the rest is an error.
         spell: writes an option's name as the host's users type it.
         advice: what to do about another variant's checkpoint, besides building that variant.
-        added: settings that all variants have and that checkpoints from before they were added
-            lack: name → (this model's value, the value those were trained with).
-
-    Raises:
-        ValueError: unknown variant, or a setting that has no slot.
     """
 
     def __init__(
         self,
         pos: str,
-        settings: Mapping[str, float | None],
+        settings: Mapping[str, Any],
+        training_only: Collection[str] = (),
         spell: Callable[[str], str] = str,
-        *,
         advice: str = "give another checkpoint",
-        added: Mapping[str, tuple[float, float]] = MappingProxyType({}),
     ) -> None:
         super().__init__()
-        kept = variants.get(pos).taken(axes=1) | variants.remembers(pos)
-        given = {name: settings[name] for name in settings if name in kept}
-        given |= {name: value for name, (value, _) in added.items()}
-        self.before = {name: before for name, (_, before) in added.items()}
-        self.settings = {k: float(v) for k, v in given.items() if v is not None}
-        if unknown := self.settings.keys() - set(SLOTS):
-            raise ValueError(f"no slot in a mark, append to SLOTS: {', '.join(sorted(unknown))}")
-        self.pos, self.spell, self.advice = pos, spell, advice
+        self.pos, self.training_only = pos, frozenset(training_only)
+        self.spell, self.advice = spell, advice
+        self.settings = {k: v for k, v in settings.items() if _is_numeric(v)}
+        self._fill(None)
 
-    def get_extra_state(self) -> Tensor:
-        """The variant's number, then a value for each slot, ABSENT where it has none: float32."""
-        number = variants.get(self.pos).number
-        kept = {**self.settings, _SQUARE: _square(number)}
-        slots = [kept.get(name, ABSENT) for name in SLOTS]
-        return torch.tensor([number, *slots], dtype=torch.float32)
+    def _fill(self, device: torch.device | None) -> None:
+        self.register_buffer(_VARIANT + self.pos, torch.empty(0, device=device))
+        for name, value in self.settings.items():
+            kept = torch.tensor(value, dtype=torch.float32, device=device)
+            self.register_buffer(name, kept)
 
-    def set_extra_state(self, state: Tensor) -> None:
-        """Compare with a checkpoint's; a setting that both have and that differs is a warning.
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "VariantMark":
+        """Move to a device; a cast, or memory without values, changes nothing."""
+        self._fill(fn(getattr(self, _VARIANT + self.pos)).device)
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local: dict[str, Any], *rest: Any
+    ) -> None:
+        """Compare with a checkpoint's entries; one without a mark is not compared.
 
         Raises:
-            ValueError: the checkpoint is of another variant, or an average of several.
+            ValueError: the checkpoint is of another variant, or a setting that changes results in
+                evaluation has another value.
         """
-        number, *found = state.tolist()
-        square = dict(zip(SLOTS, found, strict=False)).get(_SQUARE)  # older checkpoints have none
-        pos = self._variant_of(number, square)
-        if pos != self.pos:
-            raise ValueError(
-                f"the checkpoint was trained with {self.spell('pos')} {pos}, this model has "
-                f"{self.pos}: set {self.spell('pos')} {pos}, or {self.advice}"
-            )
-        gapless = len(state) <= _GAPLESS
-        names = [name for name in SLOTS if not gapless or name in self.settings]
-        kept = {k: v for k, v in zip(names, found, strict=False) if v >= -_SAME}
-        for name, mine in self.settings.items():
-            theirs = kept.get(name, self.before.get(name, mine))
-            if not math.isclose(mine, theirs, rel_tol=_SAME):
-                differs = f"{self.spell(name)} {theirs:g}, this model has {mine:g}"
-                logging.warning(f"the checkpoint was trained with {differs}")
+        found = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
+        compare(found, self)
+        here = getattr(self, _VARIANT + self.pos)
+        if local.get("assign_to_params_buffers"):  # then a model may leave the meta device
+            here = found.get(_VARIANT + self.pos, torch.empty(0, device="cpu"))
+        self._fill(here.device)  # torch.distributed.checkpoint has loaded into its entries
 
-    def _variant_of(self, number: float, square: float | None) -> str:
-        """The variant whose number this is, but for rounding; ValueError if it is of none."""
-        numbers = {variant.number: pos for pos, variant in variants.VARIANTS.items()}
-        nearest = round(number) if math.isfinite(number) else -1
-        if nearest in numbers and abs(number - nearest) <= _NEAR:
-            if square is None or abs(square - _square(nearest)) <= _NEAR_SQUARE:
-                return numbers[nearest]
-            raise ValueError(
-                "the checkpoint is of no single variant: were checkpoints of two variants "
-                f"averaged? The mean of their numbers is that of {numbers[nearest]}, the mean of "
-                f"their squares is not. This model has {self.spell('pos')} {self.pos}: "
-                f"{self.advice}"
-            )
-        below = above = None
-        if math.isfinite(number):
-            below, above = numbers.get(math.floor(number)), numbers.get(math.ceil(number))
-        if below and above and below != above:
-            what = f"is of neither {below} nor {above}: were checkpoints of two variants averaged?"
-        else:
-            what = "is of no variant that this version knows: was it made by a later version?"
+
+def compare(found: Mapping[str, Tensor], mark: VariantMark) -> None:
+    """Compare the entries of a checkpoint's mark with a model's.
+
+    Raises:
+        ValueError: as :class:`VariantMark` says when weights load.
+    """
+    spell = mark.spell
+    # two names: of two variants that somebody put together (ESPnet's --init_param does)
+    named = [key.removeprefix(_VARIANT) for key in found if key.startswith(_VARIANT)]
+    if theirs := [pos for pos in named if pos != mark.pos]:
         raise ValueError(
-            f"the checkpoint {what} Its mark has {number:g} where a variant has its number. This "
-            f"model has {self.spell('pos')} {self.pos}: {self.advice}"
+            f"the checkpoint was trained with {spell('pos')} {theirs[0]}, this model has "
+            f"{mark.pos}: set {spell('pos')} {theirs[0]}, or {mark.advice}"
         )
+    for name, value in mark.settings.items():
+        if name not in found or found[name].is_meta:
+            continue
+        mine = torch.tensor(value, dtype=torch.float32, device="cpu")  # whatever the default is
+        other = found[name].to("cpu", torch.float32)
+        if mine.shape == other.shape and torch.allclose(mine, other, rtol=_SAME, atol=1e-12):
+            continue
+        told = f"the checkpoint was trained with {spell(name)} {_shown(other.tolist())}, this "
+        told += f"model has {_shown(value)}"
+        if name not in mark.training_only:
+            raise ValueError(f"{told}: set {_shown(other.tolist())}, or {mark.advice}")
+        logging.getLogger(__name__).warning(told)
 
-    def extra_repr(self) -> str:
-        """The variant, for ``print(model)``."""
-        return f"{self.pos!r}, {self.settings}"
+
+def variant_of(entries: Iterable[str]) -> str | None:
+    """The variant that a mark's entries name (keys of a state dict, with any prefix), or None."""
+    for key in entries:
+        last = key.rpartition(".")[2]
+        if last.startswith(_VARIANT):
+            return last.removeprefix(_VARIANT)
+    return None
 
 
-def _square(number: int) -> float:
-    return float((number - _MIDDLE) ** 2)
+def _is_numeric(value: Any) -> bool:
+    parts = value if isinstance(value, tuple | list) else (value,)
+    return bool(parts) and all(isinstance(one, (int, float)) for one in parts)
+
+
+def _shown(value: Any) -> str:
+    """Numbers as people write them: a checkpoint's are float32."""
+    if isinstance(value, tuple | list):
+        return ", ".join(map(_shown, value))
+    return f"{value:g}"

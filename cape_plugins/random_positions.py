@@ -6,47 +6,58 @@ training then has no new positions, because all come from that range. Tokens kee
 not their distances.
 
     >>> positions = token_positions([5, 3])[..., None]      # (2, 5, 1)
-    >>> augmentation = RandomPositions(random_range=(0.0, 256.0))
+    >>> augmentation = RandomPositions(random_range=256.0)
     >>> drawn = augmentation.in_training(positions, batch_size=2)
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cape_plugins.augment import Draw, Identity, LocalShift, uniform
+from cape_plugins.augment import AsGiven, Draw, LocalShift, uniform
 from cape_plugins.checks import is_number
+from cape_plugins.options import POSITION, option
 from cape_plugins.positions import Generator
 
 
 @dataclass(frozen=True)
-class RandomPositions(Identity):
+class RandomPositions(AsGiven):
     """Sorted random positions in training, the mean of such draws in evaluation.
 
     The mean of the draws spreads the tokens evenly over the range. Both papers draw in evaluation
     too; here evaluation is deterministic.
 
-    Attributes:
-        random_range: (low, high), in the unit of the positions.
-        spread: whether evaluation spreads tokens over the range. Hosts turn it off where the number
-            of tokens is unknown (step-by-step decoding) or the tokens are spread evenly already
-            (images).
-
     Raises:
-        ValueError: ``random_range`` is not a pair of finite numbers with low < high.
+        ValueError: ``random_range`` is neither a number > 0 nor a pair of numbers with low < high.
     """
 
-    random_range: tuple[float, float] = (0.0, 1.0)
-    spread: bool = True
+    random_range: float | tuple[float, float] = option(
+        1.0, "in training positions are drawn from 0 to this, or from a pair's", unit=POSITION
+    )
+    spread: bool = option(
+        True,
+        "whether evaluation spreads tokens over the range; off where their number is unknown "
+        "(step-by-step decoding) or they are spread evenly already (images)",
+    )
 
     def __post_init__(self) -> None:
-        given = self.random_range
+        low, high = self.range
+        if not (is_number(low) and is_number(high) and low < high):
+            raise ValueError(
+                "random_range must be a number > 0 or (low, high) with low < high, got "
+                f"{self.random_range!r}"
+            )
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """(low, high), in the unit of the positions."""
+        given: Any = self.random_range
         is_pair = isinstance(given, Sequence) and len(given) == 2
-        if not (is_pair and all(map(is_number, given)) and given[0] < given[1]):
-            raise ValueError(f"random_range must be (low, high) with low < high, got {given!r}")
+        return (given[0], given[1]) if is_pair else (0.0, given)
 
     def in_training(
         self,
@@ -57,12 +68,12 @@ class RandomPositions(Identity):
         max_local_shift: LocalShift | None = None,
         generator: Generator = None,
     ) -> Tensor:
-        """Sorted draws; arguments as :meth:`Identity.in_training`, Δ, ε and λ are ignored."""
-        return randomise(positions.expand(batch_size, -1, -1), *self.random_range, generator)
+        """Sorted draws; arguments as :meth:`AsGiven.in_training`, Δ, ε and λ are ignored."""
+        return randomise(positions.expand(batch_size, -1, -1), *self.range, generator)
 
     def in_evaluation(self, positions: Tensor) -> Tensor:
         """(1 or B, N, axes) → (1 or B, N, axes), spread evenly where ``spread`` is on."""
-        return spread_evenly(positions, *self.random_range) if self.spread else positions
+        return spread_evenly(positions, *self.range) if self.spread else positions
 
 
 def randomise(positions: Tensor, low: float, high: float, generator: Generator = None) -> Tensor:

@@ -34,7 +34,7 @@ def main() -> None:
     autoload.install()
     sys.argv = arguments
     if is_script:
-        sys.path[0] = os.path.dirname(os.path.abspath(target))  # as `python SCRIPT.py` has it
+        sys.path[0] = os.path.dirname(os.path.realpath(target))  # as `python SCRIPT.py` has it
         runpy.run_path(target, run_name="__main__")
     else:
         runpy.run_module(target, run_name="__main__", alter_sys=True)

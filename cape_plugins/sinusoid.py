@@ -9,22 +9,69 @@ channels.
     >>> tokens = sinusoid_1d(torch.arange(5.0), 64)                             # (5, 64)
     >>> audio = sinusoid_1d(frame_times([300], 0.01), 64, frequency_scale=30)   # (1, 300, 64)
     >>> patches = sinusoid_2d(patch_grid(14, 14), 384)                          # (196, 384)
+    >>> x = Sinusoids(Sizes(dim=384, axes=2)).add(content, patch_grid(14, 14)[None])
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from cape_plugins.checks import (
-    check_count,
-    check_positions,
-    check_positive,
-    is_plain,
-    is_traced,
-)
-from cape_plugins.constants import constant
+from cape_plugins import fused
+from cape_plugins.added import Added
+from cape_plugins.checks import check_count, check_positions, check_positive, is_traced
+from cape_plugins.options import option
 from cape_plugins.positions import at_least_float32, exact, widest
+
+
+@dataclass(eq=False, repr=False)
+class HasFrequencies:
+    """The option of all that has frequencies: sinusoids here, rotations in rotary.py."""
+
+    frequency_scale: float = option(
+        1.0,
+        "multiplies all frequencies; 1 for tokens and patches (section 3.1), 30 for seconds (4.2)",
+    )
+
+
+@dataclass(eq=False, repr=False)
+class Sinusoids(HasFrequencies, Added):
+    """``sinpos``, ``cape``, ``random``: adds [cos | sin] of position × frequency.
+
+    In sequences as :func:`sinusoid_1d`, in images as :func:`sinusoid_2d`.
+
+    Raises:
+        ValueError: the number of channels is odd, or an option is out of range.
+    """
+
+    base: float = option(
+        10_000.0, "base of the geometric series of frequencies (section 3.1)", axes=(1,)
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_dim(self.sizes.dim)
+        check_frequencies(self.base, self.frequency_scale)
+
+    def embedding(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """[cos | sin], (1 or B, N, dim), in ``dtype``, or in float32 if that is narrower."""
+        return embed(positions, self._waves(positions), at_least_float32(dtype))
+
+    def add(self, content: Tensor, positions: Tensor) -> Tensor:
+        """(B, N, dim) + the embedding of positions (1 or B, N, axes), in content's dtype."""
+        known, present = known_positions(positions)
+        waves = sines(known, self._waves(positions), at_least_float32(content.dtype))
+        if fused.usable(content, waves) and not waves.requires_grad:
+            return fused.add_where(content, waves, present)
+        return (content + waves * present).to(content.dtype)
+
+    def _waves(self, positions: Tensor) -> Tensor:
+        """``waves`` of :func:`sines`, (axes + 1, dim), on the positions' device."""
+        dim, scale = self.sizes.dim, self.frequency_scale
+        if self.sizes.axes == 2:
+            return fused.constant(waves_2d, dim, scale, like=positions)
+        return fused.constant(waves_1d, dim, self.base, scale, like=positions)
 
 
 def sinusoid_1d(
@@ -49,7 +96,7 @@ def sinusoid_1d(
     check_dim(dim)
     check_frequencies(base, frequency_scale)
     check_positions(positions)
-    waves = constant(waves_1d, dim, base, frequency_scale, like=positions)
+    waves = fused.constant(waves_1d, dim, base, frequency_scale, like=positions)
     return embed(exact(positions)[..., None], waves, at_least_float32(positions.dtype))
 
 
@@ -73,7 +120,7 @@ def sinusoid_2d(positions: Tensor, dim: int, *, frequency_scale: float = 1.0) ->
     if positions.shape[-1] != 2:
         raise ValueError(f"2-D positions must be (..., 2), got shape {tuple(positions.shape)}")
     check_positions(positions)
-    waves = constant(waves_2d, dim, frequency_scale, like=positions)
+    waves = fused.constant(waves_2d, dim, frequency_scale, like=positions)
     return embed(exact(positions), waves, at_least_float32(positions.dtype))
 
 
@@ -105,8 +152,8 @@ def sines(positions: Tensor, waves: Tensor, dtype: torch.dtype) -> Tensor:
     phase = waves[-1]  # (C,)
     for axis in range(waves.shape[0] - 1):
         phase = torch.addcmul(phase, positions[..., axis, None], waves[axis])  # (..., C)
-    if is_plain(phase) and not phase.requires_grad:
-        return torch.sin(phase, out=torch.empty_like(phase, dtype=dtype))  # rounded once
+    if fused.usable(phase) and not phase.requires_grad:
+        return fused.sin(phase, dtype)
     return phase.sin().to(dtype)
 
 

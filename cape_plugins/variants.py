@@ -1,82 +1,142 @@
-"""The table of variants: what each adds at the input and what it puts into self-attention.
+"""The table of variants, and the way into it for variants of other packages.
 
-Hosts ask this table instead of comparing names, so a new variant is a file of the core and a row
-here.
+A variant is three slots, each a class: what it adds at the input, how it augments positions, what
+it does in attention. What it takes is the options that its three classes declare.
 
     >>> names(axes=1)[:5]                       # what sequences can have
     ('nopos', 'abspos', 'sinpos', 'cape', 'relpos')
-    >>> sorted(get("rope").taken(axes=2))       # the options that it takes in images
-    ['extent', 'frequency_scale']
+    >>> sorted(get("rope", axes=2).options(axes=2))
+    ['frequency_scale']
+    >>> register_variant("fire", Variant(attends=Fire))
+
+A package names a module that registers in its entry-point group ``cape_plugins.variants``. Such
+modules are imported when the table is first read (docs/adding-a-variant.md).
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+import re
+from dataclasses import Field, dataclass
+from importlib.metadata import entry_points
+from typing import Any, get_args
 
-import torch
-from torch import Tensor
-
+from cape_plugins.added import Added, Table
 from cape_plugins.alibi import Alibi
-from cape_plugins.attention import AttentionSettings, Hidden, PositionalAttention
-from cape_plugins.augment import Augmentation, Identity
+from cape_plugins.attention import PositionalAttention
+from cape_plugins.augment import AsGiven, Augmentation, DistanceAugmentation
+from cape_plugins.autoload import warn
+from cape_plugins.options import Option, declared
 from cape_plugins.random_positions import RandomPositions
-from cape_plugins.relpos import RelativeAttention
-from cape_plugins.rotary import MixedRotaryAttention, RotaryAttention
+from cape_plugins.relpos import RelativePositions
+from cape_plugins.rotary import Rotary
+from cape_plugins.sinusoid import Sinusoids
+
+GROUP = "cape_plugins.variants"  # of entry points
+_KINDS = {int, float, bool, str, type(None)}  # of options: what all hosts make flags of
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to tell a Transformer where its tokens are."""
+    """A way to tell a Transformer where its tokens are.
 
-    number: int  #: identifies the variant in checkpoints; never change or reuse one
-    adds: Literal["nothing", "table", "sinusoid"]  #: to the content at the input
-    augment: type[Identity] = Identity  #: of positions, before sinusoids and attention see them
-    attention: type[PositionalAttention] | None = None  #: in self-attention; None: the host's own
-    first_layer_only: bool = False  #: whether ``attention`` sits in the first layer only
-    axes: tuple[int, ...] = (1, 2)  #: number of axes of positions: 1 in sequences, 2 in images
-    options: frozenset[str] = frozenset()  #: options that it takes, of the core and the hosts
-    only_in_images: frozenset[str] = frozenset()  #: options without effect, refused, in sequences
+    Attributes:
+        adds: what is added to the content at the input; None adds nothing.
+        augments: how positions change in training, before ``adds`` and ``attends`` see them.
+        attends: what positions do in self-attention; None leaves the host's own.
+        first_layer_only: whether ``attends`` sits in the first layer only.
+        axes: for positions with so many axes: 1 in sequences, 2 in images.
+    """
 
-    def taken(self, axes: int) -> frozenset[str]:
-        """The options that it takes in sequences (1 axis) or images (2 axes)."""
-        return self.options if axes == 2 else self.options - self.only_in_images
+    adds: type[Added] | None = None
+    augments: type[AsGiven] = AsGiven
+    attends: type[PositionalAttention] | None = None
+    first_layer_only: bool = False
+    axes: tuple[int, ...] = (1, 2)
+
+    def __post_init__(self) -> None:
+        for name, kind, base in (
+            ("adds", self.adds, Added),
+            ("augments", self.augments, AsGiven),
+            ("attends", self.attends, PositionalAttention),
+        ):
+            if kind is None:
+                continue
+            if not (isinstance(kind, type) and issubclass(kind, base)):
+                raise ValueError(f"{name} must be a subclass of {base.__name__}, got {kind!r}")
+            # without the decorator a field is no option; torch modules must have a hash
+            fields = [one for each in kind.__mro__ for one in vars(each).values()]
+            if any(isinstance(one, Field) for one in fields) or kind.__hash__ is None:
+                how = "frozen=True" if base is AsGiven else "eq=False, repr=False"
+                raise ValueError(f"decorate {kind.__name__} with @dataclass({how})")
+        if not self.axes or not {*self.axes} <= {1, 2}:
+            raise ValueError(f"axes must be (1,), (2,) or (1, 2), got {self.axes!r}")
+
+    def options(self, axes: int) -> dict[str, Option]:
+        """Name → option that it takes, in sequences (1 axis) or images (2 axes)."""
+        found: dict[str, Option] = {}
+        for kind in (self.adds, self.augments, self.attends):
+            found |= declared(kind, axes)
+        return found
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether positions reach the model at all."""
+        return self.adds is not None or self.attends is not None
 
 
-_EXTENT = frozenset({"extent"})
-_SCALE = frozenset({"frequency_scale"})
-_SINUSOID = _SCALE | {"base"}
-_SHIFT = frozenset({"max_global_shift"})
-_CAPE = _EXTENT | _SHIFT | {"max_local_shift", "max_global_scale", "mean_normalize"}
-_RANDOM = _EXTENT | _SCALE | {"random_range", "spread"}
-_TABLE = frozenset({"abspos_context", "max_length", "overflow"})
-_RELPOS = frozenset({"relpos_context"})
-_RELATIVE, _ROTARY, _MIXED = RelativeAttention, RotaryAttention, MixedRotaryAttention
+#: axes of positions → name → variant
+_TABLE: dict[int, dict[str, Variant]] = {1: {}, 2: {}}
+_loaded: list[str] = []  # entry points, once they have been looked for
 
-VARIANTS = {
-    "nopos": Variant(0, "nothing"),
-    # for images, timm's own ViT has learned absolute embeddings
-    "abspos": Variant(1, "table", axes=(1,), options=_TABLE),
-    "sinpos": Variant(2, "sinusoid", options=_SINUSOID | _EXTENT),
-    "cape": Variant(3, "sinusoid", Augmentation, options=_CAPE | _SINUSOID | {"source_scale"}),
-    "relpos": Variant(4, "nothing", attention=_RELATIVE, axes=(1,), options=_RELPOS),
-    "relpos_first": Variant(
-        5, "nothing", Identity, _RELATIVE, first_layer_only=True, axes=(1,), options=_RELPOS
-    ),
-    "rope": Variant(6, "nothing", attention=_ROTARY, options=_EXTENT | _SCALE),
-    # ε and λ change distances. Δ cancels between tokens with a position, and acts only against
-    # those without: timm's class token and registers.
-    "cape_rope": Variant(
-        7, "nothing", Augmentation, _ROTARY, options=_CAPE | _SCALE, only_in_images=_SHIFT
-    ),
-    "rope_mixed": Variant(8, "nothing", attention=_MIXED, axes=(2,), options=_EXTENT),
-    "cape_rope_mixed": Variant(9, "nothing", Augmentation, _MIXED, axes=(2,), options=_CAPE),
-    "alibi": Variant(10, "nothing", attention=Alibi, options=_EXTENT),
-    # Δ changes no distance
-    "cape_alibi": Variant(11, "nothing", Augmentation, Alibi, options=_CAPE - _SHIFT),
-    "random": Variant(12, "sinusoid", RandomPositions, options=_RANDOM | _SINUSOID),
-    "random_rope": Variant(13, "nothing", RandomPositions, _ROTARY, options=_RANDOM),
-}
+
+def register_variant(name: str, variant: Variant) -> None:
+    """Give a variant its name in all hosts: ``vit_tiny_patch16_NAME_224``, ``--pos NAME``, …
+
+    Hosts read the table when they are imported, so register before that, or from a package with an
+    entry point. A name may have one variant for sequences and another one for images.
+
+    Raises:
+        ValueError: the name is taken, or is not of small letters, digits and underscores; or an
+            option means something else in another variant, is of a kind that hosts cannot make a
+            flag of, or is new and does not begin with the variant's name, so that it could be an
+            option of a host.
+    """
+    for axes in variant.axes:
+        known = {option for other in _TABLE[axes].values() for option in other.options(axes)}
+        for option, declared_ in variant.options(axes).items():
+            if option not in known and not option.startswith(f"{name}_"):
+                raise ValueError(
+                    f"option {option} of variant {name}: call it {name}_{option}, so that it is no "
+                    "option of a host"
+                )
+            if not kinds(declared_.kind) <= _KINDS:
+                raise ValueError(
+                    f"option {option} of variant {name} is of kind {declared_.kind}: choose int, "
+                    "float, bool, str, or a tuple of these"
+                )
+    _register(name, variant)
+
+
+def kinds(annotation: Any) -> set[type]:
+    """The types that an option's annotation is made of: ``float | tuple[int, ...]`` → both."""
+    inner = [one for one in get_args(annotation) if one is not ...]
+    return {annotation} if not inner else set().union(*(kinds(one) for one in inner))
+
+
+def _register(name: str, variant: Variant) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
+        raise ValueError(f"a variant's name has small letters, digits and single _, got {name!r}")
+    for axes in variant.axes:
+        if name in _TABLE[axes]:
+            raise ValueError(f"there is a variant {name} already: choose another name")
+        for option, mine in variant.options(axes).items():
+            for other, known in _TABLE[axes].items():
+                theirs = known.options(axes).get(option, mine)
+                if theirs != mine:
+                    raise ValueError(
+                        f"option {option} of variant {name} means something else in {other} "
+                        f"({theirs.help}; default {theirs.default!r}): give it another name"
+                    )
+    for axes in variant.axes:
+        _TABLE[axes][name] = variant
 
 
 def names(axes: int) -> tuple[str, ...]:
@@ -85,106 +145,50 @@ def names(axes: int) -> tuple[str, ...]:
     Raises:
         ValueError: ``axes`` is neither 1 nor 2.
     """
-    if axes not in (1, 2):
+    if axes not in _TABLE:
         raise ValueError(f"axes must be 1 (sequences) or 2 (images), got {axes!r}")
-    return tuple(name for name, variant in VARIANTS.items() if axes in variant.axes)
+    _load_packages()
+    return tuple(_TABLE[axes])
 
 
-def get(pos: str, allowed: Sequence[str] | None = None) -> Variant:
-    """The row of a variant.
-
-    Raises:
-        ValueError: its name is not among those allowed (default: all of the table).
-    """
-    allowed = tuple(VARIANTS) if allowed is None else allowed
-    if pos not in allowed:
-        raise ValueError(f"unknown variant {pos!r}: choose one of {', '.join(allowed)}")
-    return VARIANTS[pos]
-
-
-def refuse_options(
-    pos: str,
-    given: Mapping[str, Any],
-    defaults: Mapping[str, Any],
-    spell: Callable[[str], str] = str,
-    *,
-    axes: int,
-) -> None:
-    """Refuse what the variant does not take.
-
-    Args:
-        pos: name of the variant.
-        given: option → value. Options that no variant takes are ignored here.
-        defaults: option → default. An option with its default counts as not given.
-        spell: writes an option's name as the host's users type it.
-        axes: 1 for sequences, 2 for images; the error names the variants of these axes.
+def get(pos: str, axes: int) -> Variant:
+    """A variant by its name.
 
     Raises:
-        ValueError: an option that the variant does not take differs from its default.
+        ValueError: there is none of that name for so many axes.
     """
-    every = frozenset[str]().union(*(variant.options for variant in VARIANTS.values()))
-    taken = get(pos).taken(axes)
-    for name in sorted((every - taken) & given.keys()):
-        if given[name] != defaults.get(name):
-            takers = ", ".join(each for each in names(axes) if name in get(each).taken(axes))
-            allowed = ", ".join(spell(n) for n in sorted(taken & given.keys())) or "none of these"
-            if name in get(pos).only_in_images:
-                allowed += f" ({spell(name)} changes no distance between tokens, which is all that "
-                allowed += f"{pos} sees in sequences)"
-            raise ValueError(
-                f"{spell(name)} = {given[name]!r} is for {takers}; {pos} takes {allowed}: "
-                "leave it out, or choose another variant"
+    if pos not in names(axes):
+        raise ValueError(f"unknown variant {pos!r}: choose one of {', '.join(names(axes))}")
+    return _TABLE[axes][pos]
+
+
+def _load_packages() -> None:
+    """Import what other packages have in the group; a failure becomes one warning that names it."""
+    if _loaded:
+        return
+    _loaded.append(GROUP)  # first: a package may ask for names while it is loaded
+    for point in entry_points(group=GROUP):
+        try:
+            point.load()
+        except Exception as error:
+            package = point.dist.name if point.dist else point.value
+            warn(
+                f"cape_plugins could not load the variants of {package} "
+                f"({point.name} = {point.value}; {type(error).__name__}: {error}); all others work"
             )
 
 
-def augmentation(pos: str, options: Mapping[str, Any]) -> Identity:
-    """The variant's augmentation of positions, built from the options (name → value) it takes."""
-    kind = get(pos).augment
-    fields = {field.name for field in dataclasses.fields(kind)} & get(pos).options
-    return kind(**{name: options[name] for name in fields & options.keys()})
-
-
-def attention_layers(
-    pos: str, layers: int, settings: AttentionSettings, logn: int = 0
-) -> list[PositionalAttention | None]:
-    """The positional attention of each layer; None leaves the host's own attention.
-
-    Where ``logn`` (see :class:`PositionalAttention`) is not 0, no entry is None.
-
-    Raises:
-        ValueError: the variant is unknown, or cannot serve the settings.
-    """
-    variant = get(pos)
-    own = variant.attention or PositionalAttention
-    first = [own] if variant.first_layer_only else [own] * layers
-    kinds = first + [PositionalAttention] * (layers - len(first))
-    built = [kind(settings) if logn or kind is not PositionalAttention else None for kind in kinds]
-    for attention in built:
-        if attention is not None:
-            attention.logn = logn
-    return built
-
-
-def remembers(pos: str) -> frozenset[str]:
-    """Fields of :class:`AttentionSettings` that checkpoints of the variant store."""
-    return (get(pos).attention or PositionalAttention).remembers
-
-
-def prepare(
-    pos: str,
-    positions: Tensor,
-    settings: AttentionSettings,
-    *,
-    hidden: Hidden = None,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor | None:
-    """Positions for the attention of every layer; None if the variant leaves attention alone.
-
-    ``positions`` (1 or B, N[, 2]) are augmented already, and NaN at padding and at tokens without
-    a position. ``hidden`` and ``dtype`` are those of
-    :meth:`cape_plugins.attention.PositionalAttention.prepare`.
-    """
-    variant = get(pos)
-    if variant.attention is None:
-        return None
-    return variant.attention.prepare(positions, settings, hidden=hidden, dtype=dtype)
+_register("nopos", Variant())
+_register("abspos", Variant(adds=Table, axes=(1,)))  # for images: timm's own ViT
+_register("sinpos", Variant(adds=Sinusoids))
+_register("cape", Variant(adds=Sinusoids, augments=Augmentation))
+_register("relpos", Variant(attends=RelativePositions, axes=(1,)))
+_register("relpos_first", Variant(attends=RelativePositions, first_layer_only=True, axes=(1,)))
+_register("rope", Variant(attends=Rotary))
+# Between tokens Δ cancels. In images it acts against the class token, which has no position.
+_register("cape_rope", Variant(augments=DistanceAugmentation, attends=Rotary, axes=(1,)))
+_register("cape_rope", Variant(augments=Augmentation, attends=Rotary, axes=(2,)))
+_register("alibi", Variant(attends=Alibi))
+_register("cape_alibi", Variant(augments=DistanceAugmentation, attends=Alibi))
+_register("random", Variant(adds=Sinusoids, augments=RandomPositions))
+_register("random_rope", Variant(augments=RandomPositions, attends=Rotary))

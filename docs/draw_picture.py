@@ -14,7 +14,12 @@ from cape_plugins import Augmentation, Draw, patch_grid
 
 SIDE = 8  # patches
 SEED = 5  # its shift and scale are large enough to be seen
-SETTINGS = Augmentation(0.5, (1 / SIDE, 1 / SIDE), 1.4, mean_normalize=False)
+SETTINGS = Augmentation(
+    max_global_shift=0.5,
+    max_local_shift=(1 / SIDE, 1 / SIDE),
+    max_global_scale=1.4,
+    mean_normalize=False,
+)
 
 
 def steps() -> dict[str, Tensor]:
@@ -28,11 +33,11 @@ def steps() -> dict[str, Tensor]:
     drawn = SETTINGS.draw(1, 2, generator=generator)
     noise = generator.get_state()
     unscaled = drawn._replace(scale=torch.ones(1))
-    shift_only = Augmentation(SETTINGS.max_global_shift, mean_normalize=False)
+    shift_only = Augmentation(max_global_shift=0.5, mean_normalize=False)
 
     def apply(which: Augmentation, draw: Draw) -> Tensor:
         generator.set_state(noise)  # the same local shifts in every step
-        return which.apply(positions, draw, generator=generator)[0]
+        return which.in_training(positions, 1, draw, generator=generator)[0]
 
     return {
         "1. positions as given": positions[0],

@@ -4,34 +4,31 @@ python docs/draw_variants.py
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from cape_plugins import PositionalEmbedding, patch_grid, token_positions, variants
-from cape_plugins.attention import AttentionSettings
+from cape_plugins import Positions, token_positions, variants
 
 OUT = Path(__file__).with_name("variants")
-TOKENS, SIDE, DIM = 24, 5, 32  # of a sequence; patches along the image; channels
+TOKENS, HEADS, DIM = 24, 4, 32  # of a sequence; of attention; channels of a head
 CAPE = {"max_local_shift": 0.5, "max_global_scale": 1.4}
-CAPE_IN_IMAGES = {"max_global_shift": 0.5, "max_local_shift": 1 / SIDE, "max_global_scale": 1.4}
 RANDOM = {"random_range": (0.0, 2.0 * TOKENS)}
-# variant: axes of its picture, and options large enough to be seen
-SHOWN = {
-    "abspos": (1, {"max_length": TOKENS}),
-    "sinpos": (1, {}),
-    "cape": (1, {"max_global_shift": 8.0, **CAPE}),
-    "random": (1, RANDOM),
-    "relpos": (1, {}),
-    "rope": (1, {}),
-    "cape_rope": (1, CAPE),
-    "rope_mixed": (2, {}),
-    "cape_rope_mixed": (2, CAPE_IN_IMAGES),
-    "alibi": (1, {}),
-    "cape_alibi": (1, CAPE),
-    "random_rope": (1, RANDOM),
+# variant: options large enough to be seen
+SHOWN: dict[str, dict[str, Any]] = {
+    "abspos": {"abspos_context": TOKENS},
+    "sinpos": {},
+    "cape": {"max_global_shift": 8.0, **CAPE},
+    "random": RANDOM,
+    "relpos": {"relpos_context": TOKENS},
+    "rope": {},
+    "cape_rope": CAPE,
+    "alibi": {},
+    "cape_alibi": CAPE,
+    "random_rope": RANDOM,
 }
 
 
@@ -44,22 +41,18 @@ def panels(pos: str) -> dict[str, Tensor]:
     Returns:
         title → (tokens, channels) or (queries, keys).
     """
-    axes, options = SHOWN[pos]
     torch.manual_seed(3)
-    places = token_positions([TOKENS]) if axes == 1 else patch_grid(SIDE, SIDE)[None]
-    module = PositionalEmbedding(DIM, pos, axes=axes, **options)
-    unit = 1.0 if axes == 1 else 2 / (SIDE - 1)
-    settings = AttentionSettings(head_dim=DIM, heads=4, axes=axes, unit=unit, context=TOKENS)
-    (layer,) = variants.attention_layers(pos, 1, settings)
-    alike = torch.ones(1, 4, places.shape[1], DIM)
+    acts = variants.get(pos, 1).attends is not None
+    sizes = dict(dim=HEADS * DIM, heads=HEADS, layers=1) if acts else dict(dim=DIM)
+    module = Positions(pos, **sizes, **SHOWN[pos])
+    (layer,) = module.attentions or [None]
+    alike = torch.ones(1, HEADS, TOKENS, DIM)
 
     def one(training: bool) -> Tensor:
-        moved = module.train(training).augment(places, 1)
-        prepared = variants.prepare(pos, moved, settings)
-        if layer is None or prepared is None:
-            return module.embedding(moved)[0]
-        query, key = layer.embed(alike, prepared), layer.embed(alike, prepared)
-        return layer.scores(query, key, prepared, None)[0, 0]
+        added, given = module.train(training)(None, token_positions([TOKENS]))
+        if layer is None:
+            return added[0]
+        return layer.scores(*layer.embed_both(alike, alike, given.prepared), given)[0, 0]
 
     with torch.no_grad():
         titles = ("training, a sample", "training, another", "evaluation")
@@ -70,7 +63,7 @@ def draw(pos: str, out: Path) -> None:
     """Draw the panels of a variant."""
     shown = panels(pos)
     figure = Figure(figsize=(5.6, 2.0), layout="constrained")
-    attention = variants.get(pos).attention is not None
+    attention = variants.get(pos, 1).attends is not None
     low = min(float(panel.min()) for panel in shown.values())
     high = max(float(panel.max()) for panel in shown.values())
     for axis, (title, panel) in zip(figure.subplots(1, 3), shown.items(), strict=True):

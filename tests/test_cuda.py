@@ -7,22 +7,13 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from cape_plugins import (
-    PositionalEmbedding,
-    frame_times,
-    patch_grid,
-    sinusoid_1d,
-    sinusoid_2d,
-    token_positions,
-    variants,
-)
-from cape_plugins.attention import AttentionSettings
+from cape_plugins import frame_times, patch_grid, sinusoid_1d, sinusoid_2d, token_positions
+from cape_plugins.attention import PositionalAttention
 from cape_plugins.ranks import generator_of_rank
-from cape_support import OnCuda, fakes_cuda
+from cape_support import OURS, OnCuda, build, fakes_cuda
 
 pytestmark = fakes_cuda
 CUDA = torch.device("cuda")
-EACH = [(axes, pos) for axes in (1, 2) for pos in variants.names(axes)]
 
 
 @pytest.fixture
@@ -40,27 +31,21 @@ def grid_or_tokens(axes: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize(("axes", "pos"), EACH)
-def test_every_variant_stays_on_its_device(fake, axes, pos, training):
-    sizes = AttentionSettings(head_dim=8, heads=3, axes=axes, context=3)
-    options = dict(max_length=9) if pos == "abspos" else {}
+@pytest.mark.parametrize(("pos", "axes"), OURS)
+def test_every_variant_stays_on_its_device(fake, pos, axes, training):
     with torch.device("cuda"):
-        position = PositionalEmbedding(24, pos, axes=axes, **options).train(training)
-        layers = variants.attention_layers(pos, 2, sizes, logn=10)
+        positions = build(pos, axes, dim=24, layers=2).train(training)
+        layers = [one or PositionalAttention(positions.sizes) for one in positions.attentions]
     with OnCuda():
-        content, positions = torch.empty(2, 6, 24, device=CUDA), grid_or_tokens(axes)
-        local = (1 / 2, 1 / 3)[:axes]
-        moved = position.augment(
-            positions, 2, position.draw(2, CUDA), max_local_shift=local if training else None
-        )
-        x = position.add(content, moved)
-        assert (x.shape, x.device.type) == ((2, 6, 24), "cuda")
-        prepared = variants.prepare(pos, moved, sizes)
-        x = x.unflatten(2, (3, 8)).transpose(1, 2)
-        for mask in (None, torch.empty(2, 1, 1, 6, device=CUDA, dtype=torch.bool)):
+        content, where = torch.empty(2, 6, 24, device=CUDA), grid_or_tokens(axes)
+        draw, local = positions.draw(2, CUDA), (1 / 2, 1 / 3)[:axes] if training else None
+        for mask in (None, torch.empty(2, 1, 6, device=CUDA, dtype=torch.bool)):
+            x, given = positions(content, where, mask, draw, max_local_shift=local)
+            assert (x.shape, x.device.type) == ((2, 6, 24), "cuda")
+            x = x.unflatten(2, (3, 8)).transpose(1, 2)
             for layer in layers:
                 for need_weights in (False, True):
-                    out, _ = layer(x, x, x, prepared, mask, 0.1 * training, need_weights)
+                    out, _ = layer(x, x, x, given, 0.1 * training, need_weights)
                     assert (out.shape, out.device.type) == ((2, 3, 6, 8), "cuda")
 
 

@@ -9,6 +9,7 @@ import types
 
 import pytest
 import torch
+from cape_plugins.embedding import PositionalEmbedding as Embedding
 
 from cape_plugins import (
     PositionalEmbedding,
@@ -18,7 +19,6 @@ from cape_plugins import (
     token_positions,
     variants,
 )
-from cape_plugins.embedding import PositionalEmbedding as Embedding
 from cape_support import ROOT, blocks
 
 MODULES = ["__init__", "positions", "sinusoid", "augment", "random_positions", "attention"]

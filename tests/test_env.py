@@ -10,7 +10,7 @@ from cape_plugins import env
 
 
 def test_it_prints_versions_and_that_the_hook_is_on(capsys, monkeypatch):
-    monkeypatch.setattr(env, "_HOSTS", {})
+    monkeypatch.setattr(env, "HOSTS", {})
     env.main()
     ours, python, about_torch, autoload = capsys.readouterr().out.splitlines()
     assert ours == f"cape-plugins {version('cape-plugins')}"
@@ -21,7 +21,7 @@ def test_it_prints_versions_and_that_the_hook_is_on(capsys, monkeypatch):
 
 @pytest.mark.parametrize("switch", ["CAPE_PLUGINS_AUTOLOAD", "TORCH_DEVICE_BACKEND_AUTOLOAD"])
 def test_it_says_what_switched_the_hook_off(capsys, monkeypatch, switch):
-    monkeypatch.setattr(env, "_HOSTS", {})
+    monkeypatch.setattr(env, "HOSTS", {})
     without = [finder for finder in sys.meta_path if not hasattr(finder, "of_cape_plugins")]
     monkeypatch.setattr(sys, "meta_path", without)
     monkeypatch.setenv(switch, "0")
@@ -39,7 +39,7 @@ def test_of_a_host_that_does_not_know_our_models_the_reason_is_given(capsys, mon
         "without": (["torch"], "json", lambda _: ["vit"]),
         "failed": (["torch"], "warning_host", lambda _: ["vit"]),
     }
-    monkeypatch.setattr(env, "_HOSTS", hosts)
+    monkeypatch.setattr(env, "HOSTS", hosts)
     env.main()
     *_, missing, broken, without, failed = capsys.readouterr().out.splitlines()
     todo = "pip install 'cape-plugins[missing]', or '.[missing]' in a checkout"
@@ -50,9 +50,9 @@ def test_of_a_host_that_does_not_know_our_models_the_reason_is_given(capsys, mon
     assert failed.endswith(": cape_plugins could not")
 
 
-@pytest.mark.parametrize("host", env._HOSTS)
+@pytest.mark.parametrize("host", env.HOSTS)
 def test_the_hosts_that_are_here_know_our_models(capsys, monkeypatch, host):
-    pytest.importorskip(env._HOSTS[host][1])
-    monkeypatch.setattr(env, "_HOSTS", {host: env._HOSTS[host]})
+    pytest.importorskip(env.HOSTS[host][1])
+    monkeypatch.setattr(env, "HOSTS", {host: env.HOSTS[host]})
     env.main()
     assert capsys.readouterr().out.splitlines()[-1].endswith(": knows our models")

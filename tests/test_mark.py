@@ -1,148 +1,312 @@
-"""A mark stands among weights: what arithmetic does to weights must not change what it says."""
+"""The mark names the variant among weights: what tools do to them must not change what it says."""
 
-import itertools
+import copy
 import logging
-import math
+import pickle
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from cape_plugins.mark import SLOTS, VariantMark
-from cape_plugins.variants import VARIANTS, names
+from cape_plugins import token_positions
+from cape_plugins.mark import variant_of
+from cape_support import OURS, SEQUENCES, build
 
-VALUES = {name: 0.3 + 1.1632 * place for place, name in enumerate(SLOTS) if name != "square"}
-
-
-def mark(pos: str, **changed: float) -> VariantMark:
-    return VariantMark(pos, {**VALUES, **changed}, "--{}".format)
+TRAINING = dict(max_global_shift=5.0, max_local_shift=0.5, max_global_scale=1.4)
 
 
-def moved(state: torch.Tensor, decay: float, steps: int, dtype=torch.float32) -> torch.Tensor:
-    """An exponential moving average of a checkpoint that never changes."""
-    average, state = state.to(dtype), state.to(dtype)
-    for _ in range(steps):
-        average = average.mul(decay).add(state, alpha=1 - decay)
-    return average
+class Model(nn.Module):
+    """A layer, and positions in the middle of it."""
+
+    def __init__(self, pos: str = "cape", axes: int = 1, **options) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 12)
+        self.positions = build(pos, axes, spell="--{}".format, **options)
+        self.attention = self.positions.attentions[0]
+
+    def forward(self, content: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.positions(content, token_positions([content.shape[1]]))[0])
 
 
-@pytest.fixture
+def marked(state: dict) -> dict:
+    """The entries of the mark, numbers as lists."""
+    return {key: value.tolist() for key, value in state.items() if ".mark." in key}
+
+
+@pytest.fixture(autouse=True)
 def said(caplog):
     caplog.set_level(logging.WARNING)
     return caplog
 
 
-@given(
-    pos=st.sampled_from(list(VARIANTS)),
-    decay=st.sampled_from([0.9, 0.99, 0.995, 0.999, 0.9995, 0.9998, 0.9999]),
-    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
-)
-@settings(deadline=None, max_examples=60)
-def test_a_moving_average_of_one_training_is_of_that_training(pos, decay, dtype):
-    one, other = mark(pos), mark(pos)
-    found = []
-    handler = logging.Handler()
-    handler.emit = found.append
-    logging.getLogger().addHandler(handler)
-    try:
-        other.set_extra_state(moved(one.get_extra_state(), decay, 2000, dtype))
-    finally:
-        logging.getLogger().removeHandler(handler)
-    assert not found
+# What it says
 
 
-@pytest.mark.parametrize("pos", names(1))
-@pytest.mark.parametrize("weights", [[1 / 3] * 3, [0.1] * 10, [0.7, 0.2, 0.1], [1.3, -0.3]])
-def test_soups_and_averages_of_one_training_are_of_that_training(pos, weights, said):
-    state = mark(pos).get_extra_state()
-    mark(pos).set_extra_state(sum(state * weight for weight in weights))
+@pytest.mark.parametrize(("pos", "axes"), OURS)
+def test_a_variant_loads_its_own_checkpoint_silently_and_no_other(pos, axes, tmp_path, said):
+    torch.save(Model(pos, axes).state_dict(), tmp_path / "model.bin")
+    state = torch.load(tmp_path / "model.bin", weights_only=True)
+    assert variant_of(state) == pos
+    Model(pos, axes).load_state_dict(state)
     assert not said.text
+    others = [each for each in OURS if each[1] == axes and each[0] != pos]
+    for other, _ in others:
+        with pytest.raises(ValueError, match=f"--pos {pos}.* {other}: set --pos {pos}"):
+            Model(other, axes).load_state_dict(state, strict=False)
+
+
+def test_the_name_is_a_key_of_an_entry_without_elements():
+    state = Model("rope").state_dict()
+    assert state["positions.mark.variant_rope"].numel() == 0
+    assert variant_of(Model("cape_rope").state_dict()) == "cape_rope"
+    assert variant_of(nn.Linear(2, 2).state_dict()) is None
+
+
+def test_weights_without_a_mark_load():
+    state = {k: v for k, v in Model().state_dict().items() if ".mark." not in k}
+    assert not Model().load_state_dict(state).missing_keys
+
+
+@pytest.mark.parametrize(
+    ("pos", "name", "value"),
+    [
+        ("cape", "frequency_scale", 30.0),
+        ("cape", "base", 100.0),
+        ("cape", "mean_normalize", False),
+        ("rope", "frequency_scale", 30.0),
+        ("abspos", "abspos_context", 50.5),  # of as many rows
+        ("alibi", "alibi_unit", 0.5),
+        ("random", "random_range", 3.0),
+        ("random", "random_range", (0.5, 9.0)),
+        ("random", "spread", False),
+    ],
+)
+def test_another_value_of_what_changes_evaluation_is_an_error(pos, name, value):
+    state = Model(pos, **{name: value}).state_dict()
+    with pytest.raises(ValueError, match=f"--{name} "):
+        Model(pos).load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_another_value_of_what_changes_training_alone_is_a_warning_and_not_kept(name, said):
+    state = Model(**{name: 3.5}).state_dict()
+    model = Model()
+    model.load_state_dict(state)
+    assert f"--{name} 3.5, this model has {TRAINING[name]:g}" in said.text
+    assert len(said.records) == 1
+    assert marked(model.state_dict()) == marked(Model().state_dict())
+
+
+def test_what_a_host_wants_remembered_is_compared_too():
+    state = Model(remembers={"frame_shift": 0.01, "unknown": None}).state_dict()
+    assert "positions.mark.unknown" not in state
+    Model(remembers={"frame_shift": 0.01}).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"--frame_shift 0\.01, this model has 0\.02"):
+        Model(remembers={"frame_shift": 0.02}).load_state_dict(state)
+
+
+def test_a_checkpoint_may_have_fewer_settings_or_more():
+    fewer = Model().state_dict()
+    del fewer["positions.mark.max_global_shift"]
+    Model().load_state_dict(fewer)
+    Model().load_state_dict({**fewer, "positions.mark.of_later_version": torch.ones(())})
+
+
+def test_weights_that_somebody_put_together_of_two_variants_are_refused():
+    for first, second in (("cape", "rope"), ("rope", "cape")):
+        states = [Model(pos).state_dict() for pos in (first, second)]
+        for pos in ("cape", "rope"):
+            with pytest.raises(ValueError, match="--pos"):
+                Model(pos).load_state_dict({**states[0], **states[1]})
+
+
+# What arithmetic on weights does to it
+
+
+def moved(state: dict, decay: float, steps: int, dtype=torch.float32) -> dict:
+    """An exponential moving average of a checkpoint that never changes."""
+    average = {name: each.to(dtype, copy=True) for name, each in state.items()}
+    for _ in range(steps):
+        for name, each in average.items():
+            each.mul_(decay).add_(state[name].to(dtype), alpha=1 - decay)
+    return average
+
+
+@given(
+    pos=st.sampled_from(SEQUENCES),
+    decay=st.sampled_from([0.9, 0.99, 0.999, 0.9998, 0.9999]),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    scale=st.sampled_from([1.0, 30.0, 0.3]),
+)
+@settings(deadline=None, max_examples=20)
+def test_a_moving_average_of_one_training_is_of_that_training(pos, decay, dtype, scale):
+    mark = build(pos, spacing=0.01 * scale, remembers={"frame_shift": 0.01 * scale}).mark
+    mark.load_state_dict(moved(mark.state_dict(), decay, 500, dtype))
+
+
+@pytest.mark.parametrize("decay", [0.9995, 0.9999])
+def test_rounding_adds_up_in_a_long_training_and_changes_nothing(decay):
+    """Over some 1 / (1 - decay) updates: all numbers at once, 30,000 updates."""
+    marks = [build(pos, remembers={"frame_shift": 0.0125}).mark for pos in SEQUENCES]
+    states = [mark.state_dict() for mark in marks]
+    every = torch.cat([each.flatten() for state in states for each in state.values()])
+    average = moved({"": every}, decay, 30_000)[""]
+    assert not torch.equal(average, every)
+    for mark, state in zip(marks, states, strict=True):
+        sizes = [each.numel() for each in state.values()]
+        taken, average = average.split([sum(sizes), len(average) - sum(sizes)])
+        parts = zip(state, taken.split(sizes), state.values(), strict=True)
+        mark.load_state_dict({name: part.view(each.shape) for name, part, each in parts})
+
+
+@pytest.mark.parametrize("weights", [[1 / 3] * 3, [0.1] * 10, [0.7, 0.2, 0.1], [1.3, -0.3]])
+def test_averages_and_soups_of_one_training_are_of_that_training(weights, said):
+    for pos in SEQUENCES:
+        state = Model(pos).state_dict()
+        soup = {name: sum(state[name] * weight for weight in weights) for name in state}
+        Model(pos).load_state_dict(soup)
+    assert not said.text
+
+
+def test_weights_of_two_variants_have_no_average_as_their_keys_differ():
+    first, second = Model("sinpos").state_dict(), Model("cape").state_dict()
+    with pytest.raises(KeyError, match="variant_sinpos"):
+        {name: (first[name] + second[name]) / 2 for name in first}
+
+
+def test_an_average_of_two_settings_is_of_neither():
+    states = [Model("rope", frequency_scale=scale).state_dict() for scale in (1.0, 30.0)]
+    mean = {name: (states[0][name] + states[1][name]) / 2 for name in states[0]}
+    for scale in (1.0, 30.0):
+        with pytest.raises(ValueError, match=r"--frequency_scale 15\.5"):
+            Model("rope", frequency_scale=scale).load_state_dict(mean)
+
+
+# What tools do to it
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_a_checkpoint_that_was_cast_is_of_its_training(dtype, said):
-    mark("cape").set_extra_state(mark("cape").get_extra_state().to(dtype))
+def test_casts_of_a_model_leave_it_alone_and_those_of_a_checkpoint_load(dtype, said):
+    model = Model(frequency_scale=0.3)
+    expected = marked(model.state_dict())
+    assert marked(model.to(dtype).state_dict()) == expected
+    cast = {name: each.to(dtype) for name, each in model.state_dict().items()}
+    Model(frequency_scale=0.3).load_state_dict(cast)
     assert not said.text
 
 
-def test_averages_of_two_variants_are_told_as_such():
-    first, second = mark("cape").get_extra_state(), mark("relpos").get_extra_state()
-    for share in (0.5, 0.1, 0.9, 0.03):
-        mixed = share * first + (1 - share) * second
-        for pos in ("cape", "relpos", "sinpos"):
-            with pytest.raises(
-                ValueError, match=r"of neither cape nor relpos: were .* averaged"
-            ) as e:
-                mark(pos).set_extra_state(mixed)
-            assert "unknown" not in str(e.value)
-
-
-def test_averages_whose_mean_is_a_third_variants_number_are_of_no_variant():
-    """The mean of sinpos and relpos is cape's number; 23 of the 91 pairs have such a mean."""
-    numbers = {VARIANTS[pos].number: pos for pos in names(1)}
-    pairs = itertools.combinations(names(1), 2)
-    means = [(a, b, (VARIANTS[a].number + VARIANTS[b].number) / 2) for a, b in pairs]
-    third = [(a, b, numbers[mean]) for a, b, mean in means if mean in numbers]
-    assert ("sinpos", "relpos", "cape") in third
-    for first, second, middle in third:
-        mixed = (mark(first).get_extra_state() + mark(second).get_extra_state()) / 2
-        for state in (mixed, mixed.bfloat16()):
-            with pytest.raises(ValueError, match=r"of no single variant: were .* averaged"):
-                mark(middle).set_extra_state(state)
-
-
-@pytest.mark.parametrize("pos", names(1))
-def test_checkpoints_from_before_there_was_a_square_are_read(pos, said):
-    state = mark(pos).get_extra_state()
-    mark(pos).set_extra_state(state[: 1 + SLOTS.index("square")])
-    assert not said.text
-
-
-@pytest.mark.parametrize("decay", [0.9995, 0.9998, 0.9999])
-def test_a_moving_average_of_a_long_training_is_of_that_training(decay, said):
-    """Rounding adds up over some 1 / (1 - decay) updates: all variants at once, 30,000 updates."""
-    states = torch.stack([mark(pos).get_extra_state() for pos in names(1)])
-    average = moved(states, decay, 30_000)
-    assert not torch.equal(average, states)
-    for pos, state in zip(names(1), average, strict=True):
-        mark(pos).set_extra_state(state)
-    assert not said.text
-
-
-@pytest.mark.parametrize("number", [99.0, -1.0, math.nan, math.inf])
-def test_a_number_of_no_variant_is_told_as_such(number):
-    state = mark("cape").get_extra_state()
-    state[0] = number
-    with pytest.raises(
-        ValueError, match=r"of no variant that this version knows: .* later version"
-    ):
-        mark("cape").set_extra_state(state)
-
-
-def test_a_setting_that_somebody_changed_is_still_a_warning(said):
-    mark("cape", max_global_shift=5.0).set_extra_state(
-        mark("cape", max_global_shift=5.1).get_extra_state()
-    )
-    assert "trained with --max_global_shift 5.1, this model has 5" in said.text
-
-
-def test_training_does_not_move_a_mark():
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.mark = torch.nn.Linear(2, 2), mark("cape")
-
+def test_training_and_averaging_a_model_move_nothing():
     model = Model()
-    names_of_weights = [name for name, _ in model.named_parameters()]
-    assert not any("mark" in name for name in names_of_weights)
-    before = model.mark.get_extra_state()
+    expected = marked(model.state_dict())
+    assert not any(".mark." in name for name, _ in model.named_parameters())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.5)
-    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9995))
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9995), use_buffers=True)
     for _ in range(3):
-        model.layer(torch.ones(1, 2)).sum().backward()
+        model(torch.ones(1, 6, 12)).sum().backward()
         optimizer.step()
         averaged.update_parameters(model)
-    assert torch.equal(model.mark.get_extra_state(), before)
-    assert torch.equal(averaged.module.mark.get_extra_state(), before)
+    assert marked(model.state_dict()) == marked(averaged.module.state_dict()) == expected
+
+
+def test_copies_and_pickles_compare_as_the_model_does():
+    model, other = Model("rope"), Model("cape_rope").state_dict()
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        copied.load_state_dict(model.state_dict())
+        with pytest.raises(ValueError, match="--pos cape_rope"):
+            copied.load_state_dict(other)
+
+
+def test_a_model_from_the_meta_device_has_it_as_if_built_here():
+    source = Model()
+    expected = marked(source.state_dict())
+    for state in (source.state_dict(), dict(source.layer.state_dict(prefix="layer."))):
+        with torch.device("meta"):
+            emptied, assigned = Model(), Model()
+        emptied.to_empty(device="cpu").load_state_dict(state)
+        assigned.load_state_dict(state, assign=True)
+        for model in (emptied, assigned.to("cpu")):  # .to refuses whatever is left on meta
+            assert marked(model.state_dict()) == expected
+            torch.testing.assert_close(model.layer.weight, source.layer.weight)
+    with torch.device("meta"), pytest.raises(ValueError, match="--pos cape"):
+        Model("rope").load_state_dict(source.state_dict(), assign=True)
+
+
+def test_weights_load_wherever_new_tensors_are_made():
+    model = Model()
+    with torch.device("meta"):
+        model.load_state_dict(model.state_dict())
+    model.load_state_dict(Model().to("meta").state_dict(), assign=True)  # names without numbers
+
+
+def test_safetensors_keep_it(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    safetensors.save_model(Model("rope"), str(tmp_path / "model.safetensors"))
+    safetensors.load_model(Model("rope"), str(tmp_path / "model.safetensors"))
+    with pytest.raises(ValueError, match="--pos rope"):
+        safetensors.load_model(Model("cape_rope"), str(tmp_path / "model.safetensors"))
+
+
+def test_an_exported_model_keeps_it(tmp_path):
+    exported = torch.export.export(Model().eval(), (torch.zeros(1, 6, 12),))
+    torch.export.save(exported, tmp_path / "model.pt2")
+    state = torch.export.load(tmp_path / "model.pt2").state_dict
+    assert variant_of(state) == "cape"
+    Model().load_state_dict(state)
+
+
+@pytest.fixture
+def one_process():
+    """A process group of this process alone."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_distributed_checkpoints_keep_it_and_no_other_variant_takes_them(
+    one_process, tmp_path, said
+):
+    dcp.save(get_model_state_dict(Model()), checkpoint_id=tmp_path)
+
+    def load(model: Model) -> Model:
+        state = get_model_state_dict(model)
+        dcp.load(state, checkpoint_id=tmp_path)  # into the model's own tensors
+        set_model_state_dict(model, state)
+        return model
+
+    load(Model())
+    assert not said.text
+    with pytest.raises(BaseException, match="variant_sinpos"):  # DCP's own error
+        load(Model("sinpos"))
+    with pytest.raises(ValueError, match="--frequency_scale 1"):
+        load(Model(frequency_scale=2.0))
+    other = load(Model(max_global_shift=7.0))
+    assert "--max_global_shift 5" in said.text
+    assert other.state_dict()["positions.mark.max_global_shift"] == 7.0
+
+
+def test_sharded_and_replicated_models_keep_it(one_process):
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("torch.distributed.fsdp.fully_shard is of torch 2.6")
+    model = Model("relpos")
+    expected = marked(model.state_dict())
+    fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    assert marked(full) == expected
+    Model("relpos").load_state_dict(full)
+    replicated = DistributedDataParallel(Model())  # broadcasts buffers in each forward
+    for _ in range(2):
+        replicated(torch.ones(1, 6, 12)).sum().backward()
+    assert marked(replicated.module.state_dict()) == marked(Model().state_dict())

@@ -10,7 +10,9 @@ import pytest
 import torch
 from scipy import stats
 
-from cape_plugins import PositionalEmbedding, patch_grid
+from cape_plugins import Positions, patch_grid
+
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 SLOW = 1e-3  # of all frequencies: positions up to ±3000 can be read back
 
@@ -21,14 +23,14 @@ def moved(
     *,
     generator: torch.Generator | None = None,
     local: float | tuple[float, ...] | torch.Tensor | None = None,
-    **settings,
+    **options,
 ) -> torch.Tensor:
     """(B, N[, 2]) positions that cape in training made of the positions (1, N[, 2])."""
     axes = positions.ndim - 1
-    module = PositionalEmbedding(2 * axes, axes=axes, frequency_scale=SLOW, **settings)
+    module = Positions("cape", dim=2 * axes, axes=axes, frequency_scale=SLOW, **options)
     content = torch.zeros(batch, positions.shape[1], 2 * axes, dtype=torch.float64)
     generator = generator or torch.Generator().manual_seed(0)
-    out = module(content, positions, generator=generator, max_local_shift=local)
+    out, _ = module(content, positions, generator=generator, max_local_shift=local)
     cosine, sine = out.chunk(2, dim=-1)
     angles = torch.atan2(sine, cosine) / SLOW
     if axes == 1:
@@ -87,8 +89,8 @@ def test_the_local_shift_knows_nothing_of_the_global_one(axes):
 
 def test_without_a_generator_the_global_one_draws_the_same_distributions():
     torch.manual_seed(0)
-    settings = dict(max_global_shift=50.0, max_local_shift=20.0, mean_normalize=False)
-    module = PositionalEmbedding(2, frequency_scale=SLOW, **settings)
+    options = dict(max_global_shift=50.0, max_local_shift=20.0, mean_normalize=False)
+    module = Positions("cape", dim=2, **options)
     out = module.augment(torch.zeros(1, 20), 2000)
     assert_uniform(module.draw(4000, torch.device("cpu")).shift, 50.0)
     assert 69 < out.max() <= 70
@@ -96,10 +98,10 @@ def test_without_a_generator_the_global_one_draws_the_same_distributions():
     assert out.std().item() == pytest.approx(math.sqrt(50**2 / 3 + 20**2 / 3), rel=0.05)
 
 
-@pytest.mark.parametrize("given", ["settings", "forward", "tensor"])
+@pytest.mark.parametrize("given", ["options", "forward", "tensor"])
 def test_an_image_may_have_a_local_shift_of_its_own_along_each_axis(given):
     local, grid = (0.2, 0.5), plane(4, 5)
-    if given == "settings":
+    if given == "options":
         noise = moved(grid, 500, max_local_shift=local) - grid
     elif given == "forward":
         noise = moved(grid, 500, max_local_shift=9.0, local=local) - grid

@@ -21,6 +21,7 @@ SHIPPED = (  # what git holds at the top, but .gitignore
     *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md", ".pre-commit-config.yaml"),
     *("constraints.txt", "constraints-py311.txt", "constraints-fairseq-0.12.txt"),
     *("cape_plugins", "studies", "tests", "tools", "configs", "integrations", "benchmarks", "docs"),
+    "examples",
 )
 LEFT_BEHIND = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
 HOSTS = ("timm/__init__.py", "fairseq/__init__.py", "espnet/__init__.py")

@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from cape_plugins import Augmentation, Draw, patch_grid, sinusoid_1d, sinusoid_2d, token_positions
+from cape_support import seeded
+
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 TOLERANCE = {torch.float32: 3e-5, torch.float64: 1e-12}
 DTYPES = [torch.float32, torch.float64]
@@ -34,9 +37,8 @@ def listing_sinusoid_2d(x, y, d_model):
 
 
 def local_shift(positions, bounds):
-    """The ε that ``Augmentation.apply`` draws from a generator seeded with 1."""
-    generator = torch.Generator().manual_seed(1)
-    noise = torch.rand(positions.shape, dtype=positions.dtype, generator=generator) * 2 - 1
+    """The ε that the augmentation draws from a generator seeded with 1."""
+    noise = torch.rand(positions.shape, dtype=positions.dtype, generator=seeded(1)) * 2 - 1
     return noise * torch.tensor(bounds, dtype=torch.float64).to(positions.dtype)
 
 
@@ -46,15 +48,15 @@ def test_1d_equals_the_listing(dtype, scale):
     rng = np.random.default_rng(0)
     lengths = [50, 31, 2]
     positions = token_positions(lengths).to(dtype) / scale
-    augmentation = Augmentation(5.0 / scale, 0.5 / scale, 1.4)
+    augmentation = Augmentation(max_local_shift=0.5 / scale)
     shift = rng.uniform(-5 / scale, 5 / scale, (3, 1))
     lam = np.exp(rng.uniform(-np.log(1.4), np.log(1.4), 3))
     draw = Draw(torch.tensor(shift, dtype=dtype), torch.tensor(lam, dtype=dtype))
     local = local_shift(positions, 0.5 / scale)
     assert local.abs().max() > 0.4 / scale
 
-    augmented = augmentation.apply(positions, draw, generator=torch.Generator().manual_seed(1))
-    ours = sinusoid_1d(augmented, 64, frequency_scale=scale)
+    augmented = augmentation.in_training(positions[..., None], 3, draw, generator=seeded(1))
+    ours = sinusoid_1d(augmented[..., 0], 64, frequency_scale=scale)
     theirs = listing_sinusoid_1d(
         listing_augment(positions.double().numpy(), shift, local.double().numpy(), lam[:, None]),
         64,
@@ -71,13 +73,13 @@ def test_2d_equals_the_listing(dtype, grid):
     height, width = grid
     # patch_grid is float32; the listing gets the same grid, so this tests what follows from it
     positions = patch_grid(height, width).to(dtype).expand(4, -1, -1)
-    augmentation = Augmentation(0.5, (1 / height, 1 / width), 1.4)
+    augmentation = Augmentation(max_local_shift=(1 / height, 1 / width))
     shift = rng.uniform(-0.5, 0.5, (4, 2))
     lam = np.exp(rng.uniform(-np.log(1.4), np.log(1.4), 4))
     draw = Draw(torch.tensor(shift, dtype=dtype), torch.tensor(lam, dtype=dtype))
     local = local_shift(positions, (1 / height, 1 / width))
 
-    augmented = augmentation.apply(positions, draw, generator=torch.Generator().manual_seed(1))
+    augmented = augmentation.in_training(positions, 4, draw, generator=seeded(1))
     ours = sinusoid_2d(augmented, 64)
     expected = listing_augment(
         positions.double().numpy(), shift[:, None], local.double().numpy(), lam[:, None, None]

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from cape_plugins import PositionalEmbedding, variants
-from cape_plugins.attention import AttentionSettings
+from cape_support import OURS, Layer, seeded
+
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 NAN = math.nan
 # random positions are drawn, whatever the given ones are; abspos rounds, nopos and relpos ignore
 WITHOUT = {"nopos", "abspos", "relpos", "relpos_first", "random", "random_rope"}
-EACH = [(pos, axes) for axes in (1, 2) for pos in variants.names(axes) if pos not in WITHOUT]
+EACH = [case for case in OURS if case[0] not in WITHOUT]
 PADDING = torch.tensor([[False] * 5, [False, False, False, True, True]])
 
 
@@ -27,27 +28,15 @@ def distinct(axes: int) -> Tensor:
 
 
 def outputs(pos: str, axes: int, training: bool):
-    """What a variant makes of positions (2, 5[, 2]): tokens with positions, and their attention."""
+    """What a layer makes of positions (2, 5[, 2]), some of which are padding."""
     torch.manual_seed(0)
-    sizes = AttentionSettings(head_dim=8, heads=2, axes=axes)
-    embedding = PositionalEmbedding(16, pos, axes=axes).train(training).double()
-    (attention,) = variants.attention_layers(pos, 1, sizes)
-    tensors = torch.randn(3, 2, 2, 5, 8).double()
-    if attention is not None:
-        attention.double()
+    layer = Layer(pos, axes, dim=24).train(training).double()
+    content = torch.randn(2, 5, 24).double()
+    padding = PADDING[..., None] if axes == 2 else PADDING
 
     def made_of(positions: Tensor) -> Tensor:
-        if axes == 2:
-            positions = positions.masked_fill(PADDING[..., None], NAN)
-        else:
-            positions = positions.masked_fill(PADDING, NAN)
-        moved = embedding.augment(positions, 2, generator=torch.Generator().manual_seed(1))
-        added = embedding.add(torch.zeros(2, 5, 16).double(), moved)
-        if attention is None:
-            return added
-        prepared = variants.prepare(pos, moved, sizes)
-        mask = ~PADDING[:, None, None]
-        return attention(*tensors, prepared, mask)[0]
+        where = positions.masked_fill(padding, NAN)
+        return layer(content, where, ~PADDING[:, None], generator=seeded(1))
 
     return made_of
 
@@ -75,11 +64,11 @@ def test_they_are_finite_where_tokens_share_a_position_or_one_is_alone(pos, axes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("pos", ["sinpos", "cape"])
-def test_content_of_any_dtype_gives_positions_their_gradient(pos, dtype):
-    module = PositionalEmbedding(16, pos)
-    positions = distinct(1).float().requires_grad_()
-    content = torch.zeros(2, 5, 16, dtype=dtype, requires_grad=True)
-    module(content, positions).float().square().sum().backward()
+@pytest.mark.parametrize(("pos", "axes"), EACH)
+def test_content_of_any_dtype_gives_positions_their_gradient(pos, axes, dtype):
+    layer, positions = Layer(pos, axes, dim=24).to(dtype), distinct(axes).float().requires_grad_()
+    content = torch.randn(2, 5, 24, dtype=dtype, requires_grad=True)
+    layer(content, positions).float().square().sum().backward()
     assert positions.grad.isfinite().all()
+    assert (positions.grad.reshape(10, -1) != 0).any(dim=1).all()
     assert content.grad.dtype == dtype

@@ -11,6 +11,8 @@ from cape_plugins import Draw, frame_times, patch_grid, token_positions
 from cape_plugins.random_positions import RandomPositions, randomise, spread_evenly
 from cape_support import seeded
 
+NAN = math.nan
+
 
 def tokens(*lengths: int) -> torch.Tensor:
     return token_positions(list(lengths))[..., None]
@@ -98,9 +100,14 @@ def test_shared_positions_are_drawn_for_each_sample_in_their_dtype(dtype):
     assert RandomPositions().in_evaluation(tokens(5).to(dtype)).dtype == dtype
 
 
+def test_a_number_is_a_range_from_0_and_a_pair_may_be_a_list_of_a_config():
+    assert RandomPositions(60).range == (0.0, 60)
+    assert RandomPositions([20.0, 60.0]).range == (20.0, 60.0)
+
+
 @pytest.mark.parametrize(
-    "given_range", [(1.0, 1.0), (2.0, 1.0), (0.0, math.inf), ("0", 1.0), 3, (1.0,), "09"]
+    "given_range", [(1.0, 1.0), (2.0, 1.0), (0.0, math.inf), ("0", 1.0), 0, -3, (1.0,), "09", NAN]
 )
 def test_what_is_no_range_is_refused(given_range):
-    with pytest.raises(ValueError, match=r"must be \(low, high\) with low < high, got"):
+    with pytest.raises(ValueError, match="random_range"):
         RandomPositions(given_range)

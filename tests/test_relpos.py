@@ -1,27 +1,33 @@
-"""Relative attention's buffer, written once, against the plain expression; parts of long inputs."""
+"""Relative positions against the formula of Shaw et al., written out with its (T, T, d).
+
+The buffer and the parts of cape_plugins.fused are compared with plain operations.
+"""
 
 import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from cape_plugins import relpos
-from cape_plugins.attention import AttentionSettings
-from cape_plugins.relpos import RelativeAttention
+from cape_plugins import Given, Sizes, fused
+from cape_plugins.fused import relative
+from cape_plugins.relpos import RelativePositions
+from cape_support import Made
+
+both_ways = pytest.mark.usefixtures("both_ways")
 
 
-def module(context: int, dtype=torch.float64, logn: int = 0) -> RelativeAttention:
+def module(context: int = 3, dtype=torch.float64, head_dim: int = 8) -> RelativePositions:
     torch.manual_seed(0)
-    made = RelativeAttention(AttentionSettings(head_dim=8, heads=3, context=context)).to(dtype)
-    made.logn = logn
-    return made
+    return RelativePositions(Sizes(dim=3 * head_dim, heads=3), context).to(dtype)
 
 
-def tensors(queries: int, keys: int, dtype=torch.float64) -> list[Tensor]:
+def tensors(queries: int, keys: int, dtype=torch.float64, dim: int = 8) -> list[Tensor]:
     torch.manual_seed(1)
     shapes = (queries, keys, keys)
-    return [torch.randn(2, 3, n, 8, dtype=dtype, requires_grad=True) for n in shapes]
+    return [torch.randn(2, 3, n, dim, dtype=dtype, requires_grad=True) for n in shapes]
 
 
 def masks(queries: int, keys: int) -> dict[str, Tensor | None]:
@@ -33,42 +39,99 @@ def masks(queries: int, keys: int) -> dict[str, Tensor | None]:
 
 
 def results(attention, inputs: list[Tensor], mask, **options) -> list[Tensor]:
-    out = attention(*inputs, mask=mask, **options)[0]
+    out = attention(*inputs, Given(mask=mask), **options)[0]
     torch.manual_seed(2)
     weights = torch.randn(out.shape).to(out.dtype)
     return [out, *torch.autograd.grad(out, [*inputs, attention.keys], weights)]
 
 
-def plainly(monkeypatch) -> None:
-    monkeypatch.setattr(relpos, "is_plain", lambda *_: False)
+def written_out(module, query, key, value, mask=None) -> Tensor:
+    """Equations 3 and 4 of Shaw et al.; queries are the last positions."""
+    queries, keys = query.shape[2], key.shape[2]
+    i = torch.arange(keys - queries, keys)[:, None]
+    distance = (torch.arange(keys) - i).clamp(-module.context, module.context) + module.context
+    with_distance = key[:, :, None] + module.keys[distance]  # (B, heads, queries, keys, d)
+    scores = torch.einsum("bhid,bhijd->bhij", query, with_distance) / math.sqrt(query.shape[3])
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    return scores.softmax(dim=-1) @ value
+
+
+@both_ways
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 12), st.integers(0, 12), st.integers(1, 15), st.booleans())
+def test_it_is_the_formula(queries, earlier, context, masked):
+    attention, inputs = module(context), tensors(queries, queries + earlier)
+    mask = torch.rand(2, 1, queries, queries + earlier) > 0.3 if masked else None
+    if masked:
+        mask[..., 0] = True
+    expected = written_out(attention, *inputs, mask)
+    torch.testing.assert_close(attention(*inputs, Given(mask=mask))[0], expected)
+
+
+@both_ways
+def test_distances_are_counted_in_tokens_wherever_those_are():
+    positions, mask = torch.rand(2, 6, 1), torch.ones(2, 1, 6, dtype=torch.bool)
+    given = module().prepare(positions, mask, torch.float32)
+    assert given.prepared is None
+    assert given.mask.shape == (2, 1, 1, 6)
+
+
+def test_the_vectors_begin_uniform_in_a_tenth():
+    table = module(100, head_dim=64)
+    for _ in range(2):
+        assert -0.1 <= table.keys.min() < -0.099
+        assert 0.099 < table.keys.max() <= 0.1
+        assert table.keys.mean().abs() < 0.005
+        before = table.keys.clone()
+        table.reset_parameters()
+        assert not torch.equal(table.keys, before)
+
+
+@both_ways
+def test_nothing_as_large_as_length_squared_times_channels_is_made():
+    attention = RelativePositions(Sizes(dim=64), 10)
+    inputs = [torch.randn(1, 1, 100, 64, requires_grad=True) for _ in range(3)]
+    with Made() as made:
+        attention(*inputs)[0].sum().backward()
+    assert made.largest < 3 * 100 * 100
+
+
+@both_ways
+def test_queries_of_another_width_are_refused():
+    with pytest.raises(ValueError, match=r"5 channels.* 8"):
+        module()(*tensors(6, 6, dim=5))
+
+
+# For speed alone
 
 
 @pytest.mark.parametrize("mask", ["none", "padding", "causal", "added"])
 @pytest.mark.parametrize(("queries", "keys"), [(20, 20), (33, 33), (1, 9), (5, 21)])
 @pytest.mark.parametrize("context", [1, 4, 60])
-def test_the_buffer_gives_what_the_plain_expression_gives(
-    context, queries, keys, mask, monkeypatch
-):
+def test_the_buffer_gives_what_plain_operations_give(context, queries, keys, mask, monkeypatch):
     attention, inputs = module(context), tensors(queries, keys)
     found = results(attention, inputs, masks(queries, keys)[mask])
-    plainly(monkeypatch)
+    monkeypatch.setattr(fused, "ON", False)
     expected = results(attention, inputs, masks(queries, keys)[mask])
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_scores_are_the_bits_of_the_plain_expression(dtype, monkeypatch):
+def test_scores_are_the_bits_of_plain_operations(dtype, monkeypatch):
     attention, query = module(4, dtype), tensors(20, 20, dtype)[0]
-    found = attention.bias(query, 20)
-    plainly(monkeypatch)
+    found = attention.bias_and_mask(query, 20, Given())
+    monkeypatch.setattr(fused, "ON", False)
+    assert torch.equal(found, attention.bias_and_mask(query, 20, Given()))
     assert torch.equal(found, attention.bias(query, 20))
 
 
 @pytest.mark.parametrize("queries", [7, 16, 33, 300])
 def test_rows_of_the_scores_lie_as_fused_attention_takes_them(queries):
     """Multiples of eight, or PyTorch copies all of them once more."""
-    scores = module(4, torch.bfloat16).bias(tensors(queries, queries, torch.bfloat16)[0], queries)
+    query = tensors(queries, queries, torch.bfloat16)[0]
+    scores = module(4, torch.bfloat16).bias_and_mask(query, queries, Given())
     *others, last = scores.stride()
     assert last == 1
     assert all(stride % 16 == 0 for stride in others)
@@ -78,30 +141,29 @@ def test_rows_of_the_scores_lie_as_fused_attention_takes_them(queries):
 @pytest.fixture
 def parts(monkeypatch) -> list[int]:
     """Parts of 8 queries from 64 scores on, and how many queries each had, backward included."""
-    monkeypatch.setattr(relpos, "PART", 8)
-    monkeypatch.setattr(relpos, "MANY", 64)
-    found, whole = [], RelativeAttention._attend_part
+    monkeypatch.setattr(relative, "PART", 8)
+    monkeypatch.setattr(relative, "MANY", 64)
+    found, whole = [], RelativePositions.bias_and_mask
 
     def count(self, query, *rest):
         found.append(query.shape[2])
         return whole(self, query, *rest)
 
-    monkeypatch.setattr(RelativeAttention, "_attend_part", count)
+    monkeypatch.setattr(RelativePositions, "bias_and_mask", count)
     return found
 
 
 @pytest.mark.parametrize("mask", ["none", "padding", "causal", "added"])
 @pytest.mark.parametrize(("queries", "keys"), [(16, 16), (21, 21), (17, 30)])
-@pytest.mark.parametrize("logn", [0, 12])
-def test_parts_of_the_queries_are_the_whole(queries, keys, mask, logn, parts, monkeypatch):
-    attention, inputs = module(4, logn=logn), tensors(queries, keys)
+def test_parts_of_the_queries_are_the_whole(queries, keys, mask, parts, monkeypatch):
+    attention, inputs = module(4), tensors(queries, keys)
     found = results(attention, inputs, masks(queries, keys)[mask])
     per_forward = math.ceil(queries / 8)
     assert len(parts) == 2 * per_forward  # backward makes them again
     assert sum(parts[:per_forward]) == queries
-    monkeypatch.setattr(relpos, "MANY", math.inf)
+    monkeypatch.setattr(relative, "MANY", math.inf)
     expected = results(attention, inputs, masks(queries, keys)[mask])
-    assert len(parts) == 2 * per_forward
+    assert parts[2 * per_forward :] == [queries]
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -116,13 +178,15 @@ def test_parts_drop_the_same_weights_in_backward(parts):
     torch.testing.assert_close((grad * value).sum(), out.sum())
 
 
-def test_parts_are_not_taken_where_weights_are_asked_for_or_a_compiler_looks(parts):
+def test_parts_are_not_taken_where_weights_are_asked_for_or_the_folder_is_off(parts, monkeypatch):
     attention, inputs = module(4), tensors(24, 24)
     assert attention(*inputs, need_weights=True)[1].shape == (2, 3, 24, 24)
-    torch.compile(attention, backend="aot_eager", fullgraph=True)(*inputs)
-    assert parts == []
+    monkeypatch.setattr(fused, "ON", False)
+    attention(*inputs)[0].sum().backward()
+    assert parts == [24, 24]
 
 
+@both_ways
 def test_gradients_of_first_and_second_order_are_finite_differences():
     attention, query = module(2), tensors(5, 7)[0][:1, :1, :5]
 
@@ -130,29 +194,14 @@ def test_gradients_of_first_and_second_order_are_finite_differences():
         return torch.func.functional_call(_Bias(attention), {"attention.keys": keys}, query)
 
     inputs = (query.detach().requires_grad_(), attention.keys.detach().requires_grad_())
-    assert torch.autograd.gradcheck(scores, inputs)
-    assert torch.autograd.gradgradcheck(scores, inputs)
+    assert torch.autograd.gradcheck(scores, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(scores, inputs, fast_mode=True)
 
 
 class _Bias(torch.nn.Module):
-    def __init__(self, attention: RelativeAttention) -> None:
+    def __init__(self, attention: RelativePositions) -> None:
         super().__init__()
         self.attention = attention
 
     def forward(self, query: Tensor) -> Tensor:
-        return self.attention.bias(query, 7)
-
-
-def test_batched_gradients_and_torch_func_work():
-    attention, inputs = module(3), tensors(6, 6)
-    out = attention(*inputs)[0]
-    weights = torch.randn(4, *out.shape, dtype=out.dtype)
-    (batched,) = torch.autograd.grad(
-        out, attention.keys, weights, retain_graph=True, is_grads_batched=True
-    )
-    for i, weight in enumerate(weights):
-        (alone,) = torch.autograd.grad(out, attention.keys, weight, retain_graph=True)
-        torch.testing.assert_close(batched[i], alone)
-    with torch.no_grad():
-        each = torch.vmap(lambda *x: attention(*(t[None] for t in x))[0][0])(*inputs)
-    torch.testing.assert_close(each, out)
+        return self.attention.bias_and_mask(query, 7, Given())

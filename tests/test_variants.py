@@ -1,110 +1,209 @@
-"""The table of variants: what each adds, what sits in self-attention, which options it takes."""
+"""The table of variants, and the way into it from outside."""
 
-import inspect
+import sys
+from dataclasses import dataclass
 
 import pytest
-import torch
 
-from cape_plugins import PositionalEmbedding, variants
-from cape_plugins.attention import AttentionSettings
-from cape_plugins.relpos import RelativeAttention
-
-SIZES = AttentionSettings(head_dim=4, heads=2, context=3)
-
-
-def test_the_numbers_in_checkpoints_never_change():
-    numbers = {name: variant.number for name, variant in variants.VARIANTS.items()}
-    known = dict(nopos=0, abspos=1, sinpos=2, cape=3, relpos=4, relpos_first=5)
-    known |= dict(rope=6, cape_rope=7, rope_mixed=8, cape_rope_mixed=9)
-    known |= dict(alibi=10, cape_alibi=11, random=12, random_rope=13)
-    assert known.items() <= numbers.items()
-    assert len(set(numbers.values())) == len(numbers)
+from cape_plugins import (
+    POSITION,
+    Added,
+    AsGiven,
+    Augmentation,
+    PositionalAttention,
+    Sinusoids,
+    Variant,
+    option,
+    register_variant,
+    variants,
+)
+from cape_support import IMAGES, OURS, SEQUENCES, run
 
 
-def test_images_have_those_with_two_axes():
-    lines, planes = {*variants.names(1)}, {*variants.names(2)}
-    assert lines - planes == {"abspos", "relpos", "relpos_first"}
-    assert planes - lines == {"rope_mixed", "cape_rope_mixed"}
-    assert lines | planes == {*variants.VARIANTS}
-    # γ of evaluation moves whatever has positions
-    assert {pos for pos in planes if "extent" in variants.get(pos).taken(2)} == planes - {"nopos"}
+@dataclass(eq=False, repr=False)
+class Tilted(PositionalAttention):
+    """An attention with an option of its own."""
+
+    tilt: float = option(1.0, "how steep", unit=POSITION)
 
 
-@pytest.mark.parametrize("axes", [1, 2])
-def test_every_variant_adds_what_its_row_says(axes):
-    for pos in variants.names(axes):
-        options = dict(max_length=10) if pos == "abspos" else {}
-        module = PositionalEmbedding(8, pos, axes=axes, **options)
-        content = torch.randn(2, 5, 8)
-        out = module(content, torch.rand(2, 5, *([2] if axes == 2 else [])) * 9)
-        assert torch.equal(out, content) == (variants.get(pos).adds == "nothing")
+TILTED = Variant(attends=Tilted)
 
 
-def test_every_option_of_a_row_is_known_somewhere():
-    """A typo in the table would never be refused and never be taken."""
-    core = {*inspect.signature(PositionalEmbedding).parameters}
-    core |= {"relpos_context"}
-    hosts = {"extent", "source_scale", "abspos_context"}
-    for variant in variants.VARIANTS.values():
-        assert variant.options <= core | hosts
-        assert variant.only_in_images <= variant.options
+def test_ours_come_first_and_images_have_all_but_those_that_count_tokens():
+    assert variants.names(1)[: len(SEQUENCES)] == SEQUENCES
+    assert variants.names(2)[: len(IMAGES)] == IMAGES
+    assert {*SEQUENCES} - {*IMAGES} == {"abspos", "relpos", "relpos_first"}
 
 
-def test_relpos_sits_in_every_layer_and_relpos_first_in_the_first():
-    def layers(pos: str) -> list[bool]:
-        built = variants.attention_layers(pos, 3, SIZES)
-        assert all(a is None or isinstance(a, RelativeAttention) for a in built)
-        return [a is not None for a in built]
+@pytest.mark.parametrize(
+    ("pos", "axes", "taken"),
+    [
+        ("nopos", 1, set()),
+        ("abspos", 1, {"abspos_context", "overflow"}),
+        ("sinpos", 1, {"base", "frequency_scale"}),
+        ("sinpos", 2, {"frequency_scale"}),
+        ("relpos", 1, {"relpos_context"}),
+        ("rope", 2, {"frequency_scale"}),
+        ("alibi", 2, {"alibi_unit"}),
+        ("random_rope", 1, {"frequency_scale", "random_range", "spread"}),
+    ],
+)
+def test_a_variant_takes_what_its_classes_declare(pos, axes, taken):
+    assert variants.get(pos, axes).options(axes).keys() == taken
 
-    assert layers("relpos") == [True, True, True]
-    assert layers("relpos_first") == [True, False, False]
-    assert layers("cape") == layers("nopos") == [False, False, False]
-    first, second, _ = variants.attention_layers("relpos", 3, SIZES)
-    assert first.keys.shape == (7, 4)
-    assert not torch.equal(first.keys, second.keys)  # a table for each layer
+
+def test_a_shift_of_all_tokens_is_for_those_whom_it_changes():
+    """Between tokens it cancels; a class token of an image has no position and is not shifted."""
+    for pos, axes in OURS:
+        taken = variants.get(pos, axes).options(axes)
+        expected = pos == "cape" or (pos, axes) == ("cape_rope", 2)
+        assert ("max_global_shift" in taken) == expected
+        assert ("max_local_shift" in taken) == pos.startswith("cape")
+
+
+def test_only_nopos_has_no_positions():
+    assert [case for case in OURS if not variants.get(*case).has_positions] == [
+        ("nopos", 1),
+        ("nopos", 2),
+    ]
 
 
 def test_an_unknown_variant_names_those_to_choose_from():
-    with pytest.raises(ValueError, match="unknown variant 'rope9': choose one of nopos, abspos"):
-        variants.get("rope9")
-    with pytest.raises(ValueError, match="unknown variant 'relpos': choose one of nopos, cape"):
-        variants.get("relpos", ("nopos", "cape"))
+    with pytest.raises(ValueError, match=r"rope9.* nopos, abspos"):
+        variants.get("rope9", 1)
+    with pytest.raises(ValueError, match=r"relpos.* nopos, sinpos"):
+        variants.get("relpos", 2)
     for axes in (0, 3):
-        with pytest.raises(ValueError, match=rf"axes must be 1 .* or 2 .*, got {axes}"):
+        with pytest.raises(ValueError, match=f"axes .*{axes}"):
             variants.names(axes)
 
 
-def test_an_option_that_the_variant_does_not_take_is_refused():
-    given = dict(max_global_shift=3.0, relpos_context=150, learning_rate=0.1)
-    defaults = dict(max_global_shift=5.0, relpos_context=150)
-    variants.refuse_options("cape", given, defaults, axes=1)
-    with pytest.raises(ValueError, match=r"--max_global_shift = 3.0 is for cape; relpos takes --"):
-        variants.refuse_options("relpos", given, defaults, "--{}".format, axes=1)
-    with pytest.raises(ValueError, match=r"nopos takes none of these: leave it out"):
-        variants.refuse_options("nopos", given, defaults, axes=1)
-    with pytest.raises(ValueError, match="is for cape, cape_rope, cape_rope_mixed; rope takes"):
-        variants.refuse_options("rope", given, defaults, axes=2)
-    not_given = {**given, "max_global_shift": 5.0}
-    variants.refuse_options("nopos", not_given, defaults, axes=1)
-    others = dict(max_local_shift=1.0, relpos_context=9)
-    with pytest.raises(ValueError, match=r"relpos_context = 9 .*; cape takes max_local_shift: "):
-        variants.refuse_options("cape", others, {}, axes=1)
+# From outside
 
 
-def test_a_shift_that_cancels_among_all_tokens_is_refused():
-    given, defaults = dict(max_global_shift=3.0), dict(max_global_shift=5.0)
-    variants.refuse_options("cape_rope", given, defaults, axes=2)  # a class token has no position
-    with pytest.raises(ValueError, match=r"is for cape; cape_rope .*changes no distance"):
-        variants.refuse_options("cape_rope", given, defaults, axes=1)
-    with pytest.raises(ValueError, match=r"is for cape; rope takes none of these: leave"):
-        variants.refuse_options("rope", given, defaults, axes=1)
+@dataclass(eq=False, repr=False)
+class OtherBase(PositionalAttention):
+    base: float = option(100.0, "of something else")
 
 
-def test_each_augmentation_is_built_of_the_options_it_takes():
-    options = dict(max_global_shift=3.0, max_local_shift=0.5, random_range=(0.0, 9.0), other=1)
-    assert variants.augmentation("cape", options).max_global_shift == 3.0
-    # rotations and distances see no shift
-    assert variants.augmentation("cape_alibi", options).max_global_shift == 0.0
-    assert variants.augmentation("cape_alibi", options).max_local_shift == 0.5
-    assert variants.augmentation("random_rope", options).random_range == (0.0, 9.0)
-    assert type(variants.augmentation("sinpos", options)).__name__ == "Identity"
+@pytest.mark.parametrize(
+    ("name", "variant", "says"),
+    [
+        ("rope", TILTED, "rope"),  # there is one
+        ("relpos", Variant(attends=Tilted, axes=(2, 1)), "relpos"),  # on one of the axes
+        ("Fire", TILTED, "Fire"),
+        ("fire-2", TILTED, "fire-2"),
+        ("_fire", TILTED, "_fire"),
+        ("fire__2", TILTED, "fire__2"),
+        ("", TILTED, "''"),
+        ("other", Variant(attends=OtherBase), r"option base .*other .* sinpos .*10000\.0"),
+    ],
+)
+def test_what_would_mean_two_things_is_refused_and_changes_nothing(name, variant, says):
+    before = [variants.names(axes) for axes in (1, 2)]
+    with pytest.raises(ValueError, match=says):
+        register_variant(name, variant)
+    assert [variants.names(axes) for axes in (1, 2)] == before
+
+
+def test_the_slots_take_subclasses_of_their_base_alone():
+    for slots in (dict(adds=Tilted), dict(augments=Sinusoids), dict(attends=Augmentation)):
+        (slot,) = slots
+        with pytest.raises(ValueError, match=slot):
+            Variant(**slots)
+    with pytest.raises(ValueError, match="attends"):
+        Variant(attends=lambda sizes: None)
+    for axes in ((), (3,), (0, 1)):
+        with pytest.raises(ValueError, match="axes"):
+            Variant(axes=axes)
+
+
+@dataclass
+class Equal(PositionalAttention):
+    """Compared field by field, so that it has no hash and no module can hold it."""
+
+
+class Undecorated(Added):
+    steepness: float = option(1.0, "which nobody would read")
+
+
+class Frozen(AsGiven):
+    amount: float = option(1.0, "which nobody would read")
+
+
+@pytest.mark.parametrize("slots", [{"attends": Equal}, {"adds": Undecorated}, {"augments": Frozen}])
+def test_a_class_that_is_not_decorated_as_it_must_be_is_refused(slots):
+    ((_, kind),) = slots.items()
+    with pytest.raises(ValueError, match=rf"{kind.__name__} .*@dataclass"):
+        Variant(**slots)
+
+
+def test_a_class_without_options_of_its_own_needs_no_decorator():
+    class Plain(Tilted):
+        pass
+
+    assert Variant(attends=Plain).options(1).keys() == {"tilt"}
+
+
+@pytest.mark.parametrize("name", ["layers", "pos", "sizes", "training", "half", "mask"])
+def test_an_option_whose_name_is_another_things_is_refused(name):
+    options = {"__annotations__": {name: float}, name: option(1.0, "of a variant")}
+    kind = dataclass(frozen=True)(type("Odd", (AsGiven,), options))
+    if name == "mask":  # is nobody's
+        assert name in Variant(augments=kind).options(1)
+        return
+    with pytest.raises(ValueError, match=name):
+        Variant(augments=kind)
+
+
+TILTED_PACKAGE = """
+from dataclasses import dataclass
+from cape_plugins import PositionalAttention, Variant, option, register_variant
+
+@dataclass(eq=False, repr=False)
+class Tilted(PositionalAttention):
+    tilt: float = option(1.0, "how steep")
+
+register_variant("tilted", Variant(attends=Tilted))
+"""
+PACKAGES = {
+    "broken": "import no_such_module",
+    "taken": TILTED_PACKAGE.replace('"tilted"', '"rope"'),
+    "ambiguous": TILTED_PACKAGE.replace("tilt:", "base:"),
+    "tilted": TILTED_PACKAGE,
+}
+LOOK = """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    from cape_plugins import Positions, variants
+    names = [name for name in variants.names(1) if "tilted" in name or name in ("nopos", "rope")]
+    assert variants.names(2) and variants.names(1)
+print(*names, *variants.get("tilted", 2).options(2))
+print(Positions("tilted", dim=8, layers=1, tilt=2.0).attentions[0].tilt)
+for one in caught:
+    if "cape_plugins" in str(one.message):
+        print(type(one.message).__name__, one.message)
+"""
+
+
+def test_packages_register_by_entry_point_and_one_that_cannot_is_a_warning(tmp_path):
+    for name, source in PACKAGES.items():
+        (tmp_path / f"{name}_variant.py").write_text(source)
+        about = tmp_path / f"{name}-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        points = f"[cape_plugins.variants]\nof_{name} = {name}_variant\n"
+        (about / "entry_points.txt").write_text(points)
+    path = ":".join([str(tmp_path), *sys.path])
+    status, output = run(sys.executable, "-c", LOOK, PYTHONPATH=path)
+    assert status == 0, output
+    known, built, *warned = output.splitlines()
+    assert known == "nopos rope tilted tilt"
+    assert built == "2.0"
+    said = {name: [line for line in warned if f" of {name} " in line] for name in PACKAGES}
+    assert [len(lines) for lines in said.values()] == [1, 1, 1, 0]
+    assert "no_such_module" in said["broken"][0]
+    assert "RuntimeWarning" in said["taken"][0]
+    assert "base" in said["ambiguous"][0]

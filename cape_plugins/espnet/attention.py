@@ -1,4 +1,4 @@
-"""ESPnet's self-attention with positions in it, and log N attention for any encoder."""
+"""ESPnet's self-attention with positions in it."""
 
 from typing import Any
 
@@ -6,10 +6,9 @@ import torch
 
 # the class that ESPnet's pictures of attention look for, wherever this version has it
 from espnet2.main_funcs.calculate_all_attentions import MultiHeadedAttention
-from torch import Tensor, nn
+from torch import Tensor
 
-from cape_plugins.attention import PositionalAttention, take_over
-from cape_plugins.espnet.layers import replace
+from cape_plugins.attention import Given, PositionalAttention, with_class
 
 
 class CapeMultiHeadedAttention(MultiHeadedAttention):
@@ -22,61 +21,24 @@ class CapeMultiHeadedAttention(MultiHeadedAttention):
     positional: PositionalAttention
 
     @classmethod
-    def made_of(cls, theirs: Any, positional: PositionalAttention | None = None) -> Any:
-        """Make our attention of ESPnet's; without ``positional`` it uses no positions."""
-        ours = take_over(cls, theirs)
-        ours.positional = positional or PositionalAttention()
+    def made_of(cls, theirs: Any, positional: PositionalAttention) -> Any:
+        """Make our attention of ESPnet's."""
+        ours = with_class(theirs, cls)
+        ours.positional = positional
         return ours
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *rest: Tensor) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, given: Given, mask: Tensor
+    ) -> Tensor:
         """Attend, (B, N, size) → (B, N, size).
 
-        The last of ``rest`` is the mask, bool (B, 1 or N, N), True where a query sees a key. If the
-        layer's input is (content, positions), the positions (B, N, …) of
-        :func:`cape_plugins.variants.prepare` come before it.
+        ESPnet's layer hands on ``given``, as its input is (content, given). ``mask`` is the layer's
+        own; the one that counts is in ``given``.
         """
-        positions = rest[0] if len(rest) == 2 else None
-        visible: Tensor | None = rest[-1][:, None]  # (B, 1, 1 or N, keys)
-        assert visible is not None  # for mypy
-        if visible.shape[2] == 1 and self.positional.hides:
-            visible = None
-        else:
-            # an empty utterance sees its padding: attention to nothing could be NaN
-            visible = visible | ~visible.any(dim=-1, keepdim=True)
         pictures = self._forward_hooks and not (self.training or torch.compiler.is_compiling())
         query, key, value = self.forward_qkv(query, key, value)  # (B, heads, N, size / heads)
-        mixed, weights = self.positional(
-            query,
-            key,
-            value,
-            positions,
-            visible,
-            self.dropout_rate if self.training else 0.0,
-            need_weights=bool(pictures),
-        )
+        dropout = self.dropout_rate if self.training else 0.0
+        mixed, weights = self.positional(query, key, value, given, dropout, bool(pictures))
         if weights is not None:
             self.attn = weights.detach()
         return self.linear_out(mixed.transpose(1, 2).flatten(2))  # (B, N, size)
-
-
-def use_logn(encoder: nn.Module, logn: int) -> None:
-    """Multiply the logits of an encoder's self-attention by log N / log ``logn``.
-
-    ``logn`` is N in training, in frames after subsampling; 0 for off.
-
-    Raises:
-        ValueError: the self-attention is neither ours nor ESPnet's without positions.
-    """
-    found = {type(each) for each in encoder.modules() if isinstance(each, MultiHeadedAttention)}
-    unknown = found - {MultiHeadedAttention, CapeMultiHeadedAttention}
-    if unknown or not found:
-        names = ", ".join(sorted(kind.__name__ for kind in unknown)) or "none of ESPnet"
-        raise ValueError(
-            f"attention_logn has no effect in {type(encoder).__name__}, whose self-attention is "
-            f"{names}: leave it out, or choose another model"
-        )
-    if MultiHeadedAttention in found:
-        replace(encoder, MultiHeadedAttention, CapeMultiHeadedAttention.made_of)
-    for each in encoder.modules():
-        if isinstance(each, CapeMultiHeadedAttention):
-            each.positional.logn = logn

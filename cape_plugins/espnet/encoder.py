@@ -1,7 +1,7 @@
 """ESPnet's Conformer, E-Branchformer and Branchformer with positions in seconds.
 
-Classes, options and weights stay ESPnet's, also in ``cape_transformer`` (transformer.py). After
-ESPnet has built its modules, we change them:
+Classes, options and weights stay ESPnet's, also in ``cape_transformer`` (paper/transformer.py).
+After ESPnet has built its modules, we change them:
 
 - our positional embedding replaces ESPnet's; its positions are the frames' seconds after
   subsampling;
@@ -13,6 +13,8 @@ import functools
 import inspect
 import logging
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -24,69 +26,99 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cape_plugins import variants
-from cape_plugins.attention import AttentionSettings, PositionalAttention
-from cape_plugins.checks import check_values, is_traced
-from cape_plugins.embedding import PositionalEmbedding
+from cape_plugins.added import Table
+from cape_plugins.attention import PositionalAttention
+from cape_plugins.checks import check_values, is_number, is_traced
 from cape_plugins.espnet.attention import CapeMultiHeadedAttention, MultiHeadedAttention
-from cape_plugins.espnet.layers import hide_padding, replace
-from cape_plugins.espnet.options import OWN, SecondsSettings, check_long_enough, split
-from cape_plugins.mark import VariantMark
+from cape_plugins.espnet.options import (
+    ESPNET_REL_POS,
+    HOST,
+    RELPOS_CONTEXT,
+    RELPOS_CONTEXT_FIRST,
+    EncoderOptions,
+    check_long_enough,
+    choose,
+    encoder_conf,
+    parameters,
+)
+from cape_plugins.espnet.padding import hide_padding, replace
+from cape_plugins.module import Positions
 from cape_plugins.positions import exact, frame_times, widest
 from cape_plugins.ranks import generator_of_rank
+
+
+class SignatureOfConf:
+    """What --print_config lists of an encoder class: the options of its ``encoder_conf``."""
+
+    def __get__(self, encoder: Any, kind: Any) -> inspect.Signature:
+        if encoder is not None:  # an instance's is that of its forward
+            raise AttributeError
+        return inspect.signature(kind.conf())
 
 
 class InSeconds(AbsEncoder):
     """ESPnet's encoder, with any ``pos`` of the table in place of its own positions.
 
-    A subclass has ESPnet's class as the base after this one. If it defines a constructor, its
-    options are the constructor's and ``defaults``: ``--print_config`` reads the signature.
+    A subclass has ESPnet's class as the base after this one, and names it in ``espnets``.
 
     Args:
         input_size: feature channels; ESPnet passes it.
-        front: subsampling in place of ESPnet's, features (B, T, channels) → content.
-        options: ``encoder_conf``: the options of ESPnet's class, and the fields of
-            :class:`cape_plugins.espnet.options.SecondsSettings`.
+        options: ``encoder_conf``: the options of ESPnet's class, and those of
+            ``cape_plugins.espnet.options.HOST``.
+
+    Attributes:
+        espnets: ESPnet's class.
+        defaults: of options, in place of ESPnet's or besides them.
+        fixed: options of ESPnet's class that users cannot give, and their values.
+        own_scale: ``content_scale`` unless given; None is ESPnet's, √channels.
 
     Raises:
         ValueError: a value is out of range, or an option is given that ``pos`` does not take.
         TypeError: an option that neither ESPnet's class nor we have.
     """
 
-    espnets: type[AbsEncoder]
-    defaults: ClassVar[dict[str, Any]] = {}
+    __signature__ = SignatureOfConf()
+    espnets: ClassVar[type[AbsEncoder]]
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    fixed: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    own_scale: ClassVar[float | None] = None
     embed: nn.Module
     frame_shift: float  # seconds between feature frames, where no times are given
-    own_scale: float | None = None  # content_scale unless given; None is ESPnet's, √channels
     longest: float = math.inf  # seconds, beyond which a recording is far longer than Δ covers
 
-    def __init_subclass__(cls) -> None:
-        # not its last base: torch.export makes subclasses of its own
-        cls.espnets = cls.__mro__[cls.__mro__.index(InSeconds) + 1]
-        own = "__init__" in vars(cls)
-        parameters = inspect.signature(cls if own else cls.espnets).parameters.values()
-        ours = cls.defaults | SecondsSettings.defaults()
-        kinds = inspect.Parameter
-        named = [p for p in parameters if p.kind is not kinds.VAR_KEYWORD and p.name not in ours]
-        named += [kinds(name, kinds.KEYWORD_ONLY, default=ours[name]) for name in ours]
-        cls.__signature__ = inspect.Signature(named)
+    @classmethod
+    def conf(cls) -> type:
+        """The dataclass of ``encoder_conf``."""
+        return encoder_conf(cls.espnets, cls.defaults, cls.fixed)
 
-    def __init__(self, input_size: int, front: nn.Module | None = None, **options: Any) -> None:
-        try:
-            settings, theirs, chosen = split(self.espnets, options)
-            super().__init__(input_size, **theirs)
-            self._adapt(input_size, front, chosen)
-            if self.pos != OWN:
-                self.install_positions(settings, chosen["attention_heads"])
-        except ValueError as error:
-            raise ValueError(f"encoder_conf: {error}") from None
+    @classmethod
+    def make_front(cls, conf: Any) -> nn.Module | None:
+        """Subsampling in place of ESPnet's, features (B, T, channels) → content; None keeps it."""
+        return None
 
-    def _adapt(self, input_size: int, front: nn.Module | None, chosen: dict[str, Any]) -> None:
+    def __init__(self, input_size: int, **options: Any) -> None:
+        conf: Any = self.conf()(input_size=input_size, **options)
+        of_variant, own = choose(conf)
+        front = self.make_front(conf)
+        known = parameters(self.espnets)
+        theirs = {**self.defaults, **options, **self.fixed}
+        if conf.pos != ESPNET_REL_POS:
+            plain = dict.fromkeys(("selfattention_layer_type", "attention_layer_type"), "selfattn")
+            theirs |= {"pos_enc_layer_type": "abs_pos", **plain}
+        super().__init__(input_size, **{k: v for k, v in theirs.items() if k in known})
+        self.pos, self.frame_shift = conf.pos, own.frame_shift
+        self._adapt(conf, front)
+        self.positions: Positions | None = None
+        if self.pos != ESPNET_REL_POS:
+            self._install_positions(of_variant, own, conf.attention_heads)
+
+    def _adapt(self, conf: Any, front: nn.Module | None) -> None:
         """Change ESPnet's encoder as every ``pos`` needs it."""
-        unequal = input_size != self.output_size()
-        if chosen["input_layer"] is None and (unequal or self.embed is None):
+        of_one_size = conf.input_size == conf.output_size and isinstance(self.embed, nn.Sequential)
+        if getattr(conf, "input_layer", "linear") is None and not of_one_size:
             raise ValueError(
-                "input_layer: null leaves features as they are, to which no positions can be "
-                "added: choose another, such as conv2d or linear"
+                "encoder_conf input_layer: null leaves features as they are, to which no positions "
+                "can be added: choose another, such as conv2d or linear"
             )
         if front is not None:
             encoding = list(self.embed.children())[-1]  # ESPnet's, of positions
@@ -95,46 +127,62 @@ class InSeconds(AbsEncoder):
         self.embed_takes_mask = not isinstance(self.embed, nn.Sequential)
         self.stride, self.reach = measure(self.embed)
         hide_padding(self.encoders)
-        self.takes_masks = "masks" in inspect.signature(self.espnets.forward).parameters
-        self.pos, self.frame_shift = chosen["pos"], chosen["frame_shift"]
+        self.takes_masks = "masks" in parameters(self.espnets.forward)
 
-    def install_positions(self, settings: SecondsSettings, heads: int) -> None:
+    def _install_positions(self, options: dict[str, Any], own: EncoderOptions, heads: int) -> None:
         """Put our positions and attention where ESPnet's were."""
         (theirs,) = (m for m in self.embed.modules() if isinstance(m, PositionalEncoding))
         replace(self.embed, PositionalEncoding, lambda _: nn.Identity())
         self.dropout, root = theirs.dropout, theirs.xscale
         own_scale = root if self.own_scale is None else self.own_scale
-        scale = own_scale if settings.content_scale is None else settings.content_scale
+        scale = own_scale if own.content_scale is None else own.content_scale
         self.scale = root if scale == "sqrt" else float(scale)
 
-        channels, spacing = self.output_size(), self.stride * settings.frame_shift
-        local, reach = settings.in_seconds(spacing)
-        rows = settings.frames("abspos_context", settings.abspos_context, spacing)
-        self.position = settings.embedding(channels, max_local_shift=local, max_length=rows)
-        # a learnable table counts frames
-        self.unit = spacing if settings.variant.adds == "table" else 1.0
-        self.attention_settings = AttentionSettings(
-            channels // heads,
-            heads,
-            unit=1 / settings.frequency_scale,
-            frequency_scale=settings.frequency_scale,
-            context=settings.frames("relpos_context", reach, spacing),
-        )
-        attentions = settings.attention_layers(len(self.encoders), self.attention_settings)
-        for layer, attention in zip(self.encoders, attentions, strict=True):
-            make = functools.partial(CapeMultiHeadedAttention.made_of, positional=attention)
+        spacing = self.stride * own.frame_shift
+        options = self._decide(options, spacing)
+        remembers = {"content_scale": self.scale}
+        if variants.get(self.pos, axes=1).has_positions:
+            remembers["frame_shift"] = own.frame_shift
+        try:
+            self.positions = HOST.positions(
+                self.pos,
+                options,
+                {"alibi_unit": 1 / 30},  # as sinusoids of seconds × 30 (section 4.2)
+                dim=self.output_size(),
+                heads=heads,
+                layers=len(self.encoders),
+                spacing=spacing,
+                remembers=remembers,
+            )
+        except ValueError as error:
+            raise ValueError(f"encoder_conf: {error}") from None
+        for layer, attends in zip(self.encoders, self.positions.attentions, strict=True):
+            positional = PositionalAttention(self.positions.sizes) if attends is None else attends
+            make = functools.partial(CapeMultiHeadedAttention.made_of, positional=positional)
             replace(layer, MultiHeadedAttention, make)
-        self.mark = VariantMark(
-            settings.pos,
-            {**vars(settings), "max_local_shift": local, "relpos_context": reach},
-            "encoder_conf {}:".format,
-            advice="give another checkpoint or --output_dir (to start from its weights all the "
-            "same: --init_param FILE:::encoder.mark)",
-            added={"content_scale": (self.scale, own_scale)},
-        )
-        if settings.takes("max_global_shift") and settings.max_global_shift > 0:
-            self.longest = 4 * settings.max_global_shift
+        self.longest = 4 * (options.get("max_global_shift") or math.inf)
         self.espnet_initialization_fn()
+
+    def _decide(self, options: dict[str, Any], spacing: float) -> dict[str, Any]:
+        """The options, with what null means where frames are ``spacing`` seconds apart."""
+        found = dict(options)
+        if "relpos_context" in found and found["relpos_context"] is None:
+            first = variants.get(self.pos, axes=1).first_layer_only
+            found["relpos_context"] = RELPOS_CONTEXT_FIRST if first else RELPOS_CONTEXT
+        if "max_local_shift" in found:
+            local = found["max_local_shift"]
+            local = found["max_local_shift"] = spacing / 2 if local is None else local
+            if not is_number(local):
+                raise ValueError(
+                    f"encoder_conf max_local_shift must be one number of seconds, got {local!r}"
+                )
+            if local > 0.501 * spacing:
+                logging.warning(
+                    f"encoder_conf max_local_shift: {local:g} s is more than half of the "
+                    f"{spacing:g} s between frames after subsampling: frames change places. null "
+                    f"is {spacing / 2:g} s"
+                )
+        return found
 
     def espnet_initialization_fn(self) -> None:
         """Draw the learnable positions anew, uniform in ± 0.1 as the authors do.
@@ -142,7 +190,7 @@ class InSeconds(AbsEncoder):
         ESPnet calls this by its name after the option ``init``, which draws all weights anew.
         """
         for module in self.modules():
-            if isinstance(module, PositionalEmbedding) and module.table is not None:
+            if isinstance(module, Table):
                 nn.init.uniform_(module.table, -0.1, 0.1)
             elif isinstance(module, PositionalAttention):
                 module.reset_parameters()
@@ -182,39 +230,24 @@ class InSeconds(AbsEncoder):
         else:
             x = self._subsample(features)  # (B, T', output_size)
         padding = padding[:, self.reach :: self.stride]  # (B, T')
-        if self.pos != OWN:
+        mask = ~padding
+        lengths = mask.sum(1)
+        if self.positions is not None:
             middle = self.reach // 2  # of the feature frames that a frame is made of
             seconds = times[:, middle : times.shape[1] - middle : self.stride]
             seconds = seconds.masked_fill(padding, math.nan)
-            x, positions = self.embed_seconds(x * self.scale, seconds)
-            x = self.dropout(x)
-            x = x if positions is None else (x, positions)
+            mask[:, 0] = True  # of an empty utterance, whose attention to nothing could be NaN
+            # each process shifts its utterances by draws of its own
+            generator = generator_of_rank(x.device) if self.training else None
+            x, given = self.positions(x * self.scale, seconds, mask[:, None], generator=generator)
+            x = self.dropout(x), given
         if self.takes_masks:
             theirs.setdefault("masks", padding)
-        lengths = (~padding).sum(1)
         return self.espnets.forward(_Subsampled(self, x), features, lengths, prev_states, **theirs)
 
     def _subsample(self, features: Tensor) -> Any:
-        """(B, T, input_size) → (B, T', output_size), with ``pos: rel_pos`` and its encoding."""
+        """(B, T, input_size) → (B, T', output_size), with ``espnet_rel_pos`` and its encoding."""
         return self.embed(features, None)[0] if self.embed_takes_mask else self.embed(features)
-
-    def embed_seconds(self, x: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Augment positions, with draws of this process alone, and add their embedding.
-
-        ``x`` is (B, N, channels), ``seconds`` (B, N) with NaN in padding. Returns ``x`` with
-        positions, and the positions for the attention of each layer, or None.
-        """
-        generator = generator_of_rank(seconds.device) if self.training else None
-        # the batch's size as a shape: len() would fix it in torch.export
-        moved = self.position.augment(seconds, seconds.shape[0], generator=generator)
-        prepared = variants.prepare(
-            self.pos,
-            moved,
-            self.attention_settings,
-            hidden=lambda: seconds.isnan()[:, None],
-            dtype=x.dtype,
-        )
-        return self.position.add(x, moved / self.unit), prepared
 
     def _real_times(
         self, features: Tensor, ilens: Tensor, times: Tensor | None
@@ -287,10 +320,16 @@ def measure(embed: nn.Module) -> tuple[int, int]:
 class CapeConformerEncoder(InSeconds, ConformerEncoder):
     """``encoder: cape_conformer``."""
 
+    espnets = ConformerEncoder
+
 
 class CapeEBranchformerEncoder(InSeconds, EBranchformerEncoder):
     """``encoder: cape_e_branchformer``."""
 
+    espnets = EBranchformerEncoder
+
 
 class CapeBranchformerEncoder(InSeconds, BranchformerEncoder):
     """``encoder: cape_branchformer``."""
+
+    espnets = BranchformerEncoder

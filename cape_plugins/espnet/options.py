@@ -1,55 +1,31 @@
 """The options of our encoders, ``encoder_conf``: ours, about positions in seconds, and ESPnet's."""
 
+import dataclasses
 import inspect
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
-from espnet2.asr.encoder.conformer_encoder import TooShortUttError, get_activation
+from espnet2.asr.encoder.conformer_encoder import TooShortUttError
 
-from cape_plugins import variants
-from cape_plugins.checks import check_count, is_number
-from cape_plugins.settings import SequenceSettings, option, split_options
+from cape_plugins.checks import is_number
+from cape_plugins.options import Host, option
 
-OWN = "rel_pos"  # ESPnet's own relative positions
+ESPNET_REL_POS = "espnet_rel_pos"  # the pos of ESPnet's own relative positions
 
 # Seconds to each side of relative positions: in every layer (section 4.2), in the first (appendix)
 RELPOS_CONTEXT, RELPOS_CONTEXT_FIRST = 26.8, 27.6
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecondsSettings(SequenceSettings):
-    """The options of ``encoder_conf`` about positions, which all our encoders take.
+class EncoderOptions:
+    """The options that ESPnet's encoders alone have.
 
     Raises:
-        ValueError: a value is out of range, or an option that ``pos`` does not take is given.
+        ValueError: a value is out of range.
     """
 
-    max_global_shift: float = option(
-        30.0, "cape: seconds, Δ of an utterance is uniform in ± this; the authors', who cover 60 s"
-    )
-    max_local_shift: float | None = option(
-        None,
-        "cape: seconds, ε of a frame is uniform in ± this; null is half the spacing after "
-        "subsampling, the most that keeps the order of frames at the nominal hop",
-    )
-    max_global_scale: float = option(
-        1.1, "cape: λ of an utterance is log-uniform in [1/this, this]; 1.1 for WSJ, 2 for TED-LIUM"
-    )
-    abspos_context: float = option(
-        13.8, "abspos: seconds that its table covers; later frames begin again (section 4.2)"
-    )
-    relpos_context: float | None = option(
-        None,
-        "relpos: seconds to each side, beyond which distances share a vector; null is the paper's",
-    )
-    random_range: float = option(
-        60.0, "random: seconds; frames are at sorted draws from 0 to this, in evaluation spread"
-    )
-    frequency_scale: float = option(
-        30.0, "multiplies all frequencies of sinusoids and rotations; 30, as positions are seconds"
-    )
     content_scale: float | Literal["sqrt"] | None = option(
         None,
         "what the front gives is multiplied by this before positions are added; sqrt is "
@@ -61,135 +37,99 @@ class SecondsSettings(SequenceSettings):
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not (is_number(self.frame_shift) and 0 < self.frame_shift <= 1):
             raise ValueError(
-                f"frame_shift must be seconds > 0 and ≤ 1, such as 0.01, got {self.frame_shift!r}"
+                "encoder_conf frame_shift must be seconds > 0 and ≤ 1, such as 0.01, got "
+                f"{self.frame_shift!r}"
             )
         scale: Any = self.content_scale
         if not (scale in (None, "sqrt") or (is_number(scale) and scale > 0)):
             raise ValueError(
-                f"content_scale must be a finite number > 0 or sqrt, √output_size, got {scale!r}"
+                "encoder_conf content_scale must be a finite number > 0 or sqrt, √output_size, got "
+                f"{scale!r}"
             )
-        self.refuse_options()
-
-    def in_seconds(self, spacing: float) -> tuple[float, float]:
-        """ε and the context of relative positions, where frames are ``spacing`` seconds apart."""
-        local, reach = self.max_local_shift, self.relpos_context
-        local = spacing / 2 if local is None else local
-        if self.takes("max_local_shift") and local > 0.501 * spacing:
-            logging.warning(
-                f"encoder_conf max_local_shift: {local:g} s is more than half of the {spacing:g} s "
-                f"between frames after subsampling: frames change places. null is {spacing / 2:g} s"
-            )
-        if reach is None:
-            reach = RELPOS_CONTEXT_FIRST if self.variant.first_layer_only else RELPOS_CONTEXT
-        return local, reach
-
-    def frames(self, name: str, seconds: Any, spacing: float) -> int:
-        """The frames, ``spacing`` seconds apart, in the seconds of the option called ``name``.
-
-        Raises:
-            ValueError: the variant takes the option, which is less than a frame.
-        """
-        if self.takes(name) and not (is_number(seconds) and seconds >= spacing):
-            raise ValueError(
-                f"{name} must be seconds ≥ {spacing:g}, a frame after subsampling, got {seconds!r}"
-            )
-        return max(1, round(seconds / spacing))
 
 
-def split(
-    espnets: type, options: Mapping[str, Any]
-) -> tuple[SecondsSettings, dict[str, Any], dict[str, Any]]:
-    """What ``encoder_conf`` says to one of our encoders, made of ESPnet's class ``espnets``.
+HOST = Host(
+    axes=1,
+    unit="seconds",
+    defaults=MappingProxyType(
+        dict(
+            max_global_shift=30.0,  # the authors': 60 s are covered
+            max_local_shift=None,  # half the spacing of frames, the most that keeps their order
+            max_global_scale=1.1,  # WSJ; 2 for TED-LIUM (section 4.2)
+            abspos_context=13.8,  # section 4.2; later frames begin again
+            relpos_context=None,  # RELPOS_CONTEXT, or that of the first layer
+            random_range=60.0,
+            frequency_scale=30.0,  # section 4.2
+        )
+    ),
+    sets=frozenset({"alibi_unit", "mean_normalize", "overflow", "spread"}),
+    own=EncoderOptions,
+    spell="encoder_conf {}".format,
+    advice="give another checkpoint or --output_dir (to start from its weights all the same: "
+    "--init_param FILE:::encoder.positions.mark)",
+)
+
+
+def parameters(function: Any) -> dict[str, Any]:
+    """The parameters of a class or function of ESPnet, and their defaults."""
+    return {name: one.default for name, one in inspect.signature(function).parameters.items()}
+
+
+def encoder_conf(espnets: type, defaults: Mapping[str, Any], fixed: Collection[str]) -> type:
+    """The dataclass of an encoder's options: ESPnet's, those of ``defaults``, and ours.
+
+    ``defaults`` go before those of ESPnet's class ``espnets``; ``fixed`` are options of it that
+    users cannot give.
+    """
+    known = parameters(espnets) | dict(defaults) | {"pos": "cape"}
+    known |= {name: one.default for name, one in HOST.options().items()}
+    fields: list[Any] = []
+    for name, default in known.items():
+        if default is inspect.Parameter.empty:
+            fields.append((name, Any))
+        elif name not in fixed:
+            # no default of a dataclass is a list; --print_config writes a tuple as one
+            default = tuple(default) if isinstance(default, list) else default
+            fields.append((name, Any, dataclasses.field(default=default)))
+    return dataclasses.make_dataclass("encoder_conf", fields, kw_only=True)
+
+
+def choose(conf: Any) -> tuple[dict[str, Any], EncoderOptions]:
+    """What a dataclass of :func:`encoder_conf` says about positions.
 
     Returns:
-        Our settings (with ``pos: rel_pos`` those of nopos); what ESPnet's class is built with; all
-        options of both, with their defaults where they are not given.
+        The options of the variant, for ``HOST.positions``, and ours.
 
     Raises:
         ValueError: a value is out of range, or an option does not go with ``pos``.
     """
-    ours, theirs = split_options(SecondsSettings, options)
-    known = {n: p.default for n, p in inspect.signature(espnets).parameters.items()}
-    defaults = SecondsSettings.defaults() | known
-    chosen = defaults | dict(options)
-    pos = chosen["pos"]
-    attention_type = next(name for name in known if name.endswith("attention_layer_type"))
-    refused = {"pos_enc_layer_type", attention_type}
-    if pos == OWN:
-        settings = SecondsSettings(pos="nopos", frame_shift=chosen["frame_shift"])
-        refused |= SecondsSettings.defaults().keys() - {"pos", "frame_shift"}
+    pos, names = conf.pos, (*HOST.names(), ESPNET_REL_POS)
+    if pos == "rel_pos":
+        raise ValueError(
+            f"encoder_conf pos: rel_pos could be two: choose {ESPNET_REL_POS}, ESPnet's own "
+            "relative positions, or relpos, the paper's learnable ones"
+        )
+    if pos not in names:
+        raise ValueError(f"encoder_conf pos: {pos!r} is unknown: choose one of {', '.join(names)}")
+    ours = {name: getattr(conf, name) for name in HOST.options()}
+    refused = {"pos_enc_layer_type", "selfattention_layer_type", "attention_layer_type"}
+    if pos == ESPNET_REL_POS:
+        refused |= ours.keys() - {"frame_shift"}
     else:
-        variants.get(pos, (*variants.names(axes=1), OWN))
-        settings = SecondsSettings(**ours)
         refused |= {"zero_triu", "max_pos_emb_len", "ctc_trim"}
-        theirs |= {"pos_enc_layer_type": "abs_pos", attention_type: "selfattn"}
-    for name in sorted(refused & options.keys() & defaults.keys()):
-        if options[name] != defaults[name]:
+    for field in dataclasses.fields(conf):
+        value = getattr(conf, field.name)
+        if field.name in refused and value != field.default:
             raise ValueError(
-                f"{name} = {options[name]!r} does not go with pos: {pos}: leave it out"
+                f"encoder_conf {field.name} = {value!r} does not go with pos: {pos}: leave it out"
             )
-    check_espnets({name: chosen[name] for name in known})
-    for name, value in theirs.items():
-        if type(value) is int and isinstance(known.get(name), float):
-            theirs[name] = float(value)  # YAML's 0, of which ESPnet asks the length
-    if "interctc_layer_idx" in known:
-        theirs["interctc_layer_idx"] = list(chosen["interctc_layer_idx"] or ())
-    return settings, theirs, chosen
-
-
-_COUNTS = ("output_size", "attention_heads", "linear_units", "num_blocks", "cgmlp_linear_units")
-
-
-def check_espnets(chosen: Mapping[str, Any]) -> None:
-    """Raise ValueError for what ESPnet's classes check late, without its name, or not at all."""
-
-    def check(name: str, ok: bool, words: str) -> None:
-        if not ok:
-            raise ValueError(f"{name} must be {words}, got {chosen[name]!r}")
-
-    kernels = [name for name in chosen if "kernel" in name]  # along time
-    for name in (*_COUNTS, *kernels):
-        check_count(name, chosen.get(name, 1))
-    size, heads, blocks = (chosen[n] for n in ("output_size", "attention_heads", "num_blocks"))
-    fits = f"even and divisible by attention_heads={heads}"
-    check("output_size", size % heads == size % 2 == 0, fits)
-    units = chosen.get("cgmlp_linear_units", 2)
-    check("cgmlp_linear_units", units % 2 == 0, "even, as half of them are gates")
-    for name in kernels:  # an even one would take a frame away
-        check(name, chosen[name] % 2 == 1, "odd")
-    for name, least, most in (
-        ("interctc_layer_idx", 1, blocks - 1),
-        ("gradient_checkpoint_layers", 0, blocks),
-    ):
-        layers, some = chosen.get(name), range(least, most + 1)
-        listed = layers is None or isinstance(layers, Sequence)
-        ok = listed and all(type(layer) is int and layer in some for layer in layers or ())
-        check(name, ok, f"a list of integers from {least} to {most} (num_blocks={blocks})")
-    for name, value in chosen.items():
-        if "activation" in name:
-            ok = _is_activation(value) or (name, value) == ("gate_activation", "identity")
-            check(name, ok, "an activation of ESPnet, such as swish or relu")
-        for each in value if isinstance(value, list) else [value]:
-            if name.endswith("_rate"):
-                check_rate(name, each)
-            elif name == "cgmlp_weight":
-                check(name, is_number(each) and 0 <= each <= 1, "a number in [0, 1]")
-
-
-def _is_activation(name: Any) -> bool:
-    try:
-        return bool(get_activation(name))
-    except (KeyError, TypeError):
-        return False
-
-
-def check_rate(name: str, rate: Any) -> None:
-    """Raise ValueError unless a probability is at least 0 and below 1."""
-    if not (is_number(rate) and 0 <= rate < 1):
-        raise ValueError(f"{name} must be a number in [0, 1), got {rate!r}")
+    if pos == ESPNET_REL_POS:
+        return {}, EncoderOptions(frame_shift=conf.frame_shift)
+    options, own = HOST.choose(pos, ours)
+    assert own is not None  # for mypy
+    return options, own
 
 
 def check_long_enough(size: int, least: int, unit: str) -> None:

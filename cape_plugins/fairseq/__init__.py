@@ -24,7 +24,7 @@ def register() -> None:
         raise ImportError(
             f"cape_plugins.fairseq needs fairseq ({error}): pip install 'cape-plugins[fairseq]'"
         ) from error
-    import_module(f"{__name__}.radam").register_radam()
+    import_module(f"{__name__}.paper.radam").register_radam()
     import_module(f"{__name__}.architectures").register_architectures()
 
 

@@ -1,17 +1,74 @@
-"""The names for ``--arch``; sizes and dropout are those of fairseq's own names."""
+"""The names for ``--arch``: fairseq's Transformers with positions, and with the paper's ADMIN.
+
+Sizes and dropout are those of fairseq's own names.
+"""
 
 from argparse import Namespace
+from dataclasses import dataclass
 from typing import Any
 
 from fairseq import models
-from fairseq.tasks import TASK_REGISTRY
 
-from cape_plugins.fairseq.checks import check_training, refuse_other_task, refuse_torchrun_alone
-from cape_plugins.fairseq.transformer import CapeTransformerLanguageModel, CapeTransformerModel
+from cape_plugins.fairseq.errors import one_line
+from cape_plugins.fairseq.layers import FairseqCapeDecoderLayer, FairseqCapeEncoderLayer
+from cape_plugins.fairseq.options import FairseqCapeConfig, FairseqCapeLanguageModelConfig
+from cape_plugins.fairseq.paper.admin import AdminConfig, AdminLayer, AdminModel
+from cape_plugins.fairseq.start import check_start
+from cape_plugins.fairseq.transformer import (
+    FairseqCapeDecoder,
+    FairseqCapeEncoder,
+    FairseqCapeLanguageModel,
+    FairseqCapeTransformer,
+)
 
-MODELS = {
-    "cape_transformer": CapeTransformerModel,
-    "cape_transformer_lm": CapeTransformerLanguageModel,
+
+class EncoderLayerWithAdmin(AdminLayer, FairseqCapeEncoderLayer):
+    """Positions in self-attention, ω on residuals."""
+
+
+class DecoderLayerWithAdmin(AdminLayer, FairseqCapeDecoderLayer):
+    """Positions in self-attention, ω on residuals."""
+
+
+class EncoderWithAdmin(FairseqCapeEncoder):
+    """Its layers have ω."""
+
+    layer_class = EncoderLayerWithAdmin
+
+
+class DecoderWithAdmin(FairseqCapeDecoder):
+    """Its layers have ω."""
+
+    layer_class = DecoderLayerWithAdmin
+
+
+@dataclass
+class TransformerConfigWithAdmin(AdminConfig, FairseqCapeConfig):
+    """The options of ``cape_transformer``."""
+
+
+@dataclass
+class LanguageModelConfigWithAdmin(AdminConfig, FairseqCapeLanguageModelConfig):
+    """The options of ``cape_transformer_lm``."""
+
+
+class TransformerWithAdmin(AdminModel, FairseqCapeTransformer):
+    """``cape_transformer``: translation, or another task with a source."""
+
+    config = TransformerConfigWithAdmin
+    encoder_class, decoder_class = EncoderWithAdmin, DecoderWithAdmin
+
+
+class LanguageModelWithAdmin(AdminModel, FairseqCapeLanguageModel):
+    """``cape_transformer_lm``: the decoder alone."""
+
+    config = LanguageModelConfigWithAdmin
+    decoder_class = DecoderWithAdmin
+
+
+MODELS: dict[str, Any] = {
+    "cape_transformer": TransformerWithAdmin,
+    "cape_transformer_lm": LanguageModelWithAdmin,
 }
 
 
@@ -51,17 +108,14 @@ def register_architectures() -> None:
 
 def _configure(model: str, options: dict[str, Any]) -> Any:
     """The function that fairseq calls with the options given by the user."""
-    defaults = MODELS[model].config()
+    default = MODELS[model].config().pos
 
     def configure(args: Any) -> None:
         for option, value in options.items():
             if getattr(args, option, None) is None:
                 setattr(args, option, value)
         if isinstance(args, Namespace):  # of the command line, before fairseq reads any data
-            given = {"task": "", "optimizer": None, "distributed_world_size": None, **vars(args)}
-            task = TASK_REGISTRY.get(given["task"], object)
-            refuse_other_task(task, translates=model == "cape_transformer")
-            check_training(given, args, {**given, "_name": given["optimizer"]}, defaults)
-            refuse_torchrun_alone(given["distributed_world_size"])
+            with one_line():
+                check_start(getattr(args, "pos", None) or default, args)
 
     return configure

@@ -1,13 +1,12 @@
-"""fairseq's Transformer layers with positions in self-attention and with ADMIN's residuals.
+"""fairseq's Transformer layers with positions in self-attention.
 
 fairseq's forwards have no argument for positions. So the encoder and the decoder keep them in
-:data:`SIDE` during one forward, in one thread. Before each layer :func:`hand_positions` passes them
-as an argument, because activation checkpointing keeps arguments for the backward, but not context
-variables. The layer keeps them in :data:`LAYER` for its self-attention.
+:data:`STACK_POSITIONS` during one forward, in one thread. Before each layer :func:`hand_positions`
+passes them as an argument, because activation checkpointing keeps arguments for the backward, but
+not context variables. The layer keeps them in :data:`LAYER_POSITIONS` for its self-attention.
 """
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -19,36 +18,23 @@ from fairseq.modules import MultiheadAttention, transformer_layer
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import Tensor, nn
 
-from cape_plugins.attention import PositionalAttention, merge_bias
-from cape_plugins.augment import Draw
+from cape_plugins.attention import Given, PositionalAttention, merge
 
 
-class Side(NamedTuple):
-    """Positions of the encoder's or the decoder's tokens, prepared once in a forward.
+class StackPositions(NamedTuple):
+    """What the core's Positions made for the encoder or the decoder, once in a forward.
 
     Attributes:
-        draw: Δ and λ of each sample; None where the variant draws none, and in evaluation.
-        embedding: (B or 1, N, dim), of the last token alone in step-by-step decoding, in the
-            model's dtype; None where the variant adds nothing.
-        positions: (B or 1, N, …), prepared for self-attention; None where it has none.
+        embedding: (B or 1, N, dim), in the model's dtype; None where the variant adds nothing.
+        given: what self-attention gets.
     """
 
-    draw: Draw | None
     embedding: Tensor | None
-    positions: Tensor | None
+    given: Given
 
 
-class Layer(NamedTuple):
-    """What one forward of a layer needs: :class:`Side`'s positions, and which residual is next."""
-
-    positions: Tensor | None
-    residuals: Iterator[int]
-
-
-SIDE: ContextVar[Side | None] = ContextVar("SIDE", default=None)
-LAYER: ContextVar[Layer | None] = ContextVar("LAYER", default=None)
-# while ADMIN measures: kind of layer → what measures its residuals
-PROFILES: ContextVar[Mapping[type, Any] | None] = ContextVar("PROFILES", default=None)
+STACK_POSITIONS: ContextVar[StackPositions | None] = ContextVar("STACK_POSITIONS", default=None)
+LAYER_POSITIONS: ContextVar[Given | None] = ContextVar("LAYER_POSITIONS", default=None)
 
 
 @contextmanager
@@ -62,14 +48,14 @@ def during(variable: ContextVar[Any], value: Any) -> Iterator[None]:
 
 
 def hand_positions(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Forward pre-hook of a layer: positions become its argument ``positions``."""
-    if (side := SIDE.get()) is not None:
-        kwargs = {"positions": side.positions, **kwargs}
+    """Forward pre-hook of a layer: positions become its argument ``given``."""
+    if (stack := STACK_POSITIONS.get()) is not None:
+        kwargs = {"given": stack.given, **kwargs}
     return args, kwargs
 
 
-class CapeMultiheadAttention(MultiheadAttention):
-    """fairseq's self-attention with positions in it; it reads them from :data:`LAYER`.
+class FairseqCapeAttention(MultiheadAttention):
+    """fairseq's self-attention with positions in it; it reads them from :data:`LAYER_POSITIONS`.
 
     ``positional`` is the variant's part; checkpoints contain this name. In step-by-step decoding
     the positions are those of all steps so far.
@@ -78,13 +64,6 @@ class CapeMultiheadAttention(MultiheadAttention):
     def __init__(self, *sizes: int, positional: PositionalAttention, **options: Any) -> None:
         super().__init__(*sizes, self_attention=True, **options)
         self.positional = positional
-
-    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """As fairseq's; older checkpoints say ``relative`` for ``positional``."""
-        super().upgrade_state_dict_named(state_dict, name)
-        for parameter, _ in self.positional.named_parameters():
-            if (before := f"{name}.relative.{parameter}") in state_dict:
-                state_dict[f"{name}.positional.{parameter}"] = state_dict.pop(before)
 
     def forward(
         self,
@@ -100,24 +79,25 @@ class CapeMultiheadAttention(MultiheadAttention):
 
         The arguments are fairseq's; ``key`` and ``value`` are not read, as all is self-attention.
         """
-        layer = LAYER.get()
-        positions = None if layer is None else layer.positions
-        last = None if positions is None else positions[:, -query.shape[0] :]
+        given, padding = LAYER_POSITIONS.get(), key_padding_mask
+        prepared = None if given is None else given.prepared
+        last = None if prepared is None else prepared[:, -query.shape[0] :]
         q, k = self._split(self.q_proj(query)), self._split(self.k_proj(query))
         q, k = self.positional.embed_both(q, k, last)  # (B, heads, T, head_dim)
         v = self._split(self.v_proj(query))
         if incremental_state is not None:
-            k, v, key_padding_mask = self._continue(incremental_state, k, v, key_padding_mask)
-        positions = None if positions is None else positions[:, -k.shape[2] :]  # (B or 1, S, …)
-        seen = None
-        # CapeSide hides padding where it can; step by step, positions of padding are no NaN
-        hidden = self.positional.hides and incremental_state is None
-        if key_padding_mask is not None and not hidden:
-            seen = ~key_padding_mask[:, None, None].bool()
-        mask = merge_bias(attn_mask, seen, q.dtype)  # broadcasts to (B, heads, T, S)
+            k, v, padding = self._continue(incremental_state, k, v, padding)
+        prepared = None if prepared is None else prepared[:, -k.shape[2] :]  # (B or 1, S, …)
+        if given is None or incremental_state is not None:  # the last query sees all but padding
+            mask = None if padding is None else ~padding[:, None, None].bool()
+        else:
+            mask = given.mask
+            if padding is None and mask is not None and mask.shape[-2] == 1:
+                mask = None  # it hides padding alone, and fairseq has found none
+        given = Given(prepared, merge(attn_mask, mask, q.dtype))  # (B or 1, 1, T or 1, S)
         drop = self.dropout_module
         dropout = drop.p if drop.training or drop.apply_during_inference else 0.0
-        out, _ = self.positional.attend(q, k, v, positions, mask, dropout)
+        out, _ = self.positional.attend(q, k, v, given, dropout)
         return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None  # (T, B, dim)
 
     def _split(self, x: Tensor) -> Tensor:
@@ -144,52 +124,45 @@ class CapeMultiheadAttention(MultiheadAttention):
         return k, v, padding
 
 
-class CapeLayer:
-    """Mixed into a layer of fairseq: takes positions, and multiplies residuals by ADMIN's ω.
+class TakesPositions:
+    """Mixed into a layer of fairseq: its forward takes positions.
 
-    ``positional`` puts positions into its self-attention; None leaves fairseq's own attention.
+    ``positional`` puts them into its self-attention; None leaves fairseq's own attention.
 
-    Attributes:
-        residual_scale: ω, (residuals, dim), ones at first; None without ADMIN.
+    Raises:
+        ValueError: an option of fairseq's wants another self-attention than the variant's.
     """
-
-    residual_scale: nn.Parameter | None
 
     def __init__(self: Any, cfg: Any, *others: Any, positional: PositionalAttention | None) -> None:
         super().__init__(cfg, *others)  # type: ignore[call-arg]
         if positional is not None:
-            self.self_attn = CapeMultiheadAttention(
+            theirs = self.self_attn
+            for option, given in (
+                ("--cross-self-attention", not theirs.self_attention),
+                ("xFormers", theirs.use_xformers),
+            ):
+                if given:
+                    raise ValueError(
+                        f"{option} does not go with --pos {cfg.pos}, which attends in a way of its "
+                        "own: leave out one of the two"
+                    )
+            self.self_attn = FairseqCapeAttention(
                 self.embed_dim,
-                self.self_attn.num_heads,
+                theirs.num_heads,
                 positional=positional,
                 dropout=cfg.attention_dropout,
                 q_noise=self.quant_noise,
                 qn_block_size=self.quant_noise_block_size,
             )
-        cross = getattr(self, "encoder_attn", None) is not None
-        scale = nn.Parameter(torch.ones(3 if cross else 2, self.embed_dim))
-        self.register_parameter("residual_scale", scale if cfg.admin_init else None)
         self.register_forward_pre_hook(hand_positions, with_kwargs=True)
 
-    def forward(self, *args: Any, positions: Tensor | None = None, **kwargs: Any) -> Any:
-        """The layer's; ``positions`` are prepared for its self-attention."""
-        with during(LAYER, Layer(positions, itertools.count())):
+    def forward(self, *args: Any, given: Given | None = None, **kwargs: Any) -> Any:
+        """The layer's; ``given`` is for its self-attention, and replaces fairseq's own masks."""
+        with during(LAYER_POSITIONS, given):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 
-    def residual_connection(self, x: Tensor, residual: Tensor) -> Tensor:
-        """fairseq calls this once for each residual; RuntimeError outside of a layer's forward."""
-        if self.residual_scale is None:
-            return super().residual_connection(x, residual)  # type: ignore[misc]
-        layer = LAYER.get()
-        if layer is None:
-            raise RuntimeError("residuals are counted in forward: call the layer")
-        scale = self.residual_scale[next(layer.residuals)]
-        if (profiles := PROFILES.get()) is not None:
-            profiles[type(self)].measure(scale, x, residual)
-        return x + residual * scale
 
-
-class CapeEncoderLayer(CapeLayer, transformer_layer.TransformerEncoderLayerBase):
+class FairseqCapeEncoderLayer(TakesPositions, transformer_layer.TransformerEncoderLayerBase):
     """fairseq's encoder layer without the fast path of version 0.12.2.
 
     The fast path fails on torch ≥ 1.13. Its eight copies of weights are removed too: only that
@@ -206,7 +179,7 @@ class CapeEncoderLayer(CapeLayer, transformer_layer.TransformerEncoderLayerBase)
                 self._parameters.pop(f"{copied}_{kind}", None)
 
 
-class CapeDecoderLayer(CapeLayer, transformer_layer.TransformerDecoderLayerBase):
+class FairseqCapeDecoderLayer(TakesPositions, transformer_layer.TransformerDecoderLayerBase):
     """fairseq's decoder layer."""
 
 

@@ -11,26 +11,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def positions_in_batch(tokens: Tensor, padding_idx: int, spacing: float = 1.0) -> Tensor:
-    """Positions of tokens padded on either side: the first real token of each row sits at 0.
+def positions_in_batch(
+    tokens: Tensor, padding_idx: int, spacing: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Positions of tokens padded on either side, and the mask of their padding.
 
-    Tokens (B, N) → positions (B, N) in float32, ``spacing`` apart, NaN at padding.
+    Args:
+        tokens: (B, N).
+        padding_idx: index of padding.
+        spacing: between neighbouring tokens; the first real token of each row sits at 0.
+
+    Returns:
+        Positions (B, N) in float32, NaN at padding; a mask, bool (B, 1, N), False at padding.
     """
     real = tokens.ne(padding_idx)
-    index = real.cumsum(dim=1) - 1
-    return torch.where(real, index.to(torch.float32) * spacing, math.nan)
-
-
-def hidden_keys(positions: Tensor, future: bool = False) -> Tensor:
-    """Which keys self-attention hides: bool (B, 1 or N, N), True at padding.
-
-    ``positions`` (B, N) are NaN at padding. With ``future`` a query's later keys are hidden too.
-    """
-    hidden = positions.isnan()[:, None]  # (B, 1, N)
-    if future:
-        index = torch.arange(positions.shape[1], device=positions.device)
-        hidden = hidden | (index > index[:, None])  # (B, N, N)
-    return hidden
+    index = (real.cumsum(dim=1) - 1).to(torch.float32)  # CUDA's sums of floats vary
+    if spacing != 1.0:
+        index = index * spacing
+    return torch.where(real, index, math.nan), real[:, None]
 
 
 def prepend_bos(tokens: Tensor, *, bos: int, padding_idx: int) -> tuple[Tensor, Tensor]:
@@ -46,7 +44,7 @@ def prepend_bos(tokens: Tensor, *, bos: int, padding_idx: int) -> tuple[Tensor, 
         padding_idx: index of padding.
 
     Returns:
-        Tokens (B, N + 1), and a bool mask (B, N + 1), True at each inserted BOS.
+        Tokens (B, N + 1), and a bool tensor (B, N + 1), True at each inserted BOS.
     """
     first = tokens.ne(padding_idx).int().argmax(dim=1, keepdim=True)
     missing = tokens.gather(1, first).ne(bos)

@@ -6,7 +6,7 @@ the decoder however the two are wrapped or called. A language model's decoder dr
 
 import math
 from argparse import Namespace
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,121 +20,154 @@ from fairseq.models.transformer import (
 )
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from cape_plugins.attention import Hidden
-from cape_plugins.augment import Draw, Identity
-from cape_plugins.embedding import PositionalEmbedding
-from cape_plugins.fairseq import admin, checks, weights
-from cape_plugins.fairseq.config import (
-    CapeTransformerConfig,
-    CapeTransformerLanguageModelConfig,
-    TokenSettings,
-    plain_options,
-    settle,
+from cape_plugins.augment import AsGiven, Draw
+from cape_plugins.fairseq import weights
+from cape_plugins.fairseq.errors import one_line
+from cape_plugins.fairseq.layers import (
+    STACK_POSITIONS,
+    FairseqCapeDecoderLayer,
+    FairseqCapeEncoderLayer,
+    StackPositions,
+    during,
+    wrap,
 )
-from cape_plugins.fairseq.layers import SIDE, CapeDecoderLayer, CapeEncoderLayer, Side, during, wrap
-from cape_plugins.fairseq.positions import hidden_keys, positions_in_batch, prepend_bos
-from cape_plugins.fairseq.training_set import count_source_scale
-from cape_plugins.mark import VariantMark
+from cape_plugins.fairseq.options import (
+    HOST,
+    Chosen,
+    FairseqCapeConfig,
+    FairseqCapeLanguageModelConfig,
+    as_config,
+    choose,
+    plain_options,
+    refuse_replaced,
+)
+from cape_plugins.fairseq.positions import positions_in_batch, prepend_bos
+from cape_plugins.fairseq.source_scale import count_source_scale
+from cape_plugins.fairseq.start import check_start, settle
+from cape_plugins.mark import variant_of
 from cape_plugins.ranks import generator_of_rank
-from cape_plugins.variants import prepare
 
 # key of the encoder's output: [shift (B, 1), scale (B,)] in training with cape, else absent
 DRAW = "cape_draw"
-# key of the variant's mark in a checkpoint
-MARK = "decoder.variant._extra_state"
-
-
-# fairseq's own Transformers store their options as a Namespace, which torch ≥ 2.6 refuses to load
-torch.serialization.add_safe_globals([Namespace])
 
 
 class EmbedPositions(nn.Module):
-    """Replaces fairseq's table of positions: returns the embedding that :class:`Side` holds."""
+    """Replaces fairseq's table of positions: returns what :data:`STACK_POSITIONS` holds."""
 
     max_positions = math.inf  # fairseq takes the less of this and its option
 
     def forward(self, tokens: Tensor, incremental_state: Any = None) -> Tensor:
-        """(B or 1, N, dim), for tokens (B, N); RuntimeError outside of the side's forward."""
-        side = SIDE.get()
-        if side is None or side.embedding is None:
+        """(B or 1, N, dim), for tokens (B, N); RuntimeError outside of its forward."""
+        stack = STACK_POSITIONS.get()
+        if stack is None or stack.embedding is None:
             raise RuntimeError("positions are made in forward: call the encoder or the decoder")
-        return side.embedding
+        return stack.embedding
 
 
-class CapeSide:
+class MakesPositions:
     """Mixed into fairseq's encoder and decoder: makes positions once in a forward.
 
-    ``of_side`` is the encoder's or the decoder's part of the options. ``source_bos`` is whether the
-    source begins with BOS, as the target begins with EOS. By default it is on for cape only, where
-    source and target positions share one scale (paper, section 3.3).
+    Args:
+        cfg: the model's options.
+        chosen: those about positions.
+        stack: the encoder's or the decoder's part of the options.
+        sets: options of variants that the encoder or the decoder sets itself.
+        spacing: between neighbouring tokens.
+        remembers: what else checkpoints keep, see :class:`cape_plugins.Positions`.
+        others, named: fairseq's arguments.
     """
 
-    position: PositionalEmbedding  # subclasses make it
-
-    def __init__(self: Any, cfg: Any, of_side: Any, *others: Any, **named: Any) -> None:
-        self.settings = TokenSettings.of(vars(cfg))
-        source_bos = getattr(cfg, "source_bos", "false")  # a language model has no source
-        auto = self.settings.takes("source_scale")
-        self.source_bos = {"auto": auto, "true": True, "false": False}[source_bos]
-        self.attention_settings = self.settings.attention_settings(
-            of_side.embed_dim, of_side.attention_heads
+    def __init__(
+        self: Any,
+        cfg: Any,
+        *others: Any,
+        chosen: Chosen,
+        stack: Any,
+        sets: Mapping[str, Any],
+        spacing: float = 1.0,
+        remembers: Mapping[str, float] | None = None,
+        **named: Any,
+    ) -> None:
+        positions = HOST.positions(
+            chosen.pos,
+            chosen.options,
+            {"mean_normalize": False, "overflow": "error", **sets},
+            dim=stack.embed_dim,
+            heads=stack.attention_heads,
+            layers=stack.layers,
+            spacing=spacing,
+            remembers=remembers or {},
         )
         # one for each layer, in the order in which fairseq builds them: it does not number layers
-        self.to_install = self.settings.attention_layers(of_side.layers, self.attention_settings)
-        self.hides = all(layer is not None and layer.hides for layer in self.to_install)
+        self.to_install = list(positions.attentions)
         super().__init__(cfg, *others, **named)  # type: ignore[call-arg]
-        if self.settings.variant.adds != "nothing":
+        self.positions = positions
+        self.draws = positions.variant.augments is not AsGiven
+        self.attends = positions.variant.attends is not None
+        # ε where neighbours are less than a token apart, so that they cannot change places
+        local = positions.options.get("max_local_shift")
+        self.max_local_shift = None if local is None or spacing == 1.0 else local * spacing
+        if positions.added is not None:
             self.embed_positions = EmbedPositions()
 
-    def side(
+    def make_positions(
         self: Any,
         positions: Tensor,
         batch: int,
-        hidden: Hidden = None,
+        mask: Tensor | None = None,
         draw: Draw | None = None,
-        last: bool = False,
-    ) -> Side:
-        """Augment positions (B or 1, N), NaN at padding, and prepare embedding and attention.
+    ) -> tuple[StackPositions, Draw | None]:
+        """What fairseq adds and what self-attention gets, and the draw of Δ and λ.
 
-        ``hidden`` makes a bool (B or 1, 1 or N, N), True where self-attention must not see a key.
-        Without ``draw``, Δ and λ are drawn here if the variant needs them. With ``last`` only the
-        last token gets an embedding.
+        Args:
+            positions: (B or 1, N), NaN at padding.
+            batch: B.
+            mask: bool (B or 1, 1 or N, N), True where self-attention sees a key.
+            draw: Δ and λ. Default: drawn here if the variant needs them.
         """
-        device, draws = positions.device, self.settings.variant.augment is not Identity
-        generator = generator_of_rank(device) if self.training and draws else None
-        draw = self.position.draw(batch, device, generator) if draw is None else draw
-        moved = self.position.augment(positions, batch, draw, generator)
-        # fairseq's buffer `version` has the model's dtype in half precision, however it is cast
-        dtype = self.version.dtype
-        embedding = None
-        if not self.position.adds_nothing:
-            embedding = self.position.embedding(moved[:, -1:] if last else moved, dtype).to(dtype)
-        prepared = prepare(
-            self.settings.pos, moved, self.attention_settings, hidden=hidden, dtype=dtype
+        device = positions.device
+        generator = generator_of_rank(device) if self.training and self.draws else None
+        if draw is None:
+            draw = self.positions.draw(batch, device, generator)
+        embedding, given = self.positions(
+            None,
+            positions,
+            mask,
+            draw,
+            max_local_shift=self.max_local_shift,
+            generator=generator,
+            # fairseq's buffer `version` has the model's dtype in half precision, however it is cast
+            dtype=self.version.dtype,
         )
-        return Side(draw, embedding, prepared)
+        return StackPositions(embedding, given), draw
 
 
-class CapeTransformerEncoder(CapeSide, TransformerEncoderBase):
+class FairseqCapeEncoder(MakesPositions, TransformerEncoderBase):
     """fairseq's encoder; draws Δ and λ, and begins the source with BOS where that applies."""
 
+    layer_class: type[FairseqCapeEncoderLayer] = FairseqCapeEncoderLayer
+
     def __init__(self, cfg: TransformerConfig, *others: Any) -> None:
-        super().__init__(cfg, cfg.encoder, *others)
-        self.spacing = cfg.source_scale if self.settings.takes("source_scale") else 1.0
-        self.position = self.settings.embedding(
-            self.embed_tokens.embedding_dim,
-            overflow="error",
-            max_length=cfg.max_source_positions + int(self.source_bos),
-            # scaled too: neighbours less than a token apart could change places otherwise
-            max_local_shift=self.settings.max_local_shift * self.spacing,
+        chosen = choose(vars(cfg))
+        self.spacing, self.source_bos = chosen.source.source_scale or 1.0, chosen.source_bos
+        remembers: dict[str, float] = {"source_bos": self.source_bos}
+        if chosen.aligns_source:
+            remembers["source_scale"] = self.spacing
+        super().__init__(
+            cfg,
+            *others,
+            chosen=chosen,
+            stack=cfg.encoder,
+            sets={"abspos_context": cfg.max_source_positions + int(self.source_bos)},
+            spacing=self.spacing,
+            remembers=remembers,
         )
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
         """A layer of ours, wrapped as fairseq wraps its own."""
-        return wrap(CapeEncoderLayer(cfg, positional=self.to_install.pop(0)), cfg)
+        return wrap(self.layer_class(cfg, positional=self.to_install.pop(0)), cfg)
 
     def forward(
         self,
@@ -154,12 +187,12 @@ class CapeTransformerEncoder(CapeSide, TransformerEncoderBase):
                     self.embed_tokens.weight[self.dictionary.bos()],
                     nn.functional.pad(token_embeddings, (0, 0, 1, 0)),
                 )
-        positions = positions_in_batch(src_tokens, self.padding_idx, self.spacing)
-        side = self.side(positions, len(src_tokens), partial(hidden_keys, positions))
-        with during(SIDE, side):
+        positions, mask = positions_in_batch(src_tokens, self.padding_idx, self.spacing)
+        stack, draw = self.make_positions(positions, len(src_tokens), mask)
+        with during(STACK_POSITIONS, stack):
             out = super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
-        if side.draw is not None:
-            out[DRAW] = list(side.draw)
+        if draw is not None:
+            out[DRAW] = list(draw)
         return out
 
     def reorder_encoder_out(self, encoder_out: dict[str, Any], new_order: Tensor) -> Any:
@@ -170,28 +203,28 @@ class CapeTransformerEncoder(CapeSide, TransformerEncoderBase):
         return out
 
 
-class CapeTransformerDecoder(CapeSide, TransformerDecoderBase):
+class FairseqCapeDecoder(MakesPositions, TransformerDecoderBase):
     """fairseq's decoder; uses the encoder's draw of Δ and λ, and draws itself without one."""
 
+    layer_class: type[FairseqCapeDecoderLayer] = FairseqCapeDecoderLayer
+
     def __init__(self, cfg: TransformerConfig, *others: Any, **named: Any) -> None:
-        super().__init__(cfg, cfg.decoder, *others, **named)
+        chosen = choose(vars(cfg))
         # not spread: decoding does not know how many tokens there will be
-        self.position = self.settings.embedding(
-            self.embed_dim, overflow="error", max_length=cfg.max_target_positions, spread=False
-        )
-        kept = {**vars(self.settings), "source_scale": getattr(cfg, "source_scale", None)}
-        self.variant = VariantMark(cfg.pos, kept, checks.flag, advice=checks.ANOTHER_CHECKPOINT)
+        sets = {"abspos_context": cfg.max_target_positions, "spread": False}
+        super().__init__(cfg, *others, chosen=chosen, stack=cfg.decoder, sets=sets, **named)
+        self.source_bos = chosen.source_bos
 
     def build_decoder_layer(self, cfg: TransformerConfig, *others: Any) -> nn.Module:
         """A layer of ours, wrapped as fairseq wraps its own."""
-        return wrap(CapeDecoderLayer(cfg, *others, positional=self.to_install.pop(0)), cfg)
+        return wrap(self.layer_class(cfg, *others, positional=self.to_install.pop(0)), cfg)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor | None:
         """fairseq's mask, made at each call; fairseq's cached one is not safe with two threads.
 
-        None where prepared positions hide later tokens.
+        None where all layers get a mask with their positions.
         """
-        if self.hides:
+        if None not in self.positions.attentions:
             return None
         return tensor.new_full((len(tensor), len(tensor)), -torch.inf).triu(1)
 
@@ -205,18 +238,20 @@ class CapeTransformerDecoder(CapeSide, TransformerDecoderBase):
         **named: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         """As fairseq's; ``attn`` leaves out the column of BOS, so that it fits the source."""
-        batch, steps = prev_output_tokens.shape
+        (batch, steps), device = prev_output_tokens.shape, prev_output_tokens.device
+        causal, mask = self.attends and not full_context_alignment, None
         if incremental_state is None:
-            positions = positions_in_batch(prev_output_tokens, self.padding_idx)
-            hidden = partial(hidden_keys, positions, future=not full_context_alignment)
+            positions, mask = positions_in_batch(prev_output_tokens, self.padding_idx)
+            if causal:
+                mask = mask.expand(-1, steps, -1).tril()
         else:  # all rows are equally long: finished ones hold padding, which counts
-            device = prev_output_tokens.device
             positions = torch.arange(steps, dtype=torch.float32, device=device)[None]
-            hidden = None
+            if causal:
+                mask = torch.ones(1, steps, steps, dtype=torch.bool, device=device).tril()
         shared = encoder_out.get(DRAW) if encoder_out is not None else None
         draw = Draw(*shared) if shared else None
-        side = self.side(positions, batch, hidden, draw, last=incremental_state is not None)
-        with during(SIDE, side):
+        stack, _ = self.make_positions(positions, batch, mask, draw)
+        with during(STACK_POSITIONS, stack):
             features, extra = super().extract_features(
                 prev_output_tokens,
                 encoder_out,
@@ -230,82 +265,92 @@ class CapeTransformerDecoder(CapeSide, TransformerDecoderBase):
         return features, extra
 
 
-class CapeModel:
-    """Mixed into fairseq's models: adds ``--pos`` and the options that go with it."""
+class FairseqCapeModel:
+    """Mixed into fairseq's models: adds ``--pos`` and the options that go with it.
+
+    Attributes:
+        config: the options, a dataclass.
+        encoder_class, decoder_class: what the model is made of.
+    """
 
     config: type[FairseqDataclass]
+    encoder_class: type[FairseqCapeEncoder] = FairseqCapeEncoder
+    decoder_class: type[FairseqCapeDecoder] = FairseqCapeDecoder
 
     @classmethod
-    @checks.one_line()
+    def check_options(cls, options: Mapping[str, Any]) -> Chosen:
+        """Check the model's options, name → value.
+
+        Raises:
+            ValueError: as :func:`choose`, or an option of fairseq contradicts ``pos``.
+        """
+        refuse_replaced(options)
+        return choose(options)
+
+    @classmethod
+    @one_line()
     def build_model(cls, cfg: Any, task: Any) -> nn.Module:
-        """Build a model; α and ADMIN's scales are stored in the options, for checkpoints.
+        """Build a model; α is stored in the options, for checkpoints.
 
         Args:
             cfg: the options, as OmegaConf's DictConfig or as the dataclass.
             task: gives the dictionaries and, if needed, the training set.
 
         Raises:
-            ValueError: an option is out of range, the task is for the other model, or the training
-                set is needed and cannot be read.
+            ValueError: an option is out of range, or the training set is needed and cannot be read.
         """
-        if not OmegaConf.is_config(cfg):
-            cfg = OmegaConf.create({"model": OmegaConf.structured(cfg)}).model
-        checks.refuse_other_task(type(task), translates="encoder_layers" in cfg)
-        options = plain_options(cfg)
-        # fairseq-hydra-train has no earlier place for these checks. They are skipped where a model
-        # is built to generate: its training's folder may hold another training by now.
+        cfg = as_config(cfg)
+        chosen = cls.check_options(plain_options(cfg))
+        # fairseq-train has checked this already. It is left out where a model is built to generate:
+        # its training's folder may hold another training by now.
         if HydraConfig.initialized() and HydraConfig.get().job.name == "hydra_train":
-            whole = cfg._get_parent()
-            checks.check_training(options, whole.checkpoint, whole.optimizer or {}, cls.config())
-        settings = checks.check_options(options, cls.config())
-        if options.get("source_scale") == 0 and settings.takes("source_scale"):
+            check_start(chosen.pos, cfg._get_parent().checkpoint)
+        if "source_scale" in cfg and chosen.aligns_source and chosen.source.source_scale == 0:
             settle(cfg, "source_scale", lambda split: count_source_scale(task, split))
         # so that fairseq builds no positions of its own
         options = {**plain_options(cfg), "no_token_positional_embeddings": True}
         config = TransformerConfig.from_namespace(Namespace(**options))
-        model: nn.Module = super().build_model(config, task)  # type: ignore[misc]
-        admin.initialise(model, cfg, task)
-        return model
+        return super().build_model(config, task)  # type: ignore[misc]
 
-    @checks.one_line()
+    @one_line()
     def load_state_dict(
         self: Any, state_dict: Any, strict: bool = True, *args: Any, **kwargs: Any
     ) -> Any:
         """As fairseq's; weights of fairseq's own Transformer are completed.
 
         Raises:
-            ValueError: the weights are of another variant, or of other sizes.
+            ValueError: the weights are of another variant, or of a Transformer of other sizes.
         """
-        if strict and MARK not in state_dict:
+        if strict and variant_of(state_dict) is None:
             state_dict = weights.complete(state_dict, self)
         return super().load_state_dict(state_dict, strict, *args, **kwargs)  # type: ignore[misc]
 
 
-class CapeTransformerModel(CapeModel, TransformerModelBase):
+class FairseqCapeTransformer(FairseqCapeModel, TransformerModelBase):
     """fairseq's Transformer with ``--pos``; all else is shared."""
 
-    config = CapeTransformerConfig
+    config = FairseqCapeConfig
     add_args: Any = classmethod(BaseFairseqModel.add_args.__func__)  # its parent's has no --pos
 
     @classmethod
-    def build_encoder(cls, cfg: TransformerConfig, *others: Any) -> CapeTransformerEncoder:
+    def build_encoder(cls, cfg: TransformerConfig, *others: Any) -> FairseqCapeEncoder:
         """Our encoder."""
-        return CapeTransformerEncoder(cfg, *others)
+        return cls.encoder_class(cfg, *others)
 
     @classmethod
-    def build_decoder(cls, cfg: TransformerConfig, *others: Any) -> CapeTransformerDecoder:
+    def build_decoder(cls, cfg: TransformerConfig, *others: Any) -> FairseqCapeDecoder:
         """Our decoder."""
-        return CapeTransformerDecoder(cfg, *others, cfg.no_cross_attention)
+        return cls.decoder_class(cfg, *others, cfg.no_cross_attention)
 
 
-class CapeTransformerLanguageModel(CapeModel, TransformerLanguageModel):
+class FairseqCapeLanguageModel(FairseqCapeModel, TransformerLanguageModel):
     """fairseq's ``transformer_lm`` with ``--pos``; all else is shared.
 
     Our decoder replaces the one that fairseq builds together with embeddings of several kinds.
     """
 
-    config = CapeTransformerLanguageModelConfig
+    config = FairseqCapeLanguageModelConfig
 
     def __init__(self, decoder: TransformerDecoderBase) -> None:
         ours = decoder.cfg, decoder.dictionary, decoder.embed_tokens
-        super().__init__(CapeTransformerDecoder(*ours, no_encoder_attn=True))
+        super().__init__(self.decoder_class(*ours, no_encoder_attn=True))

@@ -18,13 +18,13 @@ _COPIES = re.compile(r"encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|
 def complete(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, Any]:
     """The weights, with the model's own where fairseq's Transformer has none.
 
-    Those are the variant's: its mark, its parameters in self-attention, its table, ADMIN's ω.
+    Those are the variant's (its table, its parameters in self-attention) and ADMIN's ω.
     A line in the log says which weights are taken. fairseq's positions are not: its sinusoids have
     another order and other frequencies than the paper's, and its tables begin at another index.
     The copies of weights that encoder layers of fairseq 0.12.2 hold are not either.
 
     Raises:
-        ValueError: the checkpoint is of another architecture or of other sizes.
+        ValueError: a weight has another size, which fairseq's own error would not say.
     """
     own = model.state_dict()
     taken = {
@@ -32,18 +32,11 @@ def complete(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, An
         for name, value in state_dict.items()
         if not name.endswith(_THEIRS) and not _COPIES.fullmatch(name)
     }
-    missing = [name for name in own if name not in taken]
-    added = [name for name in missing if _is_ours(name) or name.endswith(_THEIRS)]
-    unknown = [name for name in taken if name not in own]
-    if unknown or len(added) < len(missing):
-        odd = [*unknown, *(name for name in missing if name not in added)]
-        raise ValueError(
-            f"the checkpoint is not of a Transformer with this model's layers: {odd[0]} is in one "
-            f"of the two alone ({len(odd)} such). Give the model the checkpoint's architecture and "
-            "sizes, or another --finetune-from-model"
-        )
+    added = [
+        name for name in own if name not in taken and (_is_ours(name) or name.endswith(_THEIRS))
+    ]
     for name, value in taken.items():
-        if isinstance(value, Tensor) and value.shape != own[name].shape:
+        if name in own and value.shape != own[name].shape:
             raise ValueError(
                 f"{name} is {tuple(value.shape)} in the checkpoint and {tuple(own[name].shape)} in "
                 "this model: give the model the checkpoint's sizes and dictionaries"
@@ -58,6 +51,5 @@ def complete(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, An
 
 
 def _is_ours(name: str) -> bool:
-    parts = name.split(".")
-    ours = {"variant", "positional", "position", "residual_scale"}
-    return bool(ours & set(parts))
+    parts = set(name.split("."))
+    return bool({"positional", "positions", "residual_scale"} & parts) and "mark" not in parts

@@ -3,13 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-from timm.layers import Attention, register_notrace_module, resolve_self_attn_mask
+import torch
+from timm.layers import Attention, register_notrace_module, trunc_normal_
 from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from cape_plugins.attention import AttentionSettings, PositionalAttention, take_over
-from cape_plugins.timm.positions import ImageSettings, PatchPositions
+from cape_plugins.attention import Given, PositionalAttention
+from cape_plugins.module import Positions
+from cape_plugins.timm.loading import is_positional
+from cape_plugins.timm.positions import HOST, Chosen
+from cape_plugins.variants import get
+
+register_notrace_module(Positions)  # makes tensors whose sizes depend on the input
 
 
 @register_notrace_module  # positions have sizes that torch.fx cannot trace
@@ -20,25 +26,18 @@ class CapeAttention(Attention):
         super().__init__(*args, **kwargs)
         self.positional: PositionalAttention | None = None  # None: timm's own attention
 
-    def forward(
-        self,
-        x: Tensor,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-        positions: Tensor | None = None,
-    ) -> Tensor:
-        """As timm's, (B, N, dim) → (B, N, dim); prepared ``positions`` are (1 or B, N, …)."""
+    def forward(self, x: Tensor, given: Given) -> Tensor:  # type: ignore[override]
+        """(B, N, dim) → (B, N, dim); the mask is in ``given``."""
         if self.positional is None:
-            return super().forward(x, attn_mask, is_causal)
+            return super().forward(x, given.mask)
         batch, tokens, _ = x.shape
         gate = None if self.gate is None else self.gate(x).sigmoid()
         qkv = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, self.head_dim)
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, N, head_dim)
         query, key = self.q_norm(query), self.k_norm(key)
-        mask = resolve_self_attn_mask(tokens, query, attn_mask, is_causal)
         dropout = self.attn_drop.p if self.training else 0.0
         x, weights = self.positional(
-            query, key, value, positions, mask, dropout, need_weights=not self.fused_attn
+            query, key, value, given, dropout, need_weights=not self.fused_attn
         )
         if weights is not None and not self.training:
             self.attn_drop(weights)  # changes nothing; timm's AttentionExtract listens here
@@ -47,24 +46,24 @@ class CapeAttention(Attention):
 
 
 class CapeBlock(Block):
-    """timm's block, which hands the positions of its tokens to its attention."""
+    """timm's block, which hands its attention what the core gives for positions."""
 
     def forward(  # type: ignore[override]  # without positions it would be another model
-        self, x: Tensor, rope: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+        self, x: Tensor, rope: Given, attn_mask: Tensor | None = None
     ) -> Tensor:
-        """As timm's; ``rope``, NaFlexVit's name for the argument, holds the prepared positions."""
-        attended = self.attn(self.norm1(x), attn_mask, is_causal, rope)
-        x = x + self.drop_path1(self.ls1(attended))
+        """As timm's; ``rope`` is NaFlexVit's name for what its blocks get, the mask included."""
+        assert attn_mask is None, "the mask belongs to what the core gives"
+        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), rope)))
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
 
 
-def block_classes(settings: ImageSettings, given: Mapping[str, Any]) -> dict[str, type[nn.Module]]:
+def block_classes(pos: str, given: Mapping[str, Any]) -> dict[str, type[nn.Module]]:
     """Arguments for timm's constructor that make it build our blocks and attention.
 
     Empty unless the variant sits in self-attention. Another class in ``given`` stays, and
     :func:`install_positions` refuses it.
     """
-    if settings.variant.attention is None:
+    if get(pos, axes=2).attends is None:
         return {}
     ours: dict[str, type[nn.Module]] = dict(block_fn=CapeBlock, attn_layer=CapeAttention)
     standard = (None, "", "attn", Block, Attention)
@@ -72,36 +71,41 @@ def block_classes(settings: ImageSettings, given: Mapping[str, Any]) -> dict[str
 
 
 def install_positions(
-    model: VisionTransformer | NaFlexVit, settings: ImageSettings, patches: int
-) -> PatchPositions:
+    model: VisionTransformer | NaFlexVit, chosen: Chosen, patches: int
+) -> Positions:
     """Put the variant's attention into the blocks of timm's ViT or NaFlexVit.
 
     Args:
         model: built with the arguments of :func:`block_classes`.
-        settings: the variant and its options.
+        chosen: the variant and its options.
         patches: number of patches along the longer side of training images; alibi measures
             distances in patches of this grid.
 
     Returns:
-        The module that adds positions at the input and prepares them for the blocks.
+        The core's module, for the tokens with their prefix.
 
     Raises:
         ValueError: a block or its attention is not ours, or ``patch_drop_rate`` drops patches
             before the blocks.
     """
-    attention_settings = None
-    if settings.variant.attention is not None:
-        attentions = _attentions(model, settings.pos)
-        first, unit, scale = attentions[0], 2 / max(patches - 1, 1), settings.frequency_scale
-        attention_settings = AttentionSettings(
-            first.head_dim, first.num_heads, axes=2, unit=unit, frequency_scale=scale
-        )
-        layers = settings.attention_layers(len(attentions), attention_settings)
-        for attention, positional in zip(attentions, layers, strict=True):
-            attention.positional = positional and positional.to(attention.qkv.weight)
-    if settings.attention_logn:
-        use_logn(model, settings.attention_logn)
-    return PatchPositions(model.embed_dim, settings, attention_settings, model.num_prefix_tokens)
+    attentions = []
+    sizes: dict[str, Any] = dict(dim=model.embed_dim, spacing=2 / max(patches - 1, 1))
+    if get(chosen.pos, axes=2).attends is not None:
+        attentions = _attentions(model, chosen.pos)
+        first = attentions[0]
+        sizes |= dict(heads=first.num_heads, head_dim=first.head_dim, layers=len(attentions))
+    # a grid is centred, and spread evenly over the range of random positions, already
+    span = (-chosen.extent, chosen.extent)
+    sets = dict(mean_normalize=False, random_range=span, spread=False)
+    # ε that depends on each image is no number that a checkpoint could keep
+    remembers = {} if chosen.local_shift_is_given else {"max_local_shift": None}
+    position = HOST.positions(chosen.pos, chosen.options, sets, remembers=remembers, **sizes)
+    # without spread it changes nothing in evaluation, where γ may be another
+    position.mark.training_only |= {"random_range"}
+    weight = next(model.parameters())
+    for attention, positional in zip(attentions, position.attentions, strict=False):
+        attention.positional = positional and positional.to(weight)
+    return position.to(weight)
 
 
 def _attentions(model: VisionTransformer | NaFlexVit, pos: str) -> list[CapeAttention]:
@@ -125,34 +129,27 @@ def _attentions(model: VisionTransformer | NaFlexVit, pos: str) -> list[CapeAtte
     return found
 
 
-def use_logn(model: nn.Module, logn: int) -> None:
-    """Apply ``attention_logn`` of :class:`ImageSettings` to a built ViT, ours or timm's own.
+def class_position(cls_token: Tensor | None, position: Positions) -> nn.Parameter | None:
+    """The class token's learnable position; none where patches get nothing at the input."""
+    if cls_token is None or position.added is None:
+        return None
+    made = nn.Parameter(torch.empty_like(cls_token))
+    trunc_normal_(made, std=0.02)
+    return made
 
-    Raises:
-        ValueError: a block's attention is neither timm's ``Attention`` nor ours.
+
+def whole_mask(tokens: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor | None:
+    """timm's two arguments as one mask for tokens (B, N, dim): (N, N), or 4-D as given.
+
+    As in timm, ``is_causal`` comes before ``attn_mask``.
     """
-    blocks: Any = getattr(model, "blocks", [])
-    kinds = {type(getattr(block, "attn", None)) for block in blocks}
-    if not kinds or not kinds <= {Attention, CapeAttention}:
-        raise ValueError(
-            f"attention_logn sits in timm's Attention, which is not what {type(model).__name__} "
-            "has in each of its blocks: leave it out, or choose another model"
-        )
-    for block in blocks:
-        if type(block.attn) is Attention:  # the block is built, so attn_layer would come too late
-            block.attn = take_over(CapeAttention, block.attn)
-        block.attn.positional = getattr(block.attn, "positional", None) or PositionalAttention()
-        block.attn.positional.logn = logn
-
-
-def hides(model: NaFlexVit) -> bool:
-    """Whether the prepared positions hide padding in every block, which then needs no mask."""
-    blocks: Any = model.blocks
-    layers = [block.attn.positional for block in blocks]
-    return all(layer is not None and layer.hides for layer in layers)
+    if is_causal:
+        length = tokens.shape[1]
+        return torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
+    # of each head; for the core three axes are of each sample
+    return attn_mask[None] if attn_mask is not None and attn_mask.ndim == 3 else attn_mask
 
 
 def positional_parameters(model: nn.Module) -> set[str]:
     """Names of learned positional parameters; like timm's, they get no weight decay."""
-    names = [name for name, _ in model.named_parameters()]
-    return {name for name in names if ".positional." in name or name.endswith("cls_pos_embed")}
+    return {name for name, _ in model.named_parameters() if is_positional(name)}

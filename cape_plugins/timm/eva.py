@@ -7,34 +7,34 @@ by coordinates that CAPE has augmented (paper, section 3.2): ε and λ change th
 patches, Δ and λ those to the class token and the registers, which are not turned. A learnable table
 of positions, where the model has one, stays as it is.
 
+timm's own function builds the stock model and loads its weights; it then gets our class and our
+module of rotary positions.
+
     >>> model = timm.create_model("vit_small_patch16_dinov3_cape", pretrained=True)
 """
 
-import os
 from dataclasses import replace
-from types import FunctionType
+from fnmatch import fnmatch
 from typing import Any
 
-import timm
 import torch
 from timm import layers
 from timm.layers.pos_embed_sincos import make_coords_dinov3
 from timm.models import eva as timm_eva
-from timm.models import generate_default_cfgs, list_models, model_entrypoint
+from timm.models import generate_default_cfgs, model_entrypoint
 from torch import Tensor, nn
 
-from cape_plugins.attention import take_over
+from cape_plugins import fused
+from cape_plugins.attention import with_class
 from cape_plugins.augment import Augmentation
-from cape_plugins.constants import constant
-from cape_plugins.timm.loading import LoadsWeights, not_googles
-from cape_plugins.timm.mark import add_mark
-from cape_plugins.timm.mixed_table import mixed_table
-from cape_plugins.timm.positions import ImageSettings
-from cape_plugins.timm.registry import build, register_models
+from cape_plugins.options import declared
+from cape_plugins.timm.positions import HOST, take_options
+from cape_plugins.timm.registry import register_models
 
 __all__ = ["EvaCape"]
 
-torch.fx.wrap("make_coords_dinov3")  # makes tensors whose sizes depend on the input
+torch.fx.wrap("_coords")  # makes tensors whose sizes depend on the input
+torch.fx.wrap("_mixed")
 
 
 class _Rotary:
@@ -46,11 +46,23 @@ class _Rotary:
             return super().get_embed(shape, dtype)  # type: ignore[misc]
         height, width = self.feat_shape if shape is None else shape
         like = next(iter([*self.buffers(), *self.parameters()]))
-        return constant(_coords, height, width, like=like)
+        return _coords(height, width, like)
 
 
-def _coords(height: int, width: int, device: torch.device) -> Tensor:
+def _coords(height: int, width: int, like: Tensor) -> Tensor:
+    return fused.constant(_make_coords, height, width, like=like)
+
+
+def _make_coords(height: int, width: int, device: torch.device) -> Tensor:
     return make_coords_dinov3(height, width, device=device)[None]  # (1, N, 2)
+
+
+def _mixed(coords: Tensor, frequencies: Tensor) -> Tensor:
+    """timm's table (B, heads, N, 2 · head_dim) of a layer, for coordinates (B, N, 2)."""
+    if fused.usable(coords, frequencies) and not coords.requires_grad:
+        return fused.mixed_table(coords, frequencies)
+    x, y = coords[:, None].unbind(-1)  # (B, 1, N)
+    return layers.get_mixed_freqs(frequencies, x, y, torch.float32)
 
 
 class _Cat(_Rotary, layers.RotaryEmbeddingCat): ...
@@ -62,9 +74,13 @@ class _DinoV3(_Rotary, layers.RotaryEmbeddingDinoV3): ...
 class _Mixed(_Rotary, layers.RotaryEmbeddingMixed): ...
 
 
-_KINDS: dict[str | None, type] = {"cat": _Cat, "dinov3": _DinoV3, "mixed": _Mixed}
+_KINDS: dict[type, type] = {
+    layers.RotaryEmbeddingCat: _Cat,
+    layers.RotaryEmbeddingDinoV3: _DinoV3,
+    layers.RotaryEmbeddingMixed: _Mixed,
+}
 # options of augmentation: ours, and timm's, whose augmentation draws once for a whole batch
-_OURS = ("max_global_shift", "max_local_shift", "max_global_scale")
+_OURS = declared(Augmentation, axes=2).keys() - HOST.sets
 _TIMMS = ("rope_shift_coords", "rope_jitter_coords", "rope_rescale_coords")
 
 
@@ -85,7 +101,7 @@ def _embed(rotary: Any, coords: Tensor, height: int, width: int) -> Any:
     own = own if rotary.grid_indexing == "ij" else own[::-1]
     if isinstance(rotary, _Mixed):
         turned = torch.stack(own, dim=-1)  # (B, N, 2)
-        return [mixed_table(turned, rotary.freqs[:, layer]) for layer in range(rotary.depth)]
+        return [_mixed(turned, rotary.freqs[:, layer]) for layer in range(rotary.depth)]
     turned = torch.stack(own, dim=-1)[..., None]  # (B, N, 2, 1)
     angles = 2 * torch.pi * turned / rotary.periods if dinov3 else turned * rotary.bands
     angles = angles.flatten(2)  # (B, N, head_dim / 2): each stands twice in what timm wants
@@ -95,54 +111,45 @@ def _embed(rotary: Any, coords: Tensor, height: int, width: int) -> Any:
 
 @layers.register_notrace_module  # torch.fx cannot trace its checks
 class CoordinateAugmentation(nn.Module):
-    """CAPE's augmentation of coordinates of images that span [-1, 1] from edge to edge."""
+    """CAPE's augmentation of coordinates of images that span [-1, 1] from edge to edge.
 
-    def __init__(self, settings: ImageSettings) -> None:
+    Args:
+        augmentation: without centring: the whole image is centred, and the patches that
+            ``patch_drop_rate`` keeps need not be.
+        local_shift_is_given: whether ε is that of ``augmentation``; else it is half a patch.
+    """
+
+    def __init__(self, augmentation: Augmentation, local_shift_is_given: bool) -> None:
         super().__init__()
-        self.settings = settings
-        shift, scale = settings.max_global_shift, settings.max_global_scale
-        # not centred: the whole image is, and the patches that patch_drop_rate keeps need not be
-        self.augmentation = Augmentation(shift, 0.0, scale, mean_normalize=False)
+        self.augmentation, self.local_shift_is_given = augmentation, local_shift_is_given
 
     def forward(self, coords: Tensor, batch: int, height: int, width: int) -> Tensor:
-        """(1 or B, N, 2) → (B, N, 2), drawn for each image; ε is half a patch unless set."""
-        local = self.settings.max_local_shift or (1 / height, 1 / width)
+        """(1 or B, N, 2) → (B, N, 2), drawn for each image."""
+        local = None if self.local_shift_is_given else (1 / height, 1 / width)
         return self.augmentation.in_training(coords, batch, max_local_shift=local)
 
 
-class EvaCape(LoadsWeights, timm_eva.Eva):
+class EvaCape(timm_eva.Eva):
     """timm's Eva, whose rotary coordinates CAPE augments in training, each image by itself.
 
-    Args:
-        kwargs: Eva's arguments, and CAPE's bounds: ``max_global_shift`` (Δ; default 0.5),
-            ``max_local_shift`` (ε; default half a patch) and ``max_global_scale`` (λ; default 1.4,
-            about the image's middle). Their unit does not depend on the model: the image spans
-            [-1, 1] from edge to edge. Eva rejects unknown arguments.
-
-    Raises:
-        ValueError: an option is out of range; the model has no rotary positions, or of an unknown
-            kind; or timm's own augmentation of coordinates is on.
+    :meth:`of` makes one of timm's model.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
-        ours = {name: kwargs.pop(name) for name in _OURS if name in kwargs}
-        settings = ImageSettings(pos="cape_rope", **ours)
-        kind = _kind(kwargs)
-        if kind not in _KINDS:
-            raise ValueError(
-                f"CAPE augments rotary positions (cat, dinov3, mixed), this model has {kind} "
-                "(use_rot_pos_emb, rope_type): choose another one"
-            )
-        if timms := ", ".join(f"{n}={kwargs[n]}" for n in _TIMMS if kwargs.get(n) is not None):
-            raise ValueError(f"{timms} augments what CAPE augments: leave it out or use timm's own")
-        super().__init__(**kwargs)
-        self.rope = take_over(_KINDS[kind], self.rope)
-        self.augmentation = CoordinateAugmentation(settings)
-        add_mark(self)
+    augmentation: CoordinateAugmentation
 
-    def load_pretrained(self, checkpoint_path: str, prefix: str = "") -> None:
-        """Raise ValueError: there are no .npz weights for this model."""
-        raise ValueError(not_googles(type(self).__name__, checkpoint_path))
+    @classmethod
+    def of(cls, model: timm_eva.Eva, augmentation: CoordinateAugmentation) -> "EvaCape":
+        """timm's model with this class. It takes over timm's weights, which keep their names.
+
+        Args:
+            model: with rotary positions of a kind that timm calls cat, dinov3 or mixed.
+            augmentation: of its coordinates in training. Its unit does not depend on the model: the
+                image spans [-1, 1] from edge to edge. λ scales about the image's middle.
+        """
+        ours = with_class(model, cls)
+        ours.rope = with_class(model.rope, _KINDS[type(model.rope)])
+        ours.augmentation = augmentation
+        return ours
 
     def _pos_embed(self, x: Tensor) -> tuple[Tensor, Any]:
         """Patches → tokens, and the embedding that timm hands to each block."""
@@ -156,43 +163,54 @@ class EvaCape(LoadsWeights, timm_eva.Eva):
         return x, embedding
 
 
-def _kind(options: dict[str, Any]) -> str | None:
-    """The rotary positions of an Eva with these arguments."""
-    return options.get("rope_type", "cat") if options.get("use_rot_pos_emb") else None
+def _create(name: str, pretrained: bool, *, stock: str, **kwargs: Any) -> nn.Module:
+    """The twin of timm's model ``stock``; ``kwargs`` are timm's, and Δ, ε, λ."""
+    given = {option: kwargs.pop(option) for option in _OURS if option in kwargs}
+    chosen, _ = take_options({"pos": "cape_rope", **given})
+    bounds = {option: chosen.options[option] for option in _OURS}
+    bounds = {option: value for option, value in bounds.items() if value is not None}
+    augmentation = Augmentation(**bounds, mean_normalize=False)
+    if timms := ", ".join(f"{n}={kwargs[n]}" for n in _TIMMS if kwargs.get(n) is not None):
+        raise ValueError(f"{timms} augments what CAPE augments: leave it out or use timm's own")
+    # Sapiens2's have timm's augmentation: ours takes its place
+    made: Any = model_entrypoint(stock)(pretrained, **{**kwargs, **dict.fromkeys(_TIMMS)})
+    theirs: Any = getattr(made, "model", made)  # where features_only wraps it
+    rotary = getattr(theirs, "rope", None)
+    if not isinstance(theirs, timm_eva.Eva) or type(rotary) not in _KINDS:
+        raise ValueError(
+            f"{name} augments rotary positions (cat, dinov3, mixed) of timm's class Eva, and its "
+            f"options make {type(theirs).__name__} with {type(rotary).__name__}: leave out "
+            "use_rot_pos_emb, rope_type, use_naflex, TIMM_USE_NAFLEX and feature_cls"
+        )
+    coordinates = CoordinateAugmentation(augmentation, chosen.local_shift_is_given)
+    ours: Any = EvaCape.of(theirs, coordinates)
+    if theirs is made:
+        made = ours
+    else:
+        made.model = ours
+    for one in (made, ours):
+        one.pretrained_cfg["architecture"] = name  # in the config.json of timm's save_for_hf
+    return made
 
 
-def _arguments(stock: str) -> dict[str, Any]:
-    """Arguments with which timm's function for a name builds an Eva; nothing is built."""
-    function = model_entrypoint(stock)
-    if "_create_eva" not in function.__code__.co_names:
-        return {}
-    # a copy of the function that calls ours instead of timm's builder; timm's stays unchanged
-    names = {**vars(timm_eva), "_create_eva": lambda name, pretrained, **arguments: arguments}
-    return FunctionType(function.__code__, names, stock, function.__defaults__)()
+# of timm's class Eva, these have a learnable table alone
+_NOT_ROTARY = ("eva_giant_*", "eva02_enormous_*")
 
 
 def _twins() -> dict[str, str]:
-    """Our names → timm's of rotary Evas."""
+    """Our names → timm's of rotary Evas; none is built, so that importing stays fast."""
     found = {}
-    for stock, arguments in _STOCK.items():
-        if _kind(arguments) in _KINDS:
+    for stock in timm_eva.default_cfgs:
+        if not any(fnmatch(stock, pattern) for pattern in _NOT_ROTARY):
             name, _, size = stock.rpartition("_")
             found[f"{name}_cape_{size}" if size.isdigit() else f"{stock}_cape"] = stock
-    if not found:
-        raise ImportError(f"timm {timm.__version__} has no rotary model of its class Eva")
     return found
 
 
-def _create(name: str, pretrained: bool, use_naflex: bool | None = None, **kwargs: Any) -> Any:
-    if use_naflex or (use_naflex is None and os.environ.get("TIMM_USE_NAFLEX") == "1"):
-        raise ValueError(f"{name} cannot be a NaFlexVit: leave out use_naflex, TIMM_USE_NAFLEX=1")
-    return build(EvaCape, timm_eva.checkpoint_filter_fn, name, pretrained, **kwargs)
-
-
-def _cfgs() -> dict[str, Any]:
+def _cfgs(twins: dict[str, str]) -> dict[str, Any]:
     """timm's ``default_cfgs`` of pretrained weights, under our names."""
     cfgs = {}
-    for name, stock in _TWINS.items():
+    for name, stock in twins.items():
         for tag, cfg in timm_eva.default_cfgs[stock].cfgs.items():
             suffix = f".{tag}" if tag else ""
             # timm would complete "timm/" with our name
@@ -201,9 +219,6 @@ def _cfgs() -> dict[str, Any]:
     return cfgs
 
 
-_STOCK = {stock: _arguments(stock) for stock in list_models(module="eva")}
-_TWINS = _twins()
-default_cfgs = generate_default_cfgs(_cfgs())
-# Sapiens2's arguments have timm's augmentation: ours takes its place
-models = {name: _STOCK[stock] | dict.fromkeys(_TIMMS) for name, stock in _TWINS.items()}
-register_models(__name__, _create, models)
+TWINS = _twins()
+default_cfgs = generate_default_cfgs(_cfgs(TWINS))
+register_models(__name__, _create, {name: dict(stock=stock) for name, stock in TWINS.items()})

@@ -1,234 +1,124 @@
-"""How our timm models load weights, in each of timm's ways.
+"""What our ViTs do with weights of other models: of other variants and sizes, timm's own, .npz.
 
-timm loads in three ways: by ``model.load_state_dict`` (``checkpoint_path``, ``--resume``), by a
-filter and then ``load_state_dict`` (``pretrained=True``), and by ``model.load_pretrained`` (.npz).
-All of them end in :class:`LoadsWeights`.
+Reading and loading files is timm's. The mark in checkpoints is the core's: it refuses another
+variant's, but ``--pretrained`` may start from weights of any.
 """
 
 import logging
-import re
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from typing import Any
 
-import timm
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from cape_plugins.timm import files, google
+from cape_plugins.mark import VariantMark, variant_of
 
 _logger = logging.getLogger(__name__)
-
-Filter = Callable[[dict[str, Any], Any], dict[str, Tensor]]
-
-_PRETRAINED = "--pretrained --pretrained-path, in Python pretrained_cfg_overlay=dict(file=…)"
-_NAFLEX = "embeds.proj.weight"
-_VIT = "patch_embed.proj.weight"
-_QUOTED = '"([^"]+)"'
+_MARK = "position.mark."  # in the names of the mark's entries
 
 
-class WeightsError(ValueError, RuntimeError):
-    """Weights do not fit. It is a ValueError, as our other errors, and PyTorch's RuntimeError."""
+class NoGoogles(nn.Module):
+    """Mixed into our ViTs, which do not read Google's layout (.npz) as timm's own do."""
 
-
-class LoadsWeights(nn.Module):
-    """Mixed into our models: the error for weights that do not fit is one line."""
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """As PyTorch's.
+    def load_pretrained(self, checkpoint_path: str, prefix: str = "") -> None:
+        """What timm calls for an .npz.
 
         Raises:
-            WeightsError: the weights have another architecture, size or layout.
-            ValueError: the weights were trained with another variant.
+            ValueError: always.
         """
-        for name in (_VIT, _NAFLEX):
-            if _was_reshaped(state_dict.get(name)):
-                raise WeightsError(
-                    "remap=True reshapes the patch embedding, but a ViT and a NaFlexVit take a "
-                    f"patch's pixels in another order: use {_PRETRAINED}"
-                )
-        try:
-            return super().load_state_dict(state_dict, strict=strict, assign=assign)
-        except RuntimeError as error:
-            if isinstance(error, WeightsError) or "loading state_dict" not in str(error):
-                raise
-            check_architecture(state_dict, self)
-            raise WeightsError(_in_one_line(str(error), state_dict, self)) from error
-
-
-class LoadsGoogles(LoadsWeights):
-    """Mixed into our ViTs: they load weights in Google's layout (.npz) too."""
-
-    _filter: Filter
-
-    def load_pretrained(self: Any, checkpoint_path: str, prefix: str = "") -> None:
-        """Load an .npz in Google's layout, with the result of loading timm's state dict of it.
-
-        If the file's head is for other classes, the model's head stays as it was initialized, as in
-        timm, and the log says so.
-
-        Raises:
-            ValueError: as :func:`cape_plugins.timm.google.read` and :meth:`load_state_dict`.
-        """
-        embeds = getattr(self, "embeds", None)
-        in_chans = self.patch_embed.proj.in_channels if embeds is None else embeds.in_chans
-        weights = google.read(checkpoint_path, prefix, in_chans)
-        weights = type(self)._filter(weights, self)
-        own = self.state_dict()
-        heads = {name: one for name, one in own.items() if name.startswith("head.")}
-        theirs = {name: one for name, one in weights.items() if name.startswith("head.")}
-        shapes = [{name: one.shape for name, one in each.items()} for each in (heads, theirs)]
-        if shapes[0] != shapes[1]:
-            classes = len(theirs["head.bias"]) if theirs else 0
-            _logger.warning(
-                f"the head of {checkpoint_path} is for {classes} classes, the model's for "
-                f"{self.num_classes}: the model's stays as it was initialized"
-            )
-            kept = {name: one for name, one in weights.items() if name not in theirs}
-            weights = kept | heads
-        self.load_state_dict(weights)
-
-
-def check_architecture(state_dict: Mapping[str, Any], model: Any) -> None:
-    """Compare width and depth.
-
-    Raises:
-        WeightsError: the weights are not a ViT's, or the model has another width or depth.
-    """
-    blocks = {name.split(".")[1] for name in state_dict if name.startswith("blocks.")}
-    if not blocks and isinstance(state_dict.get("state_dict"), Mapping):
-        raise WeightsError("this is a whole checkpoint of a training: give its ['state_dict']")
-    if not blocks:
-        first = ", ".join(str(name) for name in [*state_dict][:3]) or "nothing"
-        raise WeightsError(
-            f"the checkpoint is not a ViT with timm's names, it has {first}: give one of "
-            f"{type(model).__name__}, or of the timm model with its sizes"
-        )
-    norm = state_dict.get("blocks.0.norm1.weight")
-    width = model.embed_dim if norm is None else len(norm)
-    if (width, len(blocks)) != (model.embed_dim, len(model.blocks)):
-        raise WeightsError(
-            f"the checkpoint is a ViT of width {width} with {len(blocks)} blocks, the model has "
-            f"width {model.embed_dim} and {len(model.blocks)} blocks: create the model it fits"
+        raise ValueError(
+            f"{checkpoint_path} is not for {type(self).__name__}: load it into timm's own ViT of "
+            "the same size, torch.save that model's state_dict(), and give this file"
         )
 
 
-def checked(filter_fn: Filter) -> Filter:
-    """Wrap a filter of checkpoints so that it refuses or logs weights that the checkpoint lacks.
-
-    Learned positional weights belong to a variant. Those that the checkpoint lacks stay as they
-    were initialized; those that only the checkpoint has are dropped. The log says so.
-    """
-
-    def run(state_dict: dict[str, Any], model: Any) -> dict[str, Tensor]:
-        for whole in ("state_dict", "model"):  # a whole checkpoint, as hf-hub: may hand it over
-            inner = state_dict.get(whole)
-            state_dict = dict(inner) if isinstance(inner, Mapping) else state_dict
-        weights = dict(filter_fn(state_dict, model))
-        own = model.state_dict()
-        for name in [name for name in weights if name not in own and _is_positional(name)]:
-            del weights[name]
-            _logger.warning(f"dropped {name} of the checkpoint: this model has no such weight")
-        missing = [name for name in own if name not in weights and not name.startswith("head.")]
-        body = [name for name in missing if name.startswith(("blocks.", "patch_", "embeds.proj"))]
-        body = [name for name in body if not _is_positional(name)]
-        if body:
-            advice = _kinds(weights, own) or "give one that has them"
-            raise WeightsError(f"the checkpoint lacks {_some(body)}: {advice}")
-        if missing:
-            _logger.warning(
-                f"the checkpoint lacks {_some(missing)}: they stay as they were initialized"
-            )
-        return weights | {name: own[name] for name in missing if _is_positional(name)}
-
-    return run
+def prepare_loading(model: nn.Module) -> None:
+    """Complete one of our ViTs: it converts the weights that it loads."""
+    model.register_load_state_dict_pre_hook(convert)
+    # a ViT has no other buffers, and DDP would synchronize those of the mark at each step
+    marks = [name for name, _ in model.named_buffers() if _MARK in name]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, marks)
 
 
-def layer_scale(model: nn.Module) -> dict[str, Tensor]:
-    """Layer scale of 1, for weights without layer scale: it is what they were trained with."""
-    own = model.named_parameters()
-    return {name: torch.ones_like(one) for name, one in own if name.endswith(".gamma")}
+def drop_mark(state_dict: dict[str, Any], mark: VariantMark) -> None:
+    """Drop a checkpoint's mark; a line in the log says what its model was, if not like this."""
+    theirs = {name: state_dict.pop(name) for name in [*state_dict] if _MARK in name}
+    trained, now = _described(theirs), _described(dict(mark.named_buffers()))
+    if theirs and trained != now:
+        _logger.warning(f"the weights were trained with {trained}, now with {now}")
 
 
-def take_file(name: str, kwargs: dict[str, Any], is_vit: bool) -> tuple[dict[str, Any], Any]:
-    """Arguments of ``build_model_with_cfg`` for ``pretrained=True``; an .npz is read here.
+def _described(entries: Mapping[str, Tensor]) -> str:
+    named = [f"pos={variant_of(entries)}"]
+    for name, one in sorted(entries.items()):
+        if one.numel():
+            value = ",".join(f"{number:g}" for number in one.flatten().tolist())
+            named.append(f"{name.rpartition('.')[2]}={value}")
+    return " ".join(named)
 
-    Returns:
-        The arguments, and timm's ``pretrained_cfg``, which says where the weights are.
+
+def convert(model: Any, state_dict: dict[str, Any], prefix: str = "", *_: Any) -> None:
+    """Drop a standard ViT's table of positions, with a line in the log.
+
+    The table's row for the class token becomes that token's position. A table with a row for each
+    of the model's patches, or a square number of rows, has no such row (timm's no_embed_class), and
+    the position becomes zero. The function is also a hook before ``load_state_dict``, because
+    timm's ``--initial-checkpoint`` calls no filter. ``prefix`` is given if the model is a part of
+    another.
 
     Raises:
-        ValueError: an .npz is damaged, or the model is not one of our ViTs.
+        ValueError: the weights have another width or number of blocks.
     """
-    overlay = kwargs.get("pretrained_cfg_overlay") or {}
-    cfg = timm.models.resolve_pretrained_cfg(name, kwargs.get("pretrained_cfg"), overlay)
-    is_file = cfg.file and not cfg.state_dict and cfg.source not in ("hf-hub", "local-dir")
-    if is_file and str(cfg.file).lower().endswith((".npz", ".npy")):
-        if not is_vit:
-            raise ValueError(not_googles(name, cfg.file))
-        overlay = {**overlay, "state_dict": google.read(str(cfg.file))}
-        kwargs = {**kwargs, "pretrained_cfg_overlay": overlay}
-    return kwargs, cfg
+    _check_size(model, state_dict, prefix)
+    embeds = getattr(model, "embeds", model)
+    within = prefix if embeds is model else f"{prefix}embeds."
+    tables = (f"{prefix}pos_embed", f"{within}pos_embed")  # of a ViT, of a NaFlexVit
+    for name in [name for name in state_dict if name.startswith(tables)]:
+        table = state_dict.pop(name)
+        _logger.warning(
+            f"dropped {name} {tuple(table.shape)} of the checkpoint: positions are computed here, "
+            "and the other weights, which are kept, learn to use them in training"
+        )
+        if table.ndim == 3 and embeds.cls_pos_embed is not None:
+            rows = table.shape[1]
+            patches = model.patch_embed.num_patches if embeds is model else 0
+            is_square = math.isqrt(rows) ** 2 == rows
+            of_patches = rows == patches or (is_square and rows != patches + 1)
+            has_row = f"{prefix}cls_token" in state_dict and not of_patches
+            state_dict[f"{within}cls_pos_embed"] = table[:, :1] * (1.0 if has_row else 0.0)
 
 
-def fault_of(cfg: Any) -> str | None:
-    """What is wrong with the file or folder of the weights; None if no fault is found."""
-    if cfg.source == "local-dir":
-        return files.fault_in_folder(cfg.file)
-    return files.fault(cfg.file) if cfg.file and cfg.source != "hf-hub" else None
+def _check_size(model: Any, state_dict: Mapping[str, Any], prefix: str) -> None:
+    norm = state_dict.get(f"{prefix}blocks.0.norm1.weight")
+    before = f"{prefix}blocks."
+    blocks = {n.removeprefix(before).split(".")[0] for n in state_dict if n.startswith(before)}
+    if norm is not None and (len(norm), len(blocks)) != (model.embed_dim, len(model.blocks)):
+        raise ValueError(
+            f"the checkpoint has width {len(norm)} with {len(blocks)} blocks, the model width "
+            f"{model.embed_dim} with {len(model.blocks)} blocks: create the model it fits"
+        )
 
 
-def not_googles(name: str, path: Any) -> str:
-    """The error message of a model that is not a plain ViT, for an .npz."""
-    return (
-        f"{path} is for plain ViTs (vit_*), {name} is none: give a .pth or .safetensors of it, or "
-        "of timm's model that it is like"
-    )
+def complete(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Pretrained weights of any variant, with what this model learns about positions.
+
+    What only the checkpoint has is dropped, what only the model has stays as it was initialized,
+    and the log says so. Layer scale that the checkpoint lacks becomes 1: it was trained without.
+    """
+    own = {name: one for name, one in model.state_dict().items() if _MARK not in name}
+    ours = {name for name in own if is_positional(name)}
+    theirs = {name for name in weights if is_positional(name)}
+    if dropped := theirs - ours:
+        _logger.warning(f"dropped of the checkpoint: {', '.join(sorted(dropped))}")
+    if kept := ours - theirs:
+        _logger.warning(f"not in the checkpoint, as initialized: {', '.join(sorted(kept))}")
+    found = {name: torch.ones_like(one) for name, one in own.items() if name.endswith(".gamma")}
+    found |= {name: own[name] for name in kept}
+    return found | {name: one for name, one in weights.items() if name not in dropped}
 
 
-def _is_positional(name: str) -> bool:
-    return ".positional." in name or name.endswith("cls_pos_embed")
-
-
-def _was_reshaped(weight: Any) -> bool:
-    """A patch embedding (dim, C, H, W) whose rows became (dim, H · W · C) by reshape, or back."""
-    base = getattr(weight, "_base", None)
-    if base is None or sorted((base.ndim, weight.ndim)) != [2, 4]:
-        return False
-    channels, *sides = (base if base.ndim == 4 else weight).shape[1:]
-    mixes = channels > 1 and max(sides) > 1
-    return mixes and torch.equal(base.flatten(1), weight.flatten(1))
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
-
-
-def _kinds(given: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    if _NAFLEX in given and _VIT in own:
-        return "it is a NaFlexVit's, this model a ViT: create it as naflexvit_* or use_naflex=True"
-    if _VIT in given and _NAFLEX in own:
-        return f"it is a ViT's, this model a NaFlexVit, which takes it by {_PRETRAINED}"
-    return ""
-
-
-def _in_one_line(error: str, given: Mapping[str, Any], model: nn.Module) -> str:
-    """Shorten PyTorch's error, which names every weight on several lines."""
-    found = []
-    lines = [line.strip() for line in error.split("\n\t")[1:]]
-    for kind, verb in (("Missing", "lacks"), ("Unexpected", "has besides")):
-        for line in lines:
-            if line.startswith(kind):
-                found.append(f"{verb} {_some(re.findall(_QUOTED, line))}")
-    shapes = r"copying a param with shape torch.Size\((.+?)\) from .*torch.Size\((.+?)\)\.?"
-    ours = r"\1 in the checkpoint, \2 in the model"
-    sizes = [re.sub(shapes, ours, line) for line in lines if line.startswith("size mismatch")]
-    if sizes:
-        more = f" (and {len(sizes) - 1} more)" if len(sizes) > 1 else ""
-        found.append(sizes[0] + more)
-    told = "; ".join(found) or " ".join(error.split())
-    advice = _kinds(given, model.state_dict())
-    if not advice:
-        advice = f"create the checkpoint's model, or start from its weights by {_PRETRAINED}"
-    return f"the checkpoint does not fit {type(model).__name__}: {told}: {advice}"
+def is_positional(name: str) -> bool:
+    """Whether a weight of this name is learned about positions; like timm's it gets no decay."""
+    return not {"position", "positional", "cls_pos_embed"}.isdisjoint(name.split("."))

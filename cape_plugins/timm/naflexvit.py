@@ -12,17 +12,25 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from timm.data import IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD
 from timm.layers import register_notrace_module, trunc_normal_
 from timm.models import naflexvit
 from torch import Tensor, nn
 
-from cape_plugins.attention import take_over
-from cape_plugins.timm import attention
-from cape_plugins.timm.loading import LoadsGoogles, layer_scale
-from cape_plugins.timm.mark import adapt, add_mark, convert
-from cape_plugins.timm.positions import ImageSettings, PatchPositions
+from cape_plugins.attention import with_class
+from cape_plugins.module import Positions
+from cape_plugins.timm.attention import (
+    block_classes,
+    class_position,
+    install_positions,
+    positional_parameters,
+    whole_mask,
+)
+from cape_plugins.timm.loading import NoGoogles, complete, convert, drop_mark, prepare_loading
+from cape_plugins.timm.positions import Chosen, after_prefix, take_options
 from cape_plugins.timm.registry import SIZES, build, register_variants
+from cape_plugins.variants import get
 
 __all__ = ["NaFlexVitCape"]
 
@@ -59,11 +67,17 @@ def naflex_positions(
 
 @register_notrace_module
 class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
-    """timm's NaFlexEmbeds; :meth:`take` completes one of timm's, which NaFlexVit makes itself."""
+    """timm's NaFlexEmbeds; :meth:`complete` completes timm's, which NaFlexVit makes itself.
 
-    def take(self, position: PatchPositions) -> None:
+    Attributes:
+        position: the core's module.
+        extent: the paper's γ; an evaluation may change it (Table 6).
+    """
+
+    def complete(self, position: Positions, chosen: Chosen) -> None:
         """Add positions from now on, before the dropout."""
-        self.position, self.cls_pos_embed = position, position.class_position(self.cls_token)
+        self.position, self.cls_pos_embed = position, class_position(self.cls_token, position)
+        self.extent, self.local_shift_is_given = chosen.extent, chosen.local_shift_is_given
         self.pos_drop_after, self.pos_drop = self.pos_drop, nn.Dropout(0.0)
 
     def reset_parameters(self) -> None:
@@ -73,13 +87,18 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
             trunc_normal_(self.cls_pos_embed, std=0.02)
 
     def forward(
-        self, x: Tensor, patch_coord: Tensor | None = None, patch_valid: Tensor | None = None
+        self,
+        x: Tensor,
+        patch_coord: Tensor | None = None,
+        patch_valid: Tensor | None = None,
+        attn_mask: Tensor | None = None,
     ) -> tuple[Any, ...]:
         """Images (B, C, H, W), or patches with coordinates, as in timm.
 
         Returns:
             (B, prefix + N, dim) tokens, the grid of images (None for patches), and where the
-            variant sits in self-attention what the blocks get, (1 or B, prefix + N, …).
+            variant sits in self-attention what the blocks get: positions, and ``attn_mask``, or
+            without one a mask of the padding.
 
         Raises:
             ValueError: the patch size does not divide an image, without ``dynamic_img_pad``.
@@ -93,21 +112,28 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
                 )
         grid: Any
         x, grid = super().forward(x, patch_coord, patch_valid)
-        prefix, patches = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
+        if not self.position.has_positions:
+            return self.pos_drop_after(x), grid
         if self.cls_pos_embed is not None:
-            prefix = torch.cat([prefix[:, :1] + self.cls_pos_embed, prefix[:, 1:]], dim=1)
+            x = torch.cat([x[:, :1] + self.cls_pos_embed, x[:, 1:]], dim=1)
         if patch_coord is None:
             axes = (torch.arange(side, device=x.device) for side in grid)
             patch_coord = torch.cartesian_prod(*axes)[None]  # (1, N, 2)
-        extent, keep_aspect = self.position.extent, self.pos_embed_ar_preserving
-        where, spans = naflex_positions(patch_coord, patch_valid, extent, keep_aspect)
-        padded = patch_valid is not None
-        patches, positions = self.position(patches, where, extent / spans, padded)
-        tokens = self.pos_drop_after(torch.cat([prefix, patches], dim=1))
-        return (tokens, grid) if positions is None else (tokens, grid, positions)
+        extent, prefix = self.extent, self.num_prefix_tokens
+        where, spans = naflex_positions(
+            patch_coord, patch_valid, extent, self.pos_embed_ar_preserving
+        )
+        mask = whole_mask(x, attn_mask, is_causal=False)
+        if mask is None and patch_valid is not None:
+            mask = F.pad(patch_valid.bool(), (prefix, 0), value=True)[:, None]  # (B, 1, prefix + N)
+        shift = None if self.local_shift_is_given else extent / spans
+        where = after_prefix(where, prefix)
+        x, given = self.position(x, where, mask, max_local_shift=shift)
+        found = self.pos_drop_after(x), grid
+        return found if self.position.variant.attends is None else (*found, given)
 
 
-class NaFlexVitCape(LoadsGoogles, naflexvit.NaFlexVit):
+class NaFlexVitCape(NoGoogles, naflexvit.NaFlexVit):
     """timm's NaFlexVit with positions computed from the patch coordinates.
 
     Takes what NaFlexVit takes: batches of timm's NaFlex loader (dicts), and plain images. Its class
@@ -117,7 +143,7 @@ class NaFlexVitCape(LoadsGoogles, naflexvit.NaFlexVit):
         cfg: timm's configuration; its ``pos_embed`` is not used. Of the other options of timm's
             table ``pos_embed_ar_preserving`` is taken: True keeps the aspect ratio, the longer
             axis running from -1 to 1, the shorter one at the same distance between patches.
-        kwargs: the fields of :class:`cape_plugins.timm.positions.ImageSettings` and of timm's
+        kwargs: ``pos`` and the options as in :class:`VisionTransformerCape`, the fields of timm's
             configuration, and the other arguments of timm's NaFlexVit, which rejects unknown ones.
 
     Raises:
@@ -127,21 +153,20 @@ class NaFlexVitCape(LoadsGoogles, naflexvit.NaFlexVit):
     embeds: NaFlexEmbedsCape
 
     def __init__(self, cfg: naflexvit.NaFlexVitCfg | None = None, **kwargs: Any) -> None:
-        settings, kwargs = ImageSettings.split(kwargs)
+        chosen, kwargs = take_options(kwargs)
         cfg = cfg or naflexvit.NaFlexVitCfg()
         given = {**vars(cfg), **kwargs}
-        _refuse_table_options(given, settings)
-        kwargs |= {"pos_embed": "none", **attention.block_classes(settings, given)}
+        _refuse_table_options(given, chosen.pos)
+        kwargs |= {"pos_embed": "none", **block_classes(chosen.pos, given)}
         super().__init__(cfg, **kwargs)
         patches = max(self.embeds.pos_embed_grid_size or [16])
-        self.embeds = take_over(NaFlexEmbedsCape, self.embeds)
-        self.embeds.take(attention.install_positions(self, settings, patches))
-        add_mark(self)
-        self.register_load_state_dict_pre_hook(convert)
+        self.embeds = with_class(self.embeds, NaFlexEmbedsCape)
+        self.embeds.complete(install_positions(self, chosen, patches), chosen)
+        prepare_loading(self)
 
     def no_weight_decay(self) -> set[str]:
         """timm's set, and what is learned about positions."""
-        return {*super().no_weight_decay(), *attention.positional_parameters(self)}
+        return {*super().no_weight_decay(), *positional_parameters(self)}
 
     def _forward_embeds(
         self,
@@ -150,22 +175,18 @@ class NaFlexVitCape(LoadsGoogles, naflexvit.NaFlexVit):
         patch_valid: Tensor | None,
         attn_mask: Tensor | None,
     ) -> dict[str, Any]:
-        if self.embeds.position.attention_settings is None:
+        if self.embeds.position.variant.attends is None:
             return super()._forward_embeds(x, patch_coord, patch_valid, attn_mask)
-        x, _, positions = self.embeds(x, patch_coord=patch_coord, patch_valid=patch_valid)
-        if attn_mask is None and not attention.hides(self):
-            keys_only, prefix = self.use_key_only_attn_mask, self.num_prefix_tokens
-            attn_mask = naflexvit.create_attention_mask(
-                patch_valid, prefix, not keys_only, q_len=1 if keys_only else None, dtype=x.dtype
-            )
-        found = dict(patches=self.norm_pre(x), patch_valid=patch_valid, attn_mask=attn_mask)
-        return {**found, "rope_embeds": positions}  # timm hands the blocks what has this name
+        x, _, given = self.embeds(x, patch_coord, patch_valid, attn_mask)
+        # timm hands the blocks what has the name rope_embeds; the mask is in it
+        return dict(patches=self.norm_pre(x), patch_valid=patch_valid, rope_embeds=given)
 
 
-def _refuse_table_options(given: dict[str, Any], settings: ImageSettings) -> None:
+def _refuse_table_options(given: dict[str, Any], pos: str) -> None:
+    variant = get(pos, axes=2)
     taken = {
-        "pos_embed_ar_preserving": settings.takes("extent"),  # all but nopos
-        "pos_embed_grid_size": settings.variant.attention is not None,
+        "pos_embed_ar_preserving": variant.has_positions,
+        "pos_embed_grid_size": variant.attends is not None,
         "pos_embed_interp_mode": given["enable_patch_interpolator"],
     }
     for field in fields(naflexvit.NaFlexVitCfg):
@@ -173,40 +194,26 @@ def _refuse_table_options(given: dict[str, Any], settings: ImageSettings) -> Non
         if refused and given[field.name] not in (None, field.default):
             raise ValueError(
                 f"{field.name} = {given[field.name]!r} is for a table of positions, which "
-                f"{settings.pos} does not have: leave it out"
+                f"{pos} does not have: leave it out"
             )
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Any], model: NaFlexVitCape) -> dict[str, Tensor]:
-    """:func:`cape_plugins.timm.mark.adapt`, which raises ValueError, then timm's filter.
+    """timm's filter for weights of its own ViTs and NaFlexVits and of ours, of any variant.
 
-    Checkpoints of our ViTs are taken too; layer scale that they do not have becomes 1.
+    Raises:
+        ValueError: the weights have another width or number of blocks.
     """
     state_dict = dict(state_dict)
-    adapt(state_dict, model)
+    drop_mark(state_dict, model.embeds.position.mark)
+    convert(model, state_dict)
     class_row = state_dict.pop("cls_pos_embed", None)  # of our ViTs
-    if class_row is not None and model.embeds.cls_pos_embed is not None:
+    if class_row is not None:
         state_dict["embeds.cls_pos_embed"] = class_row
-    return {**layer_scale(model), **naflexvit.checkpoint_filter_fn(state_dict, model)}
+    return complete(naflexvit.checkpoint_filter_fn(state_dict, model), model)
 
-
-NaFlexVitCape._filter = checkpoint_filter_fn
 
 _create = partial(build, NaFlexVitCape, checkpoint_filter_fn)
-
-
-def create_from_vit(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """timm's ``use_naflex=True`` for a ViT's name and arguments; ValueError for no_embed_class."""
-    if kwargs.pop("no_embed_class", False):
-        raise ValueError("use_naflex=True and no_embed_class=True do not go together: drop one")
-    kwargs.pop("dynamic_img_size", None)  # it takes images of all sizes
-    kwargs = dict(class_token=True, pos_embed_grid_size=None, global_pool="token") | kwargs
-    if "scale_attn_norm" in kwargs:
-        kwargs["scale_attn_inner_norm"] = kwargs.pop("scale_attn_norm")
-    if kwargs.get("fc_norm") is None:
-        kwargs["fc_norm"] = kwargs["global_pool"] in ("avg", "avgmax", "max")
-    return _create(name, pretrained, **kwargs)
-
 
 default_cfgs: dict[str, Any] = {}
 # but for sizes and positions as timm's naflexvit_base_patch16_gap, to compare with it

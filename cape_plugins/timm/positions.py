@@ -1,147 +1,127 @@
-"""Positions of patches: the options of our models, and the module that adds positions.
+"""Positions of patches: the options of our models, and grids with their prefix tokens.
 
->>> position = PatchPositions(384, ImageSettings(pos="cape", max_global_scale=1.2))
->>> patches, _ = position(patches, patch_grid(14, 14)[None], (1 / 14, 1 / 14))  # (B, 196, 384)
+>>> positions, timms = take_options({"pos": "cape", "max_global_scale": 1.2, "depth": 6})
+>>> where = grid_with_prefix(14, 14, positions.extent, prefix=1, like=x)    # (1, 1 + 196, 2)
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import register_notrace_module, trunc_normal_
-from torch import Tensor, nn
+from torch import Tensor
 
-from cape_plugins.attention import AttentionSettings
-from cape_plugins.checks import check_positive, is_number
-from cape_plugins.settings import PositionSettings, split_options
-from cape_plugins.variants import VARIANTS, names, prepare
+from cape_plugins import fused
+from cape_plugins.checks import check_positive
+from cape_plugins.options import POSITION, Host, option
+from cape_plugins.positions import patch_grid
+from cape_plugins.variants import get
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageSettings(PositionSettings):
-    """The options about positions; each axis of an image runs from -1 to 1 (section 4.1).
-
-    Attributes:
-        max_global_shift: bound of Δ on each axis; 0.5 as in the paper.
-        max_global_scale: bound of λ; 1.4 as in the paper.
-        max_local_shift: bound of ε, one number or (height, width). None, as in the paper, is
-            extent / N per axis with N patches along it, so that neighbours keep their order.
-        extent: the paper's γ (Table 6): axes run from -extent to extent; 1 in training.
-        frequency_scale: multiplies all frequencies; 1 in the paper, 0.1 in models ``…_low_…``.
-        attention_logn: number of tokens in training, class token and registers included: 197 at
-            224 pixels. None or 0: off.
+class ImageOptions:
+    """The options that images alone have.
 
     Raises:
-        ValueError: a value is out of range, or the variant does not take the option.
+        ValueError: a value is out of range.
     """
 
-    axes: ClassVar[int] = 2
-    mean_normalize: ClassVar[bool] = False  # a grid is centred already
-
-    max_global_shift: float = 0.5
-    max_local_shift: float | tuple[float, float] | None = None
-    max_global_scale: float = 1.4
-    extent: float = 1.0
+    extent: float = option(
+        1.0,
+        "the paper's γ (Table 6): axes run from - this to this; 1 in training",
+        unit=POSITION,
+        taken_by=lambda variant: variant.has_positions,
+    )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_positive("extent", self.extent)
-        shift: Any = self.max_local_shift
-        if shift is not None:
-            pair = (shift, shift) if is_number(shift) else tuple(shift)  # a list in JSON
-            if len(pair) != 2:
-                raise ValueError(f"max_local_shift must be a number or (height, width), got {pair}")
-            object.__setattr__(self, "max_local_shift", (float(pair[0]), float(pair[1])))
-        self.refuse_options()
-
-    @classmethod
-    def split(cls, options: Mapping[str, Any]) -> tuple["ImageSettings", dict[str, Any]]:
-        """Split a model's options into our settings and timm's options.
-
-        Raises:
-            ValueError: as the class; or learned absolute embeddings are asked for, which are timm's
-                own models.
-        """
-        ours, timms = split_options(cls, options)
-        asked = VARIANTS.get(ours.get("pos", "cape"))
-        if "pos_embed" in timms or (asked is not None and asked.adds == "table"):
-            raise ValueError(
-                "learnable absolute positions (abspos, pos_embed) are timm's own models: create "
-                f"vit_tiny_patch16_224 and its like; here pos is one of {', '.join(names(2))}"
-            )
-        return cls(**ours), timms
 
 
-@register_notrace_module  # torch.fx cannot trace tensors whose sizes depend on the input
-class PatchPositions(nn.Module):
-    """Augments the positions of patches once, adds them, and prepares them for self-attention.
+#: each axis of an image runs from -1 to 1 (section 4.1); Δ and λ are the paper's
+HOST = Host(
+    axes=2,
+    unit="half images",
+    defaults=dict(
+        max_global_shift=0.5,
+        max_local_shift=None,  # extent / N with N patches along an axis: they keep their order
+        max_global_scale=1.4,
+    ),
+    sets=frozenset({"mean_normalize", "random_range", "spread", "alibi_unit"}),
+    own=ImageOptions,
+    advice="start from its weights by --pretrained --pretrained-path",
+)
 
-    Args:
-        dim: channels.
-        settings: variant and augmentation.
-        attention_settings: settings of self-attention; None if the variant leaves it alone.
-        prefix: number of tokens before the patches (class token, registers) without a position.
+
+@functools.cache
+def options_of(pos: str) -> str:
+    """The options of a variant with their defaults, a line for each."""
+    every, names = HOST.options(), [*HOST.choose(pos, {})[0]]
+    names += ["extent"] if get(pos, axes=2).has_positions else []
+    return (
+        "\n".join(f"{name} ({every[name].default}): {every[name].help}" for name in names) or "none"
+    )
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a user asks of positions, checked.
+
+    Attributes:
+        pos: the variant.
+        options: for the core's module; None where the host decides.
+        extent: the paper's γ; an evaluation may change it.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        settings: ImageSettings,
-        attention_settings: AttentionSettings | None = None,
-        prefix: int = 0,
-    ) -> None:
-        super().__init__()
-        self.settings, self.prefix = settings, prefix
-        self.attention_settings = attention_settings
-        self.extent = float(settings.extent)  # an evaluation may change it (Table 6)
-        # a grid is spread evenly over the range of random positions already
-        span = (-self.extent, self.extent)
-        self.embedding = settings.embedding(dim, random_range=span, spread=False)
+    pos: str
+    options: Mapping[str, Any]
+    extent: float
 
-    def forward(
-        self,
-        patches: Tensor,
-        positions: Tensor,
-        local_shift: Tensor | tuple[float, float],
-        padded: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Add positions (B or 1, N, 2), from -extent to extent, NaN at padding, to (B, N, dim).
+    @property
+    def local_shift_is_given(self) -> bool:
+        """Whether ε is the user's; else it depends on the number of patches of each image."""
+        return self.options.get("max_local_shift") is not None
 
-        ``local_shift`` is the default bound of ε: one per axis, or one per image and axis as a
-        tensor (B or 1, 1, 2). ``padded`` says that there is padding: self-attention hides it where
-        the variant can.
 
-        Returns:
-            The patches with positions, and the positions for the blocks, (B or 1, prefix + N, …),
-            or None if the variant leaves self-attention alone.
-        """
-        if self.embedding.adds_nothing and self.attention_settings is None:
-            return patches, None
-        default = local_shift if self.settings.max_local_shift is None else None
-        batch = patches.shape[0]  # len() would be a constant under torch.export
-        moved = self.embedding.augment(positions, batch, max_local_shift=default)  # (1|B, N, 2)
-        prepared = None
-        if self.attention_settings is not None:
-            tokens = F.pad(moved, (0, 0, self.prefix, 0), value=float("nan"))  # prefix + N
+def take_options(given: Mapping[str, Any]) -> tuple[Chosen, dict[str, Any]]:
+    """Split the arguments of a model into those about positions, checked, and timm's.
 
-            def padding() -> Tensor:  # (B, 1, prefix + N)
-                return F.pad(positions[..., 0].isnan(), (self.prefix, 0), value=False)[:, None]
+    Raises:
+        ValueError: unknown variant, an option that it does not take or of a wrong kind; or learned
+            absolute embeddings are asked for, which are timm's own models.
+    """
+    ours, timms = HOST.split(given)
+    pos = ours.pop("pos", "cape")
+    if "pos_embed" in timms or pos == "abspos":
+        raise ValueError(
+            "learnable absolute positions (abspos, pos_embed) are timm's own models: create "
+            f"vit_tiny_patch16_224 and its like; here pos is one of {', '.join(HOST.names())}"
+        )
+    shift = ours.get("max_local_shift")
+    if isinstance(shift, list | tuple):  # a list in JSON
+        if len(shift) != 2:
+            raise ValueError(f"max_local_shift must be a number or (height, width), got {shift}")
+        ours["max_local_shift"] = tuple(shift)
+    options, own = HOST.choose(pos, ours)
+    assert own is not None
+    return Chosen(pos, options, float(own.extent)), timms
 
-            prepared = prepare(
-                self.settings.pos,
-                tokens,
-                self.attention_settings,
-                hidden=padding if padded else None,
-                dtype=patches.dtype,
-            )
-        return self.embedding.add(patches, moved), prepared
 
-    def class_position(self, cls_token: Tensor | None) -> nn.Parameter | None:
-        """The class token's learnable position; none where patches get nothing at the input."""
-        if cls_token is None or self.embedding.adds_nothing:
-            return None
-        position = nn.Parameter(torch.empty_like(cls_token))
-        trunc_normal_(position, std=0.02)
-        return position
+def grid_with_prefix(height: int, width: int, extent: float, prefix: int, like: Tensor) -> Tensor:
+    """Positions of a grid of patches after tokens without a position (class token, registers).
+
+    Returns:
+        (1, prefix + height · width, 2) float32 on the device of ``like``, NaN in the prefix. Nobody
+        may write into it.
+    """
+    return fused.constant(_grid, height, width, extent, prefix, like=like)
+
+
+def _grid(height: int, width: int, extent: float, prefix: int, device: torch.device) -> Tensor:
+    return after_prefix(patch_grid(height, width, extent=extent, device=device)[None], prefix)
+
+
+def after_prefix(positions: Tensor, prefix: int) -> Tensor:
+    """Positions (B, N, 2) of patches → (B, prefix + N, 2), NaN in the prefix."""
+    return F.pad(positions, (0, 0, prefix, 0), value=float("nan"))

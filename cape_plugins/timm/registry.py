@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from typing import Any
 
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, generate_default_cfgs, is_model, register_model
 from torch import Tensor, nn
 
-from cape_plugins.timm.loading import LoadsGoogles, WeightsError, checked, fault_of, take_file
-from cape_plugins.variants import names
+from cape_plugins.autoload import warn
+from cape_plugins.timm.positions import HOST, options_of
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": dict(embed_dim=192, depth=12, num_heads=3),
@@ -17,8 +17,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "base": dict(embed_dim=768, depth=12, num_heads=12),
 }
 
-# timm has vit_*_patch16_rope_224 and rope_mixed of its own, with published weights
-_RENAMED = {"rope": "ropepos", "rope_mixed": "ropepos_mixed"}
+# timm has vit_*_patch16_rope_224 of its own, with published weights
+_RENAMED = {"rope": "ropepos"}
 
 # frequency_scale of the models named …_low_…. With the paper's 1, Δ and ε turn most channels into
 # noise, and a model needs a long training to use them (configs/studies/band.yaml).
@@ -28,7 +28,9 @@ _HAVE_LOW = ("sinpos", "cape", "univit")
 
 def variants_by_name() -> dict[str, dict[str, Any]]:
     """The part of a model's name for positions → its arguments; univit is CAPE with λ = 1."""
-    named: dict[str, dict[str, Any]] = {_RENAMED.get(pos, pos): dict(pos=pos) for pos in names(2)}
+    named: dict[str, dict[str, Any]] = {
+        _RENAMED.get(pos, pos): dict(pos=pos) for pos in HOST.names()
+    }
     named["univit"] = dict(pos="cape", max_global_scale=1.0)
     low = {f"{name}_low": {**named[name], "frequency_scale": LOW} for name in _HAVE_LOW}
     return named | low
@@ -41,29 +43,11 @@ def build(
     pretrained: bool,
     **kwargs: Any,
 ) -> nn.Module:
-    """timm's ``build_model_with_cfg``; ``filter_fn`` converts a checkpoint's state dict.
-
-    Raises:
-        ValueError: the file or folder with the weights is missing or damaged, or does not fit.
-    """
-    kwargs["feature_cfg"] = dict(out_indices=kwargs.pop("out_indices", 3), feature_cls="getter")
-    if not pretrained:
-        return build_model_with_cfg(model, name, pretrained, **kwargs)
-    kwargs, cfg = take_file(name, kwargs, issubclass(model, LoadsGoogles))
-    if kwargs.get("pretrained_strict", True):
-        filter_fn = checked(filter_fn)
-    try:
-        made = build_model_with_cfg(model, name, True, pretrained_filter_fn=filter_fn, **kwargs)
-    except Exception as error:
-        reason = None if isinstance(error, WeightsError) else fault_of(cfg)
-        if reason is None:
-            raise
-        raise ValueError(reason) from error
-    for one in (made, getattr(made, "model", None)):  # the second where features_only wraps it
-        given = getattr(one, "pretrained_cfg", None)
-        if given and not cfg.state_dict:
-            given["state_dict"] = None  # of an .npz, else kept as long as the model
-    return made
+    """timm's ``build_model_with_cfg``; ``filter_fn`` converts a checkpoint's state dict."""
+    features = dict(out_indices=kwargs.pop("out_indices", 3), feature_cls="getter")
+    return build_model_with_cfg(
+        model, name, pretrained, pretrained_filter_fn=filter_fn, feature_cfg=features, **kwargs
+    )
 
 
 def register_models(
@@ -81,7 +65,10 @@ def register_models(
 
         entrypoint.__name__ = entrypoint.__qualname__ = name
         entrypoint.__module__ = module
-        entrypoint.__doc__ = ", ".join(f"{key}={value!r}" for key, value in model_args.items())
+        about = ", ".join(f"{key}={value!r}" for key, value in model_args.items())
+        if "pos" in model_args:
+            about += f"\n\nOptions about positions:\n{options_of(model_args['pos'])}"
+        entrypoint.__doc__ = about
         setattr(sys.modules[module], name, register_model(entrypoint))
 
     for name, model_args in models.items():
@@ -109,6 +96,9 @@ def register_variants(
         pattern.format(size=size, variant=named): {**shared, **SIZES[size], **variant}
         for size, (named, variant) in product(sizes, variants_by_name().items())
     }
+    for name in [name for name in models if is_model(name)]:
+        pos = models.pop(name)["pos"]  # of another package
+        warn(f"the variant {pos} has no model {name}, which is timm's own: it needs another name")
     cfg = {"first_conv": "patch_embed.proj", "classifier": "head", "license": "mit", **cfg}
     cfgs = generate_default_cfgs({f"{name}.untrained": cfg for name in models})
     sys.modules[module].default_cfgs.update(cfgs)

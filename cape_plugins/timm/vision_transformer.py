@@ -6,6 +6,7 @@ its ablations are options: max_global_scale=1 (λ), max_global_shift=0 (Δ), max
     >>> timm.create_model("vit_small_patch16_cape_224", max_global_scale=1.2)
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,21 +16,25 @@ from timm.models import vision_transformer as timm_vit
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from cape_plugins.constants import constant
-from cape_plugins.positions import patch_grid
-from cape_plugins.timm import naflexvit
-from cape_plugins.timm.attention import block_classes, install_positions, positional_parameters
-from cape_plugins.timm.loading import LoadsGoogles, layer_scale
-from cape_plugins.timm.mark import adapt, add_mark, convert
-from cape_plugins.timm.positions import ImageSettings
+from cape_plugins.attention import NOTHING, Given
+from cape_plugins.timm.attention import (
+    block_classes,
+    class_position,
+    install_positions,
+    positional_parameters,
+    whole_mask,
+)
+from cape_plugins.timm.loading import NoGoogles, complete, convert, drop_mark, prepare_loading
+from cape_plugins.timm.positions import grid_with_prefix, take_options
 from cape_plugins.timm.registry import SIZES, build, register_variants
 
 __all__ = ["VisionTransformerCape"]
 
-torch.fx.wrap("patch_grid")  # makes tensors whose sizes depend on the input
+torch.fx.wrap("grid_with_prefix")  # makes tensors whose sizes depend on the input
+torch.fx.wrap("whole_mask")
 
 
-class VisionTransformerCape(LoadsGoogles, timm_vit.VisionTransformer):
+class VisionTransformerCape(NoGoogles, timm_vit.VisionTransformer):
     """timm's VisionTransformer with computed positions.
 
     Takes images of any size that the patch size divides (with ``dynamic_img_pad`` any size at
@@ -38,24 +43,29 @@ class VisionTransformerCape(LoadsGoogles, timm_vit.VisionTransformer):
 
     Args:
         dynamic_img_size: as in timm, but on by default.
-        kwargs: the fields of :class:`cape_plugins.timm.positions.ImageSettings`, and the other
-            arguments of timm's VisionTransformer, which rejects unknown ones.
+        kwargs: ``pos`` (default ``cape``), the options of :data:`cape_plugins.timm.positions.HOST`
+            that this variant takes, and the other arguments of timm's VisionTransformer, which
+            rejects unknown ones.
+
+    Attributes:
+        position: the core's module.
+        extent: the paper's γ; an evaluation may change it (Table 6).
 
     Raises:
-        ValueError: as :class:`ImageSettings`; or the variant sits in self-attention, and the blocks
-            or ``patch_drop_rate`` do not hand it the positions.
+        ValueError: as :func:`cape_plugins.timm.positions.take_options`; or the variant sits in
+            self-attention, and the blocks or ``patch_drop_rate`` do not hand it the positions.
     """
 
     def __init__(self, *args: Any, dynamic_img_size: bool = True, **kwargs: Any) -> None:
-        settings, kwargs = ImageSettings.split(kwargs)
-        kwargs.update(block_classes(settings, kwargs))
+        chosen, kwargs = take_options(kwargs)
+        kwargs.update(block_classes(chosen.pos, kwargs))
         kwargs.update(pos_embed="none", dynamic_img_size=dynamic_img_size)
         super().__init__(*args, **kwargs)
-        self.position = install_positions(self, settings, max(self.patch_embed.grid_size))
-        add_mark(self)
-        self.register_load_state_dict_pre_hook(convert)
+        self.extent, self.local_shift_is_given = chosen.extent, chosen.local_shift_is_given
+        self.position = install_positions(self, chosen, max(self.patch_embed.grid_size))
         cls_token = None if self.no_embed_class else self.cls_token
-        self.cls_pos_embed = self.position.class_position(cls_token)
+        self.cls_pos_embed = class_position(cls_token, self.position)
+        prepare_loading(self)
 
     def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
         """As timm's; called by its constructor too, before the class token has a position."""
@@ -68,26 +78,40 @@ class VisionTransformerCape(LoadsGoogles, timm_vit.VisionTransformer):
         return {*super().no_weight_decay(), *positional_parameters(self)}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """timm's groups, the class token's position in the stem."""
+        """timm's groups, what is learned about positions at the input in the stem."""
         groups = super().group_matcher(coarse)
-        return {**groups, "stem": groups["stem"] + "|cls_pos_embed"}
+        return {**groups, "stem": groups["stem"] + "|cls_pos_embed|position"}
 
     def _pos_embed(self, x: Tensor) -> Tensor:
         return self._embed(x)[0]
 
-    def _embed(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _embed(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> tuple[Tensor, Given]:
         """Patches (B, H, W, C), or (B, H·W, C) of the fixed size → tokens, what the blocks get."""
         height, width = x.shape[1:3] if self.dynamic_img_size else self.patch_embed.grid_size
         x = x.flatten(1, -2)  # (B, N, C)
-        extent = self.position.extent
-        grid = constant(_grid, height, width, extent, like=x)  # (1, N, 2)
-        x, positions = self.position(x, grid, (extent / height, extent / width))  # (B, N, C)
         cls_token: Any = self.cls_token
         if self.cls_pos_embed is not None:
             cls_token = cls_token + self.cls_pos_embed
         prefix = [one for one in (cls_token, self.reg_token) if one is not None]
-        tokens = [one.expand(x.shape[0], -1, -1) for one in prefix] + [x]
-        return self.pos_drop(torch.cat(tokens, dim=1)), positions
+
+        def with_prefix(x: Tensor) -> Tensor:
+            return torch.cat([one.expand(x.shape[0], -1, -1) for one in prefix] + [x], dim=1)
+
+        extent, given = self.extent, NOTHING
+        shift = None if self.local_shift_is_given else (extent / height, extent / width)
+        if self.position.variant.attends is not None:  # the prefix has rows there
+            x = with_prefix(x)
+            mask = whole_mask(x, attn_mask, is_causal)
+            where = grid_with_prefix(height, width, extent, self.num_prefix_tokens, x)
+            x, given = self.position(x, where, mask, max_local_shift=shift)
+        else:  # autocast widens the whole with the prefix, so that it comes last
+            if self.position.has_positions:
+                where = grid_with_prefix(height, width, extent, 0, x)
+                x, _ = self.position(x, where, max_local_shift=shift)
+            x = with_prefix(x)
+        return self.pos_drop(x), given
 
     # timm's two loops, with positions for the blocks; variants at the input alone stay with timm's
 
@@ -95,7 +119,7 @@ class VisionTransformerCape(LoadsGoogles, timm_vit.VisionTransformer):
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
         """As timm's: images (B, C, H, W) → tokens (B, N, dim)."""
-        if self.position.attention_settings is None:
+        if self.position.variant.attends is None:
             return super().forward_features(x, attn_mask, is_causal)
         return self.norm(self._run(x, self.blocks, [], attn_mask, is_causal)[0])
 
@@ -113,7 +137,7 @@ class VisionTransformerCape(LoadsGoogles, timm_vit.VisionTransformer):
         is_causal: bool = False,
     ) -> Any:
         """As timm's, where the arguments and the result are described."""
-        if self.position.attention_settings is None:
+        if self.position.variant.attends is None:
             given = (return_prefix_tokens, norm, stop_early, output_fmt, intermediates_only)
             return super().forward_intermediates(
                 x, indices, *given, output_dict, attn_mask, is_causal
@@ -137,49 +161,38 @@ class VisionTransformerCape(LoadsGoogles, timm_vit.VisionTransformer):
         return both if intermediates_only else (self.norm(x), both)
 
     def _run(
-        self, x: Tensor, blocks: nn.Sequential, kept: list[int], *masks: Tensor | bool | None
+        self,
+        x: Tensor,
+        blocks: nn.Sequential,
+        kept: list[int],
+        attn_mask: Tensor | None,
+        is_causal: bool,
     ) -> tuple[Tensor, list[Tensor]]:
         """Images → the tokens after the last block, and those after the blocks that are kept."""
-        x, positions = self._embed(self.patch_embed(x))
+        x, given = self._embed(self.patch_embed(x), attn_mask, is_causal)
         x, found = self.norm_pre(x), []
         for index, block in enumerate(blocks):
-            given = (x, positions, *masks)
-            x = checkpoint(block, *given) if self.grad_checkpointing else block(*given)
+            x = checkpoint(block, x, given) if self.grad_checkpointing else block(x, given)
             if index in kept:
                 found.append(x)
         return x, found
 
 
-def _grid(height: int, width: int, extent: float, device: torch.device) -> Tensor:
-    return patch_grid(height, width, extent=extent, device=device)[None]  # (1, N, 2)
-
-
 def checkpoint_filter_fn(
     state_dict: dict[str, Any], model: VisionTransformerCape
 ) -> dict[str, Tensor]:
-    """timm's filter, then :func:`cape_plugins.timm.mark.adapt`, which raises ValueError.
+    """timm's filter for weights of its own ViTs and of ours, of any variant.
 
-    Layer scale that the checkpoint does not have becomes 1.
+    Raises:
+        ValueError: the weights have another width or number of blocks.
     """
     state_dict = timm_vit.checkpoint_filter_fn(state_dict, model)
-    adapt(state_dict, model)
-    patches = state_dict.get("patch_embed.proj.weight")
-    if patches is not None:  # timm reshapes old ones, which is not remap's mistake
-        state_dict["patch_embed.proj.weight"] = patches.clone()
-    return {**layer_scale(model), **state_dict}
+    drop_mark(state_dict, model.position.mark)
+    convert(model, state_dict)
+    return complete(state_dict, model)
 
 
-VisionTransformerCape._filter = checkpoint_filter_fn
-
-
-def _create(
-    name: str, pretrained: bool = False, use_naflex: bool | None = None, **kwargs: Any
-) -> nn.Module:
-    """A model by name; ``use_naflex`` makes a NaFlexVit of it, as in timm."""
-    if timm_vit._USE_NAFLEX_DEFAULT if use_naflex is None else use_naflex:
-        return naflexvit.create_from_vit(name, pretrained, **kwargs)
-    return build(VisionTransformerCape, checkpoint_filter_fn, name, pretrained, **kwargs)
-
+_create = partial(build, VisionTransformerCape, checkpoint_filter_fn)
 
 default_cfgs: dict[str, Any] = {}
 for _sizes, _patch, _image in ([*SIZES], 16, 224), (["tiny"], 8, 64), (["tiny"], 4, 32):

@@ -14,7 +14,7 @@ from espnet2.iterators.sequence_iter_factory import SequenceIterFactory
 from espnet2.tasks.asr import ASRTask
 from espnet2.train.distributed_utils import DistributedOption
 
-from cape_plugins.espnet.batches import PerEpochBatches, read_durations
+from cape_plugins.espnet.paper.batches import PerEpochBatches, read_durations
 from cape_support import ROOT, block_with
 from espnet_support import RATE, process
 

@@ -25,12 +25,12 @@ from espnet2.tasks import asr
 from espnet2.train.reporter import Reporter
 
 import cape_plugins.espnet as ours
-from cape_plugins.espnet.options import SecondsSettings
-from cape_plugins.espnet.transformer import CapeTransformerEncoder
-from cape_plugins.mark import SLOTS
+from cape_plugins.espnet.options import HOST
+from cape_plugins.espnet.paper.transformer import SpeechTransformerEncoder
 from cape_plugins.variants import names
 from cape_support import environment
-from espnet_support import BRANCHES, CONFORMER, RATE, SIZES, STOCK, make
+from cape_support import run as run_process
+from espnet_support import BRANCHES, CONFORMER, RATE, SIZES, STOCK, every_encoder, make
 
 RECIPE = dict(pos_enc_layer_type="rel_pos", selfattention_layer_type="rel_selfattn")
 ESPNETS = {**STOCK, "model": "espnet"}
@@ -42,15 +42,21 @@ TRAININGS = [
     ("cape_e_branchformer", "cape", BRANCHES, WITHOUT_PADDING),
     ("cape_branchformer", "relpos", BRANCHES, WITHOUT_PADDING),
     ("cape_conformer", "cape", {**CONFORMER, **RECIPE}, WITHOUT_PADDING),
-    ("cape_conformer", "rel_pos", CONFORMER, WITHOUT_PADDING),
+    ("cape_conformer", "espnet_rel_pos", CONFORMER, WITHOUT_PADDING),
 ]
 
 
 def test_importing_espnets_task_is_enough_and_registering_again_changes_nothing():
-    assert asr.encoder_choices.classes["cape_transformer"] is CapeTransformerEncoder
-    before = dict(asr.encoder_choices.classes), asr.ASRTask.build_collate_fn.__func__
+    assert asr.encoder_choices.classes["cape_transformer"] is SpeechTransformerEncoder
+    before = dict(asr.encoder_choices.classes), dict(vars(asr.ASRTask))
     ours.register()
-    assert (dict(asr.encoder_choices.classes), asr.ASRTask.build_collate_fn.__func__) == before
+    assert (dict(asr.encoder_choices.classes), dict(vars(asr.ASRTask))) == before
+
+
+def test_the_only_method_of_espnets_task_that_is_ours_is_the_one_that_it_lacks():
+    methods = {name: getattr(each, "__func__", None) for name, each in vars(asr.ASRTask).items()}
+    ours_are = {n for n, each in methods.items() if "cape" in getattr(each, "__module__", "")}
+    assert ours_are == {"build_task_iter_factory"}
 
 
 @pytest.mark.parametrize("name", ["nonsense", "cape_contextual_block_conformer"])  # streaming
@@ -71,7 +77,48 @@ def test_print_config_prints_the_defaults(monkeypatch):
     asr.ASRTask.print_config(out := io.StringIO())
     printed = yaml.safe_load(out.getvalue())["encoder_conf"]
     defaults = {"output_size": 768, "num_blocks": 36, "layer_drop_rate": 0.1}
-    assert (defaults | SecondsSettings.defaults()).items() <= printed.items()
+    defaults |= {name: one.default for name, one in HOST.options().items()}
+    assert (defaults | {"pos": "cape"}).items() <= printed.items()
+
+
+OF_ANOTHER_PACKAGE = """
+import io, sys, yaml
+from dataclasses import dataclass
+import torch
+from cape_plugins import POSITION, PositionalAttention, Variant, option, register_variant
+
+@dataclass(eq=False, repr=False)
+class Window(PositionalAttention):
+    window_reach: float = option(1.0, "keys farther away are hidden", unit=POSITION)
+
+    def bias(self, query, keys, prepared):
+        seconds = prepared[..., 0]
+        apart = (seconds[:, :, None] - seconds[:, None]).abs()  # (B, N, N)
+        return torch.where(apart <= self.window_reach, 0.0, -torch.inf)[:, None]
+
+register_variant("window", Variant(attends=Window, axes=(1,)))
+
+from espnet2.tasks.asr import ASRTask, encoder_choices
+sys.argv = "asr_train --print_config --encoder cape_conformer".split()
+ASRTask.print_config(out := io.StringIO())
+print("written", yaml.safe_load(out.getvalue())["encoder_conf"]["window_reach"])
+
+def frames_seen(reach):
+    options = dict(output_size=16, num_blocks=1, use_cnn_module=False, window_reach=reach)
+    encoder = encoder_choices.classes["cape_conformer"](20, pos="window", **options)
+    x = torch.randn(1, 100, 20, requires_grad=True)
+    encoder.eval()(x, torch.tensor([100]))[0][0, 0].square().sum().backward()
+    return int(x.grad.abs().sum(dim=(0, 2)).nonzero().max())
+
+print("seen", frames_seen(0.2), frames_seen(0.4))
+"""
+
+
+def test_a_variant_of_another_package_has_its_options_in_encoder_conf():
+    status, said = run_process(sys.executable, "-c", OF_ANOTHER_PACKAGE)
+    assert status == 0, said
+    assert "written 1.0" in said
+    assert "seen 26 46" in said  # 20 and 40 frames, and what the subsampling sees
 
 
 @pytest.mark.parametrize(
@@ -79,7 +126,7 @@ def test_print_config_prints_the_defaults(monkeypatch):
     [
         (
             ["--encoder_conf", "pos=bogus"],
-            f"encoder_conf: unknown variant 'bogus': .*{', '.join(names(1))}",
+            f"encoder_conf pos: 'bogus' is unknown: .*{', '.join(names(1))}",
         ),
         (["--encoder_conf", "frame_shift=0.02"], r"encoder_conf frame_shift is 0[.]02 s"),
         (["--frontend_conf", "hop_unit=nope"], "hop_unit"),
@@ -183,10 +230,11 @@ def test_a_packed_and_unpacked_model_is_the_same_and_recognises_the_same(
 
 # --- a checkpoint knows its variant: another ``pos`` does not take its weights
 
-ANOTHER = "the checkpoint was trained with encoder_conf pos: sinpos, this model has cape: set"
+ANOTHER = "the checkpoint was trained with encoder_conf pos sinpos, this model has cape: set"
+ANOTHER_SHIFT = "trained with encoder_conf frame_shift 0.01, this model has 0.02: set 0.01"
 
 
-def test_another_pos_is_refused_in_one_line_and_other_settings_are_logged(caplog):
+def test_another_pos_is_refused_in_one_line_and_other_settings_of_training_are_logged(caplog):
     with pytest.raises(ValueError, match=ANOTHER) as refused:
         make(pos="cape").load_state_dict(make(pos="sinpos").state_dict())
     assert "\n" not in str(refused.value)
@@ -195,22 +243,36 @@ def test_another_pos_is_refused_in_one_line_and_other_settings_are_logged(caplog
     assert caplog.messages == []
     make(max_global_shift=7.0).load_state_dict(state)
     (message,) = caplog.messages
-    assert message.endswith("trained with encoder_conf max_global_shift: 5, this model has 7")
+    assert message.endswith("trained with encoder_conf max_global_shift 5, this model has 7")
 
 
-def test_another_content_scale_is_logged_and_older_checkpoints_have_the_default(caplog):
-    state = make(content_scale="sqrt").state_dict()
-    make(content_scale=4).load_state_dict(state)
-    assert caplog.messages == []
-    make().load_state_dict(state)
-    assert caplog.messages.pop().endswith("content_scale: 4, this model has 1")
-    caplog.clear()
-    before = SLOTS.index("content_scale")  # as before there was a scale
-    state["mark._extra_state"] = state["mark._extra_state"][: 1 + before]
-    make().load_state_dict(state)
-    assert caplog.messages == []
-    make(content_scale="sqrt").load_state_dict(state)
-    assert caplog.messages.pop().endswith("content_scale: 1, this model has 4")
+@pytest.mark.parametrize(
+    ("option", "value", "other"),
+    [("frame_shift", 0.01, 0.02), ("content_scale", "sqrt", 1), ("frequency_scale", 30, 1)],
+)
+@pytest.mark.parametrize("pos", ["sinpos", "cape"])
+@every_encoder
+def test_what_changes_results_in_evaluation_is_refused_by_name(name, pos, option, value, other):
+    state = make(name, pos, **{option: value}).state_dict()
+    make(name, pos, **{option: value}).load_state_dict(state)
+    with pytest.raises(ValueError, match=f"encoder_conf {option} .*this model has {other}: set "):
+        make(name, pos, **{option: other}).load_state_dict(state)
+
+
+def test_to_resume_or_recognise_with_another_frame_shift_is_refused(
+    trained, asr_train, recognise, corpus, tmp_path
+):
+    """As happens where the hop of the front end changes, and frame_shift with it."""
+    exp = shutil.copytree(trained, tmp_path / "exp")
+    config = yaml.safe_load((exp / "config.yaml").read_text())
+    config["frontend_conf"]["hop_length"] = 160
+    config["encoder_conf"]["frame_shift"] = 0.02
+    changed = {name: config[name] for name in ("encoder_conf", "frontend_conf")}
+    with pytest.raises(ValueError, match=ANOTHER_SHIFT):
+        asr_train(exp, "--resume", "true", "--max_epoch", 2, **changed)
+    (exp / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(ValueError, match=ANOTHER_SHIFT):
+        recognise(exp, corpus / "valid" / "wav.scp", tmp_path / "decode")
 
 
 def test_to_resume_or_initialise_or_recognise_with_another_pos_is_refused(
@@ -222,7 +284,7 @@ def test_to_resume_or_initialise_or_recognise_with_another_pos_is_refused(
     init = ["--init_param", trained / "1epoch.pth"]
     with pytest.raises(ValueError, match=ANOTHER):
         asr_train(tmp_path, *init)
-    asr_train(tmp_path, init[0], f"{init[1]}:::encoder.mark")
+    asr_train(tmp_path, init[0], f"{init[1]}:::encoder.positions.mark")
     (tmp_path / "1epoch.pth").write_bytes((trained / "1epoch.pth").read_bytes())
     with pytest.raises(ValueError, match=ANOTHER):
         recognise(tmp_path, corpus / "valid" / "wav.scp", tmp_path / "decode")
@@ -238,5 +300,5 @@ def test_the_average_of_checkpoints_keeps_the_mark(tmp_path):
     average_nbest_models(tmp_path, reporter, [("valid", "loss", "min")], epochs)
     average = torch.load(tmp_path / "valid.loss.ave.pth", weights_only=True)
     make(max_global_scale=1.7).load_state_dict(average)
-    with pytest.raises(ValueError, match="trained with encoder_conf pos: cape, this model has"):
+    with pytest.raises(ValueError, match="trained with encoder_conf pos cape, this model has"):
         make(pos="sinpos").load_state_dict(average)

@@ -11,24 +11,16 @@ pytest.importorskip("espnet2")
 from espnet2.torch_utils.initialize import initialize
 from espnet2.torch_utils.set_all_random_seed import set_all_random_seed
 
-from cape_plugins import variants
 from cape_plugins.alibi import alibi_slopes
-from cape_plugins.attention import PositionalAttention
-from cape_plugins.augment import Augmentation
 from cape_plugins.positions import frame_times
-from cape_plugins.relpos import RelativeAttention
-from espnet_support import batch, every_encoder, make, matrix, process
+from cape_plugins.relpos import RelativePositions
+from espnet_support import ALL, MATRIX, batch, every_encoder, make, matrix, process
 
 
 def watch(encoder) -> list:
     """Fills with what each forward adds positions to: content and seconds after subsampling."""
-    seen, embed_seconds = [], encoder.embed_seconds
-
-    def watched(x, seconds):
-        seen.append((x, seconds))
-        return embed_seconds(x, seconds)
-
-    encoder.embed_seconds = watched
+    seen = []
+    encoder.positions.register_forward_pre_hook(lambda _, given: seen.append(given[:2]))
     return seen
 
 
@@ -138,20 +130,20 @@ def test_content_is_multiplied_by_its_scale_before_positions_are_added(name, pos
 
 def test_options_are_in_seconds_after_subsampling():
     for name, stride in (("cape_transformer", 3), ("cape_e_branchformer", 4)):
-        found = make(name, frame_shift=0.02).position.augmentation
-        assert found.max_local_shift == pytest.approx(0.01 * stride)  # half of stride × 20 ms
-        given = make(name, frame_shift=0.02, max_local_shift=0.01).position.augmentation
-        assert given.max_local_shift == 0.01
-        rows = make(name, "abspos", abspos_context=0.12 * stride, perturb=False).position.table
-        assert rows.shape == (12, 16)
-        assert 0.08 < rows.abs().max() <= 0.1
-        assert round(13.8 / stride * 100) == len(make(name, "abspos").position.table)
+        found = make(name, frame_shift=0.02).positions.options
+        assert found["max_local_shift"] == pytest.approx(0.01 * stride)  # half of stride × 20 ms
+        given = make(name, frame_shift=0.02, max_local_shift=0.01).positions.options
+        assert given["max_local_shift"] == 0.01
+        table = make(name, "abspos", abspos_context=0.12 * stride, perturb=False).positions.added
+        assert table.table.shape == (12, 16)
+        assert 0.08 < table.table.abs().max() <= 0.1
+        assert round(13.8 / stride * 100) == len(make(name, "abspos").positions.added.table)
         for pos, seconds in (("relpos", 26.8), ("relpos_first", 27.6)):
             for given in (seconds, 0.6, 0.11):
                 options = {} if given == seconds else {"relpos_context": given}
                 frames = round(given / (0.01 * stride))
                 modules = make(name, pos, **options).modules()
-                found = [m.context for m in modules if isinstance(m, RelativeAttention)]
+                found = [m.context for m in modules if isinstance(m, RelativePositions)]
                 assert found == [frames] * (2 if pos == "relpos" else 1)
 
 
@@ -208,12 +200,13 @@ def test_an_hour_of_frames_is_embedded_within_2e_6_end_to_end(pos, given):
     encoder = make(pos=pos).eval()
     encoder.encoders = torch.nn.ModuleList()  # attention over 120 000 frames is not the question
     seen = []
-    add = encoder.position.add
-    encoder.position.add = lambda content, positions: seen.append(positions) or content
+    encoder.positions.register_forward_hook(lambda _, given, made: seen.append(made[0] - given[0]))
+    for parameter in encoder.embed.parameters():  # content of 0
+        nn.init.zeros_(parameter)
     features, lengths = torch.zeros(1, 360_000, 20), torch.tensor([360_000])
     times = frame_times(lengths, 0.01, dtype=torch.float64) if given else None
     encoder(features, lengths, times=times)
-    embedded = add(torch.zeros(1, 120_000, 16), seen[0])[0]
+    embedded = seen[0][0]
     exact = torch.arange(120_000, dtype=torch.float64) * 3 / 100
     if pos == "cape":
         exact = exact - 119_999 * 3 / 200
@@ -229,7 +222,7 @@ def test_the_same_seconds_at_another_frame_shift_turn_by_the_same_angles(pos):
     turned = []
     for every, shift in ((1, 0.01), (2, 0.02)):
         encoder = make(pos=pos, frame_shift=shift).eval()
-        encoder.encoders[0].register_forward_pre_hook(lambda _, given: turned.append(given[0][1]))
+        encoder.positions.register_forward_hook(lambda _, __, made: turned.append(made[1].prepared))
         encoder(features[:, ::every], torch.tensor([len(features[0, ::every])]))
     fine, coarse = turned
     torch.testing.assert_close(fine[:, ::2], coarse, rtol=0, atol=1e-5)
@@ -240,10 +233,11 @@ def test_the_same_seconds_at_another_frame_shift_turn_by_the_same_angles(pos):
 
 
 def test_alibi_counts_distances_in_thirtieths_of_a_second():
-    encoder = make(pos="alibi").eval()
-    times = frame_times([9], 0.05)  # output frames 150 ms apart
-    prepared = variants.prepare("alibi", times[:, ::3], encoder.attention_settings)
-    bias = encoder.encoders[1].self_attn.positional.bias(torch.zeros(1, 2, 3, 8), 3, prepared)
+    encoder, given = make(pos="alibi").eval(), []
+    encoder.positions.register_forward_hook(lambda _, inputs, made: given.append(made[1]))
+    features, lengths = batch(9)
+    encoder(features, lengths, times=frame_times(lengths, 0.05))  # output frames 150 ms apart
+    bias = encoder.encoders[1].self_attn.positional.bias(torch.zeros(1, 2, 3, 8), 3, given[0][0])
     expected = -alibi_slopes(2) * 0.15 * 30
     torch.testing.assert_close(bias[0, :, 0, 1], expected)
     torch.testing.assert_close(bias[0, :, 2, 0], 2 * expected)
@@ -252,18 +246,18 @@ def test_alibi_counts_distances_in_thirtieths_of_a_second():
 def test_abspos_counts_frames_and_begins_again_beyond_its_table():
     encoder = make(pos="abspos", abspos_context=0.3)  # 10 frames of 30 ms
     seen = []
-    encoder.encoders[0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    encoder.encoders[0].register_forward_pre_hook(lambda _, given: seen.append(given[0][0]))
     inputs = batch(75)
     encoder.eval()(*inputs)
     content = encoder.embed(inputs[0])
-    table = encoder.position.table
+    table = encoder.positions.added.table
     expected = torch.cat([table, table, table[:5]])
     torch.testing.assert_close((seen[0] - content)[0], expected, rtol=0, atol=1e-6)
 
 
 def test_random_spreads_frames_over_its_range_in_evaluation():
     encoder = make(pos="random", random_range=30.0).eval()
-    found = encoder.position.augment(torch.tensor([[0.0, 0.03, 0.06, 0.09, math.nan]]), 1)
+    found = encoder.positions.augment(torch.tensor([[0.0, 0.03, 0.06, 0.09, math.nan]]), 1)[..., 0]
     expected = torch.tensor([[6.0, 12, 18, 24, math.nan]])
     torch.testing.assert_close(found, expected, equal_nan=True)
 
@@ -271,40 +265,31 @@ def test_random_spreads_frames_over_its_range_in_evaluation():
 # --- all layers of a forward get the same, and each process its own
 
 
-def test_all_layers_see_the_same_augmented_seconds_of_a_new_row_of_the_table(monkeypatch):
-    seen = []
-
-    class Sees(PositionalAttention):
-        def bias(self, query, keys, positions=None):
-            seen.append(positions)
-
-    options = variants.get("cape").options
-    row = variants.Variant(99, "nothing", Augmentation, Sees, axes=(1,), options=options)
-    monkeypatch.setitem(variants.VARIANTS, "augmented", row)
-    encoder = make(pos="augmented", max_local_shift=0.0, max_global_scale=2.0)
-    features, lengths = batch(50, 31)
-    encoder(features, lengths)
-    assert torch.equal(seen[0].isnan(), torch.arange(17) >= torch.tensor([[17], [11]]))
-    torch.testing.assert_close(seen[0], seen[1], rtol=0, atol=0, equal_nan=True)
-    spacing = seen[0].diff(dim=1) / 0.03  # λ of each utterance
-    torch.testing.assert_close(spacing[0], spacing[:1, 0].expand(16), rtol=1e-3, atol=0)
-    assert 0.5 < spacing[0, 0] != spacing[1, 0] < 2
-    encoder.eval()(features, lengths)
-    torch.testing.assert_close(seen[-1].diff(dim=1)[1, :10], torch.full((10,), 0.03))
+@pytest.mark.parametrize("pos", [pos for name, pos in MATRIX if name == ALL[0]][:-1])
+@every_encoder
+def test_what_attention_gets_is_made_once_for_all_layers(name, pos):
+    encoder, made, given = make(name, pos), [], []
+    encoder.positions.register_forward_hook(lambda _, inputs, out: made.append(out[1]))
+    for layer in encoder.encoders:
+        attention = layer.attn if hasattr(layer, "attn") else layer.self_attn
+        attention.positional.register_forward_pre_hook(lambda _, inputs: given.append(inputs[3]))
+    encoder(*batch(50, 31))
+    assert len(given) == 2
+    assert all(each is made[0] for each in given)
 
 
 def train(rank: int, processes: int) -> tuple[list[list[float]], float]:
     """Δ + ε of two steps' samples as ESPnet begins an epoch, and a number drawn then."""
     encoder = make(max_global_scale=1.0).train()
     seen: list[list[float]] = []
-    augment = encoder.position.augment
+    augment = encoder.positions.augment
 
     def watched(*given, **named):
         moved = augment(*given, **named)
-        seen.append((moved[:, 0] + 0.135).tolist())  # centred: it was at -135 ms
+        seen.append((moved[:, 0, 0] + 0.135).tolist())  # centred: it was at -135 ms
         return moved
 
-    encoder.position.augment = watched
+    encoder.positions.augment = watched
     with process(rank, processes):
         set_all_random_seed(1)
         for _ in range(2):

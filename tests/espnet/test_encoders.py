@@ -12,13 +12,11 @@ from espnet2.bin import asr_inference
 from espnet2.main_funcs.calculate_all_attentions import calculate_all_attentions
 
 from cape_plugins import variants
-from cape_plugins.augment import Identity
-from cape_plugins.espnet.attention import use_logn
+from cape_plugins.augment import AsGiven
 from cape_plugins.positions import frame_times
 from espnet_support import (
     ALL,
     MATRIX,
-    OURS,
     assert_alone,
     batch,
     every_encoder,
@@ -49,7 +47,6 @@ def test_forward_and_backward_reach_the_input_and_every_parameter(name, pos):
 
 PADDED = [
     *((name, pos, {}) for name, pos in MATRIX),
-    *((name, pos, {"attention_logn": 7}) for name, pos in OURS),
     *(  # beyond the context
         (name, pos, {"relpos_context": 0.3}) for name in ALL for pos in ("relpos", "relpos_first")
     ),
@@ -106,7 +103,7 @@ def test_evaluation_is_deterministic_and_training_random_where_it_augments(name,
     encoder = make(name, pos).eval()
     inputs = batch(40, 30)
     assert encoder(*inputs)[0].equal(encoder(*inputs)[0])
-    augments = pos != "rel_pos" and variants.get(pos).augment is not Identity
+    augments = pos != "espnet_rel_pos" and variants.get(pos, axes=1).augments is not AsGiven
     encoder.train()
     assert encoder(*inputs)[0].equal(encoder(*inputs)[0]) is not augments
 
@@ -196,16 +193,16 @@ def test_a_checkpoint_restores_every_parameter_and_knows_its_pos(name, pos):
     restored.load_state_dict(saved.state_dict())
     inputs = batch(50, 31)
     assert restored(*inputs)[0].equal(saved(*inputs)[0])
-    if pos not in ("nopos", "rel_pos"):
+    if pos not in ("nopos", "espnet_rel_pos"):
         with pytest.raises((ValueError, RuntimeError)):
             make(name, "nopos").load_state_dict(saved.state_dict())
     tables = [key for key in saved.state_dict() if "table" in key]
-    assert tables == (["position.table"] if pos == "abspos" else [])
+    assert tables == (["positions.added.table"] if pos == "abspos" else [])
     distances = [key for key in saved.state_dict() if key.endswith("attn.positional.keys")]
     assert len(distances) == {"relpos": 2, "relpos_first": 1}.get(pos, 0)
 
 
-# --- attention: ESPnet's pictures, log N
+# --- ESPnet's pictures of attention
 
 
 class Recorded(nn.Module):
@@ -219,10 +216,9 @@ class Recorded(nn.Module):
         self.encoder(speech, speech_lengths)
 
 
-@pytest.mark.parametrize("options", [{}, {"attention_logn": 6}], ids=["", "logn"])
 @table
-def test_espnets_pictures_are_of_the_weights_in_use(name, pos, options):
-    encoder = make(name, pos, **options).eval()
+def test_espnets_pictures_are_of_the_weights_in_use(name, pos):
+    encoder = make(name, pos).eval()
     features, lengths = batch(60, 40)
     given = {"speech": features, "speech_lengths": lengths}
     found = calculate_all_attentions(Recorded(encoder), given)
@@ -244,34 +240,3 @@ def test_espnets_pictures_are_of_the_weights_in_use(name, pos, options):
     (value, mixed), *_ = inside
     torch.testing.assert_close(found[key][1] @ value[0], mixed[0])
     assert attention.attn is None  # nobody asked
-
-
-@table
-def test_log_n_changes_utterances_longer_than_in_training_alone(name, pos):
-    as_long, longer = batch(60), batch(163)
-    plain = make(name, pos).eval()
-    for key, parameter in plain.named_parameters():  # logits so large that it matters
-        if any(word in key for word in ("linear_q.weight", "linear_k.weight")):
-            nn.init.normal_(parameter)
-    before, after = plain(*as_long)[0], plain(*longer)[0]
-    scaled = make(name, pos, attention_logn=before.shape[1]).eval()
-    scaled.load_state_dict(plain.state_dict())
-    torch.testing.assert_close(scaled(*as_long)[0], before, rtol=1e-4, atol=1e-4)
-    expected = scaled(*longer)[0]
-    assert not torch.allclose(expected, after, atol=1e-2)
-    use_logn(plain, before.shape[1])  # a trained encoder is given it for a test
-    torch.testing.assert_close(plain(*longer)[0], expected, rtol=1e-4, atol=1e-4)
-    use_logn(plain, 0)
-    torch.testing.assert_close(plain(*longer)[0], after, rtol=1e-4, atol=1e-4)
-
-
-def test_espnets_own_transformer_is_given_it_too_and_others_are_refused_by_name():
-    encoder = make("transformer").eval()
-    inputs = batch(163)
-    before, (frames,), _ = encoder(*inputs)
-    use_logn(encoder, int(frames))
-    torch.testing.assert_close(encoder(*inputs)[0], before, rtol=1e-4, atol=1e-4)
-    use_logn(encoder, 3)
-    assert not torch.allclose(encoder(*inputs)[0], before, atol=1e-3)
-    with pytest.raises(ValueError, match="no effect in ConformerEncoder, whose self-attention is "):
-        use_logn(make("conformer"), 100)

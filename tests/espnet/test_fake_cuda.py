@@ -53,7 +53,7 @@ def without_espnets_waits(monkeypatch):
 @pytest.mark.parametrize("name", ALL)
 def test_nothing_waits_for_the_device(name, pos, training, without_espnets_waits):
     options = {"layer_drop_rate": 0.2} if name == "cape_transformer" else {}
-    encoder = make(name, pos, dropout_rate=0.1, attention_logn=10, **options).train(training)
+    encoder = make(name, pos, dropout_rate=0.1, **options).train(training)
     frames = 20 if name == "cape_transformer" else 14
     extra = {} if training else {"times": torch.zeros(2, 60, dtype=torch.float64)}
     out, lengths, _ = on_cuda(encoder, *batch(60, 40), **extra)

@@ -10,7 +10,7 @@ pytest.importorskip("espnet2")
 from espnet2.asr.frontend.default import DefaultFrontend
 from espnet2.bin.asr_inference import TooShortUttError
 
-from cape_plugins.espnet.frontend import MAX_RATIO, CapeFbank
+from cape_plugins.espnet.paper.frontend import MAX_RATIO, CapeFbank
 from espnet_support import audio
 
 RATE = 8000
@@ -222,8 +222,6 @@ def test_a_bad_setting_is_refused(options, says):
         (4001, r"must lie in \[101, 4000\], .*got 4001 at index \[1\]"),
         (0, r"must lie in \[101, 4000\], .*got 0 at index \[1\]"),
         (100, r"must lie in \[101, 4000\], .*got 100 at index \[1\]"),
-        (math.nan, r"neither NaN nor infinite, got nan at index \[1, 50\]"),
-        (-math.inf, r"neither NaN nor infinite, got -inf at index \[1, 50\]"),
     ],
 )
 @pytest.mark.parametrize("match_frames", [False, True])
@@ -233,8 +231,6 @@ def test_bad_audio_is_refused(case, says, match_frames):
         speech = torch.stack([speech, speech], dim=2)
     elif case == "lengths":
         lengths = lengths[:1]
-    elif isinstance(case, float):
-        speech[1, 50] = case
     else:
         lengths[1] = case
     with pytest.raises(ValueError, match=says):

@@ -17,7 +17,7 @@ from espnet2.asr.ctc import CTC
 from espnet2.asr.decoder.transformer_decoder import TransformerDecoder
 from espnet2.utils.get_default_kwargs import get_default_kwargs
 
-from cape_plugins.espnet.transformer import CapeTransformerDecoder
+from cape_plugins.espnet.paper.transformer import LayerDropTransformerDecoder
 from cape_support import seeded
 from espnet_support import ESPNETS, assert_alone, batch, make
 
@@ -25,7 +25,7 @@ either = pytest.mark.parametrize("side", ["encoder", "decoder"])
 both_norms = pytest.mark.parametrize("normalize_before", [True, False])
 
 
-def decoder_of(kind=CapeTransformerDecoder, **options):
+def decoder_of(kind=LayerDropTransformerDecoder, **options):
     torch.manual_seed(0)
     quiet = dict(dropout_rate=0.0, positional_dropout_rate=0.0, use_flash_attn=False)
     decoder = kind(7, 16, **dict(attention_heads=2, linear_units=32, **quiet) | options)
@@ -54,7 +54,7 @@ def norms_alone(model, given) -> torch.Tensor:
     hook = layers[0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     model(*given)
     hook.remove()
-    x = seen[0]
+    x = seen[0][0] if isinstance(seen[0], tuple) else seen[0]
     names = ("norm_mha", "norm_ff", "norm1", "norm2", "norm3")  # as they run
     norms = [getattr(layers[0], name) for name in names if hasattr(layers[0], name)]
     for norm in [model.after_norm] if layers[0].normalize_before else norms:
@@ -123,14 +123,14 @@ def test_evaluation_of_the_decoder_is_espnets_with_the_same_checkpoint(rate):
 
 
 def test_options_of_the_decoder_are_espnets_and_what_cannot_work_is_refused():
-    assert get_default_kwargs(CapeTransformerDecoder) == get_default_kwargs(TransformerDecoder)
+    assert get_default_kwargs(LayerDropTransformerDecoder) == get_default_kwargs(TransformerDecoder)
     with pytest.raises(ValueError, match=r"layer_drop_rate must be a number in \[0, 1\), got 1.0"):
         decoder_of(layer_drop_rate=1.0)
     with pytest.raises(ValueError, match="needs concat_after: false"):
         decoder_of(layer_drop_rate=0.2, concat_after=True)
 
 
-@pytest.mark.parametrize("pos", ["cape", "relpos", "rel_pos"])
+@pytest.mark.parametrize("pos", ["cape", "relpos", "espnet_rel_pos"])
 @pytest.mark.parametrize("name", ESPNETS)
 def test_espnets_encoders_leave_layers_out_in_training_as_espnet_does(name, pos):
     option = "layer_drop_rate" if name == "cape_e_branchformer" else "stochastic_depth_rate"
@@ -150,7 +150,10 @@ def test_espnets_encoders_leave_layers_out_in_training_as_espnet_does(name, pos)
 @pytest.mark.parametrize(
     ("name", "options", "espnets"),
     [
-        *(("cape_e_branchformer", {"pos": pos}, True) for pos in ("cape", "relpos", "rel_pos")),
+        *(
+            ("cape_e_branchformer", {"pos": pos}, True)
+            for pos in ("cape", "relpos", "espnet_rel_pos")
+        ),
         ("cape_e_branchformer", {}, False),
         ("cape_conformer", {"pos": "rope"}, False),
         *((name, {"layer_drop_rate": 0.5}, False) for name in ("cape_transformer", "decoder")),
@@ -180,7 +183,7 @@ def test_recomputation_gives_the_same_gradients_by_espnets_option_and_past_hooks
 # --- intermediate CTC, with ESPnet's own CTC and ASR model
 
 
-@pytest.mark.parametrize("pos", ["cape", "relpos", "relpos_first", "rope", "rel_pos"])
+@pytest.mark.parametrize("pos", ["cape", "relpos", "relpos_first", "rope", "espnet_rel_pos"])
 @pytest.mark.parametrize("name", ["cape_transformer", "cape_conformer", "cape_e_branchformer"])
 def test_intermediate_ctc_conditions_the_layers_above(name, pos):
     options = dict(interctc_layer_idx=[1, 2], interctc_use_conditioning=True)
@@ -201,7 +204,7 @@ def test_intermediate_ctc_conditions_the_layers_above(name, pos):
 
 
 def test_frames_that_the_ctc_calls_blank_may_be_trimmed():
-    encoder = make("cape_conformer", "rel_pos", interctc_layer_idx=[1], ctc_trim=True).eval()
+    encoder = make("cape_conformer", "espnet_rel_pos", interctc_layer_idx=[1], ctc_trim=True).eval()
     ctc = CTC(odim=5, encoder_output_size=16)
     with torch.no_grad():
         ctc.ctc_lo.bias[0] = 100.0  # all blank

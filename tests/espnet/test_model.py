@@ -12,7 +12,7 @@ from espnet2.layers.utterance_mvn import UtteranceMVN
 from espnet2.utils.get_default_kwargs import get_default_kwargs
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from cape_plugins.espnet.model import CapeASRModel, normalize_utterances
+from cape_plugins.espnet.paper.model import CapeASRModel, normalize_utterances
 from espnet_support import SIZES, STOCK, audio
 
 SPECAUG = {"specaug": "cape_specaug", "specaug_conf": {"max_freq_mask_width": 6}}
@@ -204,11 +204,8 @@ def test_the_way_to_the_encoder_waits_for_no_gpu(monkeypatch, build):
         (encoder(frame_shift=0.02), "set frame_shift: 0.01, or"),
         (espnets(hop_length=128), "set frame_shift: 0.016, or"),
         (espnets(fs="16k"), "set frame_shift: 0.005, or"),
-        (espnets(win_length=400), "win_length: 400 exceeds n_fft: 256: set n_fft"),
         ({"specaug": "cape_specaug"}, "max_freq_mask_width=30 exceeds the 20 feature channels"),
         ({"preencoder": "sinc"}, "a preencoder that keeps the frames"),
-        (encoder(interctc_layer_idx=[1]), r"got layers \[1\] and weight 0"),
-        ({"model_conf": {"ctc_weight": 1.0, "interctc_weight": 0.3}}, r"\[\] and weight 0.3"),
         ({"encoder": "rnn", "encoder_conf": {}}, "RNNEncoder takes none: choose encoder: cape_"),
     ],
 )
@@ -243,12 +240,3 @@ def test_audio_without_a_frame_is_what_espnets_decoding_calls_too_short(settings
         with pytest.raises(TooShortUttError, match=f"has {samples} samples and needs at least"):
             model.encode(torch.zeros(1, samples), torch.tensor([samples]))
     assert model.encode(audio(1.0)[0][:, :least], torch.tensor([least]))[1].item() == 1
-
-
-def test_nan_audio_is_refused_but_not_in_padding(build):
-    model, (speech, lengths) = build(**STOCK).eval(), audio(1.0, 0.5)
-    speech[1, -1] = torch.nan
-    model.encode(speech, lengths)
-    speech[1, 7] = torch.nan
-    with pytest.raises(ValueError, match=r"neither NaN nor infinite, got nan at index \[1, 7\]"):
-        model.encode(speech, lengths)

@@ -8,7 +8,7 @@ pytest.importorskip("espnet2")
 from espnet2.utils.get_default_kwargs import get_default_kwargs
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cape_plugins.espnet.specaug import CapeSpecAug
+from cape_plugins.espnet.paper.specaug import CapeSpecAug
 
 ONLY_TIME = dict(num_freq_mask=0)
 ONLY_FREQ = dict(num_time_mask=0)

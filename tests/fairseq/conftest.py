@@ -40,6 +40,7 @@ def build(dictionary):
     from fairseq.models import MODEL_REGISTRY
     from omegaconf import OmegaConf
 
+    from cape_plugins.fairseq.options import aligns_source
     from cape_plugins.variants import get
 
     sizes = {"embed_dim": 16, "ffn_embed_dim": 32, "attention_heads": 2, "layers": 2}
@@ -49,7 +50,7 @@ def build(dictionary):
 
     def make(pos="cape", *, arch="cape_transformer", train=False, seed=0, task=None, **options):
         model = MODEL_REGISTRY[arch]
-        scale = {"source_scale": 1.25} if "source_scale" in get(pos).options else {}
+        scale = {"source_scale": 1.25} if aligns_source(get(pos, axes=1)) else {}
         known = vars(model.config()).keys()
         given = {name: value for name, value in {**small, **scale}.items() if name in known}
         config = model.config(pos=pos, **{**given, **options})
@@ -75,15 +76,16 @@ def build_lm(build):
 
 @pytest.fixture
 def seen_positions(monkeypatch):
-    """What variants make of positions, in order: the encoder's, then the decoder's."""
-    from cape_plugins import PositionalEmbedding
+    """What variants make of positions (B, N), in order: the encoder's, then the decoder's."""
+    from cape_plugins import Positions
 
     seen = []
-    augment = PositionalEmbedding.augment
+    augment = Positions.augment
 
     def spy(*args, **kwargs):
-        seen.append(augment(*args, **kwargs))
-        return seen[-1]
+        found = augment(*args, **kwargs)
+        seen.append(found[..., 0])
+        return found
 
-    monkeypatch.setattr(PositionalEmbedding, "augment", spy)
+    monkeypatch.setattr(Positions, "augment", spy)
     return seen

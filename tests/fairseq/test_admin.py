@@ -1,15 +1,11 @@
 """ADMIN: scaled residuals, measured on training data while the model is built."""
 
-import itertools
-
 import pytest
 import torch
 
 pytest.importorskip("fairseq")
 
-from cape_plugins.fairseq import layers
-from cape_plugins.fairseq.admin import profile
-from cape_plugins.fairseq.training_set import median_batch
+from cape_plugins.fairseq.paper.admin import AdminLayer, median_batch, profile
 from fairseq_support import configure
 
 EOS = 2
@@ -36,14 +32,14 @@ def test_each_scale_is_the_deviation_of_all_that_comes_before(build, monkeypatch
     measured = profile(model, SAMPLE)
     torch.testing.assert_close(torch.tensor(measured), torch.tensor(scales_of(model)))
     # of residuals and sub-layers, in a model that is not profiled
-    variances = {layers.CapeEncoderLayer: [], layers.CapeDecoderLayer: []}
-    real = layers.CapeLayer.residual_connection
+    variances = {type(model.encoder.layers[0]): [], type(model.decoder.layers[0]): []}
+    real = AdminLayer.residual_connection
 
     def spy(layer, x, residual):
         variances[type(layer)].append((residual.var(correction=0), x.var(correction=0)))
         return real(layer, x, residual)
 
-    monkeypatch.setattr(layers.CapeLayer, "residual_connection", spy)
+    monkeypatch.setattr(AdminLayer, "residual_connection", spy)
     with torch.no_grad():
         model(**SAMPLE["net_input"])
     expected = []
@@ -56,13 +52,21 @@ def test_each_scale_is_the_deviation_of_all_that_comes_before(build, monkeypatch
     torch.testing.assert_close(torch.tensor(measured), torch.tensor(expected))
 
 
-def test_residuals_are_multiplied_by_their_scales(build):
+def test_residuals_are_multiplied_by_their_scales(build, monkeypatch):
     layer = build(admin_init=True, admin_scales="1,2,1,1,1,3,5,1,1,1").decoder.layers[0]
-    x, residual = torch.randn(2, 1, 16), torch.randn(2, 1, 16)
-    scales = layer.residual_scale.clone()
-    with layers.during(layers.LAYER, layers.Layer(None, itertools.count())):
-        for scale in scales:
-            torch.testing.assert_close(layer.residual_connection(x, residual), x + scale * residual)
+    added = []
+    real = AdminLayer.residual_connection
+
+    def spy(layer, x, residual):
+        added.append((real(layer, x, residual), x, residual))
+        return added[-1][0]
+
+    monkeypatch.setattr(AdminLayer, "residual_connection", spy)
+    source = torch.randn(4, 1, 16)
+    layer(torch.randn(2, 1, 16), source)
+    assert len(added) == len(layer.residual_scale) == 3
+    for (found, x, residual), scale in zip(added, layer.residual_scale, strict=True):
+        torch.testing.assert_close(found, x + scale * residual)
 
 
 def test_with_ones_it_is_the_model_without(build):
@@ -85,7 +89,6 @@ def test_profiling_leaves_randomness_and_mode_alone(build):
     assert torch.equal(torch.get_rng_state(), state)
     assert len(measured) == 10  # no layer is left out
     assert all(module.training for module in model.modules())
-    assert layers.PROFILES.get() is None
 
 
 def test_building_measures_and_stores_for_the_checkpoint(data):

@@ -1,7 +1,6 @@
 """What a variant may do inside self-attention; fairseq's layers know none by name."""
 
-import dataclasses
-import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -10,18 +9,24 @@ pytest.importorskip("fairseq")
 
 from fairseq.modules import MultiheadAttention
 
-from cape_plugins import variants
-from cape_plugins.attention import AttentionSettings, PositionalAttention
-from cape_plugins.augment import Augmentation, Identity
-from cape_plugins.fairseq.layers import LAYER, CapeMultiheadAttention, Layer, during
-from cape_plugins.relpos import RelativeAttention
-from cape_support import without_hiding
+from cape_plugins import (
+    Alibi,
+    AsGiven,
+    Augmentation,
+    Given,
+    PositionalAttention,
+    RelativePositions,
+    Sizes,
+    Variant,
+    variants,
+)
+from cape_plugins.fairseq.layers import LAYER_POSITIONS, FairseqCapeAttention, during
 
 PAD, EOS = 1, 2
 DIM, HEADS, T, B, CONTEXT = 16, 2, 7, 3, 2
 SOURCE = torch.tensor([[5, 6, 7, 8, 9, EOS], [8, 9, 5, 4, 5, EOS]])
 TARGET = torch.tensor([[EOS, 10, 11, 12, 13, 14], [EOS, 14, 15, 16, 17, 18]])
-SETTINGS = AttentionSettings(head_dim=DIM // HEADS, heads=HEADS, context=CONTEXT)
+SIZES = Sizes(dim=DIM, heads=HEADS)
 # row 0 is padded on the right, row 1 on the left
 PADDING = torch.zeros(B, T, dtype=torch.bool)
 PADDING[0, 5:] = True
@@ -30,43 +35,44 @@ CAUSAL = torch.full((T, T), -torch.inf).triu(1)
 X = torch.randn(T, B, DIM, generator=torch.Generator().manual_seed(1))
 
 
+@dataclass(eq=False, repr=False)
 class Everything(PositionalAttention):
-    """Rotates queries and keys and prefers near keys, by positions."""
+    """Rotates queries and keys and prefers near keys, by positions (1 or B, N, 1)."""
 
-    def __init__(self, settings):
-        super().__init__()
-        self.slope = torch.nn.Parameter(torch.linspace(0.5, 1.0, settings.heads))
+    def __post_init__(self):
+        super().__post_init__()
+        self.slope = torch.nn.Parameter(torch.linspace(0.5, 1.0, self.sizes.heads))
         self.seen = []
 
-    def embed(self, x, positions):
-        self.seen.append(positions)
-        angle = positions.nan_to_num()[:, None, :, None]
+    def embed(self, x, prepared):
+        self.seen.append(prepared[..., 0])
+        angle = prepared.nan_to_num()[:, None]
         first, second = x.chunk(2, dim=-1)
         cos, sin = angle.cos(), angle.sin()
         return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1).to(x)
 
-    def bias(self, query, keys, positions=None):
-        assert positions.shape[1] == keys
-        positions = positions.nan_to_num()
+    def bias(self, query, keys, prepared):
+        assert prepared.shape[1] == keys
+        positions = prepared[..., 0].nan_to_num()
         distance = positions[:, -query.shape[2] :, None] - positions[:, None, :]
         return -self.slope[:, None, None] * distance.abs()[:, None]
 
 
 @pytest.fixture
 def put(monkeypatch):
-    """Put it where relpos is; without relpos' options it takes those that are given."""
+    """Put it where relpos is."""
+    get = variants.get
 
-    def replace(*options, augment=Identity):
-        new = dict(attention=Everything, augment=augment, options=frozenset(options))
-        row = dataclasses.replace(variants.VARIANTS["relpos"], **new)
-        monkeypatch.setitem(variants.VARIANTS, "relpos", row)
+    def replace(augments=AsGiven):
+        row = Variant(augments=augments, attends=Everything, axes=(1,))
+        monkeypatch.setattr(variants, "get", lambda p, axes: row if p == "relpos" else get(p, axes))
 
     return replace
 
 
 def attend(positional, **options):
     torch.manual_seed(0)
-    module = CapeMultiheadAttention(DIM, HEADS, positional=positional, **options).eval()
+    module = FairseqCapeAttention(DIM, HEADS, positional=positional, **options).eval()
     for bias in (module.q_proj.bias, module.k_proj.bias, module.v_proj.bias, module.out_proj.bias):
         torch.nn.init.normal_(bias)  # fairseq's zeros would hide that two change places
     return module
@@ -74,8 +80,7 @@ def attend(positional, **options):
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_all_layers_of_both_sides_see_positions_of_one_draw(build, put, checkpoint):
-    options = ("max_global_shift", "max_local_shift", "max_global_scale", "mean_normalize")
-    put(*options, augment=Augmentation)
+    put(Augmentation)
     given = dict(max_local_shift=0.0, max_global_scale=2.0, checkpoint_activations=checkpoint)
     model = build("relpos", train=True, **given)
     model(SOURCE, None, TARGET)[0].sum().backward()
@@ -101,27 +106,43 @@ def test_a_half_precision_model_attends_by_float32_positions(build, put):
     assert model.encoder.layers[0].self_attn.positional.seen[0].dtype == torch.float32
 
 
-@pytest.mark.parametrize("positional", [Everything, RelativeAttention, PositionalAttention])
+def variant(kind):
+    """A layer's attention, its parameters moved."""
+    made = kind(SIZES, CONTEXT) if kind is RelativePositions else kind(SIZES)
+    for parameter in made.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape)
+    return made
+
+
+KINDS = [Everything, RelativePositions, PositionalAttention]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_it_attends_as_the_core_does(positional, causal):
-    ours = attend(positional(SETTINGS))
+@pytest.mark.parametrize("handed", [False, True])
+def test_it_attends_as_the_core_does(kind, causal, handed):
+    """By masks that come with positions, and by fairseq's own where none come with them."""
     padding = PADDING & torch.tensor([True, not causal, True])[:, None]  # else a row sees nothing
-    positions = (1.5 * torch.arange(float(T))).masked_fill(padding, float("nan"))
-    with during(LAYER, Layer(positions, iter(()))):
-        found, _ = ours(X, X, X, padding, attn_mask=CAUSAL if causal else None)
+    positions = (1.5 * torch.arange(float(T))).masked_fill(padding, float("nan"))[..., None]
+    mask = ~(((CAUSAL < 0) & causal) | padding[:, None])
+    ours = attend(variant(kind))
+    given = ours.positional.prepare(positions, mask, X.dtype)
+    theirs = dict(attn_mask=CAUSAL if causal and not handed else None)
+    state = None if handed else {}
+    with during(LAYER_POSITIONS, given if handed else Given(given.prepared)):
+        found, _ = ours(X, X, X, padding, state, **theirs)
     q, k, v = (
         project(X).view(T, B, HEADS, -1).permute(1, 2, 0, 3)
         for project in (ours.q_proj, ours.k_proj, ours.v_proj)
     )
-    seen = ~(((CAUSAL < 0) & causal) | padding[:, None, None])
-    expected, _ = ours.positional(q, k, v, positions, seen, need_weights=True)
+    expected, _ = ours.positional(q, k, v, given, need_weights=True)
     expected = ours.out_proj(expected.permute(2, 0, 1, 3).flatten(2))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_variant_that_does_nothing_is_the_attention_of_fairseq(causal):
-    ours = attend(PositionalAttention())
+    ours = attend(PositionalAttention(SIZES))
     stock = MultiheadAttention(DIM, HEADS, self_attention=True).eval()
     stock.load_state_dict(ours.state_dict())
     padding = PADDING & torch.tensor([True, not causal, True])[:, None]
@@ -131,7 +152,7 @@ def test_a_variant_that_does_nothing_is_the_attention_of_fairseq(causal):
 
 
 @pytest.mark.parametrize("full_context", [False, True])
-def test_alibi_hides_what_fairseqs_masks_hide(build, monkeypatch, full_context):
+def test_a_bias_with_the_mask_in_it_hides_what_the_mask_hides(build, monkeypatch, full_context):
     source, target = SOURCE.clone(), TARGET.clone()
     source[0, :2] = target[1, 4:] = PAD
 
@@ -141,20 +162,25 @@ def test_alibi_hides_what_fairseqs_masks_hide(build, monkeypatch, full_context):
         features, _ = model.decoder(target, out, full_context_alignment=full_context)
         return out["encoder_out"][0].transpose(0, 1)[source != PAD], features[target != PAD]
 
-    found, masks = outputs(), []
-    without_hiding(monkeypatch, masks)
+    found, prepare, masks = outputs(), Alibi.prepare, []
+
+    def apart(self, positions, mask, dtype):
+        masks.append(mask)
+        return Given(prepare(self, positions, None, dtype).prepared, mask[:, None])
+
+    monkeypatch.setattr(Alibi, "prepare", apart)
     for ours, expected in zip(found, outputs(), strict=True):
         torch.testing.assert_close(ours, expected)
-    assert len(masks) == 4  # layers
-    assert all(mask is not None for mask in masks)
+    assert [mask.shape[1] for mask in masks] == [1, 1 if full_context else 6]
 
 
-def test_alibi_takes_a_mask_of_ones_own_too(build):
-    encoder = build("alibi").encoder
-    positions = encoder.side(torch.arange(float(T))[None], B).positions
+@pytest.mark.parametrize("pos", ["alibi", "rope"])
+def test_a_layer_takes_a_mask_of_ones_own_too(build, pos):
+    encoder = build(pos).encoder
+    given = encoder.make_positions(torch.arange(float(T))[None], B)[0].given
 
     def earlier(x, mask):
-        return encoder.layers[0](x, None, attn_mask=mask, positions=positions)[:-1]
+        return encoder.layers[0](x, None, attn_mask=mask, given=given)[:-1]
 
     moved = X.clone()
     moved[-1] += 1
@@ -164,45 +190,31 @@ def test_alibi_takes_a_mask_of_ones_own_too(build):
 
 def test_alibis_bias_has_the_dtype_of_a_half_precision_model(build):
     model = build("alibi").bfloat16()
-    side = model.decoder.side(torch.arange(6.0)[None], 1)
-    assert side.positions.dtype == torch.bfloat16
+    stack, _ = model.decoder.make_positions(torch.arange(6.0)[None], 1)
+    assert stack.given.prepared.dtype == torch.bfloat16
 
 
 def test_dropout_of_attention_weights_applies_in_training_only():
-    module = attend(PositionalAttention(), dropout=0.5)
+    module = attend(PositionalAttention(SIZES), dropout=0.5)
     torch.testing.assert_close(module(X)[0], module(X)[0], rtol=0, atol=0)
     module.train()
     assert not torch.equal(module(X)[0], module(X)[0])
 
 
-@pytest.mark.parametrize("kind", ["encoder", "decoder", "one step"])
-def test_log_n_scales_the_scores_of_each_query_by_what_it_sees(kind):
-    scaled, plain = attend(PositionalAttention()), attend(PositionalAttention())
-    scaled.positional.logn = 3
-    padding, seen, mask = PADDING, (~PADDING).sum(dim=1, keepdim=True).expand(B, T), None
-    if kind == "decoder":
-        padding, seen, mask = None, torch.arange(1, T + 1).expand(B, T), CAUSAL
-    state = {} if kind == "one step" else None
-    found = scaled(X, None, None, padding, state, attn_mask=mask)[0]
-    factor = (seen.log() / math.log(3)).T[..., None]
-    project = plain.q_proj.forward
-    plain.q_proj.forward = lambda query: project(query) * factor
-    expected = plain(X, None, None, padding, attn_mask=mask)[0]
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+def test_cross_attention_stays_fairseqs(build):
+    layer = build("rope").decoder.layers[0]
+    assert isinstance(layer.self_attn, FairseqCapeAttention)
+    assert not isinstance(layer.encoder_attn, FairseqCapeAttention)
 
 
-def test_log_n_fits_the_same_weights_and_cross_attention_stays_fairseqs(build):
-    plain, scaled = build("sinpos"), build("sinpos", attention_logn=3)
-    scaled.load_state_dict(plain.state_dict(), strict=False)
-    difference = scaled(SOURCE, None, TARGET)[0] - plain(SOURCE, None, TARGET)[0]
-    assert difference.abs().max() > 1e-3
-    layer = scaled.decoder.layers[0]
-    assert isinstance(layer.self_attn, CapeMultiheadAttention)
-    assert not isinstance(layer.encoder_attn, CapeMultiheadAttention)
+def test_another_self_attention_of_fairseq_does_not_go_with_a_variants(build):
+    assert build("sinpos", cross_self_attention=True, no_cross_attention=True)
+    with pytest.raises(ValueError, match="--cross-self-attention does not go with --pos relpos"):
+        build("relpos", cross_self_attention=True, no_cross_attention=True)
 
 
 def test_step_by_step_it_remembers_keys_and_their_padding():
-    ours, state = attend(RelativeAttention(SETTINGS)), {}
+    ours, state = attend(variant(RelativePositions)), {}
     steps = [ours(X[i : i + 1], None, None, PADDING[:, i : i + 1], state)[0] for i in range(T)]
     expected = ours(X, None, None, PADDING, attn_mask=CAUSAL)[0]
     torch.testing.assert_close(torch.cat(steps)[2:], expected[2:])  # before, row 1 sees nothing

@@ -18,18 +18,18 @@ from fairseq_support import TRAIN, run, train
 SPY = """
 import sys
 from fairseq_cli.train import cli_main
-from cape_plugins import PositionalEmbedding
+from cape_plugins import Positions
 
-path, augment = sys.argv.pop(1), PositionalEmbedding.augment
+path, augment = sys.argv.pop(1), Positions.augment
 
 def spy(*args, **kwargs):
     positions = augment(*args, **kwargs)
-    first, second = positions.sort(dim=1).values[:, :2].unbind(1)  # NaN comes last
+    first, second = positions[..., 0].sort(dim=1).values[:, :2].unbind(1)  # NaN comes last
     with open(path, "a") as file:
         print(*(f"{x:.6f}" for x in [*first.tolist(), *(second - first).tolist()]), file=file)
     return positions
 
-PositionalEmbedding.augment = spy
+Positions.augment = spy
 cli_main()
 """
 # each process draws for itself, so equal weights need a training without augmentation

@@ -1,8 +1,7 @@
-"""Names and options: wrong ones fail before any data is read, saying what is allowed."""
+"""Names and options: wrong ones fail before training, saying what is allowed."""
 
-import dataclasses
-import shlex
 import sys
+from dataclasses import dataclass
 
 import pytest
 
@@ -11,38 +10,37 @@ pytest.importorskip("fairseq")
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
-from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 
 import cape_plugins.fairseq
-from cape_plugins.fairseq.config import CapeTransformerConfig, TokenSettings
+from cape_plugins import PositionalAttention, Variant, option, variants
+from cape_plugins.fairseq import __main__ as flags
+from cape_plugins.fairseq.options import HOST, FairseqCapeConfig, aligns_source, choose
 from cape_plugins.variants import get, names
 from cape_support import run
 
-FAR = ("max-global-shift", "max-local-shift", "max-global-scale", "random-range")
 WRONG = [
-    ("--max-global-shift -1", "max_global_shift must be a finite number ≥ 0"),
-    *((f"--{name} 1e30", rf"{name.replace('-', '_')} must be at most 100000") for name in FAR),
-    ("--source-scale 1e30", "source_scale must be > 0 and at most 100000, or 0 to count it"),
-    ("--source-scale -1", "source_scale must be > 0 and at most 100000, or 0 to count it"),
-    ("--encoder-embed-dim 15 --encoder-attention-heads 5", "-dim 15 and .*: dim must be even"),
-    ("--encoder-attention-heads 0", "heads 0: heads must be ≥ 1, and divide the channels"),
-    ("--decoder-attention-heads 7", "heads 7: heads must be ≥ 1, and divide the channels"),
-    ("--max-source-positions 0", "--max-source-positions, in tokens, must be an integer ≥ 1"),
-    ("--max-target-positions 0", "--max-target-positions, in tokens, must be an integer ≥ 1"),
-    ("--pos random --random-range 0", "random_range must be finite and > 0, got 0"),
-    ("--attention-logn 1", "attention_logn must be the number of tokens"),
-    ("--attention-logn 30 --cross-self-attention", "does not .* --attention-logn 30,"),
-    ("--pos rope --max-global-shift 6", "rope takes --frequency-scale: leave it out"),
-    ("--pos nopos --max-global-shift 6", "nopos takes none of these: leave it out"),
-    ("--encoder-learned-pos", "replaced by --pos abspos"),
-    ("--no-token-positional-embeddings", "replaced by --pos nopos"),
-    ("--relpos-context 0", "relpos_context, in tokens, must be an integer ≥ 1"),
-    ("--pos relpos --cross-self-attention", "does not go with --pos relpos,"),
-    ("--pos rope --decoder-embed-dim 12 --decoder-attention-heads 4", "-dim 12 and .* 4: rotary"),
-    ("--admin-init --encoder-normalize-before", "is for post-norm models"),
-    ("--admin-scales 1,1.5", "are for --admin-init"),
-    ("--optimizer radam --adam-betas '(0.9, 1.5)'", "--adam-betas of two numbers"),
-    ("--optimizer radam --use-old-adam", "--fp16-adam-stats are for adam"),
+    ("cape", dict(max_global_shift=-1.0), "max_global_shift must be a finite number ≥ 0"),
+    ("cape", dict(max_local_shift=-1.0), "max_local_shift must be a finite number ≥ 0"),
+    ("cape_rope", dict(max_global_scale=0.5), "max_global_scale must be a finite number ≥ 1"),
+    ("cape", dict(max_global_shift=1e30), "max_global_shift must be at most 100000"),
+    ("random", dict(random_range=1e30), "random_range must be at most 100000"),
+    ("random", dict(random_range=0.0), "random_range must be a number > 0"),
+    ("relpos", dict(relpos_context=0), "relpos_context must be finite and > 0"),
+    ("rope", dict(max_global_shift=6.0), "--max-global-shift = 6.0 is for cape; rope takes"),
+    ("nopos", dict(frequency_scale=6.0), "--frequency-scale = 6.0 is for .*; nopos takes"),
+    ("sinpos", dict(no_token_positional_embeddings=True), "replaced by --pos nopos"),
+    ("sinpos", dict(decoder_learned_pos=True), "replaced by --pos abspos"),
+    ("cape", dict(admin_scales="1,1.5"), "are for --admin-init"),
+    ("cape", dict(admin_init=True, decoder_normalize_before=True), "is for post-norm models"),
+    ("cape", dict(decoder_embed_dim=15, decoder_attention_heads=5), "dim must be even"),
+    ("rope", dict(decoder_embed_dim=12, decoder_attention_heads=4), "rotary positions .* got 3"),
+]
+WRONG_OF_SOURCE = [
+    ("cape", dict(source_scale=1e30), "source_scale must be > 0 and at most 100000, or 0 to"),
+    ("cape", dict(source_scale=-1.0), "source_scale must be > 0 and at most 100000, or 0 to"),
+    ("cape", dict(encoder_embed_dim=15, encoder_attention_heads=5), "dim must be even"),
+    ("sinpos", dict(encoder_learned_pos=True), "replaced by --pos abspos"),
+    ("cape", dict(admin_init=True, encoder_normalize_before=True), "is for post-norm models"),
 ]
 
 
@@ -55,11 +53,6 @@ def parse(*arguments, arch="cape_transformer_tiny", parser=None, task=None):
 
 def parsed_model(*arguments, **arch):
     return convert_namespace_to_omegaconf(parse(*arguments, **arch)).model
-
-
-def assert_refused(message, *arguments, **options):
-    with pytest.raises(ValueError, match=message):
-        parse(*arguments, **options)
 
 
 STOCK = {
@@ -113,72 +106,87 @@ def test_importing_the_package_first_registers_with_and_without_autoload(module,
     assert (status, output.splitlines()[-1]) == (0, "True")
 
 
-BOTH_SIDES = ("source", "encoder", "cross")  # a language model has none
+@pytest.mark.parametrize(("pos", "wrong", "message"), WRONG + WRONG_OF_SOURCE)
+def test_wrong_values_fail_before_a_model_is_built(build, pos, wrong, message):
+    with pytest.raises(ValueError, match=message):
+        build(pos, **wrong)
 
 
-@pytest.mark.parametrize(("wrong", "message"), WRONG, ids=lambda value: value.split()[0])
-def test_wrong_values_fail_before_data_are_read(wrong, message):
-    given = shlex.split(wrong)
-    assert_refused(message, *given, arch="cape_transformer_wmt_en_de_18l")
-    if not any(word in wrong for word in BOTH_SIDES):
-        assert_refused(message, *given, arch="cape_transformer_lm")
+@pytest.mark.parametrize(("pos", "wrong", "message"), WRONG)
+def test_in_a_language_model_too(build_lm, pos, wrong, message):
+    if "decoder_embed_dim" in wrong:
+        wrong = {**wrong, "decoder_input_dim": 12, "decoder_output_dim": 12}
+    with pytest.raises(ValueError, match=message):
+        build_lm(pos, **wrong)
 
 
-def test_an_option_of_the_settings_is_a_flag_with_its_default_and_its_help():
+def test_every_option_of_a_variant_is_a_flag_with_its_default_and_its_help():
     parser = options.get_training_parser()
-    args = parse("--attention-logn", "30", arch="cape_transformer_lm", parser=parser)
-    assert args.attention_logn == 30
+    parse(parser=parser)
     actions = {action.dest: action for action in parser._actions}
-    for field in dataclasses.fields(TokenSettings):
-        assert actions[field.name].help == field.metadata["help"]
-        assert getattr(CapeTransformerConfig(), field.name) == field.default
+    for name, one in HOST.options().items():
+        assert actions[name].help == one.help
+        assert getattr(FairseqCapeConfig(), name) == one.default
     assert actions["pos"].choices == list(names(1))
+    assert actions["source_bos"].choices == ["auto", "true", "false"]
+    assert actions["relpos_context"].type is int
+    # what fairseq itself decides
+    assert not {"mean_normalize", "spread", "overflow", "abspos_context"} & actions.keys()
+
+
+def test_a_command_prints_the_flags_about_positions(capsys):
+    # fairseq-train --help prints no model's
+    flags.main()
+    shown = capsys.readouterr().out
+    assert "{" + ",".join(names(1)) + "}" in shown
+    for name in HOST.options():
+        assert f"--{name.replace('_', '-')} " in shown
+
+
+@dataclass(eq=False, repr=False)
+class Shaped(PositionalAttention):
+    """A variant of another package."""
+
+    relpos_shape: tuple[int, ...] = option((1, 2), "several numbers")
+
+
+@pytest.mark.parametrize("given", ["(3, 4)", [3, 4]])
+def test_an_option_of_several_numbers_is_a_string_of_flags_or_a_list_of_yaml(monkeypatch, given):
+    known, row = variants.get, Variant(attends=Shaped, axes=(1,))
+    monkeypatch.setattr(variants, "get", lambda p, axes: row if p == "relpos" else known(p, axes))
+    chosen = choose({"pos": "relpos", "relpos_shape": given}).options
+    assert chosen == {"relpos_shape": (3, 4)}
+    assert choose({"pos": "cape", "relpos_shape": [1, 2]}).pos == "cape"  # its default
 
 
 @pytest.mark.parametrize(
-    "allowed",
+    ("pos", "allowed"),
     [
-        "--pos nopos --max-global-shift 5 --source-scale 0 --relpos-context 150",  # the defaults
-        "--pos cape_alibi --encoder-embed-dim 15 --encoder-attention-heads 3",  # no sinusoids
-        "--max-source-positions 1 --source-scale 100000 --max-global-shift 100000",
-        "--optimizer adam --weight-decay -1",
-        "--optimizer radam --adam-betas (0,0) --adam-eps 0",
+        ("nopos", dict(max_global_shift=5.0, source_scale=0.0, relpos_context=150)),  # the defaults
+        ("cape_alibi", dict(encoder_embed_dim=15, encoder_attention_heads=3)),  # no sinusoids
+        ("cape", dict(max_source_positions=1, source_scale=1e5, max_global_shift=1e5)),
     ],
 )
-def test_what_is_not_wrong_is_taken(allowed):
-    assert parse(*allowed.split()).arch == "cape_transformer_tiny"
+def test_what_is_not_wrong_is_taken(build, pos, allowed):
+    assert build(pos, **allowed).encoder.positions.pos == pos
 
 
 # option → another value than the default
-OPTIONS = dict(max_global_shift=10, max_local_shift=0.25, max_global_scale=1.1, source_scale=1.1)
-OPTIONS |= dict(relpos_context=10, random_range=50, frequency_scale=0.5)
+OPTIONS = dict(max_global_shift=10.0, max_local_shift=0.25, max_global_scale=1.1, source_scale=1.1)
+OPTIONS |= dict(relpos_context=10, random_range=50.0, frequency_scale=0.5, base=100.0)
 
 
 @pytest.mark.parametrize("pos", names(1))
-def test_an_option_that_the_variant_does_not_take_is_refused(pos):
-    message = "max_global_scale must be a finite number ≥ 1"  # whatever the variant
-    assert_refused(message, "--pos", pos, "--max-global-scale", "0.5")
+def test_an_option_that_the_variant_does_not_take_is_refused(build, pos):
+    variant = get(pos, axes=1)
+    taken = {*variant.options(axes=1), *(["source_scale"] if aligns_source(variant) else [])}
     for option, value in OPTIONS.items():
-        flag = f"--{option.replace('_', '-')}"
-        given = ["--pos", pos, flag, str(value)]
-        if option in get(pos).taken(axes=1):
-            assert getattr(parse(*given), option) == value
+        if option in taken:
+            build(pos, **{option: value})
         else:
-            assert_refused(rf"{flag} = .* is for .*; {pos} takes", *given)
-
-
-def test_wrong_values_fail_without_a_command_line_too(build):
-    with pytest.raises(ValueError, match=r"--max-global-shift = 10\.0 is for .*; sinpos takes"):
-        build("sinpos", max_global_shift=10)
-
-
-def test_a_task_of_the_other_model_names_that_model(dictionary, build):
-    message = "TranslationTask is for --arch cape_transformer:"  # fairseq's default task
-    assert_refused(message, arch="cape_transformer_lm", task="translation")
-    message = "LanguageModelingTask is for --arch cape_transformer_lm:"
-    assert_refused(message, task="language_modeling")
-    with pytest.raises(ValueError, match=message):  # as from a YAML
-        build(task=LanguageModelingTask(LanguageModelingConfig(), dictionary))
+            flag = f"--{option.replace('_', '-')}"
+            with pytest.raises(ValueError, match=rf"{flag} = .* is for .*; {pos} takes"):
+                build(pos, **{option: value})
 
 
 def test_options_have_the_defaults_of_the_paper():
@@ -199,11 +207,3 @@ def test_every_flag_of_the_stock_model_exists(model):
     assert stock <= ours
     of_source = {flag for flag in ours - stock if flag.startswith("--source-")}
     assert len(of_source) == (2 if model == "transformer" else 0)
-
-
-def test_torchrun_without_a_world_size_is_refused(monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    message = r"torchrun started 2 processes, but .* is 1, so that"
-    assert_refused(message, "--distributed-world-size", "1")
-    assert parse("--distributed-world-size", "2").distributed_world_size == 2

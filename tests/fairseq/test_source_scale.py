@@ -9,9 +9,10 @@ import pytest
 
 pytest.importorskip("fairseq")
 
-from cape_plugins.fairseq.training_set import count_source_scale
+from cape_plugins.fairseq.options import aligns_source
+from cape_plugins.fairseq.source_scale import count_source_scale
 from cape_plugins.variants import get, names
-from fairseq_support import PAIRS, configure, preprocess, ratio, train
+from fairseq_support import PAIRS, TRAIN, call, configure, preprocess, ratio, train
 
 LANGUAGES = "-s en -t de"
 
@@ -49,7 +50,7 @@ def test_building_stores_it_in_the_config(data, arch):
     assert task.datasets == {}  # the trainer loads it itself
 
 
-@pytest.mark.parametrize("pos", [p for p in names(1) if "source_scale" not in get(p).options])
+@pytest.mark.parametrize("pos", [p for p in names(1) if not aligns_source(get(p, 1))])
 def test_variants_that_take_none_need_no_training_set(dictionaries, pos):
     config, task = configure(dictionaries, f"--pos {pos} {LANGUAGES}")
     model = task.build_model(config.model)
@@ -74,14 +75,14 @@ def test_what_cannot_be_counted_is_asked_for(dictionaries, tmp_path_factory):
         count_source_scale(task)
 
 
-def test_fine_tuning_keeps_the_checkpoints_and_says_what_replaces_it(data, shard, tmp_path):
+def test_fine_tuning_keeps_the_checkpoints_and_another_one_is_refused(data, shard, tmp_path):
     first = train(data, tmp_path / "first", "--max-update 1")[0]["cfg"]["model"]["source_scale"]
     checkpoint = tmp_path / "first" / "checkpoint_last.pt"
     tuning = f"--finetune-from-model {checkpoint} --max-update 1"
     tuned, output = train(shard, tmp_path / "tuned", tuning)
     assert first == tuned["cfg"]["model"]["source_scale"] == pytest.approx(ratio(PAIRS))
     assert "was trained with" not in output
-    given = f"--restore-file {checkpoint} --source-scale 2.0 --max-update 2"
-    replaced, output = train(data, tmp_path / "replaced", given)
+    line = f"fairseq-train {data} {TRAIN} --restore-file {checkpoint} --source-scale 2.0"
+    status, output = call(f"{line} --max-update 2 --save-dir {tmp_path}/new".replace("\n", " "))
+    assert status == 2
     assert f"trained with --source-scale {first:g}, this model has 2" in output
-    assert replaced["cfg"]["model"]["source_scale"] == 2

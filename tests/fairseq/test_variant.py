@@ -7,20 +7,15 @@ import torch
 
 pytest.importorskip("fairseq")
 
-from cape_plugins.fairseq.checks import check_training
-from cape_plugins.fairseq.config import CapeTransformerConfig
-from cape_plugins.variants import get, names
-
-KEY = "decoder.variant._extra_state"
+from cape_plugins.fairseq.start import check_start
+from cape_plugins.mark import variant_of
+from cape_plugins.variants import names
 
 
 @pytest.mark.parametrize("found", names(1))
 @pytest.mark.parametrize("wanted", ["sinpos", "cape"])
 def test_weights_of_another_variant_are_refused(build, found, wanted):
-    state = build(found).half().state_dict()
-    assert state[KEY][0] == get(found).number
-    assert state[KEY].dtype == torch.float32
-    model = build(wanted)
+    state, model = build(found).half().state_dict(), build(wanted)
     if found == wanted:
         model.load_state_dict(state)
         return
@@ -28,23 +23,25 @@ def test_weights_of_another_variant_are_refused(build, found, wanted):
         model.load_state_dict(state)
 
 
-@pytest.mark.parametrize("pos", ["relpos", "relpos_first"])
-def test_weights_of_when_attention_had_another_name_still_load(build, build_lm, pos):
-    for make in (build, build_lm):
-        model, again = make(pos), make(pos, seed=1)
-        state = model.state_dict()
-        before = {name.replace(".positional.", ".relative."): state[name] for name in state}
-        assert before.keys() != state.keys()
-        again.load_state_dict(before)  # strictly
-        for name, weights in model.named_parameters():
-            assert torch.equal(again.get_parameter(name), weights)
+def test_either_side_says_which_variant_it_is_of_and_what_changes_results(build, build_lm):
+    model = build("cape", source_scale=1.1632)
+    for side in (model.encoder, model.decoder, build_lm("cape").decoder):
+        assert variant_of(side.state_dict()) == "cape"
+    kept = model.half().state_dict()
+    assert kept["encoder.positions.mark.source_scale"] == pytest.approx(1.1632)
+    assert kept["encoder.positions.mark.source_bos"] == 1
 
 
-def test_other_settings_are_a_warning(build, build_lm, caplog):
-    build("cape", source_scale=1.5).load_state_dict(build("cape").state_dict())
-    assert "trained with --source-scale 1.25, this model has 1.5" in caplog.text
+def test_settings_of_training_are_a_warning_and_those_of_evaluation_an_error(
+    build, build_lm, caplog
+):
     build_lm("cape", max_global_shift=7.0).load_state_dict(build_lm("cape").state_dict())
     assert "trained with --max-global-shift 5, this model has 7" in caplog.text
+    found = build("cape").state_dict()
+    for option, value in (("source_scale", 1.5), ("source_bos", "false"), ("frequency_scale", 2.0)):
+        flag = f"--{option.replace('_', '-')}"
+        with pytest.raises(ValueError, match=f"trained with {flag} 1.*, this model has"):
+            build("cape", **{option: value}).load_state_dict(found)
 
 
 def average(states):
@@ -58,14 +55,10 @@ def test_the_average_of_a_trainings_checkpoints_is_of_that_training(build, caplo
     assert "was trained with" not in caplog.text
 
 
-def test_the_average_of_different_trainings_is_a_warning_and_of_variants_an_error(build, caplog):
+def test_the_average_of_different_trainings_is_a_warning(build, caplog):
     first, second = build("cape", max_global_shift=5.0), build("cape", max_global_shift=10.0)
     first.load_state_dict(average([first.state_dict(), second.state_dict()]))
     assert "trained with --max-global-shift 7.5, this model has 5" in caplog.text
-    mixed = average([build("sinpos").state_dict(), first.state_dict()])
-    for pos in ("sinpos", "cape"):
-        with pytest.raises(ValueError, match=r"of neither sinpos nor cape: were .* averaged"):
-            build(pos).load_state_dict(mixed)
 
 
 def test_training_does_not_start_from_another_variant(tmp_path):
@@ -76,24 +69,27 @@ def test_training_does_not_start_from_another_variant(tmp_path):
     default = dict(restore_file="checkpoint_last.pt", finetune_from_model=None)
     default.update(continue_once=None, save_dir=str(tmp_path / "elsewhere"))
 
-    def check(model, **where):
-        check_training(model, Namespace(**{**default, **where}), {}, CapeTransformerConfig())
+    def check(pos, **where):
+        check_start(pos, Namespace(**{**default, **where}))
 
     names = ("restore_file", "finetune_from_model", "continue_once")
     for where in ({"save_dir": str(tmp_path)}, *({name: str(path)} for name in names)):
-        check({"pos": "sinpos"}, **where)
-        with pytest.raises(
-            ValueError, match="with --pos sinpos, this training has --pos cape: tra"
-        ):
-            check({}, **where)  # cape by default
-    check({})
+        check("sinpos", **where)
+        with pytest.raises(ValueError, match="with --pos sinpos, this training has --pos cape:"):
+            check("cape", **where)
+    check("cape")
+
+
+def without_mark(state):
+    """As fairseq's own Transformer has it."""
+    return {name: value for name, value in state.items() if ".mark." not in name}
 
 
 @pytest.mark.parametrize("pos", ["sinpos", "nopos", "cape", "relpos", "abspos", "rope"])
 def test_weights_of_fairseqs_own_transformer_are_completed_and_said(build, pos, caplog):
     caplog.set_level("INFO")
     model, theirs = build(pos), build("nopos", seed=1).state_dict()
-    stock = {name: value for name, value in theirs.items() if "variant" not in name}
+    stock = without_mark(theirs)
     stock["encoder.embed_positions._float_tensor"] = torch.ones(1)
     model.load_state_dict(stock)
     assert (
@@ -104,15 +100,15 @@ def test_weights_of_fairseqs_own_transformer_are_completed_and_said(build, pos, 
             assert torch.equal(value, stock[name])
 
 
-def test_weights_of_another_depth_or_width_are_refused_in_one_line(build):
-    for other, message in (
-        (dict(encoder_layers=1), "not of a Transformer with this model's layers: encoder.layers.1"),
+def test_weights_of_another_size_are_refused_in_one_line(build):
+    stock = without_mark(build("nopos", decoder_ffn_embed_dim=8).state_dict())
+    for pos, state, message in (
+        ("cape", stock, r"\(8, 16\) in the checkpoint and \(32, 16\) in this model"),
         (
-            dict(decoder_ffn_embed_dim=8),
-            r"\(8, 16\) in the checkpoint and \(32, 16\) in this model",
+            "relpos",
+            build("relpos", relpos_context=3).state_dict(),
+            "trained with --relpos-context 3",
         ),
     ):
-        stock = build("nopos", **other).state_dict()
-        del stock[KEY]
         with pytest.raises(ValueError, match=message):
-            build("cape").load_state_dict(stock)
+            build(pos).load_state_dict(state)

@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from cape_plugins import attention
-from cape_plugins.alibi import Alibi
+from cape_plugins import Positions, patch_grid, token_positions, variants
+from cape_plugins.attention import PositionalAttention
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent  # of this environment's commands
@@ -27,7 +27,7 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-class Sizes(TorchDispatchMode):
+class Made(TorchDispatchMode):
     """The elements of the largest result under it, of any operation and of sines."""
 
     sines = largest = 0
@@ -41,20 +41,47 @@ class Sizes(TorchDispatchMode):
         return out
 
 
-def without_hiding(monkeypatch: pytest.MonkeyPatch, masks: list[Tensor | None]) -> None:
-    """ALiBi's prepared positions hide nothing from now on: hosts use their masks.
+# Variants, and a model of one layer
 
-    ``masks`` gets the mask of each attention that follows.
-    """
-    prepare, merge = Alibi.prepare, attention.merge_bias
+SEQUENCES = ("nopos", "abspos", "sinpos", "cape", "relpos", "relpos_first", "rope", "cape_rope")
+SEQUENCES += ("alibi", "cape_alibi", "random", "random_rope")
+IMAGES = tuple(pos for pos in SEQUENCES if pos not in ("abspos", "relpos", "relpos_first"))
+#: (variant, axes) of all that come with this package
+OURS = [(pos, 1) for pos in SEQUENCES] + [(pos, 2) for pos in IMAGES]
 
-    def merged(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        masks.append(mask)
-        return merge(bias, mask, dtype)
+OPTIONS = dict(max_global_shift=5.0, max_local_shift=0.5, max_global_scale=1.4)
+OPTIONS |= dict(abspos_context=50, relpos_context=3, random_range=9.0)
 
-    monkeypatch.setattr(Alibi, "hides", False)
-    monkeypatch.setattr(Alibi, "prepare", lambda *given, hidden, **named: prepare(*given, **named))
-    monkeypatch.setattr(attention, "merge_bias", merged)
+
+def build(pos: str, axes: int = 1, dim: int = 12, **given: Any) -> Positions:
+    """Positions of three heads and one layer, with those of OPTIONS that the variant takes."""
+    taken = variants.get(pos, axes).options(axes)
+    options = {name: value for name, value in OPTIONS.items() if name in taken}
+    return Positions(pos, dim=dim, axes=axes, **{"heads": 3, "layers": 1, **options, **given})
+
+
+def places(axes: int, *lengths: int) -> Tensor:
+    """Positions of sequences padded to six tokens, or of grids of 2 × 3 patches: (B, 6[, 2])."""
+    tokens = token_positions(list(lengths) or [6], 6) * 1.25
+    return tokens if axes == 1 else patch_grid(2, 3) + 0 * tokens[..., None]
+
+
+class Layer(nn.Module):
+    """A model of one layer of attention, whose parameters have been moved."""
+
+    def __init__(self, pos: str, axes: int = 1, dim: int = 12, **given: Any) -> None:
+        super().__init__()
+        self.positions = build(pos, axes, dim, **given)
+        (attention,) = self.positions.attentions
+        self.attention = attention or PositionalAttention(self.positions.sizes)
+        for parameter in self.parameters():
+            parameter.data.add_(0.05 * torch.randn_like(parameter))
+
+    def forward(self, content: Tensor, positions: Tensor, mask=None, **named: Any) -> Tensor:
+        """(B, N, dim) → (B, N, dim)."""
+        x, given = self.positions(content, positions, mask, **named)
+        x = x.unflatten(2, (3, -1)).transpose(1, 2)
+        return self.attention(x, x + 1, x - 1, given)[0].transpose(1, 2).flatten(2)
 
 
 # What a page says

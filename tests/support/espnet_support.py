@@ -14,7 +14,7 @@ TABLE = names(axes=1)
 ESPNETS = ("cape_conformer", "cape_e_branchformer", "cape_branchformer")
 ALL = ("cape_transformer", *ESPNETS)
 OURS = [(name, pos) for name in ALL for pos in TABLE]
-MATRIX = [*OURS, *((name, "rel_pos") for name in ALL)]
+MATRIX = [*OURS, *((name, "espnet_rel_pos") for name in ALL)]
 
 matrix = pytest.mark.parametrize(("name", "pos"), MATRIX)
 table = pytest.mark.parametrize(("name", "pos"), OURS)

@@ -1,6 +1,6 @@
 """Names that the tests of timm's models share."""
 
-from cape_plugins.augment import Identity
+from cape_plugins.augment import AsGiven
 from cape_plugins.timm.registry import variants_by_name
 from cape_plugins.variants import get
 
@@ -9,7 +9,7 @@ HOSTS = ("vit", "naflexvit")
 STILL = dict(max_global_shift=0.0, max_local_shift=0.0, max_global_scale=1.0)
 # the variants at their defaults: neither univit nor those with lower frequencies
 VARIANTS = [name for name, given in variants_by_name().items() if given.keys() == {"pos"}]
-AUGMENTS = [n for n in VARIANTS if get(variants_by_name()[n]["pos"]).augment is not Identity]
+AUGMENTS = [n for n in VARIANTS if get(variants_by_name()[n]["pos"], 2).augments is not AsGiven]
 # timm's rotary ViTs under CAPE, by the unit of their coordinates
 EVAS = {
     "cat": "vit_small_patch16_rope_cape_224",  # indices

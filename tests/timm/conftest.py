@@ -76,13 +76,13 @@ def load(create) -> Callable[..., torch.nn.Module]:
 @pytest.fixture
 def embedded(monkeypatch) -> list[torch.Tensor]:
     """Positions whose embedding is added at the input, in the order of the forwards."""
-    from cape_plugins import PositionalEmbedding
+    from cape_plugins import Sinusoids
 
-    found, whole = [], PositionalEmbedding.add
+    found, whole = [], Sinusoids.add
 
     def record(self, content, positions):
         found.append(positions)
         return whole(self, content, positions)
 
-    monkeypatch.setattr(PositionalEmbedding, "add", record)
+    monkeypatch.setattr(Sinusoids, "add", record)
     return found

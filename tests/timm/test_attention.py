@@ -1,9 +1,8 @@
-"""Positions in self-attention: of throw-away variants, of rotary ones, and log N beside them."""
+"""Positions in self-attention: of throw-away variants, and of rotary ones."""
 
-import math
+from dataclasses import dataclass
 
 import pytest
-import timm
 import torch
 from timm.layers import Attention
 from timm.layers.attention import AttentionRope
@@ -12,47 +11,46 @@ from timm.models.vision_transformer import Block
 from timm.utils import AttentionExtract
 from torch import Tensor, nn
 
-from cape_plugins import patch_grid, variants
-from cape_plugins.attention import AttentionSettings, PositionalAttention
-from cape_plugins.augment import Augmentation
-from cape_plugins.timm.attention import CapeAttention, CapeBlock, use_logn
+from cape_plugins import Augmentation, Sinusoids, Sizes, Variant, patch_grid, variants
+from cape_plugins.attention import NOTHING, Given, PositionalAttention
+from cape_plugins.timm.attention import CapeAttention, CapeBlock
 from cape_plugins.timm.registry import variants_by_name
 from timm_support import HOSTS, STILL
 
-ROPE = ["ropepos", "ropepos_mixed", "cape_rope", "cape_rope_mixed"]
+ROPE = ["ropepos", "cape_rope"]
 
 
+@dataclass(eq=False, repr=False)
 class Distance(PositionalAttention):
     """As ALiBi: each head's logits fall with the distance; 0 where a token has no position."""
 
-    def __init__(self, settings: AttentionSettings) -> None:
-        super().__init__()
-        self.slopes = nn.Parameter(torch.arange(1.0, settings.heads + 1))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.slopes = nn.Parameter(torch.arange(1.0, self.sizes.heads + 1))
         self.seen: list[Tensor | None] = []
 
-    def bias(self, query: Tensor, keys: int, positions: Tensor | None = None) -> Tensor:
-        self.seen.append(positions)
-        assert positions is not None
-        distance = (positions[:, :, None] - positions[:, None]).norm(dim=-1).nan_to_num(0.0)
+    def bias(self, query: Tensor, keys: int, prepared: Tensor | None) -> Tensor:
+        self.seen.append(prepared)
+        assert prepared is not None
+        distance = (prepared[:, :, None] - prepared[:, None]).norm(dim=-1).nan_to_num(0.0)
         return -self.slopes[:, None, None] * distance[:, None]
 
 
 @pytest.fixture(autouse=True)
 def table(monkeypatch):
     """The variants of this file in the table."""
-    cape = variants.get("cape").options
     rows = {
-        "distance": variants.Variant(90, "nothing", attention=Distance),
-        "both": variants.Variant(94, "sinusoid", Augmentation, Distance, options=cape),
-        "idle": variants.Variant(95, "nothing", attention=PositionalAttention),
+        "distance": Variant(attends=Distance),
+        "both": Variant(Sinusoids, Augmentation, Distance),
+        "idle": Variant(attends=PositionalAttention),
     }
     for name, row in rows.items():
-        monkeypatch.setitem(variants.VARIANTS, name, row)
+        monkeypatch.setitem(variants._TABLE[2], name, row)
 
 
-def prepared(model: nn.Module, height: int, width: int) -> Tensor:
+def given_to(model: nn.Module, height: int, width: int, **masks) -> Given:
     """What the blocks get of an image of so many patches."""
-    return model._embed(torch.zeros(1, height, width, model.embed_dim))[1]
+    return model._embed(torch.zeros(1, height, width, model.embed_dim), **masks)[1]
 
 
 def attend(model: nn.Module, x: Tensor, bias: Tensor) -> Tensor:
@@ -95,21 +93,22 @@ def test_timms_defaults_may_be_given_by_name(create, host, attn_layer):
 def test_the_bias_is_the_variants_and_zero_for_the_class_token_and_joins_masks(create, images):
     model = create(pos="distance", reg_tokens=1).eval()
     attention, x = model.blocks[0].attn, images(2, 2 + 6, 32)
-    positions = prepared(model, 2, 3)
-    bias = attention.positional.bias(x, 8, positions)
+    given = given_to(model, 2, 3)
+    bias = attention.positional.bias(x, 8, given.prepared)
     assert bias.shape == (1, 2, 8, 8)
     assert not bias[..., :2, :].any()
     assert not bias[..., :, :2].any()
     expected = torch.cdist(patch_grid(2, 3), patch_grid(2, 3))
     slopes = attention.positional.slopes[:, None, None]
     torch.testing.assert_close(bias[0, :, 2:, 2:], -slopes * expected)
-    out = attention(x, positions=positions)
+    out = attention(x, given)
     torch.testing.assert_close(out, attend(model, x, bias))
     assert not torch.allclose(out, attend(model, x, 0 * bias), atol=1e-3)
     visible = torch.ones(8, 8).tril().bool()
     expected = attend(model, x, bias.masked_fill(~visible, -torch.inf))
     for masked in (dict(attn_mask=visible), dict(is_causal=True)):
-        torch.testing.assert_close(attention(x, **masked, positions=positions), expected)
+        given = given_to(model, 2, 3, **masked)
+        torch.testing.assert_close(attention(x, given), expected)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -129,8 +128,8 @@ def test_all_layers_see_the_positions_that_are_embedded(
         for positions in seen:
             n, exactly = model.num_prefix_tokens, dict(rtol=0, atol=0, equal_nan=True)
             assert positions[:, :n].isnan().all()
-            torch.testing.assert_close(positions[:, n:], embedded[-1], **exactly)
-    torch.testing.assert_close(embedded[-1][0, :24], patch_grid(4, 6, extent=0.7))
+            torch.testing.assert_close(positions, embedded[-1], **exactly)
+    torch.testing.assert_close(embedded[-1][0, n : n + 24], patch_grid(4, 6, extent=0.7))
 
 
 @pytest.mark.parametrize("options", [{}, dict(qk_norm=True), dict(scale_attn_norm=True)])
@@ -138,7 +137,7 @@ def test_all_layers_see_the_positions_that_are_embedded(
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_a_variant_that_does_nothing_is_timms_model(create, images, options, fused, is_causal):
     model, stock = (create(pos=pos, **options).eval() for pos in ("idle", "nopos"))
-    stock.load_state_dict({name: one.clone() for name, one in model.state_dict().items()})
+    stock.load_state_dict(dict(model.named_parameters()))
     x = images(2, 3, 32, 32)
     visible = (images(5, 5) > 0) | torch.eye(5, dtype=torch.bool)
     for attn_mask in (None, visible, images(5, 5)):
@@ -157,12 +156,13 @@ def test_dropout_gate_and_norms_are_timms(images, fused):
     for parameter in attention.parameters():  # fresh norms are alike
         parameter.data.add_(0.5 * torch.randn_like(parameter))
     stock.load_state_dict(attention.state_dict())
-    attention.positional, x = PositionalAttention(), images(2, 5, 16)
+    attention.positional = PositionalAttention(Sizes(dim=16, heads=2))
     attention.fused_attn = stock.fused_attn = fused
-    torch.testing.assert_close(attention(x), stock(x))
+    x = images(2, 5, 16)
+    torch.testing.assert_close(attention(x, NOTHING), stock(x))
     attention.attn_drop.p = 0.5
-    assert not torch.equal(attention(x), attention(x))
-    assert torch.equal(attention.eval()(x), attention(x))
+    assert not torch.equal(attention(x, NOTHING), attention(x, NOTHING))
+    assert torch.equal(attention.eval()(x, NOTHING), attention(x, NOTHING))
 
 
 def test_timms_attention_extract_finds_the_weights(create, images):
@@ -190,12 +190,11 @@ def test_a_layer_is_timms_rotary_attention_at_dinov3s_coordinates(create, images
     stock = AttentionRope(32, 2, qkv_bias=True, num_prefix_tokens=1 + reg_tokens, rotate_half=True)
     stock.load_state_dict(ours.state_dict())
     rope = RotaryEmbeddingDinoV3(16, rotate_half=True).get_embed([8, 8])
-    out = ours(x, positions=prepared(model, 8, 8))
+    out = ours(x, given_to(model, 8, 8))
     torch.testing.assert_close(out, stock.eval()(x, rope=rope), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize("variant", ["cape_rope", "cape_rope_mixed"])
 @pytest.mark.parametrize(
     ("option", "prefix", "acts"),
     [
@@ -207,9 +206,9 @@ def test_a_layer_is_timms_rotary_attention_at_dinov3s_coordinates(create, images
     ],
 )
 def test_a_global_shift_acts_only_against_tokens_without_a_position(
-    create, images, variant, host, option, prefix, acts
+    create, images, host, option, prefix, acts
 ):
-    model = create(variant, host, global_pool="avg", **prefix, **{**STILL, **option})
+    model = create("cape_rope", host, global_pool="avg", **prefix, **{**STILL, **option})
     x = images(2, 3, 64, 96)
     same = torch.allclose(model.train()(x), model.eval()(x), atol=1e-3, rtol=1e-3)
     assert same == (not acts)
@@ -221,7 +220,8 @@ def test_the_extent_keeps_the_distances_of_patches_at_another_size(create, varia
     large = create(variant, extent=7 / 3).eval()  # 4 patches from -1 to 1, 8 from -7/3 to 7/3
     for model, side in ((small, 4), (large, 8)):
         x = torch.ones(1, 2, 1 + side**2, 16)
-        turned = model.blocks[0].attn.positional.embed(x, prepared(model, side, side))[:, :, 1:]
+        table = given_to(model, side, side).prepared
+        turned = model.blocks[0].attn.positional.embed(x, table)[:, :, 1:]
         scores = turned @ turned.mT  # all that matters is the distance
         tables.append(scores.unflatten(2, (side, -1)).unflatten(4, (side, -1)))
     near = tables[1][:, :, :4, :4, :4, :4]
@@ -229,54 +229,12 @@ def test_the_extent_keeps_the_distances_of_patches_at_another_size(create, varia
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_learnt_frequencies_are_not_decayed_and_reach_every_layer(create, images, host):
-    model = create("ropepos_mixed", host)
-    names = {f"blocks.{layer}.attn.positional.frequencies" for layer in range(2)}
+def test_what_a_variant_learns_is_not_decayed_and_reaches_every_layer(create, images, host):
+    model = create(host=host, pos="distance", global_pool="avg")
+    names = {f"blocks.{layer}.attn.positional.slopes" for layer in range(2)}
     assert names <= model.no_weight_decay()
     model(images(2, 3, 64, 96)).square().sum().backward()
     parameters = dict(model.named_parameters())
     assert all(parameters[name].grad.any() for name in names)
-    first, second = (parameters[name] for name in sorted(names))
-    assert not torch.equal(first, second)
-    half = create("ropepos_mixed", host, dtype=torch.bfloat16)
+    half = create(host=host, pos="distance", dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
-
-
-# log N
-
-
-@pytest.mark.parametrize("variant", variants_by_name())
-def test_logn_scales_queries_at_other_sizes_than_the_trainings(create, images, variant):
-    plain, scaled = create(variant).eval(), create(variant, attention_logn=1 + 6).eval()
-    trained_at, larger = images(1, 3, 32, 48), images(1, 3, 64, 96)
-    torch.testing.assert_close(scaled(trained_at), plain(trained_at), atol=1e-4, rtol=1e-4)
-    assert not torch.allclose(scaled(larger), plain(larger), atol=1e-3)
-    for block in plain.blocks:
-        rows = slice(None, block.attn.attn_dim)  # of the queries
-        block.attn.qkv.weight.data[rows] *= math.log(1 + 24) / math.log(1 + 6)
-        block.attn.qkv.bias.data[rows] *= math.log(1 + 24) / math.log(1 + 6)
-    torch.testing.assert_close(scaled(larger), plain(larger), atol=1e-3, rtol=1e-3)
-    plain.load_state_dict(scaled.state_dict())  # checkpoints fit with and without
-
-
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "naflexvit_base_patch16_gap"])
-def test_a_model_of_timms_own_is_given_logn_after_it_was_built(images, name):
-    size = dict(dynamic_img_size=True) if name.startswith("vit") else {}
-    shape = dict(depth=2, embed_dim=16, num_heads=2, init_values=1.0)
-    model = timm.create_model(name, **shape, **size).eval()
-    x, weights = images(2, 3, 64, 64), set(model.state_dict())
-    for parameter in model.parameters():
-        parameter.data.add_(0.3 * torch.randn_like(parameter))
-    before = model(x)
-    use_logn(model, model.num_prefix_tokens + 16)
-    torch.testing.assert_close(model(x), before, atol=1e-4, rtol=1e-4)
-    use_logn(model, 3)
-    assert not torch.allclose(model(x), before, atol=1e-3)
-    use_logn(model, 0)
-    torch.testing.assert_close(model(x), before, atol=1e-4, rtol=1e-4)
-    assert set(model.state_dict()) == weights
-
-
-def test_logn_of_another_attention_is_refused_by_name():
-    with pytest.raises(ValueError, match="not what ResNet has"):
-        use_logn(timm.create_model("resnet10t"), 50)

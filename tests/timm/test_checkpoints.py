@@ -39,15 +39,19 @@ def stock(create):
         ("sinpos", dict(extent=0.7)),
         ("cape", dict(max_global_scale=1.1, max_local_shift=(0.1, 0.2))),
         ("univit", dict(max_global_scale=1.1, max_local_shift=(0.1, 0.2))),
-        ("cape_alibi", dict(max_local_shift=0.0, attention_logn=20)),
+        ("cape_alibi", dict(max_local_shift=0.0)),
     ],
 )
 def test_a_saved_model_comes_back_by_local_dir(create, images, host, variant, options, tmp_path):
     model = create(variant, host, **options).eval()
     timm.models.save_for_hf(model, str(tmp_path))
     again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
-    first, second = (getattr(one, "embeds", one).position for one in (model, again))
-    assert first.settings == second.settings
+    first, second = (getattr(one, "embeds", one) for one in (model, again))
+    assert (first.position.pos, first.position.options) == (
+        second.position.pos,
+        second.position.options,
+    )
+    assert first.extent == second.extent
     x = images(1, 3, 96, 64)
     assert torch.equal(again(x), model(x))
     assert again.train()(x).isfinite().all()
@@ -69,7 +73,7 @@ def test_a_standard_vit_loads_and_one_line_says_that_its_table_is_dropped(
     (line,) = caplog.messages
     assert "dropped pos_embed (1, 197, 32) of the checkpoint" in line
     assert "are kept, learn to use them in training" in line
-    expected, found = given.state_dict(), model.state_dict()
+    expected, found = given.state_dict(), dict(model.named_parameters())
     class_row = expected.pop("pos_embed")[:, :1]
     if variant in ("sinpos", "cape_low"):
         expected["cls_pos_embed"] = class_row
@@ -100,19 +104,6 @@ def test_the_class_tokens_row_of_a_table_becomes_its_position(stock, create, the
     assert torch.equal(model["part"].cls_pos_embed, row if has_row else 0 * row)
 
 
-@pytest.mark.parametrize("host", ["vit", "naflexvit"])
-def test_weights_by_the_name_of_before_load(create, load, host, tmp_path):
-    model = create("ropepos_mixed", host)
-    weights = {k.replace(".positional.", ".relative."): v for k, v in model.state_dict().items()}
-    assert sum(".attn.relative.frequencies" in name for name in weights) == 2
-    torch.save(weights, tmp_path / "before.pth")
-    again = create("ropepos_mixed", host, fresh=True, checkpoint_path=str(tmp_path / "before.pth"))
-    part = create("ropepos_mixed", host, fresh=True)
-    torch.nn.Sequential(part).load_state_dict({f"0.{k}": v for k, v in weights.items()})
-    for one in (again, part, load(tmp_path / "before.pth", "ropepos_mixed", host)):
-        assert torch.equal(*(each.blocks[1].attn.positional.frequencies for each in (one, model)))
-
-
 @pytest.mark.parametrize("name", [STOCK, "naflexvit_base_patch16_gap"])
 def test_a_stock_model_loads_into_our_naflexvit(stock, load, name, tmp_path, caplog):
     given = stock(name, init_values=1e-5)
@@ -131,27 +122,30 @@ def test_timms_patches_are_resized_to_ours(stock, load, images, tmp_path):
     assert model(images(1, 3, 64, 64)).isfinite().all()
 
 
+@pytest.mark.parametrize("how", ["--pretrained", "--initial-checkpoint"])
 @pytest.mark.parametrize("host", ["vit", "naflexvit"])
 @pytest.mark.parametrize(
-    ("other", "error", "message"),
+    ("other", "message"),
     [
-        (dict(depth=3), ValueError, "width 32 with 3 blocks, the model has width 32 and 2 blocks"),
-        (dict(embed_dim=64), ValueError, "width 64 with 2 blocks, the model has width 32 and 2"),
-        (dict(num_classes=7), RuntimeError, r"size mismatch for head.weight.*\[7, 32\]"),
+        (dict(depth=3), "width 32 with 3 blocks, the model width 32 with 2 blocks"),
+        (dict(embed_dim=64), "width 64 with 2 blocks, the model width 32 with 2 blocks"),
     ],
 )
-def test_a_checkpoint_of_another_size_is_refused(
-    stock, create, load, tmp_path, host, other, error, message
+def test_a_checkpoint_of_another_size_is_refused_in_one_line(
+    stock, create, load, tmp_path, how, host, other, message
 ):
     ours = create("cape", host, **other)
     for model in [ours, stock(**other)] if host == "vit" else [ours]:
-        with pytest.raises(error, match=message):
-            load(save(model, tmp_path / "other.pth"), host=host)
+        path = save(model, tmp_path / "other.pth")
+        given = {} if how == "--pretrained" else dict(checkpoint_path=str(path))
+        with pytest.raises(ValueError, match=message) as caught:
+            create("cape", host, **given) if given else load(path, host=host)
+        assert "\n" not in str(caught.value)
 
 
 # the mark: without a class token sinpos, cape, UniViT and nopos have the same weights
 
-REFUSED = "was trained with pos=cape .*this model has pos=sinpos: create the model it was trained"
+REFUSED = "was trained with pos cape, this model has sinpos: .* --pretrained --pretrained-path"
 
 
 @pytest.fixture(scope="module")
@@ -180,25 +174,25 @@ def checkpoint(plain, tmp_path_factory):
     return folder / "last.pth.tar"
 
 
-@pytest.mark.parametrize("use_naflex", [False, True])
+@pytest.mark.parametrize("host", ["vit", "naflexvit"])
 @pytest.mark.parametrize(
-    ("trained", "other"),
+    ("trained", "other", "message"),
     [
-        ("cape", "sinpos"),
-        ("cape_low", "cape"),  # other frequencies are another embedding
-        ("sinpos", "sinpos_low"),
-        ("ropepos", "alibi"),
+        ("cape", "sinpos", "was trained with pos "),
+        ("cape_low", "cape", "was trained with frequency_scale "),  # another embedding
+        ("sinpos", "sinpos_low", "was trained with frequency_scale "),
+        ("ropepos", "alibi", "was trained with pos "),
     ],
 )
-def test_a_checkpoint_resumes_as_its_own_variant_only(plain, use_naflex, trained, other, tmp_path):
-    model = plain(trained, use_naflex=use_naflex)
+def test_a_checkpoint_resumes_as_its_own_variant_only(
+    plain, host, trained, other, message, tmp_path
+):
+    model = plain(trained, host=host)
     torch.save({"state_dict": model.state_dict()}, tmp_path / "c.pth")
-    resume_checkpoint(plain(trained, use_naflex=use_naflex), str(tmp_path / "c.pth"))
+    resume_checkpoint(plain(trained, host=host), str(tmp_path / "c.pth"))
     for one, another in ((trained, other), (other, trained)):
-        with pytest.raises(ValueError, match=r"was trained with pos=.*: create the model it was"):
-            plain(one, use_naflex=use_naflex).load_state_dict(
-                plain(another, use_naflex=use_naflex).state_dict()
-            )
+        with pytest.raises(ValueError, match=message):
+            plain(one, host=host).load_state_dict(plain(another, host=host).state_dict())
 
 
 def test_what_train_py_loads_with_refuses_another_variant(plain, checkpoint):
@@ -214,56 +208,72 @@ def test_what_train_py_loads_with_refuses_another_variant(plain, checkpoint):
 @pytest.mark.parametrize(
     ("variant", "options", "message"),
     [
-        ("univit", {}, "this model has pos=cape max_global_scale=1.0 "),
-        ("cape", dict(max_global_shift=0.0), "this model has .*max_global_shift=0.0"),
-        ("cape", dict(max_local_shift=(0.1, 0.2)), r"max_local_shift=\(0.1,0.2\)"),
-        ("cape", dict(extent=2.0, attention_logn=20), None),
+        ("univit", {}, "trained with max_global_scale 1.4, this model has 1$"),
+        ("cape", dict(max_global_shift=0.0), "trained with max_global_shift 0.5, this model has 0"),
+        ("cape", dict(extent=2.0), None),
     ],
 )
 def test_other_shifts_and_scales_are_logged(plain, variant, options, message, checkpoint, caplog):
     with caplog.at_level(logging.WARNING):
         resume_checkpoint(plain(variant, **options), str(checkpoint))
     assert len(caplog.messages) == (message is not None)
-    assert message is None or re.search(message, caplog.text)
+    assert message is None or re.search(message, caplog.messages[0])
+
+
+def test_another_local_shift_is_logged_but_for_one_that_depends_on_the_image(plain, caplog):
+    shift = dict(max_local_shift=(0.1, 0.2))
+    for one, other, warns in ((shift, shift, 0), ({}, shift, 0), ({}, {}, 0), (shift, None, 1)):
+        given = dict(max_local_shift=0.1) if other is None else other
+        plain(**given).load_state_dict(plain(**one).state_dict())
+        assert len(caplog.messages) == warns
+
+
+def test_random_positions_of_another_extent_load(plain, caplog):
+    plain("random", extent=0.7).load_state_dict(plain("random").state_dict())
+    assert "random_range" in caplog.text
 
 
 def test_a_model_whose_alibi_counts_other_patches_is_refused(plain, images, caplog):
     trained = plain("alibi", img_size=224)
     plain("alibi", img_size=224).load_state_dict(trained.state_dict())
     assert not caplog.messages
-    units = f"pos=alibi unit={2 / 13}, this model has pos=alibi unit={2 / 23}: create the model it"
-    with pytest.raises(ValueError, match=units):
+    with pytest.raises(ValueError, match=f"alibi_unit {2 / 13:g}, this model has {2 / 23:g}"):
         plain("alibi", img_size=384).load_state_dict(trained.state_dict())
     assert trained(images(1, 3, 384, 384)).isfinite().all()  # of the training's size it takes all
 
 
+@pytest.mark.parametrize("host", ["vit", "naflexvit"])
 def test_pretrained_weights_may_be_of_another_variant_and_the_log_says_so(
-    plain, checkpoint, caplog
+    plain, load, host, tmp_path, caplog
 ):
-    overlay = dict(file=str(checkpoint), num_classes=10)
-    options = dict(pretrained=True, pretrained_cfg_overlay=overlay, fresh=True)
-    with caplog.at_level(logging.WARNING):
-        model = plain("sinpos_low", **options)
-    assert "weights were trained with pos=cape" in caplog.text
-    weights = torch.load(checkpoint, weights_only=False)["state_dict_ema"]
-    assert torch.equal(model.patch_embed.proj.weight, weights["patch_embed.proj.weight"])
-    plain("sinpos_low").load_state_dict(model.state_dict())  # the model's own from now on
+    given = plain("cape", host=host)
+    torch.save({"state_dict": given.state_dict()}, tmp_path / "cape.pth")
+    plain_options = dict(depth=1, class_token=False, global_pool="avg")
+    model = load(tmp_path / "cape.pth", "ropepos", host, **plain_options)
+    (line,) = caplog.messages
+    assert re.search("trained with pos=cape .*max_global_scale=1.4.* now with pos=rope", line)
+    assert torch.equal(model.blocks[0].attn.qkv.weight, given.blocks[0].attn.qkv.weight)
+    plain("ropepos", host=host).load_state_dict(model.state_dict())  # its own from now on
+    caplog.clear()
+    load(tmp_path / "cape.pth", "cape", host, **plain_options)
+    assert not caplog.messages
 
 
-def test_a_state_dict_has_the_weights_alone_and_fits_timms_vit(stock, plain):
-    assert [*plain().state_dict()] == [name for name, _ in plain().named_parameters()]
-    timms = stock(pos_embed="none", class_token=False, global_pool="avg", depth=1)
-    timms.load_state_dict(plain("nopos").state_dict())
-    plain("nopos").load_state_dict(timms.state_dict())
-
-
-def test_checkpoints_without_a_mark_load(plain, tmp_path):
+def test_a_checkpoint_without_a_mark_loads_and_a_mark_names_the_variant(plain, tmp_path):
     model = plain()
-    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    weights = dict(model.named_parameters())
     torch.save(weights, tmp_path / "plain.pth")
-    save_file(model.state_dict(), tmp_path / "c.safetensors")
-    for name in ("plain.pth", "c.safetensors"):
-        load_checkpoint(plain("sinpos"), str(tmp_path / name))
+    load_checkpoint(plain("sinpos"), str(tmp_path / "plain.pth"))
+    marks = model.state_dict().keys() - weights.keys()
+    assert "position.mark.variant_cape" in marks
+    assert all(name.startswith("position.mark.") for name in marks)
+
+
+def test_safetensors_keep_the_mark(plain, tmp_path):
+    save_file(plain().state_dict(), tmp_path / "c.safetensors")
+    load_checkpoint(plain(), str(tmp_path / "c.safetensors"))
+    with pytest.raises(ValueError, match=REFUSED):
+        load_checkpoint(plain("sinpos"), str(tmp_path / "c.safetensors"))
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
@@ -271,8 +281,31 @@ def test_copies_of_a_model_mark_and_compare_as_well(plain, again):
     model = again(plain())
     with pytest.raises(ValueError, match=REFUSED):
         plain("sinpos").load_state_dict(model.state_dict())
-    with pytest.raises(ValueError, match="this model has pos=cape"):
+    with pytest.raises(ValueError, match="this model has cape"):
         model.load_state_dict(plain("sinpos").state_dict())
     whole, other = torch.nn.Sequential(model), torch.nn.Sequential(plain("sinpos"))
     with pytest.raises(ValueError, match=REFUSED):  # as a part too
         other.load_state_dict(whole.state_dict())
+
+
+def test_averages_in_training_keep_the_mark(plain):
+    model = plain()
+    average = ModelEmaV3(model, decay=0.9)
+    for _ in range(3):
+        for parameter in model.parameters():
+            parameter.data += 1
+        average.update(model)
+    plain().load_state_dict(average.module.state_dict())
+    with pytest.raises(ValueError, match=REFUSED):
+        plain("sinpos").load_state_dict(average.module.state_dict())
+
+
+def test_half_precision_and_memory_without_values_keep_the_mark(plain):
+    with torch.device("meta"):
+        model = plain(fresh=True)
+    for one in (plain().half(), model.to_empty(device="cpu")):
+        one.load_state_dict(plain().state_dict())
+        weights = one.float().state_dict()
+        plain().load_state_dict(weights)
+        with pytest.raises(ValueError, match=REFUSED):
+            plain("sinpos").load_state_dict(weights)

@@ -6,14 +6,18 @@ import pytest
 import timm
 import torch
 from scipy import stats
+from timm.layers import get_mixed_freqs
 from timm.models import eva as timm_eva
 from timm.models import save_for_hf
 from torch import Tensor, nn
 
+from cape_plugins import fused
+from cape_plugins.augment import Augmentation
 from cape_plugins.timm import eva
+from cape_plugins.timm.eva import TWINS
 from timm_support import EVAS, STILL
 
-OFF_SETTINGS = eva.ImageSettings(**STILL)
+OFF = eva.CoordinateAugmentation(Augmentation(mean_normalize=False), True)
 every_kind = pytest.mark.parametrize("kind", EVAS)
 
 
@@ -31,7 +35,7 @@ def create(name: str, perturbed: bool = True, **options) -> nn.Module:
 
 def pair(name: str, **options) -> tuple[nn.Module, nn.Module]:
     """timm's model and ours with its weights."""
-    ours, stock = create(name, False, **options), create(eva._TWINS[EVAS.get(name, name)])
+    ours, stock = create(name, False, **options), create(TWINS[EVAS.get(name, name)])
     ours.load_state_dict(stock.state_dict())  # strictly
     return stock, ours
 
@@ -55,20 +59,18 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def test_every_rotary_eva_has_a_twin_with_its_weights(monkeypatch):
-    with monkeypatch.context() as nothing_is_built:
-        nothing_is_built.setattr(nn.Module, "__init__", None)
-        assert {name: {*eva._arguments(name)} for name in eva._STOCK} == {
-            name: {*arguments} for name, arguments in eva._STOCK.items()
-        }
-    assert len(eva._TWINS) == 60
-    assert set(timm.list_models("*_cape*", module="eva")) == {*eva._TWINS}
-    assert "vit_base_patch16_rope_cape_224" in eva._TWINS
-    assert eva._TWINS["vit_small_patch16_dinov3_qkvb_cape"] == "vit_small_patch16_dinov3_qkvb"
-    others = {*timm.list_models(module="eva")} - {*eva._TWINS} - {*eva._TWINS.values()}
-    giant = {f"eva_giant_patch14_{one}" for one in ("224", "336", "560", "clip_224")}
-    assert others == {*giant, "eva02_enormous_patch14_clip_224"}  # a learnable table alone
-    for ours, stock in eva._TWINS.items():
+def test_every_rotary_eva_of_timm_has_a_twin_and_no_other_has():
+    timms = {*timm.list_models(module="eva")} - {*TWINS}
+    rotary = {name for name in timms if create(name, False).rope is not None}
+    assert rotary == {*TWINS.values()}
+    assert len(TWINS) == len(rotary) == 60
+    assert set(timm.list_models("*_cape*", module="eva")) == {*TWINS}
+    assert "vit_base_patch16_rope_cape_224" in TWINS
+    assert TWINS["vit_small_patch16_dinov3_qkvb_cape"] == "vit_small_patch16_dinov3_qkvb"
+
+
+def test_a_twin_has_the_tags_and_weights_of_timms_model():
+    for ours, stock in TWINS.items():
         names = [timm.list_models(f"{one}.*", include_tags=True) for one in (ours, stock)]
         assert [one.replace(ours, stock) for one in names[0]] == names[1]
         for one, other in zip([ours, *names[0]], [stock, *names[1]], strict=True):
@@ -76,9 +78,11 @@ def test_every_rotary_eva_has_a_twin_with_its_weights(monkeypatch):
             assert [cfg.pop("architecture") for cfg in cfgs] == [ours, stock]
             assert cfgs[0] == cfgs[1]
             assert timm.is_model_pretrained(one) == timm.is_model_pretrained(other)
+    tagged = create("vit_small_patch16_dinov3_cape.lvd1689m").pretrained_cfg
+    assert (tagged["architecture"], tagged["tag"]) == ("vit_small_patch16_dinov3_cape", "lvd1689m")
 
 
-@pytest.mark.parametrize("name", eva._TWINS)
+@pytest.mark.parametrize("name", TWINS)
 def test_every_name_is_timms_model_but_for_the_coordinates(name):
     stock, ours = (one.eval() for one in pair(name))
     assert ours.state_dict().keys() == stock.state_dict().keys()
@@ -90,7 +94,7 @@ def test_every_name_is_timms_model_but_for_the_coordinates(name):
             x = images(height * patch, width * patch)
             assert_equal(ours(x), stock(x))
     stock.train().rope.aug_active = False  # Sapiens2's
-    augmented, ours.augmentation = ours.train()(x), eva.CoordinateAugmentation(OFF_SETTINGS)
+    augmented, ours.augmentation = ours.train()(x), OFF
     expected = stock(x)
     assert_close(ours(x), expected)
     assert not torch.allclose(augmented, expected, rtol=1e-4, atol=1e-4)
@@ -100,12 +104,6 @@ def test_every_name_is_timms_model_but_for_the_coordinates(name):
     assert found.keys() == gradients(stock).keys()
     assert all(one.isfinite().all() for one in found.values())
     assert ours.no_weight_decay() == stock.no_weight_decay()
-
-
-def test_a_timm_without_rotary_models_is_an_error_that_names_its_version(monkeypatch):
-    monkeypatch.setattr(eva, "_STOCK", {"eva_giant_patch14_224": {}})
-    with pytest.raises(ImportError, match=f"timm {timm.__version__} has no rotary model"):
-        eva._twins()
 
 
 def coordinates(model: nn.Module, batch: int) -> Tensor:
@@ -205,14 +203,13 @@ def test_what_else_timms_models_do(kind):
     found, expected = (one.eval().forward_intermediates(images()) for one in (ours, stock))
     assert_equal(found, expected)
     assert_equal(ours.forward_features(images()), expected[0])
-    for extractor in ("getter", "fx"):
-        options = dict(features_only=True, out_indices=[0, 1], feature_cls=extractor)
-        one = create(kind, False, **options, **STILL)
-        two = create(eva._TWINS[EVAS[kind]], False, **options)
-        left = two.load_state_dict(one.state_dict(), strict=False)
-        assert not [name for names in left for name in names if "_tensor_constant" not in name]
-        for training in (True, False):
-            assert_close(one.train(training)(images()), two.train(training)(images()))
+    options = dict(features_only=True, out_indices=[0, 1])
+    one, two = create(kind, False, **options, **STILL), create(TWINS[EVAS[kind]], False, **options)
+    two.load_state_dict(one.state_dict())
+    for training in (True, False):
+        assert_close(one.train(training)(images()), two.train(training)(images()))
+    features = create(kind, **options).train()
+    assert not torch.equal(features(images())[0], features(images())[0])
     ours.reset_classifier(3)
     assert ours(images()).shape == (2, 3)
     ours.set_input_size((32, 32))
@@ -224,7 +221,7 @@ def test_what_else_timms_models_do(kind):
 @every_kind
 def test_patches_are_dropped_with_their_coordinates(kind):
     options = dict(patch_drop_rate=0.5, img_size=(64, 96), dynamic_img_size=False)
-    ours, stock = create(kind, **options, **STILL), create(eva._TWINS[EVAS[kind]], **options)
+    ours, stock = create(kind, **options, **STILL), create(TWINS[EVAS[kind]], **options)
     ours.load_state_dict(stock.state_dict())
     for training in (True, False):
         both = (torch.manual_seed(6) and one.train(training)(images()) for one in (ours, stock))
@@ -232,20 +229,6 @@ def test_patches_are_dropped_with_their_coordinates(kind):
     embedding = create(kind, **options).train()._pos_embed(torch.zeros(3, 24, 64))[1]
     shapes = [one.shape[:-1] for one in embedding] if kind == "mixed" else embedding.shape[:-1]
     assert shapes == ([(3, 2, 12)] * 2 if kind == "mixed" else (3, 1, 12))
-
-
-@every_kind
-def test_a_checkpoint_with_other_bounds_is_noticed(kind, caplog):
-    stock, ours = pair(kind, max_global_shift=0.2)
-    other = create(kind, max_local_shift=(0.1, 0.1))
-    other.load_state_dict(stock.state_dict())
-    create(kind, max_global_shift=0.2).load_state_dict(ours.state_dict())
-    assert not caplog.messages  # timm's checkpoint bears no mark
-    other.load_state_dict(ours.state_dict())
-    (line,) = caplog.messages
-    assert "max_global_shift=0.2 max_local_shift=None, this model has" in line
-    assert "max_global_shift=0.5 max_local_shift=(0.1,0.1)" in line
-    stock.load_state_dict(ours.state_dict())  # the other way
 
 
 @every_kind
@@ -270,12 +253,9 @@ def test_weights_travel_by_folder_and_by_file(kind, tmp_path):
     [
         (dict(rope_shift_coords=0.5), "rope_shift_coords=0.5.*leave it out"),
         (dict(rope_jitter_coords=1.2, rope_rescale_coords=2), "rope_jitter_coords=1.2, rope_resc"),
-        (dict(use_rot_pos_emb=False), "rotary positions.*None.*choose another"),
-        (dict(rope_type="mrope"), "rotary positions.*mrope.*choose another"),
         (dict(max_global_scale=0.7), "max_global_scale.*0.7"),
         (dict(max_global_shift=-1), "max_global_shift.*-1"),
         (dict(max_local_shift=(0.1, 0.1, 0.1)), "max_local_shift.*height, width"),
-        (dict(use_naflex=True), "cannot be a NaFlexVit"),
         (dict(max_shift=1), "max_shift"),
     ],
 )
@@ -286,25 +266,26 @@ def test_refusals_come_before_anything_is_built(options, words, monkeypatch):
     assert "\n" not in str(error.value)
 
 
-def test_where_the_environment_asks_for_a_naflexvit_it_is_refused_unless_the_call_does_not(
-    monkeypatch,
-):
-    monkeypatch.setenv("TIMM_USE_NAFLEX", "1")
-    with pytest.raises(ValueError, match="TIMM_USE_NAFLEX"):
-        create("dinov3")
-    assert isinstance(create("dinov3", use_naflex=False), eva.EvaCape)
+@pytest.mark.parametrize(
+    ("options", "made"),
+    [
+        (dict(use_rot_pos_emb=False), "Eva with NoneType"),
+        (dict(rope_type="mrope"), "Eva with RotaryEmbeddingMRope"),
+        (dict(use_naflex=True), "NaFlexVit with"),
+        (dict(features_only=True, out_indices=[1], feature_cls="fx"), "FeatureGraphNet with"),
+    ],
+)
+def test_options_that_make_another_model_are_refused(options, made):
+    with pytest.raises(ValueError, match=f"vit_small_patch16_dinov3_cape .* make {made}"):
+        create("dinov3", **options)
 
 
 @pytest.mark.parametrize("batch", [3, 1])
 def test_the_table_of_mixed_frequencies_and_its_gradients_are_timms(batch):
-    from timm.layers import get_mixed_freqs
-
-    from cape_plugins.timm.mixed_table import mixed_table
-
     coords = torch.rand(batch, 12, 2) * 14
     frequencies = torch.randn(2, 2, 4, requires_grad=True)
     x, y = coords[:, None].unbind(-1)
-    found, expected = mixed_table(coords, frequencies), get_mixed_freqs(frequencies, x, y)
+    found, expected = fused.mixed_table(coords, frequencies), get_mixed_freqs(frequencies, x, y)
     torch.testing.assert_close(found, expected)
     weights = torch.randn_like(found)
     grads = []

@@ -25,7 +25,7 @@ def forward_on_cuda(model, given, dtype=torch.float32):
 def test_no_tensor_is_made_on_the_cpu_and_nothing_waits_for_the_device(
     create, images, batch, variant, training, dtype
 ):
-    options = dict(attention_logn=20, depth=1, reg_tokens=1)
+    options = dict(depth=1, reg_tokens=1)
     keeps = {} if variant == "nopos" else dict(pos_embed_ar_preserving=training)
     padded = create(variant, "naflexvit", **options, **keeps)
     for model, given in ((create(variant, **options), images(2, 3, 32, 48)), (padded, batch())):

@@ -2,6 +2,7 @@
 
 import argparse
 import pickle
+import sys
 
 import pytest
 import timm
@@ -11,9 +12,10 @@ from timm.utils import ParseKwargs
 
 import cape_plugins.timm  # registers, also where autoload is switched off
 from cape_plugins import patch_grid, sinusoid_2d
-from cape_plugins.augment import Identity
+from cape_plugins.augment import AsGiven
 from cape_plugins.timm.registry import LOW, variants_by_name
 from cape_plugins.variants import get
+from cape_support import ROOT, run
 from timm_support import HOSTS
 
 NAMED = tuple(variants_by_name())
@@ -50,7 +52,7 @@ def test_the_sizes_are_timms(ours, theirs):
     model, stock = (timm.create_model(name, depth=1) for name in (ours, theirs))
     assert model.blocks[0].attn.num_heads == stock.blocks[0].attn.num_heads
     ours, theirs = (
-        {name: p.shape for name, p in one.state_dict().items() if "pos_embed" not in name}
+        {name: p.shape for name, p in one.named_parameters() if "pos_embed" not in name}
         for one in (model, stock)
     )
     assert ours == theirs
@@ -62,11 +64,11 @@ def test_timms_models_of_these_names_stay_timms():
 
 
 def test_univit_is_cape_without_its_scale(create):
-    univit, cape = (create(name).position.settings for name in ("univit", "cape"))
-    assert (univit.pos, univit.max_global_scale) == ("cape", 1.0)
-    assert cape.max_global_scale == 1.4
-    assert univit.max_global_shift == cape.max_global_shift == 0.5
-    assert create("univit", max_global_scale=1.1).position.settings.max_global_scale == 1.1
+    univit, cape = (create(name).position for name in ("univit", "cape"))
+    assert univit.pos == cape.pos == "cape"
+    assert univit.options == {**cape.options, "max_global_scale": 1.0}
+    assert (cape.options["max_global_scale"], cape.options["max_global_shift"]) == (1.4, 0.5)
+    assert create("univit", max_global_scale=1.1).position.options["max_global_scale"] == 1.1
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -74,8 +76,8 @@ def test_univit_is_cape_without_its_scale(create):
 def test_low_names_have_the_same_weights_and_lower_frequencies(create, host, pos):
     paper, low = create(pos, host), create(f"{pos}_low", host)
     positions = [getattr(model, "embeds", model).position for model in (paper, low)]
-    assert [one.embedding.frequency_scale for one in positions] == [1.0, LOW]
-    assert positions[0].embedding.augmentation == positions[1].embedding.augmentation
+    assert [one.added.frequency_scale for one in positions] == [1.0, LOW]
+    assert positions[0].augmentation == positions[1].augmentation
     assert [*paper.state_dict()] == [*low.state_dict()]
 
 
@@ -102,6 +104,45 @@ def test_entrypoints_are_functions_of_their_modules_as_timms_are():
             assert name in module.__all__
             named = variants_by_name()[name.split("_", 3)[3].rpartition("_")[0]]
             assert f"pos={named['pos']!r}" in entrypoint.__doc__
+    about = timm.model_entrypoint("vit_tiny_patch16_cape_224").__doc__
+    assert "max_global_shift (0.5): " in about
+    assert "half images" in about
+
+
+ANOTHER_PACKAGES = """
+import warnings
+from dataclasses import dataclass
+import torch
+from cape_plugins import PositionalAttention, Variant, option, register_variant
+
+@dataclass(eq=False, repr=False)
+class Near(PositionalAttention):
+    near_slope: float = option(1.0, "by which scores fall")
+
+register_variant("near", Variant(attends=Near))
+register_variant("rope_mixed", Variant(attends=Near))  # timm has models of this name
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    import timm, cape_plugins.timm
+told = [str(one.message) for one in told if "rope_mixed" in str(one.message)]
+assert any("vit_small_patch16_rope_mixed_224" in one for one in told), told
+stock = timm.create_model("vit_small_patch16_rope_mixed_224", depth=1)
+assert type(stock).__module__ == "timm.models.eva", type(stock)
+for name in ("vit_tiny_patch4_near_32", "naflexvit_tiny_patch16_near_gap"):
+    model = timm.create_model(name, depth=1, near_slope=2.0)
+    assert model.blocks[0].attn.positional.near_slope == 2.0
+    assert any(key.endswith("position.mark.variant_near") for key in model.state_dict())
+try:
+    timm.create_model("vit_tiny_patch4_cape_32", depth=1, near_slope=2.0)
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_a_variant_of_another_package_is_a_model_by_name_but_never_in_place_of_timms():
+    status, told = run(sys.executable, "-c", ANOTHER_PACKAGES, cwd=ROOT)
+    assert status == 0, told
+    assert "near_slope = 2.0 is for near" in told
 
 
 @pytest.mark.parametrize("version", ["1.0.30", "1.0.29.dev0"])
@@ -131,7 +172,7 @@ def test_what_a_name_says(create, images, variant, host):
     assert torch.equal(model(x), model(x))
     moved = torch.allclose(model(x), model(x.roll(16, dims=2)), atol=1e-4, rtol=1e-4)
     assert moved == (variant == "nopos")  # all others see where patches are
-    as_given = get(variants_by_name()[variant]["pos"]).augment is Identity
+    as_given = get(variants_by_name()[variant]["pos"], axes=2).augments is AsGiven
     model.train()
     assert torch.equal(model(x), model(x)) == as_given
 
@@ -152,11 +193,9 @@ def test_positions_are_added_to_the_patches_and_the_class_token_has_its_own(crea
 
 def test_options_reach_the_positions(create):
     options = dict(max_global_shift=0.1, max_local_shift=(0.2, 0.3), max_global_scale=2.0)
-    position = create(**options, extent=0.7).position
-    assert {name: getattr(position.settings, name) for name in options} == options
-    assert position.extent == 0.7
-    augmentation = position.embedding.augmentation
-    assert {name: getattr(augmentation, name) for name in options} == options
+    model = create(**options, extent=0.7)
+    assert model.extent == 0.7
+    assert {name: getattr(model.position.augmentation, name) for name in options} == options
     create("nopos", max_global_shift=0.5, max_local_shift=None, extent=1.0)  # at their defaults
 
 
@@ -175,9 +214,9 @@ def model_kwargs(*given: str) -> dict:
 
 def test_what_train_py_makes_of_model_kwargs_works(create, images):
     given = "max_global_scale=1 max_global_shift=0.25 max_local_shift=(0.1,0.2) extent=0.7"
-    settings = create(**model_kwargs(*given.split())).position.settings
-    assert settings.max_global_scale == 1
-    assert settings.max_local_shift == (0.1, 0.2)
+    augmentation = create(**model_kwargs(*given.split())).position.augmentation
+    assert augmentation.max_global_scale == 1
+    assert augmentation.max_local_shift == (0.1, 0.2)
     for one in (given, "max_local_shift=[0.1,0.2]", "max_local_shift=0", "max_local_shift=None"):
         model = create(**model_kwargs(*one.split()))
         assert model(images(1, 3, 32, 48)).isfinite().all()
@@ -190,24 +229,26 @@ IN_BLOCKS = "alibi needs CapeBlock with CapeAttention .* and the model has "
 @pytest.mark.parametrize(
     ("variant", "options", "message"),
     [
-        # values that are wrong for whatever variant; those of the core's options are tested there
-        ("nopos", dict(max_global_scale=0.5), "max_global_scale must be a finite number ≥ 1, got"),
-        ("nopos", dict(max_local_shift="1/14"), "max_local_shift must be .*got '1/14'"),
+        ("cape", dict(max_global_scale=0.5), "max_global_scale must be .*got 0.5"),
+        ("cape", dict(max_local_shift="1/14"), "max_local_shift must be .*got '1/14'"),
         ("nopos", dict(max_local_shift=(0.1,) * 3), r"must be a number or \(height, width\), got"),
-        ("nopos", dict(extent=0.0), "extent must be finite and > 0, got 0.0"),
+        ("sinpos", dict(extent=0.0), "extent must be finite and > 0, got 0.0"),
         ("cape", dict(pos="relpos"), "unknown variant 'relpos': choose one of nopos, sinpos, cape"),
         ("cape", dict(pos="abspos"), "timm's own models: create vit_tiny_patch16_224"),
         ("cape", dict(pos_embed="learn"), "timm's own models: create vit_tiny_patch16_224"),
         ("ropepos", dict(embed_dim=12), "2 axes need heads of a multiple of 4 channels, got 6"),
         # options of other variants
-        ("nopos", dict(extent=0.7), "extent = 0.7 is for sinpos.*; nopos takes none of these"),
-        ("sinpos", dict(max_local_shift=0.0), "is for cape.*; sinpos takes extent"),
+        ("nopos", dict(extent=0.7), "extent = 0.7 is for sinpos.*; nopos takes no options"),
+        (
+            "sinpos",
+            dict(max_local_shift=0.0),
+            "max_local_shift = 0.0 is for cape.*; sinpos takes .*extent",
+        ),
         ("sinpos", dict(max_global_scale=1.0), "max_global_scale = 1.0 is for cape"),
         # what is not handed the positions
         ("alibi", dict(attn_layer="diff"), IN_BLOCKS + "CapeBlock with DiffAttention"),
         ("alibi", dict(block_fn=timm.models.vision_transformer.ParallelScalingBlock), IN_BLOCKS),
         ("alibi", dict(patch_drop_rate=0.5), "drops patches before the attention of alibi"),
-        ("cape", dict(attention_logn=197, attn_layer="diff"), "attention_logn sits in timm's Att"),
     ],
 )
 def test_what_is_wrong_is_refused_by_name(create, host, variant, options, message):
@@ -226,7 +267,7 @@ TABLE = "pos_embed_.* = .* is for a table of positions, which {} does"
         ("naflexvit", "sinpos", dict(pos_embed_antialias=False), TABLE.format("sinpos")),
         ("naflexvit", "sinpos", dict(pos_embed_use_grid_sample=True), TABLE.format("sinpos")),
         ("naflexvit", "nopos", dict(pos_embed_ar_preserving=True), TABLE.format("nopos")),
-        ("vit", "cape", dict(use_naflex=True, no_embed_class=True), "no_embed_class"),
+        ("vit", "cape", dict(use_naflex=True), "use_naflex"),
         ("vit", "cape", dict(max_gobal_shift=0.5), "max_gobal_shift"),
         ("naflexvit", "cape", dict(max_gobal_shift=0.5), "max_gobal_shift"),
     ],

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from timm.models import vision_transformer as timm_vit
 
 from cape_plugins import patch_grid
 from cape_plugins.timm.naflexvit import naflex_positions
 from cape_plugins.timm.registry import variants_by_name
-from cape_support import without_hiding
 
 VARIANTS = tuple(variants_by_name())
+AS_VIT = dict(class_token=True, global_pool="token", reg_tokens=0, fc_norm=False)
 
 
 @pytest.fixture
@@ -78,10 +77,9 @@ def test_the_local_shift_is_extent_over_n_of_each_axis_or_as_given(
         dict(class_token=True, global_pool="token"),
         dict(reg_tokens=0, global_pool="max"),
         dict(pos_embed_ar_preserving=True),
-        dict(attention_logn=20),
-        dict(attention_logn=20, use_key_only_attn_mask=True),
+        dict(use_key_only_attn_mask=True),
     ],
-    ids=["avg", "map", "token", "max", "aspect", "logn", "logn, key only"],
+    ids=["avg", "map", "token", "max", "aspect", "key only"],
 )
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_an_image_in_a_padded_batch_gives_what_it_gives_alone(
@@ -124,16 +122,6 @@ def test_dropout_comes_after_the_positions(naflex, several):
     assert 0.4 < (tokens[:, 4:] == 0).float().mean() < 0.6
 
 
-@pytest.mark.parametrize("options", [{}, dict(class_token=True, reg_tokens=2)])
-def test_alibi_hides_the_padding_that_timms_mask_hides(naflex, batch, monkeypatch, options):
-    model, masks = naflex("alibi", **options).eval(), []
-    found = model(batch())
-    without_hiding(monkeypatch, masks)
-    torch.testing.assert_close(model(batch()), found, atol=1e-5, rtol=1e-5)
-    assert len(masks) == len(model.blocks)
-    assert all(mask is not None for mask in masks)
-
-
 @pytest.mark.parametrize("variant", ["cape", "alibi"])
 def test_intermediates_of_a_batch_and_of_images(naflex, images, batch, variant):
     model, x = naflex(variant).eval(), images(2, 3, 64, 96)
@@ -174,28 +162,16 @@ def test_ar_preserving_tells_images_of_other_shapes_apart(naflex, images, batch,
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_timms_use_naflex_gives_what_the_vit_gives(create, load, several, batch, variant, tmp_path):
+def test_a_vits_weights_give_what_the_vit_gives(create, load, several, batch, variant, tmp_path):
     vit = create(variant, img_size=64).eval()
     torch.save(vit.state_dict(), tmp_path / "vit.pth")
-    model = load(tmp_path / "vit.pth", variant, use_naflex=True, img_size=64).eval()
-    assert type(model).__name__ == "NaFlexVitCape"
+    # of alibi's unit the NaFlexVit must know the training's grid
+    alibi = dict(pos_embed_grid_size=(4, 4)) if "alibi" in variant else {}
+    model = load(tmp_path / "vit.pth", variant, "naflexvit", **AS_VIT, **alibi).eval()
     alone = torch.cat([vit(image[None]) for image in several])
     images = torch.cat([model(image[None]) for image in several])
     torch.testing.assert_close(images, alone, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(model(batch()), alone, atol=1e-4, rtol=1e-4)
-
-
-def test_use_naflex_takes_the_options_of_a_vit_and_comes_before_the_environment(
-    create, monkeypatch
-):
-    options = dict(global_pool="max", class_token=False, init_values=1e-4, dynamic_img_size=True)
-    model = create(use_naflex=True, max_global_scale=1.2, **options)
-    assert model.embeds.position.settings.max_global_scale == 1.2
-    assert isinstance(model.fc_norm, torch.nn.LayerNorm)
-    for default in (False, True):  # TIMM_USE_NAFLEXVIT, read at import
-        monkeypatch.setattr(timm_vit, "_USE_NAFLEX_DEFAULT", default)
-        assert isinstance(create(), type(model)) == default
-        assert not isinstance(create(use_naflex=False), type(model))
 
 
 def test_a_vit_without_layer_scale_loads_into_a_naflexvit_that_has_it(
@@ -203,8 +179,7 @@ def test_a_vit_without_layer_scale_loads_into_a_naflexvit_that_has_it(
 ):
     vit = create().eval()
     torch.save(vit.state_dict(), tmp_path / "vit.pth")
-    as_vit = dict(class_token=True, global_pool="token", reg_tokens=0, fc_norm=False)
-    model = load(tmp_path / "vit.pth", host="naflexvit", **as_vit).eval()  # init_values: 1e-5
+    model = load(tmp_path / "vit.pth", host="naflexvit", **AS_VIT).eval()  # init_values: 1e-5
     assert (model.blocks[0].ls1.gamma == 1).all()
     assert torch.equal(model.embeds.cls_pos_embed, vit.cls_pos_embed)
     for image in several:

@@ -12,7 +12,7 @@ from cape_support import replica
 from timm_support import EVAS, STILL, VARIANTS
 
 MODELS = [("vit", name) for name in VARIANTS]
-MODELS += [("naflexvit", n) for n in ("cape", "cape_rope_mixed", "cape_alibi", "random_rope")]
+MODELS += [("naflexvit", n) for n in ("cape", "cape_rope", "cape_alibi", "random_rope")]
 every_model = pytest.mark.parametrize(("host", "variant"), MODELS)
 every_model_and_twin = pytest.mark.parametrize(
     ("host", "variant"), [*MODELS, *(("eva", name) for name in EVAS.values())]

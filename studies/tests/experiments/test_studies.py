@@ -123,14 +123,15 @@ def test_fairseq_has_the_models_with_their_options(name):
     from fairseq import options
     from omegaconf import OmegaConf
 
-    from cape_plugins.fairseq.config import CapeTransformerConfig
+    from cape_plugins.fairseq.architectures import MODELS
     from cape_studies.evaluate.fairseq.options import Command
 
+    config = MODELS["cape_transformer"].config
     for one in runs(name):
         if one.asked["recipe"]:
             model = merge(one.asked["recipe"], one.options)["model"]
             assert model.pop("_name") == "cape_transformer"
-            OmegaConf.merge(OmegaConf.structured(CapeTransformerConfig), model)
+            OmegaConf.merge(OmegaConf.structured(config), model)
         elif one.plan.study.trainer is None:
             words = one.train_command(one.trained)[1:]
             options.parse_args_and_arch(options.get_training_parser(), words)

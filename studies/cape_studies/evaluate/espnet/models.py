@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cape_plugins.espnet.frontend import CapeFbank, sampling_rate
+from cape_plugins.espnet.model import CapeASRModel, facts
 from espnet2.asr.frontend.default import DefaultFrontend
 from espnet2.bin.asr_inference import Speech2Text
 from espnet2.tasks.asr import ASRTask

@@ -10,7 +10,6 @@ import torch
 from timm.data import ImageDataset
 from tqdm import tqdm
 
-from cape_plugins.timm.attention import use_logn
 from cape_studies.command import Diverged, said
 from cape_studies.evaluate.output import Score
 from cape_studies.evaluate.timm.images import loader, open_folder
@@ -42,12 +41,10 @@ def check(loaded: Loaded, folders: Sequence[ImageDataset], options: TimmOptions)
     """Run a model on an empty image of each size.
 
     Raises:
-        ValueError: the model does not take a size or log N, or has other classes than the images.
+        ValueError: the model does not take a size, or has other classes than the images.
     """
     if options.extent and not loaded.extent_modules:
         _logger.warning("--extent has no effect on %s (%s)", loaded.checkpoint, loaded.name)
-    for logn in options.attention_logn:
-        use_logn(loaded.model, logn)
     squares = options.resolutions or [loaded.train_size]
     outputs = 0
     for size in dict.fromkeys(size for square in squares for size in views_of(square, options)):
@@ -86,16 +83,12 @@ def evaluate(
     """The scores of one model under all conditions; see :func:`run`."""
     modules = loaded.extent_modules
     own = f"{modules[0].extent:g}" if modules else ""
-    logns: Sequence[int | None] = options.attention_logn or [None]
     conditions = product(
         folders,
         options.resolutions or [loaded.train_size],
         (modules and options.extent) or [None],
-        logns,
     )
-    for folder, resolution, extent, logn in conditions:
-        if logn is not None:
-            use_logn(loaded.model, logn)
+    for folder, resolution, extent in conditions:
         root = folder.reader.root
         about: dict[str, object] = {
             "model": loaded.name,
@@ -104,7 +97,6 @@ def evaluate(
             "split": Path(root).name,
             "resolution": resolution,
             "extent": f"{extent:g}" if isinstance(extent, float) else extent or own,
-            "logn": logn,
             "moved": options.moved,
             "tta": options.tta_step if options.tta else 0,
             "crop_pct": loaded.config["crop_pct"],

@@ -11,8 +11,7 @@ from timm.models import clean_state_dict
 from torch import Tensor
 
 import cape_plugins.timm  # noqa: F401 - registers, also where autoload is switched off
-from cape_plugins.timm import mark
-from cape_plugins.timm.positions import PatchPositions
+from cape_plugins.module import Positions
 from cape_studies.command import said
 from cape_studies.evaluate.timm.options import TimmOptions
 from cape_studies.options import named
@@ -45,10 +44,10 @@ class Loaded:
         return (out[0] if isinstance(out, tuple) else out).float()
 
     @property
-    def extent_modules(self) -> list[PatchPositions]:
+    def extent_modules(self) -> list[Any]:
         """The parts that have the paper's γ; none in abspos, nopos and timm's rotary ViTs."""
-        found = [one for one in self.model.modules() if isinstance(one, PatchPositions)]
-        return [one for one in found if one.settings.takes("extent")]
+        placed = ((one, getattr(one, "position", None)) for one in self.model.modules())
+        return [one for one, at in placed if isinstance(at, Positions) and at.has_positions]
 
 
 def load(given: str, options: TimmOptions, device: torch.device) -> Loaded:
@@ -83,15 +82,9 @@ def load(given: str, options: TimmOptions, device: torch.device) -> Loaded:
     recorded = {key: args.get(own) for key, own in names.items()}  # timm leaves out None
     recorded |= args.get("model_kwargs") or {}
     model = _create(name, recorded | options.model_kwargs, path)
-    trained, made = mark.read_mark(weights), mark.settings(model)
-    if None not in (trained, made) and trained != made:
-        raise ValueError(
-            f"{path} was trained with {mark.describe(trained)}, this model would have "
-            f"{mark.describe(made)}: give the training's --model and --model-kwargs, img_size too"
-        )
     try:
         model.load_state_dict(weights)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:  # the second: of another variant
         raise ValueError(
             f"{path} does not fit {name}: {said(error, 3)[:300]}; give the --model and "
             "--model-kwargs that it was trained with"

@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 import tyro
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from cape_studies.options import Pairs, RunOptions
 
@@ -46,12 +46,6 @@ class TimmOptions(RunOptions):
         description="γ: a number, ratio (R / side of training) or sqrt (its root); none: the "
         "model's. It changes nothing in models without γ: abspos, nopos, timm's rotary models",
     )
-    attention_logn: list[NonNegativeInt] = Field(
-        [],
-        description="multiply the logits of self-attention by log N / log of this number of "
-        "training's tokens, for models trained without; several: test each; 0: off; none: as "
-        "trained",
-    )
     moved: float = Field(
         0.0,
         ge=0,
@@ -64,10 +58,3 @@ class TimmOptions(RunOptions):
 
     batch_size: PositiveInt = Field(256, description="largest number of images at once")
     workers: NonNegativeInt = Field(4, description="processes that load images")
-
-    @model_validator(mode="after")
-    def check(self) -> "TimmOptions":
-        """Refuse N = 1, whose logarithm is 0."""
-        if 1 in self.attention_logn:
-            raise ValueError("--attention-logn takes tokens of a training sample, ≥ 2, or 0, got 1")
-        return self

@@ -44,7 +44,7 @@ def trained(tmp_path_factory, digits) -> Callable[[str], Path]:
         torch.manual_seed(0)
         model = timm.create_model(name, num_classes=10, **kwargs)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        for step in range(90):
+        for step in range(200):
             batch = torch.arange(step * 40, step * 40 + 40) % 1200
             F.cross_entropy(model(images[batch]), targets[batch]).backward()
             optimizer.step()

@@ -14,7 +14,6 @@ timm = pytest.importorskip("timm")
 from timm.data import create_transform  # noqa: E402
 from timm.utils import natural_key  # noqa: E402
 
-from cape_plugins.timm.attention import use_logn  # noqa: E402
 from cape_studies.data.images import moved  # noqa: E402
 from cape_studies.evaluate.timm import loading  # noqa: E402
 from cape_studies.evaluate.timm.options import TimmOptions  # noqa: E402
@@ -110,17 +109,7 @@ def test_extent_is_for_models_with_coordinates(abspos, data, run, caplog):
     for name, has in (("alibi", True), ("nopos", False)):
         model = timm.create_model(f"vit_tiny_patch4_{name}_32", **SMALL)
         loaded = loading.Loaded(model, "", "", 32, {}, CPU)
-        assert loaded.extent_modules == [model.position] * has
-
-
-@both
-def test_attention_logn_is_a_condition(checkpoint, data, run):
-    rows = run("-c", checkpoint, "--data", data, *WHOLE, "--attention-logn", 0, 3)
-    assert [row["logn"] for row in rows[::2]] == ["0", "3"]
-    plain, scaled = load(checkpoint), load(checkpoint)
-    use_logn(scaled, 3)
-    assert counted(rows) == [by_hand(model, data, 24) for model in (plain, scaled)]
-    assert rows[0]["value"] != rows[2]["value"]
+        assert loaded.extent_modules == [model] * has
 
 
 @both
@@ -160,7 +149,7 @@ def test_several_models_and_folders_make_one_csv_and_one_table(
     options = ("--data", data, tmp_path / "again", "--resolutions", 16, 24, "--crop-pct", 1)
     rows = run("-c", f"ours={cape}", abspos, *options, "--amp")
     assert [row["model"] for row in rows] == ["ours"] * 8 + ["vit_tiny_patch16_224"] * 8
-    about = "model checkpoint dataset split resolution extent logn moved tta crop_pct"
+    about = "model checkpoint dataset split resolution extent moved tta crop_pct"
     about += " interpolation precision metric value how items weight"
     assert list(rows[0]) == about.split()
     assert (rows[0]["checkpoint"], rows[0]["precision"]) == (str(cape), "float16")

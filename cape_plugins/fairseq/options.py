@@ -1,0 +1,223 @@
+"""The models' options: all of fairseq's Transformer, and those about positions, in tokens.
+
+The latter are the options of all variants, those of other packages too: ``HOST`` makes flags of
+them. The dataclasses are flat. With fairseq's own nested ``TransformerConfig`` the command line
+would ignore the sizes, and checkpoints would need pickled classes. The language model's config is
+flat already.
+"""
+
+import ast
+import copy
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Optional, cast, get_args, get_origin
+
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models.transformer import TransformerConfig
+from fairseq.models.transformer_lm import TransformerLanguageModelConfig
+from omegaconf import II, OmegaConf
+
+from cape_plugins.augment import Augmentation
+from cape_plugins.checks import is_number
+from cape_plugins.options import POSITION, Host, Option, declared, option
+from cape_plugins.sinusoid import Sinusoids
+from cape_plugins.variants import Variant, get
+
+# at this position, neighbouring float32 numbers are 2 ** -7 of a token apart
+FURTHEST = 1e5
+
+ANOTHER_CHECKPOINT = "give another --save-dir, --restore-file or --finetune-from-model"
+
+# fairseq's own switches of positions, which would contradict --pos
+_REPLACED = {
+    "no_token_positional_embeddings": "--pos nopos",
+    "encoder_learned_pos": "--pos abspos",
+    "decoder_learned_pos": "--pos abspos",
+}
+
+
+def flag(name: str) -> str:
+    """An option's name as users type it."""
+    return f"--{name.replace('_', '-')}"
+
+
+def aligns_source(variant: Variant) -> bool:
+    """Whether equal positions are to be equally far into source and target (paper, section 3.3)."""
+    return variant.adds is Sinusoids and variant.augments is Augmentation
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """The options about the source of a translation.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    source_scale: float = option(
+        0.0,
+        "distance between neighbouring source tokens, in units of the distance between target "
+        "tokens; 0: target tokens / source tokens, counted in the training set",
+        taken_by=aligns_source,
+    )
+    source_bos: Literal["auto", "true", "false"] = option(
+        "auto", "begin the source with BOS, as the target does; auto: for cape only"
+    )
+
+    def __post_init__(self) -> None:
+        if not (is_number(self.source_scale) and 0 <= self.source_scale <= FURTHEST):
+            raise ValueError(
+                f"source_scale must be > 0 and at most {FURTHEST:g}, or 0 to count it from the "
+                f"training set, got {self.source_scale!r}"
+            )
+        if self.source_bos not in ("auto", "true", "false"):
+            raise ValueError(f"source_bos must be auto, true or false, got {self.source_bos!r}")
+
+
+#: CAPE's defaults, and relpos' context, are those of the paper's translation experiments (section
+#: 4.3). Nothing is centred: sentences of a pair stay aligned at their first tokens, and decoding
+#: does not know the length.
+HOST = Host(
+    axes=1,
+    unit="tokens",
+    defaults={
+        "max_global_shift": 5.0,
+        "max_local_shift": 0.5,
+        "random_range": 256.0,
+        "relpos_context": 150,
+    },
+    sets=frozenset({"mean_normalize", "spread", "overflow", "abspos_context", "alibi_unit"}),
+    own=SourceOptions,
+    spell=flag,
+    advice=ANOTHER_CHECKPOINT,
+)
+
+
+class Chosen(NamedTuple):
+    """A model's options about positions, checked.
+
+    Attributes:
+        pos: the variant.
+        options: those of the variant.
+        source: those of the source; a language model has their defaults.
+    """
+
+    pos: str
+    options: dict[str, Any]
+    source: SourceOptions
+
+    @property
+    def aligns_source(self) -> bool:
+        """:func:`aligns_source` of the variant."""
+        return aligns_source(get(self.pos, HOST.axes))
+
+    @property
+    def source_bos(self) -> bool:
+        """Whether the source begins with BOS."""
+        auto = self.source.source_bos == "auto"
+        return self.aligns_source if auto else self.source.source_bos == "true"
+
+
+def choose(options: Mapping[str, Any]) -> Chosen:
+    """Take the options about positions from a model's, name → value, and check them.
+
+    Raises:
+        ValueError: an option is for another ``pos``, or a value is out of range; variants check the
+            values of theirs when they are made.
+    """
+    ours, _ = HOST.split(options)
+    pos, every = ours.pop("pos"), HOST.options()
+    ours = {name: _as_declared(value, every[name]) for name, value in ours.items()}
+    chosen, source = HOST.choose(pos, ours)
+    assert source is not None  # the host has options of its own
+    for name, value in chosen.items():
+        if every[name].unit == POSITION and is_number(value) and value > FURTHEST:
+            raise ValueError(
+                f"{name} must be at most {FURTHEST:g}, got {value:g}: beyond, float32 does not "
+                "tell neighbouring tokens apart; the paper's Δ is 5 to 50 tokens"
+            )
+    return Chosen(pos, chosen, source)
+
+
+def _as_declared(value: Any, one: Option) -> Any:
+    """A tuple where a command line has a string and a YAML a list."""
+    if not isinstance(one.default, tuple):
+        return value
+    return tuple(ast.literal_eval(value) if isinstance(value, str) else value)
+
+
+def refuse_replaced(options: Mapping[str, Any]) -> None:
+    """Raise ValueError for fairseq's own switches of positions, which contradict ``--pos``."""
+    for name, instead in _REPLACED.items():
+        if options.get(name):
+            raise ValueError(f"{flag(name)} is replaced by {instead} in cape_transformer models")
+
+
+def _flatten() -> type[FairseqDataclass]:
+    """TransformerConfig without nesting: ``encoder.layers`` becomes ``encoder_layers``."""
+    flat: list[tuple[str, Any, Any]] = []
+    for outer in dataclasses.fields(TransformerConfig):
+        kind: Any = outer.type
+        nested = dataclasses.is_dataclass(kind)
+        prefix = f"{outer.name}_" if nested else ""
+        for one in dataclasses.fields(kind) if nested else (outer,):
+            made = copy.copy(one)
+            if isinstance(made.default, str) and made.default.startswith("${model."):
+                made.default = II("model.decoder_embed_dim")  # fairseq interpolates no other option
+            flat.append((prefix + one.name, one.type, made))
+    flat = [one for one in flat if not one[0].endswith("_name")]
+    return dataclasses.make_dataclass("FlatTransformerConfig", flat, bases=(FairseqDataclass,))
+
+
+def _flags(options: Iterable[Option]) -> type[FairseqDataclass]:
+    """A flag of fairseq for ``--pos`` and for each option."""
+    about = {"help": "the variant of positions"}
+    variants = ChoiceEnum(list(HOST.names()))
+    flags: list[tuple[str, Any, Any]] = [("pos", variants, field(default="cape", metadata=about))]
+    for one in options:
+        metadata = {"help": one.help}
+        flags.append((one.name, _type_of(one), field(default=one.default, metadata=metadata)))
+    return dataclasses.make_dataclass("PositionFlags", flags, bases=(FairseqDataclass,))
+
+
+def _type_of(one: Option) -> Any:
+    """The type of a flag, of those that OmegaConf and argparse know; Any for a tuple."""
+    if get_origin(one.kind) is Literal:
+        return ChoiceEnum(list(get_args(one.kind)))
+    if one.default is None:
+        return Optional[get_args(one.kind)[0]]  # noqa: UP045 - OmegaConf 2.0 knows no `int | None`
+    return type(one.default) if isinstance(one.default, (bool, int, float, str)) else Any
+
+
+_FlatConfig = _flatten()
+_EVERY = HOST.options()
+PositionFlags = _flags(_EVERY.values())
+_FlagsWithoutSource = _flags(
+    one for name, one in _EVERY.items() if name not in declared(SourceOptions)
+)
+
+
+@dataclass
+class FairseqCapeConfig(PositionFlags, _FlatConfig):  # type: ignore[misc, valid-type]
+    """fairseq's Transformer options, flat, and how positions enter the model."""
+
+
+@dataclass
+class FairseqCapeLanguageModelConfig(
+    _FlagsWithoutSource,  # type: ignore[misc, valid-type]
+    TransformerLanguageModelConfig,
+):
+    """The options of fairseq's ``transformer_lm``, and how positions enter the model."""
+
+
+def as_config(cfg: Any) -> Any:
+    """A model's options as OmegaConf's DictConfig, which they are already in fairseq's commands."""
+    if OmegaConf.is_config(cfg):
+        return cfg
+    return OmegaConf.create({"model": OmegaConf.structured(cfg)}).model
+
+
+def plain_options(cfg: Any) -> dict[str, Any]:
+    """Name → value, of plain types."""
+    return cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))

@@ -1,0 +1,116 @@
+"""FIRE, a learned function of distances, for timm, fairseq and ESPnet: a package of one file.
+
+Li et al. 2024, https://arxiv.org/abs/2310.04418. In each layer scores get
+
+    b(i, j) = f(ψ(i - j) / ψ(max(L, i))),   ψ(x) = log(c x + 1)
+
+where f is a network with one hidden layer and an output for each head; c and L are learned. The
+paper is about decoders that count tokens. Here positions are real numbers, and queries may see
+what is on either side, so this file has to choose what i - j and i are:
+
+- i - j is the distance of :func:`cape_plugins.distances`: seconds, gaps between tokens, Euclidean
+  between patches. It is divided by ``fire_unit``, the distance between neighbouring tokens, so that
+  c and L begin where the authors have them in every host.
+- i is how far the query sees: its distance to the farthest key that it sees. For a decoder that is
+  the paper's i. The ratio stays in [0, 1] in encoders and images too, which is what f was trained
+  on; and a shift of all positions changes nothing, as CAPE wants it.
+- A token without a position (NaN: a class token, padding) is at distance 0 of all others.
+
+Sizes of f, its initial c and L, and L as a multiple of its initial value are those of the paper's
+listing (appendix).
+
+>>> fire = Fire(Sizes(dim=64, heads=4))
+>>> given = fire.prepare(token_positions([10])[..., None], None, query.dtype)
+>>> out, _ = fire(query, key, value, given)                 # (B, heads, queries, head_dim)
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cape_plugins import (
+    POSITION,
+    DistanceAugmentation,
+    Given,
+    PositionalAttention,
+    Variant,
+    as_bool,
+    distances,
+    option,
+    register_variant,
+)
+from cape_plugins.checks import check_count, check_positive
+
+EPSILON = 1e-6  # of the paper's listing, against a division by 0
+
+
+@dataclass(eq=False, repr=False)
+class Fire(PositionalAttention):
+    """Adds f(ψ(distance) / ψ(max(L, how far the query sees))) to the scores.
+
+    Training keeps the hidden channels of all pairs, (B, N, N, fire_width), in every layer.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+
+    fire_width: int = option(32, "hidden channels of the function")
+    fire_threshold: float = option(512.0, "the threshold L at first, in fire_unit")
+    fire_unit: float | None = option(
+        None,
+        "the distance that counts as 1; by default that between neighbouring tokens",
+        unit=POSITION,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fire_unit is None:
+            self.fire_unit = self.sizes.spacing
+        check_count("fire_width", self.fire_width)
+        check_positive("fire_threshold", self.fire_threshold)
+        check_positive("fire_unit", self.fire_unit)
+        width, heads = self.fire_width, self.sizes.heads
+        self.function = nn.Sequential(nn.Linear(1, width), nn.ReLU(), nn.Linear(width, heads))
+        self.c, self.multiplier = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the function anew; c and L as at first."""
+        for part in self.function:
+            if isinstance(part, nn.Linear):
+                part.reset_parameters()
+        nn.init.constant_(self.c, 0.1)
+        nn.init.ones_(self.multiplier)
+
+    def prepare(self, positions: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Given:
+        """Positions in ``fire_unit`` and how far each token sees, (1 or B, N, axes + 1)."""
+        assert self.fire_unit is not None
+        positions = positions / self.fire_unit
+        apart = distances(positions[:, :, None], positions[:, None])  # (1 or B, N, N)
+        if mask is not None:
+            seen = as_bool(mask)
+            seen = seen.any(dim=1) if seen.ndim == 4 else seen  # by one of the heads
+            apart = torch.where(seen, apart, 0.0)
+        reach = apart.amax(dim=2, keepdim=True)  # (1 or B, N, 1)
+        rows = torch.cat([positions.expand(reach.shape[0], -1, -1), reach], dim=2)
+        return super().prepare(rows, mask, dtype)
+
+    def bias(self, query: Tensor, keys: int, prepared: Tensor | None) -> Tensor:
+        """What is added to the scores, (1 or B, heads, queries, keys)."""
+        assert prepared is not None, "FIRE needs positions"
+        key, here = prepared[..., :-1], prepared[:, keys - query.shape[2] :]  # the last of the keys
+        apart = distances(here[:, :, None, :-1], key[:, None])  # (1 or B, queries, keys)
+        threshold = self.fire_threshold * self.multiplier.abs()
+        ratio = self.psi(apart) / (self.psi(torch.maximum(threshold, here[..., -1:])) + EPSILON)
+        found = self.function(ratio[..., None].to(self.c.dtype))
+        # PyTorch's fast attention wants the scores of a query side by side
+        return found.permute(0, 3, 1, 2).contiguous()
+
+    def psi(self, distance: Tensor) -> Tensor:
+        """ψ(x) = log(c x + 1); it tells near distances apart better than far ones."""
+        return torch.log1p(self.c.abs() * distance)
+
+
+register_variant("fire", Variant(attends=Fire))
+register_variant("cape_fire", Variant(augments=DistanceAugmentation, attends=Fire))

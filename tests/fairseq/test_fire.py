@@ -1,0 +1,84 @@
+"""A variant of another package, FIRE of examples/cape-fire, by fairseq's own commands."""
+
+import re
+import shutil
+from argparse import ArgumentParser
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+
+from fairseq.models import MODEL_REGISTRY
+
+from cape_support import ROOT
+from fairseq_support import TRAIN, call, run, train
+
+FIRE = "--pos fire --fire-width 8"
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    """The folder of a training of two updates."""
+    folder = tmp_path_factory.mktemp("fire")
+    train(data, folder, f"{FIRE} --max-update 2")
+    return folder
+
+
+def test_the_help_on_the_model_lists_its_options():
+    # fairseq-train --help ends before fairseq adds the options of any model
+    MODEL_REGISTRY["cape_transformer"].add_args(parser := ArgumentParser())
+    said = " ".join(parser.format_help().split())
+    assert "--fire-width FIRE_WIDTH fire, cape_fire: hidden channels of the function" in said
+    assert "--fire-unit" in said
+
+
+def test_it_trains_and_a_training_is_resumed(data, trained, tmp_path):
+    state = torch.load(trained / "checkpoint_last.pt", weights_only=True)
+    model = state["cfg"]["model"]
+    assert (model["pos"], model["fire_width"], model["fire_threshold"]) == ("fire", 8, 512.0)
+    learned = {key: one for key, one in state["model"].items() if key.endswith("multiplier")}
+    assert len({key.split(".layers.")[0] for key in learned}) == 2  # encoder and decoder
+    folder = shutil.copytree(trained, tmp_path / "resumed")
+    state, _ = train(data, folder, f"{FIRE} --max-update 4")
+    assert state["optimizer_history"][-1]["num_updates"] == 4
+    assert any(not torch.equal(one, state["model"][key]) for key, one in learned.items())
+
+
+def test_it_translates(data, trained):
+    flags = "--cpu --beam 2 --required-batch-size-multiple 1 --max-len-b 9"
+    said = run(f"fairseq-generate {data} --path {trained}/checkpoint_last.pt {flags}")
+    assert said.count("\nH-") == 10
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--pos cape", r"--pos fire, this \w+ has (--pos )?cape\b"),
+        ("--pos fire", r"--fire-width 8, this \w+ has (--fire-width )?32\b"),
+    ],
+)
+def test_another_variants_model_refuses_it_in_one_line(data, trained, flags, says):
+    line = f"fairseq-train {data} {TRAIN} --max-update 4 --save-dir {trained} {flags}"
+    assert_one_line(call(line), says)
+
+
+def test_options_are_checked_before_data_are_read(tmp_path):
+    line = f"fairseq-train /nowhere {TRAIN} --save-dir {tmp_path}"
+    known = "--fire-width = 8 is for fire, cape_fire; rope takes"
+    assert_one_line(call(f"{line} --pos rope --fire-width 8"), known)
+    assert_one_line(call(f"{line} --pos fire --fire-width 0"), r"\bfire_width\b.* 0$")
+
+
+def test_it_goes_into_a_file_of_hydra(data, tmp_path):
+    line = f"fairseq-hydra-train --config-dir {ROOT}/configs/fairseq --config-name wmt14_en_de_18l"
+    line += f" task.data={data} common.cpu=true common.fp16=false hydra.run.dir={tmp_path}"
+    line += f" model.share_all_embeddings=false checkpoint.save_dir={tmp_path} model.pos=fire"
+    assert_one_line(call(f"{line} +model.fire_width=0"), r"\bfire_width\b.* 0$")
+
+
+def assert_one_line(called, says):
+    status, said = called
+    assert status == 2, said
+    assert re.search(says, said.splitlines()[-1]), said
+    assert "Traceback" not in said

@@ -1,0 +1,168 @@
+"""An option is declared once: what a class says of it, what a host makes of it."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from cape_plugins import POSITION, option, variants
+from cape_plugins.augment import Augmentation
+from cape_plugins.options import Host, declared
+from cape_plugins.sinusoid import Sinusoids
+from cape_support import IMAGES, OURS, SEQUENCES
+
+
+@dataclass(frozen=True)
+class Own:
+    """Options of a host's own."""
+
+    frame_shift: float = option(0.01, "between frames", unit=POSITION)
+    extent: float = option(
+        1.0, "γ of evaluation", taken_by=lambda variant: variant.augments is Augmentation
+    )
+
+    def __post_init__(self) -> None:
+        if self.frame_shift <= 0:
+            raise ValueError(f"frame_shift must be > 0, got {self.frame_shift}")
+
+
+SECONDS = Host(
+    axes=1,
+    unit="seconds",
+    defaults={"max_global_shift": 30.0, "max_local_shift": None, "frequency_scale": 30.0},
+    sets=frozenset({"mean_normalize", "spread"}),
+    own=Own,
+    spell="--{}".format,
+    advice="start anew",
+)
+PATCHES = Host(axes=2, unit="half images")
+
+
+# What a class declares
+
+
+def test_a_field_has_its_default_unit_help_and_annotation():
+    found = declared(Augmentation)["max_local_shift"]
+    assert (found.name, found.default, found.unit) == ("max_local_shift", 0.0, POSITION)
+    assert found.training_only
+    assert found.kind == float | tuple[float, ...]
+    assert "ε" in found.help
+    assert not declared(Sinusoids)["frequency_scale"].training_only
+
+
+def test_options_of_base_classes_are_inherited_and_fields_without_help_are_none():
+    names = {"max_local_shift", "max_global_scale", "mean_normalize", "max_global_shift"}
+    assert declared(Augmentation).keys() == names
+    assert "sizes" not in declared(Sinusoids)
+    assert declared(None) == {}
+
+
+def test_an_option_may_be_for_sequences_alone():
+    assert "base" in declared(Sinusoids, axes=1)
+    assert "base" not in declared(Sinusoids, axes=2)
+
+
+# What a host shows
+
+
+def test_a_host_has_the_options_of_all_variants_and_its_own_but_those_that_it_sets():
+    found = SECONDS.options()
+    for pos in SEQUENCES:
+        missing = variants.get(pos, 1).options(1).keys() - found.keys()
+        assert missing <= {"mean_normalize", "spread"}
+    assert {"frame_shift", "extent"} < found.keys()
+    assert not {"mean_normalize", "spread", "pos"} & found.keys()
+    assert set(IMAGES) <= {*PATCHES.names()}
+    assert "relpos" not in PATCHES.names()
+    assert "relpos_context" not in PATCHES.options()
+
+
+def test_its_defaults_come_before_those_of_the_classes():
+    found = SECONDS.options()
+    assert found["max_global_shift"].default == 30.0
+    assert found["max_local_shift"].default is None
+    assert found["max_global_scale"].default == 1.0
+    assert PATCHES.options()["max_global_shift"].default == 0.0
+
+
+def test_help_names_the_unit_of_lengths_and_the_variants_that_take_an_option():
+    found = SECONDS.options()
+    assert found["max_global_shift"].help.startswith("cape: ")
+    assert found["max_global_shift"].help.endswith("(seconds)")
+    assert found["relpos_context"].help.startswith("relpos, relpos_first: ")
+    assert "seconds" not in found["max_global_scale"].help
+    assert found["frame_shift"].help == "between frames (seconds)"  # all take it
+    assert PATCHES.options()["max_global_shift"].help.startswith("cape, cape_rope: ")
+
+
+# What it makes of what its users give
+
+
+@pytest.mark.parametrize("pos", SEQUENCES)
+def test_a_model_has_the_hosts_defaults_unless_something_is_given(pos):
+    options, own = SECONDS.choose(pos, {})
+    taken = variants.get(pos, 1).options(1).keys() - {"mean_normalize", "spread"}
+    assert options.keys() == taken
+    assert own == Own()
+    if "max_global_shift" in taken:
+        assert options["max_global_shift"] == 30.0
+    if "frequency_scale" in taken:
+        options, _ = SECONDS.choose(pos, {"frequency_scale": 2.0})
+        assert options["frequency_scale"] == 2.0
+
+
+def test_options_of_its_own_are_made_into_what_it_says():
+    _, own = SECONDS.choose("cape", {"frame_shift": 0.02, "extent": 2.0})
+    assert own == Own(0.02, 2.0)
+    with pytest.raises(ValueError, match=r"frame_shift .*-1"):
+        SECONDS.choose("cape", {"frame_shift": -1})
+    with pytest.raises(ValueError, match=r"--extent.* 2\.0 .*cape; rope takes"):
+        SECONDS.choose("rope", {"extent": 2.0})
+    assert PATCHES.choose("cape", {})[1] is None
+
+
+def test_options_of_other_variants_are_refused_as_the_user_types_them():
+    for pos, given, named in (
+        ("rope", {"max_global_shift": 6.0}, r"--max_global_shift.* 6\.0 .*cape; rope .*--freq"),
+        ("cape_rope", {"max_global_shift": 6.0}, "--max_global_shift.* cape; cape_rope takes"),
+        ("sinpos", {"relpos_context": 9}, r"--relpos_context.* 9 .*relpos, relpos_first; sinpos"),
+        ("nopos", {"base": 9.0}, r"--base.* 9\.0 .*sinpos, cape, random"),
+        ("cape", {"spread": False}, "--spread"),  # the host sets it itself
+        ("cape", {"max_lenght": 3}, "--max_lenght: .*--max_global_shift"),
+        ("rope9", {}, "rope9.* nopos, abspos"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            SECONDS.choose(pos, given)
+    PATCHES.choose("cape_rope", {"max_global_shift": 6.0})  # a class token has no position
+
+
+def test_an_option_that_has_its_default_counts_as_not_given():
+    options, _ = SECONDS.choose("rope", {"max_global_shift": 30.0, "relpos_context": 1.0})
+    assert options == {"frequency_scale": 30.0}
+
+
+def test_one_mapping_splits_into_what_is_about_positions_and_the_rest():
+    ours, rest = SECONDS.split(dict(pos="cape", blocks=3, base=2.0, extent=1.0, spread=True))
+    assert ours == dict(pos="cape", base=2.0, extent=1.0)
+    assert rest == dict(blocks=3, spread=True)
+
+
+@pytest.mark.parametrize(("pos", "axes"), OURS)
+def test_it_builds_every_variant_and_sets_what_is_its_own(pos, axes):
+    host = SECONDS if axes == 1 else PATCHES
+    given = {"abspos_context": 50.0} if pos == "abspos" else {}
+    options, _ = host.choose(pos, given)
+    sets = {"mean_normalize": False, "spread": False}
+    sizes = dict(dim=24, heads=3, layers=2, remembers={"frame_shift": 0.02})
+    made = host.positions(pos, options, sets, **sizes)
+    assert (made.pos, made.sizes.axes, len(made.attentions)) == (pos, axes, 2)
+    for name, value in made.options.items():
+        chosen = {**options, **sets}[name]
+        assert chosen is None or value == chosen
+    assert made.mark.state_dict()["frame_shift"].item() == pytest.approx(0.02)
+
+
+def test_checkpoints_of_other_variants_are_refused_in_the_words_of_the_host():
+    sizes = dict(dim=24, heads=3, layers=1)
+    made = {pos: SECONDS.positions(pos, {}, **sizes) for pos in ("rope", "alibi")}
+    with pytest.raises(ValueError, match=r"--pos rope.* alibi: set --pos rope, or start anew"):
+        made["alibi"].load_state_dict(made["rope"].state_dict())
