@@ -14,7 +14,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cape_plugins.text import read_lines
 from num2words import num2words
 from subword_nmt.learn_bpe import learn_bpe
 

@@ -37,7 +37,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from cape_plugins.text import read_lines, two_forms
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe

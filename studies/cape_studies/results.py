@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from cape_studies import work
-from cape_studies.config import Study, find, load, read_yaml
+from cape_studies.config import Study, Variant, find, load, read_yaml
 from cape_studies.plan import Plan, Prepared, Run, merge
 from cape_studies.scores import STATS, TIDY, read, tidy
 from cape_studies.stats import TRAININGS
@@ -196,6 +196,8 @@ def stored(path: Path) -> list[Result]:
     for name, scores in rows.groupby("study", sort=False):
         beside = path.with_name(f"{name}.yaml")  # of a study of one's own
         study = load(beside if beside.exists() else find(str(name)))
+        for variant in scores["variant"].unique():  # one that the study has no more
+            study.variants.setdefault(variant, Variant())
         mine = items[items["study"] == name] if len(items) else items
         notes = [] if len(mine) else [f"{note} are for other trainings on the same items."]
         found.append(Result(study, scores, mine, notes))

@@ -5,15 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cape_plugins.espnet.frontend import CapeFbank, sampling_rate
-from cape_plugins.espnet.model import CapeASRModel, facts
 from espnet2.asr.frontend.default import DefaultFrontend
 from espnet2.bin.asr_inference import Speech2Text
 from espnet2.tasks.asr import ASRTask
 
 import cape_plugins.espnet  # noqa: F401 - registers, also where autoload is switched off
-from cape_plugins.espnet.frontend import CapeFbank, sampling_rate
-from cape_plugins.espnet.model import CapeASRModel, facts
+from cape_plugins.espnet.paper.frontend import CapeFbank, sampling_rate
+from cape_plugins.espnet.paper.model import CapeASRModel, facts
 from cape_studies.command import said
 from cape_studies.evaluate.espnet.testset import split_name
 from cape_studies.options import once
