@@ -25,7 +25,7 @@ from pathlib import Path
 import pandas as pd
 from tabulate import tabulate
 
-from cape_plugins.variants import VARIANTS
+from cape_plugins.variants import names
 from cape_studies import figure, report
 from cape_studies import results as read
 from cape_studies import tables as shown_tables
@@ -132,7 +132,7 @@ def overall() -> str:
         rows = pd.read_csv(RESULTS / f"{study}.csv", dtype={"condition": str})
         scores[study] = rows.groupby([*KEYS, "variant"])["value"].mean()
     rows = []
-    for variant in VARIANTS:
+    for variant in names(axes=1):
         row = [variant]
         for _, study, *key in OVERALL:
             low = scores[study].get((*key, f"{variant}_low"))  # in images, where there is one
@@ -189,7 +189,7 @@ def of_cpu() -> str:
 
 def variants_of(columns: Sequence[pd.Series]) -> list[str]:
     """The variants that any of the columns has, in the package's order."""
-    return [pos for pos in VARIANTS if any(pos in one.index for one in columns)]
+    return [pos for pos in names(axes=1) if any(pos in one.index for one in columns)]
 
 
 def of_kernels() -> str:

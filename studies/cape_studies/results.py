@@ -197,7 +197,7 @@ def stored(path: Path) -> list[Result]:
         beside = path.with_name(f"{name}.yaml")  # of a study of one's own
         study = load(beside if beside.exists() else find(str(name)))
         for variant in scores["variant"].unique():  # one that the study has no more
-            study.variants.setdefault(variant, Variant())
+            study.variants.setdefault(variant, Variant.model_validate({}))
         mine = items[items["study"] == name] if len(items) else items
         notes = [] if len(mine) else [f"{note} are for other trainings on the same items."]
         found.append(Result(study, scores, mine, notes))

@@ -5,10 +5,12 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from cape_studies.experiments import study
 from scipy import stats
 
-from cape_studies.answer import Group, of_range, sentences, typed
+from cape_studies import config as study
+from cape_studies import hosts
+from cape_studies.answer import Group, of_range, sentences
+from cape_studies.plan import merge
 
 GOOD, FLOOR = [80.0, 80.4, 80.2], [70.0, 70.3, 69.8]
 
@@ -22,7 +24,7 @@ def answer(chance=20.0, higher=True, **each):
 
 def words(of, chance=20.0):
     """The paragraph of a range, and those behind it."""
-    about = study.load(study.find("my_images"))[0]
+    about = study.load(study.find("my_images"))
     ranges = {"in testing": of}
     found = {"data": "", "metric": "top1", "chance": chance, "ranges": ranges, "cost": {}}
     first, *others = sentences(found, about)
@@ -145,31 +147,25 @@ def test_of_one_variant_there_is_its_number():
 
 
 @pytest.mark.parametrize(
-    ("name", "variant", "expected"),
-    [
-        ("my_sentences", "cape", "--arch cape_transformer_tiny --pos cape"),
-        ("my_recordings", "rope", "{encoder: cape_transformer, encoder_conf: {pos: rope}}"),
-    ],
-)
-def test_what_a_user_types_next(name, variant, expected):
-    assert typed(study.load(study.find(name))[0], variant) == expected
-
-
-@pytest.mark.parametrize(
     ("variant", "model"), [("stock", "vit_small_patch16_dinov3"), ("cape", "twin")]
 )
 def test_what_a_user_of_a_backbone_types_next_has_its_weights(variant, model):
     change = ["variants.cape.options.model=twin", "options.img-size=256"]
-    (about,) = study.load(study.find("my_backbone"), change)
-    assert f"create_model('{model}', img_size=256, pretrained=True)" in typed(about, variant)
+    said = typed("my_backbone", variant, *change)
+    assert f"create_model('{model}', img_size=256, pretrained=True)" in said
 
 
 def test_what_a_user_of_timm_types_next_makes_the_model_that_was_trained():
     timm = pytest.importorskip("timm")
     shape = "{patch_size: 2, embed_dim: 64, depth: 1, num_heads: 2}"
     change = ["options.img-size=16", f"options.model-kwargs={shape}"]
-    (about,) = study.load(study.find("my_images"), change)
-    for variant in about.variants:
-        model = eval(typed(about, variant).split("; ")[1], {"timm": timm})
+    for variant in study.load(study.find("my_images")).variants:
+        model = eval(typed("my_images", variant, *change).split("; ")[1], {"timm": timm})
         assert model.patch_embed.grid_size == (8, 8)
         assert hasattr(model, "cls_token") is (variant != "rope_gap") or model.cls_token is None
+
+
+def typed(name, variant, *changes):
+    about = study.load(study.find(name), changes)
+    own = about.variants[variant].options
+    return hosts.host(about.host).typed(merge(about.options, own), own, variant)
