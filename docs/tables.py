@@ -94,7 +94,9 @@ def scores_of(name: str, evaluation: str) -> Scores:
     if part in PARTS_OF_BLEU:
         items = one.items[(one.items["metric"] == "bleu") & (one.items["evaluation"] == test)]
         return of_items(one, items.assign(**PARTS_OF_BLEU[part](items)), evaluation)
-    return Scores(one, evaluation, next(iter(one.study.evaluations[evaluation].metrics)))
+    rows = one.scores[one.scores["evaluation"] == evaluation]
+    about = one.study.evaluations.get(evaluation)  # none: the study has it no more
+    return Scores(one, evaluation, next(iter(about.metrics if about else rows["metric"])))
 
 
 def of_items(one: read.Result, items: pd.DataFrame, name: str) -> Scores:

@@ -183,7 +183,7 @@ def sentences(answer: Mapping[str, Any], study: Study) -> list[str]:
             f"{name} {one['to_floor']:.2f} times, {one['memory_mb']:.0f} MB"
             for name, one in answer["cost"].items()
         ]
-        found.append(f"A training beside that of {floor}, as they ran here: {'; '.join(each)}.")
+        found.append(f"Time of training beside that of {floor}, measured here: {'; '.join(each)}.")
     return found
 
 
