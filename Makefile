@@ -57,12 +57,12 @@ $(VENV_0_12)/.installed: $(PACKAGE) constraints-fairseq-0.12.txt tools/install-f
 	@touch $@
 
 demo: install-demo
-	@$(BIN)/cape-run $(call OF_HOST,taste) --jobs 2 --out $(OUT)
-	@$(BIN)/cape-report $(OUT)/$(call OF_HOST,taste)
+	@$(BIN)/cape-run $(call OF_HOST,demo_short) --jobs 2 --out $(OUT)
+	@$(BIN)/cape-report $(call OF_HOST,demo_short) --out $(OUT)
 
 demo-full: install-demo
 	$(BIN)/cape-run $(call OF_HOST,demo) --jobs 2 --out $(OUT)
-	$(BIN)/cape-report $(OUT)/$(call OF_HOST,demo)
+	$(BIN)/cape-report $(call OF_HOST,demo) --out $(OUT)
 
 test: install
 	$(call PYTEST,$(BIN),"not release and not gpu")

@@ -114,9 +114,9 @@ part_2() {
 
 part_3() {
     local images=${CIFAR10:-$out/cifar10}
-    local study=("$python" -c "from cape_studies.experiments.run import main; main()"
-        cifar10_192 --data "$images" --seeds "${SEED:-0}" --jobs "${dry:-9}"
-        --out "$out/studies" ${dry:+--quick --variants cape_low})
+    local study=("$python" -c "from cape_studies.run import main; main()"
+        cifar10_192 --data "$images" "seeds=[${SEED:-0}]" --timm-scripts "$TIMM_SCRIPTS"
+        --out "$out/studies" ${dry:+--quick "run=[cape_low]"})
     [ -d "$images" ] || ! [ -f "$pack/cifar10.tar.xz" ] ||
         { mkdir -p "$images" && tar -C "$images" -xJf "$pack/cifar10.tar.xz"; }
     if [ ! -f "$TIMM_SCRIPTS/train.py" ] || [ ! -d "$images/train" ]; then
@@ -124,10 +124,10 @@ part_3() {
         return
     fi
     [ -n "$dry" ] || study+=(--gpus 1)
-    step submitit "The study" 540 "${study[@]}"
+    step submitit "The study" 540 "${study[@]}" --jobs "${dry:-9}"
     step submitit "What of it is done" 25 "$python" -c \
-        "from cape_studies.experiments.report import main; main()" \
-        "$out/studies/cifar10_192" --out "$out/gpu3-report"
+        "from cape_studies.report import main; main()" \
+        "${study[@]:3}" --write "$out/gpu3-report"
 }
 
 case ${1:-} in

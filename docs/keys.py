@@ -5,8 +5,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from cape_studies.experiments.hosts import HOSTS
-from cape_studies.experiments.study import (
+from cape_studies import hosts
+from cape_studies.config import (
     PLACES,
     Answer,
     Evaluation,
@@ -15,11 +15,10 @@ from cape_studies.experiments.study import (
     Prepare,
     Report,
     Study,
-    Taste,
     Variant,
 )
 
-PARTS = Study, Need, Prepare, Variant, Evaluation, Report, Answer, Taste
+PARTS = Study, Need, Prepare, Variant, Evaluation, Report, Answer
 MARKS = "<!-- keys: made by docs/keys.py -->", "<!-- end of keys -->"
 
 
@@ -35,9 +34,10 @@ def keys() -> str:
         "| host | tested by default | condition by default |",
         "|---|---|---|",
     ]
-    for name, host in HOSTS.items():
-        condition = ", ".join(host.condition) or "all in one"
-        lines.append(f"| {name} | {host.checkpoint or 'the folder'} | {condition} |")
+    for name in hosts.NAMES:
+        host = hosts.host(name)
+        condition = ", ".join(host.CONDITION) or "all in one"
+        lines.append(f"| {name} | {host.CHECKPOINT or 'the folder'} | {condition} |")
     lines += ["", "### Places", "", "| in braces | |", "|---|---|"]
     lines += [f"| `{{{name}}}` | {text} |" for name, text in PLACES.items()]
     return "\n".join(lines)
@@ -47,8 +47,6 @@ def _rows(part: type[Part]) -> list[str]:
     found = []
     for name, field in part.model_fields.items():
         about = field.description or ""
-        if about.startswith("written by cape-run"):
-            continue
         default = "needed" if field.is_required() else _written(field.default)
         found.append(f"| `{name}` | {_kind(field.annotation)} | {default} | {about} |")
     return found

@@ -1,9 +1,11 @@
 """Fills the numbers and tables of PAGES and makes the pages of studies/results.
 
-    cape-report out/digits --out report
+    cape-report digits --data recordings=DIR --write report
     cp report/scores.csv studies/results/digits.csv
     cp report/scores-items.csv.xz studies/results/digits-items.csv.xz
     python docs/tables.py
+
+docs/answer.md and docs/answers/*.json are made of docs/answers/*.csv.
 
 A table stands between ``<!-- NAME -->`` and ``<!-- -->``, a number between ``<!--=STUDY:EVALUATION:
 VARIANT:CONDITION-->`` and ``<!--/-->``; VARIANT or CONDITION may be a difference, A−B with a minus
@@ -12,26 +14,36 @@ studies/results begins with what is read from it, which is written by hand betwe
 and ``<!-- /read -->`` and stays; its numbers are filled too.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
 from tabulate import tabulate
 
-from cape_plugins.variants import VARIANTS
-from cape_studies.evaluation.output import made
-from cape_studies.experiments import report, report_figures, report_read, report_tables
-from cape_studies.experiments.report_scores import Scores, every
+from cape_plugins.variants import names
+from cape_studies import figure, report
+from cape_studies import results as read
+from cape_studies import tables as shown_tables
+from cape_studies.answer import of_ranges, sentences
+from cape_studies.compare import Scores, every
+from cape_studies.evaluate.output import made
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "studies" / "results"
 MEASURED = HERE.parent / "benchmarks" / "results"
-PAGES = ["../README.md", "choosing.md", "paper-claims.md", "results.md", "cost.md", "cost-cpu.md"]
-PAGES = [HERE / name for name in PAGES]
+PAGES = ["../README.md", "answer.md", "choosing.md", "paper-claims.md", "results.md", "cost.md"]
+PAGES = [HERE / name for name in [*PAGES, "cost-cpu.md"]]
+#: studies in answers/ → the figure on answer.md
+ANSWERS = {
+    "my_images": "answer.png",
+    "my_sentences": "answer-sentences.png",
+    "my_recordings": "answer-recordings.png",
+}
 KEYS = ["evaluation", "metric", "condition"]
 
 # the columns of the table of all variants: what each is in training and beyond it, by a study
@@ -66,16 +78,12 @@ PARTS_OF_BLEU = {
         "weight": items["stats_1"],
     },
 }
-PAIRING = [  # studies of many trainings by the same seeds; the last go on from the same weights
-    *(("canvas", "shift"), ("digit_canvas", "shift"), ("digit_canvas_long", "shift")),
-    *(("multi30k_short", "bleu"), ("multi30k_short", "bleu_long"), ("backbones", "anywhere")),
-]
 
 
 @cache
-def studies(name: str) -> list[report_read.Result]:
+def studies(name: str) -> list[read.Result]:
     """Those of studies/results/NAME.csv."""
-    return report_read.studies([RESULTS / f"{name}.csv"])
+    return read.stored(RESULTS / f"{name}.csv")
 
 
 @cache
@@ -86,14 +94,16 @@ def scores_of(name: str, evaluation: str) -> Scores:
     if part in PARTS_OF_BLEU:
         items = one.items[(one.items["metric"] == "bleu") & (one.items["evaluation"] == test)]
         return of_items(one, items.assign(**PARTS_OF_BLEU[part](items)), evaluation)
-    return Scores(one, evaluation, next(iter(one.study.evaluations[evaluation].metrics)))
+    rows = one.scores[one.scores["evaluation"] == evaluation]
+    about = one.study.evaluations.get(evaluation)  # none: the study has it no more
+    return Scores(one, evaluation, next(iter(about.metrics if about else rows["metric"])))
 
 
-def of_items(one: report_read.Result, items: pd.DataFrame, name: str) -> Scores:
+def of_items(one: read.Result, items: pd.DataFrame, name: str) -> Scores:
     """Of BLEU's items under other conditions or with other statistics."""
     (how,) = items["how"].unique()
     items = items.assign(evaluation=name)
-    sums = items.groupby(["condition", "variant", "seed"], sort=False)[report_read.PARTS[how]].sum()
+    sums = items.groupby(["condition", "variant", "seed"], sort=False)[read.PARTS[how]].sum()
     rows = sums.apply(lambda of: made(how, of.tolist()), axis=1).rename("value").reset_index()
     rows = rows.assign(evaluation=name, metric="bleu", how=how, higher_is_better=True)
     rows = rows.assign(trained_on=rows["condition"].isin(SEEN))
@@ -112,9 +122,9 @@ def number(of: str) -> str:
     (one, *other), (at, *less) = variant.split("−"), condition.split("−")
     digits = 2 if scores.metric == "loss" else 1
     if not other and not less:
-        return report_tables.cell(scores.found[one, at], digits)
+        return shown_tables.cell(scores.found[one, at], digits)
     found = scores.difference(one, (other or [one])[0], at, (less or [at])[0])
-    return report_tables.cell(found, digits, "+")
+    return shown_tables.cell(found, digits, "+")
 
 
 def overall() -> str:
@@ -124,7 +134,7 @@ def overall() -> str:
         rows = pd.read_csv(RESULTS / f"{study}.csv", dtype={"condition": str})
         scores[study] = rows.groupby([*KEYS, "variant"])["value"].mean()
     rows = []
-    for variant in VARIANTS:
+    for variant in names(axes=1):
         row = [variant]
         for _, study, *key in OVERALL:
             low = scores[study].get((*key, f"{variant}_low"))  # in images, where there is one
@@ -181,7 +191,7 @@ def of_cpu() -> str:
 
 def variants_of(columns: Sequence[pd.Series]) -> list[str]:
     """The variants that any of the columns has, in the package's order."""
-    return [pos for pos in VARIANTS if any(pos in one.index for one in columns)]
+    return [pos for pos in names(axes=1) if any(pos in one.index for one in columns)]
 
 
 def of_kernels() -> str:
@@ -204,25 +214,18 @@ def of_kernels() -> str:
     return table(["step", "variant", *heads], rows)
 
 
-def of_pairing() -> str:
-    """What pairs of a seed would gain: the variance of a difference over the sum of both variances.
-
-    From the baseline, summed over variants and conditions.
-    """
-    rows = []
-    for name, evaluation in PAIRING:
-        scores = scores_of(name, evaluation)
-        baseline, together, apart = scores.result.study.report.baseline, 0.0, 0.0
-        for variant, condition in scores.differences:
-            ours, theirs = scores.values[variant, condition], scores.values[baseline, condition]
-            both = pd.concat([ours, theirs], axis=1, join="inner").dropna()
-            if len(both) > 2:
-                together += (both.iloc[:, 0] - both.iloc[:, 1]).var()
-                apart += both.var().sum()
-        rows.append(
-            [f"[{name}](../studies/results/{name}.md), {evaluation}", cell(together / apart, 2)]
-        )
-    return table(["", "ratio"], rows)
+def of_intervals() -> str:
+    """How often intervals are wrong or find a difference, by ``benchmarks/intervals.py``."""
+    found = pd.read_csv(MEASURED / "intervals.csv")
+    parts = {"wrong": "wrong", "found": "found", "games_howell": "Games-Howell wrong"}
+    shown = found.pivot(index="compared", columns="trainings", values=[*parts]).dropna(
+        axis=1, how="all"
+    )
+    rows = [
+        [name, *(cell(100 * of[one], 1) for one in shown)]
+        for name, of in shown.reindex(found["compared"].unique()).iterrows()
+    ]
+    return table(["%", *(f"{parts[part]}, {trainings}" for part, trainings in shown)], rows)
 
 
 def cell(value: float | None, decimals: int) -> str:
@@ -244,14 +247,42 @@ def of_demo() -> str:
         scores = Scores(found[host], about.evaluation, about.metric)
         for condition in conditions:
             shown = [scores.found[variant, condition] for variant in (about.baseline, augmented)]
-            rival, cape = (report_tables.cell(one, 1) for one in shown)
-            floor = report_tables.cell(scores.found["nopos", condition], 1)
-            less = report_tables.cell(scores.differences[augmented, condition], 1, "+")
+            rival, cape = (shown_tables.cell(one, 1) for one in shown)
+            floor = shown_tables.cell(scores.found["nopos", condition], 1)
+            less = shown_tables.cell(scores.differences[augmented, condition], 1, "+")
             bold = f"**{condition}**" if (augmented, condition) in scores.seen else condition
             names = f"{about.baseline} {rival}", f"{augmented} {cape}"
             rows.append([f"{host}, {metric}", bold, floor, *names, less])
     heads = ["", "tested at", "nopos", "the plainest rival", "with CAPE", "CAPE less the rival"]
     return table(heads, rows)
+
+
+@cache
+def stored(study: str) -> list[Scores]:
+    """The scores in answers/STUDY.csv, with the chance of answers/STUDY.json."""
+    (one,) = read.stored(HERE / "answers" / f"{study}.csv")
+    one.study.variants = {name: one.study.variants[name] for name in one.scores["variant"]}
+    one.study.answer.chance = json.loads((HERE / "answers" / f"{study}.json").read_text())["chance"]
+    return every(one)
+
+
+def answer(study: str) -> dict[str, object]:
+    """answers/STUDY.json with its ranges made anew."""
+    about = json.loads((HERE / "answers" / f"{study}.json").read_text())
+    scores = stored(study)
+    return {**about, "ranges": of_ranges(scores[0].result.study.answer, scores)}
+
+
+def of_answer(study: str) -> str:
+    """What the page of an answer begins with."""
+    said = sentences(answer(study), stored(study)[0].result.study)
+    return "\n>\n".join(f"> {line}" for line in said) + "\n"
+
+
+def of_answer_scores(study: str) -> str:
+    """The tables of its scores."""
+    found = [table for scores in stored(study) for table in shown_tables.tables(scores)]
+    return "\n".join(table.markdown() for table in found)
 
 
 def results() -> dict[Path, str]:
@@ -267,9 +298,9 @@ def results() -> dict[Path, str]:
     return pages
 
 
-def page(result: report_read.Result) -> str:
+def page(result: read.Result) -> str:
     """Of a study: when its protocol was written, and the tables of every evaluation and metric."""
-    shown = [table for scores in every(result) for table in report_tables.tables(scores)]
+    shown = [table for scores in every(result) for table in shown_tables.tables(scores)]
     result.notes.append(protocol(result.name))
     return report.markdown({"result": result, "said": [], "tables": shown})
 
@@ -302,13 +333,15 @@ def pictures() -> None:
         (one,) = studies(name)
         scores = Scores(one, one.study.report.evaluation, one.study.report.metric)
         scores.variants = [one for one in scores.variants if one in FIGURE] or scores.variants
-        report_figures.draw(scores, RESULTS / f"{name}.png")
+        figure.draw(scores, RESULTS / f"{name}.png")
+    for study, name in ANSWERS.items():
+        figure.draw(stored(study)[0], HERE / name)
     losses = scores_of("multi30k_short", "loss_long")
     losses.variants = [one for one in losses.variants if one in CAPTIONS]
-    report_figures.draw(losses, RESULTS / "multi30k_short_loss.png")
+    figure.draw(losses, RESULTS / "multi30k_short_loss.png")
     words = by_words()
     words.found, words.variants = words.differences, [v for v in words.variants if v != "sinpos"]
-    report_figures.draw(words, RESULTS / "multi30k_short.png")
+    figure.draw(words, RESULTS / "multi30k_short.png")
 
 
 def by_words() -> Scores:
@@ -340,8 +373,11 @@ def filled(text: str) -> str:
             "kernels": of_kernels,
             "overall": overall,
             "demo": of_demo,
-            "pairing": of_pairing,
+            "intervals": of_intervals,
         }
+        for study in ANSWERS:
+            own[study] = partial(of_answer, study)
+            own[f"{study}_scores"] = partial(of_answer_scores, study)
         return f"<!-- {name} -->\n{own[name]()}<!-- -->"
 
     text = re.sub(
@@ -356,3 +392,5 @@ if __name__ == "__main__":
         path.write_text(filled(path.read_text()))
     for path, text in results().items():
         path.write_text(text)
+    for study in ANSWERS:
+        (HERE / "answers" / f"{study}.json").write_text(json.dumps(answer(study), indent=2))

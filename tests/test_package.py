@@ -221,9 +221,9 @@ def test_cape_run_lists_the_studies_and_runs_demo_timm_in_an_empty_folder(
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     for variant in ("rope", "cape_rope"):
-        (scores,) = (tmp_path / "empty").glob(f"out/demo_timm/runs/{variant}-seed0-*/scores.csv")
+        (scores,) = (tmp_path / "empty").glob(f"out/runs/{variant}-seed0-*/shift-*/scores.csv")
         assert "top1" in scores.read_text()
-    reported = run("cape-report", "out/demo_timm")
+    reported = run("cape-report", "demo_timm", "--quick")
     assert reported.returncode == 0, reported.stderr
     assert "cape_rope" in (tmp_path / "empty" / "out/demo_timm/report/index.html").read_text()
     lacking = run("cape-run", "demo_espnet", "--quick")

@@ -138,7 +138,7 @@ def load(folder: Path) -> dict[str, dict[int, dict[int, np.ndarray]]]:
         ValueError: a recording is missing or has another rate.
     """
     spoken: dict[str, dict[int, dict[int, np.ndarray]]] = defaultdict(lambda: defaultdict(dict))
-    for path in sorted(folder.glob("*.wav")):
+    for path in sorted(folder.glob("[!.]*.wav")):
         match = re.fullmatch(r"(\d)_([a-z]+)_(\d+)", path.stem)
         if match is None:
             raise ValueError(f"{path} is not named digit_speaker_index.wav")

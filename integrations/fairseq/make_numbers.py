@@ -14,7 +14,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cape_plugins.text import read_lines
 from num2words import num2words
 from subword_nmt.learn_bpe import learn_bpe
 
@@ -49,8 +48,8 @@ def main() -> None:
             (out / f"{split}.{language}").write_text(
                 "".join(" ".join(spelled[n] for n in line) + "\n" for line in lines), "utf-8"
             )
-    with (out / "codes").open("w", encoding="utf-8") as codes:
-        learn_bpe(read_lines(out / "train.en"), codes, num_symbols=1000)  # more than there are
+    with (out / "train.en").open() as lines, (out / "codes").open("w") as codes:  # ASCII
+        learn_bpe(lines, codes, num_symbols=1000)  # more than there are
     prefixes = [f"--{split}pref={out / split}" for split in lengths]
     subprocess.run(
         [

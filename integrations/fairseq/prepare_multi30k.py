@@ -29,6 +29,7 @@ script does neither. Captions have few of them, and sacremoses joins tokens agai
 """
 
 import argparse
+import gzip
 import io
 import random
 import subprocess
@@ -36,7 +37,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from cape_plugins.text import read_lines, two_forms
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
@@ -88,8 +88,6 @@ def main() -> None:
             hold_out(texts, languages, *arguments.held_out)
     except ValueError as error:
         parser.error(str(error))
-    if told := two_forms(side for pairs in corpus.values() for pair in pairs for side in pair):
-        print(f"warning: {told}", file=sys.stderr)
     for kind, parts in texts.items():
         (arguments.out / kind).mkdir(parents=True)
         for (split, language), lines in parts.items():
@@ -110,7 +108,11 @@ def read_pairs(folder: Path, name: str, languages: tuple[str, str]) -> list[tupl
         path = folder / f"{name}.{language}.gz"
         if not path.is_file():
             raise ValueError(f"{path} does not exist: Multi30k's task 1 in raw text is needed")
-        sides.append([line.strip() for line in read_lines(path)])
+        try:
+            with gzip.open(path, "rt", encoding="utf-8-sig", newline="\n") as lines:
+                sides.append([line.strip() for line in lines])
+        except (OSError, EOFError, ValueError) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from error
     if len(sides[0]) != len(sides[1]):
         raise ValueError(
             f"{folder / name}: {len(sides[0])} lines of {languages[0]} and {len(sides[1])} lines "
@@ -183,7 +185,7 @@ def hold_out(texts: dict[str, Lines], languages: tuple[str, str], most: int, mor
 
 def join_some(lines: list[str], most: int) -> list[str]:
     """Join 1 to ``most`` consecutive lines, at random; both languages get the same draws."""
-    from cape_studies.evaluation.fairseq.stacking import join
+    from cape_studies.evaluate.fairseq.stacking import join
 
     draw = random.Random(SEED)
     joined = []
@@ -203,7 +205,8 @@ def binarise(out: Path, languages: tuple[str, str]) -> None:
     tests = ",".join(str(out / "bpe" / name) for name in found if name.startswith("test"))
     prefixes.append(f"--testpref={tests}")
     for name in found:
-        count = len(read_lines(out / "bpe" / f"{name}.{languages[0]}"))
+        with (out / "bpe" / f"{name}.{languages[0]}").open(encoding="utf-8", newline="\n") as lines:
+            count = sum(1 for _ in lines)
         print(f"{name}: {count} pairs", flush=True)
     subprocess.run(
         [

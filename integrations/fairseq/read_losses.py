@@ -4,16 +4,13 @@
 
 The log is that of ``fairseq-train --log-format simple``. Each number is a mean over the last
 --log-interval updates. The condition is the number of updates done. The metric is nll_loss in bits
-per token. After a resumption some updates are in the log twice: the later line counts. PowerShell
-writes logs in UTF-16; save such a log as UTF-8 first.
+per token. After a resumption some updates are in the log twice: the later line counts.
 """
 
 import argparse
 import csv
 import re
 from pathlib import Path
-
-from cape_plugins.text import read_text
 
 
 def main() -> None:
@@ -25,8 +22,9 @@ def main() -> None:
     given = parser.parse_args()
     line = re.compile(r"train_inner .*\bnll_loss=([\d.einfa+-]+).*\bnum_updates=(\d+)")
     try:
-        log = read_text(given.log, strict=False)  # it may end in half a letter
-    except ValueError as error:
+        # it may end in half a letter
+        log = given.log.read_text(encoding="utf-8-sig", errors="replace")
+    except OSError as error:
         parser.error(str(error))
     losses = {int(step): loss for loss, step in line.findall(log)}
     if not losses:

@@ -48,11 +48,11 @@ def link(source: Path, out: Path, first: int, per_class: int, kept: int = 0) -> 
     Raises:
         ValueError: there are not ten classes, or too few images.
     """
-    classes = sorted(path for path in source.glob("*") if path.is_dir())
+    classes = sorted(path for path in source.glob("[!.]*") if path.is_dir())
     if len(classes) != CLASSES:
         raise ValueError(f"{source} must hold CIFAR-10's ten class folders, found {len(classes)}")
     for folder in classes:
-        images = sorted(folder.glob("*.jpg"))
+        images = sorted(folder.glob("[!.]*.jpg"))
         if len(images) < per_class + kept:
             needed = per_class + kept
             raise ValueError(f"{folder} holds {len(images)} images, {needed} are needed")

@@ -28,7 +28,8 @@ def main() -> None:
     arguments = parser.parse_args()
     draw = random.Random(0)
     for split in SPLITS:
-        digits = [sorted((arguments.images / split / str(digit)).glob("*")) for digit in range(10)]
+        folders = [arguments.images / split / str(digit) for digit in range(10)]
+        digits = [sorted(folder.glob("[!.]*")) for folder in folders]
         if not all(digits):
             parser.error(f"{arguments.images / split} lacks a digit's folder: 0 … 9, with images")
         for number in range(100):

@@ -22,7 +22,7 @@ CORNERS = (1, 1), (-1, 1), (-1, -1), (1, -1)
 def main() -> None:
     """Write all; end with status 2 and a line if there are no images or they do not fit."""
     arguments, parser = parse()
-    paths = sorted(path for path in arguments.images.glob("*/*") if path.is_file())
+    paths = sorted(path for path in arguments.images.glob("[!.]*/[!.]*") if path.is_file())
     if not paths:
         parser.error(f"{arguments.images} holds no <class>/<image>")
     places = random.Random(arguments.seed)

@@ -8,16 +8,20 @@ resumes from its checkpoint in ``--out``. Writes model.pth in the layout of trai
 """
 
 import argparse
+import os
+import random
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import lightning
+import numpy as np
 import timm
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from PIL import Image, ImageOps
 from timm.data import (
     IMAGENET_DEFAULT_MEAN,
     IMAGENET_DEFAULT_STD,
@@ -28,7 +32,7 @@ from timm.data import (
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from timm.task import ClassificationTask
-from timm.utils import ParseKwargs
+from timm.utils import ParseKwargs, natural_key
 from torch.utils.data import DataLoader
 
 KEPT = 2**25  # pixels of images kept in memory, 400 MB
@@ -54,11 +58,18 @@ def main() -> None:
         ],
     )
     last = out / "last.ckpt"
-    module = Classifier(arguments)
+    begun = torch.load(last) if last.exists() else {}
     try:
-        trainer.fit(module, images(arguments), ckpt_path=last if last.exists() else None)
+        loader, classes = images(arguments)
+        module = Classifier(arguments, classes)
+        if begun.get("global_step") == arguments.steps:  # fit would leave the last weights
+            module.load_state_dict(begun["state_dict"])  # the averaged ones
+        else:
+            trainer.fit(module, loader, ckpt_path=last if begun else None)
     except SIGTERMException:  # Lightning's own status would be 0
         sys.exit("ended by SIGTERM")
+    except ValueError as error:  # of a process that loads data it is the last line
+        sys.exit(f"error: {str(error).strip().splitlines()[-1]}")
     about = {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items()}
     about |= dict(mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD)  # those of create_loader
     about |= dict(crop_pct=1.0, interpolation="bicubic", model_kwargs=module.model_kwargs)
@@ -86,6 +97,8 @@ def parse() -> argparse.Namespace:
     add("--no-aug", action="store_true", help="no augmentation of the images")
     add("--scale", type=float, nargs=2, default=(0.08, 1.0), help="area of random crops (timm's)")
     add("--hflip", type=float, default=0.5, help="probability of a flip (timm's)")
+    add("--moved", type=float, default=0.0, help="move images by up to this part of their side")
+    add("--workers", type=int, default=0, help="processes that load images")
     add("--ema-decay", type=float, default=0.99, help="of the average of the weights")
     add("--smoothing", type=float, default=0.1, help="of labels")
     add("--seed", type=int, default=0)
@@ -93,11 +106,27 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def images(arguments: argparse.Namespace) -> DataLoader:
-    """timm's data pipeline at one image size: its usual augmentation, or a resize alone."""
-    found = create_dataset("", root=str(arguments.data_dir), split=arguments.train_split)
-    return create_loader(
-        ReadOnce(found.reader.root, KEPT // arguments.img_size**2) if arguments.no_aug else found,
+def images(arguments: argparse.Namespace) -> tuple[DataLoader, int]:
+    """timm's data pipeline at one image size, with its usual augmentation or a resize alone; and
+    the number of timm's classes.
+
+    Raises:
+        ValueError: there is no such split, or no images in it, or fewer than a batch.
+    """
+    try:
+        found = create_dataset("", str(arguments.data_dir), arguments.train_split)
+    except RuntimeError as error:  # without images
+        raise ValueError(error) from error
+    if Path(found.reader.root) == arguments.data_dir:  # timm takes all, where there is no split
+        raise ValueError(f"{arguments.data_dir} has no folder {arguments.train_split}")
+    data = Images(found.reader.root, arguments)
+    if len(data) < arguments.batch_size:
+        raise ValueError(
+            f"{found.reader.root} has {len(data)} images, fewer than a batch of "
+            f"{arguments.batch_size}: give a smaller --batch-size"
+        )
+    loader = create_loader(
+        data,
         input_size=(3, arguments.img_size, arguments.img_size),
         batch_size=arguments.batch_size,
         is_training=True,
@@ -106,37 +135,70 @@ def images(arguments: argparse.Namespace) -> DataLoader:
         hflip=arguments.hflip,
         interpolation="bicubic",
         use_prefetcher=False,
-        num_workers=0,
-        persistent_workers=False,
+        num_workers=arguments.workers,
+        persistent_workers=arguments.workers > 0,
         device=torch.device(arguments.device),
     )
+    return loader, len(data.reader.class_to_idx)
 
 
-class ReadOnce(ImageDataset):
-    """Images without augmentation. The first ``most`` are read and resized only once, which saves a
-    fifth of a small model's step."""
+class Images(ImageDataset):
+    """timm's dataset of a folder, without hidden files. An image that cannot be used is an error;
+    timm would put the next in its place. Without augmentation the first ``KEPT`` pixels are read
+    and resized only once, which saves a fifth of a small model's step."""
 
-    def __init__(self, root: str, most: int) -> None:
+    def __init__(self, root: str, arguments: argparse.Namespace) -> None:
         super().__init__(root)
-        self.most = most
+        reader: Any = self.reader
+        names = {index: name for name, index in reader.class_to_idx.items()}
+        hidden, inside = f"{os.sep}.", len(root)
+        seen = [one for one in reader.samples if hidden not in os.sep + one[0][inside:]]
+        kept = sorted({names[index] for _, index in seen}, key=natural_key)
+        reader.class_to_idx = {name: index for index, name in enumerate(kept)}
+        reader.samples = [(path, reader.class_to_idx[names[index]]) for path, index in seen]
+        self.by = arguments.moved
+        once = arguments.no_aug and not self.by
+        self.most = once * KEPT // arguments.img_size**2
         self.kept: dict[int, Any] = {}
 
     def __getitem__(self, index: int) -> Any:
-        """An image, (3, H, W), and its class."""
-        found = self.kept.get(index) or super().__getitem__(index)
+        """An image, (3, H, W), and its class.
+
+        Raises:
+            ValueError: it cannot be read, or has more than 8 bits a channel.
+        """
+        if index in self.kept:
+            return self.kept[index]
+        file, target = self.reader[index]
+        try:
+            with file, Image.open(file) as image:
+                if image.mode[0] in "IF":  # I;16 of PNG and TIFF, I, F
+                    raise ValueError("more than 8 bits a channel, of which RGB's are white")
+                pixels = image.convert("RGB")
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise ValueError(f"{file.name} cannot be used as an image: {error}") from error
+        found = self.transform(moved(pixels, self.by) if self.by else pixels), target
         if len(self.kept) < self.most:
             self.kept[index] = found
         return found
 
 
+def moved(image: Image.Image, most: float) -> Image.Image:
+    """An image cut to a square and moved by up to a part of its side to each direction; the room is
+    filled with the mean of its edge."""
+    image = ImageOps.fit(image, (min(image.size),) * 2)
+    pixels, side = np.asarray(image), most * image.width
+    edge = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+    canvas = Image.new("RGB", image.size, tuple(edge.mean(axis=0).round().astype(int).tolist()))
+    canvas.paste(image, (round(random.uniform(-side, side)), round(random.uniform(-side, side))))
+    return canvas
+
+
 class Classifier(lightning.LightningModule):
     """timm's ClassificationTask as a Lightning module."""
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
+    def __init__(self, arguments: argparse.Namespace, classes: int) -> None:
         super().__init__()
-        classes = sum(
-            path.is_dir() for path in (arguments.data_dir / arguments.train_split).iterdir()
-        )
         own = dict(num_classes=classes, img_size=arguments.img_size)
         self.model_kwargs = own | arguments.model_kwargs
         start: dict[str, Any] = {"pretrained": arguments.pretrained}

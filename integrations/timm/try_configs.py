@@ -111,8 +111,8 @@ def main() -> None:
     if arguments.out.exists():
         raise SystemExit(f"{arguments.out} exists: name a new folder")
     per_class = math.ceil(arguments.images / CLASSES)
-    link(arguments.data / "train", arguments.out / "data" / "train", per_class)
-    link(arguments.data / "train", arguments.out / "data" / "validation", 1)
+    link(arguments.data / "train", arguments.out / "data" / "train", 0, per_class)
+    link(arguments.data / "train", arguments.out / "data" / "validation", 0, 1)
     overrides = [*OVERRIDES, *arguments.extra]
     print(f"overridden on the command line: {' '.join(overrides)}\n", flush=True)
     failed = [

@@ -13,12 +13,10 @@ import torch
 from pydantic import Field
 from tyro.conf import Positional, Suppress, subcommand
 
-from cape_studies.evaluation import command
-from cape_studies.evaluation.options import Options
-from cape_studies.experiments import folders, steps
-from cape_studies.experiments.hosts import HOSTS, missing
-from cape_studies.experiments.study import Study, load_written, read_yaml
+from cape_studies import command, hosts, process
+from cape_studies.config import read_yaml
 from cape_studies.model_card import model_card
+from cape_studies.options import Options
 
 
 class ExportOptions(Options):
@@ -28,7 +26,7 @@ class ExportOptions(Options):
     model.pt, dictionaries and the merges of BPE. ESPnet: model.zip, made by espnet2.bin.pack.
     """
 
-    run: Positional[Path] = Field(description="the run's folder, out/STUDY/runs/VARIANT-seedN-KEY")
+    run: Positional[Path] = Field(description="the run's folder, out/runs/VARIANT-seedN-DIGEST")
     folder: Positional[Path] = Field(description="the folder to make")
     bpe_codes: Path | None = Field(
         None, description="fairseq: the codes of BPE; none: the file codes beside the data"
@@ -50,42 +48,41 @@ def export(options: ExportOptions) -> Path:
         ImportError: the host is not installed.
     """
     run, folder = options.run.resolve(), options.folder.resolve()
-    about = run.parent.parent / "study.yaml"
-    for needed in (run / "record.json", run / "settings.yaml", about):
+    for needed in (run / "config.yaml", run / "trained.yaml"):
         if not needed.is_file():
             raise ValueError(
-                f"{run} is no run of cape-run: {needed} is missing. Give the folder that cape-run "
-                "wrote, out/STUDY/runs/VARIANT-seedN-KEY"
+                f"{run} is no finished run of cape-run: {needed} is missing. Give the folder that "
+                "cape-run wrote, out/runs/VARIANT-seedN-DIGEST"
             )
-    if (state := folders.state(run)) != "done":
-        raise ValueError(f"{run} is not finished ({state}): run the same cape-run to finish it")
+    if not [*run.glob("*/scores.csv")]:
+        raise ValueError(f"{run} is not tested: run the same cape-run to finish it")
     if folder.exists():
         raise ValueError(f"{folder} exists: name a new folder")
-    study = load_written(about)
-    for advice in missing(study.host):
+    config = read_yaml(run / "config.yaml")
+    host = config["host"]
+    if advice := hosts.missing(host):
         raise ImportError(advice)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".export-") as parent:
         made = Path(parent) / folder.name
         made.mkdir()
-        card = model_card(run, study, options.license)
+        card = model_card(run, config, options.license)
         (made / "README.md").write_text(card, encoding="utf-8")
-        checkpoint = _checkpoint(run / "train", study)
-        if study.host == "fairseq":
+        checkpoint = _checkpoint(run / "train" / config["checkpoint"], host)
+        if host == "fairseq":
             _fairseq(checkpoint, made, options.bpe_codes)
         else:
-            {"timm": _timm, "espnet": _espnet}[study.host](checkpoint, made)
+            {"timm": _timm, "espnet": _espnet}[host](checkpoint, made)
         for file in made.iterdir():  # safetensors makes its file readable for the user alone
             file.chmod(made.stat().st_mode & 0o666)
         made.rename(folder)
     return folder
 
 
-def _checkpoint(trained: Path, study: Study) -> Path:
+def _checkpoint(file: Path, host: str) -> Path:
     """The checkpoint that the study tests."""
-    file = trained / (study.checkpoint or HOSTS[study.host].checkpoint)
-    if study.host == "espnet":
-        from cape_studies.evaluation.espnet.models import sources
+    if host == "espnet":
+        from cape_studies.evaluate.espnet.models import sources
 
         (file,) = sources([f"model={file}"]).values()
     if not file.is_file():
@@ -96,8 +93,8 @@ def _checkpoint(trained: Path, study: Study) -> Path:
 def _timm(checkpoint: Path, folder: Path) -> None:
     from timm.models import save_for_hf
 
-    from cape_studies.evaluation.timm.loading import load
-    from cape_studies.evaluation.timm.options import TimmOptions
+    from cape_studies.evaluate.timm.loading import load
+    from cape_studies.evaluate.timm.options import TimmOptions
 
     plain = TimmOptions.model_construct(checkpoint=[str(checkpoint)])
     loaded = load(str(checkpoint), plain, torch.device("cpu"))
@@ -113,7 +110,7 @@ def _timm(checkpoint: Path, folder: Path) -> None:
 def _fairseq(checkpoint: Path, folder: Path, codes: Path | None) -> None:
     from fairseq.data.data_utils import infer_language_pair
 
-    from cape_studies.evaluation.fairseq.checkpoints import PLAIN
+    from cape_studies.evaluate.fairseq.checkpoints import PLAIN
 
     try:
         with torch.serialization.safe_globals(PLAIN):
@@ -158,7 +155,7 @@ def _espnet(checkpoint: Path, folder: Path) -> None:
         stage = Path(place)
         (stage / "data").mkdir()
         (stage / "exp").mkdir()
-        steps.write(stage / "exp" / "config.yaml", _with_files(config, stage))
+        process.write(stage / "exp" / "config.yaml", _with_files(config, stage))
         shutil.copy(checkpoint, stage / "exp" / "model.pth")
         shutil.copy(folder / "README.md", stage)
         pack = [sys.executable, "-m", "espnet2.bin.pack", "asr"]

@@ -1,27 +1,32 @@
 """The model card of a run, for README.md of its export: model_card.md, filled."""
 
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import pandas as pd
 import yaml
 
-from cape_studies.experiments.study import Study, read_yaml
+from cape_studies.config import read_yaml
+
+#: columns of an evaluation's CSV that are the same in all cards
+LEFT_OUT = "model", "checkpoint", "how", "weight", "precision"
 
 
-def model_card(run: Path, study: Study, license: str) -> str:
+def model_card(run: Path, config: Mapping[str, Any], license: str) -> str:
     """What cape-run noted about a finished run, with the header that model hubs read."""
-    scores = pd.read_csv(run / "scores.csv", dtype={"condition": str})
-    first, record = scores.iloc[0], read_yaml(run / "record.json")  # which JSON is
-    scores["metric"] += scores["higher_is_better"].map({True: " ↑", False: " ↓"})
-    scores["seen"] = scores["trained_on"].map({True: "seen", False: ""})
-    shown = scores[["evaluation", "condition", "seen", "metric", "value", "items"]]
-    noted = read_yaml(run / "settings.yaml")
-    settings = {key: noted[key] for key in ("recipe", "options", "processes") if noted[key]}
-    for name, step in study.prepare.items():
-        program = step.module or Path(step.script or "").name  # its folder is this machine's
-        settings[f"prepare {name}"] = {program: [*step.arguments, step.options]}
+    tests = {}
+    for path in sorted(run.glob("*/scores.csv")):
+        rows = pd.read_csv(path).drop(columns=[*LEFT_OUT], errors="ignore")
+        name = read_yaml(path.parent / "config.yaml")["name"]
+        tests[name] = rows.dropna(axis=1, how="all").to_markdown(index=False, floatfmt=".4g")
+    settings = {key: config[key] for key in ("recipe", "options", "processes") if config.get(key)}
+    settings |= {f"prepare {name}": about for name, about in config["prepared"].items()}
+    shown = str(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)).strip()
+    for name, folder in config["data"].items():  # where it lies here is nobody's business
+        shown = shown.replace(folder, f"{{{name}}}")
     template = jinja2.Template(
         Path(__file__).with_suffix(".md").read_text("utf-8"),
         trim_blocks=True,
@@ -29,11 +34,10 @@ def model_card(run: Path, study: Study, license: str) -> str:
         undefined=jinja2.StrictUndefined,
     )
     return template.render(
-        study=study,
-        about=first,
-        record=record,
+        config=config,
+        trained=config["trained"][-1],
         license=license,
-        duration=timedelta(seconds=round(record["train"]["seconds"])),
-        scores=shown.dropna(axis=1, how="all").to_markdown(index=False, floatfmt=".4g"),
-        settings=yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).strip(),
+        duration=timedelta(seconds=round(read_yaml(run / "trained.yaml")["seconds"])),
+        tests=tests,
+        settings=shown,
     )

@@ -12,8 +12,7 @@ import torch
 import yaml
 from matplotlib.image import imsave
 
-from cape_studies import export
-from cape_studies.experiments import run
+from cape_studies import export, run
 from cape_support import ROOT, block_with
 
 TINY = dict(patch_size=4, img_size=32, embed_dim=32, depth=1, num_heads=2)
@@ -59,14 +58,16 @@ def finished(tmp_path_factory):
             imsave(path, torch.rand(32, 32, 3).numpy())
         study = yaml.safe_dump(STUDIES[host]).replace("IMAGES", str(folder / "images"))
         (folder / "small.yaml").write_text(study)
-        which = ["--variants", "cape_rope" if host == "espnet" else "cape", "--seeds", "3"]
-        run.main([str(folder / "small.yaml"), *which, "--quick", "--out", str(folder / "out")])
-        (found,) = (folder / "out" / "small" / "runs").iterdir()
+        words = [str(folder / "small.yaml"), "--quick", "--out", str(folder / "out"), "seeds=[3]"]
+        words += ["run=[cape_rope]" if host == "espnet" else "run=[cape]"]
+        words += ["--timm-scripts", os.environ["TIMM_SCRIPTS"]] if host == "timm" else []
+        run.main(words)
+        (found,) = (folder / "out" / "runs").iterdir()
         file = checkpoint(found)
         content = torch.load(file, weights_only=False)
         weights = content.get("state_dict", content.get("model", content))
         for name, value in weights.items():
-            if value.is_floating_point() and not name.endswith("_extra_state"):  # the settings
+            if value.is_floating_point() and ".mark." not in name:  # the settings
                 value.add_(0.1 * torch.randn_like(value))
         torch.save(content, file)
         return found
@@ -122,7 +123,7 @@ def test_timm_and_transformers_load_a_run_of_train_py(finished, tmp_path):
 
 def test_fairseq_loads_a_run_whose_data_are_gone_and_cuts_words(finished, tmp_path):
     found = finished("fairseq")
-    (prepared,) = (found.parents[2] / "prepared").glob("numbers-??????????")
+    (prepared,) = (found.parents[1] / "prepared").glob("numbers-??????????")
     codes = "--bpe-codes", str(prepared / "codes.txt")
     (prepared / "codes").rename(codes[1])
     folder = exported(found, tmp_path / "model", *codes)
@@ -185,7 +186,7 @@ def test_the_card_tells_scores_settings_and_versions(finished, tmp_path):
     text = (exported(finished("fairseq"), tmp_path / "model") / "README.md").read_text()
     assert "# small: cape, seed 3\n\nSpelled-out numbers" in text
     assert "A quick run" in text
-    assert re.search(r"\| loss +\| .*\| nll_loss ↓ ", text)
+    assert re.search(r"^loss:\n\n\|.*\|\n\|.*\|\n\| +\d+ \| nll_loss ", text, flags=re.M)
     assert re.search(r"^  max-global-shift: \d", text, flags=re.M)
     assert f"| torch | {torch.__version__.split('+')[0]}" in text
     assert "pip install 'cape-plugins[fairseq]'" in text
@@ -202,9 +203,9 @@ OTHER_FILES = {
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("no run", "is no run of cape-run"),
-        ("not finished", "is not finished (waiting)"),
-        ("failed", "is not finished (failed: out of luck)"),
+        ("no run", "is no finished run of cape-run"),
+        ("not trained", "is no finished run of cape-run"),
+        ("not tested", "is not tested"),
         ("folder exists", "exists: name a new folder"),
         ("no host", "fairseq is not installed: pip install 'cape-studies[fairseq]'"),
         ("no file", "checkpoint_last.pt is gone: run the same cape-run to train it anew"),
@@ -218,15 +219,15 @@ OTHER_FILES = {
 )
 def test_what_cannot_be_exported_is_one_line(wrong, said, finished, tmp_path, monkeypatch, capsys):
     found, folder = finished("fairseq"), tmp_path / "model"
-    study = tmp_path / "small"
-    shutil.copytree(found.parents[1], study)
-    copy = study / "runs" / found.name
+    copy = tmp_path / "runs" / found.name
+    shutil.copytree(found, copy)
     if wrong == "no run":
-        copy = study
-    elif wrong == "not finished":
-        (copy / "scores.csv").unlink()
-    elif wrong == "failed":
-        (copy / "failed").write_text("out of luck")
+        copy = copy.parent
+    elif wrong == "not trained":
+        (copy / "trained.yaml").unlink()
+    elif wrong == "not tested":
+        for path in copy.glob("*/scores.csv"):
+            path.unlink()
     elif wrong == "folder exists":
         folder.mkdir()
     elif wrong == "no host":

@@ -17,8 +17,9 @@ def test_the_commands_ask_list_run_and_report(tmp_path):
     assert programs == ["cape-run", "cape-run", "cape-run", "cape-report"]
     make = ROOT / "integrations" / "timm" / "make_digit_images.py"
     assert run(sys.executable, make, "--out", tmp_path / "DIR")[0] == 0
-    commands[0] += " --quick --variants nopos rope"
-    commands[2] += " --quick --variants sinpos_low cape_low"
+    commands[0] += " --quick 'run=[nopos,rope]'"
+    commands[2] += " --quick 'run=[sinpos_low,cape_low]'"
+    commands[3] += " --quick 'run=[sinpos_low,cape_low]'"
     assert "multi30k_short" in shell("\n".join(commands), tmp_path)
-    assert list((tmp_path / "out" / "my_images").glob("runs/nopos-*/scores.csv"))
+    assert list((tmp_path / "out" / "runs").glob("nopos-*/size-*/scores.csv"))
     assert list((tmp_path / "out" / "digit_images").glob("**/index.html"))

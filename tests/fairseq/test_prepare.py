@@ -134,7 +134,7 @@ def test_multi30k_takes_another_pair_of_languages(multi30k, tmp_path):
         (("--held-out", 5, 900), "--held-out 5 900: no pair of test has more than 900 tokens"),
         (("-t", "fr"), "train.fr.gz does not exist"),
         (("-t", "en"), "--source-lang and --target-lang are both en: give two languages"),
-        (("-t", "yy"), "train.yy.gz is UTF-16, not UTF-8"),
+        (("-t", "yy"), "train.yy.gz cannot be read: 'utf-8' codec"),
         (("-t", "xx"), "train: 12 lines of en and 1 lines of xx, which are not pairs"),
     ],
 )

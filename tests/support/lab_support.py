@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cape_studies.evaluation.output import made
+from cape_studies.evaluate.output import made
 
 Rows = list[dict[str, str]]
 
@@ -17,12 +17,14 @@ def rows(path: Path) -> Rows:
         return list(csv.DictReader(file))
 
 
-def refused(main: Callable[[Sequence[str]], None], capsys, *arguments: object) -> str:
+def refused(
+    main: Callable[[Sequence[str]], None], capsys, *arguments: object, status: int = 2
+) -> str:
     """The one line on stderr that a command with something wrong ends with."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         main([*map(str, arguments)])
-    assert stop.value.code == 2
+    assert stop.value.code == status
     (line,) = [one for one in capsys.readouterr().err.splitlines() if ": error: " in one]
     return line
 

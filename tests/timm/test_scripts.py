@@ -48,6 +48,7 @@ def test_linked_images_are_the_first_of_each_class(
             for index in range(images):
                 file = tmp_path / "data" / split / f"class{name}" / f"{index:04}.jpg"
                 file.write_bytes(b"jpeg")
+                file.with_name(f"._{file.name}").write_bytes(b"of a Mac")
     folders = ["--data", tmp_path / "data", "--out", tmp_path / "out"]
     counts = ["--train", 2, "--test", 1, "--validation", validation]
     status, error = run("link_images.py", *folders, *counts)
@@ -68,6 +69,7 @@ def objects(tmp_path):
     (tmp_path / "images" / "a").mkdir(parents=True)
     for index, one in enumerate(pixels):
         Image.fromarray(one).save(tmp_path / "images" / "a" / f"{index}.png")
+    (tmp_path / "images" / "a" / "._0.png").write_bytes(b"of a Mac")
     return pixels
 
 

@@ -67,10 +67,9 @@ import sys
 
 import yaml
 
-from cape_plugins.text import read_text
-
 corpus, recipe, variant = sys.argv[1:]
-table = yaml.safe_load(read_text("conf/cape/variants.yaml"))
+with open("conf/cape/variants.yaml", encoding="utf-8-sig") as file:
+    table = yaml.safe_load(file)
 known = table["recipes"].get(f"{corpus}/{recipe}", [])
 if variant not in known:
     sys.exit(f"{variant} is no variant of {corpus}/{recipe}, these are: {', '.join(known) or 'none'}")

@@ -1,185 +1,168 @@
-"""A user's recordings: checked, and the longest held out.
+"""A user's recordings: checked, the longest held out, and what a study of them needs.
 
-    python -m cape_studies.ask.recordings --wavs DIR --out split
+    python -m cape_studies.ask.recordings --wavs DIR --out prepared
 
 ``DIR`` holds WAV or FLAC files at any depth, each with its transcript in a .txt of the same name
-beside it. Writes {train,valid,test,test1,…}/ with recordings and transcripts for prepare_wavs.py:
-a WAV becomes a link, a FLAC is converted to WAV. ``test`` has the durations of training; test1 to
-test3 have the longest fifth, in bins of equal counts.
+beside it. integrations/espnet/prepare_wavs.py reads them.
+
+Writes {train,valid,test,test1,…}/ with wav.scp, text and links to the audio, tokens.txt, and
+facts.yaml. ``test`` has the durations of training; test1 to test3 have the longest fifth, in bins
+of equal counts.
 """
 
+import hashlib
+import sys
+from importlib import import_module
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, Literal
 
-import soundfile
-from cape_plugins.text import read_text, two_forms
+from espnet2.fileio.read_text import read_2columns_text
 
-from cape_studies.ask.held_out import apart, command, complain, short_and_long
-from cape_studies.experiments.hosts import Machine
-from cape_studies.experiments.study import Study
+from cape_studies.data import facts
+from cape_studies.data.files import complain
+from cape_studies.data.split import LEAST, apart, short_and_long
+from cape_studies.data.text import two_forms
 
-SUFFIXES = ".wav", ".flac"
 SECONDS = 50  # of a batch
 UPDATES = 1500  # of a short training; more, if needed to see each recording ten times
 EPOCH = 100  # updates, after which ESPnet validates
 WORDS = 100  # the most different words for tokens that are words; with more they are letters
+TOKEN_SECONDS = 0.03  # a frame after the convolution, in which CTC writes one at the most
 
 
-class Recording(NamedTuple):
-    """A file, its duration and what is said in it."""
+def prepare(
+    wavs: Path,
+    out: Path,
+    token_type: Literal["word", "char"] | None = None,
+    epochs: float | None = None,
+    max_epoch: int | None = None,
+    num_iters_per_epoch: int | None = None,
+    batch_bins: int | None = None,
+) -> None:
+    """Check the recordings, hold out the longest, and write lists, tokens and facts.
 
-    path: Path
-    seconds: float
-    text: str
-
-
-class Recordings(NamedTuple):
-    """Parts by name (train, valid, test, test1 …), the tests' names in reports, sampling rate."""
-
-    parts: dict[str, list[Recording]]
-    names: dict[str, str]
-    rate: int
-
-
-def look(folder: Path) -> Recordings:
-    """The recordings of a folder, with the longest fifth apart.
+    Args:
+        wavs: the user's folder.
+        out: the folder to write.
+        token_type: default: words if there are at most 100, else letters.
+        epochs: passes over the recordings; default: those of 1,500 updates, at least ten.
+        max_epoch: ESPnet's epochs, in place of the passes.
+        num_iters_per_epoch: updates, after which ESPnet validates; default: 100.
+        batch_bins: samples of a batch; default: 50 seconds.
 
     Raises:
-        ValueError: there are fewer than 50; audio cannot be read or is empty; there are several
-            sampling rates; two files have one name; a transcript is missing, empty or not UTF-8; or
-            durations are all alike.
+        ValueError: see prepare_wavs.read; or there are fewer than 50, several sampling rates,
+            durations that are all alike, a transcript that is too long for its audio, or one
+            recording in training and in a test.
     """
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
-    found: list[Recording] = []
-    faults: list[str] = []
-    rates: dict[int, Path] = {}
-    seen: dict[str, Path] = {}
-    for path in paths:
-        text, fault = _transcript(path)
-        faults += [fault] if fault else []
-        if path.stem in seen:
-            faults.append(f"{path} and {seen[path.stem]} have one name: rename one")
-        seen[path.stem] = path
-        try:
-            about = soundfile.info(path)
-        except (OSError, soundfile.LibsndfileError) as error:
-            faults.append(f"{path} cannot be read as audio: {error}")
-            continue
-        if not about.frames:
-            faults.append(f"{path} is empty")
-        rates.setdefault(about.samplerate, path)
-        found.append(Recording(path, about.frames / about.samplerate, text))
-    if len(rates) > 1:
-        (rate, one), (other, two), *_ = rates.items()
-        faults.append(f"{one} is at {rate} Hz, {two} at {other} Hz: bring all to one rate")
-    if len(paths) < 50:
-        faults.append(f"{folder} has {len(paths)} WAV or FLAC files: 50 are needed, at the least")
-    complain(folder, faults)
+    reader = _reader()
+    found, account = reader.read(wavs)
+    every = [*found.values()]
+    rate = reader.the_one_rate(every)
+    if len(every) < LEAST:
+        raise ValueError(f"{wavs} has {account}: {LEAST} are needed, at the least")
+    parts, names = _split(found)
+    train = [*parts["train"].values()]
+    words = {word for one in train for word in one.text.split()}
+    kind = token_type or ("word" if len(words) <= WORDS else "char")
+    lengths = [len(one.text.split() if kind == "word" else one.text) for one in every]
+    complain(
+        wavs,
+        (
+            f"{one.path} lasts {one.seconds:.2f} s, and its transcript has {length} {kind}s: CTC "
+            f"writes one in {1000 * TOKEN_SECONDS:g} ms at the most"
+            for one, length in zip(every, lengths, strict=True)
+            if length * TOKEN_SECONDS > one.seconds
+        ),
+    )
+    known = {_digest(one): one.path for one in train}
+    complain(
+        wavs,
+        (
+            f"{one.path} of a test is the same recording as {known[_digest(one)]} of training"
+            for name, part in parts.items()
+            for one in part.values()
+            if name != "train" and _digest(one) in known
+        ),
+    )
+    for name, part in parts.items():
+        for key, one in part.items():
+            link = out.absolute() / name / f"{key}{one.path.suffix}"
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(one.path.resolve())
+            part[key] = one._replace(path=link)
+    reader.write(out, parts, kind)
+    wavs_read, texts_read = (
+        read_2columns_text(out / "train" / name) for name in ("wav.scp", "text")
+    )
+    if not wavs_read.keys() == texts_read.keys() == parts["train"].keys():
+        raise ValueError(f"ESPnet reads {len(wavs_read)} recordings of {len(train)} in {out}/train")
+    seconds = sum(one.seconds for one in train)
+    bins = batch_bins or SECONDS * rate
+    each = seconds * rate / bins  # updates of a pass
+    updates = round(epochs * each) if epochs else max(UPDATES, round(10 * each))
+    iters = num_iters_per_epoch or max(1, min(EPOCH, updates))
+    rounds = max_epoch or max(1, round(updates / iters))
+    updates = rounds * iters
+    held = ", ".join(f"{len(parts[name])} of {words}" for name, words in names.items())
+    spare = len(every) - sum(map(len, parts.values()))
+    told = [f"{spare:,} recordings are left out: a test has enough"] * bool(spare)
+    told += filter(None, [two_forms(one.text for one in every)])
+    facts.write(
+        out,
+        found=(
+            f"{account} at {rate} Hz, {sum(one.seconds for one in every) / 3600:.1f} hours; "
+            f"{len(wavs_read):,} ({seconds / 3600:.1f} hours) to train on, of "
+            f"{median(one.seconds for one in train):.1f} s in the median, and "
+            f"{len(parts['valid'])} to choose checkpoints. To test: {held}. The longest fifth was "
+            f"held out of training. Tokens are {kind}s; trained for {updates:,} updates, about "
+            + ". ".join([f"{updates / each:.3g} epochs", *told])
+        ),
+        train_recordings=len(wavs_read),
+        rate=rate,
+        token_type=kind,
+        n_fft=1 << (rate // 40 - 1).bit_length(),
+        win_length=rate // 40,
+        hop_length=rate // 100,
+        n_mels=40 if rate < 16000 else 80,
+        batch_bins=bins,
+        max_epoch=rounds,
+        num_iters_per_epoch=iters,
+        updates=updates,
+        epochs=round(updates / each, 2),
+        # ± seconds: positions of twice the longest that is trained on
+        max_global_shift=round(max(one.seconds for one in train) / 2, 1),
+        tests=[f"{words}={out.absolute() / name}" for name, words in names.items()],
+        within=names["test"],
+    )
+
+
+def _digest(recording: Any) -> bytes:
+    return hashlib.sha256(recording.path.read_bytes()).digest()
+
+
+def _reader() -> Any:
+    """The module prepare_wavs.py, which a checkout and the wheel hold at different places."""
+    package = Path(__file__).parents[1]
+    for root in (package.parents[1], package / "_files"):
+        sys.path.append(str(root / "integrations" / "espnet"))
+    return import_module("prepare_wavs")
+
+
+def _split(found: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Parts by name, and the tests' names in reports."""
+    seconds = {key: one.seconds for key, one in found.items()}
     shown = "{:.1f}–{:.1f} s".format
-    short, beyond, limit = short_and_long(found, lambda one: one.seconds, _name, shown)
-    test, rest = apart(short, _name)
-    valid, train = apart(rest, _name)
-    parts = {"train": train, "valid": valid, "test": test}
+    short, beyond, limit = short_and_long([*found], seconds.__getitem__, str, shown)
+    test, rest = apart(short, str)
+    valid, train = apart(rest, str)
+    keys = {"train": train, "valid": valid, "test": test}
     names = {"test": f"up to {limit:.1f} s"}
     for i, (words, part) in enumerate(beyond.items(), 1):
-        parts[f"test{i}"] = part
-        names[f"test{i}"] = words
-    return Recordings(parts, names, next(iter(rates)))
-
-
-def _transcript(audio: Path) -> tuple[str, str]:
-    """A file's transcript with single spaces between words, or "", and its fault, or ""."""
-    paths = [audio.with_suffix(suffix) for suffix in (".txt", ".TXT", ".Txt")]
-    for path in paths:
-        if path.is_file():
-            try:
-                text = " ".join(read_text(path).split())
-            except ValueError as error:
-                return "", str(error)
-            return text, "" if text else f"{path} is an empty transcript"
-    return "", f"{paths[0]} is missing"
-
-
-def _name(recording: Recording) -> str:
-    return recording.path.stem
-
-
-def settle(study: Study, folder: Path, machine: Machine) -> None:
-    """Fill the settings that the study leaves open (null), from the recordings.
-
-    Raises:
-        ValueError: see :func:`look`.
-    """
-    found, options = look(folder), study.options
-    train, rate = found.parts["train"], found.rate
-    every = [one for part in found.parts.values() for one in part]
-    seconds = sum(one.seconds for one in train)
-    options["frontend_conf"] = {
-        "fs": rate,
-        "n_fft": 1 << (rate // 40 - 1).bit_length(),
-        "win_length": rate // 40,
-        "hop_length": rate // 100,
-        "n_mels": 40 if rate < 16000 else 80,
-    } | {key: one for key, one in options["frontend_conf"].items() if one is not None}
-    words = {word for one in train for word in one.text.split()}
-    kind = options["token_type"] or ("word" if len(words) <= WORDS else "char")
-    options["token_type"] = kind
-    study.prepare["prepared"].options["token-type"] = kind
-    study.prepare["stats"].options |= {
-        "token_type": kind,
-        "frontend_conf": options["frontend_conf"],
-    }
-    options["batch_bins"] = options["batch_bins"] or SECONDS * rate
-    epochs = max(UPDATES, 10 * seconds / SECONDS) / EPOCH
-    epochs = options["max_epoch"] or round(epochs)
-    each = options["num_iters_per_epoch"] or EPOCH
-    options["max_epoch"] = epochs
-    options["num_iters_per_epoch"] = each
-    options["scheduler_conf"]["total_steps"] = epochs * each
-    half = max(one.seconds for one in every) / 2
-    if "cape" in study.variants:  # ± seconds: training then sees the positions of the longest test
-        conf = study.variants["cape"].options["encoder_conf"]
-        conf["max_global_shift"] = conf["max_global_shift"] or round(half, 1)
-    study.prepare["prepared"].arguments = [
-        word for name in found.parts for word in ("--split", name, f"{{split}}/{name}")
-    ]
-    study.evaluations["duration"].options["data"] = [
-        f"{words}={{prepared}}/{name}" for name, words in found.names.items()
-    ]
-    study.report.trained_on = [found.names["test"]]
-    assert study.answer is not None
-    study.answer.chance = 95.0  # WER: empty transcripts have 100
-    study.answer.steps = epochs * each
-    middle = median(one.seconds for one in train)
-    held = ", ".join(f"{len(found.parts[name])} of {found.names[name]}" for name in found.names)
-    study.answer.found = (
-        f"{len(every):,} recordings at {rate} Hz, {sum(one.seconds for one in every) / 3600:.1f} "
-        f"hours; {len(train):,} ({seconds / 3600:.1f} hours) to train on, of {middle:.1f} s in the "
-        f"median, and {len(found.parts['valid'])} to choose checkpoints. To test: {held}. The "
-        f"longest fifth was held out of training. Tokens are {kind}s; trained for "
-        f"{epochs * each:,} updates"
-    )
-    if told := two_forms(one.text for one in every):
-        study.answer.found += f". {told}"
-
-
-def prepare(wavs: Path, out: Path) -> None:
-    """Write the folders of the module's docstring.
-
-    Raises:
-        ValueError: see :func:`look`.
-    """
-    for name, part in look(wavs).parts.items():
-        (out / name).mkdir(parents=True)
-        for one in part:
-            wav = out / name / f"{one.path.stem}.wav"
-            if one.path.suffix.lower() == ".wav":
-                wav.symlink_to(one.path.resolve())
-            else:
-                soundfile.write(wav, *soundfile.read(one.path, dtype="int16"))
-            wav.with_suffix(".txt").write_text(one.text, encoding="utf-8")
+        keys[f"test{i}"], names[f"test{i}"] = part, words
+    return {name: {key: found[key] for key in part} for name, part in keys.items()}, names
 
 
 if __name__ == "__main__":
-    command(prepare)
+    facts.command(prepare)

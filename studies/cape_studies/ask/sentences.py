@@ -6,27 +6,33 @@
 valid). Text whose words are split with @@ is taken as it is. Other text is tokenised by sacremoses
 and split by subword-nmt, whose merges are learned on both languages of training.
 
-Writes bin/ for fairseq. It has train, a test of training's lengths, and the longest fifth as tests
-in bins of equal counts. A test's name is the range of its lengths. The length of a pair is the
-number of words of its longer side.
+Writes bin/ for fairseq, and facts.yaml. bin/ has train, a test of training's lengths, and the
+longest fifth as tests in bins of equal counts. A test's name is the range of its lengths. The
+length of a pair is the number of words of its longer side.
 """
 
 import io
-import subprocess
-import sys
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from cape_plugins.text import read_lines, two_forms
+import numpy as np
+from fairseq import options
+from fairseq.data import data_utils
+from fairseq_cli import preprocess
 
-from cape_studies.ask.held_out import apart, command, complain, drawn, short_and_long
-from cape_studies.experiments.hosts import Machine
-from cape_studies.experiments.study import Study
+from cape_studies.data import facts
+from cape_studies.data.files import complain
+from cape_studies.data.split import LEAST, apart, drawn, short_and_long
+from cape_studies.data.text import read_lines, two_forms
 
 MERGES = 8000
 MOST_BROUGHT = 2000  # pairs of the user's test
 SEEN = 1_500_000  # words in a short training; more, if needed to see all of them three times
+POSITIONS = 1024  # tokens that fairseq's Transformers take
+ENDED_AT = 200  # tokens, at which cape-fairseq-eval ends translations by default
+WITHOUT_SPACES = 10  # letters of a line, from which one without a space is no word
+SPECIAL = {"<s>", "<pad>", "</s>"}  # of fairseq's dictionaries
 
 Pair = tuple[str, str]
 
@@ -39,12 +45,14 @@ class Sentences(NamedTuple):
         train: pairs to train on.
         tests: name → pairs; the test of training's lengths is the first.
         how: where that test comes from, in words.
+        given: how many pairs the files have.
     """
 
     languages: tuple[str, str]
     train: list[Pair]
     tests: dict[str, list[Pair]]
     how: str
+    given: int
 
 
 def look(folder: Path, source: str | None = None) -> Sentences:
@@ -58,9 +66,10 @@ def look(folder: Path, source: str | None = None) -> Sentences:
         ValueError: there are not two languages; files are no pairs or not UTF-8; a line is empty;
             a pair of the test is in training; or lengths are all alike.
     """
-    languages = sorted(path.suffix[1:] for path in folder.glob("train.*"))
+    names = [path.name.removeprefix("train.") for path in sorted(folder.glob("train.*"))]
+    languages = [name for name in names if "." not in name]
     if len(languages) != 2 or source not in (None, *languages):
-        there = ", ".join(f"train.{one}" for one in languages) or "no train.*"
+        there = ", ".join(f"train.{one}" for one in names) or "no train.*"
         wanted = f"train.{source or 'SRC'} and train.TGT"
         raise ValueError(f"{folder} must hold {wanted}, one file a language, but has {there}")
     if source == languages[1]:
@@ -73,6 +82,8 @@ def look(folder: Path, source: str | None = None) -> Sentences:
     twice = (i for i, pair in enumerate(given, 1) if pair in known)
     complain(folder, (f"{files} line {i} stands in training with its translation" for i in twice))
     every = list(dict.fromkeys([*train, *given]))  # each pair once, so it is in one part only
+    if len(every) < LEAST:
+        raise ValueError(f"{folder} has {len(every)} different pairs: {LEAST} are needed")
     short, beyond, limit = short_and_long(every, _words, "\t".join, "{:g}-{:g}".format)
     brought = set(given)
     inside = [pair for pair in short if pair in brought]
@@ -83,8 +94,9 @@ def look(folder: Path, source: str | None = None) -> Sentences:
     else:
         inside, kept = apart(kept, "\t".join)
         how = "chosen by their text from the shorter ones"
+    how += ", valid.* is not used" if len(own) > 1 else ""
     tests = {f"1-{limit:g}": inside, **beyond}
-    return Sentences((languages[0], languages[1]), kept, tests, how)
+    return Sentences((languages[0], languages[1]), kept, tests, how, len(train) + len(given))
 
 
 def _words(pair: Pair) -> int:
@@ -99,57 +111,39 @@ def _pairs(folder: Path, name: str, languages: list[str]) -> list[Pair]:
         if not path.is_file():
             raise ValueError(f"{path} is missing: {name}.{languages[0]} has no pair")
         sides.append([" ".join(line.split()) for line in read_lines(path)])
+    if sides[0] == sides[1]:
+        raise ValueError(f"{folder / name}.* are the same text in both languages")
     if len(sides[0]) != len(sides[1]):
         counts = [len(of) for of in sides]
         raise ValueError(f"{folder / name}.* must be pairs of lines, but have {counts} lines")
-    empty = (
-        f"{folder / name}.{language} line {number} is empty"
-        for language, lines in zip(languages, sides, strict=True)
-        for number, line in enumerate(lines, 1)
-        if not line
-    )
-    complain(folder, empty)
+    for language, lines in zip(languages, sides, strict=True):
+        file = folder / f"{name}.{language}"
+        complain(folder, (f"{file} line {n} is empty" for n, x in enumerate(lines, 1) if not x))
+        if median(map(len, lines)) > WITHOUT_SPACES and median(len(x.split()) for x in lines) < 2:
+            raise ValueError(f"{file} has no spaces: split it into words, which are counted")
     return list(zip(*sides, strict=True))
 
 
-def settle(study: Study, folder: Path, machine: Machine) -> None:
-    """Fill the settings that the study leaves open (null), from the sentences.
-
-    Raises:
-        ValueError: see :func:`look`.
-    """
-    step, options = study.prepare["prepared"].options, study.options
-    found = look(folder, step["source"])
-    step["source"] = found.languages[0]
-    lengths = [_words(pair) for pair in found.train]
-    batches = 1.2 * sum(lengths) / options["max-tokens"]  # of subwords
-    updates = round(min(max(SEEN * 1.2 / options["max-tokens"], 3 * batches), 100 * batches))
-    options["max-update"] = updates = options["max-update"] or max(1, updates)
-    options["total-num-update"] = options["total-num-update"] or updates
-    options["warmup-updates"] = options["warmup-updates"] or updates // 5
-    study.evaluations["length"].options["gen-subset"] = ",".join(found.tests)
-    within, *beyond = found.tests
-    study.report.trained_on = [within]
-    assert study.answer is not None
-    study.answer.chance = 1.0  # BLEU
-    study.answer.steps = updates
-    held = ", ".join(f"{len(found.tests[name]):,} of {name}" for name in beyond)
-    study.answer.found = (
-        f"{len(found.train):,} pairs from {' to '.join(found.languages)} to train on, "
-        f"of {within} words, {median(lengths):g} in the median. Held out of training: the longest "
-        f"fifth, {held} words. Tested within its lengths on {len(found.tests[within]):,} pairs, "
-        f"{found.how}. Trained for {updates:,} updates"
-    )
-    pairs = [pair for part in (found.train, *found.tests.values()) for pair in part]
-    if told := two_forms(side for pair in pairs for side in pair):
-        study.answer.found += f". {told}"
-
-
-def prepare(text: Path, out: Path, source: str) -> None:
+def prepare(
+    text: Path,
+    out: Path,
+    source: str | None = None,
+    epochs: float | None = None,
+    updates: int | None = None,
+    max_tokens: int = 1024,
+) -> None:
     """Write text and binarised data to ``out``, from the folder that :func:`look` takes.
 
+    Args:
+        text: the user's folder.
+        out: the folder to write.
+        source: the source's language; default: the one whose name comes first.
+        epochs: passes over the pairs; default: those of 1.5 million words, from 3 to 100.
+        updates: of a training, in place of epochs.
+        max_tokens: subwords of a batch, of the longer side.
+
     Raises:
-        ValueError: see :func:`look`.
+        ValueError: see :func:`look`; or a pair is longer than a batch, or than the model takes.
     """
     found = look(text, source)
     sides = {
@@ -157,20 +151,94 @@ def prepare(text: Path, out: Path, source: str) -> None:
         for name, pairs in {"train": found.train, **found.tests}.items()
         for i, language in enumerate(found.languages)
     }
-    if not any("@@ " in line for line in sides["train", found.languages[0]]):
+    split = ["@@ " in "\t".join(pair) for pair in found.train]
+    if sum(split) < len(split) / 10:
         sides = _subwords(sides, found.languages)
+    for (name, _), lines in sides.items():
+        words = SPECIAL & {word for line in lines for word in line.split()}
+        complain(text, (f"{text} has {one} in {name}, a word of fairseq's own" for one in words))
     (out / "text").mkdir(parents=True)
     for (name, language), lines in sides.items():
         path = out / "text" / f"{name}.{language}"
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    _binarise(found, out)
+    sizes = _sizes(text, found, out, max_tokens)
+    source_sizes, target_sizes = sizes["train"]
+    longer = np.maximum(source_sizes, target_sizes)
+    order = np.lexsort((target_sizes, source_sizes))  # fairseq's
+    each = len(data_utils.batch_by_size(order, None, longer, max_tokens))
+    if not updates:
+        seen = min(max(1.2 * SEEN / max_tokens, 3 * each), 100 * each)
+        updates = max(1, round(epochs * each if epochs else seen))
+    within, *beyond = found.tests
+    held = ", ".join(f"{len(found.tests[name]):,} of {name}" for name in beyond)
+    pairs = [pair for part in (found.train, *found.tests.values()) for pair in part]
+    spare = found.given - len(pairs)
+    told = [f"Trained for {updates:,} updates, about {updates / each:.3g} epochs"]
+    told += [f"{spare:,} pairs are left out: they occur twice, or a test has enough"] * bool(spare)
+    told += filter(None, [two_forms(side for pair in pairs for side in pair)])
+    middle = median(_words(pair) for pair in found.train)
+    facts.write(
+        out,
+        found=(
+            f"{len(longer):,} pairs from {' to '.join(found.languages)} to train on, of {within} "
+            f"words, {middle:g} in the median. Held out of training: the longest fifth, {held} "
+            f"words. Tested within its lengths on {len(found.tests[within]):,} pairs, {found.how}. "
+            + ". ".join(told)
+        ),
+        source=found.languages[0],
+        target=found.languages[1],
+        train_pairs=len(longer),
+        updates=updates,
+        warmup=updates // 5,
+        epochs=round(updates / each, 2),
+        subsets=",".join(found.tests),
+        within=within,
+        longest=max(ENDED_AT, *(int(sizes[name][1].max()) for name in found.tests)),
+    )
+
+
+def _binarise(found: Sentences, out: Path) -> None:
     tests = ",".join(str(out / "text" / name) for name in found.tests)
-    preprocess = str(Path(sys.executable).parent / "fairseq-preprocess")
     told = [f"--trainpref={out / 'text' / 'train'}", f"--testpref={tests}", "--joined-dictionary"]
     told += [f"--source-lang={found.languages[0]}", f"--target-lang={found.languages[1]}"]
-    subprocess.run([preprocess, *told, f"--destdir={out / 'bin'}"], check=True)
+    told += [f"--destdir={out / 'bin'}"]
+    preprocess.main(options.get_preprocessing_parser().parse_args(told))
     for i, name in enumerate(found.tests):  # fairseq-preprocess names them test, test1, test2 …
         for path in [*(out / "bin").glob(f"test{i or ''}.*")]:
             path.rename(path.with_name(path.name.replace(f"test{i or ''}", name, 1)))
+
+
+def _sizes(
+    folder: Path, found: Sentences, out: Path, most: int
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Part → numbers of tokens of sources and targets, EOS included, as fairseq reads them.
+
+    Raises:
+        ValueError: fairseq reads another number of pairs; or a side is empty, or too long.
+    """
+    pair = "-".join(found.languages)
+    most = min(most, POSITIONS)
+    sizes = {}
+    for name, pairs in {"train": found.train, **found.tests}.items():
+        both = []
+        for language in found.languages:
+            path = str(out / "bin" / f"{name}.{pair}.{language}")
+            read = data_utils.load_indexed_dataset(path, None)
+            both.append(read.sizes.astype(np.int64))  # a copy: the file is closed with ``read``
+        if len(both[0]) != len(pairs) or len(both[1]) != len(pairs):
+            raise ValueError(f"fairseq reads {len(both[0])} of {len(pairs)} pairs of {name}")
+        longer, shorter = np.maximum(*both), np.minimum(*both)
+        complain(
+            folder,
+            (
+                f"a pair of {folder} has {longer[i]:,} subwords on a side, allowed are 1 to "
+                f"{most - 1:,}: {' '.join(pairs[i])[:80]!r}"
+                for i in np.flatnonzero((longer > most) | (shorter < 2))
+            ),
+        )
+        sizes[name] = both[0], both[1]
+    return sizes
 
 
 def _subwords(
@@ -196,4 +264,4 @@ def _subwords(
 
 
 if __name__ == "__main__":
-    command(prepare)
+    facts.command(prepare)

@@ -1,112 +1,149 @@
 """What the answer says of given scores, and what a user types next."""
 
-import numpy as np
-import pytest
+import math
 
-from cape_studies.ask.answer import Group, adjusted, of_range, sentences, typed
-from cape_studies.experiments import study
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from cape_studies import config as study
+from cape_studies import hosts
+from cape_studies.answer import Group, of_range, sentences
+from cape_studies.plan import merge
 
 GOOD, FLOOR = [80.0, 80.4, 80.2], [70.0, 70.3, 69.8]
 
 
 def answer(chance=20.0, higher=True, **each):
-    groups = {name: Group(np.array(scores)) for name, scores in each.items()}
+    groups = {
+        name: one if isinstance(one, Group) else Group(pd.Series(one)) for name, one in each.items()
+    }
     return of_range(groups, higher, "nopos", chance)
 
 
-def words(of):
-    about = study.load(study.find("my_images"))[0]
-    ranges = {"in testing": {**of, "without_a_score": []}}
-    return sentences({"data": "", "metric": "top1", "ranges": ranges, "cost": {}}, about)[0]
+def words(of, chance=20.0):
+    """The paragraph of a range, and those behind it."""
+    about = study.load(study.find("my_images"))
+    ranges = {"in testing": of}
+    found = {"data": "", "metric": "top1", "chance": chance, "ranges": ranges, "cost": {}}
+    first, *others = sentences(found, about)
+    return first, " ".join(others)
 
 
-def test_p_values_after_holm_are_those_of_its_definition():
-    # sorted 0.01, 0.02, 0.03, 0.5 × 4, 3, 2, 1, none below the one before
-    assert adjusted([0.02, 0.5, 0.01, 0.03]) == pytest.approx([0.06, 0.5, 0.04, 0.06])
-    assert adjusted([0.9, 0.8]) == [1.0, 1.0]
-
-
-def test_best_alike_and_worse_are_named_with_by_how_much():
+def test_best_alike_and_worse_are_named_with_their_difference_and_its_interval_of_all_pairs():
     of = answer(nopos=FLOOR, rope=GOOD, cape=[80.3, 80.1, 80.3])
-    assert (of["best"], of["cannot_be_told_from_it"]) == ("cape", ["rope"])
-    assert of["worse"]["nopos"]["by"] == pytest.approx(10.2, abs=0.01)
-    assert of["worse"]["nopos"]["p"] < 0.001
-    assert of["floor_beaten"] is True
-    assert words(of) == (
-        "In testing: cape has the best mean, top1 80.2. "
-        "Not significantly different from it: rope (80.2). Worse: nopos by 10.2 (p < 0.001)."
+    assert (of["best"], of["cannot_be_told_from_it"], of["worse"]) == ("cape", ["rope"], ["nopos"])
+    assert of["pairs"] == 3
+    apart = of["differences"]["nopos"]
+    assert apart["value"] == pytest.approx(-10.2, abs=0.01)
+    welch = stats.ttest_ind(FLOOR, [80.3, 80.1, 80.3], equal_var=False)
+    assert (apart["low"], apart["high"]) == pytest.approx(
+        tuple(welch.confidence_interval(0.95 ** (1 / 3)))
     )
+    assert of["floor_beaten"] is True
+    said, more = words(of)
+    assert said == (
+        "In testing: cape has the best mean, top1 80.2. "
+        "Not significantly different from it: rope 80.2 (−0.0 [−0.6, +0.6]). "
+        "Worse: nopos 70.0 (−10.2 [−11.0, −9.4])."
+    )
+    assert "for all pairs of a range together" in more
+    assert "±" not in said + more
 
 
-def test_a_floor_that_is_not_beaten_is_said():
+def test_with_single_items_the_error_of_their_choice_stands_beside_the_difference():
+    """Half of 100 items are easier for rope by one point each, and half are not."""
+    items = pd.Series(np.arange(100) % 2 / 99.0)
+    of = answer(nopos=Group(pd.Series(FLOOR), items), rope=Group(pd.Series(GOOD), 2 * items))
+    assert of["differences"]["nopos"]["items"] == pytest.approx(math.sqrt(99) / 198)
+    said, more = words(of)
+    assert "Worse: nopos 70.0 (−10.2 ± 0.1 [" in said
+    assert "±: its standard error by the choice of test items" in more
+
+
+def test_a_floor_that_no_variant_is_ahead_of_is_said():
     of = answer(nopos=[80.1, 79.0, 80.9], rope=[80.0, 80.5, 79.9], cape=[80.3, 79.5, 80.3])
     assert of["floor_beaten"] is False
-    assert "nopos is not beaten" in words(of)
+    assert "No variant is significantly better than nopos" in words(of)[0]
+
+
+def test_the_floor_is_beaten_by_a_variant_that_is_not_the_best():
+    """The best one spreads too far to be told from the floor."""
+    of = answer(nopos=FLOOR, rope=GOOD, cape=[71.0, 99.0, 89.0])
+    assert (of["best"], of["worse"], of["floor_beaten"]) == ("cape", [], True)
 
 
 def test_less_is_better_where_the_metric_says_so():
     of = answer(higher=False, chance=95.0, nopos=FLOOR, rope=GOOD, cape=[96.0, 97.0, 96.2])
     assert of["best"] == "nopos"
-    assert list(of["worse"]) == ["rope", "cape"]
+    assert of["worse"] == ["rope", "cape"]
+    assert of["differences"]["rope"]["value"] == pytest.approx(10.2, abs=0.1)
     assert of["not_learned"] == ["cape"]
 
 
-def test_what_is_near_chance_has_not_learned():
-    of = answer(nopos=[12.0, 11.0, 10.0], rope=GOOD)
+def test_a_variant_is_better_than_chance_if_its_interval_is():
+    of = answer(nopos=[21.0, 23.0, 25.0], rope=GOOD, cape=[22.0, 22.1, 22.2])
     assert of["not_learned"] == ["nopos"]
-    assert "Near chance, so not learned: nopos." in words(of)
+    said = words(of)[0]
+    assert "Not significantly better than always the commonest class (20.0): nopos." in said
 
 
 def test_where_none_has_learned_positions_are_not_judged():
-    said = words(answer(nopos=[11.0, 12.0, 10.0], rope=[12.0, 13.0, 12.0]))
-    assert "no variant has learned" in said
-    assert "not beaten" not in said
+    said, _ = words(answer(nopos=[11.0, 22.0, 20.0], rope=[22.0, 13.0, 22.0]))
+    assert "No variant is significantly better than always the commonest class (20.0)" in said
+    assert "nopos:" not in said
+
+
+def test_where_the_best_spreads_too_far_to_be_better_than_chance_another_may_be():
+    said, _ = words(
+        answer(nopos=[20.0, 21.0, 19.0], rope=[30.0, 31.0, 32.0], cape=[20.0, 90.0, 30.0])
+    )
+    assert "Not significantly better than always the commonest class (20.0): nopos, cape." in said
+    assert "longer training" not in said
+
+
+def test_an_empty_transcript_has_learned_nothing():
+    of = answer(higher=False, chance=100.0, nopos=[100.0] * 3, rope=[99.0, 98.0, 99.5])
+    assert of["not_learned"] == ["nopos", "rope"]
 
 
 def test_of_single_trainings_nothing_is_told_apart():
     of = answer(nopos=[10.0], rope=[90.0])
-    assert (of["worse"], of["floor_beaten"]) == ({}, None)
-    assert "With a single training" in words(of)
+    assert (of["worse"], of["floor_beaten"], of["not_learned"]) == ([], None, ["nopos"])
+    assert "One training each. Not compared" in words(of)[0]
 
 
 def test_of_two_trainings_there_are_means_and_differences_and_nothing_is_told_apart():
     of = answer(nopos=[70.0, 71.0], rope=[80.0, 81.0])
-    assert (of["trainings"], of["worse"], of["floor_beaten"]) == ({"nopos": 2, "rope": 2}, {}, None)
+    assert (of["trainings"], of["worse"], of["floor_beaten"]) == ({"nopos": 2, "rope": 2}, [], None)
     assert words(of) == (
         "In testing: rope has the best mean, top1 80.5. Means of two trainings each. "
-        "Behind it: nopos by 10.0 (70.5). "
-        "With fewer than three trainings of a variant no difference is significant."
+        "Not compared, as that takes three scores of each: nopos 70.5 (−10.0).",
+        "",
     )
 
 
 def test_variants_of_three_trainings_are_compared_beside_one_that_has_fewer():
     of = answer(nopos=FLOOR, rope=GOOD, cape=[75.0])
     assert of["floor_beaten"] is True
-    assert of["not_compared"] == ["cape"]
-    assert "Trainings: nopos 3, rope 3, cape 1." in words(of)
+    assert (of["not_compared"], of["pairs"]) == (["cape"], 1)
+    said, _ = words(of)
+    assert "Trainings: nopos 3, rope 3, cape 1." in said
+    assert "Not compared, as that takes three scores of each: cape 75.0 (−5.2)." in said
 
 
 def test_what_may_have_diverged_has_its_mean_and_is_not_compared():
-    groups = {"nopos": Group(np.array(FLOOR)), "rope": Group(np.array(GOOD))}
-    groups["cape"] = Group(np.array([90.0, 91.0]), None, 1)
-    of = of_range(groups, True, "nopos", 20.0)
-    assert (of["best"], of["means"]["cape"]) == ("rope", 90.5)
-    assert "may have diverged: cape (90.5, without 1 of 3 trainings)." in words(of)
+    of = answer(nopos=FLOOR, rope=GOOD, cape=[90.0, math.nan, 91.0])
+    assert (of["best"], of["means"]["cape"], of["pairs"]) == ("rope", 90.5, 1)
+    said, _ = words(of)
+    assert "Trainings: nopos 3, rope 3, cape 2." in said
+    assert "Not compared, as that takes three scores of each: cape 90.5 (+10.3)." in said
+    assert "may have diverged: cape." in said
 
 
 def test_of_one_variant_there_is_its_number():
-    assert words(answer(nopos=[70.0])).startswith("In testing: only nopos has scores, top1 70.0")
-
-
-@pytest.mark.parametrize(
-    ("name", "variant", "expected"),
-    [
-        ("my_sentences", "cape", "--arch cape_transformer_tiny --pos cape"),
-        ("my_recordings", "rope", "{encoder: cape_transformer, encoder_conf: {pos: rope}}"),
-    ],
-)
-def test_what_a_user_types_next(name, variant, expected):
-    assert typed(study.load(study.find(name))[0], variant) == expected
+    assert words(answer(nopos=[70.0]))[0].startswith("In testing: only nopos has scores, top1 70.0")
 
 
 @pytest.mark.parametrize(
@@ -114,16 +151,21 @@ def test_what_a_user_types_next(name, variant, expected):
 )
 def test_what_a_user_of_a_backbone_types_next_has_its_weights(variant, model):
     change = ["variants.cape.options.model=twin", "options.img-size=256"]
-    (about,) = study.load(study.find("my_backbone"), change)
-    assert f"create_model('{model}', img_size=256, pretrained=True)" in typed(about, variant)
+    said = typed("my_backbone", variant, *change)
+    assert f"create_model('{model}', img_size=256, pretrained=True)" in said
 
 
 def test_what_a_user_of_timm_types_next_makes_the_model_that_was_trained():
     timm = pytest.importorskip("timm")
     shape = "{patch_size: 2, embed_dim: 64, depth: 1, num_heads: 2}"
     change = ["options.img-size=16", f"options.model-kwargs={shape}"]
-    (about,) = study.load(study.find("my_images"), change)
-    for variant in about.variants:
-        model = eval(typed(about, variant).split("; ")[1], {"timm": timm})
+    for variant in study.load(study.find("my_images")).variants:
+        model = eval(typed("my_images", variant, *change).split("; ")[1], {"timm": timm})
         assert model.patch_embed.grid_size == (8, 8)
         assert hasattr(model, "cls_token") is (variant != "rope_gap") or model.cls_token is None
+
+
+def typed(name, variant, *changes):
+    about = study.load(study.find(name), changes)
+    own = about.variants[variant].options
+    return hosts.host(about.host).typed(merge(about.options, own), own, variant)

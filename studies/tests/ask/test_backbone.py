@@ -24,12 +24,10 @@ def test_training_starts_from_the_weights_of_a_file_but_for_the_head(name, tmp_p
     for parameter in own.parameters():
         torch.nn.init.normal_(parameter)
     safetensors.save_file(own.state_dict(), tmp_path / "own.safetensors")
-    for one in "ab":
-        (tmp_path / "train" / one).mkdir(parents=True)
     words = f"--data-dir {tmp_path} --out out --model {name} --img-size 32 --steps 1 --pretrained"
     words = [*words.split(), "--pretrained-path", str(tmp_path / "own.safetensors")]
     monkeypatch.setattr(sys, "argv", ["train_lightning.py", *words])
-    started = script.Classifier(script.parse()).task.trainable_module.state_dict()
+    started = script.Classifier(script.parse(), 2).task.trainable_module.state_dict()
     assert started["head.weight"].shape[0] == 2
     for key, value in own.state_dict().items():
         if not key.startswith("head"):

@@ -1,97 +1,280 @@
-"""A user's images: what is split and held out, and each fault by the name of its file."""
+"""A user's images: what is trained on and tested, and each fault by name."""
 
+import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 pytest.importorskip("timm")
 
+from timm.data import create_dataset
+
 from cape_studies.ask import images
+from cape_studies.data.images import moved
 
 
-def parts(folder, side=8):
+def prepared(folder, **options):
+    """The facts, and the names of timm's train and test."""
     out = folder.parent / "out"
     shutil.rmtree(out, ignore_errors=True)
-    images.prepare(folder, out, side)
-    return {
-        part: {str(path.relative_to(out / part)) for path in (out / part).rglob("*.*")}
-        for part in ("train", "test", "moved")
-    }
+    images.prepare(folder, out, **options)
+    facts = yaml.safe_load((out / "facts.yaml").read_text("utf-8"))
+    parts = [
+        set(create_dataset("", facts["data"], split=facts[f"{part}_split"]).filenames())
+        for part in ("train", "test")
+    ]
+    assert [len(part) for part in parts] == [facts["train_images"], facts["test_images"]]
+    return facts, *parts
+
+
+def split(folder, test="test"):
+    """Bring the classes into train/, and two other images of each into a test."""
+    for path in [*folder.iterdir()]:
+        shutil.move(path, folder / "train" / path.name)
+        (folder / test / path.name).mkdir(parents=True)
+        for number in range(2):
+            pixels = np.full((24, 24, 3), 10 * number + ord(path.name[0]), np.uint8)
+            Image.fromarray(pixels).save(folder / test / path.name / f"new{number}.png")
+
+
+# --- what is trained on and tested
 
 
 def test_a_folder_of_classes_is_split_by_name_the_same_in_every_call(classes, picture):
-    found = parts(classes)
-    assert [len(found[part]) for part in ("train", "test", "moved")] == [24, 6, 6]
-    assert not found["train"] & found["test"]
+    _, *parts = prepared(classes)
+    assert [len(part) for part in parts] == [24, 6]
+    assert not parts[0] & parts[1]
     picture(99).save(classes / "c" / "another.png")
-    again = parts(classes)
-    for part, files in found.items():
-        assert {name for name in again[part] ^ files if name[0] != "c"} == set()
+    _, *again = prepared(classes)
+    for before, after in zip(parts, again, strict=True):
+        assert {name for name in before ^ after if name[0] != "c"} == set()
 
 
-@pytest.mark.parametrize("name", ["test", "validation", "val"])
-def test_the_test_that_a_user_brings_is_the_test(classes, picture, name):
-    for one in "abc":
-        shutil.move(classes / one, classes / "train" / one)
-        (classes / name / one).mkdir(parents=True)
-        picture(ord(one)).save(classes / name / one / "new.png")
-    found = parts(classes)
-    assert len(found["train"]) == 30
-    assert found["test"] == {f"{one}/new.png.jpg" for one in "abc"}
-    assert found["moved"] == {f"{one}/new.png.png" for one in "abc"}
+@pytest.mark.parametrize("name", ["test", "validation", "val", "Testing"])
+def test_the_test_that_a_user_brings_is_the_test(classes, name):
+    split(classes, name)
+    (classes / "train").rename(classes / ("Training" if name == "Testing" else "train"))
+    facts, train, test = prepared(classes)
+    assert len(train) == 30
+    assert test == {f"{one}/new{number}.png" for one in "abc" for number in (0, 1)}
+    assert f"tested on those in {name}/" in facts["found"]
 
 
-def test_an_image_that_the_test_and_training_share_is_named_under_both_names(classes, picture):
-    for one in "abc":
-        shutil.copytree(classes / one, classes / "train" / one)
-        shutil.move(classes / one, classes / "test" / one)
-    for path in sorted((classes / "test").glob("*/*"))[1:]:
-        picture(100 + int(path.stem)).save(path)
-    with pytest.raises(ValueError, match=r"test/a/0.png .* same image as .*train/a/0.png of train"):
-        parts(classes)
+def test_images_are_the_users_own_files_of_any_size_and_nothing_is_made_anew(classes):
+    Image.new("RGB", (600, 900)).save(classes / "a" / "tall.jpg")
+    prepared(classes)
+    made = [path for path in (classes.parent / "out").rglob("*") if not path.is_dir()]
+    (facts,) = (path for path in made if not path.is_symlink())
+    assert facts.name == "facts.yaml"
+    (tall,) = (path for path in made if path.name == "tall.jpg")
+    assert tall.resolve() == (classes / "a" / "tall.jpg").resolve()
 
 
-def test_images_are_reduced_to_what_the_largest_test_needs(classes):
-    Image.new("RGB", (60, 90)).save(classes / "a" / "tall.png")
-    parts(classes)
-    (tall,) = (classes.parent / "out").glob("t*/a/tall.png.jpg")
-    assert Image.open(tall).size == (16, 24)
+def test_images_of_sub_folders_are_of_the_first_folders_class_and_none_is_lost(classes, picture):
+    for number, place in enumerate(("cam/1_0.png", "cam_1/0.png", "cam%2F1_0.png")):
+        path = classes / "a" / place
+        path.parent.mkdir(exist_ok=True)
+        picture(100 + number).save(path)
+    facts, train, test = prepared(classes)
+    assert facts["classes"] == 3
+    assert len(train | test) == 33
+
+
+def test_images_behind_links_to_folders_count(classes, picture, tmp_path):
+    (tmp_path / "more").mkdir()
+    for number in range(5):
+        picture(100 + number).save(tmp_path / "more" / f"{number}.png")
+    (classes / "a" / "more").symlink_to(tmp_path / "more")
+    facts, *_ = prepared(classes)
+    assert facts["train_images"] + facts["test_images"] == 35
+
+
+def test_a_link_that_leads_nowhere_is_said(classes, caplog):
+    (classes / "a" / "more").symlink_to("nothing")
+    facts, *_ = prepared(classes)
+    assert "left out: 1 more" in facts["found"]
+    assert "a/more is a link that leads nowhere" in caplog.text
+
+
+def test_hidden_files_and_folders_are_no_images_and_no_classes(classes, picture):
+    (classes / "a" / "._0.jpg").write_bytes(b"of a Mac")
+    (classes / ".ipynb_checkpoints").mkdir()
+    picture(0).save(classes / ".ipynb_checkpoints" / "0.png")
+    facts, *_ = prepared(classes)
+    assert (facts["classes"], facts["train_images"] + facts["test_images"]) == (3, 30)
+
+
+def test_a_class_may_be_called_train(classes):
+    (classes / "a").rename(classes / "train")
+    assert prepared(classes)[0]["classes"] == 3
+
+
+def test_files_that_are_not_used_are_counted_by_kind_with_the_reason(classes, picture):
+    picture(100).save(classes / "a" / "100.webp")
+    picture(101).save(classes / "b" / "101.bmp")
+    picture(102).save(classes / "102.png")
+    found = prepared(classes)[0]["found"]
+    assert "30 .png; of one folder" in found
+    assert "left out: 1 .png, 1 .webp, 1 .bmp" in found
+    assert "timm reads .png, .jpg, .jpeg in the folder of a class" in found
+
+
+def test_a_split_that_is_not_used_is_said(classes):
+    split(classes)
+    shutil.copytree(classes / "train", classes / "val")
+    assert "tested on those in test/, val is not used" in prepared(classes)[0]["found"]
+
+
+def test_images_that_a_camera_turned_are_counted(classes, picture):
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    picture(200).save(classes / "a" / "200.jpg", exif=turned)
+    assert "1 are turned by EXIF" in prepared(classes)[0]["found"]
+
+
+def test_what_a_study_needs_follows_from_the_images(classes):
+    facts, *_ = prepared(classes, batch_size=8)
+    assert (facts["side"], facts["patch"], facts["embed_dim"]) == (16, 2, 64)
+    assert (facts["epochs"], facts["updates"]) == (100, 300)  # 24 images are three batches
+    assert facts["resolutions"] == [12, 16, 24, 32]
+    assert facts["majority"] == pytest.approx(100 / 3, abs=0.01)
+    assert "3 classes, 24 images to train on and 6 to test" in facts["found"]
+
+
+def test_what_a_user_sets_stays(classes):
+    facts, *_ = prepared(classes, side=32, patch=16, epochs=4, batch_size=8)
+    assert (facts["side"], facts["patch"], facts["updates"]) == (32, 16, 12)
+    assert facts["resolutions"] == [32, 48, 64]  # of whole patches
+    facts, *_ = prepared(classes, updates=20, batch_size=8)
+    assert facts["updates"] == 20
+    assert "20 updates, about 6.67 epochs" in facts["found"]
+
+
+def test_a_backbone_has_its_own_side_its_twin_and_its_unit_of_shifts(classes):
+    name = "vit_tiny_patch16_dinov3_qkvb"
+    facts, *_ = prepared(classes, model=name)
+    assert (facts["side"], facts["twin"], facts["shift_coords"]) == (256, f"{name}_cape", 0.5)
+    assert facts["resolutions"] == [192, 256, 384, 512]
+    with pytest.raises(ValueError, match="has no _cape twin"):
+        prepared(classes, model="resnet18")
 
 
 def test_moved_images_lie_a_quarter_aside_on_the_mean_of_their_edge():
     image = Image.new("RGB", (8, 8), (100, 50, 0))
     image.putpixel((3, 3), (255, 255, 255))
-    moved = np.asarray(images.moved(image, (0.25, 0)))
-    assert moved[3, 5].tolist() == [255, 255, 255]
-    assert moved[:, :2].reshape(-1, 3).tolist() == [[100, 50, 0]] * 16
+    pixels = np.asarray(moved(image, 0.25, 0))
+    assert pixels[3, 5].tolist() == [255, 255, 255]
+    assert pixels[:, :2].reshape(-1, 3).tolist() == [[100, 50, 0]] * 16
 
 
-def test_an_image_that_cannot_be_read_is_named(classes):
-    broken = sorted((classes / "a").iterdir())[3]
-    broken.write_bytes(broken.read_bytes()[:200])
-    with pytest.raises(ValueError, match=broken.name):
-        parts(classes)
+# --- faults
+
+
+def no_image(path):
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def deep(path):
+    Image.fromarray(np.full((24, 24), 3000, np.uint16)).save(path)
+
+
+def shape_in_alpha(path):
+    pixels = np.zeros((24, 24, 4), np.uint8)
+    pixels[5:9, 5:9, 3] = 255
+    Image.fromarray(pixels).save(path)
+
+
+def nowhere(path):
+    path.unlink()
+    path.symlink_to("nothing")
+
+
+def in_a_circle(path):
+    (path.parent / "again").symlink_to(path.parent.absolute())
+
+
+def latin(path):
+    shutil.copy(path, os.fsdecode(os.fsencode(path.parent) + b"/caf\xe9.png"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (no_image, r"a/3\.png cannot be used as an image"),
+        (lambda path: path.write_bytes(b""), r"a/3\.png cannot be used as an image"),
+        (deep, r"a/3\.png .* more than 8 bits a channel \(mode I;16\)"),
+        (shape_in_alpha, r"a/3\.png .* in its transparency"),
+        (nowhere, r"a/3\.png cannot be used as an image"),
+        (in_a_circle, r"a/again is a link to a folder that holds it"),
+        (latin, r"caf.udce9\.png' has a name that is not UTF-8"),
+    ],
+)
+def test_what_cannot_be_used_is_named(classes, spoil, said):
+    spoil(classes / "a" / "3.png")
+    with pytest.raises(ValueError, match=said):
+        prepared(classes)
+
+
+def test_an_image_too_large_for_pillow_is_named(classes, monkeypatch):
+    Image.new("RGB", (60, 60)).save(classes / "a" / "large.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(ValueError, match=r"large\.png cannot be used as an image"):
+        prepared(classes)
+
+
+def test_an_image_that_the_test_and_training_share_is_named_under_both_names(classes):
+    split(classes)
+    shutil.copy(classes / "train" / "a" / "0.png", classes / "test" / "a" / "copy.png")
+    with pytest.raises(ValueError, match=r"test/a/copy.png .* same image as .*train/a/0.png"):
+        prepared(classes)
 
 
 def test_a_class_of_one_image_is_named(classes):
     for path in sorted((classes / "b").iterdir())[1:]:
         path.unlink()
     with pytest.raises(ValueError, match=r"class 'b' .* has 0 images to train on and 1 to test"):
-        parts(classes)
+        prepared(classes)
 
 
-def test_a_class_that_the_test_does_not_have_is_named(classes):
-    (classes / "train").mkdir()
-    for one in "abc":
-        shutil.copytree(classes / one, classes / "train" / one)
-        shutil.move(classes / one, classes / "test" / one)
-    shutil.rmtree(classes / "test" / "b")
-    with pytest.raises(ValueError, match=r"class 'b' .* has 10 images to train on and 0 to test"):
-        parts(classes)
+def test_a_class_whose_images_are_of_another_kind_is_named_with_the_kind(classes):
+    for path in (classes / "b").iterdir():
+        Image.open(path).save(path.with_suffix(".webp"))
+        path.unlink()
+    for name in "ac":
+        shutil.move(classes / name, classes / "train" / name)
+        shutil.copytree(classes / "train" / name, classes / "test" / name)
+    shutil.copytree(classes / "train" / "a", classes / "train" / "b")
+    shutil.move(classes / "b", classes / "test" / "b")
+    with pytest.raises(ValueError, match=r"'b' .* 0 to test.* left out: 10 \.webp"):
+        prepared(classes)
 
 
 def test_images_that_are_not_there_are_said(tmp_path):
-    with pytest.raises(ValueError, match="has 0 folders of classes"):
+    with pytest.raises(ValueError, match="has 0 classes of images"):
         images.look(tmp_path)
+    with pytest.raises(ValueError, match="no such folder of images"):
+        images.look(tmp_path / "nothing")
+
+
+def test_training_without_a_test_is_said(classes):
+    split(classes)
+    shutil.rmtree(classes / "test")
+    with pytest.raises(ValueError, match="train has classes, and none of test, validation"):
+        prepared(classes)
+
+
+def test_fewer_images_than_a_batch_end_with_a_line_and_what_to_type(classes):
+    command = [sys.executable, "-m", "cape_studies.ask.images", "--images", classes]
+    out = classes.parent / "out"
+    done = subprocess.run(
+        [*command, "--out", out, "--batch-size", "64"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "24 images to train on, fewer than a batch of 64: options.batch-size=12" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not out.exists()

@@ -12,7 +12,7 @@ from lab_support import Rows
 @pytest.fixture
 def main(request) -> Callable[..., None]:
     """The command of the host that the test's folder is named after."""
-    return importlib.import_module(f"cape_studies.evaluation.{request.path.parent.name}").main
+    return importlib.import_module(f"cape_studies.evaluate.{request.path.parent.name}").main
 
 
 def filled(arguments: tuple[object, ...], **more: object) -> list[str]:
@@ -37,9 +37,10 @@ def run(main, tmp_path) -> Callable[..., Rows]:
 def refused(main, tmp_path, capsys) -> Callable[..., str]:
     """The one line that the command ends with; it leaves no CSV."""
 
-    def call(*arguments: object) -> str:
+    def call(*arguments: object, status: int = 2) -> str:
         out = tmp_path / "refused.csv"
-        line = lab_support.refused(main, capsys, *filled(arguments, csv=out, workers=0))
+        words = filled(arguments, csv=out, workers=0)
+        line = lab_support.refused(main, capsys, *words, status=status)
         assert not out.exists()
         return line
 

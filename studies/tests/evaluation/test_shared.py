@@ -14,9 +14,9 @@ from pydantic import Field, PositiveInt, ValidationError
 from tyro.conf import Positional
 
 import cape_plugins
-from cape_studies.evaluation import command
-from cape_studies.evaluation.options import Options, Pairs, RunOptions, named
-from cape_studies.evaluation.output import Score, write
+from cape_studies import command
+from cape_studies.evaluate.output import Score, write
+from cape_studies.options import Options, Pairs, RunOptions, named
 from cape_support import ROOT, commands, run
 from lab_support import rows
 
@@ -27,7 +27,7 @@ from lab_support import rows
 def test_a_command_without_its_host_says_in_one_line_what_to_install(host):
     missing = {"espnet": "espnet2"}.get(host, host)
     code = f"import sys, runpy\nsys.modules[{missing!r}] = None\n"
-    code += f"runpy.run_module('cape_studies.evaluation.{host}', run_name='__main__')"
+    code += f"runpy.run_module('cape_studies.evaluate.{host}', run_name='__main__')"
     status, said = run(sys.executable, "-c", code)
     assert status == 2
     assert "Traceback" not in said
@@ -48,15 +48,15 @@ def test_a_command_without_its_host_says_in_one_line_what_to_install(host):
 )
 def test_our_models_are_known_where_autoload_is_switched_off(host, module, known):
     pytest.importorskip(host)
-    code = f"import cape_studies.evaluation.{module}, {host}\nprint('known:', {known})"
+    code = f"import cape_studies.evaluate.{module}, {host}\nprint('known:', {known})"
     _, said = run(sys.executable, "-c", code, CAPE_PLUGINS_AUTOLOAD=0)
     assert "known: True" in said
 
 
 def test_importing_a_commands_package_imports_nothing_heavy():
     code = (
-        "import sys, cape_studies.evaluation.timm, cape_studies.evaluation.fairseq, "
-        "cape_studies.evaluation.espnet\n"
+        "import sys, cape_studies.evaluate.timm, cape_studies.evaluate.fairseq, "
+        "cape_studies.evaluate.espnet\n"
         "print([name for name in sys.modules if name in ('torch', 'timm', 'fairseq', 'espnet2')])"
     )
     assert run(sys.executable, "-c", code) == (0, "[]\n")
@@ -192,7 +192,7 @@ def test_a_device_that_cannot_compute_is_refused():
     ],
 )
 def test_the_evaluations_of_the_readmes_parse(host, kind, wanted):
-    module = pytest.importorskip(f"cape_studies.evaluation.{host}.options")
+    module = pytest.importorskip(f"cape_studies.evaluate.{host}.options")
     lines = commands(ROOT / "integrations" / host / "README.md")
     found = [words for program, *words in lines if program == f"cape-{host}-eval"]
     for words in found:

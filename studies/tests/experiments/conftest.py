@@ -1,29 +1,50 @@
-"""Runs the study of counting.py."""
+"""Runs the study of counting.py, and reports it."""
+
+import csv
 
 import pytest
 import yaml
 from counting import STUDY
 
-from cape_studies.experiments import plan, run, steps
+from cape_studies import plan, process, report, run
 
 
 @pytest.fixture
-def cape_run(tmp_path, capsys, monkeypatch):
-    """Writes the study and runs it; returns what was printed. The results are in tmp_path."""
-    monkeypatch.setattr(steps, "SECONDS_TO_HEAR", 0.0)
+def command(tmp_path, capsys, monkeypatch):
+    """Writes the study and calls a command with it; returns what was printed."""
+    monkeypatch.setattr(process, "SECONDS_TO_HEAR", 0.0)
 
-    def call(*arguments, fails=None, **changes):
-        for mark in (plan.data_mark, plan.script_mark, plan.code_mark):
-            mark.cache_clear()
-        (tmp_path / "counting.yaml").write_text(yaml.safe_dump({**STUDY, **changes}))
-        words = [str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), *arguments]
+    def call(main, *arguments, fails=None, name="counting", **changes):
+        for noted in (plan.data_mark, plan.here):
+            noted.cache_clear()
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({**STUDY, **changes}))
+        words = [str(tmp_path / f"{name}.yaml"), "--out", str(tmp_path / "out"), *arguments]
         if fails is None:
-            run.main(words)
+            main(words)
         else:
             with pytest.raises(SystemExit) as end:
-                run.main(words)
+                main(words)
             assert end.value.code == fails or fails in str(end.value.code)
         out, err = capsys.readouterr()
         return out + err
+
+    return call
+
+
+@pytest.fixture
+def cape_run(command):
+    """cape-run of the study, with changes of its YAML; what it printed."""
+    return lambda *words, **changes: command(run.main, *words, **changes)
+
+
+@pytest.fixture
+def cape_report(command, tmp_path):
+    """cape-report of the study; the values of the condition short, by variant and seed."""
+
+    def call(*words, name="counting", **changes):
+        command(report.main, *words, name=name, **changes)
+        with (tmp_path / "out" / name / "report" / "scores.csv").open() as file:
+            rows = [row for row in csv.DictReader(file) if row["condition"] == "short"]
+        return {(row["variant"], int(row["seed"])): row["value"] for row in rows}
 
     return call

@@ -12,12 +12,14 @@ STUDY = yaml.safe_load(
 
 
 def runs(tmp_path, variant):
-    return sorted((tmp_path / "out" / "counting" / "runs").glob(f"{variant}-seed*"))
+    return sorted((tmp_path / "out" / "runs").glob(f"{variant}-seed*"))
 
 
-def scores(folder):
-    with (folder / "scores.csv").open() as file:
-        return {row["condition"]: row for row in csv.DictReader(file)}
+def score(folder):
+    """What the one evaluation of a run wrote."""
+    (path,) = folder.glob("*/scores.csv")
+    with path.open() as file:
+        return next(row["value"] for row in csv.DictReader(file) if row["condition"] == "short")
 
 
 def begins(folder):

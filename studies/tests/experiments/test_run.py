@@ -1,63 +1,69 @@
 """``cape-run`` from its command line to scores."""
 
-import json
+import sys
 
 import pytest
-import yaml
-from counting import HERE, begins, runs, scores
+from counting import HERE
 
-from cape_studies.experiments import run, steps
-
-
-def test_a_sweep_leaves_scores_items_settings_and_a_record(cape_run, tmp_path):
-    cape_run("--seeds", "0", "1")
-    assert [len(runs(tmp_path, variant)) for variant in ("few", "many")] == [2, 2]
-    folder = runs(tmp_path, "many")[0]
-    found = scores(folder)
-    assert [found[c]["value"] for c in ("short", "long")] == ["5.0", "10.0"]
-    assert [found[c]["trained_on"] for c in ("short", "long")] == ["True", "False"]
-    about = ("study", "host", "variant", "seed", "evaluation", "metric", "higher_is_better")
-    expected = ["counting", "timm", "many", "0", "count", "count", "True"]
-    assert [found["short"][name] for name in about] == expected
-    assert (folder / "items-count.csv").read_text().split()[1] == "short,count,1,5,1"
-    settings = yaml.safe_load((folder / "settings.yaml").read_text())
-    assert settings["options"] == {"steps": 5}
-    record = json.loads((folder / "record.json").read_text())
-    assert record["train"]["command"][1] == str(HERE / "count.py")
-    assert record["train"]["seconds"] > 0
-    assert {"versions", "git_commit", "machine", "device", "python"} <= record.keys()
-    study = yaml.safe_load((tmp_path / "out" / "counting" / "study.yaml").read_text())
-    assert sorted(study["runs"]) == sorted(p.name for p in (folder.parent).iterdir())
-    assert study["seeds"] == [0, 1]
-
-
-def test_a_failure_is_told_with_its_reason_and_tried_again_by_the_same_command(cape_run, tmp_path):
-    options = {"steps": 3, "fail": True}
-    said = cape_run("--variants", "few", fails="it does not work", options=options)
-    assert "counting few seed 0: failed: exit status 1, it does not work (" in said
-    (folder,) = runs(tmp_path, "few")
-    (folder / "train" / "mended").touch()
-    said = cape_run("--variants", "few", options=options)
-    assert "counting few seed 0: done" in said
-    assert begins(folder) == [0, 0]
-    assert scores(folder)["short"]["value"] == "3.0"
+from cape_studies import process, run
 
 
 def test_of_what_hydra_prints_the_error_is_told(tmp_path):
     log = tmp_path / "train.log"
     hint = "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n"
     log.write_text(f"Traceback\nFileNotFoundError: no dict.en.txt\n\n{hint}")
-    assert steps.last_line(log) == "FileNotFoundError: no dict.en.txt"
+    assert process.last_lines(log)[-1] == "FileNotFoundError: no dict.en.txt"
+
+
+@pytest.mark.parametrize(("given", "threads"), [("", "1"), ("3", "3"), ("2,1", "1")])
+def test_a_training_on_the_cpu_has_one_thread_or_what_the_user_says(monkeypatch, given, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert process.environment(0)["OMP_NUM_THREADS"] == threads
+    assert process.environment(1)["OMP_NUM_THREADS"] == given
+
+
+@pytest.mark.parametrize(("platform", "megabytes"), [("linux", 2048), ("darwin", 2)])
+def test_memory_is_told_in_kilobytes_and_on_macos_in_bytes(monkeypatch, platform, megabytes):
+    monkeypatch.setattr(sys, "platform", platform)
+    assert process.megabytes(2 * 2**20) == megabytes
+
+
+def test_an_estimate_times_each_variant_and_trains_nothing(cape_run, tmp_path):
+    said = cape_run("--estimate")
+    assert [line.split(":")[0] for line in said.splitlines()[:2]] == ["few", "many"]
+    assert "ms an update" in said
+    assert not [*(tmp_path / "out").glob("runs/*/train")]
+
+
+@pytest.mark.parametrize(
+    "words", ["{}", "words={}", "{} seeds=[3]", "words={} seeds=[3] run=[few]", "{} --jobs 1"]
+)
+def test_a_folder_may_have_an_equals_sign_and_changes_may_stand_behind_it(
+    cape_run, tmp_path, words
+):
+    data = tmp_path / "lr=1" / "x"
+    data.mkdir(parents=True)
+    needs = {"words": {"what": "words"}}
+    options = {"steps": 1, "read-not": "{words}"}
+    given = [word.format(data) for word in words.split()]
+    said = cape_run("--dry-run", "--data", *given, needs=needs, options=options)
+    assert f"--read-not {data} " in said
+    assert "missing" not in said
+    assert ("seed3" in said) == ("seeds=[3]" in words)
+    assert ("many" in said) == ("run=" not in words)
+
+
+def test_variants_and_seeds_of_every_study_are_changed_alike(cape_run):
+    from counting import STUDY
+
+    bare = {key: value for key, value in STUDY.items() if key != "seeds"}
+    assert "run" not in bare
+    said = cape_run("--dry-run", "run=[many]", "seeds=[4]", seeds=[0])
+    assert said.count("# train ") == 1
+    assert "many-seed4" in said
 
 
 # --- refusals
-
-
-def test_a_study_yaml_that_cannot_be_read_is_named(cape_run, tmp_path):
-    cape_run("--variants", "few")
-    path = tmp_path / "out" / "counting" / "study.yaml"
-    path.write_text(": [")
-    assert f"{path} cannot be read" in cape_run("--variants", "few", fails=2)
 
 
 @pytest.mark.parametrize("out", ["/proc/out", "/dev/null", "/dev/null/out"])
@@ -72,11 +78,14 @@ PHOTOS = {"photos": {"what": "photos", "source": "me", "layout": "*.jpg", "files
 @pytest.mark.parametrize(
     ("arguments", "changes", "message"),
     [
-        (["--variants", "none"], {}, "--variants: no 'none'; there is few, many"),
+        (["run=[none]"], {}, "run: no 'none'; there is few, many"),
+        (["--variants", "few"], {}, "there is no --variants; there is --cancel"),
+        (["options.stpes=4"], {}, "there is no options.stpes: is steps meant? options has steps"),
+        (["epochs=4"], {}, "there is no epochs: the study has "),
         (["--gpus", "64"], {}, "--gpus 64: there are"),
-        ([], {"disk_gb": 1e9}, "GB free, the runs take about"),
-        ([], {"trainer": "nowhere.py"}, "nowhere.py cannot be read: "),
-        (["--data", "x=."], {}, "--data (changes stand before it): no 'x'"),
+        ([], {"trainer": "nowhere.py"}, "nowhere.py does not exist"),
+        (["--data", "x=."], {}, "there is no x: "),
+        (["--data", "x"], {}, "--data x: this study needs no data"),
         ([], {"options": {"steps": "{csv}"}}, "there is no 'csv' at that step"),
         ([], {"trainer": None}, "no train.py of timm"),
         ([], {"needs": PHOTOS}, "give --data photos=DIR: photos (me), laid out as *.jpg"),
@@ -84,9 +93,8 @@ PHOTOS = {"photos": {"what": "photos", "source": "me", "layout": "*.jpg", "files
     ],
 )
 def test_bad_input_ends_in_one_line_before_anything_starts(
-    cape_run, tmp_path, monkeypatch, arguments, changes, message
+    cape_run, tmp_path, arguments, changes, message
 ):
-    monkeypatch.delenv("TIMM_SCRIPTS", raising=False)
     said = cape_run(*arguments, fails=2, **changes)
     assert said.startswith("cape-run: error: ")
     assert message in said

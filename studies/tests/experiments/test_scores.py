@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from cape_studies.experiments import scores
-from cape_studies.experiments.study import Evaluation
+from cape_studies import scores
+from cape_studies.config import Evaluation
 
 
 def tidy(tmp_path, host, text, **about):
@@ -59,7 +59,7 @@ def test_word_errors_of_whole_sets_unless_bins_are_asked_for(tmp_path):
 
 def test_a_script_writes_conditions_itself(tmp_path):
     text = "condition,metric,value,items\n8,right,90,50\n8,wrong,10,50\n16,right,70,20\n"
-    found = tidy(tmp_path, "fairseq", text, script="x.py", metrics={"right": "higher"})
+    found = tidy(tmp_path, "fairseq", text, script=__file__, metrics={"right": "higher"})
     assert found == [("8", 90.0, 50), ("16", 70.0, 20)]
 
 
@@ -97,11 +97,7 @@ def test_single_items_get_the_conditions_of_their_scores(tmp_path):
     one = Evaluation.model_validate(
         {"metrics": {"loss": "lower"}, "condition": ["position"], "ranges": [2]}, context=[tmp_path]
     )
-    items, path = tmp_path / "items.csv", tmp_path / "x.csv"
-    path.write_text("position,metric,value\n1,loss,1\n")
-    scores.finish(one, "fairseq", path, raw, items)
-    assert not raw.exists()
-    assert items.read_text().split() == [
+    assert scores.summed(one, "fairseq", raw).to_csv(index=False).split() == [
         "condition,metric,how,item,value,weight",
         "1–2,loss,mean,0,6,2",
         "1–2,loss,mean,1,3,1",

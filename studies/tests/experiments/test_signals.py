@@ -3,7 +3,6 @@
 Nothing here depends on how fast anything runs: trainers wait at their third step for a file.
 """
 
-import json
 import os
 import re
 import signal
@@ -13,13 +12,13 @@ import time
 
 import pytest
 import yaml
-from counting import HERE, STUDY, begins, runs, scores
+from counting import HERE, STUDY, begins, runs, score
 
-from cape_studies.experiments import run
+from cape_studies import report, run
 
 CAPE_RUN = """
 import signal
-from cape_studies.experiments.run import main
+from cape_studies.run import main
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what tests in the background inherit
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # is ignored
 main()
@@ -37,16 +36,16 @@ def nothing_is_left():
             os.kill(pid, signal.SIGKILL)
 
 
-def start(tmp_path, *arguments, name="counting", **changes):
+def start(tmp_path, *arguments, name="counting", gate="COUNT_GATE", **changes):
     """cape-run as the first process of a session; what it says goes to the file ``said``."""
     content = {**STUDY, "options": {"steps": 12}, **changes}
     (tmp_path / "new.yaml").write_text(yaml.safe_dump(content))
     (tmp_path / "new.yaml").replace(tmp_path / "counting.yaml")  # another session may read it
     words = [str(tmp_path / f"{name}.yaml"), "--out", str(tmp_path / "out"), *arguments]
     program = [sys.executable, "-c", CAPE_RUN]
-    gate = {**os.environ, "COUNT_GATE": str(tmp_path / "gate")}
+    env = {**os.environ, gate: str(tmp_path / "gate")}
     with (tmp_path / "said").open("w") as said:
-        more = {"env": gate, "stdout": said, "stderr": said, "start_new_session": True}
+        more = {"env": env, "stdout": said, "stderr": said, "start_new_session": True}
         sessions.append(subprocess.Popen([*program, *words], **more))
     return sessions[-1]
 
@@ -59,7 +58,7 @@ def held(tmp_path, *arguments, **changes):
 
 
 def logs(tmp_path):
-    return [path.read_text() for path in (tmp_path / "out").glob("counting/runs/*/train.log")]
+    return [path.read_text() for path in (tmp_path / "out").glob("runs/*/train.log")]
 
 
 def said(tmp_path):
@@ -92,27 +91,41 @@ def alive(session):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_sweep_that_is_killed_goes_on_from_the_hosts_checkpoint(tmp_path, number):
-    first = held(tmp_path, "--variants", "few")
+    first = held(tmp_path, "run=[few]")
     for pid in alive(first) if number == signal.SIGKILL else [first.pid]:
         os.kill(pid, number)
     status(first)
     wait_for(lambda: not alive(first))
     (folder,) = runs(tmp_path, "few")
-    began = json.loads((folder / "train.json").read_text())["began"]
-    lived = (folder / "train.log").stat().st_mtime - began
-    assert status(start(tmp_path, "--variants", "few")) == 0
+    assert status(start(tmp_path, "run=[few]")) == 0
     assert begins(folder) == [0, 3]
-    assert scores(folder)["short"]["value"] == "12.0"
-    record = json.loads((folder / "record.json").read_text())["train"]
-    assert record["interrupted"] == 1
-    assert record["seconds"] > lived > 0
+    assert score(folder) == "12"
+    report.main([str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), "run=[few]"])
+    text = (tmp_path / "out" / "counting" / "report" / "table.md").read_text()
+    assert "went on from a checkpoint: counting few seed 0 (1 times)" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_test_that_is_killed_shows_no_number_and_is_done_again(tmp_path, capsys, number):
+    first = start(tmp_path, "run=[few]", gate="TEST_GATE")
+    wait_for(lambda: [*(tmp_path / "out").glob("runs/*/*/.items.csv")])
+    for pid in alive(first) if number == signal.SIGKILL else [first.pid]:
+        os.kill(pid, number)
+    status(first)
+    words = [str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), "run=[few]"]
+    with pytest.raises(SystemExit):
+        report.main(words)
+    assert "few seed 0 (interrupted)" in capsys.readouterr().err
+    assert status(start(tmp_path, "run=[few]")) == 0
+    (folder,) = runs(tmp_path, "few")
+    assert (begins(folder), score(folder)) == ([0], "12")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_the_study_and_a_line_says_how_to_go_on(tmp_path, number):
     (tmp_path / "out of it").symlink_to(tmp_path / "out")
     (tmp_path / "out").mkdir()
-    words = ["--seeds", "0", "1", "--jobs", "1", "--out", str(tmp_path / "out of it")]
+    words = ["seeds=[0,1]", "--jobs", "1", "--out", str(tmp_path / "out of it")]
     session = held(tmp_path, *words)
     os.killpg(session.pid, number)  # the terminal's Ctrl-C reaches the group in front
     assert status(session) == 130
@@ -121,33 +134,41 @@ def test_a_signal_stops_the_study_and_a_line_says_how_to_go_on(tmp_path, number)
     assert log.endswith("asked to end\n")
     assert "Traceback" not in said(tmp_path)
     assert said(tmp_path).count("the same command goes on") == 1
-    assert f"--out '{tmp_path}/out of it' --status" in said(tmp_path)
 
 
-def test_cancel_ends_a_trainer_that_outlived_its_job_and_jobs_of_slurm(
-    tmp_path, capsys, monkeypatch
-):
-    session = held(tmp_path, "--variants", "few")
+def test_cancel_ends_a_trainer_that_outlived_its_job(tmp_path, capsys):
+    session = held(tmp_path, "run=[few]")
     session.kill()
     status(session)
-    (tmp_path / "scancel").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/cancelled\n')
-    (tmp_path / "scancel").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert ask(tmp_path, capsys, "--cancel")[0] == "1 processes of this machine ended"
+    assert (
+        ask(tmp_path, capsys, "--cancel")[0] == "counting: 1 processes and jobs were asked to end"
+    )
     wait_for(lambda: not alive(session))
-    name = run.job_name(tmp_path / "out" / "counting")
-    assert (tmp_path / "cancelled").read_text() == f"--name={name}\n"
+
+
+def test_cancel_ends_no_process_that_has_the_number_of_one_that_ended(tmp_path, capsys):
+    session = held(tmp_path, "run=[few]")
+    other = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    sessions.append(other)
+    (lock,) = (tmp_path / "out").glob("runs/few-*/.lock")
+    host, own, _ = lock.read_text().split()
+    lock.write_text(f"{host} {own} {other.pid}\n")
+    os.utime(lock, (1, 1))
+    assert "counting: 0 processes" in ask(tmp_path, capsys, "--cancel")[0]
+    assert other.poll() is None
+    assert session.poll() is None
 
 
 JOB = """
 import signal, sys
 from pathlib import Path
-from cape_studies.experiments import steps
+from cape_studies import process
 signal.signal(signal.SIGUSR2, lambda *_: sys.exit(-1))  # as submitit's, before a requeue
-steps.SECONDS_TO_HEAR = 1000
+process.SECONDS_TO_HEAR = 1000
 polite = "trap 'exit 0' TERM; echo ready $$; while :; do sleep 0.1; done"
-with steps.locked(Path(sys.argv[1])) as log:
-    steps.call(["sh", "-c", polite], Path(sys.argv[1]), log)
+log = Path(sys.argv[1])
+with process.locked(log.with_name("lock")) as lock:
+    process.call(["sh", "-c", polite], log, lock)
 """
 
 
@@ -169,14 +190,14 @@ def test_a_job_of_slurm_ends_its_trainer_and_none_that_was_ended_is_done(
 
 
 def test_a_trainer_that_outlived_its_job_is_waited_for_and_ctrl_c_ends_that(tmp_path):
-    first = held(tmp_path, "--variants", "few")
+    first = held(tmp_path, "run=[few]")
     first.kill()
     status(first)
-    second = start(tmp_path, "--variants", "few")
+    second = start(tmp_path, "run=[few]")
     wait_for(lambda: "counting few seed 0: " in said(tmp_path))
     second.send_signal(signal.SIGINT)
     assert status(second) == 130
-    third = start(tmp_path, "--variants", "few")
+    third = start(tmp_path, "run=[few]")
     wait_for(lambda: "counting few seed 0: " in said(tmp_path))
     (tmp_path / "gate").touch()
     assert status(third) == 0
@@ -184,17 +205,15 @@ def test_a_trainer_that_outlived_its_job_is_waited_for_and_ctrl_c_ends_that(tmp_
     assert begins(folder) == [0, 12]  # the third found all counted
 
 
-def test_a_study_and_a_set_that_has_it_train_once_at_once_and_both_have_scores(tmp_path):
-    first = held(tmp_path, "--variants", "few")
+def test_two_calls_at_once_train_once_and_both_are_done(tmp_path):
+    first = held(tmp_path, "run=[few]")
     (tmp_path / "both.yaml").write_text("studies: [counting]")
-    second = start(tmp_path, "--variants", "few", name="both")
+    second = start(tmp_path, "run=[few]", name="both")
     wait_for(lambda: "counting few seed 0: " in said(tmp_path))
     (tmp_path / "gate").touch()
     assert [status(first), status(second)] == [0, 0]
     (folder,) = runs(tmp_path, "few")
-    assert begins(folder) == [0]
-    (other,) = (tmp_path / "out" / "both" / "counting" / "runs").iterdir()
-    assert [scores(one)["short"]["value"] for one in (folder, other)] == ["12.0", "12.0"]
+    assert (begins(folder), score(folder)) == ([0], "12")
 
 
 PREPARED = {"numbers": {"script": str(HERE / "count.py"), "options": {"out": "{out}", "steps": 6}}}
@@ -208,28 +227,29 @@ def prepared(tmp_path):
 
 def preparing(tmp_path):
     """cape-run in a new folder, whose first step waits in the middle."""
-    session = start(tmp_path, "--variants", "few", prepare=PREPARED)
+    session = start(tmp_path, "run=[few]", prepare=PREPARED)
     wait_for(lambda: "\nstep 3/" in prepared(tmp_path))
     return session
 
 
-@pytest.mark.parametrize(
-    ("begin", "now", "waits"),
-    [
-        (held, r"\S+/few-seed0-\w+: running train: step 3/12 loss=.*", "many"),
-        (preparing, r"preparing numbers-\w+: step 3/6 loss=.*", "few"),
-    ],
-)
-def test_status_and_cancel_work_at_any_time(tmp_path, capsys, begin, now, waits):
-    session = begin(tmp_path)
+def test_status_and_cancel_work_in_a_training(tmp_path, capsys):
+    session = held(tmp_path)
     first, second = ask(tmp_path, capsys, "--status")
-    assert re.fullmatch(now, first)
-    assert re.fullmatch(rf"counting/runs/{waits}-seed0-\w+: waiting", second)
-    first, second, *_ = ask(tmp_path, capsys, "--cancel")
+    assert re.fullmatch(r"\S+/few-seed0-\w+: running: step 3/12 loss=.*", first)
+    assert re.fullmatch(r"\S+/many-seed0-\w+: waiting", second)
+    ask(tmp_path, capsys, "--cancel")
     assert status(session) == 130
     assert not alive(session)
-    assert first == "1 processes of this machine ended"
-    assert second.endswith(": interrupted" if begin == held else ": waiting")
+    assert ask(tmp_path, capsys, "--status")[0].endswith(": interrupted")
+
+
+def test_status_and_cancel_work_in_a_preparation(tmp_path, capsys):
+    session = preparing(tmp_path)
+    (line,) = ask(tmp_path, capsys, "--status")
+    assert re.fullmatch(r"preparing numbers-\w+: running step 3/6 loss=.*", line)
+    ask(tmp_path, capsys, "--cancel")
+    assert status(session) == 130
+    assert not alive(session)
 
 
 @pytest.mark.release
@@ -243,7 +263,7 @@ def test_a_preparation_that_outlived_cape_run_does_not_mix_with_a_new_one(
     if cancelled:
         ask(tmp_path, capsys, "--cancel")
         wait_for(lambda: not alive(first))
-    second = start(tmp_path, "--variants", "few", prepare=PREPARED)
+    second = start(tmp_path, "run=[few]", prepare=PREPARED)
     wait_for(lambda: "preparing " in said(tmp_path))
     time.sleep(1)
     assert prepared(tmp_path).count("begins at") == 1 + cancelled
@@ -252,14 +272,3 @@ def test_a_preparation_that_outlived_cape_run_does_not_mix_with_a_new_one(
     assert prepared(tmp_path).count("begins at 0\n") == 2  # it is made anew, from nothing
     assert not alive(first)
     assert prepared(tmp_path).endswith("step 6/6 loss=0.167\n")
-
-
-def test_two_sweeps_at_once_list_the_runs_of_both(tmp_path):
-    first = held(tmp_path, "--variants", "few", "--seeds", "7")
-    second = start(tmp_path, "--variants", "many", "--seeds", "8")
-    wait_for(lambda: "counting many seed 8: " in said(tmp_path))
-    (tmp_path / "gate").touch()
-    assert [status(first), status(second)] == [0, 0]
-    study = yaml.safe_load((tmp_path / "out" / "counting" / "study.yaml").read_text())
-    both = [*runs(tmp_path, "few"), *runs(tmp_path, "many")]
-    assert study["runs"] == [folder.name for folder in both]

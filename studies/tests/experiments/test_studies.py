@@ -1,6 +1,5 @@
 """configs/studies: each is whole, its hosts understand it, and docs/experiments.md lists it."""
 
-import copy
 import functools
 import os
 import re
@@ -11,47 +10,47 @@ from pathlib import Path
 
 import pytest
 
-from cape_studies.evaluation.command import parsed
-from cape_studies.experiments import plan, run, study
-from cape_studies.experiments.hosts import Machine
+from cape_studies import config, report, run
+from cape_studies.command import parsed
+from cape_studies.plan import Plan, Run, merge
 from cape_support import block_with
 from lab_support import rows as rows_of
 
 ROOT = Path(__file__).resolve().parents[3]
-PATHS = {path.stem: path for path in study.names()}
-SINGLE = [name for name, path in PATHS.items() if "studies" not in study.read_yaml(path)]
+PATHS = {path.stem: path for path in config.names()}
+SINGLE = [name for name, path in PATHS.items() if config.studies_of(path) == [path]]
 PAGE = ROOT / "docs" / "studies.md"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def composed_once():
-    """Hydra takes 0.15 s for a study, and each is needed several times."""
-    compose = functools.cache(study.composed)
-
-    def composed(path, overrides=()):
-        return copy.deepcopy(compose(path, tuple(overrides)))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(study, "composed", composed)
-        yield
-
-
-def load(name: str, quick: bool = False) -> study.Study:
-    (one,) = study.load(PATHS[name], (), quick)
-    return one
+#: as the preparations of a user's data write them
+IMAGES = dict(side=32, patch=4, embed_dim=64, depth=1, num_heads=2, updates=9, classes=3)
+IMAGES |= dict(train_split="train", test_split="test", resolutions=[24, 32], majority=40.0)
+IMAGES |= dict(found="30 images", twin="vit_small_patch16_dinov3_cape", shift_coords=0.5)
+TEXT = dict(source="de", target="en", updates=9, warmup=2, subsets="1-9,10-12", longest=200)
+WAVS = dict(rate=8000, token_type="word", n_fft=256, win_length=200, hop_length=80, n_mels=40)
+WAVS |= dict(batch_bins=9000, max_epoch=2, num_iters_per_epoch=4, updates=8, max_global_shift=1.5)
+FACTS = {"my_images": IMAGES, "my_backbone": IMAGES}
+FACTS["my_sentences"] = {**TEXT, "found": "40 pairs", "within": "1-9"}
+FACTS["my_recordings"] = {**WAVS, "found": "9 files", "within": "1 s", "tests": ["1 s=/test"]}
 
 
-def runs(name: str) -> list[plan.Run]:
+@functools.cache
+def load(name: str) -> config.Study:
+    return config.load(PATHS[name])
+
+
+def runs(name: str) -> list[Run]:
     """One of each variant, tiny, its data not there."""
-    one, out = load(name, quick=True), Path("out")
-    setting, _ = plan.prepare(one, out, Machine(), dict.fromkeys(one.needs), out / name)
-    return [plan.Run(setting, variant, one.seeds[0]) for variant in one.variants]
+    plan = Plan(PATHS[name], quick=True)
+    plan.facts |= FACTS.get(name, {})
+    plan.prepare(lambda one: None)
+    return [Run(plan, variant, plan.study.seeds[0]) for variant in plan.study.variants]
 
 
 @functools.cache
 def host_of(path: Path) -> str:
     """The host that a study names, itself or in the first config of its defaults list."""
-    content = study.read_yaml(path)
+    content = config.read_yaml(path)
     if "host" in content:
         return content["host"]
     return host_of(path.parent / f"{content['defaults'][0].removeprefix('/')}.yaml")
@@ -73,8 +72,8 @@ def test_a_dry_run_prints_every_command_and_names_data_that_are_missing_and_noth
     """So scripts and recipes are there, and what they import is installed."""
     run.main([name, "--quick", "--dry-run", "--out", str(tmp_path)])
     told = capsys.readouterr()
-    studies = study.load(PATHS[name], (), True)
-    expected = sum(len(one.variants) * len(one.seeds) for one in studies)
+    studies = [config.load(path, (), True) for path in config.studies_of(PATHS[name])]
+    expected = sum(len(one.run) * len(one.seeds) for one in studies)
     assert f"\n{told.out}".count("\n# train ") == expected
     for one in studies:
         for need, about in one.needs.items():
@@ -88,10 +87,12 @@ def test_a_dry_run_prints_every_command_and_names_data_that_are_missing_and_noth
 def test_every_study_has_its_row_in_the_table_of_experiments():
     table = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `cape-run (\w+)([^`]*)`", table, re.MULTILINE)
-    parts = {one for name in ("demo", "taste") for one in study.read_yaml(PATHS[name])["studies"]}
+    sets = ("demo", "demo_short")
+    parts = {one for name in sets for one in config.read_yaml(PATHS[name])["studies"]}
     assert sorted(name for name, _ in rows) == sorted({*PATHS} - parts)  # which have no row
     for name, options in rows:
-        needs = {need for one in study.load(PATHS[name]) for need in one.needs}
+        studies = [load(path.stem) for path in config.studies_of(PATHS[name])]
+        needs = {need for one in studies for need in one.needs}
         if "imagenet=…" not in options:  # explained above the table
             assert set(re.findall(r"(\w+)=DIR", options)) == needs
         else:
@@ -106,10 +107,10 @@ def test_every_study_has_its_row_in_the_table_of_experiments():
 def test_timm_has_the_models_with_their_options(name):
     timm = pytest.importorskip("timm")
     import cape_plugins.timm  # noqa: F401
-    from cape_studies.evaluation.timm.options import TimmOptions
+    from cape_studies.evaluate.timm.options import TimmOptions
 
     for one in runs(name):
-        if one.study.trainer is None:
+        if one.plan.study.trainer is None:
             pooled = {"global_pool": one.options["gp"]} if "gp" in one.options else {}
             kwargs = pooled | one.options.get("model-kwargs", {})
             timm.create_model(one.options["model"], **kwargs)
@@ -123,16 +124,17 @@ def test_fairseq_has_the_models_with_their_options(name):
     from omegaconf import OmegaConf
 
     from cape_plugins.fairseq.architectures import MODELS
-    from cape_studies.evaluation.fairseq.options import Command
+    from cape_studies.evaluate.fairseq.options import Command
 
     config = MODELS["cape_transformer"].config
     for one in runs(name):
-        if one.settings["recipe"]:
-            model = study.merge(one.settings["recipe"], one.options)["model"]
+        if one.asked["recipe"]:
+            model = merge(one.asked["recipe"], one.options)["model"]
             assert model.pop("_name") == "cape_transformer"
             OmegaConf.merge(OmegaConf.structured(config), model)
-        elif one.study.trainer is None:
-            options.parse_args_and_arch(options.get_training_parser(), one.train_command[1:])
+        elif one.plan.study.trainer is None:
+            words = one.train_command(one.trained)[1:]
+            options.parse_args_and_arch(options.get_training_parser(), words)
         parse(one, Command)
 
 
@@ -143,11 +145,11 @@ def test_espnet_builds_the_models_with_their_options(name):
     from espnet2.tasks.asr import ASRTask
 
     import cape_plugins.espnet  # noqa: F401
-    from cape_studies.evaluation.espnet.options import EspnetOptions
+    from cape_studies.evaluate.espnet.options import EspnetOptions
 
     for one in runs(name):
-        if one.study.trainer is None:
-            arguments = ASRTask.get_parser().parse_args(one.train_command[3:])
+        if one.plan.study.trainer is None:
+            arguments = ASRTask.get_parser().parse_args(one.train_command(one.trained)[3:])
             arguments.token_list = ["<blank>", "<unk>", "a", "<sos/eos>"]
             ASRTask.build_model(arguments)
         parse(one, EspnetOptions)
@@ -155,9 +157,9 @@ def test_espnet_builds_the_models_with_their_options(name):
 
 def parse(one, kind) -> None:
     """Read the options of a run's evaluations as their commands do."""
-    for name, evaluation in one.evaluations.items():
-        if evaluation.script is None:
-            _, _, _, *words = one.evaluation_command(name)
+    for test in one.tests.values():
+        if test.evaluation.script is None:
+            _, _, _, *words = one.test_command(test, test.scores, test.items)
             parsed("test", kind, words)
 
 
@@ -167,7 +169,8 @@ def parse(one, kind) -> None:
 def made(*words: object) -> list[dict[str, str]]:
     """The scores of what cape-run is asked for, --out last."""
     run.main([*map(str, words)])
-    return [row for path in sorted(words[-1].glob("*/runs/*/scores.csv")) for row in rows_of(path)]
+    report.main([*map(str, words), "--write", f"{words[-1]}/report"])
+    return rows_of(words[-1] / "report" / "scores.csv")
 
 
 def conditions(rows: list[dict[str, str]], evaluation: str) -> list[str]:
@@ -233,13 +236,14 @@ def test_imagenet_trained_and_fine_tuned_on_a_folder_of_its_layout(tmp_path):
     without = [f"{part}.{name}=null" for name in ("v2a", "v2b", "v2c")
                for part in ("needs", "evaluations")]  # fmt: skip
     rows = made(
-        *("imagenet_finetuned", *without, "--quick", "--variants", "abspos_ft"),
+        *("imagenet_finetuned", *without, "--quick", "run=[abspos_ft]"),
+        *("--timm-scripts", os.environ["TIMM_SCRIPTS"]),
         *("--data", f"imagenet={tmp_path / 'imagenet'}", "--out", tmp_path / "out"),
     )
     assert {row["variant"] for row in rows} == {"abspos_ft"}
     assert conditions(rows, "sizes") == ["32", "48"]
-    (tuned,) = (tmp_path / "out").glob("imagenet_finetuned/runs/abspos_ft-*/train.log")
-    (start,) = (tmp_path / "out").glob("imagenet_finetuned/runs/abspos-*/train/last.pth.tar")
+    (tuned,) = (tmp_path / "out").glob("runs/abspos_ft-*/train.log")
+    (start,) = (tmp_path / "out").glob("runs/abspos-*/train/last.pth.tar")
     assert f"Loading pretrained weights from file ({start})" in tuned.read_text()
 
 
@@ -251,7 +255,7 @@ def test_wsj_without_padding_on_utterances_of_its_layout(tmp_path):
     recordings(tmp_path / "wsj")
     rows = made(
         *("wsj_padding_free", "evaluations.test.options.bins=[2,4]", "--quick"),
-        *("--variants", "cape_padding_free", "--data", tmp_path / "wsj", "--out", tmp_path / "out"),
+        *("run=[cape_padding_free]", "--data", tmp_path / "wsj", "--out", tmp_path / "out"),
     )
     assert conditions(rows, "test") == ["all", "<2", ">=4"]
     assert conditions(rows, "hops") == ["8", "12"]

@@ -4,7 +4,8 @@ import pytest
 import yaml
 from hydra import version
 
-from cape_studies.experiments import study
+from cape_studies import config
+from cape_studies.run import StudyOptions
 
 STUDY = {
     "title": "small",
@@ -37,10 +38,7 @@ def test_a_study_from_windows_is_read_and_one_in_utf16_is_named(path):
     assert load(path.with_name("mine.yaml")).title == "other"
     text = path.read_text("utf-8")
     path.write_text(text, "utf-16")  # which Hydra reads, as a default of the other
-    with pytest.raises(ValueError, match=r"small\.yaml cannot be read: .*is UTF-16"):
-        load(path.with_name("mine.yaml"))
-    path.write_text(f"{text}\0", "utf-8")
-    with pytest.raises(ValueError, match=r"small\.yaml .*has a NUL byte \(line"):
+    with pytest.raises(ValueError, match=r"small\.yaml cannot be read: "):
         load(path.with_name("mine.yaml"))
 
 
@@ -56,8 +54,7 @@ def write(folder, content, name="small"):
 
 
 def load(path, *changes, **more):
-    (one,) = study.load(path, changes, **more)
-    return one
+    return config.load(path, changes, **more)
 
 
 def test_hydra_is_left_as_fairseqs_own_calls_want_it(path):
@@ -70,9 +67,9 @@ def test_hydra_is_left_as_fairseqs_own_calls_want_it(path):
     [
         ("+optoins.epochs=1", "optoins: Extra inputs are not permitted"),
         ("+variants.cape.option.x=1", "variants.cape.option: Extra inputs"),
-        ("host=jax", "host: Input should be 'timm', 'fairseq' or 'espnet'"),
+        ("host=jax", "host: no 'jax'; there is espnet, fairseq, timm"),
         ("seeds=[]", "seeds: List should have at least 1 item"),
-        ("+run=[nopos]", "run: no 'nopos'; there is cape, sinpos"),
+        ("run=[nopos]", "run: no 'nopos'; there is cape, sinpos"),
         ("report.baseline=nopos", "report.baseline: no 'nopos'; there is cape, sinpos"),
         ("report.evaluation=bins", "report.evaluation: no 'bins'; there is sizes"),
         ("report.metric=top5", "report.metric: no 'top5'; there is top1"),
@@ -81,10 +78,10 @@ def test_hydra_is_left_as_fairseqs_own_calls_want_it(path):
         ("evaluations.sizes.metrics.top1=best", "Input should be 'higher' or 'lower'"),
         ("+options.x='{nowhere}'", "options: no 'nowhere'; there is after"),
         ("prepare.images.arguments=['{images}']", "prepare.images: no 'images'"),
-        ("+prepare.images.script=x.py", "give either script or module"),
+        ("+prepare.images.script=x.py", "x.py does not exist"),
         ("+needs.out={what: a}", "'out' in needs or prepare must be a word other than recipe, "),
         ("title=null", "title: Input should be a valid string"),
-        ("seed=[1]", "Could not override 'seed'. To append to your config use +seed=[1]"),
+        ("seed=[1]", "there is no seed: is seeds meant? the study has cost, "),
         ("seeds=[1", "at input '[1'"),
         ("seeds", "Error parsing override 'seeds'"),
         ("+options.x=${nowhere}", "Interpolation key 'nowhere' not found"),
@@ -109,7 +106,6 @@ def test_changes_are_hydras_and_null_takes_a_part_away(path):
 
 def test_quick_takes_the_changes_of_the_study_and_the_command_line_has_the_last_word(path):
     assert load(path, quick=True).seeds == [7]
-    assert load(path, quick=True).quick_run
     assert load(path, "seeds=[3]", quick=True).seeds == [3]
     assert load(path).seeds == [0]
 
@@ -117,12 +113,12 @@ def test_quick_takes_the_changes_of_the_study_and_the_command_line_has_the_last_
 def test_a_study_is_composed_of_others_beside_it_and_in_the_checkout(path):
     more = {"defaults": ["small", "_self_"], "title": "other", "variants": {"nopos": {}}}
     one = load(write(path.parent, more, "other"))
-    assert (one.name, one.title) == ("other", "other")
+    assert one.title == "other"
     assert list(one.variants) == ["cape", "sinpos", "nopos"]
     digits = load(write(path.parent, {"defaults": ["demo_timm", "_self_"], "seeds": [3]}, "mine"))
     assert (
         digits.trainer
-        == study.find("demo_timm").parents[2] / "integrations/timm/train_lightning.py"
+        == config.find("demo_timm").parents[2] / "integrations/timm/train_lightning.py"
     )
     with pytest.raises(ValueError, match=r"bad\.yaml: .*Could not load 'nowhere'"):
         load(write(path.parent, {"defaults": ["nowhere", "_self_"]}, "bad"))
@@ -147,12 +143,25 @@ def test_the_least_that_a_study_needs(path):
 
 
 def test_a_set_is_all_its_studies_with_the_same_changes(path):
-    file = write(path.parent, {"title": "both", "studies": ["small", "small"]}, "both")
-    assert [one.seeds for one in study.load(file, ["seeds=[4]"])] == [[4], [4]]
+    write(path.parent, {**STUDY, "needs": {}, "prepare": {}, "options": {}}, "other")
+    for name in ("small", "other"):
+        changes = {"needs": {}, "prepare": {}, "options": {}}
+        changes["evaluations"] = {"sizes": {"metrics": {"top1": "higher"}}}
+        write(path.parent, {**STUDY, **changes}, name)
+    file = write(path.parent, {"title": "both", "studies": ["small", "other"]}, "both")
+    plans, problems = StudyOptions(study=str(file), overrides=["seeds=[4]"]).plans()
+    assert [(plan.name, plan.study.seeds) for plan in plans] == [("small", [4]), ("other", [4])]
+    assert not problems
     with pytest.raises(ValueError, match=r"both\.yaml: .*(Field required|Extra inputs)"):
-        study.load(write(path.parent, {"title": "both", "studys": []}, "both"))
+        load(write(path.parent, {"title": "both", "studys": []}, "both"))
+    file = write(path.parent, {"title": "both", "studies": ["nowhere"]}, "both")
     with pytest.raises(ValueError, match=r"nowhere\.yaml cannot be read"):
-        study.load(write(path.parent, {"title": "both", "studies": ["nowhere"]}, "both"))
+        StudyOptions(study=str(file)).plans()
+
+
+def test_where_the_baseline_does_not_run_the_first_variant_is_it(path):
+    assert load(path, "run=[cape]").report.baseline == "cape"
+    assert load(path).report.baseline == "sinpos"
 
 
 def test_paths_are_those_of_the_yaml(path):
@@ -161,10 +170,10 @@ def test_paths_are_those_of_the_yaml(path):
 
 
 def test_a_name_is_found_in_a_checkout_and_an_unknown_one_is_told_the_others(monkeypatch, path):
-    assert study.find("cifar10").name == "cifar10.yaml"
-    assert study.find(str(path)) == path
+    assert config.find("cifar10").name == "cifar10.yaml"
+    assert config.find(str(path)) == path
     with pytest.raises(ValueError, match=r"no study 'cifar100' in .* cifar10, .*--list"):
-        study.find("cifar100")
+        config.find("cifar100")
 
 
 @pytest.mark.parametrize("content", ["- a\n- b\n", "a: [\n", None])
@@ -173,4 +182,4 @@ def test_what_is_no_yaml_mapping_is_refused(tmp_path, content):
     if content is not None:
         file.write_text(content)
     with pytest.raises(ValueError, match=r"x\.yaml"):
-        study.load(file)
+        config.load(file)

@@ -22,9 +22,9 @@ yaml = pytest.importorskip("yaml")
 from espnet2.bin import asr_inference  # noqa: E402
 from espnet2.tasks.asr import ASRTask  # noqa: E402
 
-from cape_studies.evaluation.espnet import decoding, testset  # noqa: E402
-from cape_studies.evaluation.espnet.models import Model  # noqa: E402
-from cape_studies.evaluation.espnet.options import EspnetOptions  # noqa: E402
+from cape_studies.evaluate.espnet import decoding, testset  # noqa: E402
+from cape_studies.evaluate.espnet.models import Model  # noqa: E402
+from cape_studies.evaluate.espnet.options import EspnetOptions  # noqa: E402
 
 RATE = 8000
 PITCH = {"low": 400, "high": 1600}
@@ -308,7 +308,7 @@ def test_what_does_not_fit_is_an_error(work, tmp_path, refused, spoil, arguments
         # ESPnet itself would load them with strict=False and leave the rest at random
         ("weight", "1 weights are in one of .* not in both, such as encoder.after_norm.weight"),
         ("list", "cannot be loaded: .*ctc.ctc_lo.weight"),
-        ("pos", "x.pth cannot be loaded: .*trained with encoder_conf pos: cape"),
+        ("pos", "x.pth cannot be loaded: .*checkpoint was trained with .*cape"),
         ("yaml", "cannot be loaded: while parsing"),
         ("torn", "x.pth cannot be loaded"),
     ],

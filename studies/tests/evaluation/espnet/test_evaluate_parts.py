@@ -13,10 +13,10 @@ soundfile = pytest.importorskip("soundfile")
 
 from espnet2.train.preprocessor import CommonPreprocessor  # noqa: E402
 
-from cape_studies.evaluation import espnet  # noqa: E402
-from cape_studies.evaluation.espnet import evaluate, models, testset  # noqa: E402
-from cape_studies.evaluation.espnet.decoding import batches  # noqa: E402
-from cape_studies.evaluation.espnet.testset import Piece, cut  # noqa: E402
+from cape_studies.evaluate import espnet  # noqa: E402
+from cape_studies.evaluate.espnet import evaluate, models, testset  # noqa: E402
+from cape_studies.evaluate.espnet.decoding import batches  # noqa: E402
+from cape_studies.evaluate.espnet.testset import Piece, cut  # noqa: E402
 
 RATE = 8000
 
@@ -159,7 +159,7 @@ BAD = [
     (lambda data: (data / "wav.scp").write_text("a sox - |\nb x\n"), "a in .*if it is a pipe"),
     (lambda data: (data / "wav.scp").write_text("b x.wav\nb y.wav\n"), "b is duplicated"),
     (lambda data: (data / "text").write_text("a é\nb\n", "latin-1"), "text is not UTF-8: line 1"),
-    (lambda data: (data / "text").write_text("a é\nb\n", "utf-16"), "text is UTF-16"),
+    (lambda data: (data / "text").write_text("a é\nb\n", "utf-16"), "text is not UTF-8"),
 ]
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from cape_studies.evaluation import fairseq
+from cape_studies.evaluate import fairseq
 from fairseq_support import PAIRS
 from lab_support import check_items, rows
 
 options = pytest.importorskip("fairseq.options")
-evaluate = pytest.importorskip("cape_studies.evaluation.fairseq.evaluate")
+evaluate = pytest.importorskip("cape_studies.evaluate.fairseq.evaluate")
 
 N = 51  # sentences of a subset
 SHORT = ("--max-len-a", 1, "--max-len-b", 15)  # what has hardly learnt would go on to 200 tokens
@@ -218,13 +218,29 @@ def test_a_stacked_set_is_scored_with_the_dictionaries_of_the_training(corpus, b
 def test_sentences_left_out_are_an_error(corpus, best, monkeypatch):
     # num_shards is how fairseq shares batches among processes: here half of them are missing
     given = evaluate.LossOptions(data=corpus / "bin", model=[str(best)], batch_size=10)
-    test = evaluate.open_test("model", best, "test", given)
+    test = evaluate.open_test(evaluate.load_model("model", best, given), "test", given)
     iterator = test.task.get_batch_iterator
     monkeypatch.setattr(
         test.task, "get_batch_iterator", lambda **given: iterator(**given, num_shards=2)
     )
     with pytest.raises(RuntimeError, match=rf"\d+ of {N} sentences were evaluated"):
         evaluate.score_references(test, given)
+
+
+def test_each_checkpoint_is_loaded_once_however_many_subsets_are_tested(
+    corpus, cape, run, monkeypatch
+):
+    loaded = []
+    load = evaluate.load_model
+
+    def counted(name, path, options):
+        loaded.append(path.name)
+        return load(name, path, options)
+
+    monkeypatch.setattr(evaluate, "load_model", counted)
+    found = run("bleu", corpus / "bin", "--gen-subset", "test,valid", *SHORT, "--model", cape)
+    assert loaded == [f"checkpoint{epoch}.pt" for epoch in (1, 2, 3, 4)]
+    assert {row["subset"] for row in found} == {"valid", "test"}
 
 
 def test_hypotheses_are_detokenised_for_sacrebleu():

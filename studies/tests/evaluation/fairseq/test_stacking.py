@@ -3,7 +3,7 @@
 import pytest
 
 pytest.importorskip("fairseq")
-stacking = pytest.importorskip("cape_studies.evaluation.fairseq.stacking")
+stacking = pytest.importorskip("cape_studies.evaluate.fairseq.stacking")
 
 ENGLISH = [
     "A man in an orange hat starring at something .",

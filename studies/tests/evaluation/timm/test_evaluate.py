@@ -1,5 +1,6 @@
 """cape-timm-eval on scikit-learn's digits: what it finds is what a plain loop finds."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from lab_support import check_items, rows
 timm = pytest.importorskip("timm")
 
 from timm.data import create_transform  # noqa: E402
+from timm.utils import natural_key  # noqa: E402
 
-from cape_studies.evaluation.timm import loading  # noqa: E402
-from cape_studies.evaluation.timm.options import TimmOptions  # noqa: E402
+from cape_studies.data.images import moved  # noqa: E402
+from cape_studies.evaluate.timm import loading  # noqa: E402
+from cape_studies.evaluate.timm.options import TimmOptions  # noqa: E402
 
 CPU = torch.device("cpu")
 SMALL = dict(depth=1, embed_dim=32, num_heads=2)
@@ -146,7 +149,7 @@ def test_several_models_and_folders_make_one_csv_and_one_table(
     options = ("--data", data, tmp_path / "again", "--resolutions", 16, 24, "--crop-pct", 1)
     rows = run("-c", f"ours={cape}", abspos, *options, "--amp")
     assert [row["model"] for row in rows] == ["ours"] * 8 + ["vit_tiny_patch16_224"] * 8
-    about = "model checkpoint dataset split resolution extent tta crop_pct"
+    about = "model checkpoint dataset split resolution extent moved tta crop_pct"
     about += " interpolation precision metric value how items weight"
     assert list(rows[0]) == about.split()
     assert (rows[0]["checkpoint"], rows[0]["precision"]) == (str(cape), "float16")
@@ -175,6 +178,32 @@ def test_several_splits_in_one_call_give_the_rows_of_several_calls(cape, data, t
     assert both == (first + second, firsts + seconds)
     shown = [(row["split"], row["items"]) for row in both[0][::2]]
     assert shown == [("0", "120")] * 2 + [("corner", "80")] * 2
+
+
+def test_hidden_files_and_a_class_called_train_are_no_obstacle(cape, data, tmp_path, run):
+    shutil.copytree(data / "validation", tmp_path / "one")
+    (tmp_path / "one" / "3").rename(tmp_path / "one" / "train")  # the tenth of ten, as 9 is not
+    (tmp_path / "one" / "9").rename(tmp_path / "one" / "zebra")
+    (tmp_path / "one" / "0" / "._0.png").write_bytes(b"of a Mac")
+    (tmp_path / "one" / ".ipynb_checkpoints").mkdir()
+    shutil.copy(next((tmp_path / "one" / "0").glob("[!.]*")), tmp_path / "one/.ipynb_checkpoints")
+    assert run("-c", cape, "--data", tmp_path / "one")[0]["items"] == "120"
+
+
+def test_images_are_tested_moved_by_a_part_of_their_side(cape, data, run, tmp_path):
+    for number, path in enumerate(
+        sorted(data.glob("validation/*/*.png"), key=lambda one: natural_key(str(one)))
+    ):
+        right, down = ((0.25, 0), (0, 0.25), (-0.25, 0), (0, -0.25))[number % 4]
+        place = tmp_path / "moved" / path.parent.name / path.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(path) as image:
+            moved(image.convert("RGB"), right, down).save(place)
+    row, _ = run("-c", cape, "--data", data, "--moved", 0.25)
+    assert row["moved"] == "0.25"
+    by_hand, _ = run("-c", cape, "--data", tmp_path / "moved")
+    plain, _ = run("-c", cape, "--data", data)
+    assert row["value"] == by_hand["value"] != plain["value"]
 
 
 def test_items_add_up_to_the_accuracies_with_batches_of_any_size(cape, data, run, tmp_path):

@@ -3,8 +3,10 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 pytest.importorskip("timm")
 
@@ -63,7 +65,7 @@ def test_what_is_no_number_is_refused(value, data, checkpoint, refused):
     content = torch.load(checkpoint, weights_only=False)
     content["state_dict"]["head.weight"][...] = value
     torch.save(content, checkpoint)
-    error = refused("-c", checkpoint, "--data", data)
+    error = refused("-c", checkpoint, "--data", data, status=3)  # for cape-run: it has diverged
     assert "NaN or infinite logits for 120 of 120 images" in error
 
 
@@ -104,4 +106,12 @@ def test_an_unreadable_image_is_named_rather_than_replaced(data, cape, tmp_path,
     broken = next((tmp_path / "one" / "3").iterdir())
     broken.write_bytes(b"no image")
     error = refused("-c", cape, "--data", tmp_path / "one")
-    assert f"{broken} cannot be read" in error
+    assert f"{broken} cannot be used as an image" in error
+
+
+def test_an_image_of_sixteen_bits_is_named_as_it_would_be_white(data, cape, tmp_path, refused):
+    shutil.copytree(data / "validation", tmp_path / "one")
+    deep = next((tmp_path / "one" / "3").iterdir())
+    Image.fromarray(np.full((16, 16), 3000, np.uint16)).save(deep)
+    error = refused("-c", cape, "--data", tmp_path / "one")
+    assert f"{deep} cannot be used as an image: it has more than 8 bits" in error

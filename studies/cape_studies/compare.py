@@ -1,0 +1,116 @@
+"""Scores and differences of trainings, with their intervals and the error of their test items."""
+
+import math
+from functools import cache
+
+import pandas as pd
+
+from cape_studies.evaluate.output import made
+from cape_studies.results import PARTS, Result
+from cape_studies.stats import Estimate, estimate, item_error
+
+
+class Scores:
+    """The scores of one evaluation by one metric.
+
+    Attributes:
+        result, evaluation, metric: whose scores these are.
+        higher: whether higher is better.
+        variants: those that have been tested, in the study's order.
+        conditions: in the order of the tests.
+        seen: pairs (variant, condition) where the condition was seen in training.
+        values: (variant, condition) → each training's score, by seed.
+        without: a function of variant and condition; gives the mean score without each item, by
+            the item's name; empty where items are not stored for all trainings.
+        found: (variant, condition) → score.
+        differences: (variant, condition) → the variant's score less the baseline's.
+
+    Raises:
+        ValueError: a score comes twice, or is not what its items make.
+    """
+
+    def __init__(self, result: Result, evaluation: str, metric: str) -> None:
+        self.result, self.evaluation, self.metric = result, evaluation, metric
+        rows, items, base = result.scores, result.items, result.study.report.baseline
+        seeds = rows.groupby("variant")["seed"].unique()
+        rows = rows[(rows["evaluation"] == evaluation) & (rows["metric"] == metric)]
+        items = items[(items["evaluation"] == evaluation) & (items["metric"] == metric)]
+        keys = ["variant", "condition", "seed"]
+        if (twice := rows.duplicated(keys)).any():
+            of = " ".join(map(str, rows[twice][keys].iloc[0]))
+            raise ValueError(f"{result.name}: {evaluation} has several {metric} of {of}")
+        self.higher = bool(rows["higher_is_better"].all())
+        self.variants = [name for name in result.study.variants if name in set(rows["variant"])]
+        self.conditions: list[str] = list(rows["condition"].unique())
+        seen = rows[rows["trained_on"]]
+        self.seen = set(zip(seen["variant"], seen["condition"], strict=True))
+        self.values: dict[tuple[str, str], pd.Series] = {
+            key: of.set_index("seed")["value"].reindex(sorted(seeds[key[0]]))
+            for key, of in rows.groupby(["variant", "condition"], sort=False)
+        }
+        self._items = dict(list(items.groupby(["variant", "condition", "seed"], sort=False)))
+        self.without = cache(self._without_each)
+        self._percent = rows["how"].isin(["percent", "bleu", "bleu_unsmoothed"]).all()
+        self.found = {key: self._score(key) for key in self.values}
+        self.differences = {
+            (v, c): self.difference(v, base, c)
+            for v, c in self.values
+            if v != base and (base, c) in self.values
+        }
+
+    def difference(
+        self, variant: str, other: str, condition: str, other_condition: str | None = None
+    ) -> Estimate:
+        """A variant's score less another's, or less its own under another condition."""
+        return self._score((variant, condition), (other, other_condition or condition))
+
+    def paired(self, variant: str, other: str) -> bool:
+        """Whether trainings of a seed are pairs, as they start from the same trained weights.
+
+        They are the same trainings, under two conditions, or go on from one (``after`` in the
+        study). Other trainings of a seed share at most the order of the data.
+        """
+
+        about = self.result.study.variants
+        starts = {about[name].after or name for name in (variant, other)}
+        return len(starts) == 1
+
+    def _score(self, *keys: tuple[str, str]) -> Estimate:
+        """The score of a variant and condition, or for two keys the first score less the second."""
+        groups = [self.values[key] for key in keys]
+        if len(keys) == 2 and self.paired(keys[0][0], keys[1][0]):
+            groups = [pd.concat(groups, axis=1, join="inner") @ [1, -1]]
+        found = estimate(*groups)
+        without = [self.without(*key) for key in keys]
+        if all(of.index.equals(without[0].index) for of in without):
+            less = without[0] - without[1] if len(keys) == 2 else without[0]
+            found = found._replace(items=item_error(less))
+        if len(keys) == 1 and self._percent:  # an error rate can exceed 100
+            most = 100.0 if self.higher else math.inf
+            found = found._replace(low=max(found.low, 0.0), high=min(found.high, most))
+        return found
+
+    def _without_each(self, variant: str, condition: str) -> pd.Series:
+        each = []
+        for seed, value in self.values[variant, condition].items():
+            of = self._items.get((variant, condition, seed))
+            if of is None or math.isnan(value):
+                return pd.Series(dtype=float)
+            of = of.set_index("item").sort_index()
+            how = of["how"].iat[0]
+            numbers = of[PARTS[how]].to_numpy(float)
+            total = numbers.sum(axis=0)
+            if not math.isclose(score := made(how, total), value, rel_tol=1e-3, abs_tol=1e-3):
+                about = f"{self.result.name}: {variant} {seed} {self.evaluation} {condition}"
+                raise ValueError(f"{about} {self.metric} is {value:g}, its items make {score:g}")
+            each.append(pd.Series([made(how, total - one) for one in numbers], of.index))
+        return pd.concat(each, axis=1).mean(axis=1, skipna=False)
+
+
+def every(result: Result) -> list[Scores]:
+    """The scores of all evaluations and metrics, in the order of the report."""
+    about, rows = result.study.report, result.scores
+    evaluations = [about.evaluation, *rows["evaluation"]]
+    metrics = [about.metric, *rows["metric"]]
+    tests = dict.fromkeys(zip(evaluations, metrics, strict=True))
+    return [Scores(result, *test) for test in tests]

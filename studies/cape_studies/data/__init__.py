@@ -1,0 +1,1 @@
+"""People's folders, read once: files, images, text."""

@@ -1,0 +1,28 @@
+"""What a preparation of a user's data leaves for the study's YAML: ``facts.yaml``."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import tyro
+import yaml
+
+Fact = str | int | float | list[int] | list[str]
+
+
+def command(prepare: Callable[..., None]) -> None:
+    """Call a preparation with the command line. A fault ends the process with status 2 and a line
+    on stderr."""
+    try:
+        tyro.cli(prepare, config=(tyro.conf.FlagCreatePairsOff,))
+    except (ValueError, ImportError, OSError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+
+
+def write(out: Path, **facts: Fact) -> None:
+    """Write ``out/facts.yaml``, which the study's YAML reads as ``${facts:NAME}``, and print the
+    fact ``found``, a sentence on what the data hold."""
+    text = yaml.safe_dump(facts, allow_unicode=True, sort_keys=False, width=100)
+    (out / "facts.yaml").write_text(text, encoding="utf-8")
+    print(facts["found"], flush=True)

@@ -1,0 +1,61 @@
+"""Text that a user hands over: UTF-8, with or without a byte order mark."""
+
+import unicodedata
+from collections.abc import Iterable
+from pathlib import Path
+
+MARK = "\ufeff"  # files that were joined have it at the beginning of each
+
+
+def read_text(path: str | Path) -> str:
+    r"""A file's text; line ends of Windows become ``\n``, and byte order marks are left out.
+
+    Raises:
+        ValueError: the file cannot be read, or is not UTF-8.
+    """
+    try:
+        content = Path(path).read_bytes()
+        text = content.decode().replace(MARK, "").replace("\r\n", "\n")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{path} is not UTF-8: line {line} has the byte 0x{content[error.start]:02X}. Write it "
+            "as UTF-8: iconv -f ENCODING -t UTF-8"
+        ) from error
+    if "\0" in text:
+        raise ValueError(f"{path} has NUL bytes: it is UTF-16, or no text. Write it as UTF-8")
+    return text
+
+
+def read_lines(path: str | Path) -> list[str]:
+    r"""The lines of a text file, without their ends.
+
+    Only ``\n`` ends a line: a stray carriage return, or another line end of ``splitlines``, would
+    shift the lines of a parallel corpus against each other.
+
+    Raises:
+        ValueError: see :func:`read_text`.
+    """
+    text = read_text(path)
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def two_forms(texts: Iterable[str]) -> str:
+    """A warning if some words are in Unicode's NFC and others in NFD; empty if not.
+
+    ``é`` is one character in NFC and two in NFD. They look alike, and a model sees two letters.
+    """
+    words = {word for text in texts if not text.isascii() for word in text.split()}
+    composed, apart = (
+        sum(not unicodedata.is_normalized(other, word) for word in words)
+        for other in ("NFD", "NFC")
+    )
+    if not composed or not apart:
+        return ""
+    return (
+        f"{composed:,} different words have letters in Unicode's composed form (NFC), {apart:,} in "
+        "the decomposed one (NFD): to a model these are different letters. Bring all text to one "
+        "form: uconv -x nfc"
+    )

@@ -1,0 +1,125 @@
+"""BLEU and loss by position of fairseq's models, and stacked test sets: ``cape-fairseq-eval``.
+
+Section 4.3 of the paper. It takes encoder-decoders of fairseq, ours and fairseq's own. Every
+sentence is counted exactly once, or the command fails.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+
+from sacrebleu.metrics import BLEU
+from sacremoses import MosesDetokenizer
+
+from cape_studies.data.text import read_lines
+from cape_studies.evaluate.fairseq import stacking
+from cape_studies.evaluate.fairseq.checkpoints import sources
+from cape_studies.evaluate.fairseq.generate import (
+    Loaded,
+    load_model,
+    open_test,
+    score_references,
+    translate,
+)
+from cape_studies.evaluate.fairseq.options import BleuOptions, Command, LossOptions, StackOptions
+from cape_studies.evaluate.output import How, Score
+
+OPTIONS = Command
+
+
+def run(options: BleuOptions | LossOptions | StackOptions) -> Iterator[Score] | None:
+    """The scores of the command that the options belong to; stack has none.
+
+    Raises:
+        ValueError: something does not fit; that is found before any work and before a file is made.
+    """
+    if isinstance(options, StackOptions):
+        stacking.write(options)
+        return None
+    return bleu(options) if isinstance(options, BleuOptions) else losses(options)
+
+
+def bleu(options: BleuOptions) -> Iterator[Score]:
+    """The scores of test sets, at the checkpoint of each training with the best validation BLEU."""
+    found = sources(options.model)
+    raw = None if options.reference is None else read_lines(options.reference)
+    subsets = options.gen_subset.split(",")
+    if raw is not None and len(subsets) > 1:
+        raise ValueError(
+            "--reference belongs to one --gen-subset: test other subsets in calls of their own"
+        )
+    first = [load_model(name, paths[0], options) for name, paths in found]
+    for loaded, (_, paths) in zip(first, found, strict=True):
+        for subset in [*subsets, *(["valid"] if len(paths) > 1 else [])]:
+            test = open_test(loaded, subset, options)
+            if subset in subsets and raw is not None and len(raw) != len(test.dataset):
+                raise ValueError(
+                    f"{options.reference} has {len(raw)} lines, {subset!r} in "
+                    f"{options.data} has {len(test.dataset)} sentences"
+                )
+
+    def scored(loaded: Loaded, subset: str, raw: Sequence[str] | None) -> list[Score]:
+        test = open_test(loaded, subset, options)
+        language = test.task.cfg.target_lang
+        return list(bleu_scores(test.about, translate(test, options), language, raw))
+
+    for name, paths in found:
+        best = first.pop(0)
+        if len(paths) > 1:
+            valid = scored(best, "valid", None)
+            for path in paths[1:]:
+                other = load_model(name, path, options)
+                found_here = scored(other, "valid", None)
+                if found_here[0].value > valid[0].value:
+                    best, valid = other, found_here
+            yield from valid
+        for subset in subsets:
+            yield from scored(best, subset, raw)
+
+
+def bleu_scores(
+    about: Mapping[str, object],
+    translations: Sequence[tuple[str, str]],
+    language: str,
+    raw_references: Sequence[str] | None = None,
+) -> Iterator[Score]:
+    """``bleu`` of tokenised text, by the formula of multi-bleu.perl, and ``sacrebleu`` of
+    detokenised text. sacrebleu's line with its signature is printed.
+
+    Args:
+        about: columns of the scores.
+        translations: hypothesis and reference of each sentence, tokenised.
+        language: of the target.
+        raw_references: untokenised lines; None: the tokenised ones are detokenised, and the score
+            cannot be compared with published sacreBLEU.
+    """
+    hypotheses, references = zip(*translations, strict=True)
+    undo = MosesDetokenizer(lang=language)
+
+    def plain(lines: Sequence[str]) -> list[str]:
+        return [undo.detokenize(line.split()) for line in lines]
+
+    split = BLEU(tokenize="none", smooth_method="none", force=True)
+    raw = plain(references) if raw_references is None else raw_references
+    kinds: dict[str, tuple[How, BLEU, Sequence[str], Sequence[str]]] = {
+        "bleu": ("bleu_unsmoothed", split, hypotheses, references),
+        "sacrebleu": ("bleu", BLEU(trg_lang=language), plain(hypotheses), raw),
+    }
+    title = " ".join(str(value) for value in about.values() if value is not None)
+    for metric, (how, kind, ours, theirs) in kinds.items():
+        whole = kind.corpus_score(ours, [theirs]).format(signature=str(kind.get_signature()))
+        made = metric == "sacrebleu" and raw_references is None
+        note = ", against detokenised references (not comparable)" if made else ""
+        print(f"{title} {metric}{note}: {whole}", flush=True)
+        each = [kind.corpus_score([a], [[b]]) for a, b in zip(ours, theirs, strict=True)]
+        items = [(i, e.sys_len, e.ref_len, *e.counts, *e.totals) for i, e in enumerate(each)]
+        yield Score.of(about, metric, how, items)
+
+
+def losses(options: LossOptions) -> Iterator[Score]:
+    """The mean negative log loss at each position of the target."""
+    found = [(name, path) for name, (path,) in sources(options.model, only_best=True)]
+    models = [load_model(*one, options) for one in found]
+    for test in [open_test(one, options.gen_subset, options) for one in models]:
+        for position, nats in enumerate(zip_longest(*score_references(test, options)), 1):
+            items = [(i, loss, 1) for i, loss in enumerate(nats) if loss is not None]
+            yield Score.of({**test.about, "position": position}, "loss", "mean", items)

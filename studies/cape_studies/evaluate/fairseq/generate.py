@@ -1,0 +1,158 @@
+"""Runs fairseq's generator, or its scorer of references, on every sentence exactly once."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from fairseq import utils
+from fairseq.dataclass.configs import GenerationConfig
+from torch import Tensor
+from tqdm import tqdm
+
+from cape_studies.command import Diverged
+from cape_studies.evaluate.fairseq.checkpoints import load
+from cape_studies.evaluate.fairseq.options import BleuOptions, ModelOptions
+
+_UNKNOWN = "UNKNOWNTOKENINHYP", "UNKNOWNTOKENINREF"  # two words, so that they never match
+
+
+class Loaded(NamedTuple):
+    """A checkpoint's model and task."""
+
+    name: str
+    path: Path
+    model: Any
+    task: Any
+
+
+def load_model(name: str, path: Path, options: ModelOptions) -> Loaded:
+    """A checkpoint, see :func:`load`, under the name of its training."""
+    return Loaded(name, path, *load(path, options))
+
+
+class Test(NamedTuple):
+    """A model, its task, and the dataset that it is tested on."""
+
+    model: Any
+    task: Any
+    dataset: Any
+    limits: tuple[int, int]  # tokens of source and target
+    about: Mapping[str, object]  # the columns of its scores
+
+
+def open_test(loaded: Loaded, subset: str, options: ModelOptions) -> Test:
+    """Open a subset; refuse what the model cannot take.
+
+    Raises:
+        ValueError: the subset is missing, is empty, or has no references; or a sentence is longer
+            than the model, a batch or a hypothesis allows.
+    """
+    model, task = loaded.model, loaded.task
+    about = {"model": loaded.name, "checkpoint": str(loaded.path), "subset": subset}
+    try:
+        task.load_dataset(subset)
+    except FileNotFoundError as error:
+        there = sorted({path.name.split(".")[0] for path in options.data.glob("*.*-*.*.idx")})
+        raise ValueError(
+            f"no subset {subset!r} of {task.cfg.source_lang}-{task.cfg.target_lang}, which the "
+            f"checkpoint was trained on, in {options.data}: it has {', '.join(there) or 'none'}"
+        ) from error
+    limits = utils.resolve_max_positions(task.max_positions(), model.max_positions())
+    test = Test(model, task, task.dataset(subset), limits, about)
+    source, target = test.dataset.src_sizes, test.dataset.tgt_sizes
+    if len(source) == 0 or target is None:
+        raise ValueError(f"the subset {subset!r} in {options.data} is empty or has no target side")
+    for side, sizes, limit in zip(("source", "target"), (source, target), limits, strict=True):
+        limits_of = {"the model was trained for": limit, "of --max-tokens": options.max_tokens}
+        for whose, most in limits_of.items():
+            if (longest := sizes.max()) > most:
+                what = f"a {side} sentence of {subset!r} has {longest} tokens"
+                raise ValueError(f"{what}, more than the {most} {whose}")
+    if isinstance(options, BleuOptions):
+        allowed = (options.max_len_a * source + options.max_len_b).astype(int)
+        worst = int((target - allowed).argmax())
+        if target[worst] - 1 > allowed[worst]:  # sizes count EOS
+            raise ValueError(
+                f"the reference of sentence {worst} has {target[worst] - 1} tokens, but hypotheses "
+                f"would end at {allowed[worst]}: give --max-len-a 2, say"
+            )
+    return test
+
+
+def translate(test: Test, options: BleuOptions) -> list[tuple[str, str]]:
+    """Hypotheses by beam search and references, in order, without BPE, still tokenised.
+
+    Raises:
+        ValueError: there is no hypothesis for a sentence, as its numbers are NaN.
+        RuntimeError: a sentence was left out.
+    """
+    names = ("beam", "lenpen", "max_len_a", "max_len_b")
+    config = GenerationConfig(**{name: getattr(options, name) for name in names})
+    test.model.prepare_for_inference_(SimpleNamespace(generation=config))
+    generator, found = _generate(test, config, options)
+    words = test.task.target_dictionary
+    left_out = getattr(generator, "symbols_to_strip_from_output", {generator.eos})
+
+    def text(tokens: Tensor, unknown: str) -> str:
+        return words.string(
+            tokens.int(), "subword_nmt", extra_symbols_to_ignore=left_out, unk_string=unknown
+        )
+
+    return [
+        (text(hypothesis["tokens"], _UNKNOWN[0]), text(target, _UNKNOWN[1]))
+        for hypothesis, target in found
+    ]
+
+
+def score_references(test: Test, options: ModelOptions) -> list[list[float]]:
+    """The loss of each token of each reference, in nats, given the true tokens before it.
+
+    EOS is included. It is what ``fairseq-generate --score-reference`` writes as P-, without label
+    smoothing and with the other sign.
+
+    Raises:
+        ValueError: a loss is not a finite number.
+        RuntimeError: a sentence was left out.
+    """
+    _, found = _generate(test, GenerationConfig(score_reference=True), options)
+    losses = [-scored["positional_scores"].double() for scored, _ in found]
+    for number, loss in enumerate(losses):
+        if not loss.isfinite().all():
+            raise Diverged(f"a loss in sentence {number} is not finite")
+    return [loss.tolist() for loss in losses]
+
+
+@torch.no_grad()
+def _generate(test: Test, config: Any, options: ModelOptions) -> tuple[Any, list[tuple[Any, Any]]]:
+    """fairseq's generator, and for each sentence its best hypothesis and the target."""
+    place = options.place
+    task, model = test.task, test.model.to(place)
+    generator, pad = task.build_generator([model], config), task.target_dictionary.pad()
+    iterator = task.get_batch_iterator(
+        dataset=test.dataset,
+        max_tokens=options.max_tokens,
+        max_sentences=options.batch_size,
+        max_positions=test.limits,
+        required_batch_size_multiple=1,  # else fairseq-fixed leaves out the last sentences
+        num_workers=options.workers,
+        disable_iterator_cache=True,
+    ).next_epoch_itr(shuffle=False)
+    found: list[tuple[int, tuple[Any, Any]]] = []
+    title = f"{test.about['model']} {test.about['subset']}"
+    for batch in tqdm(iterator, desc=title, unit=" batches", disable=None, leave=False):
+        sample = utils.apply_to_sample(lambda tensor: tensor.to(place), batch)
+        with torch.autocast(place.type, torch.bfloat16, enabled=options.amp):
+            hypotheses = task.inference_step(generator, [model], sample)
+        numbers = batch["id"].tolist()
+        for number, hypothesis, target in zip(numbers, hypotheses, batch["target"], strict=True):
+            if not hypothesis:
+                raise Diverged(f"no hypothesis for sentence {number}: the numbers are NaN")
+            best = {name: hypothesis[0][name].cpu() for name in ("tokens", "positional_scores")}
+            found.append((number, (best, utils.strip_pad(target, pad))))
+    found.sort(key=lambda one: one[0])
+    if [number for number, _ in found] != list(range(len(test.dataset))):
+        count = f"{len({number for number, _ in found})} of {len(test.dataset)}"
+        raise RuntimeError(f"{count} sentences were evaluated, {len(found)} times in all")
+    return generator, [one for _, one in found]

@@ -1,0 +1,7 @@
+"""Accuracy of timm's image models over resolutions: ``cape-timm-eval``."""
+
+from functools import partial
+
+from cape_studies.command import call
+
+main = partial(call, "timm")

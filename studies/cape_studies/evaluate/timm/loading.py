@@ -1,0 +1,128 @@
+"""From a checkpoint file to a timm model that takes images of any size."""
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+import timm
+import torch
+from timm.data import resolve_data_config
+from timm.models import clean_state_dict
+from torch import Tensor
+
+import cape_plugins.timm  # noqa: F401 - registers, also where autoload is switched off
+from cape_plugins.module import Positions
+from cape_studies.command import said
+from cape_studies.evaluate.timm.options import TimmOptions
+from cape_studies.options import named
+
+
+@dataclass
+class Loaded:
+    """A model ready to be evaluated, in eval mode.
+
+    Attributes:
+        name: the NAME that the user gave, else timm's name of the architecture.
+        train_size: side in pixels of the training's images, else the model's own.
+        config: timm's data config: crop, interpolation, mean and std.
+        amp: mixed precision, in float16.
+    """
+
+    model: Any
+    name: str
+    checkpoint: str
+    train_size: int
+    config: dict[str, Any]
+    device: torch.device
+    amp: bool = False
+
+    def logits(self, pixels: Tensor) -> Tensor:
+        """Pixels (B, 3, H, W) → logits (B, classes) in float32."""
+        kind = self.device.type
+        with torch.inference_mode(), torch.autocast(kind, torch.float16, enabled=self.amp):
+            out = self.model(pixels)
+        return (out[0] if isinstance(out, tuple) else out).float()
+
+    @property
+    def extent_modules(self) -> list[Any]:
+        """The parts that have the paper's γ; none in abspos, nopos and timm's rotary ViTs."""
+        placed = ((one, getattr(one, "position", None)) for one in self.model.modules())
+        return [one for one, at in placed if isinstance(at, Positions) and at.has_positions]
+
+
+def load(given: str, options: TimmOptions, device: torch.device) -> Loaded:
+    """Create a model and load all its weights; if train.py kept an average (EMA), the average.
+
+    If the model's constructor has ``dynamic_img_size``, it is set, so that one checkpoint can be
+    tested at all sizes. timm's abspos ViTs then interpolate their table in the forward.
+
+    Architecture, its arguments and the crop come from ``options``, else from the file.
+
+    Raises:
+        ValueError: there is no such file or model; the file cannot be read; its weights do not fit
+            the model, or were trained with another variant or with other settings.
+    """
+    label, path = named(given, "--checkpoint")
+    content = _read(path)
+    args = content.get("args")
+    args = vars(args) if isinstance(args, argparse.Namespace) else args
+    args = args if isinstance(args, dict) else {}
+    kinds = ("state_dict_ema", "state_dict", "model")  # timm's load_checkpoint has this order
+    held = next(filter(None, map(content.get, kinds)), content)
+    weights = clean_state_dict(held) if isinstance(held, dict) else {}
+    if not weights or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise ValueError(f"{path} holds no state dict")
+    name = options.model or args.get("model") or content.get("arch")
+    advice = "give --model NAME, one of timm.list_models()"
+    if not name or not isinstance(name, str):
+        raise ValueError(f"{path} does not name its model: {advice}")
+    if not timm.is_model(name.split(".")[0]):
+        raise ValueError(f"timm has no model {name} (for {path}): {advice}")
+    names = {"global_pool": "gp", "in_chans": "in_chans", "num_classes": "num_classes"}
+    recorded = {key: args.get(own) for key, own in names.items()}  # timm leaves out None
+    recorded |= args.get("model_kwargs") or {}
+    model = _create(name, recorded | options.model_kwargs, path)
+    try:
+        model.load_state_dict(weights)
+    except (RuntimeError, ValueError) as error:  # the second: of another variant
+        raise ValueError(
+            f"{path} does not fit {name}: {said(error, 3)[:300]}; give the --model and "
+            "--model-kwargs that it was trained with"
+        ) from error
+    config = resolve_data_config(args, model=model)
+    config["crop_pct"] = options.crop_pct or config["crop_pct"]
+    size = config["input_size"][-1]
+    return Loaded(model.eval().to(device), label or name, path, size, config, device, options.amp)
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        if path.endswith(".safetensors"):
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        # train.py puts its argparse.Namespace beside the weights
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except (
+        Exception
+    ) as error:  # for a file that is no checkpoint both readers have errors of many types
+        raise ValueError(f"{path} cannot be read as a checkpoint: {said(error)}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, not a checkpoint")
+    return content
+
+
+def _create(name: str, kwargs: dict[str, Any], path: str) -> Any:
+    try:
+        try:
+            return timm.create_model(name, **{"dynamic_img_size": True, **kwargs})
+        except TypeError as error:
+            if "dynamic_img_size" not in str(error):
+                raise
+            return timm.create_model(name, **kwargs)  # convolutional networks take any size
+    except (
+        Exception
+    ) as error:  # a bad argument can raise an error of any type in timm's constructors
+        what = f"{name} cannot be created with {kwargs} (for {path})"
+        raise ValueError(f"{what}: {said(error)}") from error

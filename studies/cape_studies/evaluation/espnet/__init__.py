@@ -1,7 +1,0 @@
-"""Word and character errors of ESPnet's models by duration: ``cape-espnet-eval``."""
-
-from functools import partial
-
-from cape_studies.evaluation.command import call
-
-main = partial(call, "espnet")

@@ -1,7 +1,0 @@
-"""BLEU and loss by position of fairseq's translation models: ``cape-fairseq-eval``."""
-
-from functools import partial
-
-from cape_studies.evaluation.command import call
-
-main = partial(call, "fairseq")

@@ -1,7 +1,0 @@
-"""Accuracy of timm's image models over resolutions: ``cape-timm-eval``."""
-
-from functools import partial
-
-from cape_studies.evaluation.command import call
-
-main = partial(call, "timm")

@@ -1,0 +1,78 @@
+"""The figure of scores, to be read on light and on dark pages."""
+
+from operator import itemgetter
+from pathlib import Path
+from typing import IO, Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from cape_studies.compare import Scores
+
+LINES, MARKERS = ("-", "--", ":", "-."), "osD^vPX*<>"
+GREY = "#767676"  # as far from white as from black
+TEXT = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+STYLE: Any = {**dict.fromkeys(TEXT, GREY), "legend.framealpha": 0, "legend.fontsize": "medium"}
+
+
+def draw(scores: Scores, out: Path | IO[bytes]) -> None:
+    """Score against condition: a line for each variant, with its interval shaded.
+
+    Conditions that are numbers stand at these numbers, others side by side. With fewer than three
+    trainings each training is a dot. Conditions that all variants were trained on are grey. The
+    line has a gap where a training has no score.
+
+    Args:
+        scores: with the labels of their study's report.
+        out: the picture.
+    """
+    about, conditions = scores.result.study.report, scores.conditions
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 4.8), layout="constrained")
+        axis = figure.subplots()
+        axis.set(xlabel=about.x_label, ylabel=about.y_label)
+        axis.grid(alpha=0.3)
+        try:
+            places = {one: float(one) for one in conditions}
+        except ValueError:
+            places = {one: float(i) for i, one in enumerate(conditions)}
+            axis.set_xlim(-0.5, len(conditions) - 0.5)
+        if len(conditions) <= 20:
+            turned = 30 if len(conditions) > 9 else 0
+            axis.set_xticks(list(places.values()), conditions, rotation=turned)
+        for condition, place in places.items():
+            if all((variant, condition) in scores.seen for variant in scores.variants):
+                axis.axvline(place, color=GREY, alpha=0.25, lw=8, zorder=0)
+        for variant in scores.variants:
+            _draw(axis, scores, variant, places)
+        figure.suptitle(about.title)
+        figure.legend(loc="outside lower center", ncols=3)  # legible on a telephone
+        figure.savefig(out, dpi=150, transparent=True)
+
+
+def of_variant(index: int) -> dict[str, str]:
+    """A variant's colour, line and marker: ten colours, then the same colours in dashes."""
+    of_ten, tens = index % 10, index // 10 % len(LINES)
+    return {"color": f"C{of_ten}", "ls": LINES[tens], "marker": MARKERS[of_ten]}
+
+
+def _draw(axis: Any, scores: Scores, variant: str, places: dict[str, float]) -> None:
+    style: Any = of_variant(list(scores.result.study.variants).index(variant))
+    color = style["color"]
+    if len(places) > 30:
+        del style["marker"]
+    found = [
+        (places[c], one, scores.values[v, c])
+        for (v, c), one in scores.found.items()
+        if v == variant
+    ]
+    x, every, each = zip(*sorted(found, key=itemgetter(0)), strict=True)
+    label = f"{variant} †" if any(one.isna().any() for one in each) else variant
+    axis.plot(x, [one.value for one in every], **style, ms=4, label=label)
+    low, high = [one.low for one in every], [one.high for one in every]
+    # the more bands, the paler: they must not hide the lines
+    axis.fill_between(x, low, high, color=color, alpha=min(0.15, 0.8 / len(scores.variants)), lw=0)
+    axis.vlines(x, low, high, color=color, alpha=0.5 if len(x) == 1 else 0)
+    few = [(at, of) for at, one, of in found if not one.known and len(of) > 1]
+    at = [at for at, of in few for _ in of]
+    axis.scatter(at, [value for _, of in few for value in of], color=color, s=4)

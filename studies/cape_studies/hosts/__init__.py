@@ -1,0 +1,136 @@
+"""The hosts: a module for each, which has all that is the host's. A fourth host is a file here.
+
+Such a module has what :class:`Host` lists.
+"""
+
+import importlib.util
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any, Protocol
+
+Options = dict[str, Any]
+
+PYTHON = sys.executable
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a run gets: a number of GPUs (0: the CPU), and the folder of timm's train.py."""
+
+    gpus: int = 0
+    timm_scripts: Path | None = None
+
+    @property
+    def device(self) -> str:
+        """The device by torch's name."""
+        return "cuda" if self.gpus else "cpu"
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a host is to train.
+
+    Attributes:
+        recipe: the host's own YAML; None: options alone.
+        options: of the host, under its own names, with their places filled.
+        seed: of the training.
+        folder: to train into; it may hold what an interrupted training left.
+        machine: the one that trains.
+    """
+
+    recipe: Path | None
+    options: Options
+    seed: int
+    folder: Path
+    machine: Machine
+
+
+class Host(Protocol):
+    """What the module of a host has.
+
+    Attributes:
+        MODULE: must be installed.
+        PACKAGES: scores depend on their versions.
+        CHECKPOINT: the file to test in the folder of the training; empty: the folder.
+        CONDITION: columns of the evaluation's CSV that name the condition.
+        WHOLE: columns whose value must be ``all`` where the condition does not name them.
+        EVERY_STEP: options that make a training log each update.
+        STEP: matches such a line of its log, for ``--estimate``.
+        BREAK: what changes in a training that was interrupted, in a sentence; empty: nothing.
+    """
+
+    MODULE: str
+    PACKAGES: tuple[str, ...]
+    CHECKPOINT: str
+    CONDITION: tuple[str, ...]
+    WHOLE: tuple[str, ...]
+    EVERY_STEP: Options
+    STEP: re.Pattern[str]
+    BREAK: str
+
+    def train(self, training: Training) -> list[str]:
+        """The command that trains, or goes on from a checkpoint in the folder."""
+
+    def test(
+        self, command: str | None, options: Options, name: str, checkpoint: Path, own: Options
+    ) -> list[str]:
+        """The command that tests a checkpoint by the evaluation of ``cape_studies.evaluate``.
+
+        Args:
+            command: of an evaluation that has several.
+            options: of the evaluation, with their places filled.
+            name: the model's, for the CSV.
+            checkpoint: to test.
+            own: device, and the files to write.
+        """
+
+    def problem(self, machine: Machine) -> str:
+        """What is missing for the host's own trainer, in a line; empty: nothing."""
+
+    def typed(self, options: Options, own: Options, variant: str) -> str:
+        """A variant's settings as a user of the host types them.
+
+        Args:
+            options: of the training, the variant's among them.
+            own: the variant's alone.
+            variant: its name.
+        """
+
+
+NAMES = sorted(one.name for one in iter_modules(__path__))
+
+
+def host(name: str) -> Host:
+    """The module of a host."""
+    return import_module(f"{__name__}.{name}")
+
+
+def missing(name: str) -> str:
+    """What to do if a host is not installed, in a line; empty: it is."""
+    if importlib.util.find_spec(host(name).MODULE) is not None:
+        return ""
+    return f"{name} is not installed: pip install 'cape-studies[{name}]'"
+
+
+def words(options: Mapping[str, Any]) -> list[str]:
+    """Options as words of a command line: ``{a: 1, b: true, c: [1, 2], d: {x: true}}`` is
+    ``--a 1 --b --c 1 2 --d x=True``. null and false leave an option out."""
+    found: list[str] = []
+    for key, value in options.items():
+        if value is None or value is False:
+            continue
+        several = value if isinstance(value, list) else [value]
+        if isinstance(value, Mapping):
+            several = [f"{name}={one}" for name, one in value.items() if one is not None]
+        found += [f"--{key}", *([] if value is True else map(str, several))]
+    return found
+
+
+def apart(options: Options, name: str) -> tuple[str, Options]:
+    """One of the options, and the others."""
+    return str(options[name]), {key: value for key, value in options.items() if key != name}

@@ -1,0 +1,66 @@
+"""ESPnet: espnet2.bin.asr_train trains, ``cape-espnet-eval`` tests."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cape_studies import hosts
+from cape_studies.hosts import PYTHON, Machine, Options, Training
+
+MODULE = "espnet2"
+PACKAGES = ("espnet",)
+CHECKPOINT = ""
+CONDITION: tuple[str, ...] = ("test_set",)
+WHOLE = ("bin",)
+EVERY_STEP: Options = {"log_interval": 1}
+STEP = re.compile(r"epoch:train:\d+-\d+batch")
+BREAK = ""
+
+
+def words(options: Mapping[str, Any]) -> list[str]:
+    """Options as ESPnet's commands take them: ``{a: 1, b: true, c: [1, 2], d: {x: true}}`` is
+    ``--a 1 --b true --c 1 --c 2 --d x=true``. null leaves an option out."""
+    found: list[str] = []
+    for key, value in options.items():
+        several = value if isinstance(value, list) else [value]
+        if isinstance(value, Mapping):
+            several = [f"{name}={_lower(one)}" for name, one in value.items() if one is not None]
+        found += [word for one in several if one is not None for word in (f"--{key}", _lower(one))]
+    return found
+
+
+def _lower(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def train(training: Training) -> list[str]:
+    """ESPnet goes on by itself (``resume``)."""
+    gpus = training.machine.gpus
+    own: Options = {"seed": training.seed, "ngpu": gpus, "resume": True}
+    own["output_dir"] = training.folder
+    if gpus > 1:
+        own["multiprocessing_distributed"] = True
+    typed = words({"config": training.recipe, **training.options, **own})
+    return [PYTHON, "-m", "espnet2.bin.asr_train", *typed]
+
+
+def test(
+    command: str | None, options: Options, name: str, checkpoint: Path, own: Options
+) -> list[str]:
+    """``cape-espnet-eval``."""
+    given = hosts.words({**options, **own, "model": f"{name}={checkpoint}"})
+    return [PYTHON, "-m", "cape_studies.evaluate.espnet", *given]
+
+
+def problem(machine: Machine) -> str:
+    """Nothing: the wheel has its trainer."""
+    return ""
+
+
+def typed(options: Options, own: Options, variant: str) -> str:
+    """The encoder's keys in a config."""
+    shown = {"encoder": "cape_transformer", **own}
+    return str(yaml.safe_dump(shown, sort_keys=False, default_flow_style=True, width=1000)).strip()

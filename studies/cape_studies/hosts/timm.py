@@ -1,0 +1,62 @@
+"""timm: its own train.py trains, which is not in its wheel; ``cape-timm-eval`` tests."""
+
+import re
+from pathlib import Path
+
+from cape_studies.hosts import PYTHON, Machine, Options, Training, words
+
+MODULE = "timm"
+PACKAGES = ("timm",)
+CHECKPOINT = "last.pth.tar"
+CONDITION: tuple[str, ...] = ("resolution",)
+WHOLE: tuple[str, ...] = ()
+EVERY_STEP: Options = {"log-interval": 1}
+STEP = re.compile(r"Train: \d+ \[ *\d+/")
+BREAK = ""
+
+COMMIT = "aa4b5850"  # of pytorch-image-models, whose train.py was tried
+
+
+def train(training: Training) -> list[str]:
+    """timm's train.py, by torchrun on several GPUs."""
+    folder, machine = training.folder, training.machine
+    last = folder / "last.pth.tar"
+    own: Options = {"seed": training.seed, "device": machine.device}
+    own |= {"device-modules": "cape_plugins.timm"}
+    own |= {"output": folder.parent, "experiment": folder.name}
+    own["resume"] = last if last.exists() else None
+    several = ["-m", "torch.distributed.run", f"--nproc-per-node={machine.gpus}", "--standalone"]
+    start = [PYTHON, *(several if machine.gpus > 1 else [])]
+    script = f"{machine.timm_scripts or '<timm-scripts>'}/train.py"
+    return [*start, script, *words({"config": training.recipe, **training.options, **own})]
+
+
+def test(
+    command: str | None, options: Options, name: str, checkpoint: Path, own: Options
+) -> list[str]:
+    """``cape-timm-eval``."""
+    start = [PYTHON, "-m", "cape_studies.evaluate.timm"]
+    return [*start, *words({**options, "checkpoint": checkpoint, **own})]
+
+
+def problem(machine: Machine) -> str:
+    """Where timm's train.py comes from, if it is not there."""
+    if machine.timm_scripts and (machine.timm_scripts / "train.py").is_file():
+        return ""
+    where = machine.timm_scripts or "--timm-scripts DIR, which was not given"
+    return (
+        f"no train.py of timm in {where}: "
+        "git clone https://github.com/huggingface/pytorch-image-models && "
+        f"git -C pytorch-image-models checkout {COMMIT} && mkdir scripts && "
+        "cp pytorch-image-models/{train,validate,benchmark}.py scripts; "
+        "then --timm-scripts scripts"
+    )
+
+
+def typed(options: Options, own: Options, variant: str) -> str:
+    """The model, as Python creates it."""
+    name = options["model"].format(variant=variant)
+    kwargs = {"img_size": options["img-size"], **(options.get("model-kwargs") or {})}
+    kwargs |= {"pretrained": True} if options.get("pretrained") else {}
+    pairs = "".join(f", {key}={value!r}" for key, value in kwargs.items())
+    return f"import cape_plugins.timm; timm.create_model({name!r}{pairs})"

@@ -1,0 +1,133 @@
+"""``cape-report``: scores as a tidy CSV, Markdown tables, a figure and one page."""
+
+import base64
+import io
+import json
+import math
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+import yaml
+from pydantic import Field
+
+from cape_studies import command, compare, figure, process, results
+from cape_studies.answer import of_study, sentences
+from cape_studies.config import known
+from cape_studies.results import Result
+from cape_studies.run import StudyOptions, same_words
+from cape_studies.tables import tables
+
+WRITTEN = "table.md", "index.html", "scores.csv", "scores-items.csv.xz", "answer.json"
+
+
+class ReportOptions(StudyOptions):
+    """Write tables with intervals, a figure and a page, of the study that the same words of
+    cape-run trained.
+
+    In place of a study it takes the scores.csv of an earlier report.
+    """
+
+    write: Path | None = Field(
+        None, description="folder to write; none: OUT/STUDY/report, which is replaced"
+    )
+    overwrite: bool = Field(False, description="replace the report in --write")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line; ends with status 2 and one line on stderr if something is wrong."""
+    words = sys.argv[1:] if argv is None else [*argv]
+    with command.one_line_errors("cape-report"):
+        run(command.parsed("cape-report", ReportOptions, words, rest="overrides"))
+
+
+def run(options: ReportOptions) -> None:
+    """Write scores.csv, scores-items.csv.xz, table.md, figure.png and index.html.
+
+    Of several studies each has a figure of its own, figure-STUDY.png.
+
+    Raises:
+        ValueError: a study has no scores yet, a score is not what its items make, or a file exists
+            or cannot be written.
+    """
+    found, out = read(options)
+    there = [path for path in map(out.joinpath, WRITTEN) if path.exists()]
+    if there and options.write is not None and not options.overwrite:
+        raise ValueError(f"{there[0]} exists: choose another --write or give --overwrite")
+    sections = [section(one) for one in found]
+    page = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
+    template = jinja2.Template(page, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        process.remove(*map(out.joinpath, WRITTEN), *out.glob("figure*.png"))  # of another report
+        items = pd.concat([one.items.assign(study=one.name) for one in found])
+        items.to_csv(out / "scores-items.csv.xz", index=False)
+        pd.concat([one.scores for one in found]).to_csv(out / "scores.csv", index=False)
+        text = "\n".join(markdown(each) for each in sections)
+        (out / "table.md").write_text(text, encoding="utf-8")
+        if answers := [each["answer"] for each in sections if each["answer"]]:
+            answer = answers[0] if len(answers) == 1 else answers
+            (out / "answer.json").write_text(json.dumps(answer, indent=2), encoding="utf-8")
+        for each in sections:
+            apart = f"-{each['result'].name}" if len(found) > 1 else ""
+            (out / f"figure{apart}.png").write_bytes(base64.b64decode(each["picture"]))
+        page = template.render(sections=sections, yaml=_yaml, shell=shlex.join)
+        (out / "index.html").write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{out} cannot be written: {error}") from error
+    print(out / "index.html")
+
+
+def read(options: ReportOptions) -> tuple[list[Result], Path]:
+    """The studies that are asked for, and the folder of their report."""
+    if options.study and options.study.endswith(".csv"):
+        if options.write is None:
+            raise ValueError("--write DIR is needed for a scores.csv")
+        if options.overrides:
+            known("changes of a scores.csv", options.overrides, [])
+        return results.stored(Path(options.study)), options.write
+    plans, problems = options.plans()
+    if problems:
+        raise ValueError(f"{problems[0]} (cape-report takes the same words as cape-run)")
+    again = shlex.join(["cape-run", *same_words(options)])
+    found, none = [], []
+    for plan in plans:
+        try:
+            found.append(results.of_plan(plan, again))
+        except ValueError as error:
+            none.append(error)
+    if not found:
+        raise none[0]
+    found[0].notes.extend(str(error) for error in none)
+    return found, options.write or options.out / Path(str(options.study)).stem / "report"
+
+
+def section(result: Result) -> dict[str, Any]:
+    """What the page shows of a study."""
+    every = compare.every(result)
+    picture = io.BytesIO()
+    answer = of_study(result, every)
+    figure.draw(every[0], picture)
+    return {
+        "result": result,
+        "answer": answer,
+        "said": sentences(answer, result.study) if answer else [],
+        "tables": [table for one in every for table in tables(one)],
+        "picture": base64.b64encode(picture.getvalue()).decode(),
+    }
+
+
+def markdown(section: Mapping[str, Any]) -> str:
+    """The tables under the study's title, answer and notes."""
+    result: Result = section["result"]
+    parts = [f"## {result.study.title}", *section["said"], *result.notes]
+    parts += [table.markdown() for table in section["tables"]]
+    return "\n\n".join(parts)
+
+
+def _yaml(value: Any) -> str:
+    return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=math.inf))

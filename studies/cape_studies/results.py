@@ -1,0 +1,204 @@
+"""What a report shows of a study: scores of its runs' folders, or those of an earlier report."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from cape_studies import work
+from cape_studies.config import Study, Variant, find, load, read_yaml
+from cape_studies.plan import Plan, Prepared, Run, merge
+from cape_studies.scores import STATS, TIDY, read, tidy
+from cape_studies.stats import TRAININGS
+
+#: how items make a score → the columns of items that it needs
+PARTS = {"percent": ["value", "weight"], "mean": ["value", "weight"]}
+PARTS |= {"bleu": STATS, "bleu_unsmoothed": STATS}
+NO_ITEMS = pd.DataFrame(columns=["variant", "seed", "evaluation", "condition", "metric", "item"])
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is shown of one study.
+
+    Attributes:
+        study: with its facts.
+        scores: tidy rows of the trainings that were asked for. A training that may have diverged
+            has rows without a value. A training that is not done has no rows.
+        items: what each test item adds to a score, for variants with ``TRAININGS`` or more; empty
+            where that is not stored.
+        notes: sentences that the report shows.
+        configs: run → its ``config.yaml``.
+        wanted: variant → the number of trainings that were asked for.
+        unfinished: runs that were asked for and are not done → their state.
+        command: what to type to go on.
+        cost: variant → seconds and memory of a training, the mean over those without a break.
+        typed: variant → its settings, as a user of the host types them.
+    """
+
+    study: Study
+    scores: pd.DataFrame
+    items: pd.DataFrame
+    notes: list[str] = field(default_factory=list)
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    wanted: Mapping[str, int] = field(default_factory=dict)
+    unfinished: dict[str, str] = field(default_factory=dict)
+    command: str = ""
+    cost: dict[str, dict[str, float]] = field(default_factory=dict)
+    typed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The study's name."""
+        return str(self.scores["study"].iat[0])
+
+
+def of_plan(plan: Plan, command: str) -> Result:
+    """Read the folders of a study's runs; none but those that the plan asks for.
+
+    Args:
+        plan: not yet prepared.
+        command: what to type to go on.
+
+    Raises:
+        ValueError: nothing is prepared or done yet; says what to type. Or a file cannot be read.
+    """
+
+    def made(one: Prepared) -> None:
+        if not one.done():
+            raise ValueError(
+                f"{plan.name} has no scores yet, as {one.folder} is not made: {command}"
+            )
+
+    plan.prepare(made)
+    runs = plan.runs()
+    done = [run for run in runs if run.done()]
+    unfinished = {
+        f"{run.variant} seed {run.seed}": work.state(run) for run in runs if run not in done
+    }
+    if not done:
+        states = ", ".join(f"{name} ({state[:60]})" for name, state in [*unfinished.items()][:6])
+        raise ValueError(f"{plan.name} has no scores yet: {command} makes them. {states}")
+    scores = pd.concat([_scores(run) for run in done], ignore_index=True)
+    trainings = Counter(run.variant for run in done)
+    items = [NO_ITEMS]
+    for run in runs:
+        mine = scores[scores["variant"] == run.variant]
+        mine = mine.drop_duplicates(["evaluation", "condition", "metric"])
+        if run not in done and run.failed.exists() and read_yaml(run.failed)["diverged"]:
+            scores = pd.concat([scores, mine.assign(seed=run.seed, value=np.nan, items=np.nan)])
+        elif run in done and trainings[run.variant] >= TRAININGS:
+            for name, test in run.tests.items():
+                own = items_in(test.items)
+                items.append(own.assign(variant=run.variant, seed=run.seed, evaluation=name))
+    study = plan.study
+    if plan.quick:
+        study.title = f"QUICK RUN: {study.title}"
+        study.report.title = f"QUICK RUN: {study.report.title}"
+    return Result(
+        study,
+        scores,
+        pd.concat(items, ignore_index=True),
+        [*notes(plan, done, unfinished, command)],
+        {run.folder.name: read_yaml(run.folder / "config.yaml") for run in done},
+        Counter(run.variant for run in runs),
+        unfinished,
+        command,
+        _cost(done),
+        _typed(plan),
+    )
+
+
+def notes(plan: Plan, done: list[Run], unfinished: Mapping[str, str], command: str) -> list[str]:
+    """What a reader must know of how the runs came about, a sentence each."""
+    found = []
+    if plan.quick:
+        found.append("A quick run, to see that everything works: its numbers say nothing.")
+    if unfinished:
+        names = ", ".join(f"{name} ({state[:60]})" for name, state in unfinished.items())
+        found.append(f"Not finished: {names}. Only the others are shown; {command} goes on.")
+    most = max(Counter(run.variant for run in done).values())
+    if most < TRAININGS:
+        few = "One training" if most == 1 else "At most two trainings"
+        found.append(f"{few} of each variant: how far other seeds would differ is unknown.")
+    trained = {run: read_yaml(run.folder / "config.yaml")["trained"] for run in done}
+    broken = {run.label: len(of) - 1 for run, of in trained.items() if len(of) > 1}
+    if broken:
+        names = ", ".join(f"{name} ({times} times)" for name, times in broken.items())
+        found.append(f"Training was interrupted and went on from a checkpoint: {names}.")
+        found += [plan.host.BREAK] if plan.host.BREAK else []
+    since: dict[str, list[str]] = {}
+    for run in done:
+        for what in work.changed(run):
+            since.setdefault(what, []).append(run.label)
+    for what, of in since.items():
+        told = ", ".join(of[:6]) + (f" and {len(of) - 6} more" if len(of) > 6 else "")
+        found.append(f"{what}: {told}. cape-run with --fresh trains again.")
+    return found
+
+
+def _scores(run: Run) -> pd.DataFrame:
+    """The scores of all evaluations, marked as the study's report now says."""
+    study = run.plan.study
+    about = {"study": run.plan.name, "host": study.host, "variant": run.variant, "seed": run.seed}
+    table = pd.DataFrame(
+        {**about, **row, "evaluation": name}
+        for name, test in run.tests.items()
+        for row in tidy(test.evaluation, study.host, test.scores)
+    )
+    own = study.variants[run.variant].trained_on
+    table["trained_on"] = table["condition"].isin(study.report.trained_on if own is None else own)
+    return table[TIDY]
+
+
+def _cost(runs: list[Run]) -> dict[str, dict[str, float]]:
+    rows = pd.DataFrame([{"variant": run.variant, **work.cost(run)} for run in runs])
+    if "seconds" not in rows:
+        return {}
+    means = rows.dropna().groupby("variant", sort=False)[["seconds", "memory_mb"]].mean()
+    return means.to_dict("index")
+
+
+def _typed(plan: Plan) -> dict[str, str]:
+    study = plan.study
+    if study.answer is None:
+        return {}
+    return {
+        name: plan.host.typed(merge(study.options, one.options), one.options, name)
+        for name, one in study.variants.items()
+    }
+
+
+def items_in(path: Path) -> pd.DataFrame:
+    """The items in a file; none if it does not exist."""
+    if not path.exists():
+        return NO_ITEMS
+    rows = read(path, ["condition", "metric", "item", "how"])
+    for how, same in rows.groupby("how", dropna=False):
+        if how not in PARTS:
+            raise ValueError(f"{path}: how is {how!r}, not one of {', '.join(PARTS)}")
+        lacking = same[same.reindex(columns=PARTS[how]).isna().any(axis=1)]
+        for item, condition in zip(lacking["item"], lacking["condition"], strict=True):
+            raise ValueError(f"{path}: item {item} of {condition!r} lacks a number")
+    return rows
+
+
+def stored(path: Path) -> list[Result]:
+    """The studies in a ``scores.csv`` that cape-report wrote; the file may have another name."""
+    rows = read(path, TIDY)
+    items = items_in(path.with_name(f"{path.stem}-items.csv.xz"))
+    note = f"{path.name}: single test items are not stored, so that intervals"
+    found = []
+    for name, scores in rows.groupby("study", sort=False):
+        beside = path.with_name(f"{name}.yaml")  # of a study of one's own
+        study = load(beside if beside.exists() else find(str(name)))
+        for variant in scores["variant"].unique():  # one that the study has no more
+            study.variants.setdefault(variant, Variant.model_validate({}))
+        mine = items[items["study"] == name] if len(items) else items
+        notes = [] if len(mine) else [f"{note} are for other trainings on the same items."]
+        found.append(Result(study, scores, mine, notes))
+    return found

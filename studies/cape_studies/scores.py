@@ -1,0 +1,120 @@
+"""Reads what evaluations write, and makes tidy scores from it: condition, metric, value."""
+
+import io
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from cape_studies import hosts
+from cape_studies.config import Evaluation, known
+
+TIDY = [
+    *("study", "host", "variant", "seed", "evaluation", "condition", "metric", "value"),
+    *("higher_is_better", "trained_on", "items", "how"),
+]
+RATIOS = "percent", "mean"  # scores whose rows of one condition can be averaged
+STATS = [f"stats_{i}" for i in range(10)]  # an item's statistics for BLEU
+
+
+def read(path: Path, columns: Sequence[str] = ()) -> pd.DataFrame:
+    """A CSV, compressed or not. A value that is empty or not finite becomes NaN.
+
+    Raises:
+        ValueError: it cannot be read, or lacks one of the columns; names the file.
+    """
+    words = "model", "checkpoint", "variant", "condition", "metric", "how", "item"
+    types: dict[Any, Any] = dict.fromkeys(words, str)
+    empty: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}  # "nan" may be a name
+    try:
+        source = path if path.suffix == ".xz" else io.StringIO(path.read_text(encoding="utf-8-sig"))
+        rows = pd.read_csv(source, dtype={**types, "seed": int}, low_memory=False, **empty)
+    except (OSError, EOFError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error
+    known(f"columns of {path}", columns, rows)
+    for name in rows.columns.intersection(["value", "weight", *STATS]):
+        numbers = pd.to_numeric(rows[name], errors="coerce")
+        rows[name] = numbers.replace([np.inf, -np.inf], np.nan)
+    return rows
+
+
+def tidy(evaluation: Evaluation, host: str, path: Path) -> list[dict[str, Any]]:
+    """One row for each condition and metric, in the order of the CSV; a missing value is NaN.
+
+    Args:
+        evaluation: of the study.
+        host: whose CSV.
+        path: of the CSV.
+
+    Raises:
+        ValueError: the CSV cannot be read, lacks a column or a metric, or several rows of a
+            condition cannot be averaged.
+    """
+    rows = read(path, ["metric", "value"])
+    known(f"metrics of {path}", evaluation.metrics, set(rows["metric"].dropna()))
+    rows = conditions(rows, evaluation, host, path)
+    rows = rows[rows["metric"].isin(evaluation.metrics)]
+    defaults = {"how": None, "weight": 1.0, "items": None}
+    rows = rows.assign(**{name: rows.get(name, value) for name, value in defaults.items()})
+    found = []
+    for (condition, metric), group in rows.groupby(["condition", "metric"], sort=False):
+        how, value = group["how"].iat[0], group["value"].iat[0]
+        if len(group) > 1:
+            if how not in (*RATIOS, None):
+                raise ValueError(
+                    f"{path}: {len(group)} values of {metric} in condition {condition!r}, which "
+                    f"cannot be averaged ({how}): name more of {list(group)} in condition"
+                )
+            value = (group["value"] * group["weight"]).sum(skipna=False) / group["weight"].sum()
+        found.append(
+            {
+                "condition": condition,
+                "metric": metric,
+                "value": float(value),
+                "higher_is_better": evaluation.metrics[metric] == "higher",
+                "items": int(group["items"].sum()) if group["items"].notna().all() else None,
+                "how": how if isinstance(how, str) else None,
+            }
+        )
+    return found
+
+
+def conditions(rows: pd.DataFrame, evaluation: Evaluation, host: str, path: Path) -> pd.DataFrame:
+    """The rows that the study uses, each with the name of its ``condition``."""
+    if evaluation.script:
+        known(f"columns of {path}", ["condition"], rows)
+        return rows.dropna(subset="condition")
+    about = hosts.host(host)
+    names = evaluation.condition or ([] if evaluation.name else list(about.CONDITION))
+    whole = [name for name in about.WHOLE if name not in names]
+    known(f"columns of {path}", [*names, *whole], rows)
+    for name in whole:
+        rows = rows[rows[name] == "all"]
+    found: Any = evaluation.name or "all"
+    if evaluation.ranges:
+        edges = [0, *evaluation.ranges]
+        labels = [f"{low + 1}–{high}" for low, high in pairwise(edges)]
+        found = pd.cut(rows[names[0]], edges, labels=labels).astype(object)
+    elif names:
+        found = rows[names].map(text).agg(" ".join, axis=1)
+    return rows.assign(condition=found).dropna(subset="condition")
+
+
+def text(value: object) -> str:
+    """A condition's name: 0.5, and 8 for 8.0."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def summed(evaluation: Evaluation, host: str, raw: Path) -> pd.DataFrame:
+    """The items of an evaluation, summed for each condition, which the intervals of reports need.
+
+    Raises:
+        ValueError: the file cannot be read or lacks something.
+    """
+    rows = conditions(read(raw), evaluation, host, raw)
+    same = [name for name in ("condition", "metric", "how", "item") if name in rows]
+    sums = [name for name in rows if name in ("value", "weight") or name.startswith("stats_")]
+    return rows.groupby(same, sort=False, dropna=False)[sums].sum().reset_index()

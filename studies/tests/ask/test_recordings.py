@@ -1,0 +1,152 @@
+"""A user's recordings: the longest held out, what follows from the rest, each fault by name."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+import soundfile
+import yaml
+
+pytest.importorskip("espnet2")
+
+from espnet2.fileio.read_text import read_2columns_text
+
+from cape_studies.ask import recordings
+
+
+def prepared(folder, **options):
+    """The facts, and part → name → transcript, as ESPnet reads them."""
+    out = folder.parent / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    recordings.prepare(folder, out, **options)
+    facts = yaml.safe_load((out / "facts.yaml").read_text("utf-8"))
+    parts = {path.parent.name: read_2columns_text(path) for path in sorted(out.glob("*/text"))}
+    for name, part in parts.items():
+        scp = read_2columns_text(out / name / "wav.scp")
+        assert scp.keys() == part.keys()
+        assert all(soundfile.info(path).samplerate == facts["rate"] for path in scp.values())
+    return facts, parts
+
+
+def test_recordings_are_in_one_part_each_and_the_longest_in_tests_of_their_own(wavs):
+    facts, parts = prepared(wavs)
+    names = [name for part in parts.values() for name in part]
+    assert len(names) == len(set(names)) == 60
+    long = {name for i in (1, 2, 3) for name in parts[f"test{i}"]}
+    assert long == {f"u{i}" for i in range(48, 60)}
+    assert facts["train_recordings"] == len(parts["train"])
+    out = wavs.parent / "out"
+    assert facts["tests"][1:] == [
+        f"2.9–3.0 s={out}/test1", f"3.1–3.2 s={out}/test2", f"3.3–3.5 s={out}/test3"
+    ]  # fmt: skip
+    assert facts["tests"][0] == f"{facts['within']}={out}/test"
+    assert prepared(wavs)[1] == parts
+
+
+def test_nothing_is_converted_and_names_may_have_the_sub_folder(wavs):
+    for number in range(60):
+        path = next(wavs.glob(f"u{number:02}.[wf]*"))
+        (place := wavs / f"speaker {number % 2}" / f"{number // 2:03}{path.suffix}").parent.mkdir(
+            exist_ok=True
+        )
+        path.with_suffix(".txt").rename(place.with_suffix(".txt"))
+        path.rename(place)
+    _, parts = prepared(wavs)
+    names = {name for part in parts.values() for name in part}
+    assert names == {f"speaker_{one}/{i:03}" for one in (0, 1) for i in range(30)}
+    audio = [path for path in (wavs.parent / "out").rglob("*.[wf]*") if path.suffix != ".scp"]
+    assert len(audio) == 60
+    assert all(path.is_symlink() for path in audio)
+
+
+def test_what_a_study_needs_follows_from_the_recordings(wavs):
+    facts, parts = prepared(wavs)
+    about = {"rate": 8000, "n_fft": 256, "win_length": 200, "hop_length": 80, "n_mels": 40}
+    about |= {"token_type": "word", "batch_bins": 400_000, "updates": 1500}
+    assert facts.items() >= about.items()
+    assert f"{len(parts['train'])} (0.0 hours) to train on" in facts["found"]
+    assert "60 recordings (54 .wav, 6 .flac) at 8000 Hz" in facts["found"]
+
+
+def test_capes_shift_is_not_taken_from_the_recordings_of_the_tests(wavs):
+    facts, parts = prepared(wavs)
+    longest = max(4000 + 400 * int(name[1:]) for name in parts["train"]) / 8000
+    assert facts["max_global_shift"] == round(longest / 2, 1)
+    sound = np.random.default_rng(0).normal(0, 0.1, 90_000)
+    soundfile.write(wavs / "u59.wav", sound, 8000)  # the longest of all, three times as long
+    assert prepared(wavs)[0]["max_global_shift"] == facts["max_global_shift"]
+
+
+def test_the_length_of_training_is_that_of_epochs(wavs):
+    ten, twenty = (prepared(wavs, epochs=many, batch_bins=8000)[0] for many in (10, 20))
+    assert ten["epochs"] == pytest.approx(10, rel=0.1)
+    assert twenty["updates"] == pytest.approx(2 * ten["updates"], rel=0.1)
+    assert ten["updates"] == ten["max_epoch"] * ten["num_iters_per_epoch"]
+    short, _ = prepared(wavs, max_epoch=1, num_iters_per_epoch=4)
+    assert short.items() >= {"max_epoch": 1, "num_iters_per_epoch": 4, "updates": 4}.items()
+
+
+def test_letters_in_two_forms_and_files_of_other_kinds_are_told(wavs):
+    for name, said in (("u01", "caf\u00e9"), ("u02", "cafe\u0301")):
+        (wavs / f"{name}.txt").write_text(said, "utf-8")
+    (wavs / "more.mp3").write_bytes(b"")
+    (wavs / "._u01.wav").write_bytes(b"of a Mac")
+    found = prepared(wavs)[0]["found"]
+    assert "1 different words have letters in Unicode's composed form (NFC), 1 in" in found
+    assert "left out: 1 .mp3" in found
+
+
+def shorten(path):
+    path.write_bytes(path.read_bytes()[:9000])
+
+
+def latin(folder):
+    (folder / "u05.wav").rename(os.fsdecode(os.fsencode(folder) + b"/\xe9.wav"))
+
+
+def everywhere(folder):
+    """One recording in all files of its length and less."""
+    for number in range(2, 10):
+        shutil.copy(folder / "u01.wav", folder / f"u{number:02}.wav")
+
+
+def cut_off(folder):
+    path = folder / "u10.flac"
+    path.write_bytes(path.read_bytes()[:3000])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (lambda of: (of / "u03.txt").unlink(), r"u03\.wav has no transcript"),
+        (lambda of: (of / "u04.txt").write_text(" \n"), r"u04\.wav has an empty transcript"),
+        (lambda of: (of / "u04.txt").write_bytes(b"\xe9"), r"u04\.txt cannot be read as UTF-8"),
+        (lambda of: (of / "u04.txt").write_text("\0a\0b"), r"u04\.txt cannot be read as UTF-8"),
+        (lambda of: soundfile.write(of / "u05.wav", np.zeros(9900), 16000), r"u05\.wav at 16000"),
+        (lambda of: (of / "u06.wav").write_bytes(b"RIFF"), r"u06\.wav cannot be read as audio"),
+        (lambda of: soundfile.write(of / "u07.wav", np.zeros(0), 8000), r"u07\.wav is empty"),
+        (lambda of: soundfile.write(of / "u07.wav", np.zeros((9, 2)), 8000), "2 channels"),
+        (cut_off, r"u10\.flac"),
+        (lambda of: shorten(of / "u59.wav"), r"u59\.wav is cut off"),
+        (latin, r"udce9\.wav' has a name that is not UTF-8"),
+        (everywhere, r"of a test is the same recording as .*u0\d\.wav of training"),
+        (
+            lambda of: (of / "u03.txt").write_text("no " * 99),
+            r"u03\.wav lasts 0\.65 s, .*99 words",
+        ),
+    ],
+)
+def test_a_fault_of_recordings_is_named_with_its_file(wavs, spoil, named):
+    spoil(wavs)
+    with pytest.raises(ValueError, match=named):
+        prepared(wavs)
+
+
+def test_fifty_recordings_are_enough_and_fewer_are_refused(wavs):
+    for number in range(50, 60):
+        next(wavs.glob(f"u{number}.[wf]*")).unlink()
+    prepared(wavs)
+    (wavs / "u49.wav").unlink()
+    with pytest.raises(ValueError, match=r"has 49 recordings .*: 50 are needed"):
+        prepared(wavs)

@@ -1,0 +1,171 @@
+"""A user's sentences: the longest held out, counted as fairseq reads them, each fault by name."""
+
+import random
+import shutil
+
+import pytest
+import yaml
+
+pytest.importorskip("fairseq")
+
+from fairseq.data.data_utils import load_indexed_dataset
+
+from cape_studies.ask import sentences
+
+
+def prepared(folder, **options):
+    """The facts, and how many pairs fairseq reads of train and of the tests."""
+    out = folder.parent / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    sentences.prepare(folder, out, **options)
+    facts = yaml.safe_load((out / "facts.yaml").read_text("utf-8"))
+    pair = f"{facts['source']}-{facts['target']}"
+    names = ["train", *facts["subsets"].split(",")]
+    paths = (f"{out}/bin/{name}.{pair}.{facts['target']}" for name in names)
+    return facts, {
+        name: len(load_indexed_dataset(path, None)) for name, path in zip(names, paths, strict=True)
+    }
+
+
+def lines(path, change):
+    """Change the list of lines of a file."""
+    every = path.read_text("utf-8").splitlines()
+    change(every)
+    path.write_text("".join(f"{line}\n" for line in every), "utf-8")
+
+
+def bring(folder, languages, line, name="test"):
+    """A test of two lines, of which the second is one of training."""
+    for language in languages:
+        known = (folder / f"train.{language}").read_text("utf-8").splitlines()[line]
+        (folder / f"{name}.{language}").write_text(f"neu\n{known}\n", "utf-8")
+
+
+def few(every):
+    del every[49:]
+
+
+def encoded(path, encoding):
+    path.write_bytes(path.read_text("utf-8").encode(encoding))
+
+
+# --- what is trained on and tested
+
+
+def test_sentences_are_in_one_part_each_and_the_long_ones_in_the_tests(text):
+    found = sentences.look(text, "en")
+    assert found.languages == ("en", "de")
+    parts = [found.train, *found.tests.values()]
+    assert len({pair for part in parts for pair in part}) == sum(map(len, parts))
+    ranges = [{len(pair[0].split()) for pair in part} for part in parts]
+    assert [max(one) for one in ranges] == [18, 18, 19, 20, 21]
+    assert ranges[2:] == [{19}, {20}, {21}]
+    assert found.tests == sentences.look(text, "en").tests
+
+
+def test_the_facts_are_those_of_what_fairseq_reads(text):
+    facts, read = prepared(text, source="en")
+    assert (facts["source"], facts["target"]) == ("en", "de")
+    assert facts["subsets"].split(",")[1:] == ["19-19", "20-20", "21-21"]
+    assert facts["within"] == facts["subsets"].split(",")[0] == "1-18"
+    assert facts["train_pairs"] == read["train"]
+    assert f"{read['train']:,} pairs from en to de to train on" in facts["found"]
+    assert f"{200 - sum(read.values())} pairs are left out" in facts["found"]
+
+
+def test_the_length_of_training_is_that_of_epochs_or_of_updates(text):
+    one, _ = prepared(text, epochs=1, max_tokens=100)
+    ten, _ = prepared(text, epochs=10, max_tokens=100)
+    assert ten["updates"] == 10 * one["updates"] > 50
+    assert (ten["epochs"], ten["warmup"]) == (10, ten["updates"] // 5)
+    assert prepared(text, updates=7)[0]["updates"] == 7
+
+
+def test_sentences_from_windows_are_those_without_marks_and_carriage_returns(text):
+    found = sentences.look(text)
+    for path in text.glob("train.*"):
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert sentences.look(text) == found
+
+
+def test_languages_may_have_hyphens_and_long_references_are_told(text):
+    (text / "train.en").rename(text / "train.zh-CN")
+    lines(text / "train.de", lambda of: of.append("ein " * 300))
+    lines(text / "train.zh-CN", lambda of: of.append("one " * 300))
+    facts, read = prepared(text)
+    assert facts["target"] == "zh-CN"
+    assert facts["longest"] >= 300  # for --max-len-b
+    assert sum(read.values()) > 100
+
+
+def test_text_is_taken_as_split_if_much_of_it_is_and_not_for_a_single_mark(text):
+    def written() -> str:
+        prepared(text)
+        return "".join(path.read_text("utf-8") for path in (text.parent / "out/text").iterdir())
+
+    lines(text / "train.de", lambda of: of.__setitem__(3, "sieben@@ undzwanzig ."))
+    assert "sieben @ @" in written()
+    for path in text.glob("train.*"):
+        path.write_text(path.read_text("utf-8").replace(" .", " z@@ .").replace(" Z@@", " z@@"))
+    assert "z@@ ." in written()
+
+
+def test_a_test_that_is_not_used_is_said(text):
+    for name, word in (("test", "neu"), ("valid", "alt")):
+        for language in ("de", "en"):
+            (text / f"{name}.{language}").write_text(f"{word} {language}\n")
+    assert sentences.look(text).how == "from test.de and .en, valid.* is not used"
+
+
+# --- faults
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (lambda of: lines(of / "train.en", list.pop), r"train\.\* must be .* \[200, 199\] lines"),
+        (lambda of: lines(of / "train.en", lambda x: x.__setitem__(4, " ")), "train.en line 5 is"),
+        (lambda of: bring(of, ["de", "en"], 7), r"test\.de line 2 stands in training"),
+        (lambda of: bring(of, ["de"], 7), "test.en is missing"),
+        (lambda of: shutil.copy(of / "train.de", of / "train.en"), "are the same text in both"),
+        (lambda of: [lines(of / f"train.{x}", few) for x in ("de", "en")], "different pairs: 50"),
+        (lambda of: (of / "train.fr").write_text("un\n"), r"train\.de, train\.en, train\.fr"),
+        (
+            lambda of: (of / "train.en").rename(of / "train.en.txt"),
+            r"train\.de, train\.en\.txt",
+        ),
+        (lambda of: encoded(of / "train.de", "utf-16"), r"train\.de is not UTF-8: line 1"),
+        (lambda of: encoded(of / "train.de", "latin-1"), r"train\.de is not UTF-8: line \d+"),
+        (
+            lambda of: (of / "train.en").write_text("這句話之間沒有任何空格。\n" * 200, "utf-8"),
+            r"train\.en has no spaces",
+        ),
+    ],
+)
+def test_a_fault_of_text_is_named_with_its_file(text, spoil, named):
+    spoil(text)
+    with pytest.raises(ValueError, match=named):
+        sentences.look(text)
+
+
+def test_a_pair_that_fairseq_cannot_take_is_named_with_its_beginning(text):
+    draw = random.Random(1)
+    many = " ".join("".join(draw.choices("abcdefgh", k=6)) for _ in range(400))
+    lines(text / "train.de", lambda of: of.append(f"Am Anfang {many}"))
+    lines(text / "train.en", lambda of: of.append("One"))
+    with pytest.raises(ValueError, match=r"has [\d,]+ subwords on a side, .* 'Am Anfang"):
+        prepared(text)
+
+
+def test_a_side_that_is_empty_after_tokenisation_is_named(text):
+    lines(text / "train.de", lambda of: of.append("\u0007 \u0008"))
+    lines(text / "train.en", lambda of: of.append("A bell rings"))
+    with pytest.raises(ValueError, match=r"has .* subwords on a side, .*A bell rings"):
+        prepared(text)
+
+
+def test_a_word_of_fairseqs_own_in_split_text_is_named(text):
+    for path in text.glob("train.*"):
+        path.write_text(path.read_text("utf-8").replace(" .", " <pad> z@@ ."))
+    with pytest.raises(ValueError, match="<pad> in train"):
+        prepared(text)

@@ -1,0 +1,266 @@
+"""A folder is named after what was asked, so no report shows what was not asked for.
+
+What is done is not done again, what failed or was deleted is, and what changed is told.
+"""
+
+import shutil
+
+import pytest
+import yaml
+from counting import HERE, STUDY, begins, count, runs, score
+
+from cape_studies import report
+
+FEW = "run=[few]"
+
+
+def test_what_is_done_is_not_done_again(cape_run, cape_report, tmp_path):
+    cape_run("seeds=[0,1]", "--jobs", "2")
+    said = cape_run("seeds=[0,1]")
+    assert said.count("done already") == 4
+    assert [begins(folder) for folder in runs(tmp_path, "few")] == [[0], [0]]
+    assert cape_report("seeds=[0,1]") == {
+        ("few", 0): "3.0", ("many", 0): "5.0", ("few", 1): "3.0", ("many", 1): "5.0",
+    }  # fmt: skip
+
+
+def test_an_option_changed_and_changed_back_shows_its_own_numbers(cape_run, cape_report, tmp_path):
+    found = []
+    for steps in (3, 4, 3):
+        cape_run(FEW, f"options.steps={steps}")
+        found.append(cape_report(FEW, f"options.steps={steps}")["few", 0])
+    assert found == ["3.0", "4.0", "3.0"]
+    assert [begins(folder) for folder in runs(tmp_path, "few")] == [[0], [0]]
+
+
+def test_an_evaluation_changed_and_changed_back_shows_its_own_numbers(
+    cape_run, cape_report, tmp_path
+):
+    found = []
+    for add in (0, 1, 0):
+        cape_run(FEW, evaluations=count(add=add))
+        found.append(cape_report(FEW, evaluations=count(add=add))["few", 0])
+    assert found == ["3.0", "4.0", "3.0"]
+    (folder,) = runs(tmp_path, "few")
+    assert begins(folder) == [0]
+
+
+def test_a_narrower_call_and_a_wider_one_show_what_they_ask_for(cape_run, cape_report, tmp_path):
+    cape_run("seeds=[0,1]")
+    assert set(cape_report("seeds=[1]", "run=[many]")) == {("many", 1)}
+    assert set(cape_report("seeds=[0,1,2]")) == {
+        (name, seed) for name in ("few", "many") for seed in (0, 1)
+    }
+    text = (tmp_path / "out" / "counting" / "report" / "table.md").read_text()
+    assert "Not finished: few seed 2 (waiting), many seed 2 (waiting)." in text
+    assert "cape-run" in text
+    assert "'seeds=[0,1,2]'" in text
+
+
+def test_the_page_has_the_runs_with_their_commands_and_another_baseline(
+    cape_run, cape_report, tmp_path
+):
+    cape_run()
+    cape_report("report.baseline=many")
+    folder = tmp_path / "out" / "counting" / "report"
+    assert "difference from many" in (folder / "table.md").read_text()
+    page = (folder / "index.html").read_text()
+    assert f"{HERE / 'count.py'} --steps 3" in page
+    assert "torch: " in page
+
+
+def test_a_quick_run_looks_like_one(cape_run, cape_report, tmp_path):
+    quick = {"quick": {"options": {"steps": 1}}}
+    cape_run("--quick", **quick)
+    assert cape_report("--quick", **quick)["few", 0] == "1.0"
+    text = (tmp_path / "out" / "counting" / "report" / "table.md").read_text()
+    assert text.startswith("## QUICK RUN: counting")
+    assert "its numbers say nothing." in text
+
+
+def test_nothing_to_report_says_what_to_type(command):
+    said = command(report.main, FEW, fails=2)
+    assert "counting has no scores yet: cape-run " in said
+    assert "few seed 0 (waiting)" in said
+
+
+def test_the_same_training_in_another_study_is_the_same_folder(cape_run, cape_report, tmp_path):
+    cape_run(FEW)
+    other = {"variants": {"one": {}, "twin": {"evaluate": {"count": {"add": 7}}}}, "report": {}}
+    cape_run("--jobs", "2", name="other", **other)
+    assert cape_report(name="other", **other) == {("one", 0): "3.0", ("twin", 0): "10.0"}
+    (folder,) = (tmp_path / "out" / "runs").iterdir()
+    assert begins(folder) == [0]
+    assert cape_report(FEW) == {("few", 0): "3.0"}
+
+
+def test_new_variants_that_train_alike_train_once(cape_run, cape_report, tmp_path):
+    both = {"variants": {"one": {}, "twin": {"evaluate": {"count": {"add": 7}}}}, "report": {}}
+    cape_run("--jobs", "2", **both)
+    assert cape_report(**both) == {("one", 0): "3.0", ("twin", 0): "10.0"}
+    (folder,) = (tmp_path / "out" / "runs").iterdir()
+    assert begins(folder) == [0]
+
+
+def test_a_chain_of_trainings_is_trained_from_its_first(cape_run, cape_report, tmp_path):
+    more = {"options": {"start": "{after}", "steps": 2}}
+    chain = {"one": {}, "two": {"after": "one", **more}, "three": {"after": "two", **more}}
+    chain = {"variants": chain, "report": {}}
+    cape_run("run=[three]", **chain)
+    assert cape_report("run=[three]", **chain) == {("three", 0): "7.0"}
+
+
+def test_fresh_does_all_of_it_again_and_nothing_else(cape_run, tmp_path):
+    step = {"script": str(HERE / "count.py"), "options": {"steps": 2, "out": "{out}"}}
+    cape_run(prepare={"data": step})
+    cape_run(FEW, "--fresh", prepare={"data": step})
+    (few,), (many,) = runs(tmp_path, "few"), runs(tmp_path, "many")
+    (log,) = (tmp_path / "out" / "prepared").glob("data-*.log")
+    assert (begins(few), begins(many)) == ([0], [0])  # of a new log
+    assert few.stat().st_ctime > many.stat().st_ctime
+    assert log.read_text().count("begins at 0") == 2
+
+
+def test_what_was_deleted_is_done_anew(cape_run, tmp_path):
+    cape_run(FEW)
+    (folder,) = runs(tmp_path, "few")
+    (test,) = folder.glob("count-*")
+    shutil.rmtree(folder / "train")  # that frees the disk, and scores stay
+    cape_run(FEW)
+    assert (score(folder), begins(folder)) == ("3", [0])
+    shutil.rmtree(test)
+    cape_run(FEW)
+    assert (score(folder), begins(folder)) == ("3", [0, 0])
+    shutil.rmtree(test)
+    cape_run(FEW)
+    assert (score(folder), begins(folder)) == ("3", [0, 0])
+    (folder / "trained.yaml").unlink()
+    shutil.rmtree(test)
+    cape_run(FEW)  # it is not known to be done, so the trainer looks
+    assert (score(folder), begins(folder)) == ("3", [0, 0, 3])
+
+
+def test_what_was_prepared_and_deleted_is_prepared_anew(cape_run, tmp_path):
+    step = {"script": str(HERE / "count.py"), "options": {"steps": 2, "out": "{out}"}}
+    for _ in range(2):
+        cape_run(FEW, prepare={"data": step})
+    (folder,) = (tmp_path / "out" / "prepared").glob("data-??????????")
+    log = folder.with_name(f"{folder.name}.log")
+    assert log.read_text().count("begins at") == 1
+    shutil.rmtree(folder)
+    for path in runs(tmp_path, "few"):
+        shutil.rmtree(path)
+    cape_run(FEW, prepare={"data": step})
+    assert log.read_text().count("begins at") == 2
+
+
+def test_changed_data_and_scripts_are_told_and_fresh_trains_on_them(
+    cape_run, cape_report, tmp_path
+):
+    data, trainer = tmp_path / "data", tmp_path / "mine.py"
+    data.mkdir()
+    (data / "a.txt").write_text("aaa")
+    trainer.write_text((HERE / "count.py").read_text())
+    words = [FEW, "--data", str(data)]
+    need = {"needs": {"words": {"what": "words", "files": ["a.txt"]}}, "trainer": str(trainer)}
+    need["options"] = {"steps": 2, "read-not": "{words}"}
+    cape_run(*words, **need)
+    (data / "b.txt").write_text("b")
+    assert "The data in words was 1 files" in cape_run(*words, **need)
+    with trainer.open("a") as file:
+        file.write("# changed\n")
+    cape_report(*words, **need)
+    text = (tmp_path / "out" / "counting" / "report" / "table.md").read_text()
+    assert "The data in words was 1 files, 3 bytes" in text
+    assert "The script mine.py was " in text
+    cape_run(*words, "--fresh", **need)
+    cape_report(*words, **need)
+    text = (tmp_path / "out" / "counting" / "report" / "table.md").read_text()
+    assert "now it is" not in text
+
+
+def test_a_config_holds_what_was_asked_and_where_it_ran(cape_run, tmp_path):
+    cape_run(FEW)
+    (folder,) = runs(tmp_path, "few")
+    about = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (about["variant"], about["seed"], about["options"]) == ("few", 0, {"steps": 3})
+    assert {"versions", "commit", "machine", "began", "command"} <= about["trained"][0].keys()
+
+
+# --- facts: what the data decide
+
+FACTS = {
+    "epochs": None,
+    "prepare": {
+        "numbers": {
+            "script": str(HERE / "count.py"),
+            "options": {"facts": "{out}", "steps": "${options.steps}"},
+        }
+    },
+    "options": {"steps": "${facts:steps}"},
+    "report": {**STUDY["report"], "trained_on": ["${facts:word}"]},
+    "variants": {"few": {}},
+}
+
+
+def test_what_is_left_open_is_chosen_by_the_preparation_and_what_is_given_reaches_it(
+    cape_run, cape_report, tmp_path
+):
+    cape_run(**FACTS)
+    assert cape_report(**FACTS) == {("few", 0): "4.0"}
+    cape_run("options.steps=6", **FACTS)
+    assert cape_report("options.steps=6", **FACTS) == {("few", 0): "6.0"}
+    assert cape_report(**FACTS) == {("few", 0): "4.0"}
+    said = cape_run("--dry-run", "options.steps=7", **FACTS)
+    assert "--steps 7" in said
+    assert "--steps '<steps>'" in cape_run("--dry-run", "--out", str(tmp_path / "new"), **FACTS)
+
+
+def test_a_fact_that_was_not_written_is_named_with_those_that_were(cape_run):
+    wrong = {**FACTS, "options": {"steps": 2, "add": "${facts:stesp}"}}
+    assert "facts: no 'stesp'; there is steps, word" in cape_run(fails=2, **wrong)
+
+
+# --- failures
+
+
+def test_a_failure_is_told_with_its_last_lines_and_its_log_and_tried_again(cape_run, tmp_path):
+    options = {"steps": 3, "fail": True}
+    said = cape_run(FEW, fails="few seed 0", options=options)
+    (folder,) = runs(tmp_path, "few")
+    assert "it does not work" in said
+    assert str(folder / "train.log") in said
+    (folder / "train" / "mended").touch()
+    assert "counting few seed 0: done" in cape_run(FEW, options=options)
+    assert (begins(folder), score(folder)) == ([0, 0], "3")
+    assert not (folder / "failed.yaml").exists()
+
+
+def test_a_training_or_a_preparation_that_leaves_nothing_has_failed(cape_run, tmp_path):
+    one = {"count": {**count()["count"], "options": {"read": "{checkpoint}", "csv": "{csv}"}}}
+    cape_run(FEW, fails="without", evaluations=one)
+    step = {"script": str(HERE / "count.py"), "options": {"silent": True, "out": "{out}"}}
+    cape_run(FEW, fails="and without ", prepare={"data": step})
+
+
+DISK = "OSError: [Errno 28] No space left on device"
+MEMORY = "torch.OutOfMemoryError: CUDA out of memory"
+
+
+@pytest.mark.parametrize(
+    ("options", "test", "shown"),
+    [
+        ({"fail": True, "when": 1}, {}, True),  # the trainer ends with an error
+        ({}, {"status": 3, "when": 1, "seed": "{seed}"}, True),  # no finite numbers
+        ({}, {"status": 1, "when": 1, "seed": "{seed}"}, False),  # the test failed
+        ({"fail": True, "when": 1, "say": DISK}, {}, False),
+        ({"fail": True, "when": 1, "say": MEMORY}, {}, False),
+    ],
+)
+def test_only_a_training_that_may_have_diverged_has_a_row_without_a_score(
+    cape_run, cape_report, options, test, shown
+):
+    study = {"options": {"steps": 3, **options}, "evaluations": count(**test)}
+    cape_run(FEW, "seeds=[0,1]", fails="few seed 1", **study)
+    found = cape_report(FEW, "seeds=[0,1]", **study)
+    assert found == {("few", 0): "3.0", **({("few", 1): ""} if shown else {})}

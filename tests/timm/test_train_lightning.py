@@ -1,0 +1,103 @@
+"""integrations/timm/train_lightning.py on small folders of images."""
+
+import runpy
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cape_support import ROOT
+
+pytest.importorskip("timm")
+pytest.importorskip("lightning")
+
+SCRIPT = str(ROOT / "integrations" / "timm" / "train_lightning.py")
+SMALL = "--model vit_tiny_patch16_cape_224 --model-kwargs patch_size=8 depth=1 embed_dim=32"
+SMALL += " num_heads=2 --img-size 16 --batch-size 4"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two classes of four images each, in ``images/train``."""
+    for number in range(8):
+        path = tmp_path / "images" / "train" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path)
+    return tmp_path / "images"
+
+
+@pytest.fixture
+def train(folder, monkeypatch):
+    """Options → the content of model.pth, trained in this process."""
+
+    def call(*options):
+        out = folder.parent / "run"
+        words = [*SMALL.split(), "--data-dir", folder, "--out", out, "--steps", 2, *options]
+        monkeypatch.setattr(sys, "argv", ["train_lightning.py", *map(str, words)])
+        runpy.run_path(SCRIPT, run_name="__main__")
+        return torch.load(out / "model.pth", weights_only=False)
+
+    return call
+
+
+def test_hidden_files_and_folders_are_no_images_and_no_class(folder, train):
+    (folder / "train" / ".ipynb_checkpoints").mkdir()
+    shutil.copy(folder / "train" / "a" / "0.png", folder / "train" / ".ipynb_checkpoints" / "0.png")
+    (folder / "train" / "a" / "._0.png").write_bytes(b"of a Mac")
+    assert train()["args"]["model_kwargs"]["num_classes"] == 2
+
+
+def test_folders_behind_links_are_trained_on(folder, train, tmp_path):
+    (folder / "train" / "b").rename(tmp_path / "elsewhere")
+    (folder / "train" / "b").symlink_to(tmp_path / "elsewhere")
+    assert train()["args"]["model_kwargs"]["num_classes"] == 2
+
+
+def test_fewer_images_than_a_batch_are_said_in_one_line(train):
+    with pytest.raises(SystemExit) as stop:
+        train("--batch-size", 9)
+    assert "has 8 images, fewer than a batch of 9" in stop.value.code
+
+
+def test_a_split_that_is_not_there_is_said_and_not_all_images_trained_on(train):
+    with pytest.raises(SystemExit) as stop:
+        train("--train-split", "other")
+    assert stop.value.code.endswith("images has no folder other")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:200]), "cannot be used as an image"),
+        (
+            lambda path: Image.fromarray(np.full((16, 16), 3000, np.uint16)).save(path),
+            "more than 8 bits a channel",
+        ),
+    ],
+)
+def test_an_image_that_cannot_be_used_is_named_and_not_replaced(folder, train, spoil, said):
+    spoil(folder / "train" / "b" / "3.png")
+    with pytest.raises(SystemExit) as stop:
+        train("--no-aug")
+    assert "b/3.png" in stop.value.code
+    assert said in stop.value.code
+    assert "\n" not in stop.value.code
+
+
+def test_moved_images_are_trained_on(train):
+    assert train("--moved", 0.25)["args"]["moved"] == 0.25
+
+
+def test_a_model_that_is_lost_after_the_last_step_is_written_again_with_the_averaged_weights(
+    train, tmp_path
+):
+    steps = "--steps", 100, "--ema-decay", 0.9  # a checkpoint is written each 100
+    first = train(*steps)["state_dict"]
+    (tmp_path / "run" / "model.pth").unlink()
+    again = train(*steps)["state_dict"]
+    for name, value in first.items():
+        torch.testing.assert_close(again[name], value, rtol=0, atol=0)
