@@ -16,7 +16,7 @@ SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, flags=re.S | re
 
 def blocks(section: str, language: str = "python") -> list[str]:
     found = cape_support.blocks(SECTIONS[section], language)
-    assert all(len(block.splitlines()) <= 24 for block in found)
+    assert all(len(block.splitlines()) <= 27 for block in found)
     return found
 
 
@@ -54,6 +54,19 @@ def test_plain_pytorch_learns_what_needs_positions():
     for block in blocks("Plain PyTorch"):
         exec(block, names)
     assert right(names["model"]) > 0.95
+
+
+@pytest.mark.parametrize("pos", ["rope", "relpos"])  # alibi's distances do not tell which is before
+def test_attention_of_ones_own_learns_it_with_variants_that_act_there(pos):
+    torch.manual_seed(0)
+    names: dict = {"batches": tagged(200, seed=0)}
+    tagger, training, rotary = blocks("Plain PyTorch")
+    exec(tagger, names)
+    exec(rotary, names)
+    assert "Tagger(words=9, tags=2)" in training  # the same loop, with the other model
+    names["Tagger"] = lambda **sizes: names["RotaryTagger"](**sizes, pos=pos)
+    exec(training, names)
+    assert right(names["model"]) > 0.9
 
 
 def test_lightning_trains_the_same_model(tmp_path, monkeypatch):
