@@ -69,6 +69,19 @@ def test_attention_of_ones_own_takes_variants_that_act_there(pos):
     assert not torch.allclose(found[real], model(words.flip(1), lengths)[real])
 
 
+@pytest.mark.parametrize("pos", ["rope", "relpos"])  # alibi's distances do not tell which is before
+def test_attention_of_ones_own_learns_it_with_variants_that_act_there(pos):
+    torch.manual_seed(0)
+    names: dict = {"batches": tagged(200, seed=0)}
+    tagger, training, layer, rotary = blocks("Plain PyTorch")
+    for block in (tagger, layer, rotary):
+        exec(block, names)
+    assert "Tagger(words=9, tags=2)" in training  # the same loop, with the other model
+    names["Tagger"] = lambda **sizes: names["RotaryTagger"](**sizes, pos=pos)
+    exec(training, names)
+    assert right(names["model"]) > 0.9
+
+
 def test_lightning_trains_the_same_model(tmp_path, monkeypatch):
     pytest.importorskip("lightning")
     monkeypatch.chdir(tmp_path)
