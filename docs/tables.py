@@ -128,7 +128,7 @@ def number(of: str) -> str:
 
 
 def overall() -> str:
-    """A row for each variant of the package: its scores in the three hosts."""
+    """A row for each variant that was measured: its scores in the three hosts."""
     scores = {}
     for study in {study for _, study, *_ in OVERALL}:
         rows = pd.read_csv(RESULTS / f"{study}.csv", dtype={"condition": str})
@@ -140,7 +140,8 @@ def overall() -> str:
             low = scores[study].get((*key, f"{variant}_low"))  # in images, where there is one
             found = scores[study].get((*key, variant)) if low is None else low
             row.append(cell(found, 1))
-        rows.append(row)
+        if any(row[1:]):
+            rows.append(row)
     return table(["", *(head for head, *_ in OVERALL)], rows)
 
 
