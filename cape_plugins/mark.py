@@ -6,7 +6,7 @@ weights cannot change a key. Settings are scalars under their own names.
     >>> mark = VariantMark("cape", {"max_global_shift": 5.0, "frequency_scale": 1.0}, TRAINING)
     >>> mark.state_dict().keys()
     odict_keys(['variant_cape', 'max_global_shift', 'frequency_scale'])
-    >>> mark.load_state_dict(weights)       # ValueError if another variant made them
+    >>> _ = mark.load_state_dict(weights)   # ValueError if another variant made them
 """
 
 import logging

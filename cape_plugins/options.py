@@ -8,9 +8,9 @@ What a variant takes is the fields of its classes (:mod:`cape_plugins.variants`)
 flags, keyword arguments or YAML keys of them, and says once which defaults and which unit it has:
 
     >>> tokens = Host(axes=1, unit="tokens", defaults={"max_global_shift": 5.0})
-    >>> tokens.options()["max_global_shift"]
-    Option(name='max_global_shift', default=5.0, help='cape: … (tokens)')
-    >>> tokens.choose("cape", {"max_global_shift": 3.0})    # ValueError for what cape does not take
+    >>> tokens.options()["max_global_shift"].help
+    'cape: Δ of a sample is uniform in ± this (section 3.2) (tokens)'
+    >>> given, _ = tokens.choose("cape", {"max_global_shift": 3.0})  # ValueError if cape takes none
 """
 
 import dataclasses

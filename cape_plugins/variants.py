@@ -16,7 +16,8 @@ modules are imported when the table is first read (docs/adding-a-variant.md).
 import re
 from dataclasses import Field, dataclass
 from importlib.metadata import entry_points
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from cape_plugins.added import Added, Table
 from cape_plugins.alibi import Alibi
@@ -117,8 +118,10 @@ def register_variant(name: str, variant: Variant) -> None:
 
 def kinds(annotation: Any) -> set[type]:
     """The types that an option's annotation is made of: ``float | tuple[int, ...]`` → both."""
+    if get_origin(annotation) not in (Union, UnionType, tuple):
+        return {annotation}
     inner = [one for one in get_args(annotation) if one is not ...]
-    return {annotation} if not inner else set().union(*(kinds(one) for one in inner))
+    return set().union(*(kinds(one) for one in inner))
 
 
 def _register(name: str, variant: Variant) -> None:

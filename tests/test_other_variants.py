@@ -158,12 +158,12 @@ if importlib.util.find_spec("timm"):
     found["timm"] = [name.split("_")[3] for name in made]
     timm.create_model("vit_tiny_patch16_script_224", depth=1)
 if importlib.util.find_spec("fairseq"):
-    from fairseq import options
+    from fairseq.options import get_training_parser, parse_args_and_arch
 
-    parser = options.get_training_parser()
     line = ["data", "--arch", "cape_transformer_tiny", "--pos"]
     found["fairseq"] = [
-        options.parse_args_and_arch(parser, [*line, pos]).pos for pos in ("cape", "works", "script")
+        parse_args_and_arch(get_training_parser(), [*line, pos]).pos
+        for pos in ("cape", "works", "script")
     ]
 if importlib.util.find_spec("espnet2"):
     from espnet2.tasks.asr import encoder_choices

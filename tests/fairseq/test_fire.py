@@ -63,8 +63,8 @@ def test_another_variants_model_refuses_it_in_one_line(data, trained, flags, say
     assert_one_line(call(line), says)
 
 
-def test_options_are_checked_before_data_are_read(tmp_path):
-    line = f"fairseq-train /nowhere {TRAIN} --save-dir {tmp_path}"
+def test_wrong_options_are_one_line(data, tmp_path):
+    line = f"fairseq-train {data} --save-dir {tmp_path} {TRAIN}"
     known = "--fire-width = 8 is for fire, cape_fire; rope takes"
     assert_one_line(call(f"{line} --pos rope --fire-width 8"), known)
     assert_one_line(call(f"{line} --pos fire --fire-width 0"), r"\bfire_width\b.* 0$")

@@ -165,9 +165,10 @@ def test_ar_preserving_tells_images_of_other_shapes_apart(naflex, images, batch,
 def test_a_vits_weights_give_what_the_vit_gives(create, load, several, batch, variant, tmp_path):
     vit = create(variant, img_size=64).eval()
     torch.save(vit.state_dict(), tmp_path / "vit.pth")
-    # of alibi's unit the NaFlexVit must know the training's grid
-    alibi = dict(pos_embed_grid_size=(4, 4)) if "alibi" in variant else {}
-    model = load(tmp_path / "vit.pth", variant, "naflexvit", **AS_VIT, **alibi).eval()
+    # for units of distance the NaFlexVit must know the training's grid
+    distant = "alibi" in variant or "fire" in variant
+    grid = dict(pos_embed_grid_size=(4, 4)) if distant else {}
+    model = load(tmp_path / "vit.pth", variant, "naflexvit", **AS_VIT, **grid).eval()
     alone = torch.cat([vit(image[None]) for image in several])
     images = torch.cat([model(image[None]) for image in several])
     torch.testing.assert_close(images, alone, atol=1e-4, rtol=1e-4)
