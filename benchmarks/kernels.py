@@ -18,7 +18,6 @@ CPU's, which is one operation more, and autocast is the CPU's, which leaves norm
 
 import argparse
 import contextlib
-import csv
 import importlib
 import logging
 import math
@@ -370,6 +369,7 @@ def main() -> None:
     for case in arguments.cases:
         host_names = names_of(HOSTS[case][0])
         base = count_model(case, CASES[case], "nopos")
+        rows.append({"case": case, "pos": "nopos, the whole step", **base._asdict()})
         for pos in host_names:
             if pos not in ("nopos", STOCK) and (arguments.pos is None or pos in arguments.pos):
                 found = count_model(case, CASES[case], pos).beyond(base)
@@ -379,24 +379,12 @@ def main() -> None:
     print(tables(rows))
 
 
-def milliseconds_measured() -> dict[tuple[str, str], float]:
-    """(case, variant) → milliseconds beyond nopos of an eager step on an H100, at e57ee8a."""
-    with (Path(__file__).parent / "results" / "steps_h100.csv").open() as file:
-        eager = [row for row in csv.DictReader(file) if not row["compiled"]]
-    found = {}
-    for row in eager:
-        found[row["case"], row["variant"]] = (float(row["step"]) - 1) * float(row["unit_ms"])
-    return found
-
-
 def tables(rows: list[dict[str, Any]]) -> str:
     """Parts, and training steps beyond nopos with the time that an H100 would take for them."""
     head = ["part", "operations forward", "backward", "bytes forward", "backward"]
     alone = [list(row.values())[1:] for row in rows if row["case"] == "part"]
     found = [tabulate(alone, head, tablefmt="github"), ""]
     head = ["step, beyond nopos", "variant", "operations", "GB", "ms of bytes", "ms of launches"]
-    head += ["ms measured before"]
-    measured = milliseconds_measured()
     steps = []
     for row in rows:
         if row["case"] != "part":
@@ -404,8 +392,7 @@ def tables(rows: list[dict[str, Any]]) -> str:
             moved = row["forward_bytes"] + row["backward_bytes"]
             launches = " to ".join(f"{1e3 * operations * each:.1f}" for each in LAUNCHES)
             milliseconds = 1e3 * moved / BANDWIDTH
-            step = [row["case"], row["pos"], operations, moved / 1e9, milliseconds, launches]
-            steps.append([*step, measured.get((row["case"], row["pos"]))])
+            steps.append([row["case"], row["pos"], operations, moved / 1e9, milliseconds, launches])
     return "\n".join([*found, tabulate(steps, head, tablefmt="github", floatfmt=".2f")])
 
 

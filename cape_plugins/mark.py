@@ -30,7 +30,8 @@ class VariantMark(nn.Module):
 
     Args:
         pos: the variant.
-        settings: option → value; those that are no numbers are left out.
+        settings: option → value: numbers, or words, which are keys too (``overflow=wrap``).
+            Others are left out.
         training_only: options whose other value is a warning, as they change nothing in
             evaluation. Another value of the rest is an error.
         spell: writes an option's name as the host's users type it.
@@ -49,10 +50,13 @@ class VariantMark(nn.Module):
         self.pos, self.training_only = pos, frozenset(training_only)
         self.spell, self.advice = spell, advice
         self.settings = {k: v for k, v in settings.items() if _is_numeric(v)}
+        self.words = {k: v for k, v in settings.items() if isinstance(v, str)}
         self._fill(None)
 
     def _fill(self, device: torch.device | None) -> None:
         self.register_buffer(_VARIANT + self.pos, torch.empty(0, device=device))
+        for name, word in self.words.items():
+            self.register_buffer(_key_of(name, word), torch.empty(0, device=device))
         for name, value in self.settings.items():
             kept = torch.tensor(value, dtype=torch.float32, device=device)
             self.register_buffer(name, kept)
@@ -93,6 +97,13 @@ def compare(found: Mapping[str, Tensor], mark: VariantMark) -> None:
             f"the checkpoint was trained with {spell('pos')} {theirs[0]}, this model has "
             f"{mark.pos}: set {spell('pos')} {theirs[0]}, or {mark.advice}"
         )
+    for name, word in mark.words.items():
+        kept = [key for key in found if key.startswith(f"{name}=")]
+        if kept and _key_of(name, word) not in kept:
+            raise ValueError(
+                f"the checkpoint was trained with {spell(name)} {kept[0].partition('=')[2]}, this "
+                f"model has {word}: set the former, or {mark.advice}"
+            )
     for name, value in mark.settings.items():
         if name not in found or found[name].is_meta:
             continue
@@ -114,6 +125,10 @@ def variant_of(entries: Iterable[str]) -> str | None:
         if last.startswith(_VARIANT):
             return last.removeprefix(_VARIANT)
     return None
+
+
+def _key_of(name: str, word: str) -> str:
+    return f"{name}={word}".replace(".", "_")  # a buffer's name has no dot
 
 
 def _is_numeric(value: Any) -> bool:

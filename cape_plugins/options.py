@@ -134,6 +134,10 @@ class Host(Generic[Own]):
                 takers.setdefault(name, []).append(pos)
         for name, one in declared(self.own).items():
             found.setdefault(name, one)
+        if unknown := self.defaults.keys() - found.keys():
+            raise ValueError(
+                f"defaults are of options that nobody has: {', '.join(sorted(unknown))}"
+            )
         shown = {}
         for name, one in found.items():
             help = one.help + (f" ({self.unit})" if one.unit == POSITION else "")

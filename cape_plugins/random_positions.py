@@ -51,6 +51,7 @@ class RandomPositions(AsGiven):
                 "random_range must be a number > 0 or (low, high) with low < high, got "
                 f"{self.random_range!r}"
             )
+        object.__setattr__(self, "random_range", (low, high))  # one form, for checkpoints
 
     @property
     def range(self) -> tuple[float, float]:

@@ -37,7 +37,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "studies" / "results"
 MEASURED = HERE.parent / "benchmarks" / "results"
 PAGES = ["../README.md", "answer.md", "choosing.md", "paper-claims.md", "results.md", "cost.md"]
-PAGES = [HERE / name for name in [*PAGES, "cost-cpu.md"]]
+PAGES = [HERE / name for name in PAGES]
 #: studies in answers/ → the figure on answer.md
 ANSWERS = {
     "my_images": "answer.png",
@@ -144,31 +144,10 @@ def overall() -> str:
     return table(["", *(head for head, *_ in OVERALL)], rows)
 
 
-def costs() -> pd.DataFrame:
-    """What ``benchmarks/variants.py`` wrote, by variant and case."""
-    return pd.read_csv(MEASURED / "cost.csv").set_index(["variant", "case"])
-
-
-def of_cost() -> str:
-    """A row for each variant: step and memory of each model as multiples of nopos."""
-    cost = costs()
-    cases = cost.index.unique("case")
-    rows = [
-        [variant]
-        + [
-            cell(cost[which].get((variant, case)), 2)
-            for case in cases
-            for which in ("step", "memory")
-        ]
-        for variant in cost.index.unique("variant")
-    ]
-    heads = [f"{case}, {which}" for case in cases for which in ("step", "memory")]
-    return table(["", *heads], rows)
-
-
 def of_gpu() -> str:
     """A training step on a GPU: each variant's time as a multiple of nopos, eager and compiled."""
     steps = pd.read_csv(MEASURED / "steps_h100.csv")
+    steps = steps[steps["unit"] == "nopos"]
     heads, columns = [], []
     for (case, compiled), rows in steps.groupby(["case", steps["compiled"].fillna("")]):
         heads.append(f"{case}, compiled" if compiled else case)
@@ -177,16 +156,17 @@ def of_gpu() -> str:
     return table(["", *heads], found)
 
 
-def of_cpu() -> str:
-    """A training step on a CPU in each run, before and after the operations were made fewer."""
-    steps = pd.read_csv(MEASURED / "steps_cpu.csv")
-    steps["run"] = steps.groupby(["label", "case", "variant"]).cumcount() + 1
-    found = steps.pivot(index=["case", "variant"], columns=["label", "run"], values="step")
-    found = found.drop("nopos", level="variant")
-    columns = [("before", 1), ("before", 2), ("after", 1), ("after", 2)]
-    rows = [[*key, *(cell(row[one], 2) for one in columns)] for key, row in found.iterrows()]
-    heads = ["model", "variant", *(f"{label}, run {run}" for label, run in columns)]
-    return table(heads, rows)
+def of_conformer() -> str:
+    """A training step of a Conformer on a GPU, as multiples of ESPnet's own with rel_pos."""
+    steps = pd.read_csv(MEASURED / "steps_h100.csv")
+    found = steps[steps["unit"] == "stock"].pivot(
+        index="variant", columns="case", values=["step", "memory"]
+    )
+    found = found.drop("stock").sort_values(("step", "conformer_12"))
+    cases = {"conformer_12": "10 s", "conformer_12_30s": "30 s"}
+    shown = [(what, case) for case in cases for what in ("step", "memory")]
+    rows = [[pos, *(cell(row[one], 2) for one in shown)] for pos, row in found.iterrows()]
+    return table(["", *(f"{cases[case]}, {what}" for what, case in shown)], rows)
 
 
 def variants_of(columns: Sequence[pd.Series]) -> list[str]:
@@ -195,23 +175,14 @@ def variants_of(columns: Sequence[pd.Series]) -> list[str]:
 
 
 def of_kernels() -> str:
-    """Operations and gigabytes that each variant adds to a step, before and after."""
-    counts = {
-        when: pd.read_csv(MEASURED / f"kernels_{when}.csv").set_index(["case", "pos"])
-        for when in ("before", "after")
-    }
+    """Operations and gigabytes that each variant adds to a step without positions."""
+    counts = pd.read_csv(MEASURED / "kernels.csv")
     rows = []
-    for case, pos in counts["after"].index:
-        if case == "part":
-            continue
-        row = [case, pos]
-        for what, unit, digits in (("", 1, 0), ("_bytes", 1e9, 2)):
-            for found in counts.values():
-                one = found.loc[(case, pos)]
-                row.append(cell((one["forward" + what] + one["backward" + what]) / unit, digits))
-        rows.append(row)
-    heads = ["operations before", "now", "GB before", "now"]
-    return table(["step", "variant", *heads], rows)
+    for one in counts[counts["case"] != "part"].to_dict("records"):
+        moved = (one["forward_bytes"] + one["backward_bytes"]) / 1e9
+        operations = one["forward"] + one["backward"]
+        rows.append([one["case"], one["pos"], cell(operations, 0), cell(moved, 2)])
+    return table(["step", "variant", "operations", "GB"], rows)
 
 
 def of_intervals() -> str:
@@ -367,9 +338,8 @@ def filled(text: str) -> str:
     def anew(match: re.Match[str]) -> str:
         name = match[1]
         own = {
-            "cost": of_cost,
             "gpu": of_gpu,
-            "cpu": of_cpu,
+            "conformer": of_conformer,
             "kernels": of_kernels,
             "overall": overall,
             "demo": of_demo,

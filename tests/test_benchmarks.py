@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -93,9 +94,10 @@ def test_what_fails_there_is_reported_and_the_rest_still_runs(broken, tmp_path):
     assert said.count(": FAILED, ") == 3 + ("timm" in HERE)
 
 
-def test_another_checkout_is_measured_in_turn_by_the_same_scripts(broken, tmp_path):
+def test_another_checkout_is_measured_in_turn_by_its_own_scripts(broken, tmp_path):
     before = tmp_path / "before"
     (before / "cape_plugins").mkdir(parents=True)
+    shutil.copytree(ROOT / "benchmarks", before / "benchmarks")
     (before / "torch.py").write_text("raise ImportError('torch of before')")
     given = {"BEFORE": before, "OUT": tmp_path / "out", "PYTHONPATH": broken("torch")}
     _, said = gpu(1, **given)
@@ -162,37 +164,14 @@ def test_every_variant_is_compared_in_every_host_that_is_here(tmp_path):
         assert parameters[case, "sinpos"] < parameters[case, "abspos"]
 
 
-# Eager mode's rotation rounds once too often.
-TURNED_TOO_FAR = """
-import torch, parity
-from cape_plugins import rotation
-
-halves = rotation._rotate_halves
-
-def rounded_phases(turned, cos, *others):
-    return halves(turned, cos.to(turned[0].dtype).to(cos.dtype), *others)
-
-rotation._rotate_halves = rounded_phases
-parity.main()
-"""
-
-
 @pytest.mark.release
-def test_parity_and_the_trainers_of_a_gpu_run_on_the_cpu(tmp_path):
+def test_the_tests_for_a_gpu_run_on_the_cpu(tmp_path):
     status, said = gpu(2, OUT=tmp_path)
     assert status == 0, said[-3000:]
     found = outcomes(tmp_path / "gpu2.md")
-    assert found[:2] == ["done", "done"]
-    assert found[2:] in (["done"], ["left out: no fairseq here"])
-    checks = [row["outcome"] for row in csv.DictReader((tmp_path / "gpu2-parity.csv").open())]
-    assert checks.count("ok") > 40
-
-
-def test_parity_fails_where_a_result_differs():
-    status, said = run(sys.executable, "-c", TURNED_TOO_FAR, "--checks", "rotation", "--quick",
-                       PYTHONPATH=f"{ROOT / 'benchmarks'}:{ROOT}")  # fmt: skip
-    assert status == 1
-    assert "| FAILED |" in said
+    assert {*found} <= {"done", "left out: no timm here", "left out: no fairseq here"}
+    assert found[0] == "done"
+    assert "passed" in (tmp_path / "gpu2.md").read_text()
 
 
 @pytest.mark.release

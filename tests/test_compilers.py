@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from cape_support import OURS, Layer, build, places, seeded
 
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+
 MASK = torch.tensor([[[True] * 6], [[True] * 4 + [False] * 2]])
 HALF = torch.bfloat16
 
@@ -88,11 +90,11 @@ def test_an_exported_model_takes_any_size(pos, axes):
         torch.testing.assert_close(torch.from_numpy(out), layer(*other), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("pos", "axes"), EXPORTED)
-def test_a_traced_model_gives_the_same(pos, axes):
-    layer = Layer(pos, axes).eval()
-    given = example(axes, 2, 6)
-    torch.testing.assert_close(torch.jit.trace(layer, given)(*given), layer(*given))
+@pytest.mark.parametrize(("pos", "axes"), [("cape", 1), ("random", 1), ("sinpos", 2)])
+def test_a_traced_embedding_gives_the_same(pos, axes):
+    module, given = build(pos, axes).eval(), example(axes, 2, 6)
+    traced = torch.jit.trace(lambda *x: module(*x)[0], given)
+    torch.testing.assert_close(traced(*given), module(*given)[0])
 
 
 @pytest.mark.parametrize(("pos", "axes"), OURS)

@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from cape_plugins import token_positions
-from cape_plugins.mark import variant_of
+from cape_plugins import Positions, token_positions
+from cape_plugins.mark import VariantMark, variant_of
 from cape_support import OURS, SEQUENCES, build
 
 TRAINING = dict(max_global_shift=5.0, max_local_shift=0.5, max_global_scale=1.4)
@@ -310,3 +310,15 @@ def test_sharded_and_replicated_models_keep_it(one_process):
     for _ in range(2):
         replicated(torch.ones(1, 6, 12)).sum().backward()
     assert marked(replicated.module.state_dict()) == marked(Model().state_dict())
+
+
+def test_a_word_among_the_settings_is_a_key_too():
+    wraps, ends = (VariantMark("abspos", {"overflow": word}) for word in ("wrap", "error"))
+    wraps.load_state_dict(VariantMark("abspos", {"overflow": "wrap"}).half().state_dict())
+    with pytest.raises(ValueError, match="overflow"):
+        wraps.load_state_dict(ends.state_dict())
+
+
+def test_one_range_of_random_positions_is_kept_in_one_form():
+    made = [Positions("random", dim=8, random_range=given) for given in (9.0, (0.0, 9.0))]
+    made[0].load_state_dict(made[1].state_dict())

@@ -22,7 +22,7 @@ PAGES = [
 def test_the_core_without_a_host_runs():
     names: dict = {}
     exec(CORE, names)
-    assert names["out"].shape == (2, 7, 512)
+    assert names["out"].shape == (2, 8, 7, 64)
 
 
 def test_timms_quickstart_makes_the_models_that_it_says(capsys):
@@ -34,17 +34,6 @@ def test_timms_quickstart_makes_the_models_that_it_says(capsys):
     exec(TIMM, names)
     assert names["model"].num_classes == 10
     assert capsys.readouterr().out == re.findall(r"# (torch\.Size\(.*?\)):", TIMM)[0] + "\n"
-
-
-def test_it_keeps_to_what_somebody_reads_in_a_minute():
-    """At most 110 lines, 15 signed numbers, one number a row, and no cell over 200 characters."""
-    shown = re.sub(r"<!--.*?-->", "", README)
-    assert len(README.splitlines()) <= 110
-    assert len(re.findall(r"[+−]\d", shown)) <= 15
-    rows = [line.strip("|").split("|") for line in shown.splitlines() if line.startswith("|")]
-    for row in rows:
-        assert all(len(cell.strip()) <= 200 for cell in row), row
-        assert len(re.findall(r"[+−]\d[\d.]* \[", "|".join(row))) <= 1, row
 
 
 def test_the_extras_and_the_targets_exist():

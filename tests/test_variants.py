@@ -1,6 +1,5 @@
 """The table of variants, and the way into it from outside."""
 
-import sys
 from dataclasses import dataclass
 
 import pytest
@@ -17,7 +16,7 @@ from cape_plugins import (
     register_variant,
     variants,
 )
-from cape_support import IMAGES, OURS, SEQUENCES, run
+from cape_support import IMAGES, OURS, SEQUENCES
 
 
 @dataclass(eq=False, repr=False)
@@ -27,7 +26,7 @@ class Tilted(PositionalAttention):
     tilt: float = option(1.0, "how steep", unit=POSITION)
 
 
-TILTED = Variant(attends=Tilted)
+TILTED, PLAIN = Variant(attends=Tilted), Variant(adds=Sinusoids)
 
 
 def test_ours_come_first_and_images_have_all_but_those_that_count_tokens():
@@ -90,14 +89,14 @@ class OtherBase(PositionalAttention):
 @pytest.mark.parametrize(
     ("name", "variant", "says"),
     [
-        ("rope", TILTED, "rope"),  # there is one
-        ("relpos", Variant(attends=Tilted, axes=(2, 1)), "relpos"),  # on one of the axes
-        ("Fire", TILTED, "Fire"),
-        ("fire-2", TILTED, "fire-2"),
-        ("_fire", TILTED, "_fire"),
-        ("fire__2", TILTED, "fire__2"),
-        ("", TILTED, "''"),
-        ("other", Variant(attends=OtherBase), r"option base .*other .* sinpos .*10000\.0"),
+        ("rope", PLAIN, "rope"),  # there is one
+        ("relpos", Variant(adds=Sinusoids, axes=(2, 1)), "relpos"),  # on one of the axes
+        ("Fire", PLAIN, "Fire"),
+        ("fire-2", PLAIN, "fire-2"),
+        ("_fire", PLAIN, "_fire"),
+        ("fire__2", PLAIN, "fire__2"),
+        ("", PLAIN, "''"),
+        ("other", Variant(attends=OtherBase, axes=(1,)), r"option base .*other .* sinpos .*10000"),
     ],
 )
 def test_what_would_mean_two_things_is_refused_and_changes_nothing(name, variant, says):
@@ -146,64 +145,16 @@ def test_a_class_without_options_of_its_own_needs_no_decorator():
     assert Variant(attends=Plain).options(1).keys() == {"tilt"}
 
 
-@pytest.mark.parametrize("name", ["layers", "pos", "sizes", "training", "half", "mask"])
-def test_an_option_whose_name_is_another_things_is_refused(name):
-    options = {"__annotations__": {name: float}, name: option(1.0, "of a variant")}
-    kind = dataclass(frozen=True)(type("Odd", (AsGiven,), options))
-    if name == "mask":  # is nobody's
-        assert name in Variant(augments=kind).options(1)
-        return
-    with pytest.raises(ValueError, match=name):
-        Variant(augments=kind)
-
-
-TILTED_PACKAGE = """
-from dataclasses import dataclass
-from cape_plugins import PositionalAttention, Variant, option, register_variant
-
 @dataclass(eq=False, repr=False)
-class Tilted(PositionalAttention):
-    tilt: float = option(1.0, "how steep")
-
-register_variant("tilted", Variant(attends=Tilted))
-"""
-PACKAGES = {
-    "broken": "import no_such_module",
-    "taken": TILTED_PACKAGE.replace('"tilted"', '"rope"'),
-    "ambiguous": TILTED_PACKAGE.replace("tilt:", "base:"),
-    "tilted": TILTED_PACKAGE,
-}
-LOOK = """
-import warnings
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    from cape_plugins import Positions, variants
-    names = [name for name in variants.names(1) if "tilted" in name or name in ("nopos", "rope")]
-    assert variants.names(2) and variants.names(1)
-print(*names, *variants.get("tilted", 2).options(2))
-print(Positions("tilted", dim=8, layers=1, tilt=2.0).attentions[0].tilt)
-for one in caught:
-    if "cape_plugins" in str(one.message):
-        print(type(one.message).__name__, one.message)
-"""
+class Odd(PositionalAttention):
+    odd_table: dict[str, int] | None = option(None, "of a kind that no flag has")  # noqa: RUF009
 
 
-def test_packages_register_by_entry_point_and_one_that_cannot_is_a_warning(tmp_path):
-    for name, source in PACKAGES.items():
-        (tmp_path / f"{name}_variant.py").write_text(source)
-        about = tmp_path / f"{name}-1.0.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        points = f"[cape_plugins.variants]\nof_{name} = {name}_variant\n"
-        (about / "entry_points.txt").write_text(points)
-    path = ":".join([str(tmp_path), *sys.path])
-    status, output = run(sys.executable, "-c", LOOK, PYTHONPATH=path)
-    assert status == 0, output
-    known, built, *warned = output.splitlines()
-    assert known == "nopos rope tilted tilt"
-    assert built == "2.0"
-    said = {name: [line for line in warned if f" of {name} " in line] for name in PACKAGES}
-    assert [len(lines) for lines in said.values()] == [1, 1, 1, 0]
-    assert "no_such_module" in said["broken"][0]
-    assert "RuntimeWarning" in said["taken"][0]
-    assert "base" in said["ambiguous"][0]
+@pytest.mark.parametrize(
+    ("variant", "says"),
+    [(TILTED, "tilt .*odd_tilt"), (Variant(attends=Odd), r"odd_table .*dict\[str, int\]")],
+)
+def test_a_new_option_begins_with_the_variants_name_and_is_of_a_kind_that_hosts_have(variant, says):
+    """Else it could be an option of a host, or be one that no command line can give."""
+    with pytest.raises(ValueError, match=says):
+        register_variant("odd", variant)

@@ -236,7 +236,7 @@ class InSeconds(AbsEncoder):
             middle = self.reach // 2  # of the feature frames that a frame is made of
             seconds = times[:, middle : times.shape[1] - middle : self.stride]
             seconds = seconds.masked_fill(padding, math.nan)
-            mask[:, 0] = True  # of an empty utterance, whose attention to nothing could be NaN
+            mask[:, 0].fill_(True)  # of an empty utterance, whose attention to nothing could be NaN
             # each process shifts its utterances by draws of its own
             generator = generator_of_rank(x.device) if self.training else None
             x, given = self.positions(x * self.scale, seconds, mask[:, None], generator=generator)

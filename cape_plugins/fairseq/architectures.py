@@ -108,14 +108,16 @@ def register_architectures() -> None:
 
 def _configure(model: str, options: dict[str, Any]) -> Any:
     """The function that fairseq calls with the options given by the user."""
-    default = MODELS[model].config().pos
+    defaults = vars(MODELS[model].config())
 
     def configure(args: Any) -> None:
         for option, value in options.items():
             if getattr(args, option, None) is None:
                 setattr(args, option, value)
         if isinstance(args, Namespace):  # of the command line, before fairseq reads any data
+            given = {name: value for name, value in vars(args).items() if value is not None}
             with one_line():
-                check_start(getattr(args, "pos", None) or default, args)
+                chosen = MODELS[model].check_options({**defaults, **given})
+                check_start(chosen.pos, args)
 
     return configure

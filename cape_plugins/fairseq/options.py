@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Optional, cast, get_args, get_origin
 
+import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
@@ -20,6 +21,7 @@ from omegaconf import II, OmegaConf
 
 from cape_plugins.augment import Augmentation
 from cape_plugins.checks import is_number
+from cape_plugins.module import Positions
 from cape_plugins.options import POSITION, Host, Option, declared, option
 from cape_plugins.sinusoid import Sinusoids
 from cape_plugins.variants import Variant, get
@@ -118,13 +120,18 @@ class Chosen(NamedTuple):
         auto = self.source.source_bos == "auto"
         return self.aligns_source if auto else self.source.source_bos == "true"
 
+    def positions(self, sets: Mapping[str, Any], **sizes: Any) -> Positions:
+        """The core's module; arguments and errors are those of :meth:`Host.positions`."""
+        always = {"mean_normalize": False, "overflow": "error"}
+        return HOST.positions(self.pos, self.options, {**always, **sets}, **sizes)
+
 
 def choose(options: Mapping[str, Any]) -> Chosen:
-    """Take the options about positions from a model's, name → value, and check them.
+    """Take the options about positions from a model's, name → value.
 
     Raises:
-        ValueError: an option is for another ``pos``, or a value is out of range; variants check the
-            values of theirs when they are made.
+        ValueError: an option is for another ``pos``, or a value is out of range; a variant checks
+            the values of its own when it is made.
     """
     ours, _ = HOST.split(options)
     pos, every = ours.pop("pos"), HOST.options()
@@ -147,11 +154,25 @@ def _as_declared(value: Any, one: Option) -> Any:
     return tuple(ast.literal_eval(value) if isinstance(value, str) else value)
 
 
-def refuse_replaced(options: Mapping[str, Any]) -> None:
-    """Raise ValueError for fairseq's own switches of positions, which contradict ``--pos``."""
+def check_options(options: Mapping[str, Any]) -> Chosen:
+    """Check the options about positions of a model before it is built.
+
+    ``options`` are all of the model's, name → value.
+
+    Raises:
+        ValueError: as :func:`choose`; a value is out of range, or the variant cannot serve the
+            model's sizes; or an option of fairseq contradicts ``pos``.
+    """
     for name, instead in _REPLACED.items():
         if options.get(name):
             raise ValueError(f"{flag(name)} is replaced by {instead} in cape_transformer models")
+    chosen = choose(options)
+    for stack in ("encoder", "decoder"):  # a language model has no encoder
+        if f"{stack}_embed_dim" in options:
+            dim, heads = options[f"{stack}_embed_dim"], options[f"{stack}_attention_heads"]
+            with torch.device("meta"):
+                chosen.positions({"abspos_context": 1}, dim=dim, heads=heads, layers=1)
+    return chosen
 
 
 def _flatten() -> type[FairseqDataclass]:

@@ -34,14 +34,13 @@ from cape_plugins.fairseq.layers import (
     wrap,
 )
 from cape_plugins.fairseq.options import (
-    HOST,
     Chosen,
     FairseqCapeConfig,
     FairseqCapeLanguageModelConfig,
     as_config,
+    check_options,
     choose,
     plain_options,
-    refuse_replaced,
 )
 from cape_plugins.fairseq.positions import positions_in_batch, prepend_bos
 from cape_plugins.fairseq.source_scale import count_source_scale
@@ -90,10 +89,8 @@ class MakesPositions:
         remembers: Mapping[str, float] | None = None,
         **named: Any,
     ) -> None:
-        positions = HOST.positions(
-            chosen.pos,
-            chosen.options,
-            {"mean_normalize": False, "overflow": "error", **sets},
+        positions = chosen.positions(
+            sets,
             dim=stack.embed_dim,
             heads=stack.attention_heads,
             layers=stack.layers,
@@ -279,13 +276,8 @@ class FairseqCapeModel:
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> Chosen:
-        """Check the model's options, name → value.
-
-        Raises:
-            ValueError: as :func:`choose`, or an option of fairseq contradicts ``pos``.
-        """
-        refuse_replaced(options)
-        return choose(options)
+        """:func:`cape_plugins.fairseq.options.check_options`."""
+        return check_options(options)
 
     @classmethod
     @one_line()
@@ -301,7 +293,7 @@ class FairseqCapeModel:
         """
         cfg = as_config(cfg)
         chosen = cls.check_options(plain_options(cfg))
-        # fairseq-train has checked this already. It is left out where a model is built to generate:
+        # fairseq-train has checked it already. It is left out where a model is built to generate:
         # its training's folder may hold another training by now.
         if HydraConfig.initialized() and HydraConfig.get().job.name == "hydra_train":
             check_start(chosen.pos, cfg._get_parent().checkpoint)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cape_plugins.attention import Given, PositionalAttention
 from cape_plugins.module import Positions
 from cape_plugins.timm.loading import is_positional
-from cape_plugins.timm.positions import HOST, Chosen
+from cape_plugins.timm.positions import HOST, ImageSettings
 from cape_plugins.variants import get
 
 register_notrace_module(Positions)  # makes tensors whose sizes depend on the input
@@ -71,13 +71,13 @@ def block_classes(pos: str, given: Mapping[str, Any]) -> dict[str, type[nn.Modul
 
 
 def install_positions(
-    model: VisionTransformer | NaFlexVit, chosen: Chosen, patches: int
+    model: VisionTransformer | NaFlexVit, settings: ImageSettings, patches: int
 ) -> Positions:
     """Put the variant's attention into the blocks of timm's ViT or NaFlexVit.
 
     Args:
         model: built with the arguments of :func:`block_classes`.
-        chosen: the variant and its options.
+        settings: the variant and its options.
         patches: number of patches along the longer side of training images; alibi measures
             distances in patches of this grid.
 
@@ -90,20 +90,20 @@ def install_positions(
     """
     attentions = []
     sizes: dict[str, Any] = dict(dim=model.embed_dim, spacing=2 / max(patches - 1, 1))
-    if get(chosen.pos, axes=2).attends is not None:
-        attentions = _attentions(model, chosen.pos)
+    if get(settings.pos, axes=2).attends is not None:
+        attentions = _attentions(model, settings.pos)
         first = attentions[0]
         sizes |= dict(heads=first.num_heads, head_dim=first.head_dim, layers=len(attentions))
     # a grid is centred, and spread evenly over the range of random positions, already
-    span = (-chosen.extent, chosen.extent)
+    span = (-settings.extent, settings.extent)
     sets = dict(mean_normalize=False, random_range=span, spread=False)
     # ε that depends on each image is no number that a checkpoint could keep
-    remembers = {} if chosen.local_shift_is_given else {"max_local_shift": None}
-    position = HOST.positions(chosen.pos, chosen.options, sets, remembers=remembers, **sizes)
+    remembers = {} if settings.local_shift_is_given else {"max_local_shift": None}
+    position = HOST.positions(settings.pos, settings.options, sets, remembers=remembers, **sizes)
     # without spread it changes nothing in evaluation, where γ may be another
     position.mark.training_only |= {"random_range"}
     weight = next(model.parameters())
-    for attention, positional in zip(attentions, position.attentions, strict=False):
+    for attention, positional in zip(attentions, position.attentions, strict=True):
         attention.positional = positional and positional.to(weight)
     return position.to(weight)
 

@@ -28,7 +28,7 @@ from cape_plugins import fused
 from cape_plugins.attention import with_class
 from cape_plugins.augment import Augmentation
 from cape_plugins.options import declared
-from cape_plugins.timm.positions import HOST, take_options
+from cape_plugins.timm.positions import HOST, image_settings
 from cape_plugins.timm.registry import register_models
 
 __all__ = ["EvaCape"]
@@ -166,8 +166,8 @@ class EvaCape(timm_eva.Eva):
 def _create(name: str, pretrained: bool, *, stock: str, **kwargs: Any) -> nn.Module:
     """The twin of timm's model ``stock``; ``kwargs`` are timm's, and Δ, ε, λ."""
     given = {option: kwargs.pop(option) for option in _OURS if option in kwargs}
-    chosen, _ = take_options({"pos": "cape_rope", **given})
-    bounds = {option: chosen.options[option] for option in _OURS}
+    settings, _ = image_settings({"pos": "cape_rope", **given})
+    bounds = {option: settings.options[option] for option in _OURS}
     bounds = {option: value for option, value in bounds.items() if value is not None}
     augmentation = Augmentation(**bounds, mean_normalize=False)
     if timms := ", ".join(f"{n}={kwargs[n]}" for n in _TIMMS if kwargs.get(n) is not None):
@@ -182,7 +182,7 @@ def _create(name: str, pretrained: bool, *, stock: str, **kwargs: Any) -> nn.Mod
             f"options make {type(theirs).__name__} with {type(rotary).__name__}: leave out "
             "use_rot_pos_emb, rope_type, use_naflex, TIMM_USE_NAFLEX and feature_cls"
         )
-    coordinates = CoordinateAugmentation(augmentation, chosen.local_shift_is_given)
+    coordinates = CoordinateAugmentation(augmentation, settings.local_shift_is_given)
     ours: Any = EvaCape.of(theirs, coordinates)
     if theirs is made:
         made = ours

@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 _MARK = "position.mark."  # in the names of the mark's entries
 
 
-class NoGoogles(nn.Module):
+class RefusesNpz(nn.Module):
     """Mixed into our ViTs, which do not read Google's layout (.npz) as timm's own do."""
 
     def load_pretrained(self, checkpoint_path: str, prefix: str = "") -> None:
@@ -35,8 +35,8 @@ class NoGoogles(nn.Module):
 
 
 def prepare_loading(model: nn.Module) -> None:
-    """Complete one of our ViTs: it converts the weights that it loads."""
-    model.register_load_state_dict_pre_hook(convert)
+    """What our ViTs do last in their constructors."""
+    model.register_load_state_dict_pre_hook(drop_table)
     # a ViT has no other buffers, and DDP would synchronize those of the mark at each step
     marks = [name for name, _ in model.named_buffers() if _MARK in name]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, marks)
@@ -59,7 +59,7 @@ def _described(entries: Mapping[str, Tensor]) -> str:
     return " ".join(named)
 
 
-def convert(model: Any, state_dict: dict[str, Any], prefix: str = "", *_: Any) -> None:
+def drop_table(model: Any, state_dict: dict[str, Any], prefix: str = "", *_: Any) -> None:
     """Drop a standard ViT's table of positions, with a line in the log.
 
     The table's row for the class token becomes that token's position. A table with a row for each
@@ -101,7 +101,7 @@ def _check_size(model: Any, state_dict: Mapping[str, Any], prefix: str) -> None:
         )
 
 
-def complete(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+def fill_positional(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Pretrained weights of any variant, with what this model learns about positions.
 
     What only the checkpoint has is dropped, what only the model has stays as it was initialized,

@@ -27,8 +27,14 @@ from cape_plugins.timm.attention import (
     positional_parameters,
     whole_mask,
 )
-from cape_plugins.timm.loading import NoGoogles, complete, convert, drop_mark, prepare_loading
-from cape_plugins.timm.positions import Chosen, after_prefix, take_options
+from cape_plugins.timm.loading import (
+    RefusesNpz,
+    drop_mark,
+    drop_table,
+    fill_positional,
+    prepare_loading,
+)
+from cape_plugins.timm.positions import ImageSettings, after_prefix, image_settings
 from cape_plugins.timm.registry import SIZES, build, register_variants
 from cape_plugins.variants import get
 
@@ -67,17 +73,17 @@ def naflex_positions(
 
 @register_notrace_module
 class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
-    """timm's NaFlexEmbeds; :meth:`complete` completes timm's, which NaFlexVit makes itself.
+    """timm's NaFlexEmbeds; :meth:`add_positions` completes timm's, which NaFlexVit makes itself.
 
     Attributes:
         position: the core's module.
         extent: the paper's γ; an evaluation may change it (Table 6).
     """
 
-    def complete(self, position: Positions, chosen: Chosen) -> None:
+    def add_positions(self, position: Positions, settings: ImageSettings) -> None:
         """Add positions from now on, before the dropout."""
         self.position, self.cls_pos_embed = position, class_position(self.cls_token, position)
-        self.extent, self.local_shift_is_given = chosen.extent, chosen.local_shift_is_given
+        self.extent, self.local_shift_is_given = settings.extent, settings.local_shift_is_given
         self.pos_drop_after, self.pos_drop = self.pos_drop, nn.Dropout(0.0)
 
     def reset_parameters(self) -> None:
@@ -133,7 +139,7 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
         return found if self.position.variant.attends is None else (*found, given)
 
 
-class NaFlexVitCape(NoGoogles, naflexvit.NaFlexVit):
+class NaFlexVitCape(RefusesNpz, naflexvit.NaFlexVit):
     """timm's NaFlexVit with positions computed from the patch coordinates.
 
     Takes what NaFlexVit takes: batches of timm's NaFlex loader (dicts), and plain images. Its class
@@ -153,15 +159,15 @@ class NaFlexVitCape(NoGoogles, naflexvit.NaFlexVit):
     embeds: NaFlexEmbedsCape
 
     def __init__(self, cfg: naflexvit.NaFlexVitCfg | None = None, **kwargs: Any) -> None:
-        chosen, kwargs = take_options(kwargs)
+        settings, kwargs = image_settings(kwargs)
         cfg = cfg or naflexvit.NaFlexVitCfg()
         given = {**vars(cfg), **kwargs}
-        _refuse_table_options(given, chosen.pos)
-        kwargs |= {"pos_embed": "none", **block_classes(chosen.pos, given)}
+        _refuse_table_options(given, settings.pos)
+        kwargs |= {"pos_embed": "none", **block_classes(settings.pos, given)}
         super().__init__(cfg, **kwargs)
         patches = max(self.embeds.pos_embed_grid_size or [16])
         self.embeds = with_class(self.embeds, NaFlexEmbedsCape)
-        self.embeds.complete(install_positions(self, chosen, patches), chosen)
+        self.embeds.add_positions(install_positions(self, settings, patches), settings)
         prepare_loading(self)
 
     def no_weight_decay(self) -> set[str]:
@@ -206,11 +212,10 @@ def checkpoint_filter_fn(state_dict: dict[str, Any], model: NaFlexVitCape) -> di
     """
     state_dict = dict(state_dict)
     drop_mark(state_dict, model.embeds.position.mark)
-    convert(model, state_dict)
-    class_row = state_dict.pop("cls_pos_embed", None)  # of our ViTs
-    if class_row is not None:
-        state_dict["embeds.cls_pos_embed"] = class_row
-    return complete(naflexvit.checkpoint_filter_fn(state_dict, model), model)
+    drop_table(model, state_dict)
+    for name in [n for n in state_dict if n.split(".")[0] in ("cls_pos_embed", "position")]:
+        state_dict[f"embeds.{name}"] = state_dict.pop(name)  # of our ViTs
+    return fill_positional(naflexvit.checkpoint_filter_fn(state_dict, model), model)
 
 
 _create = partial(build, NaFlexVitCape, checkpoint_filter_fn)

@@ -1,7 +1,7 @@
 """Positions of patches: the options of our models, and grids with their prefix tokens.
 
->>> positions, timms = take_options({"pos": "cape", "max_global_scale": 1.2, "depth": 6})
->>> where = grid_with_prefix(14, 14, positions.extent, prefix=1, like=x)    # (1, 1 + 196, 2)
+>>> settings, timms = image_settings({"pos": "cape", "max_global_scale": 1.2, "depth": 6})
+>>> where = grid_with_prefix(14, 14, settings.extent, prefix=1, like=x)     # (1, 1 + 196, 2)
 """
 
 import functools
@@ -59,13 +59,12 @@ def options_of(pos: str) -> str:
     """The options of a variant with their defaults, a line for each."""
     every, names = HOST.options(), [*HOST.choose(pos, {})[0]]
     names += ["extent"] if get(pos, axes=2).has_positions else []
-    return (
-        "\n".join(f"{name} ({every[name].default}): {every[name].help}" for name in names) or "none"
-    )
+    lines = [f"{name} ({every[name].default}): {every[name].help}" for name in names]
+    return "\n".join(lines) or "none"
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ImageSettings:
     """What a user asks of positions, checked.
 
     Attributes:
@@ -84,7 +83,7 @@ class Chosen:
         return self.options.get("max_local_shift") is not None
 
 
-def take_options(given: Mapping[str, Any]) -> tuple[Chosen, dict[str, Any]]:
+def image_settings(given: Mapping[str, Any]) -> tuple[ImageSettings, dict[str, Any]]:
     """Split the arguments of a model into those about positions, checked, and timm's.
 
     Raises:
@@ -105,7 +104,7 @@ def take_options(given: Mapping[str, Any]) -> tuple[Chosen, dict[str, Any]]:
         ours["max_local_shift"] = tuple(shift)
     options, own = HOST.choose(pos, ours)
     assert own is not None
-    return Chosen(pos, options, float(own.extent)), timms
+    return ImageSettings(pos, options, float(own.extent)), timms
 
 
 def grid_with_prefix(height: int, width: int, extent: float, prefix: int, like: Tensor) -> Tensor:

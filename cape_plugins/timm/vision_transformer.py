@@ -24,8 +24,14 @@ from cape_plugins.timm.attention import (
     positional_parameters,
     whole_mask,
 )
-from cape_plugins.timm.loading import NoGoogles, complete, convert, drop_mark, prepare_loading
-from cape_plugins.timm.positions import grid_with_prefix, take_options
+from cape_plugins.timm.loading import (
+    RefusesNpz,
+    drop_mark,
+    drop_table,
+    fill_positional,
+    prepare_loading,
+)
+from cape_plugins.timm.positions import grid_with_prefix, image_settings
 from cape_plugins.timm.registry import SIZES, build, register_variants
 
 __all__ = ["VisionTransformerCape"]
@@ -34,7 +40,7 @@ torch.fx.wrap("grid_with_prefix")  # makes tensors whose sizes depend on the inp
 torch.fx.wrap("whole_mask")
 
 
-class VisionTransformerCape(NoGoogles, timm_vit.VisionTransformer):
+class VisionTransformerCape(RefusesNpz, timm_vit.VisionTransformer):
     """timm's VisionTransformer with computed positions.
 
     Takes images of any size that the patch size divides (with ``dynamic_img_pad`` any size at
@@ -52,17 +58,17 @@ class VisionTransformerCape(NoGoogles, timm_vit.VisionTransformer):
         extent: the paper's γ; an evaluation may change it (Table 6).
 
     Raises:
-        ValueError: as :func:`cape_plugins.timm.positions.take_options`; or the variant sits in
+        ValueError: as :func:`cape_plugins.timm.positions.image_settings`; or the variant sits in
             self-attention, and the blocks or ``patch_drop_rate`` do not hand it the positions.
     """
 
     def __init__(self, *args: Any, dynamic_img_size: bool = True, **kwargs: Any) -> None:
-        chosen, kwargs = take_options(kwargs)
-        kwargs.update(block_classes(chosen.pos, kwargs))
+        settings, kwargs = image_settings(kwargs)
+        kwargs.update(block_classes(settings.pos, kwargs))
         kwargs.update(pos_embed="none", dynamic_img_size=dynamic_img_size)
         super().__init__(*args, **kwargs)
-        self.extent, self.local_shift_is_given = chosen.extent, chosen.local_shift_is_given
-        self.position = install_positions(self, chosen, max(self.patch_embed.grid_size))
+        self.extent, self.local_shift_is_given = settings.extent, settings.local_shift_is_given
+        self.position = install_positions(self, settings, max(self.patch_embed.grid_size))
         cls_token = None if self.no_embed_class else self.cls_token
         self.cls_pos_embed = class_position(cls_token, self.position)
         prepare_loading(self)
@@ -89,29 +95,32 @@ class VisionTransformerCape(NoGoogles, timm_vit.VisionTransformer):
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> tuple[Tensor, Given]:
         """Patches (B, H, W, C), or (B, H·W, C) of the fixed size → tokens, what the blocks get."""
-        height, width = x.shape[1:3] if self.dynamic_img_size else self.patch_embed.grid_size
-        x = x.flatten(1, -2)  # (B, N, C)
+        grid: Any = x.shape[1:3] if self.dynamic_img_size else self.patch_embed.grid_size
+        x, given = x.flatten(1, -2), NOTHING  # (B, N, C)
+        in_blocks = self.position.variant.attends is not None
+        if not in_blocks:  # before the prefix, which autocast leaves in float32
+            x, given = self._place(x, grid, 0)
         cls_token: Any = self.cls_token
         if self.cls_pos_embed is not None:
             cls_token = cls_token + self.cls_pos_embed
         prefix = [one for one in (cls_token, self.reg_token) if one is not None]
-
-        def with_prefix(x: Tensor) -> Tensor:
-            return torch.cat([one.expand(x.shape[0], -1, -1) for one in prefix] + [x], dim=1)
-
-        extent, given = self.extent, NOTHING
-        shift = None if self.local_shift_is_given else (extent / height, extent / width)
-        if self.position.variant.attends is not None:  # the prefix has rows there
-            x = with_prefix(x)
+        x = torch.cat([one.expand(x.shape[0], -1, -1) for one in prefix] + [x], dim=1)
+        if in_blocks:
             mask = whole_mask(x, attn_mask, is_causal)
-            where = grid_with_prefix(height, width, extent, self.num_prefix_tokens, x)
-            x, given = self.position(x, where, mask, max_local_shift=shift)
-        else:  # autocast widens the whole with the prefix, so that it comes last
-            if self.position.has_positions:
-                where = grid_with_prefix(height, width, extent, 0, x)
-                x, _ = self.position(x, where, max_local_shift=shift)
-            x = with_prefix(x)
+            x, given = self._place(x, grid, self.num_prefix_tokens, mask)
         return self.pos_drop(x), given
+
+    def _place(
+        self, x: Tensor, grid: tuple[int, int], prefix: int, mask: Tensor | None = None
+    ) -> tuple[Any, Given]:
+        """Positions of a grid for its patches (B, prefix + N, C), the first ``prefix`` without."""
+        if not self.position.has_positions:
+            return x, NOTHING
+        height, width = grid
+        extent = self.extent
+        where = grid_with_prefix(height, width, extent, prefix, x)
+        shift = None if self.local_shift_is_given else (extent / height, extent / width)
+        return self.position(x, where, mask, max_local_shift=shift)
 
     # timm's two loops, with positions for the blocks; variants at the input alone stay with timm's
 
@@ -188,8 +197,8 @@ def checkpoint_filter_fn(
     """
     state_dict = timm_vit.checkpoint_filter_fn(state_dict, model)
     drop_mark(state_dict, model.position.mark)
-    convert(model, state_dict)
-    return complete(state_dict, model)
+    drop_table(model, state_dict)
+    return fill_positional(state_dict, model)
 
 
 _create = partial(build, VisionTransformerCape, checkpoint_filter_fn)

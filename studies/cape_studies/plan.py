@@ -22,7 +22,6 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import OmegaConf
 
 import cape_plugins
@@ -398,11 +397,6 @@ class Plan:
     def runs(self) -> list[Run]:
         """Of all variants and seeds that are asked for, seed by seed."""
         return [Run(self, name, seed) for seed in self.study.seeds for name in self.study.run]
-
-    def resolved(self) -> str:
-        """The study as YAML, for the report."""
-        about = self.study.model_dump(mode="json", exclude_unset=True, exclude={"quick"})
-        return str(yaml.safe_dump(about, sort_keys=False, allow_unicode=True))
 
 
 def known_data(given: Sequence[str], studies: Sequence[Study]) -> tuple[dict[str, Path], list[str]]:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from cape_plugins import patch_grid, variants
+from cape_plugins import patch_grid
+from cape_support import SEQUENCES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 picture = runpy.run_path(str(DOCS / "draw_picture.py"))
@@ -41,7 +42,7 @@ def test_the_file_is_what_is_drawn(tmp_path):
 def test_every_variant_that_does_something_has_its_picture_on_the_page():
     shown = re.findall(r"\(variants/(\w+)\.png\)", (DOCS / "variants.md").read_text("utf-8"))
     assert sorted(shown) == sorted(of_variants["SHOWN"])
-    assert {*shown, "nopos", "relpos_first"} == {*variants.VARIANTS}  # relpos in the first layer
+    assert {*shown, "nopos", "relpos_first"} == {*SEQUENCES}  # relpos in the first layer
 
 
 @pytest.mark.parametrize("pos", of_variants["SHOWN"])

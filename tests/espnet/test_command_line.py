@@ -29,7 +29,6 @@ from cape_plugins.espnet.options import HOST
 from cape_plugins.espnet.paper.transformer import SpeechTransformerEncoder
 from cape_plugins.variants import names
 from cape_support import environment
-from cape_support import run as run_process
 from espnet_support import BRANCHES, CONFORMER, RATE, SIZES, STOCK, every_encoder, make
 
 RECIPE = dict(pos_enc_layer_type="rel_pos", selfattention_layer_type="rel_selfattn")
@@ -79,46 +78,6 @@ def test_print_config_prints_the_defaults(monkeypatch):
     defaults = {"output_size": 768, "num_blocks": 36, "layer_drop_rate": 0.1}
     defaults |= {name: one.default for name, one in HOST.options().items()}
     assert (defaults | {"pos": "cape"}).items() <= printed.items()
-
-
-OF_ANOTHER_PACKAGE = """
-import io, sys, yaml
-from dataclasses import dataclass
-import torch
-from cape_plugins import POSITION, PositionalAttention, Variant, option, register_variant
-
-@dataclass(eq=False, repr=False)
-class Window(PositionalAttention):
-    window_reach: float = option(1.0, "keys farther away are hidden", unit=POSITION)
-
-    def bias(self, query, keys, prepared):
-        seconds = prepared[..., 0]
-        apart = (seconds[:, :, None] - seconds[:, None]).abs()  # (B, N, N)
-        return torch.where(apart <= self.window_reach, 0.0, -torch.inf)[:, None]
-
-register_variant("window", Variant(attends=Window, axes=(1,)))
-
-from espnet2.tasks.asr import ASRTask, encoder_choices
-sys.argv = "asr_train --print_config --encoder cape_conformer".split()
-ASRTask.print_config(out := io.StringIO())
-print("written", yaml.safe_load(out.getvalue())["encoder_conf"]["window_reach"])
-
-def frames_seen(reach):
-    options = dict(output_size=16, num_blocks=1, use_cnn_module=False, window_reach=reach)
-    encoder = encoder_choices.classes["cape_conformer"](20, pos="window", **options)
-    x = torch.randn(1, 100, 20, requires_grad=True)
-    encoder.eval()(x, torch.tensor([100]))[0][0, 0].square().sum().backward()
-    return int(x.grad.abs().sum(dim=(0, 2)).nonzero().max())
-
-print("seen", frames_seen(0.2), frames_seen(0.4))
-"""
-
-
-def test_a_variant_of_another_package_has_its_options_in_encoder_conf():
-    status, said = run_process(sys.executable, "-c", OF_ANOTHER_PACKAGE)
-    assert status == 0, said
-    assert "written 1.0" in said
-    assert "seen 26 46" in said  # 20 and 40 frames, and what the subsampling sees
 
 
 @pytest.mark.parametrize(

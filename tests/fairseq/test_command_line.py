@@ -136,11 +136,11 @@ def test_without_autoload_there_is_the_user_dir(data, tmp_path):
         ("pos", "sinpos", "trained with --pos cape, this training has --pos sinpos: train with"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line_before_training(
+def test_what_is_wrong_is_said_in_one_line_before_data_are_read(
     data, trained, tmp_path, command, option, value, message
 ):
     if command == "fairseq-train":
-        flags = f"{data} {TRAIN} --{option.replace('_', '-')} {value} --save-dir {trained}"
+        flags = f"/nowhere {TRAIN} --{option.replace('_', '-')} {value} --save-dir {trained}"
     else:
         flags = (
             f"--config-dir {ROOT}/configs/fairseq --config-name wmt14_en_de_18l task.data={data} "

@@ -1,4 +1,4 @@
-"""Names and options: wrong ones fail before training, saying what is allowed."""
+"""Names and options: wrong ones fail before any data is read, saying what is allowed."""
 
 import sys
 from dataclasses import dataclass
@@ -180,13 +180,15 @@ OPTIONS |= dict(relpos_context=10, random_range=50.0, frequency_scale=0.5, base=
 def test_an_option_that_the_variant_does_not_take_is_refused(build, pos):
     variant = get(pos, axes=1)
     taken = {*variant.options(axes=1), *(["source_scale"] if aligns_source(variant) else [])}
-    for option, value in OPTIONS.items():
-        if option in taken:
-            build(pos, **{option: value})
+    for name, value in OPTIONS.items():
+        if name in taken:
+            build(pos, **{name: value})
         else:
-            flag = f"--{option.replace('_', '-')}"
+            flag = f"--{name.replace('_', '-')}"
             with pytest.raises(ValueError, match=rf"{flag} = .* is for .*; {pos} takes"):
-                build(pos, **{option: value})
+                build(pos, **{name: value})
+            with pytest.raises(ValueError, match=rf"{flag} = .* is for .*; {pos} takes"):
+                parse("--pos", pos, flag, str(value))  # before data are read
 
 
 def test_options_have_the_defaults_of_the_paper():

@@ -7,11 +7,12 @@ import torch
 from timm.layers import Attention
 from timm.layers.attention import AttentionRope
 from timm.layers.pos_embed_sincos import RotaryEmbeddingDinoV3
+from timm.models import group_parameters
 from timm.models.vision_transformer import Block
 from timm.utils import AttentionExtract
 from torch import Tensor, nn
 
-from cape_plugins import Augmentation, Sinusoids, Sizes, Variant, patch_grid, variants
+from cape_plugins import Added, Augmentation, Sinusoids, Sizes, Variant, patch_grid, variants
 from cape_plugins.attention import NOTHING, Given, PositionalAttention
 from cape_plugins.timm.attention import CapeAttention, CapeBlock
 from cape_plugins.timm.registry import variants_by_name
@@ -36,6 +37,18 @@ class Distance(PositionalAttention):
         return -self.slopes[:, None, None] * distance[:, None]
 
 
+@dataclass(eq=False, repr=False)
+class LearnedSlope(Added):
+    """Adds a learned vector × the coordinate along the height."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.slope = nn.Parameter(torch.ones(self.sizes.dim))
+
+    def embedding(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        return positions[..., :1].nan_to_num(0.0) * self.slope
+
+
 @pytest.fixture(autouse=True)
 def table(monkeypatch):
     """The variants of this file in the table."""
@@ -43,6 +56,7 @@ def table(monkeypatch):
         "distance": Variant(attends=Distance),
         "both": Variant(Sinusoids, Augmentation, Distance),
         "idle": Variant(attends=PositionalAttention),
+        "learned": Variant(adds=LearnedSlope),
     }
     for name, row in rows.items():
         monkeypatch.setitem(variants._TABLE[2], name, row)
@@ -238,3 +252,16 @@ def test_what_a_variant_learns_is_not_decayed_and_reaches_every_layer(create, im
     assert all(parameters[name].grad.any() for name in names)
     half = create(host=host, pos="distance", dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
+
+
+def test_what_a_variant_learns_at_the_input_is_in_the_stem_and_travels(create, load, tmp_path):
+    model = create(pos="learned")
+    assert {"position.added.slope", "cls_pos_embed"} <= model.no_weight_decay()
+    groups = group_parameters(model, model.group_matcher())
+    (stem,) = (names for names in groups.values() if "cls_token" in names)
+    assert "position.added.slope" in stem
+    torch.save(model.state_dict(), tmp_path / "vit.pth")
+    as_vit = dict(class_token=True, global_pool="token", reg_tokens=0, fc_norm=False)
+    naflex = load(tmp_path / "vit.pth", host="naflexvit", pos="learned", **as_vit)
+    assert torch.equal(naflex.embeds.position.added.slope, model.position.added.slope)
+    assert "embeds.position.added.slope" in naflex.no_weight_decay()

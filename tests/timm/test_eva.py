@@ -7,8 +7,8 @@ import timm
 import torch
 from scipy import stats
 from timm.layers import get_mixed_freqs
+from timm.models import create_feature_extractor, save_for_hf
 from timm.models import eva as timm_eva
-from timm.models import save_for_hf
 from torch import Tensor, nn
 
 from cape_plugins import fused
@@ -210,6 +210,9 @@ def test_what_else_timms_models_do(kind):
         assert_close(one.train(training)(images()), two.train(training)(images()))
     features = create(kind, **options).train()
     assert not torch.equal(features(images())[0], features(images())[0])
+    traced = create_feature_extractor(create(kind).train(), {"head": "logits"})
+    first, second = (traced(images())["logits"] for _ in range(2))
+    assert not torch.equal(first, second)  # the noise is not frozen
     ours.reset_classifier(3)
     assert ours(images()).shape == (2, 3)
     ours.set_input_size((32, 32))

@@ -6,6 +6,7 @@ import torch
 from cape_plugins import patch_grid
 from cape_plugins.timm.naflexvit import naflex_positions
 from cape_plugins.timm.registry import variants_by_name
+from cape_plugins.variants import get
 
 VARIANTS = tuple(variants_by_name())
 AS_VIT = dict(class_token=True, global_pool="token", reg_tokens=0, fc_norm=False)
@@ -165,9 +166,9 @@ def test_ar_preserving_tells_images_of_other_shapes_apart(naflex, images, batch,
 def test_a_vits_weights_give_what_the_vit_gives(create, load, several, batch, variant, tmp_path):
     vit = create(variant, img_size=64).eval()
     torch.save(vit.state_dict(), tmp_path / "vit.pth")
-    # for units of distance the NaFlexVit must know the training's grid
-    distant = "alibi" in variant or "fire" in variant
-    grid = dict(pos_embed_grid_size=(4, 4)) if distant else {}
+    # the training's grid, by which attention counts distances
+    attends = get(variants_by_name()[variant]["pos"], axes=2).attends
+    grid = {} if attends is None else dict(pos_embed_grid_size=(4, 4))
     model = load(tmp_path / "vit.pth", variant, "naflexvit", **AS_VIT, **grid).eval()
     alone = torch.cat([vit(image[None]) for image in several])
     images = torch.cat([model(image[None]) for image in several])

@@ -308,7 +308,7 @@ def test_what_does_not_fit_is_an_error(work, tmp_path, refused, spoil, arguments
         # ESPnet itself would load them with strict=False and leave the rest at random
         ("weight", "1 weights are in one of .* not in both, such as encoder.after_norm.weight"),
         ("list", "cannot be loaded: .*ctc.ctc_lo.weight"),
-        ("pos", "x.pth cannot be loaded: .*trained with encoder_conf pos: cape"),
+        ("pos", "x.pth cannot be loaded: .*checkpoint was trained with .*cape"),
         ("yaml", "cannot be loaded: while parsing"),
         ("torn", "x.pth cannot be loaded"),
     ],
