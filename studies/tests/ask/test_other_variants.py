@@ -38,3 +38,8 @@ def test_cape_run_compares_fire_with_rotary_attention(tmp_path):
     (trained,) = tmp_path.glob("out/runs/fire-seed0-*/trained.yaml")
     assert yaml.safe_load(trained.read_text())
     assert "fire_width=8" in (trained.parent / "train.log").read_text()
+    (scores,) = trained.parent.glob("size-*/scores.csv")
+    assert len(scores.read_text().splitlines()) > 1
+    told = "".join(p.read_text() for p in (tmp_path / "out/my_images/report").glob("*.csv"))
+    assert "rope" in told
+    assert "fire" in told
