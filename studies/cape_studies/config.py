@@ -226,6 +226,10 @@ class Study(Part):
             known(f"variants.{name}.evaluate", variant.evaluate, self.evaluations)
             known(f"variants.{name}.after", filter(None, [variant.after]), self.variants)
         self.run = self.run or list(self.variants)
+        others = set(self.run) - self.variants.keys()
+        if others and "variant" in places_in(self.options):  # which say what its options are
+            others &= set(hosts.variants(self.host))
+            self.variants |= {name: Variant.model_validate({}) for name in others}
         known("run", self.run, self.variants)
         kept = [*self.run]
         for name in kept:  # kept grows: what a variant starts from is kept too

@@ -55,6 +55,7 @@ class Host(Protocol):
 
     Attributes:
         MODULE: must be installed.
+        AXES: of its positions, 1 or 2.
         PACKAGES: scores depend on their versions.
         CHECKPOINT: the file to test in the folder of the training; empty: the folder.
         CONDITION: columns of the evaluation's CSV that name the condition.
@@ -65,6 +66,7 @@ class Host(Protocol):
     """
 
     MODULE: str
+    AXES: int
     PACKAGES: tuple[str, ...]
     CHECKPOINT: str
     CONDITION: tuple[str, ...]
@@ -115,6 +117,13 @@ def missing(name: str) -> str:
     if importlib.util.find_spec(host(name).MODULE) is not None:
         return ""
     return f"{name} is not installed: pip install 'cape-studies[{name}]'"
+
+
+def variants(name: str) -> tuple[str, ...]:
+    """The variants of positions that a host has, those of other packages too."""
+    from cape_plugins.variants import names  # imports torch
+
+    return names(host(name).AXES)
 
 
 def words(options: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from cape_studies import hosts
 from cape_studies.hosts import PYTHON, Machine, Options, Training
 
 MODULE = "espnet2"
+AXES = 1
 PACKAGES = ("espnet",)
 CHECKPOINT = ""
 CONDITION: tuple[str, ...] = ("test_set",)
@@ -63,4 +64,6 @@ def problem(machine: Machine) -> str:
 def typed(options: Options, own: Options, variant: str) -> str:
     """The encoder's keys in a config."""
     shown = {"encoder": "cape_transformer", **own}
+    if pos := (options.get("encoder_conf") or {}).get("pos"):
+        shown["encoder_conf"] = {"pos": pos.format(variant=variant), **own.get("encoder_conf", {})}
     return str(yaml.safe_dump(shown, sort_keys=False, default_flow_style=True, width=1000)).strip()

@@ -8,6 +8,7 @@ from typing import Any
 from cape_studies.hosts import PYTHON, Machine, Options, Training, apart, words
 
 MODULE = "fairseq"
+AXES = 1
 PACKAGES = ("fairseq-fixed", "fairseq")
 CHECKPOINT = "checkpoint_best.pt"
 CONDITION: tuple[str, ...] = ()

@@ -6,6 +6,7 @@ from pathlib import Path
 from cape_studies.hosts import PYTHON, Machine, Options, Training, words
 
 MODULE = "timm"
+AXES = 2
 PACKAGES = ("timm",)
 CHECKPOINT = "last.pth.tar"
 CONDITION: tuple[str, ...] = ("resolution",)

@@ -183,3 +183,13 @@ def test_what_is_no_yaml_mapping_is_refused(tmp_path, content):
         file.write_text(content)
     with pytest.raises(ValueError, match=r"x\.yaml"):
         config.load(file)
+
+
+def test_a_variant_of_another_package_runs_where_the_options_say_what_a_variant_is(path):
+    listed = load(config.find("my_images"), "run=[rope,fire]")
+    assert list(listed.variants) == listed.run == ["rope", "fire"]
+    assert listed.variants["fire"].options == {}
+    with pytest.raises(ValueError, match="run: no 'fir'; there is abspos, cape_low"):
+        load(config.find("my_images"), "run=[rope,fir]")
+    with pytest.raises(ValueError, match="run: no 'fire'; there is cape, sinpos"):
+        load(path, "run=[cape,fire]")  # its options would be those of nothing
