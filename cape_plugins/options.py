@@ -112,7 +112,7 @@ class Host(Generic[Own]):
 
     axes: int
     unit: str
-    defaults: Mapping[str, Any] = MappingProxyType({})
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     sets: frozenset[str] = frozenset()
     own: type[Own] | None = None
     spell: Callable[[str], str] = str
