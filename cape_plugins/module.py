@@ -161,7 +161,7 @@ class Positions(nn.Module):
             added = self.added.add(content, moved)
         elif self.added is not None:
             added = self.added.embedding(moved, dtype).to(dtype)
-        first = next((one for one in self.attentions if one is not None), None)
+        first = self.attentions[0] if self.attentions else None
         if first is None:
             return added, Given(mask=with_heads(mask)) if mask is not None else NOTHING
         return added, first.prepare(moved, mask, dtype)
