@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from cape_plugins import Positions, token_positions
+from cape_plugins import Positions
 from cape_plugins.mark import VariantMark, variant_of
 from cape_support import OURS, SEQUENCES, build
 
@@ -36,7 +36,8 @@ class Model(nn.Module):
         self.attention = self.positions.attentions[0]
 
     def forward(self, content: torch.Tensor) -> torch.Tensor:
-        return self.layer(self.positions(content, token_positions([content.shape[1]]))[0])
+        where = torch.arange(content.shape[1])[None].float()
+        return self.layer(self.positions(content, where)[0])
 
 
 def marked(state: dict) -> dict:

@@ -11,10 +11,11 @@ from cape_plugins import Draw, Given, Positions, Sizes, fused, patch_grid, token
 from cape_plugins.alibi import Alibi
 from cape_plugins.relpos import RelativePositions
 from cape_plugins.rotary import Rotary
+from cape_support import OURS
 
 BATCH, HEADS, TOKENS, DIM = 3, 4, 49, 32
 OPTIONS = dict(max_global_shift=0.5, max_global_scale=1.4, abspos_context=60, relpos_context=9)
-EACH = [(axes, pos) for axes in (1, 2) for pos in variants.names(axes)]
+EACH = [(axes, pos) for pos, axes in OURS]
 
 
 def build(pos: str, axes: int) -> tuple[Positions, nn.ModuleList]:
