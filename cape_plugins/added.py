@@ -12,25 +12,15 @@ from torch import Tensor, nn
 
 from cape_plugins.checks import check_values
 from cape_plugins.options import POSITION, option
-from cape_plugins.sizes import Sizes
+from cape_plugins.sizes import Part
 
 
 @dataclass(eq=False, repr=False)
-class Added(nn.Module):
+class Added(Part):
     """The embedding of positions that is added to the content, once, before the first layer.
 
-    A subclass is a dataclass too, ``@dataclass(eq=False, repr=False)``. Its fields are its options
-    (:func:`cape_plugins.option`), and its ``__post_init__`` calls this one's before it makes
-    parameters.
-
-    Raises:
-        ValueError: sizes or options that the variant cannot serve.
+    How a subclass is written: :class:`cape_plugins.sizes.Part`.
     """
-
-    sizes: Sizes
-
-    def __post_init__(self) -> None:
-        super().__init__()
 
     def embedding(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         """The embedding of augmented positions (1 or B, N, axes): (1 or B, N, dim).
@@ -43,10 +33,6 @@ class Added(nn.Module):
     def add(self, content: Tensor, positions: Tensor) -> Tensor:
         """(B, N, dim) + the embedding of positions (1 or B, N, axes), in content's dtype."""
         return (content + self.embedding(positions, content.dtype)).to(content.dtype)
-
-    def extra_repr(self) -> str:
-        """The sizes, for ``print(model)``."""
-        return str(self.sizes)
 
 
 @dataclass(eq=False, repr=False)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cape_plugins.sizes import Sizes
+from cape_plugins.sizes import Part
 
 
 class Given(NamedTuple):
@@ -33,25 +33,15 @@ NOTHING = Given()
 
 
 @dataclass(eq=False, repr=False)
-class PositionalAttention(nn.Module):
+class PositionalAttention(Part):
     """Scaled dot-product attention; subclasses say what positions do in it, here nothing.
 
     :meth:`prepare` is called once in a forward, of the first layer that has it. Its result goes to
     the attention of every layer as an argument. Queries are the last of the keys: all of them in an
     encoder, one in step-by-step decoding.
 
-    A subclass is a dataclass too, ``@dataclass(eq=False, repr=False)``. Its fields are its options
-    (:func:`cape_plugins.option`), and its ``__post_init__`` calls this one's before it makes
-    parameters.
-
-    Raises:
-        ValueError: sizes or options that the variant cannot serve.
+    How a subclass is written: :class:`cape_plugins.sizes.Part`.
     """
-
-    sizes: Sizes
-
-    def __post_init__(self) -> None:
-        super().__init__()
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew."""
@@ -150,10 +140,6 @@ class PositionalAttention(nn.Module):
     def bias_and_mask(self, query: Tensor, keys: int, given: Given) -> Tensor | None:
         """:meth:`bias` and mask as one: bool, or added to the scores."""
         return merge(self.bias(query, keys, given.prepared), given.mask, dtype_of_scores(query))
-
-    def extra_repr(self) -> str:
-        """The sizes, for ``print(model)``."""
-        return str(self.sizes)
 
 
 def with_heads(mask: Tensor | None) -> Tensor | None:

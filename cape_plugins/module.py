@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cape_plugins import variants
-from cape_plugins.attention import NOTHING, Given, PositionalAttention, with_heads
+from cape_plugins.attention import Given, PositionalAttention, with_heads
 from cape_plugins.augment import Draw, LocalShift
 from cape_plugins.checks import check_count, check_positions, is_traced
 from cape_plugins.mark import VariantMark
@@ -163,7 +163,7 @@ class Positions(nn.Module):
             added = self.added.embedding(moved, dtype).to(dtype)
         first = self.attentions[0] if self.attentions else None
         if first is None:
-            return added, Given(mask=with_heads(mask)) if mask is not None else NOTHING
+            return added, Given(mask=with_heads(mask))
         return added, first.prepare(moved, mask, dtype)
 
     def draw(

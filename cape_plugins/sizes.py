@@ -1,6 +1,8 @@
-"""What the parts of a variant must know of the model that they are in."""
+"""What the parts of a variant must know of the model that they are in, and what they share."""
 
 from dataclasses import dataclass
+
+from torch import nn
 
 from cape_plugins.checks import check_count, check_positive
 
@@ -50,3 +52,25 @@ class Sizes:
         if length < self.spacing:
             raise ValueError(f"{name} must be ≥ {self.spacing:g}, one token, got {length!r}")
         return round(length / self.spacing)
+
+
+@dataclass(eq=False, repr=False)
+class Part(nn.Module):
+    """A part of a variant that is a module: what it adds, or what it does in attention.
+
+    A subclass is a dataclass too, ``@dataclass(eq=False, repr=False)``. Its fields are its options
+    (:func:`cape_plugins.option`), and its ``__post_init__`` calls this one's before it makes
+    parameters.
+
+    Raises:
+        ValueError: sizes or options that the variant cannot serve.
+    """
+
+    sizes: Sizes
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def extra_repr(self) -> str:
+        """The sizes, for ``print(model)``."""
+        return str(self.sizes)
