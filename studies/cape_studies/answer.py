@@ -81,9 +81,10 @@ def of_range(
 ) -> dict[str, Any]:
     """What the answer says about a range, under the keys of ``answer.json``.
 
-    Among them are the best variant, the others' differences from it, which of them are worse and
-    which not significantly different, whether any variant is significantly better than the floor
-    (None if they were not compared), and which variants are not significantly better than chance.
+    The best variant has a key, and so have the differences of the others from it. Others say which
+    variants are worse, which are not significantly different, and which are not significantly
+    better than chance. One says whether any variant is significantly better than the floor; it is
+    None if they were not compared.
     """
     means = {name: float(one.each.mean()) for name, one in groups.items()}
     order = sorted(means, key=lambda name: means[name], reverse=higher)
