@@ -17,6 +17,7 @@ from cape_support import ROOT, run
 
 NUMBER = r"([\d.e+-]+|nan|inf)"
 VARIANTS = ["cape", "rope"]
+TRAIN_PY = Path(os.environ.get("TIMM_SCRIPTS", ""), "train.py")
 
 
 def assert_the_loss_falls(pattern: str, *command: object) -> None:
@@ -131,13 +132,13 @@ def images(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.skipif("TIMM_SCRIPTS" not in os.environ, reason="needs timm's train.py")
+@pytest.mark.skipif(not TRAIN_PY.is_file(), reason="needs timm's train.py, in TIMM_SCRIPTS")
 @pytest.mark.parametrize("pos", VARIANTS)
 def test_timms_train_py_with_amp(pos, images, device, tmp_path):
     """In float16 with its scaler; on the CPU in bfloat16."""
     name = {"cape": "vit_tiny_patch16_cape_224", "rope": "vit_tiny_patch16_ropepos_224"}[pos]
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 1]
-    command += [Path(os.environ["TIMM_SCRIPTS"]) / "train.py", "--data-dir", images]
+    command += [TRAIN_PY, "--data-dir", images]
     command += ["--device-modules", "cape_plugins.timm", "--model", name]
     command += ["--img-size", 32, "--num-classes", 2, "--batch-size", 16]
     command += ["--opt", "adamw", "--lr", 0.0005, "--epochs", 3, "--warmup-epochs", 0]
