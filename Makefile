@@ -17,8 +17,8 @@ OF_HOST = $(1)$(if $(HOST),_$(HOST))
 DEVICE ?= cpu
 DTYPE ?= float32
 
-# The interpreter that makes VENV: PYTHON=… chooses; otherwise 3.12 (today's hosts, constraints.txt)
-# where it exists, else 3.11 (the last that ran there, constraints-py311.txt).
+# The interpreter that makes VENV: PYTHON=… chooses; otherwise 3.12 (today's hosts, constraints/python-3.12.txt)
+# where it exists, else 3.11 (the last that ran there, constraints/python-3.11.txt).
 PYTHON ?= $(shell sh tools/find_python 3.12 3.11)
 PYTHON_3_11 ?= $(shell sh tools/find_python 3.11)
 PYTHON_3_10 ?= $(shell sh tools/find_python 3.10)
@@ -29,7 +29,7 @@ BIN_0_12 = $(VENV_0_12)/bin
 PYTEST = OMP_NUM_THREADS=1 $(1)/python -m pytest -n 2 --dist loadfile -m $(2)
 
 # What codespell reads.
-PROSE = *.md .github benchmarks cape_plugins configs docs examples integrations studies tests tools Makefile
+PROSE = *.md .github benchmarks cape_plugins configs constraints docs examples integrations studies tests tools Makefile
 
 # What decides what is installed.
 PACKAGE = pyproject.toml studies/pyproject.toml examples/cape-fire/pyproject.toml
@@ -43,17 +43,17 @@ install: $(VENV)/.installed
 install-demo: $(VENV)/.installed-demo
 install-fairseq-0.12: $(VENV_0_12)/.installed
 
-$(VENV)/.installed-demo: $(PACKAGE) constraints.txt constraints-py311.txt tools/install
+$(VENV)/.installed-demo: $(PACKAGE) constraints/python-3.12.txt constraints/python-3.11.txt tools/install
 	@sh tools/install "$(VENV)" "$(PYTHON)" demo
 	@touch $@
 
 # All at once where nothing is there yet: both stamps are of one installation.
-$(VENV)/.installed: $(PACKAGE) constraints.txt constraints-py311.txt tools/install
+$(VENV)/.installed: $(PACKAGE) constraints/python-3.12.txt constraints/python-3.11.txt tools/install
 	@sh tools/install "$(VENV)" "$(PYTHON)" all
 	@touch $(VENV)/.installed-demo $@
 
-$(VENV_0_12)/.installed: $(PACKAGE) constraints-fairseq-0.12.txt tools/install-fairseq-0.12
-	@sh tools/install-fairseq-0.12 "$(VENV_0_12)" "$(PYTHON_3_10)" constraints-fairseq-0.12.txt
+$(VENV_0_12)/.installed: $(PACKAGE) constraints/fairseq-0.12.txt tools/install-fairseq-0.12
+	@sh tools/install-fairseq-0.12 "$(VENV_0_12)" "$(PYTHON_3_10)" constraints/fairseq-0.12.txt
 	@touch $@
 
 demo: install-demo

@@ -26,7 +26,7 @@ python=${PYTHON:-python3}
 pack=out/pack
 
 fill_pack() {
-    "$python" -m pip wheel --quiet --no-deps --no-build-isolation -c constraints.txt -w "$pack" \
+    "$python" -m pip wheel --quiet --no-deps --no-build-isolation -c constraints/python-3.12.txt -w "$pack" \
         espnet fairseq-fixed annotated-types antlr4-python3-runtime bitarray cffi configargparse \
         decorator docstring-parser editdistance humanfriendly hydra-core jiwer librosa omegaconf omniio orjson \
         platformdirs pooch psutil pycparser pydantic pydantic-core rapidfuzz soundfile soxr submitit \

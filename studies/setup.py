@@ -14,7 +14,13 @@ from setuptools.command.sdist import sdist
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE if (HERE / "configs").is_dir() else HERE.parent
 # two of the benchmarks, which are the study relpos_cost's
-CARRIED = "configs", "integrations", "benchmarks/common.py", "benchmarks/relpos_cost.py"
+CARRIED = (
+    "configs",
+    "integrations",
+    "studies/data",
+    "benchmarks/common.py",
+    "benchmarks/relpos_cost.py",
+)
 
 
 def carry(target: Path) -> None:

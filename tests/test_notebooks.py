@@ -43,7 +43,7 @@ def test_every_file_that_it_links_to_exists(path):
 def test_it_runs(path, tmp_path, monkeypatch):
     here = tmp_path / "docs" / "notebooks"  # it finds scripts and configs from there
     here.mkdir(parents=True)
-    for folder in ("integrations", "configs"):
+    for folder in ("integrations", "configs", "studies"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     # as in an active environment, whose commands its shell cells call
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)

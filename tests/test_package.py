@@ -19,9 +19,8 @@ ROOT = Path(__file__).parents[1]
 SHIPPED = (  # what git holds at the top, but .gitignore
     *("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "Makefile", ".ci", ".github"),
     *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md", ".pre-commit-config.yaml"),
-    *("constraints.txt", "constraints-py311.txt", "constraints-fairseq-0.12.txt"),
     *("cape_plugins", "studies", "tests", "tools", "configs", "integrations", "benchmarks", "docs"),
-    "examples",
+    *("constraints", "examples"),
 )
 LEFT_BEHIND = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
 HOSTS = ("timm/__init__.py", "fairseq/__init__.py", "espnet/__init__.py")
@@ -242,7 +241,7 @@ def test_the_wheel_with_timm_knows_our_models_by_name_in_an_empty_environment(bu
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     lent = lend(needed("torchvision", {}), site)
     before = {path.name for path in site.iterdir()}
-    install(python, "--constraint", ROOT / "constraints.txt", f"{built.wheel}[timm]")
+    install(python, "--constraint", ROOT / "constraints/python-3.12.txt", f"{built.wheel}[timm]")
     assert {"timm", "cape_plugins", "safetensors"} <= {
         path.name for path in site.iterdir()
     } - before

@@ -18,7 +18,7 @@ from cape_support import ROOT, block_with
 TINY = dict(patch_size=4, img_size=32, embed_dim=32, depth=1, num_heads=2)
 LOSS = {
     "loss": {
-        "script": str(ROOT / "integrations" / "fairseq" / "read_losses.py"),
+        "script": str(ROOT / "studies" / "data" / "read_losses.py"),
         "options": {"log": "{trained}.log", "csv": "{csv}"},
         "metrics": {"nll_loss": "lower"},
     }

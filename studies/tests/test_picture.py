@@ -12,8 +12,9 @@ from cape_plugins import patch_grid
 from cape_support import SEQUENCES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-picture = runpy.run_path(str(DOCS / "draw_picture.py"))
-of_variants = runpy.run_path(str(DOCS / "draw_variants.py"))
+TOOLS = DOCS.parent / "tools" / "docs"
+picture = runpy.run_path(str(TOOLS / "draw_picture.py"))
+of_variants = runpy.run_path(str(TOOLS / "draw_variants.py"))
 
 
 def test_the_steps_of_the_augmentation_add_up():

@@ -15,7 +15,7 @@ def test_the_commands_ask_list_run_and_report(tmp_path):
     commands = [line.split("#")[0].strip() for line in script.splitlines()]
     programs = [command.split()[0] for command in commands]
     assert programs == ["cape-run", "cape-run", "cape-run", "cape-report"]
-    make = ROOT / "integrations" / "timm" / "make_digit_images.py"
+    make = ROOT / "studies" / "data" / "make_digit_images.py"
     assert run(sys.executable, make, "--out", tmp_path / "DIR")[0] == 0
     commands[0] += " --quick 'run=[nopos,rope]'"
     commands[2] += " --quick 'run=[sinpos_low,cape_low]'"

@@ -10,9 +10,10 @@ pytest.importorskip("espnet2")
 
 import soundfile
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "integrations" / "espnet"
+ROOT = Path(__file__).resolve().parents[2]
 with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(SCRIPTS)
+    patch.syspath_prepend(ROOT / "studies" / "data")
+    patch.syspath_prepend(ROOT / "integrations" / "espnet")
     import make_digits as digits
     import prepare_wavs as wavs
 
@@ -237,7 +238,7 @@ def heard(out: Path) -> dict[str, list[tuple[list[int], set[bool]]]]:
 
 
 def test_digits_are_joined_from_the_recordings_of_each_part(recordings, tmp_path):
-    sizes = digits.Sizes(train=40, valid=20, tests=((3, 6, 20), (30, 40, 3)), noise=0.0)
+    sizes = digits.Sizes(train=40, valid=20, tests=((3, 6, 20), (30, 40, 3)), short=20, noise=0.0)
     digits.make(recordings, tmp_path / "one", sizes)
     indices = {
         name: {index for inside, _ in utterances for index in inside}
@@ -245,6 +246,7 @@ def test_digits_are_joined_from_the_recordings_of_each_part(recordings, tmp_path
     }
     assert indices.pop("train") <= set(range(10, 50))
     tested, validated = set(range(5)), set(range(5, 10))
+    assert indices.pop("test_1-2") <= tested
     assert indices == {
         "test_3-6": tested, "test_30-40": tested, "valid": validated, "valid_30-40": validated
     }  # fmt: skip
@@ -252,7 +254,7 @@ def test_digits_are_joined_from_the_recordings_of_each_part(recordings, tmp_path
     for name, utterances in heard(tmp_path / "one").items():
         scp = [line.split()[0] for line in (data / name / "wav.scp").read_text().splitlines()]
         text = [line.split() for line in (data / name / "text").read_text().splitlines()]
-        least, most = (30, 40) if name.endswith("_30-40") else (3, 6)
+        least, most = {"test_1-2": (1, 2)}.get(name, (30, 40) if "30-40" in name else (3, 6))
         assert [key for key, *_ in text] == scp
         for (_, *words), (inside, speakers) in zip(text, utterances, strict=True):
             assert least <= len(words) <= most

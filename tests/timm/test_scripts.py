@@ -1,4 +1,4 @@
-"""The scripts of integrations/timm: images, and the comparison with timm's own tests."""
+"""The makers of images, and the comparison with timm's own tests."""
 
 import os
 import runpy
@@ -11,8 +11,6 @@ from PIL import Image
 
 from cape_support import ROOT
 
-SCRIPTS = ROOT / "integrations" / "timm"
-
 
 @pytest.fixture
 def run(monkeypatch, capsys):
@@ -21,7 +19,7 @@ def run(monkeypatch, capsys):
     def call(script: str, *arguments: object) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
         try:
-            runpy.run_path(str(SCRIPTS / script), run_name="__main__")
+            runpy.run_path(str(ROOT / script), run_name="__main__")
         except SystemExit as end:
             return end.code, capsys.readouterr().err
         return 0, capsys.readouterr().err
@@ -51,7 +49,7 @@ def test_linked_images_are_the_first_of_each_class(
                 file.with_name(f"._{file.name}").write_bytes(b"of a Mac")
     folders = ["--data", tmp_path / "data", "--out", tmp_path / "out"]
     counts = ["--train", 2, "--test", 1, "--validation", validation]
-    status, error = run("link_images.py", *folders, *counts)
+    status, error = run("studies/data/link_images.py", *folders, *counts)
     assert status == (2 if message else 0)
     assert (message or "") in error
     if message is None:
@@ -89,7 +87,7 @@ def places(run, tmp_path, objects):
 
     def make(*options):
         folders = ["--images", tmp_path / "images", "--out", tmp_path / "out"]
-        assert run("make_off_centre.py", *folders, *options) == (0, "")
+        assert run("studies/data/make_off_centre.py", *folders, *options) == (0, "")
         found = {}
         for path in sorted((tmp_path / "out").glob("*/a/*.png")):
             one = objects[int(path.stem.split("_")[0])]
@@ -133,19 +131,19 @@ def test_objects_are_moved_by_so_many_pixels_in_all_directions_and_into_all_corn
 )
 def test_what_does_not_fit_on_the_canvas_is_refused(run, tmp_path, objects, options, message):
     folders = ["--images", tmp_path / "images", "--out", tmp_path / "out"]
-    status, error = run("make_off_centre.py", *folders, *options)
+    status, error = run("studies/data/make_off_centre.py", *folders, *options)
     assert status == 2
     assert message in error.splitlines()[-1]
 
 
 def test_a_folder_without_images_is_refused(run, tmp_path):
-    status, error = run("make_off_centre.py", "--images", tmp_path, "--out", tmp_path)
+    status, error = run("studies/data/make_off_centre.py", "--images", tmp_path, "--out", tmp_path)
     assert status == 2
     assert "holds no <class>/<image>" in error.splitlines()[-1]
 
 
 def test_a_folder_that_is_no_checkout_of_timm_is_named(run, tmp_path):
-    status, _ = run("run_timm_tests.py", tmp_path)
+    status, _ = run("tools/run_timm_tests.py", tmp_path)
     path = tmp_path / "tests" / "test_models.py"
     assert status == f"{path} does not exist: give a checkout of pytorch-image-models"
 
@@ -155,7 +153,7 @@ def test_timms_own_tests_pass_where_they_pass_for_timms_vit():
     checkout = os.environ.get("TIMM_CHECKOUT")
     if not checkout:
         pytest.skip("TIMM_CHECKOUT names no checkout of pytorch-image-models")
-    command = [sys.executable, str(SCRIPTS / "run_timm_tests.py"), checkout, "--models"]
+    command = [sys.executable, str(ROOT / "tools" / "run_timm_tests.py"), checkout, "--models"]
     names = ["vit_tiny_patch4_cape_32", "vit_tiny_patch4_cape_alibi_32"]
     done = subprocess.run([*command, *names], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -290,8 +290,11 @@ def of_page(folder: Path) -> Path:
 
 
 def test_the_page_of_keys_is_made_from_the_models():
-    made, text = runpy.run_path(str(ROOT / "docs" / "keys.py")), PAGE.read_text(encoding="utf-8")
-    assert made["page"](text) == text, "python docs/keys.py"
+    made, text = (
+        runpy.run_path(str(ROOT / "tools" / "docs" / "keys.py")),
+        PAGE.read_text(encoding="utf-8"),
+    )
+    assert made["page"](text) == text, "python tools/docs/keys.py"
     changed = text.replace("variants to run; default: all", "")
     assert made["page"](changed) == text != changed
 

@@ -1,4 +1,4 @@
-"""The numbers in the pages that docs/tables.py fills are those of the scores."""
+"""The numbers in the pages that tools/docs/tables.py fills are those of the scores."""
 
 import re
 import runpy
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
-tables = runpy.run_path(str(DOCS / "tables.py"))
-RESULTS = DOCS.parent / "studies" / "results"
+ROOT = Path(__file__).resolve().parents[3]
+tables = runpy.run_path(str(ROOT / "tools" / "docs" / "tables.py"))
+RESULTS = ROOT / "studies" / "results"
 PAGES = {path.name: path.read_text() for path in tables["PAGES"]}
 
 

@@ -1,7 +1,7 @@
 """Run timm's own tests/test_models.py on our models, and compare with timm's stock models.
 
-    python integrations/timm/run_timm_tests.py path/to/pytorch-image-models
-    python integrations/timm/run_timm_tests.py path/to/pytorch-image-models --models '*_cape_*'
+    python tools/run_timm_tests.py path/to/pytorch-image-models
+    python tools/run_timm_tests.py path/to/pytorch-image-models --models '*_cape_*'
 
 The file is copied to an empty folder, so that it tests the installed timm and not the checkout's.
 Each of our models must pass the tests that its stock model passes, except those of TorchScript,

@@ -1,6 +1,6 @@
 """Spelled-out numbers from English to German: "forty five seven" → "fünfundvierzig sieben".
 
-    python integrations/fairseq/make_numbers.py --out numbers --train 30000 --test 50
+    python studies/data/make_numbers.py --out numbers --train 30000 --test 50
 
 A line has several numbers below 100: up to 8 in training, and as many as ``--lengths`` says in
 testing. German numbers are split at their parts, with BPE's mark: fünf@@ und@@ vierzig. Writes the

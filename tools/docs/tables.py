@@ -3,7 +3,7 @@
     cape-report digits --data recordings=DIR --write report
     cp report/scores.csv studies/results/digits.csv
     cp report/scores-items.csv.xz studies/results/digits-items.csv.xz
-    python docs/tables.py
+    python tools/docs/tables.py
 
 docs/answer.md and docs/answers/*.json are made of docs/answers/*.csv.
 
@@ -33,9 +33,10 @@ from cape_studies.answer import of_ranges, sentences
 from cape_studies.compare import Scores, every
 from cape_studies.evaluate.output import made
 
-HERE = Path(__file__).parent
-RESULTS = HERE.parent / "studies" / "results"
-MEASURED = HERE.parent / "benchmarks" / "results"
+ROOT = Path(__file__).parents[2]
+HERE = ROOT / "docs"
+RESULTS = ROOT / "studies" / "results"
+MEASURED = ROOT / "benchmarks" / "results"
 PAGES = ["../README.md", "answer.md", "choosing.md", "paper-claims.md", "results.md", "cost.md"]
 PAGES = [HERE / name for name in PAGES]
 #: studies in answers/ → the figure on answer.md

@@ -1,6 +1,6 @@
 """Two-digit numbers, made of images of single digits: only a digit's place says what it counts.
 
-    python integrations/timm/make_number_images.py --images images --out numbers
+    python studies/data/make_number_images.py --images images --out numbers
 
 ``--images`` is what make_digit_images.py wrote. Writes {train,validation,test}/<number>/<index>.png
 for the numbers 00 to 99. Each is made of two random images of its split, on a black square.

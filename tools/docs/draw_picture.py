@@ -1,6 +1,6 @@
 """Draws docs/cape.png, the picture of the README: what CAPE does to the patches of an image.
 
-python docs/draw_picture.py
+python tools/docs/draw_picture.py
 """
 
 from pathlib import Path
@@ -68,4 +68,4 @@ def draw(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(Path(__file__).with_name("cape.png"))
+    draw(Path(__file__).parents[2] / "docs" / "cape.png")

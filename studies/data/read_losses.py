@@ -1,6 +1,6 @@
 """The training losses in a log of fairseq as a CSV: an evaluation of a study.
 
-    python integrations/fairseq/read_losses.py --log train.log --csv losses.csv
+    python studies/data/read_losses.py --log train.log --csv losses.csv
 
 The log is that of ``fairseq-train --log-format simple``. Each number is a mean over the last
 --log-interval updates. The condition is the number of updates done. The metric is nll_loss in bits

@@ -1,6 +1,6 @@
 """Two-tone pages in noise, laid out for ESPnet: the order of a page's two tones is its number.
 
-    python integrations/espnet/make_tones.py --out tones --train 9000
+    python studies/data/make_tones.py --out tones --train 9000
 
 The pagers of fire brigades were called like this (two-tone sequential paging). Recordings are at
 8 kHz. They last 1 to 3 s for training and validation, and up to 24 s for testing. The silence

@@ -1,7 +1,7 @@
 """Images on a larger black canvas: in its middle, anywhere on it, or moved by some pixels.
 
-    python integrations/timm/make_off_centre.py --images images/test --out off_centre
-    python integrations/timm/make_off_centre.py --images images/test --out moved --shifts 0 1 2
+    python studies/data/make_off_centre.py --images images/test --out off_centre
+    python studies/data/make_off_centre.py --images images/test --out moved --shifts 0 1 2
 
 Writes {centre,anywhere}/<class>/<image>.png for timm's ImageFolder. The two differ only in where
 the object is. With ``--shifts`` writes {0,1,2,corner}/…: the object moved by so many pixels, and

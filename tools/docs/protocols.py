@@ -1,4 +1,4 @@
-"""Writes studies/results/protocols.csv from git: ``python docs/protocols.py``.
+"""Writes studies/results/protocols.csv from git: ``python tools/docs/protocols.py``.
 
 To be run after results are committed. The table says when the protocol of each study and its first
 results were committed, and what changed its YAML afterwards. It is stored, as pages are made where
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "studies" / "results"
 COLUMNS = ["study", "what", "commit", "date", "subject"]
 

@@ -1,6 +1,6 @@
 """scikit-learn's handwritten digits, 8 × 8 pixels, as timm's ImageFolder.
 
-    python integrations/timm/make_digit_images.py --out images
+    python studies/data/make_digit_images.py --out images
 
 Writes {train,validation,test}/<digit>/<index>.png. Of the 1,797 images 450 are for testing and 300
 for choosing settings.

@@ -1,6 +1,6 @@
 """Draws docs/variants/NAME.png, the pictures of docs/variants.md: training twice, and evaluation.
 
-python docs/draw_variants.py
+python tools/docs/draw_variants.py
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cape_plugins import Positions, token_positions, variants
 
-OUT = Path(__file__).with_name("variants")
+OUT = Path(__file__).parents[2] / "docs" / "variants"
 TOKENS, HEADS, DIM = 24, 4, 32  # of a sequence; of attention; channels of a head
 CAPE = {"max_local_shift": 0.5, "max_global_scale": 1.4}
 RANDOM = {"random_range": (0.0, 2.0 * TOKENS)}

@@ -1,6 +1,6 @@
 """Utterances of several spoken digits, joined from the Free Spoken Digit Dataset.
 
-    python integrations/espnet/make_digits.py --recordings fsdd/recordings --out results/digits
+    python studies/data/make_digits.py --recordings fsdd/recordings --out results/digits
 
 Each utterance is one speaker's digits with short pauses between them, at 8 kHz. Recordings 0–4 of
 each speaker and digit are for testing, 5–9 for validation, the others for training. So no recording
@@ -15,14 +15,17 @@ text, and <out>/data/tokens.txt. A seed gives the same samples each time.
 import argparse
 import json
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
-import prepare_wavs
 import soundfile
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "integrations" / "espnet"))
+import prepare_wavs
 
 RATE = 8000  # Hz, of all recordings
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -37,6 +40,7 @@ class Sizes:
         train: utterances of 3 to 6 digits for training.
         valid: utterances of 3 to 6 digits for validation.
         tests: (fewest, most digits of an utterance, utterances) of each test set.
+        short: utterances of 1 or 2 digits for testing.
         pause_seconds: before, between and after the digits, uniform.
         noise: amplitude of the noise, where full scale is 1; at 0 pauses are exact zeros.
         seed: of everything that is drawn.
@@ -49,6 +53,7 @@ class Sizes:
         # about 900 digits each
         default=((3, 6, 200), (8, 12, 90), (16, 24, 45), (30, 40, 26))
     )
+    short: int = 300
     pause_seconds: Sequence[float] = (0.0, 0.2)
     noise: float = 1e-3
     seed: int = 0
@@ -110,6 +115,7 @@ def make(recordings: Path, out: Path, sizes: Sizes) -> None:
         sets |= {f"unheard_{f}-{m}": (f, m, count) for f, m, count in sizes.tests}
     # last, because a set's number is part of its seed
     sets |= {f"valid_{f}-{m}": (f, m, n) for f, m, n in sizes.tests if f > TRAINED_ON[1]}
+    sets |= {f"{part}_1-2": (1, 2, sizes.short) for part in ("test", *(["unheard"] * len(alone)))}
     for number, (name, (fewest, most, count)) in enumerate(sets.items()):
         part = PARTS[name.partition("_")[0]]
         speakers = alone if part is PARTS["unheard"] else spoken

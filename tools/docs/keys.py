@@ -1,4 +1,4 @@
-"""The keys of a study in docs/studies.md, made from the models: ``python docs/keys.py``."""
+"""The keys of a study in docs/studies.md, made from the models: ``python tools/docs/keys.py``."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ from cape_studies.config import (
 )
 
 PARTS = Study, Need, Prepare, Variant, Evaluation, Report, Answer
-MARKS = "<!-- keys: made by docs/keys.py -->", "<!-- end of keys -->"
+MARKS = "<!-- keys: made by tools/docs/keys.py -->", "<!-- end of keys -->"
 
 
 def keys() -> str:
@@ -87,5 +87,5 @@ def page(text: str) -> str:
 
 
 if __name__ == "__main__":
-    path = Path(__file__).with_name("studies.md")
+    path = Path(__file__).parents[2] / "docs" / "studies.md"
     path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")

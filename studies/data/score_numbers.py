@@ -1,6 +1,6 @@
 """How many numbers fairseq-generate translates right, in their places, by the length of the line.
 
-    python integrations/fairseq/score_numbers.py --data numbers/bin --path checkpoint_last.pt \
+    python studies/data/score_numbers.py --data numbers/bin --path checkpoint_last.pt \
         --csv scores.csv --items items.csv
 
 Search is greedy. A beam of n stops at its first n hypotheses. These models are so sure of

@@ -1,6 +1,6 @@
 """Links to the first images of each class of CIFAR-10, of train and of test.
 
-    python integrations/timm/link_images.py --data cifar10 --out images --train 5000 --test 400
+    python studies/data/link_images.py --data cifar10 --out images --train 5000 --test 400
 
 ``--data`` holds train/<class>/*.jpg and test/<class>/*.jpg. ``--out`` gets the same folders. With
 ``--validation 500`` it also gets validation/<class>/*.jpg, the last images of train.
