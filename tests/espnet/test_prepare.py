@@ -271,10 +271,12 @@ def test_digits_are_joined_from_the_recordings_of_each_part(recordings, tmp_path
 
 
 def test_an_unheard_speaker_is_in_test_sets_of_their_own_alone(recordings, tmp_path):
-    sizes = digits.Sizes(train=40, valid=5, tests=((3, 6, 20),), noise=0.0, unheard="bob")
+    sizes = digits.Sizes(train=40, valid=5, tests=((3, 6, 20),), short=4, noise=0, unheard="bob")
     digits.make(recordings, tmp_path / "out", sizes)
     bobs = {name: [bob for _, bob in each] for name, each in heard(tmp_path / "out").items()}
     assert bobs.pop("unheard_3-6") == [{True}] * 20
+    assert bobs.pop("unheard_1-2") == [{True}] * 4
+    assert bobs.pop("test_1-2") == [{False}] * 4
     assert bobs == {"train": [{False}] * 40, "valid": [{False}] * 5, "test_3-6": [{False}] * 20}
     assert (tmp_path / "out" / "data" / "unheard_3-6" / "wav.scp").is_file()
     with pytest.raises(ValueError, match="no speaker 'eve': there is ann, bob"):
