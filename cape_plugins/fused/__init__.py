@@ -21,7 +21,7 @@ def usable(*tensors: Tensor) -> bool:
     They have gradients of their own and write results into tensors of another dtype, which only
     eager mode on plain tensors allows, on the devices where it is known to work.
     """
-    return ON and tensors[0].device.type in ("cpu", "cuda") and is_plain(*tensors)
+    return ON and is_plain(*tensors) and tensors[0].device.type in ("cpu", "cuda")
 
 
 # after the guard, which they use
