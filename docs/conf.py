@@ -20,6 +20,7 @@ version = release = installed("cape-plugins")
 
 root_doc = "docs/index"
 include_patterns = [
+    "README.md",
     "docs/**",
     "integrations/*/README.md",
     "studies/results/*.md",
@@ -68,9 +69,11 @@ class FilesOfTheRepository(SphinxPostTransform):
         folder = (ROOT / self.env.docname).parent
         for node in list(self.document.findall(pending_xref)):
             target = urllib.parse.unquote(node["reftarget"]).partition("#")[0]
-            is_page = target.removesuffix(".md") in self.env.found_docs
-            is_page = is_page and node.get("refdomain") == "doc"
-            if node["reftype"] == "myst" and target and (folder / target).exists() and not is_page:
+            if node.get("refdomain") == "doc":  # a Markdown file, named as Sphinx names pages
+                is_file = target not in self.env.found_docs and (ROOT / f"{target}.md").exists()
+            else:
+                is_file = bool(target) and (folder / target).exists()
+            if node["reftype"] == "myst" and is_file:
                 node.replace_self(node.children)
 
 

@@ -1,4 +1,4 @@
-"""README: its Python runs, its variants, extras and files exist.
+"""README: its Python runs; its models, variants, options, extras and files exist.
 
 Its shell commands run in tests/fairseq/test_readme.py, tests/espnet/test_readme.py and
 studies/tests/test_readme.py.
@@ -8,12 +8,14 @@ import re
 
 import pytest
 
-from cape_support import ROOT, blocks
+from cape_plugins import variants
+from cape_support import ROOT, block_with, blocks
 
-README = (ROOT / "README.md").read_text("utf-8")
-TIMM, CORE = blocks(README, "python")
+README = ROOT / "README.md"
+TEXT = README.read_text("utf-8")
+INLINE = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL))
 PAGES = [
-    ROOT / "README.md",
+    README,
     *(ROOT / "integrations").glob("*/README.md"),
     *(ROOT / "docs").glob("*.md"),
 ]
@@ -21,28 +23,51 @@ PAGES = [
 
 def test_the_core_without_a_host_runs():
     names: dict = {}
-    exec(CORE, names)
+    exec(block_with(README, "cape_plugins", "python"), names)
     assert names["out"].shape == (2, 8, 7, 64)
 
 
-def test_timms_quickstart_makes_the_models_that_it_says(capsys):
+def test_timms_example_prints_what_it_says(capsys):
+    pytest.importorskip("timm")
+    example = block_with(README, "timm.create_model", "python")
+    assert "pretrained" not in example  # the first example needs no network
+    exec(example, {})
+    assert capsys.readouterr().out == re.findall(r"# (torch\.Size\(.*?\)):", example)[0] + "\n"
+
+
+def test_timm_knows_every_model_that_it_names():
     timm = pytest.importorskip("timm")
-    (trained,) = re.findall(r"backbones with weights \(`(\w+)`\)", README)
-    assert timm.models.is_model_pretrained(trained)
-    assert "pretrained" not in TIMM  # the first example needs no network
-    names: dict = {}
-    exec(TIMM, names)
-    assert names["model"].num_classes == 10
-    assert capsys.readouterr().out == re.findall(r"# (torch\.Size\(.*?\)):", TIMM)[0] + "\n"
+    named = {name for text in [*INLINE, *blocks(README, "python")] for name in models(text)}
+    assert named
+    assert not [name for name in named if not timm.models.is_model(name)]
+    assert all(timm.models.is_model_pretrained(name) for name in named if "dinov3" in name)
+
+
+def models(text: str) -> list[str]:
+    return re.findall(r"\bvit_\w+_\w*\d\w*\b", text)
+
+
+def test_every_variant_and_option_that_it_names_is_one():
+    every = {(pos, axes) for axes in (1, 2) for pos in variants.names(axes)}
+    options = {name for pos, axes in every for name in variants.get(pos, axes).options(axes)}
+    options |= {"pos", "data", "model", "arch"}  # the hosts' own and those of cape-run
+    options |= {"class_token", "global_pool"}  # of timm's ViTs
+    named = re.findall(r"--([\w-]+)|(\w+)=|(\w+): ", "\n".join(INLINE))
+    named = {"".join(one).replace("-", "_") for one in named}
+    assert {"max_global_shift", "relpos_context", "random_range", "pos"} <= named
+    assert named <= options
+    typed = re.findall(r"(?:--pos |pos: )(\w+)", TEXT)
+    assert typed
+    assert {*typed} <= {pos for pos, _ in every}
 
 
 def test_the_extras_and_the_targets_exist():
     project = (ROOT / "pyproject.toml").read_text("utf-8")
-    extras = re.findall(r"\.\[(\w+)\]", README)
-    assert set(extras) == {"timm", "fairseq", "espnet", "all"}
+    extras = re.findall(r"\.\[(\w+)\]", TEXT)
+    assert {"timm", "fairseq", "espnet"} <= set(extras)
     assert all(re.search(rf"^{extra} = \[", project, re.MULTILINE) for extra in extras)
-    targets = re.findall(r"`make (\w+)`", README)
-    assert {"demo", "docs"} <= set(targets)
+    targets = re.findall(r"`make (\w+)`", TEXT)
+    assert targets
     for target in targets:
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
 

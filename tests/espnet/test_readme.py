@@ -51,4 +51,4 @@ def test_the_config_of_the_first_page_is_taken_by_every_encoder_that_it_names():
         arguments = ASRTask.get_parser().parse_args(given)
         arguments.token_list = ["<blank>", "<unk>", "a", "<sos/eos>"]
         model = ASRTask.build_model(arguments)
-        assert model.encoder.pos == "relpos"
+        assert model.encoder.pos == config["encoder_conf"]["pos"]

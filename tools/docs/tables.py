@@ -21,6 +21,7 @@ from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import pandas as pd
 from tabulate import tabulate
@@ -29,40 +30,68 @@ from cape_plugins.variants import names
 from cape_studies import figure, report
 from cape_studies import results as read
 from cape_studies import tables as shown_tables
-from cape_studies.answer import of_ranges, sentences
+from cape_studies.answer import BRACKETS, of_ranges, sentences
 from cape_studies.compare import Scores, every
 from cape_studies.evaluate.output import made
+from cape_studies.stats import Estimate
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "docs"
 RESULTS = ROOT / "studies" / "results"
 MEASURED = ROOT / "benchmarks" / "results"
-PAGES = ["../README.md", "answer.md", "choosing.md", "paper-claims.md", "results.md", "cost.md"]
+PAGES = ["../README.md", "answer.md", "results.md", "cost.md"]
 PAGES = [HERE / name for name in PAGES]
-#: studies in answers/ → the figure on answer.md
-ANSWERS = {
-    "my_images": "answer.png",
-    "my_sentences": "answer-sentences.png",
-    "my_recordings": "answer-recordings.png",
-}
-KEYS = ["evaluation", "metric", "condition"]
+ANSWERS = ["my_images", "my_sentences", "my_recordings"]  # studies in answers/
 
-# the columns of the table of all variants: what each is in training and beyond it, by a study
-OVERALL = [
-    ("**images, 16** ↑", "digit_images", "sizes", "top1", "16"),
-    ("32 ↑", "digit_images", "sizes", "top1", "32"),
-    ("48 ↑", "digit_images", "sizes", "top1", "48"),
-    ("**speech, 3–6** ↓", "digits", "length", "wer", "3–6"),
-    ("16–24 ↓", "digits", "length", "wer", "16–24"),
-    ("30–40 ↓", "digits", "length", "wer", "30–40"),
-    ("**BLEU, ≤ 12** ↑", "multi30k_short", "bleu", "bleu", "at most 12"),
-    ("> 15 ↑", "multi30k_short", "bleu_long", "bleu", "more than 15"),
+#: the study of README's column of recordings
+RECORDINGS = "digits_rope"
+#: README's table: a situation and its metric; its data and study; the evaluation, condition and
+#: name of what is tested as in training, and of what is tested beyond
+SITUATIONS = [
+    (
+        "objects elsewhere, top-1 % ↑",
+        "handwritten digits",
+        "digit_canvas_long",
+        ("shift", "0", "middle"),
+        ("shift", "corner", "corner"),
+    ),
+    (
+        "images of other sizes, top-1 % ↑",
+        "CIFAR-10",
+        "cifar10_sizes",
+        ("sizes", "32", "32 pixels"),
+        ("sizes", "64", "64"),
+    ),
+    (
+        "longer sentences, BLEU ↑",
+        "captions",
+        "multi30k_short",
+        ("bleu", "at most 12", "≤ 12 tokens"),
+        ("bleu_long", "more than 15", "> 15"),
+    ),
+    (
+        "longer recordings, WER % ↓",
+        "spoken digits",
+        RECORDINGS,
+        ("length", "3–6", "3–6 digits"),
+        ("length", "30–40", "30–40"),
+    ),
 ]
-#: the demo: host → its metric in words, the variant with CAPE, the conditions
-DEMO = {
-    "timm": ("top-1 accuracy (%) ↑", "cape_rope", ["0", "2", "4", "corner"]),
-    "fairseq": ("numbers translated (%) ↑", "cape", ["8", "12", "16", "24"]),
-    "espnet": ("WER (%) ↓", "cape_rope", ["1–3 s", "6–12 s", "12–24 s"]),
+#: its rows: what is typed → what studies call it, the first that a study has
+TYPED = {
+    "`nopos`: no positions": ["nopos"],
+    "`abspos`: timm's default": ["abspos"],
+    "`sinpos`: fairseq's default; timm: `sinpos_low`": ["sinpos_low", "sinpos"],
+    "`rel_pos`: ESPnet's Conformer": ["rel_pos"],
+    "`cape`; timm: `cape_low`": ["cape_low", "cape"],
+    "timm: `cape_low`, `max_global_shift=0`": ["cape_low_shift0"],
+    "`rope`; timm: `ropepos`": ["rope"],
+    '`ropepos`, `class_token=False, global_pool="avg"`': ["rope_gap"],
+    "`ropepos`, objects moved in training": ["rope_moved"],
+    "`cape_rope`": ["cape_rope"],
+    "`alibi`": ["alibi"],
+    "`relpos`; ESPnet: `relpos_context: 2.5`": ["relpos_2.5s", "relpos"],
+    "`random_rope`": ["random_rope"],
 }
 FIGURE = {"cape_rope", "rope", "rope_gap", "rope_moved", "nopos"}  # of objects that move
 CAPTIONS = {"cape", "sinpos", "alibi", "relpos", "rope", "random_rope", "abspos", "nopos"}
@@ -115,9 +144,14 @@ def of_items(one: read.Result, items: pd.DataFrame, name: str) -> Scores:
 def number(of: str) -> str:
     """A score or a difference with its interval: ``canvas:shift:cape_rope−rope:corner``.
 
+    ``step:vit_small:rope`` is the time of a training step on a GPU, see :func:`steps`.
+
     Raises:
-        KeyError: there is no such score.
+        KeyError: there is no such score or step.
     """
+    if of.startswith("step:"):
+        _, case, variant = of.split(":")
+        return cell(steps()[case, variant], 2)
     study, evaluation, variant, condition = of.split(":")
     scores = scores_of(study, evaluation)
     (one, *other), (at, *less) = variant.split("−"), condition.split("−")
@@ -128,22 +162,56 @@ def number(of: str) -> str:
     return shown_tables.cell(found, digits, "+")
 
 
-def overall() -> str:
-    """A row for each variant that was measured: its scores in the three hosts."""
-    scores = {}
-    for study in {study for _, study, *_ in OVERALL}:
-        rows = pd.read_csv(RESULTS / f"{study}.csv", dtype={"condition": str})
-        scores[study] = rows.groupby([*KEYS, "variant"])["value"].mean()
-    rows = []
-    for variant in names(axes=1):
-        row = [variant]
-        for _, study, *key in OVERALL:
-            low = scores[study].get((*key, f"{variant}_low"))  # in images, where there is one
-            found = scores[study].get((*key, variant)) if low is None else low
-            row.append(cell(found, 1))
-        if any(row[1:]):
-            rows.append(row)
-    return table(["", *(head for head, *_ in OVERALL)], rows)
+def of_scores() -> str:
+    """Each variant's scores in four situations, as in training and beyond; the good ones bold."""
+    heads, tested, pages, rows, columns = [""], ["tested on"], ["data"], [], []
+    for situation, data, study, *tests in SITUATIONS:
+        heads += [situation, ""]
+        pages += [f"[{data}](studies/results/{study}.md)", ""]
+        for evaluation, condition, name in tests:
+            tested.append(name)
+            columns.append(column(scores_of(study, evaluation), condition))
+    for typed in TYPED:
+        row = [shown.get(typed, "") for shown in columns]
+        if any(row):
+            rows.append([typed, *row])
+    trainings = ["trainings of each", *(shown["trainings"] for shown in columns)]
+    noise = ["noise", *(shown["noise"] for shown in columns)]
+    return table(heads, [tested, *rows, trainings, noise, pages])
+
+
+def column(scores: Scores, condition: str) -> dict[str, str]:
+    """What is typed → its score; the best and what is not significantly different from it bold.
+
+    Each variant is compared with the best alone, by Welch's t. ``noise`` is the median of half of
+    these intervals, ``trainings`` how many each variant has.
+    """
+    shown = {}
+    for typed, called in TYPED.items():
+        found = {name: scores.found.get((name, condition), Estimate(0)) for name in called}
+        if has := [name for name, one in found.items() if one.known]:
+            shown[typed] = has[0]
+    means = {name: scores.found[name, condition].value for name in shown.values()}
+    best = (max if scores.higher else min)(means, key=lambda name: means[name])
+    apart = {name: scores.difference(name, best, condition) for name in means if name != best}
+    good = {best, *(name for name, one in apart.items() if not one.differs())}
+    cells = {
+        typed: f"**{means[name]:.1f}**" if name in good else f"{means[name]:.1f}"
+        for typed, name in shown.items()
+    }
+    trainings = sorted({len(scores.values[name, condition]) for name in means})
+    noise = median((one.high - one.low) / 2 for one in apart.values())
+    of = "–".join(map(str, dict.fromkeys([trainings[0], trainings[-1]])))
+    return {**cells, "trainings": of, "noise": f"{noise:.1f}"}
+
+
+def steps() -> pd.Series:
+    """The time of an eager training step on an H100, by case and variant: a multiple of nopos.
+
+    A Conformer's is a multiple of ESPnet's own with rel_pos.
+    """
+    found = pd.read_csv(MEASURED / "steps_h100.csv")
+    return found[found["compiled"].isna()].set_index(["case", "variant"])["step"]
 
 
 def of_gpu() -> str:
@@ -190,7 +258,7 @@ def of_kernels() -> str:
 def of_intervals() -> str:
     """How often intervals are wrong or find a difference, by ``benchmarks/intervals.py``."""
     found = pd.read_csv(MEASURED / "intervals.csv")
-    parts = {"wrong": "wrong", "found": "found", "games_howell": "Games-Howell wrong"}
+    parts = {"wrong": "wrong", "found": "found"}
     shown = found.pivot(index="compared", columns="trainings", values=[*parts]).dropna(
         axis=1, how="all"
     )
@@ -211,25 +279,6 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return tabulate(rows, heads, tablefmt="github", disable_numparse=True) + "\n"
 
 
-def of_demo() -> str:
-    """A row for each condition of each host: no positions, the plainest rival, CAPE."""
-    rows = []
-    found = {one.study.host: one for one in studies("demo")}
-    for host, (metric, augmented, conditions) in DEMO.items():
-        about = found[host].study.report
-        scores = Scores(found[host], about.evaluation, about.metric)
-        for condition in conditions:
-            shown = [scores.found[variant, condition] for variant in (about.baseline, augmented)]
-            rival, cape = (shown_tables.cell(one, 1) for one in shown)
-            floor = shown_tables.cell(scores.found["nopos", condition], 1)
-            less = shown_tables.cell(scores.differences[augmented, condition], 1, "+")
-            bold = f"**{condition}**" if (augmented, condition) in scores.seen else condition
-            names = f"{about.baseline} {rival}", f"{augmented} {cape}"
-            rows.append([f"{host}, {metric}", bold, floor, *names, less])
-    heads = ["", "tested at", "nopos", "the plainest rival", "with CAPE", "CAPE less the rival"]
-    return table(heads, rows)
-
-
 @cache
 def stored(study: str) -> list[Scores]:
     """The scores in answers/STUDY.csv, with the chance of answers/STUDY.json."""
@@ -247,15 +296,9 @@ def answer(study: str) -> dict[str, object]:
 
 
 def of_answer(study: str) -> str:
-    """What the page of an answer begins with."""
-    said = sentences(answer(study), stored(study)[0].result.study)
-    return "\n>\n".join(f"> {line}" for line in said) + "\n"
-
-
-def of_answer_scores(study: str) -> str:
-    """The tables of its scores."""
-    found = [table for scores in stored(study) for table in shown_tables.tables(scores)]
-    return "\n".join(table.markdown() for table in found)
+    """What an answer says of the data and the scores; its page says once what parentheses are."""
+    said = sentences({**answer(study), "cost": {}}, stored(study)[0].result.study)
+    return "\n>\n".join(f"> {line}" for line in said if not line.startswith(BRACKETS)) + "\n"
 
 
 def results() -> dict[Path, str]:
@@ -307,8 +350,7 @@ def pictures() -> None:
         scores = Scores(one, one.study.report.evaluation, one.study.report.metric)
         scores.variants = [one for one in scores.variants if one in FIGURE] or scores.variants
         figure.draw(scores, RESULTS / f"{name}.png")
-    for study, name in ANSWERS.items():
-        figure.draw(stored(study)[0], HERE / name)
+    figure.draw(stored("my_images")[0], HERE / "answer.png")
     losses = scores_of("multi30k_short", "loss_long")
     losses.variants = [one for one in losses.variants if one in CAPTIONS]
     figure.draw(losses, RESULTS / "multi30k_short_loss.png")
@@ -343,13 +385,11 @@ def filled(text: str) -> str:
             "gpu": of_gpu,
             "conformer": of_conformer,
             "kernels": of_kernels,
-            "overall": overall,
-            "demo": of_demo,
+            "scores": of_scores,
             "intervals": of_intervals,
         }
         for study in ANSWERS:
             own[study] = partial(of_answer, study)
-            own[f"{study}_scores"] = partial(of_answer_scores, study)
         return f"<!-- {name} -->\n{own[name]()}<!-- -->"
 
     text = re.sub(

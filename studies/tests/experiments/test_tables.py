@@ -13,19 +13,40 @@ PAGES = {path.name: path.read_text() for path in tables["PAGES"]}
 
 
 def test_every_study_is_in_the_list_by_question():
-    first = PAGES["results.md"].partition("## How intervals are made")[0]
-    listed = re.findall(r"\(\.\./studies/results/(\w+)\.md\)", first)
+    last = PAGES["results.md"].partition("## Studies")[2]
+    listed = re.findall(r"\(\.\./studies/results/(\w+)\.md\)", last)
     pages = {path.stem for path in RESULTS.glob("*.md")}
     assert sorted(listed) == sorted([*pages])
 
 
-@pytest.mark.parametrize("page", ["README.md", "choosing.md", "paper-claims.md", "results.md"])
+@pytest.mark.parametrize("page", ["README.md", "results.md"])
 def test_a_cell_holds_one_number_with_its_interval(page):
     rows = [line for line in PAGES[page].splitlines() if line.startswith("|")]
     assert rows
     for row in rows:
         for cell in row.strip("|").split("|"):
             assert len(re.findall(r"\d \[", re.sub(r"<!--.*?-->", "", cell))) <= 1, row
+
+
+def test_the_best_of_a_column_and_what_is_not_significantly_different_from_it_are_bold():
+    scores = tables["scores_of"]("digit_canvas_long", "shift")
+    middle, corner = (tables["column"](scores, at) for at in ("0", "corner"))
+    rows = {typed: called[0] for typed, called in tables["TYPED"].items() if typed in middle}
+    assert len(rows) > 4
+    for at, shown in (("0", middle), ("corner", corner)):
+        means = {name: scores.found[name, at].value for name in rows.values()}
+        best = max(means, key=means.get)
+        for typed, name in rows.items():
+            worse = name != best and scores.difference(name, best, at).differs()
+            assert shown[typed].startswith("**") != worse, (at, name)
+    assert any(not shown.startswith("**") for shown in corner.values())
+
+
+def test_a_column_of_errors_has_its_lowest_in_bold():
+    shown = tables["column"](tables["scores_of"]("digits_rope", "length"), "30–40")
+    numbers = {typed: text for typed, text in shown.items() if typed.startswith("`")}
+    lowest = min(numbers, key=lambda typed: float(numbers[typed].strip("*")))
+    assert numbers[lowest].startswith("**")
 
 
 NUMBERS = [(page, of) for page in PAGES for of in re.findall(r"<!--=(.+?)-->", PAGES[page])]
@@ -39,7 +60,9 @@ def test_every_number_is_that_of_the_scores_and_one_changed_by_hand_is_not():
         assert tables["filled"](changed) == PAGES[page]
 
 
-@pytest.mark.parametrize("of", ["canvas:shift:cape_rope−rope:17", "canvas:shift:cope:16"])
+@pytest.mark.parametrize(
+    "of", ["canvas:shift:cape_rope−rope:17", "canvas:shift:cope:16", "step:vit_small:cope"]
+)
 def test_a_number_that_was_not_measured_is_refused(of):
     with pytest.raises(KeyError):
         tables["filled"](f"<!--={of}-->1.0<!--/-->")
