@@ -82,7 +82,7 @@ TYPED = {
     "`nopos`: no positions": ["nopos"],
     "`abspos`: timm's default": ["abspos"],
     "`sinpos`: fairseq's default; timm: `sinpos_low`": ["sinpos_low", "sinpos"],
-    "`rel_pos`: ESPnet's Conformer": ["rel_pos"],
+    "`rel_pos`: ESPnet's Conformer as it is": ["rel_pos"],
     "`cape`; timm: `cape_low`": ["cape_low", "cape"],
     "timm: `cape_low`, `max_global_shift=0`": ["cape_low_shift0"],
     "`rope`; timm: `ropepos`": ["rope"],
