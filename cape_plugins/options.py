@@ -129,7 +129,7 @@ class Host(Generic[Own]):
         takers: dict[str, list[str]] = {}
         found: dict[str, Option] = {}
         for pos in self.names():
-            for name, one in self._taken(pos).items():
+            for name, one in self.taken(pos).items():
                 found[name] = one
                 takers.setdefault(name, []).append(pos)
         for name, one in declared(self.own).items():
@@ -163,7 +163,7 @@ class Host(Generic[Own]):
             ValueError: unknown variant or option, one that the variant does not take, or a value
                 of the host's own options is out of range.
         """
-        every, taken = self.options(), self._taken(pos)
+        every, taken = self.options(), self.taken(pos)
         for name in given:
             if name not in every:
                 known = ", ".join(self.spell(one) for one in every)
@@ -207,7 +207,7 @@ class Host(Generic[Own]):
         ours = {name: value for name, value in options.items() if name in every}
         return ours, {name: value for name, value in options.items() if name not in every}
 
-    def _taken(self, pos: str) -> dict[str, Option]:
+    def taken(self, pos: str) -> dict[str, Option]:
         """The options of a variant that this host's users have."""
         from cape_plugins.variants import get
 
@@ -218,8 +218,8 @@ class Host(Generic[Own]):
         return {n: one for n, one in of_variant.items() if n not in self.sets} | taken
 
     def _refusal(self, pos: str, name: str, value: Any) -> str:
-        takers = ", ".join(each for each in self.names() if name in self._taken(each))
-        allowed = ", ".join(map(self.spell, self._taken(pos))) or "no options"
+        takers = ", ".join(each for each in self.names() if name in self.taken(each))
+        allowed = ", ".join(map(self.spell, self.taken(pos))) or "no options"
         return (
             f"{self.spell(name)} = {value!r} is for {takers}; {pos} takes {allowed}: leave it out, "
             "or choose another variant"

@@ -29,7 +29,7 @@ class RelativePositions(PositionalAttention):
     """
 
     relpos_context: float = option(
-        1.0, "to each side, beyond which distances share a vector", unit=POSITION
+        1.0, "distances beyond this, to either side, share a vector", unit=POSITION
     )
 
     def __post_init__(self) -> None:

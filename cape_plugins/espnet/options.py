@@ -10,7 +10,7 @@ from typing import Any, Literal
 from espnet2.asr.encoder.conformer_encoder import TooShortUttError
 
 from cape_plugins.checks import is_number
-from cape_plugins.options import Host, option
+from cape_plugins.options import POSITION, Host, option
 
 ESPNET_REL_POS = "espnet_rel_pos"  # the pos of ESPnet's own relative positions
 
@@ -33,7 +33,9 @@ class EncoderOptions:
         "encoders (its PositionalEncoding)",
     )
     frame_shift: float = option(
-        0.01, "seconds between feature frames, hop_length / fs; model cape_asr checks that they are"
+        0.01,
+        "the time between feature frames, hop_length / fs; model cape_asr checks it",
+        unit=POSITION,
     )
 
     def __post_init__(self) -> None:
