@@ -1,0 +1,74 @@
+"""docs/features.md: its code prints what it says, and what it says of sizes and positions holds."""
+
+import pytest
+import timm
+import torch
+from timm.models._features import FeatureGetterNet
+
+from cape_plugins import patch_grid
+from cape_support import ROOT, blocks
+from timm_support import EVAS
+
+BLOCKS = blocks(ROOT / "docs" / "features.md", "python")
+NAMES = ("vit_tiny_patch16_cape_low_224", "naflexvit_tiny_patch16_ropepos_gap", *EVAS.values())
+SMALL = dict(embed_dim=64, depth=2, num_heads=2)
+
+
+def features(name: str, **options) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model(name, features_only=True, out_indices=[1], **SMALL, **options).eval()
+
+
+def test_the_code_of_the_page_prints_what_stands_below_it(capsys):
+    names: dict = {}
+    for block in BLOCKS:
+        exec(block, names)
+        says = [line[2:] for line in block.splitlines() if line.startswith("# ")]
+        assert capsys.readouterr().out.splitlines() == says
+    assert len(BLOCKS) == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_maps_have_a_value_for_each_patch_of_images_of_any_size(name, images):
+    own = {"dynamic_img_size": True} if name in EVAS.values() else {}
+    for height, width in [(64, 96), (128, 32)]:
+        (found,) = features(name, **own)(images(1, 3, height, width))
+        assert found.shape == (1, 64, height // 16, width // 16)
+    (found,) = features(name, dynamic_img_pad=True, **own)(images(1, 3, 60, 90))
+    assert found.shape == (1, 64, 4, 6)
+
+
+@pytest.mark.parametrize("variant", ["cape_low", "ropepos"])
+def test_padding_is_to_the_right_and_below_and_positions_are_those_of_the_padded_grid(
+    variant, images
+):
+    name, x = f"vit_tiny_patch16_{variant}_224", images(1, 3, 60, 90)
+    (found,) = features(name, dynamic_img_pad=True)(x)
+    (whole,) = features(name)(torch.nn.functional.pad(x, (0, 6, 0, 4)))
+    torch.testing.assert_close(found, whole)
+
+
+def test_positions_are_those_of_the_images_grid(embedded, images):
+    features("vit_tiny_patch16_cape_low_224")(images(1, 3, 320, 480))
+    torch.testing.assert_close(embedded[0][0], patch_grid(20, 30))
+    assert (embedded[0].amin(), embedded[0].amax()) == (-1, 1)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_cape_low_224", EVAS["dinov3"]])
+def test_positions_are_augmented_in_training_alone(name, images):
+    model, x = features(name), images(1, 3, 64, 96)
+    assert torch.equal(model(x)[0], model(x)[0])
+    model.train()
+    assert not torch.equal(model(x)[0], model(x)[0])
+
+
+@pytest.mark.parametrize("variant", ["cape_low", "ropepos"])
+def test_the_weights_of_a_trained_classifier_are_taken(variant, images, tmp_path):
+    name, x = f"vit_tiny_patch16_{variant}_224", images(1, 3, 64, 96)
+    classifier = timm.create_model(name, num_classes=7, **SMALL).eval()
+    torch.save({"state_dict": classifier.state_dict()}, tmp_path / "last.pth.tar")
+    given = dict(pretrained=True, pretrained_cfg_overlay=dict(file=str(tmp_path / "last.pth.tar")))
+    backbone = features(name, **given)
+    assert isinstance(backbone, FeatureGetterNet)
+    expected = classifier.forward_intermediates(x, indices=[1], intermediates_only=True)
+    torch.testing.assert_close(backbone(x), expected)
