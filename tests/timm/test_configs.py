@@ -82,25 +82,42 @@ def test_the_command_lines_of_the_readme_parse(train_parser):
         assert parsed.experiment
 
 
-def test_the_readme_trains_on_1024_images_an_update_on_every_kind_of_machine():
-    for processes, path, arguments in launches():
-        recipe = read(path)
-        batch = int(flag(arguments, "-b", recipe["batch_size"]))
-        assert processes * batch * int(flag(arguments, "--grad-accum-steps", 1)) == 1024
-        # where several processes train, each image is taken three times
-        assert (flag(arguments, "--aug-repeats") == "3") == (processes > 1)
-        assert "aug_repeats" not in recipe
-    assert {processes for processes, _, _ in launches()} == {1, 8, 16}
+def machines():
+    """(recipe, GPUs, options of train.py) of each cell of the README's table."""
+    rows = [line[2:-2].split(" | ") for line in README.read_text("utf-8").splitlines()]
+    (start,) = (i for i, row in enumerate(rows) if row[0] == "in place of `-b 128`")
+    gpus = [int(cell.split()[0]) for cell in rows[start][1:]]
+    found = []
+    for recipes, *cells in itertools.takewhile(lambda row: len(row) == 4, rows[start + 2 :]):
+        # of `deit` with `--img-size 384` the first is the recipe
+        for name in re.findall(r"`(\w+)`", recipes):
+            found += [(name, *one) for one in zip(gpus, map(str.split, cells), strict=True)]
+    return [(name, number, [word.strip("`") for word in words]) for name, number, words in found]
+
+
+def test_the_readme_trains_on_1024_images_an_update_on_every_kind_of_machine(train_parser):
+    ((processes, path, arguments),) = launches()
+    assert (path.stem, processes, flag(arguments, "-b")) == ("deit", 8, "128")
+    assert ("deit", 8, ["-b", "128"]) in machines()
+    for name, gpus, words in machines():
+        parsed = train_parser.parse_args(words)
+        assert gpus * parsed.batch_size * parsed.grad_accum_steps == 1024, (name, gpus)
+    assert {name for name, _, _ in machines()} == {path.stem for path in IMAGENET}
+    assert {gpus for _, gpus, _ in machines()} == {1, 8, 16}
+    # where several processes train, each image is taken three times
+    assert flag(arguments, "--aug-repeats") == "3"
+    assert not any("aug_repeats" in read(path) for path in RECIPES)
 
 
 def test_models_of_the_readme_exist():
     names = re.findall(r"\b((?:vit|deit)_\w*patch\w+)\b(?!\*)", README.read_text())
-    patterns = re.findall(r"`((?:vit|deit)_\{[^`]+|vit_\w+\*\w+)`", README.read_text())
+    patterns = re.findall(r"`((?:naflexvit|vit|deit)_\{[^`]+|vit_\w+\*\w+)`", README.read_text())
     for pattern in patterns:
         parts = [part.split(",") for part in re.split(r"[{}]", pattern)]
         for name in itertools.product(*parts):
             assert timm.list_models("".join(name)), pattern
-    assert names
+    assert len(patterns) > 10
+    assert len(names) > 4
     assert not [name for name in names if not timm.is_model(name)]
 
 
