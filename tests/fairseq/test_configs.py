@@ -1,6 +1,7 @@
 """The recipes of configs/fairseq and the command lines of integrations/fairseq/README.md."""
 
 import math
+import re
 from importlib import import_module
 
 import pytest
@@ -21,9 +22,10 @@ from fairseq_support import PAIRS, ratio, run
 
 CONFIGS = ROOT / "configs" / "fairseq"
 README = ROOT / "integrations" / "fairseq" / "README.md"
+TEXT = README.read_text("utf-8")
 WMT = sorted(CONFIGS.glob("wmt14*.yaml"))
 RECIPES = [*WMT, CONFIGS / "multi30k.yaml"]
-PAPERS_BATCH = {"de": 8192 * 4, "fr": 8000 * 8 * 10}
+PAPERS_BATCH = {"German": 8192 * 4, "French": 8000 * 8 * 10}  # tokens
 # architecture of a command line → the YAML that it is to equal
 RECIPE_OF = {
     "cape_transformer_wmt_en_de": "wmt14_en_de_6l",
@@ -38,8 +40,7 @@ def read(path):
 
 def readme_commands(program):
     """Of the README's command lines that start this program: (words before it, its arguments)."""
-    text = README.read_text("utf-8").replace(f"$(which {program})", program)
-    lines = commands(text.replace("$seed", "1112"))
+    lines = commands(TEXT.replace(f"$(which {program})", program))
     return [(w[: w.index(program)], w[w.index(program) + 1 :]) for w in lines if program in w]
 
 
@@ -82,22 +83,55 @@ def compared(cfg):
     }
 
 
-TRAININGS = {
-    arguments[arguments.index("--arch") + 1]: (before, arguments)
-    for before, arguments in readme_commands("fairseq-train")
-}
+def french():
+    """(words before fairseq-train, its arguments) of the README's command for WMT's French."""
+    found = [one for one in readme_commands("fairseq-train") if "wmt14_en_fr/data-bin" in one[1]]
+    ((before, arguments),) = found
+    return before, arguments
+
+
+#: what the German trainings have in place of the French one's values
+GERMAN = {"--target-lang": "de", "--lr": "0.001", "--max-epoch": "150"}
 
 
 @pytest.mark.parametrize(("arch", "recipe"), RECIPE_OF.items())
-def test_yaml_and_command_line_give_the_same_settings_and_the_papers_batch(arch, recipe):
-    before, arguments = TRAININGS[arch]
-    cfg = from_command_line(arguments)
-    gpus = cfg["distributed_training"]["distributed_world_size"]
-    if "torchrun" in before:
-        gpus = math.prod(int(before[i + 1]) for i, w in enumerate(before) if w.startswith("--n"))
-    batch = gpus * cfg["dataset"]["max_tokens"] * cfg["optimization"]["update_freq"][0]
-    assert batch == PAPERS_BATCH[cfg["task"]["target_lang"]]
-    assert compared(cfg) == compared(from_yaml(recipe))
+def test_yaml_and_command_line_give_the_same_settings(arch, recipe):
+    _, arguments = french()
+    for name, value in {"--arch": arch, **(GERMAN if "_en_de" in arch else {})}.items():
+        arguments[arguments.index(name) + 1] = value
+    assert compared(from_command_line(arguments)) == compared(from_yaml(recipe))
+
+
+def tokens(cfg, *overrides):
+    """Those of an update on one GPU."""
+    for one in overrides:
+        name, _, value = one.partition("=")
+        section, key = name.split(".")
+        cfg[section][key] = yaml.safe_load(value)
+    return cfg["dataset"]["max_tokens"] * cfg["optimization"]["update_freq"][0]
+
+
+def test_every_machine_of_the_readme_has_the_papers_batch():
+    before, arguments = french()
+    gpus = math.prod(int(before[i + 1]) for i, word in enumerate(before) if word.startswith("--n"))
+    assert gpus * tokens(from_command_line(arguments)) == PAPERS_BATCH["French"]
+    for gpus, language, name in ((4, "German", "wmt14_en_de_6l"), (8, "French", "wmt14_en_fr_6l")):
+        recipe = CONFIGS / f"{name}.yaml"
+        assert gpus * tokens(read(recipe)) == PAPERS_BATCH[language]
+        (cell,) = re.findall(rf"^\| {language}, one GPU \| (.*) \|$", TEXT, re.MULTILINE)
+        small, large = (one.split() for one in re.findall("`(.*?)`", cell))
+        for overrides in (small, large):
+            assert tokens(read(recipe), *overrides) == PAPERS_BATCH[language]
+
+
+def test_the_overrides_of_the_readme_compose():
+    (table,) = re.findall(r"^\| instead \| type \|\n(.*?)\n\n", TEXT, re.MULTILINE | re.DOTALL)
+    words = [word for cell in re.findall("`(.*?)`", table) for word in cell.split()]
+    overrides = [word for word in words if "=" in word and "$" not in word]
+    assert len(overrides) > 8
+    cfg = from_yaml("wmt14_en_fr_6l", *overrides)  # of one key given twice the last counts
+    assert cfg["common"]["seed"] == 1112
+    assert cfg["model"]["frequency_scale"] == 0.5
 
 
 def test_the_hydra_command_lines_of_the_readme_compose():
@@ -106,7 +140,8 @@ def test_the_hydra_command_lines_of_the_readme_compose():
         seen.add(name := arguments[arguments.index("--config-name") + 1])
         cfg = from_yaml(name, *(word for word in arguments if "=" in word))
         assert cfg["model"]["_name"] == "cape_transformer"
-    assert seen >= {path.stem for path in WMT} == set(RECIPE_OF.values())
+    named = re.findall(r"--config-name (\w+)", TEXT)
+    assert seen < {*named} == {path.stem for path in WMT} == set(RECIPE_OF.values())
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
