@@ -29,8 +29,7 @@ class Group(NamedTuple):
 
     Attributes:
         each: the mean over evaluations and conditions, by seed; NaN for a training that lacks a
-            score in one of them. It may have diverged, and a mean without it would mislead, so such
-            a variant is not compared.
+            score in one of them.
         without: the mean over trainings without each item, by the item's name; empty where single
             items are not stored.
     """
@@ -64,15 +63,18 @@ def ranges(about: Answer, every: Sequence[Scores]) -> dict[str, list[tuple[Score
 
 
 def of_ranges(about: Answer, every: Sequence[Scores]) -> dict[str, dict[str, Any]]:
-    """What the answer says of each range in which a variant has a score, see :func:`of_range`."""
+    """What the answer says of each range in which a variant has all scores, see :func:`of_range`.
+
+    Variants that lack a score are listed; means without it would mislead.
+    """
     found = {}
     for words, scores in ranges(about, every).items():
         groups = {name: group(scores, name) for name in scores[0][0].variants}
-        scored = {name: one for name, one in groups.items() if one.each.notna().any()}
-        if scored:
-            found[words] = of_range(scored, scores[0][0].higher, about.floor, about.chance)
+        whole = {name: one for name, one in groups.items() if one.each.notna().all()}
+        if whole:
+            found[words] = of_range(whole, scores[0][0].higher, about.floor, about.chance)
             found[words]["conditions"] = [f"{one.evaluation} {c}" for one, c in scores]
-            found[words]["lacking"] += [name for name in groups if name not in scored]
+            found[words]["lacking"] = [name for name in groups if name not in whole]
     return found
 
 
@@ -87,10 +89,7 @@ def of_range(
     None if they were not compared.
     """
     means = {name: float(one.each.mean()) for name, one in groups.items()}
-    order = sorted(means, key=lambda name: means[name], reverse=higher)
-    whole = [name for name in order if groups[name].each.notna().all()]
-    best = (whole or order)[0]
-    others = [name for name in order if name != best]
+    best, *others = order = sorted(means, key=lambda name: means[name], reverse=higher)
     tidy = {name: one.each.to_frame("value").assign(variant=name) for name, one in groups.items()}
     pairs = all_pairs(pd.concat(tidy.values()))
     differences = {}
@@ -116,11 +115,10 @@ def of_range(
         "not_learned": [
             name
             for name, one in groups.items()
-            if chance is not None and not _better(estimate(one.each.dropna()), chance, higher)
+            if chance is not None and not _better(estimate(one.each), chance, higher)
         ],
         "means": {name: means[name] for name in order},
-        "trainings": {name: int(one.each.notna().sum()) for name, one in groups.items()},
-        "lacking": [name for name in order if name not in whole],
+        "trainings": {name: len(one.each) for name, one in groups.items()},
         "pairs": len(pairs) // 2,
     }
 
@@ -133,33 +131,27 @@ def _better(one: Estimate, number: float, higher: bool) -> bool:
 
 def of_study(result: Result, every: Sequence[Scores]) -> dict[str, Any] | None:
     """The answer as ``answer.json`` has it; None for a study that has no ``answer``."""
-    study = result.study
-    if (about := study.answer) is None:
+    if (about := result.study.answer) is None:
         return None
+    floor, seconds = about.floor, result.seconds
     found: dict[str, Any] = {
         "data": about.found,
         "metric": every[0].metric,
         "chance": about.chance,
+        "ranges": of_ranges(about, every),
+        "cost": {
+            name: {"seconds": seconds[name], "to_floor": seconds[name] / seconds[floor]}
+            for name in result.study.variants
+            if name in seconds and floor in seconds
+        },
+        "take": {v: result.typed[v] for v in every[0].variants if v in result.typed},
     }
     if result.unfinished:
-        none = [v for v in result.wanted if v not in every[0].variants]
         found["unfinished"] = {
             "trainings": result.unfinished,
             "asked_for": sum(result.wanted.values()),
-            "variants_without_any": none,
             "type": result.command,
         }
-    found["ranges"] = of_ranges(about, every)
-    if not found["ranges"]:
-        found["no_answer"] = "no training has a score in all conditions of a range"
-        found["type"] = result.command
-    cost, floor = result.cost, about.floor
-    found["cost"] = {
-        name: {**cost[name], "to_floor": cost[name]["seconds"] / cost[floor]["seconds"]}
-        for name in study.variants
-        if name in cost and floor in cost
-    }
-    found["take"] = {v: result.typed[v] for v in every[0].variants if v in result.typed}
     return found
 
 
@@ -168,35 +160,22 @@ def sentences(answer: Mapping[str, Any], study: Study) -> list[str]:
     assert study.answer is not None
     floor = study.answer.floor
     found = [f"{answer['data']}."] if answer["data"] else []
-    if "unfinished" in answer:
-        found.append(_unfinished(**answer["unfinished"]))
-    if "no_answer" in answer:
-        found.append(f"There is no answer: {answer['no_answer']}. Type {answer['type']}")
+    if of := answer.get("unfinished"):
+        names = [f"{name} ({state})" for name, state in of["trainings"].items()]
+        text = f"Preliminary: {len(names)} of the {of['asked_for']} trainings that were asked for "
+        found.append(f"{text}are not done: {', '.join(names)}. To finish them, type {of['type']}")
     none = "" if answer["chance"] is None else f"{CHANCE[study.host]} ({answer['chance']:.1f})"
     for words, of in answer["ranges"].items():
         text = _in_words(of, floor, answer["metric"], none)
         found.append(f"{words[0].upper()}{words[1:]}: {text}")
+    if not answer["ranges"]:
+        found.append("There is no answer: no variant has a score in all conditions of a range.")
     if any(of["pairs"] for of in answer["ranges"].values()):
         every = [d for of in answer["ranges"].values() for d in of["differences"].values()]
         found.append(f"{BRACKETS} {ITEMS}" if any("items" in d for d in every) else BRACKETS)
-    if answer["cost"]:
-        each = [
-            f"{name} {one['to_floor']:.2f} times, {one['memory_mb']:.0f} MB"
-            for name, one in answer["cost"].items()
-        ]
-        found.append(f"Time of training beside that of {floor}, measured here: {'; '.join(each)}.")
+    if cost := [f"{name} {of['to_floor']:.2f} times" for name, of in answer["cost"].items()]:
+        found.append(f"Time of training beside that of {floor}, measured here: {'; '.join(cost)}.")
     return found
-
-
-def _unfinished(
-    trainings: Mapping[str, str], asked_for: int, variants_without_any: Sequence[str], type: str
-) -> str:
-    names = [f"{name} ({state})" for name, state in trainings.items()]
-    text = f"Preliminary: {len(names)} of the {asked_for} trainings that were asked for are not "
-    text += f"done: {', '.join(names)}. "
-    if variants_without_any:
-        text += f"Nothing can be said yet of {', '.join(variants_without_any)}. "
-    return f"{text}To finish them, type {type}"
 
 
 def _in_words(of: Mapping[str, Any], floor: str, metric: str, none: str) -> str:
@@ -207,20 +186,15 @@ def _in_words(of: Mapping[str, Any], floor: str, metric: str, none: str) -> str:
         apart = {name: cell(Estimate(**of["differences"][name]), 1, "+") for name in names}
         return ", ".join(f"{name} {means[name]:.1f} ({apart[name]})" for name in names)
 
-    if len(means) == 1:
-        text = f"only {best} has scores, {metric} {means[best]:.1f}: nothing to compare it with. "
-    else:
-        text = f"{best} has the best mean, {metric} {means[best]:.1f}. "
-    if len({*numbers.values()}) > 1:
+    text = f"{best} has the best mean, {metric} {means[best]:.1f}. "
+    if len({*numbers.values()}) > 1 or numbers[best] < TRAININGS:
         text += f"Trainings: {', '.join(f'{name} {many}' for name, many in numbers.items())}. "
-    elif numbers[best] < TRAININGS:
-        text += "One training each. " if numbers[best] == 1 else "Means of two trainings each. "
     if of["cannot_be_told_from_it"]:
         text += f"Not significantly different from it: {named(of['cannot_be_told_from_it'])}. "
     if of["worse"]:
         text += f"Worse: {named(of['worse'])}. "
     if of["not_compared"]:
-        text += f"Not compared, as that takes three scores of each: {named(of['not_compared'])}. "
+        text += f"Not compared, as that takes three trainings of each: {named(of['not_compared'])}. "
     if len(of["not_learned"]) == len(means):
         text += f"No variant is significantly better than {none}: they need a longer training. "
     elif of["floor_beaten"] is False:
@@ -229,5 +203,5 @@ def _in_words(of: Mapping[str, Any], floor: str, metric: str, none: str) -> str:
     if 0 < len(of["not_learned"]) < len(means):
         text += f"Not significantly better than {none}: {', '.join(of['not_learned'])}. "
     if of["lacking"]:
-        text += f"Some trainings lack a score and may have diverged: {', '.join(of['lacking'])}. "
+        text += f"Not shown, as a training has no score: {', '.join(of['lacking'])}. "
     return text.strip()

@@ -1,7 +1,13 @@
-"""A study, from its YAML: Hydra composes it, and it is checked here before anything runs.
+"""A study, from its YAML: Hydra composes it, and pydantic checks it.
 
 Options are mappings in the host's own names and are given to its commands as they are. Strings in
-them may hold ``{places}``: the names of needs and prepared folders, and those in :data:`PLACES`.
+them may hold places in braces: the names of needs and prepared folders, ``{recipe}``, its path, and
+
+    {variant}, {seed}        of the training; {after}: the folder of the one that it starts from
+    {out}                    in prepare: the folder to make
+    {trained}, {checkpoint}  in evaluations: the folder that the host trained into, the file to test
+    {csv}, {items}           in evaluations by a script: the CSVs to write
+
 What the data decide is written by a preparation to ``facts.yaml`` in its folder, and stands in the
 YAML as ``${facts:NAME}``. Paths of recipes and scripts are relative to the YAML, else to
 ``configs/studies``.
@@ -12,7 +18,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from string import Formatter
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
@@ -36,19 +41,6 @@ from cape_studies import hosts
 
 Options = dict[str, Any]
 
-#: What a string may hold in braces, beside the names of needs and prepared folders.
-PLACES = {
-    "recipe": "the recipe's path",
-    "out": "in prepare: the folder to make",
-    "seed": "the training's seed",
-    "variant": "the variant's name",
-    "trained": "in evaluations: the folder that the host trained into",
-    "checkpoint": "in evaluations: the checkpoint to test",
-    "after": "the folder of the training that this one starts from",
-    "csv": "in evaluations by a script: the tidy CSV to write",
-    "items": "in evaluations by a script: the CSV of single items to write",
-}
-
 Kind = TypeVar("Kind", bound=BaseModel)
 
 
@@ -60,24 +52,14 @@ Parts = Annotated[dict[str, Kind], BeforeValidator(_without_null)]
 
 
 def _first(path: Path, info: ValidationInfo) -> Path:
-    there = [(folder / path).resolve() for folder in info.context or [Path()]]
-    return next((one for one in there if one.exists()), there[0])
-
-
-def _is_file(path: Path) -> Path:
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist")
-    return path
+    for folder in info.context or [Path()]:
+        if (there := (folder / path).resolve()).is_file():
+            return there
+    raise ValueError(f"{path} does not exist")
 
 
 #: A path that is looked for in the folders of the validation's context.
 File = Annotated[Path, AfterValidator(_first)]
-Script = Annotated[Path, AfterValidator(_first), AfterValidator(_is_file)]
-
-
-def _known_host(name: str) -> str:
-    known("host", [name], hosts.NAMES)
-    return name
 
 
 class Part(BaseModel):
@@ -89,45 +71,29 @@ class Part(BaseModel):
 class Need(Part):
     """Data that the user brings: ``--data NAME=FOLDER``."""
 
-    what: str = Field(description="what it is")
-    source: str = Field("yours", description="where it comes from")
-    layout: str = Field("the host reads it", description="how the folder is laid out, in words")
-    files: list[str] = Field([], description="patterns in the folder: each must match something")
+    what: str  # what it is
+    source: str = "yours"  # where it comes from
+    layout: str = "the host reads it"  # how the folder is laid out, in words
+    files: list[str] = []  # patterns in the folder: each must match something
 
 
 class Prepare(Part):
     """A folder that a script or a module makes once for all runs; {NAME} is its path."""
 
-    script: Script | None = Field(None, description="a Python file")
-    module: str | None = Field(
-        None, description="a module in place of the script, as for python -m"
-    )
-    arguments: list[str | int | float] = Field([], description="words that come before the options")
-    options: Options = Field({}, description="options of the script: name → value")
-
-    @model_validator(mode="after")
-    def _one_program(self) -> "Prepare":
-        if (self.script is None) == (self.module is None):
-            raise ValueError("give either script or module")
-        return self
+    script: File | None = None  # a Python file
+    module: str | None = None  # a module in place of the script, as for python -m
+    arguments: list[str | int | float] = []  # words that come before the options
+    options: Options = {}  # of the script: name → value
 
 
 class Variant(Part):
     """One row of the table: what differs from the study's options."""
 
-    options: Options = Field(
-        {}, description="options of the host, which replace the study's: name → value"
-    )
-    recipe: File | None = Field(None, description="recipe in place of the study's")
-    after: str | None = Field(
-        None, description="start from the training of this variant with the same seed"
-    )
-    evaluate: dict[str, Options | None] = Field(
-        {}, description="evaluation → options that differ; null leaves it out"
-    )
-    trained_on: list[str] | None = Field(
-        None, description="conditions seen in training, in place of the report's"
-    )
+    options: Options = {}  # of the host, which replace the study's: name → value
+    recipe: File | None = None  # in place of the study's
+    after: str | None = None  # start from the training of this variant with the same seed
+    evaluate: dict[str, Options | None] = {}  # evaluation → other options; null leaves it out
+    trained_on: list[str] | None = None  # conditions seen in training, in place of the report's
 
 
 class Evaluation(Part):
@@ -138,127 +104,89 @@ class Evaluation(Part):
     A script writes condition, metric, value, items.
     """
 
-    command: str | None = Field(None, description="fairseq: bleu or loss of cape-fairseq-eval")
-    script: Script | None = Field(
-        None, description="a Python file in place of the host's evaluation"
-    )
-    options: Options = Field({}, description="options of the command or the script: name → value")
-    metrics: dict[str, Literal["higher", "lower"]] = Field(description="name → which is better")
-    condition: list[str] = Field(
-        [], description="columns that name the condition; default: the host's"
-    )
-    ranges: list[int] = Field(
-        [], description="[10, 20]: the condition is a number, in 1–10 and 11–20"
-    )
-    name: str | None = Field(None, description="the condition's name, if no column has it")
+    command: str | None = None  # fairseq: bleu or loss of cape-fairseq-eval
+    script: File | None = None  # a Python file in place of the host's evaluation
+    options: Options = {}  # of the command or the script: name → value
+    metrics: dict[str, Literal["higher", "lower"]] = Field(min_length=1)  # name → what is better
+    condition: list[str] = []  # columns that name the condition; default: the host's
+    ranges: list[int] = []  # [10, 20]: the condition is a number, in 1–10 and 11–20
+    name: str | None = None  # the condition's name, if no column has it
 
 
 class Report(Part):
     """What cape-report shows."""
 
-    baseline: str = Field("", description="variant to compare with; default: the first")
-    evaluation: str = Field("", description="evaluation that is shown first; default: the first")
-    metric: str = Field("", description="metric that is shown first; default: the first")
-    x_label: str = Field(
-        "", description="the figure's x label: what the conditions are, with the unit"
-    )
-    y_label: str = Field("", description="the figure's y label; default: the metric")
-    title: str = Field("", description="the figure's title; default: the study's")
-    trained_on: list[str] = Field([], description="conditions seen in training")
+    baseline: str = ""  # variant to compare with; default: the first
+    evaluation: str = ""  # the one that is shown first; default: the first
+    metric: str = ""  # the one that is shown first; default: the first
+    x_label: str = ""  # of the figure: what the conditions are, with the unit
+    y_label: str = ""  # of the figure; default: the metric
+    title: str = ""  # of the figure; default: the study's
+    trained_on: list[str] = []  # conditions seen in training
 
 
 class Answer(Part):
     """For a study of a user's own data: the answer that its report begins with."""
 
-    floor: str = Field("nopos", description="variant without positions, which others must beat")
-    within: str = Field(description="words for the conditions seen in training")
-    beyond: dict[str, str] = Field(description="evaluation → words for its other conditions")
-    chance: float | None = Field(
-        None, description="score of who always says the most frequent class, or nothing"
-    )
-    found: str | None = Field(None, description="what the data hold, in a sentence")
+    floor: str = "nopos"  # variant without positions, which others must beat
+    within: str  # words for the conditions seen in training
+    beyond: dict[str, str]  # evaluation → words for its other conditions
+    chance: float | None = None  # score of who always says the most frequent class, or nothing
+    found: str | None = None  # what the data hold, in a sentence
 
 
 class Study(Part):
     """The whole YAML."""
 
-    title: str = Field(description="title, in one line")
-    host: Annotated[str, AfterValidator(_known_host)] = Field(
-        description="the host whose trainer is used: espnet, fairseq or timm"
-    )
-    protocol: str = Field(
-        "", description="what is done and what is expected, written before it runs"
-    )
-    cost: str = Field("not known", description="what a training costs, in words")
-    disk_gb: float = Field(1.0, gt=0, description="disk that a run takes, about")
-    needs: Parts[Need] = Field({}, description="data by name; null leaves one out")
-    prepare: Parts[Prepare] = Field({}, description="folders by name, made in this order")
-    recipe: File | None = Field(None, description="a config file of the host; none: options alone")
-    trainer: Script | None = Field(None, description="a script in place of the host's trainer")
-    checkpoint: str | None = Field(None, description="the file to test; default: the host's")
-    epochs: float | None = Field(
-        None, gt=0, description="my_…: passes over the data; null: as many as the data need"
-    )
-    options: Options = Field(
-        {}, description="options of the trainer: name → value; null leaves one out"
-    )
-    variants: Parts[Variant] = Field(min_length=1, description="variants by name")
-    run: list[str] = Field([], description="variants to run; default: all")
-    seeds: list[int] = Field(
-        [0], min_length=1, description="every variant is trained with every seed"
-    )
-    evaluations: Parts[Evaluation] = Field(
-        min_length=1, description="evaluations by name; null leaves one out"
-    )
-    report: Report = Field({}, validate_default=True, description="what cape-report shows")
-    answer: Answer | None = Field(
-        None, description="for a user's own data: what the report's answer says"
-    )
-    quick: dict[str, Any] = Field({}, description="changes that --quick makes")
+    title: str  # in one line
+    host: str  # the host whose trainer is used: espnet, fairseq or timm
+    protocol: str = ""  # what is done and what is expected, written before it runs
+    cost: str = "not known"  # what a training costs, in words
+    needs: Parts[Need] = {}  # data by name; null leaves one out
+    prepare: Parts[Prepare] = {}  # folders by name, made in this order
+    recipe: File | None = None  # a config file of the host; none: options alone
+    trainer: File | None = None  # a script in place of the host's trainer
+    checkpoint: str | None = None  # the file to test in the folder of the training, "." for all
+    epochs: float | None = Field(None, gt=0)  # my_…: passes over the data; null: by their number
+    options: Options = {}  # of the trainer: name → value; null leaves one out
+    variants: Parts[Variant] = Field(min_length=1)  # by name
+    run: list[str] = []  # variants to run; default: all
+    seeds: list[int] = Field([0], min_length=1)  # every variant is trained with every seed
+    evaluations: Parts[Evaluation] = Field(min_length=1)  # by name; null leaves one out
+    report: Report = Field({}, validate_default=True)
+    answer: Answer | None = None
+    quick: dict[str, Any] = {}  # changes that --quick makes
 
     @model_validator(mode="after")
     def _names_fit(self) -> "Study":
-        for name in (*self.needs, *self.prepare):
-            if not name.isidentifier() or name in PLACES:
-                taken = ", ".join(PLACES)
-                raise ValueError(f"{name!r} in needs or prepare must be a word other than {taken}")
+        """Fill the defaults, and leave out variants that neither run nor are started from."""
+        known("host", [self.host], hosts.NAMES)
+        self.run = self.run or list(self.variants)
+        others = set(self.run) - self.variants.keys()
+        if others and "{variant}" in str(self.options):  # which says what its options are
+            others &= set(hosts.variants(self.host))
+            self.variants |= {name: Variant() for name in others}
+        known("run", self.run, self.variants)
         for name, variant in self.variants.items():
             known(f"variants.{name}.evaluate", variant.evaluate, self.evaluations)
             known(f"variants.{name}.after", filter(None, [variant.after]), self.variants)
-        self.run = self.run or list(self.variants)
-        others = set(self.run) - self.variants.keys()
-        if others and "variant" in places_in(self.options):  # which say what its options are
-            others &= set(hosts.variants(self.host))
-            self.variants |= {name: Variant.model_validate({}) for name in others}
-        known("run", self.run, self.variants)
         kept = [*self.run]
         for name in kept:  # kept grows: what a variant starts from is kept too
             if (start := self.variants[name].after) and start not in kept:
                 kept.append(start)
-        known("report.baseline", filter(None, [self.report.baseline]), self.variants)
-        if self.report.baseline not in kept:  # where fewer run
-            self.report.baseline = kept[0]
+        about = self.report
+        known("report.baseline", filter(None, [about.baseline]), self.variants)
+        if about.baseline not in kept:  # where fewer run
+            about.baseline = kept[0]
         self.variants = {name: self.variants[name] for name in kept}
-        places = {*PLACES, *self.needs}
-        for name, step in self.prepare.items():  # each may use the folders before it
-            known(f"prepare.{name}", places_in(step.model_dump()), places)
-            places.add(name)
-        for part, value in self.model_dump(include={"options", "variants", "evaluations"}).items():
-            known(part, places_in(value), places)
-        if self.answer:
-            known("answer.beyond", self.answer.beyond, self.evaluations)
-        self._complete(self.report)
+        about.evaluation = about.evaluation or next(iter(self.evaluations))
+        known("report.evaluation", [about.evaluation], self.evaluations)
+        metrics = self.evaluations[about.evaluation].metrics
+        about.metric = about.metric or next(iter(metrics))
+        known("report.metric", [about.metric], metrics)
+        about.y_label, about.title = about.y_label or about.metric, about.title or self.title
+        known("answer.beyond", self.answer.beyond if self.answer else (), self.evaluations)
         return self
-
-    def _complete(self, report: Report) -> None:
-        """Fill the defaults of the report."""
-        report.evaluation = report.evaluation or next(iter(self.evaluations))
-        known("report.evaluation", [report.evaluation], self.evaluations)
-        metrics = self.evaluations[report.evaluation].metrics
-        report.metric = report.metric or next(iter(metrics), "")
-        known("report.metric", [report.metric], metrics)
-        report.y_label = report.y_label or report.metric
-        report.title = report.title or self.title
 
 
 def known(where: str, names: Iterable[str], there: Iterable[str]) -> None:
@@ -266,20 +194,6 @@ def known(where: str, names: Iterable[str], there: Iterable[str]) -> None:
     for name in names:
         if name not in there:
             raise ValueError(f"{where}: no {name!r}; there is {', '.join(sorted(there))}")
-
-
-def places_in(value: Any) -> set[str]:
-    """Names in braces in all strings of nested lists and mappings, but not in keys."""
-    if isinstance(value, str):
-        return {name for _, name, _, _ in Formatter().parse(value) if name}
-    parts = value.values() if isinstance(value, Mapping) else value
-    return set().union(*map(places_in, parts)) if isinstance(value, list | Mapping) else set()
-
-
-def merge(base: Options, over: Options) -> Options:
-    """``base`` with the values of ``over``, mapping by mapping."""
-    merged = OmegaConf.merge(OmegaConf.create(base), over)
-    return OmegaConf.to_container(merged)  # type: ignore[return-value]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -323,101 +237,76 @@ def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> 
         ValueError: it cannot be read or composed.
     """
     read_yaml(path)
-    search = [f"hydra.searchpath=[{json.dumps(f'file://{folder}')}]" for folder in folders()]
-    keys: dict[str, Any] = {"run": [], "seeds": [0], "options": {}, "report": {}, "disk_gb": 1.0}
-    defaults = ["cape_study_keys", path.stem]
     store = ConfigStore.instance().store
-    store("cape_study_keys", keys)
+    store("cape_study_keys", {"run": [], "seeds": [0], "options": {}, "report": {}})
+    defaults = ["cape_study_keys", path.stem, "cape_study_quick", "_self_"]
+    store("cape_study", {"defaults": defaults})
+    search = [f"hydra.searchpath=[{json.dumps(f'file://{folder}')}]" for folder in folders()]
 
-    def make(overrides: Sequence[str]) -> DictConfig:
-        store("cape_study", {"defaults": [*defaults, "_self_"]})
+    def make(overrides: Sequence[str] = (), changes: Any = None) -> DictConfig:
+        store("cape_study_quick", changes or {})
         return compose("cape_study", overrides=[*search, *overrides])
 
     try:  # fairseq's own calls in this process set an older base, of which Hydra 1.3.8 warns
         with initialize_config_dir(str(path.resolve().parent), version_base="1.3"):
-            if quick and (changes := make([]).get("quick")):
-                store("cape_study_quick", changes)
-                defaults.append("cape_study_quick")
             try:
-                return make(overrides)
+                return make(overrides, make().get("quick") if quick else {})
             except HydraException as error:
-                if not overrides:
-                    raise
-                raise ValueError(f"{path}: {_no_key(error, make([]))}") from error
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(f"{path}: {one_line(error)}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:  # a YAML that this one names is broken
-        for other in sorted({*path.parent.rglob("*.yaml"), *names()}):
-            read_yaml(other)
-        raise ValueError(f"a YAML that {path} names: {one_line(error)}") from error
+                said = one_line(error)
+                if key := re.match(r"Could not (?:override|delete from config.) '([^']+)'", said):
+                    said = _no_key(key[1], make()) or said
+                raise ValueError(f"{path}: {said}") from error
+    except (OmegaConfBaseException, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}, or a YAML that it names: {one_line(error)}") from error
     finally:
         version.VersionBase.instance().setbase(version.__compat_version__)
 
 
-def _no_key(error: HydraException, config: DictConfig) -> str:
-    """What Hydra says; of a key that does not exist, the keys beside it, and how one is added."""
-    said = re.match(r"Could not (?:override|delete from config.) '([^']+)'", str(error))
-    if not said:
-        return one_line(error)
-    *above, key = said[1].split(".")
-    there: Any = config
-    for one in above:
-        there = there.get(one) if isinstance(there, DictConfig) else None
+def _no_key(name: str, config: DictConfig) -> str | None:
+    """Of a key that does not exist: the keys beside it, and how one is added."""
+    above = name.rpartition(".")[0]
+    there = OmegaConf.select(config, above) if above else config
     if not isinstance(there, DictConfig):
-        return one_line(error)
-    own = sorted(map(str, there))
-    near = get_close_matches(key, own, n=1)
-    like = f"is {near[0]} meant? " if near else ""
-    where = ".".join(above) or "the study"
-    adds = f"; +{said[1]}=… adds it" if above else ""
-    return f"there is no {said[1]}: {like}{where} has {', '.join(own)}{adds}"
+        return None
+    keys = ", ".join(sorted(map(str, there)))
+    adds = f"; +{name}=… adds it" if above else ""
+    return f"there is no {name}: {above or 'the study'} has {keys}{adds}"
 
 
-_OPEN = "prepare", "answer"  # where a fact that is not known is null
-
-
-def study_of(config: DictConfig, path: Path, facts: Mapping[str, Any], complete: bool) -> Study:
+def study_of(config: DictConfig, path: Path, facts: Mapping[str, Any]) -> Study:
     """Resolve and check a config.
 
     Args:
         config: of :func:`composed`.
         path: of its YAML.
-        facts: those that preparations have written.
-        complete: whether these are all. If they are not, one that lacks is ``<NAME>``, and null
-            in ``prepare``: an option that is left open there is chosen by the preparation.
+        facts: those that preparations have written. One that lacks is ``<NAME>``, and null in
+            ``prepare`` and ``answer``: an option that is left open is chosen by the preparation.
 
     Raises:
-        ValueError: something is wrong, or a fact is missing; names the first fault.
+        ValueError: something is wrong; names the first fault.
     """
 
-    def fact(name: str) -> Any:
-        if complete:
-            known("facts", [name], facts)
-        return facts.get(name, f"<{name}>")
+    def resolved(fact: Any) -> dict[str, Any]:
+        OmegaConf.register_new_resolver("facts", fact, replace=True)
+        return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
 
     try:
-        OmegaConf.register_new_resolver("facts", fact, replace=True)
-        content: Any = OmegaConf.to_container(config, resolve=True)
-        OmegaConf.register_new_resolver("facts", facts.get, replace=True)
-        if not complete:
-            left_open: Any = OmegaConf.to_container(config, resolve=True)
-            content |= {name: left_open[name] for name in _OPEN if name in left_open}
+        content = resolved(lambda name: facts.get(name, f"<{name}>"))
+        left_open = resolved(facts.get)
+        content |= {name: left_open[name] for name in ("prepare", "answer") if name in left_open}
+        return Study.model_validate(content, context=[path.parent, *folders()])
     except OmegaConfBaseException as error:
         raise ValueError(f"{path}: {one_line(error)}") from error
-    try:
-        return Study.model_validate(content, context=[path.parent, *folders()])
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        where = f"{where}: " if where else ""
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        where = "".join(f"{one}." for one in first["loc"]).rstrip(".")
         message = first["msg"].removeprefix("Value error, ")
-        raise ValueError(f"{path}: {where}{message}{more}") from error
+        raise ValueError(f"{path}: {where}{': ' if where else ''}{message}") from error
 
 
 def load(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> Study:
     """A study whose facts are not known."""
-    return study_of(composed(path, overrides, quick), path, {}, complete=False)
+    return study_of(composed(path, overrides, quick), path, {})
 
 
 def folders() -> list[Path]:

@@ -16,7 +16,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import distributions
 from pathlib import Path
@@ -52,7 +52,8 @@ def fill(value: Any, places: Mapping[str, object]) -> Any:
         try:
             return value.format_map(places)
         except KeyError as error:
-            raise ValueError(f"{value!r}: there is no {error} at that step") from error
+            there = ", ".join(places)
+            raise ValueError(f"{value!r}: no {error} at that step; there is {there}") from error
     if isinstance(value, Mapping):
         return {key: fill(one, places) for key, one in value.items()}
     return [fill(one, places) for one in value] if isinstance(value, list) else value
@@ -70,34 +71,27 @@ def script_name(path: Path | None) -> str | None:
 @cache
 def data_mark(folder: Path) -> str:
     """How many files a folder holds, their size, and when the newest was written."""
-    files = size = 0
-    newest = 0.0
-    for at, _, names in os.walk(folder):
-        for name in names:
-            try:
-                about = os.stat(os.path.join(at, name))
-            except OSError:  # a link that leads nowhere
-                continue
-            files, size, newest = files + 1, size + about.st_size, max(newest, about.st_mtime)
-    return f"{files} files, {size} bytes, newest {newest:.0f}"
+    found = [path.stat() for path in folder.rglob("*") if path.is_file()]
+    newest = max((one.st_mtime for one in found), default=0)
+    return f"{len(found)} files, {sum(one.st_size for one in found)} bytes, newest {newest:.0f}"
 
 
 @cache
-def here(host: str, gpus: int) -> dict[str, Any]:
-    """Versions, commit and machine, as ``config.yaml`` notes them."""
+def machine(gpus: int) -> str:
+    """This machine, as ``config.yaml`` notes it; a process of its own frees the GPU's memory."""
+    name = [PYTHON, "-c", "import torch; print(torch.cuda.get_device_name())"]
+    device = f"{gpus} x {_said(name)}" if gpus else "cpu"
+    return f"{socket.gethostname()}, {os.cpu_count()} cores, {device}"
+
+
+@cache
+def versions(host: str) -> dict[str, str]:
+    """Versions and commit, as ``config.yaml`` notes them."""
     wanted = {"torch", *hosts.host(host).PACKAGES}
-    versions = {one.name: one.version for one in distributions() if one.name in wanted}
+    found = {one.name: one.version for one in distributions() if one.name in wanted}
     commit = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    device = f"{gpus} x {_said(_GPU)}" if gpus else "cpu"
-    return {
-        "versions": {"cape-plugins": cape_plugins.__version__, **dict(sorted(versions.items()))},
-        "commit": _said([*commit, "--abbrev=40"]) or "unknown",
-        "machine": f"{socket.gethostname()}, {os.cpu_count()} cores, {device}",
-    }
-
-
-#: A process of its own, so that it frees the GPU's memory.
-_GPU = [PYTHON, "-c", "import torch; print(torch.cuda.get_device_name())"]
+    own = {"cape-plugins": cape_plugins.__version__, "commit": _said([*commit, "--abbrev=40"])}
+    return {**own, **dict(sorted(found.items()))}
 
 
 def _said(command: Sequence[str]) -> str:
@@ -109,67 +103,46 @@ class Prepared:
     """A folder that is made once for all runs.
 
     Attributes:
+        host: of the study.
         name: in the study.
-        folder: to make.
+        folder: to make; beside it are its ``.log``, its ``.lock``, and its ``.yaml`` when it is
+            made.
         command: that makes it.
         asked: what is digested in the folder's name.
     """
 
+    host: str
     name: str
     folder: Path
     command: list[str]
     asked: dict[str, Any]
 
-    @property
-    def note(self) -> Path:
-        """Beside the folder, written when it is done."""
-        return self.folder.with_name(f"{self.folder.name}.yaml")
-
-    @property
-    def log(self) -> Path:
-        """Of all attempts."""
-        return self.folder.with_name(f"{self.folder.name}.log")
-
-    @property
-    def lock(self) -> Path:
-        """Who makes it holds this."""
-        return self.folder.with_name(f"{self.folder.name}.lock")
+    def beside(self, suffix: str) -> Path:
+        """A file beside the folder."""
+        return self.folder.with_suffix(suffix)
 
     def done(self) -> bool:
         """Whether it was made."""
-        return self.note.exists() and self.folder.is_dir()
-
-    def facts(self) -> dict[str, Any]:
-        """What the data decide, as the preparation wrote it."""
-        path = self.folder / "facts.yaml"
-        return read_yaml(path) if path.exists() else {}
+        return self.beside(".yaml").exists() and self.folder.is_dir()
 
 
 @dataclass(frozen=True)
 class Test:
-    """An evaluation of a trained model."""
+    """An evaluation of a trained model, and its folder.
 
-    name: str
+    ``scores.csv`` is there when all is done. ``items.csv`` has what test items add to each score,
+    summed for each condition; it may not exist.
+    """
+
     evaluation: Evaluation
     folder: Path
 
     @property
     def scores(self) -> Path:
-        """What the evaluation wrote; it is there when all is done."""
+        """What the evaluation wrote."""
         return self.folder / "scores.csv"
 
-    @property
-    def items(self) -> Path:
-        """What test items add to each score, summed for each condition; it may not exist."""
-        return self.folder / "items.csv"
 
-    @property
-    def log(self) -> Path:
-        """Of all attempts."""
-        return self.folder / "log"
-
-
-@dataclass(eq=False)
 class Run:
     """A training with a seed, and its tests.
 
@@ -179,83 +152,61 @@ class Run:
         start: the run whose training this one starts from, if there is one.
         options: of the host, with their places not filled.
         asked: what is digested in the folder's name.
+        folder: of the run: that of a variant of another name, if it has this configuration.
+        trained: the folder that the host trains into.
+        checkpoint: the file in it to test.
+        note: written when the training is done: its seconds.
+        lock: who trains or tests holds this.
         tests: evaluations by name.
     """
 
-    plan: "Plan"
-    variant: str
-    seed: int
-    start: "Run | None" = None
-    options: Options = field(default_factory=dict)
-    asked: dict[str, Any] = field(default_factory=dict)
-    tests: dict[str, Test] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        plan, study, variant = self.plan, self.plan.study, self.variant
+    def __init__(self, plan: "Plan", variant: str, seed: int) -> None:
+        study = plan.study
+        self.plan, self.variant, self.seed = plan, variant, seed
         own = study.variants[variant]
-        self.start = Run(plan, own.after, self.seed) if own.after else None
+        self.start = Run(plan, own.after, seed) if own.after else None
         self.recipe = own.recipe or study.recipe
         self.options = merge(study.options, own.options)
-        self.checkpoint = study.checkpoint
-        if self.checkpoint is None:
-            self.checkpoint = plan.host.CHECKPOINT
-        marks = {**plan.marks, "variant": variant, "seed": self.seed}
+        marks = {**plan.marks, "variant": variant, "seed": seed}
         marks["after"] = self.start.key if self.start else ""
-        self.asked = {
+        self.asked: dict[str, Any] = {
             "host": study.host,
             "recipe": read_yaml(self.recipe) if self.recipe else {},
             "trainer": script_name(study.trainer),
             "options": fill(self.options, marks),
-            "seed": self.seed,
+            "seed": seed,
         }
         if plan.machine.gpus > 1:
             self.asked["processes"] = plan.machine.gpus
-        for name, one in study.evaluations.items():
-            changes = own.evaluate.get(name, {})
+        self.folder = self._folder()
+        self.trained = self.folder / "train"
+        name = plan.host.CHECKPOINT if study.checkpoint is None else study.checkpoint
+        self.checkpoint = self.trained / name
+        self.note, self.lock = self.folder / "trained.yaml", self.folder / ".lock"
+        self.tests: dict[str, Test] = {}
+        for test, one in study.evaluations.items():
+            changes = own.evaluate.get(test, {})
             if changes is not None:
                 one = one.model_copy(update={"options": merge(one.options, changes)})
                 about = one.model_dump(mode="json") | {"script": script_name(one.script)}
                 empty = dict.fromkeys(("trained", "checkpoint", "csv", "items"), "")
-                key = digest([self.checkpoint, fill(about, {**marks, **empty})])
-                self.tests[name] = Test(name, one, self.folder / f"{name}-{key}")
+                key = digest([name, fill(about, {**marks, **empty})])
+                self.tests[test] = Test(one, self.folder / f"{test}-{key}")
 
     @cached_property
     def key(self) -> str:
         """The digest of what the training depends on."""
         return digest(self.asked)
 
-    @cached_property
-    def folder(self) -> Path:
-        """Of the run: that of a variant of another name, if it has this configuration."""
-        runs, key = self.plan.out / "runs", self.key
-        there = sorted(runs.glob(f"*-seed{self.seed}-{key}"))
-        own = there[0] if there else runs / f"{self.variant}-seed{self.seed}-{key}"
-        return self.plan.named.setdefault(key, own)
+    def _folder(self) -> Path:
+        runs, name = self.plan.out / "runs", f"seed{self.seed}-{self.key}"
+        there = sorted(runs.glob(f"*-{name}")) or [runs / f"{self.variant}-{name}"]
+        return self.plan.named.setdefault(self.key, there[0])
 
     @property
     def label(self) -> str:
         """Its name in what cape-run prints."""
         return f"{self.plan.name} {self.variant} seed {self.seed}"
-
-    @property
-    def trained(self) -> Path:
-        """The folder that the host trains into."""
-        return self.folder / "train"
-
-    @property
-    def note(self) -> Path:
-        """Written when the training is done: its seconds and memory."""
-        return self.folder / "trained.yaml"
-
-    @property
-    def lock(self) -> Path:
-        """Who trains or tests holds this."""
-        return self.folder / ".lock"
-
-    @property
-    def failed(self) -> Path:
-        """Why the last attempt failed, if it did: ``what``, ``why`` and ``diverged``."""
-        return self.folder / "failed.yaml"
 
     def done(self) -> bool:
         """Whether all its tests are done."""
@@ -283,34 +234,27 @@ class Run:
     def test_command(self, test: Test, csv: Path, items: Path) -> list[str]:
         """The command of an evaluation, which writes two files."""
         one, device = test.evaluation, self.plan.machine.device
-        checkpoint = self.trained / str(self.checkpoint)
         own: Options = {"device": device, "csv": csv, "items": items}
-        places = {**self.places, **own, "trained": self.trained, "checkpoint": checkpoint}
+        places = {**self.places, **own, "trained": self.trained, "checkpoint": self.checkpoint}
         options = fill(one.options, places)
         if one.script:
             return [PYTHON, str(one.script), *hosts.words({**options, "device": device})]
         own["overwrite"] = True
-        return self.plan.host.test(one.command, options, self.variant, checkpoint, own)
-
-    def inputs(self) -> dict[str, str]:
-        """What the training reads, as it is now: of each folder a mark."""
-        found = {name: data_mark(path) for name, path in self.plan.data.items()}
-        for one in self.plan.prepared:
-            if one.note.exists():
-                found[one.name] = str(read_yaml(one.note)["made"])
-        if self.start and self.start.note.exists():
-            found["after"] = str(read_yaml(self.start.note)["ended"])
-        return found
-
-    def scripts(self) -> dict[str, str]:
-        """The study's own scripts that train and test, as they are now: of each a mark."""
-        paths = [self.plan.study.trainer, *(one.evaluation.script for one in self.tests.values())]
-        return {path.name: digest(path.read_text("utf-8")) for path in paths if path}
+        return self.plan.host.test(one.command, options, self.variant, self.checkpoint, own)
 
     def here(self) -> dict[str, Any]:
-        """Versions, commit, machine and inputs, as they are now."""
-        noted = here(self.plan.study.host, self.plan.machine.gpus)
-        return {**noted, "inputs": self.inputs(), "scripts": self.scripts()}
+        """The machine; and versions and marks of data and scripts: what else scores depend on."""
+        plan = self.plan
+        found = dict(versions(plan.study.host))
+        found |= {f"data {name}": data_mark(path) for name, path in plan.data.items()}
+        for one in plan.prepared:
+            if one.done():
+                found[f"prepared {one.name}"] = str(read_yaml(one.beside(".yaml"))["made"])
+        if self.start and self.start.note.exists():
+            found["training that it starts from"] = str(read_yaml(self.start.note)["ended"])
+        scripts = [plan.study.trainer, *(one.evaluation.script for one in self.tests.values())]
+        found |= {f"script {path.name}": digest(path.read_text("utf-8")) for path in scripts if path}
+        return {"machine": machine(plan.machine.gpus), "versions": found}
 
 
 class Plan:
@@ -352,7 +296,8 @@ class Plan:
         self.out, self.machine = out, machine or Machine()
         self.named = {} if named is None else named
         self._config = config.composed(path, overrides, quick)
-        self.study: Study = config.study_of(self._config, path, {}, complete=False)
+        self.facts: dict[str, Any] = {}
+        self.study: Study = config.study_of(self._config, path, self.facts)
         self.host = hosts.host(self.study.host)
         self.data = {name: one for name, one in (data or {}).items() if name in self.study.needs}
         self.places = {name: str(self.data.get(name, f"<{name}>")) for name in self.study.needs}
@@ -361,38 +306,32 @@ class Plan:
             self.places["recipe"] = str(self.study.recipe)
             self.marks["recipe"] = digest(read_yaml(self.study.recipe))
         self.prepared: list[Prepared] = []
-        self.facts: dict[str, Any] = {}
 
-    def prepare(self, make: Callable[[Prepared], object], complete: bool = True) -> None:
+    def prepare(self, make: Callable[[Prepared], object]) -> None:
         """Go through the preparations in their order, as one may need the facts of those before it.
 
-        Args:
-            make: makes one; or fails, or shows it.
-            complete: whether they are made, so that all facts are known.
+        ``make`` makes one; or fails, or shows it.
         """
         for name in self.study.prepare:
-            study = config.study_of(self._config, self.path, self.facts, complete=False)
-            one = self._prepared(name, study.prepare[name])
+            one = self._prepared(name, self.study.prepare[name])
             make(one)
             self.prepared.append(one)
             self.places[name], self.marks[name] = str(one.folder), one.folder.name
-            self.facts |= one.facts()
-        self.study = config.study_of(self._config, self.path, self.facts, complete)
+            if (facts := one.folder / "facts.yaml").exists():
+                self.facts |= read_yaml(facts)
+                self.study = config.study_of(self._config, self.path, self.facts)
 
     def _prepared(self, name: str, step: Prepare) -> Prepared:
         program = ["-m", step.module] if step.module else [str(step.script)]
         arguments, options = fill([step.arguments, step.options], {**self.marks, "out": ""})
-        asked = {
-            "program": step.module or script_name(step.script),
-            "arguments": arguments,
-            "options": options,
-        }
+        about = step.module or script_name(step.script)
+        asked = {"program": about, "arguments": arguments, "options": options}
         folder = self.out / "prepared" / f"{name}-{digest(asked)}"
         places = {**self.places, "out": folder}
         arguments, options = fill([step.arguments, step.options], places)
         words = espnet.words if (step.module or "").startswith("espnet2.") else hosts.words
         command = [PYTHON, *program, *map(str, arguments), *words(options)]
-        return Prepared(name, folder, command, asked)
+        return Prepared(self.study.host, name, folder, command, asked)
 
     def runs(self) -> list[Run]:
         """Of all variants and seeds that are asked for, seed by seed."""
@@ -418,12 +357,9 @@ def known_data(given: Sequence[str], studies: Sequence[Study]) -> tuple[dict[str
             found[next(iter(needs))] = Path(word).resolve()
         elif equals:
             rest.append(word)
-        elif not needs:
-            raise ValueError(f"--data {word}: this study needs no data")
         else:
-            raise ValueError(
-                f"--data must be NAME=DIR here, NAME one of {', '.join(sorted(needs))}"
-            )
+            one_of = f"give NAME=DIR, NAME one of {', '.join(sorted(needs))}"
+            raise ValueError(f"--data {word}: {one_of if needs else 'this study needs no data'}")
     return found, rest
 
 

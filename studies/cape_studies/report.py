@@ -5,7 +5,6 @@ import io
 import json
 import math
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,8 @@ from cape_studies import command, compare, figure, process, results
 from cape_studies.answer import of_study, sentences
 from cape_studies.config import known
 from cape_studies.results import Result
-from cape_studies.run import StudyOptions, same_words
+from cape_studies.run import StudyOptions
 from cape_studies.tables import tables
-
-WRITTEN = "table.md", "index.html", "scores.csv", "scores-items.csv.xz", "answer.json"
 
 
 class ReportOptions(StudyOptions):
@@ -33,50 +30,48 @@ class ReportOptions(StudyOptions):
     """
 
     write: Path | None = Field(
-        None, description="folder to write; none: OUT/STUDY/report, which is replaced"
+        None, description="folder of the report, which replaces an earlier one; none: OUT/STUDY/report"
     )
-    overwrite: bool = Field(False, description="replace the report in --write")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; ends with status 2 and one line on stderr if something is wrong."""
-    words = sys.argv[1:] if argv is None else [*argv]
     with command.one_line_errors("cape-report"):
-        run(command.parsed("cape-report", ReportOptions, words, rest="overrides"))
+        run(command.parsed("cape-report", ReportOptions, argv, rest="overrides"))
 
 
 def run(options: ReportOptions) -> None:
-    """Write scores.csv, scores-items.csv.xz, table.md, figure.png and index.html.
+    """Write scores.csv, scores-items.csv.xz, table.md, figure.png, index.html, and answer.json for
+    a user's own data.
 
     Of several studies each has a figure of its own, figure-STUDY.png.
 
     Raises:
-        ValueError: a study has no scores yet, a score is not what its items make, or a file exists
-            or cannot be written.
+        ValueError: a study has no scores yet, a score is not what its items make, or a file cannot
+            be written.
     """
     found, out = read(options)
-    there = [path for path in map(out.joinpath, WRITTEN) if path.exists()]
-    if there and options.write is not None and not options.overwrite:
-        raise ValueError(f"{there[0]} exists: choose another --write or give --overwrite")
     sections = [section(one) for one in found]
     page = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
     template = jinja2.Template(page, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    answers = [each["answer"] for each in sections if each["answer"]]
+    texts = {
+        "table.md": "\n".join(markdown(each) for each in sections),
+        "index.html": template.render(sections=sections, yaml=_yaml, shell=shlex.join),
+        "answer.json": json.dumps(answers[0] if len(answers) == 1 else answers, indent=2),
+    }
     try:
         out.mkdir(parents=True, exist_ok=True)
-        process.remove(*map(out.joinpath, WRITTEN), *out.glob("figure*.png"))  # of another report
+        process.remove(out / "answer.json", *out.glob("figure*.png"))  # of another report
         items = pd.concat([one.items.assign(study=one.name) for one in found])
         items.to_csv(out / "scores-items.csv.xz", index=False)
         pd.concat([one.scores for one in found]).to_csv(out / "scores.csv", index=False)
-        text = "\n".join(markdown(each) for each in sections)
-        (out / "table.md").write_text(text, encoding="utf-8")
-        if answers := [each["answer"] for each in sections if each["answer"]]:
-            answer = answers[0] if len(answers) == 1 else answers
-            (out / "answer.json").write_text(json.dumps(answer, indent=2), encoding="utf-8")
+        for name, text in texts.items():
+            if answers or name != "answer.json":
+                (out / name).write_text(text, encoding="utf-8")
         for each in sections:
             apart = f"-{each['result'].name}" if len(found) > 1 else ""
             (out / f"figure{apart}.png").write_bytes(base64.b64decode(each["picture"]))
-        page = template.render(sections=sections, yaml=_yaml, shell=shlex.join)
-        (out / "index.html").write_text(page, encoding="utf-8")
     except OSError as error:
         raise ValueError(f"{out} cannot be written: {error}") from error
     print(out / "index.html")
@@ -87,13 +82,12 @@ def read(options: ReportOptions) -> tuple[list[Result], Path]:
     if options.study and options.study.endswith(".csv"):
         if options.write is None:
             raise ValueError("--write DIR is needed for a scores.csv")
-        if options.overrides:
-            known("changes of a scores.csv", options.overrides, [])
+        known("changes of a scores.csv", options.overrides, [])
         return results.stored(Path(options.study)), options.write
     plans, problems = options.plans()
     if problems:
         raise ValueError(f"{problems[0]} (cape-report takes the same words as cape-run)")
-    again = shlex.join(["cape-run", *same_words(options)])
+    again = shlex.join(["cape-run", *options.words()])
     found, none = [], []
     for plan in plans:
         try:
@@ -102,7 +96,7 @@ def read(options: ReportOptions) -> tuple[list[Result], Path]:
             none.append(error)
     if not found:
         raise none[0]
-    found[0].notes.extend(str(error) for error in none)
+    found[0].notes.extend(map(str, none))
     return found, options.write or options.out / Path(str(options.study)).stem / "report"
 
 

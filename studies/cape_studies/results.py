@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from cape_studies import work
-from cape_studies.config import Study, Variant, find, load, read_yaml
+from cape_studies.config import Study, Variant, find, known, load, read_yaml
 from cape_studies.plan import Plan, Prepared, Run, merge
 from cape_studies.scores import STATS, TIDY, read, tidy
 from cape_studies.stats import TRAININGS
@@ -27,8 +26,7 @@ class Result:
 
     Attributes:
         study: with its facts.
-        scores: tidy rows of the trainings that were asked for. A training that may have diverged
-            has rows without a value. A training that is not done has no rows.
+        scores: tidy rows of the trainings that were asked for and are done.
         items: what each test item adds to a score, for variants with ``TRAININGS`` or more; empty
             where that is not stored.
         notes: sentences that the report shows.
@@ -36,7 +34,7 @@ class Result:
         wanted: variant → the number of trainings that were asked for.
         unfinished: runs that were asked for and are not done → their state.
         command: what to type to go on.
-        cost: variant → seconds and memory of a training, the mean over those without a break.
+        seconds: variant → those of a training, the mean over those without a break.
         typed: variant → its settings, as a user of the host types them.
     """
 
@@ -48,7 +46,7 @@ class Result:
     wanted: Mapping[str, int] = field(default_factory=dict)
     unfinished: dict[str, str] = field(default_factory=dict)
     command: str = ""
-    cost: dict[str, dict[str, float]] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
     typed: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -70,74 +68,71 @@ def of_plan(plan: Plan, command: str) -> Result:
 
     def made(one: Prepared) -> None:
         if not one.done():
-            raise ValueError(
-                f"{plan.name} has no scores yet, as {one.folder} is not made: {command}"
-            )
+            where = f"as {one.folder} is not made"
+            raise ValueError(f"{plan.name} has no scores yet, {where}: {command}")
 
     plan.prepare(made)
-    runs = plan.runs()
+    runs, study = plan.runs(), plan.study
     done = [run for run in runs if run.done()]
-    unfinished = {
-        f"{run.variant} seed {run.seed}": work.state(run) for run in runs if run not in done
-    }
+    states = {f"{run.variant} seed {run.seed}": work.state(run) for run in runs if run not in done}
     if not done:
-        states = ", ".join(f"{name} ({state[:60]})" for name, state in [*unfinished.items()][:6])
-        raise ValueError(f"{plan.name} has no scores yet: {command} makes them. {states}")
-    scores = pd.concat([_scores(run) for run in done], ignore_index=True)
-    trainings = Counter(run.variant for run in done)
-    items = [NO_ITEMS]
-    for run in runs:
-        mine = scores[scores["variant"] == run.variant]
-        mine = mine.drop_duplicates(["evaluation", "condition", "metric"])
-        if run not in done and run.failed.exists() and read_yaml(run.failed)["diverged"]:
-            scores = pd.concat([scores, mine.assign(seed=run.seed, value=np.nan, items=np.nan)])
-        elif run in done and trainings[run.variant] >= TRAININGS:
-            for name, test in run.tests.items():
-                own = items_in(test.items)
-                items.append(own.assign(variant=run.variant, seed=run.seed, evaluation=name))
-    study = plan.study
+        first = ", ".join(f"{name} ({state})" for name, state in [*states.items()][:6])
+        raise ValueError(f"{plan.name} has no scores yet: {command} makes them. {first}")
+    configs = {run: read_yaml(run.folder / "config.yaml") for run in done}
     if plan.quick:
         study.title = f"QUICK RUN: {study.title}"
         study.report.title = f"QUICK RUN: {study.report.title}"
+    many = Counter(run.variant for run in done)
+    items = [_items(run) for run in done if many[run.variant] >= TRAININGS]
+    whole = {run: of for run, of in configs.items() if len(of["trained"]) == 1 and run.note.exists()}
+    seconds = [(run.variant, read_yaml(run.note)["seconds"]) for run in whole]
+    typed = {
+        name: plan.host.typed(merge(study.options, one.options), one.options, name)
+        for name, one in (study.variants if study.answer else {}).items()
+    }
     return Result(
         study,
-        scores,
-        pd.concat(items, ignore_index=True),
-        [*notes(plan, done, unfinished, command)],
-        {run.folder.name: read_yaml(run.folder / "config.yaml") for run in done},
+        pd.concat(map(_scores, done), ignore_index=True),
+        pd.concat([NO_ITEMS, *items], ignore_index=True),
+        notes(plan, configs, states, command),
+        {run.folder.name: of for run, of in configs.items()},
         Counter(run.variant for run in runs),
-        unfinished,
+        states,
         command,
-        _cost(done),
-        _typed(plan),
+        pd.DataFrame(seconds).groupby(0)[1].mean() if seconds else {},
+        typed,
     )
 
 
-def notes(plan: Plan, done: list[Run], unfinished: Mapping[str, str], command: str) -> list[str]:
-    """What a reader must know of how the runs came about, a sentence each."""
+def notes(
+    plan: Plan, done: Mapping[Run, Mapping[str, Any]], unfinished: Mapping[str, str], command: str
+) -> list[str]:
+    """What a reader must know of how the runs came about, a sentence each.
+
+    Args:
+        plan: of the study.
+        done: run → its ``config.yaml``.
+        unfinished, command: see :class:`Result`.
+    """
     found = []
     if plan.quick:
         found.append("A quick run, to see that everything works: its numbers say nothing.")
     if unfinished:
-        names = ", ".join(f"{name} ({state[:60]})" for name, state in unfinished.items())
+        names = ", ".join(f"{name} ({state})" for name, state in unfinished.items())
         found.append(f"Not finished: {names}. Only the others are shown; {command} goes on.")
     most = max(Counter(run.variant for run in done).values())
     if most < TRAININGS:
         few = "One training" if most == 1 else "At most two trainings"
         found.append(f"{few} of each variant: how far other seeds would differ is unknown.")
-    trained = {run: read_yaml(run.folder / "config.yaml")["trained"] for run in done}
-    broken = {run.label: len(of) - 1 for run, of in trained.items() if len(of) > 1}
-    if broken:
-        names = ", ".join(f"{name} ({times} times)" for name, times in broken.items())
-        found.append(f"Training was interrupted and went on from a checkpoint: {names}.")
-        found += [plan.host.BREAK] if plan.host.BREAK else []
-    since: dict[str, list[str]] = {}
-    for run in done:
-        for what in work.changed(run):
-            since.setdefault(what, []).append(run.label)
-    for what, of in since.items():
+    breaks = {run.label: len(of["trained"]) - 1 for run, of in done.items()}
+    if broken := [f"{name} ({times} times)" for name, times in breaks.items() if times]:
+        text = f"Training was interrupted and went on from a checkpoint: {', '.join(broken)}."
+        found.append(f"{text} {plan.host.BREAK}".strip())
+    changes = [(what, run.label) for run in done for what in work.changed(run)]
+    for what in dict.fromkeys(what for what, _ in changes):
+        of = [label for other, label in changes if other == what]
         told = ", ".join(of[:6]) + (f" and {len(of) - 6} more" if len(of) > 6 else "")
-        found.append(f"{what}: {told}. cape-run with --fresh trains again.")
+        found.append(f"Since {told}: {what}. cape-run with --fresh trains again.")
     return found
 
 
@@ -155,22 +150,13 @@ def _scores(run: Run) -> pd.DataFrame:
     return table[TIDY]
 
 
-def _cost(runs: list[Run]) -> dict[str, dict[str, float]]:
-    rows = pd.DataFrame([{"variant": run.variant, **work.cost(run)} for run in runs])
-    if "seconds" not in rows:
-        return {}
-    means = rows.dropna().groupby("variant", sort=False)[["seconds", "memory_mb"]].mean()
-    return means.to_dict("index")
-
-
-def _typed(plan: Plan) -> dict[str, str]:
-    study = plan.study
-    if study.answer is None:
-        return {}
-    return {
-        name: plan.host.typed(merge(study.options, one.options), one.options, name)
-        for name, one in study.variants.items()
-    }
+def _items(run: Run) -> pd.DataFrame:
+    """The items of all evaluations."""
+    tests = [
+        items_in(test.folder / "items.csv").assign(evaluation=name)
+        for name, test in run.tests.items()
+    ]
+    return pd.concat(tests).assign(variant=run.variant, seed=run.seed)
 
 
 def items_in(path: Path) -> pd.DataFrame:
@@ -178,12 +164,7 @@ def items_in(path: Path) -> pd.DataFrame:
     if not path.exists():
         return NO_ITEMS
     rows = read(path, ["condition", "metric", "item", "how"])
-    for how, same in rows.groupby("how", dropna=False):
-        if how not in PARTS:
-            raise ValueError(f"{path}: how is {how!r}, not one of {', '.join(PARTS)}")
-        lacking = same[same.reindex(columns=PARTS[how]).isna().any(axis=1)]
-        for item, condition in zip(lacking["item"], lacking["condition"], strict=True):
-            raise ValueError(f"{path}: item {item} of {condition!r} lacks a number")
+    known(f"how of {path}", rows["how"].astype(str).unique(), PARTS)
     return rows
 
 
@@ -197,7 +178,7 @@ def stored(path: Path) -> list[Result]:
         beside = path.with_name(f"{name}.yaml")  # of a study of one's own
         study = load(beside if beside.exists() else find(str(name)))
         for variant in scores["variant"].unique():  # one that the study has no more
-            study.variants.setdefault(variant, Variant.model_validate({}))
+            study.variants.setdefault(variant, Variant())
         mine = items[items["study"] == name] if len(items) else items
         notes = [] if len(mine) else [f"{note} are for other trainings on the same items."]
         found.append(Result(study, scores, mine, notes))

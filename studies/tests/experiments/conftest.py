@@ -6,17 +6,14 @@ import pytest
 import yaml
 from counting import STUDY
 
-from cape_studies import plan, process, report, run
+from cape_studies import plan, report, run
 
 
 @pytest.fixture
-def command(tmp_path, capsys, monkeypatch):
+def command(tmp_path, capsys):
     """Writes the study and calls a command with it; returns what was printed."""
-    monkeypatch.setattr(process, "SECONDS_TO_HEAR", 0.0)
-
     def call(main, *arguments, fails=None, name="counting", **changes):
-        for noted in (plan.data_mark, plan.here):
-            noted.cache_clear()
+        plan.data_mark.cache_clear()
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({**STUDY, **changes}))
         words = [str(tmp_path / f"{name}.yaml"), "--out", str(tmp_path / "out"), *arguments]
         if fails is None:

@@ -21,9 +21,7 @@ parser.add_argument("--read-not", help="data that count for nothing")
 parser.add_argument("--out", type=Path)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--device")
-parser.add_argument("--status", type=int, default=0, help="to end with, in an evaluation")
 parser.add_argument("--when", type=int, help="seed that alone fails")
-parser.add_argument("--say", default="it does not work")
 parser.add_argument("--facts", type=Path, help="folder to prepare")
 given = parser.parse_args()
 sooner = os.environ.get("TEST_GATE")  # an evaluation waits for it, with half of its scores written
@@ -44,9 +42,6 @@ elif given.facts:
     given.facts.mkdir(parents=True)
     (given.facts / "facts.yaml").write_text(f"steps: {given.steps or 4}\nword: short\n")
 elif given.read:
-    if given.status and given.when in (None, given.seed):
-        print("it is not a number", file=sys.stderr)
-        sys.exit(given.status)
     score = int((given.read / "count").read_text()) + given.add
     columns = ["condition", "metric", "value", "how", "items", "item", "weight"]
     for path in (given.items, given.csv):
@@ -66,7 +61,7 @@ else:
         begin += int((given.start / "count").read_text())
     print(f"begins at {begin}", flush=True)
     if given.fail and given.when in (None, given.seed) and not (given.out / "mended").exists():
-        raise SystemExit(given.say)
+        raise SystemExit("it does not work")
     for step in range(begin + 1, begin + 1 + max(0, given.steps - begin * (not given.start))):
         (given.out / "count.part").write_text(str(step))
         (given.out / "count.part").rename(file)

@@ -16,7 +16,7 @@ ALONE, FOUR = (Machine(gpus, Path("/scripts")) for gpus in (0, 4))
 def runs(name, tmp_path, machine=ALONE):
     """Preparations and all runs of a study of the checkout, its data not there."""
     plan = Plan(config.find(name), out=tmp_path, machine=machine)
-    plan.prepare(lambda one: None, complete=False)
+    plan.prepare(lambda one: None)
     return plan.prepared, [Run(plan, variant, 5) for variant in plan.study.variants]
 
 
