@@ -3,7 +3,6 @@
 import functools
 import os
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -279,7 +278,7 @@ def test_the_study_of_the_page_runs_as_it_stands_but_for_the_length_of_its_train
     assert all(row["value"] for row in rows)
 
 
-# --- docs/studies.md: its study and the keys
+# --- docs/studies.md: its study
 
 
 def of_page(folder: Path) -> Path:
@@ -287,16 +286,6 @@ def of_page(folder: Path) -> Path:
     path = folder / "pairs.yaml"
     path.write_text(block_with(PAGE, "title:", "yaml"), encoding="utf-8")
     return path
-
-
-def test_the_page_of_keys_is_made_from_the_models():
-    made, text = (
-        runpy.run_path(str(ROOT / "tools" / "docs" / "keys.py")),
-        PAGE.read_text(encoding="utf-8"),
-    )
-    assert made["page"](text) == text, "python tools/docs/keys.py"
-    changed = text.replace("variants to run; default: all", "")
-    assert made["page"](changed) == text != changed
 
 
 def test_the_study_of_the_page_is_whole(tmp_path, capsys):

@@ -38,7 +38,7 @@ def test_a_study_from_windows_is_read_and_one_in_utf16_is_named(path):
     assert load(path.with_name("mine.yaml")).title == "other"
     text = path.read_text("utf-8")
     path.write_text(text, "utf-16")  # which Hydra reads, as a default of the other
-    with pytest.raises(ValueError, match=r"small\.yaml cannot be read: "):
+    with pytest.raises(ValueError, match=r"mine\.yaml, or a YAML that it names: 'utf-8' codec"):
         load(path.with_name("mine.yaml"))
 
 
@@ -76,12 +76,9 @@ def test_hydra_is_left_as_fairseqs_own_calls_want_it(path):
         ("+variants.cape.after=deit", "variants.cape.after: no 'deit'"),
         ("+variants.cape.evaluate.tta={}", "variants.cape.evaluate: no 'tta'"),
         ("evaluations.sizes.metrics.top1=best", "Input should be 'higher' or 'lower'"),
-        ("+options.x='{nowhere}'", "options: no 'nowhere'; there is after"),
-        ("prepare.images.arguments=['{images}']", "prepare.images: no 'images'"),
         ("+prepare.images.script=x.py", "x.py does not exist"),
-        ("+needs.out={what: a}", "'out' in needs or prepare must be a word other than recipe, "),
         ("title=null", "title: Input should be a valid string"),
-        ("seed=[1]", "there is no seed: is seeds meant? the study has cost, "),
+        ("seed=[1]", "there is no seed: the study has cost, "),
         ("seeds=[1", "at input '[1'"),
         ("seeds", "Error parsing override 'seeds'"),
         ("+options.x=${nowhere}", "Interpolation key 'nowhere' not found"),
@@ -92,7 +89,6 @@ def test_what_does_not_fit_is_named(path, change, message):
         load(path, change)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-    assert "(and 0 more)" not in str(error.value)
 
 
 def test_changes_are_hydras_and_null_takes_a_part_away(path):
@@ -165,6 +161,7 @@ def test_where_the_baseline_does_not_run_the_first_variant_is_it(path):
 
 
 def test_paths_are_those_of_the_yaml(path):
+    (path.parent.parent / "recipe.yaml").write_text("{}")
     one = load(path, "+recipe=../recipe.yaml")
     assert one.recipe == path.parent.parent / "recipe.yaml"
 
