@@ -194,7 +194,7 @@ def _in_words(of: Mapping[str, Any], floor: str, metric: str, none: str) -> str:
     if of["worse"]:
         text += f"Worse: {named(of['worse'])}. "
     if of["not_compared"]:
-        text += f"Not compared, as that takes three trainings of each: {named(of['not_compared'])}. "
+        text += f"Not compared, for want of three trainings of each: {named(of['not_compared'])}. "
     if len(of["not_learned"]) == len(means):
         text += f"No variant is significantly better than {none}: they need a longer training. "
     elif of["floor_beaten"] is False:

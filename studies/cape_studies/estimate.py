@@ -75,8 +75,8 @@ def told(runs: Sequence[Run], jobs: int) -> Iterator[str]:
             total += left.count(run.variant) * seconds
         yield line
     if updates:
-        spent = duration(total / min(jobs, len(left) or 1))
-        yield f"{len(left)} of {len(runs)} trainings are left: {spent} with --jobs {jobs}, and tests"
+        spent, every = duration(total / min(jobs, len(left) or 1)), len(runs)
+        yield f"{len(left)} of {every} trainings are left: {spent} with --jobs {jobs}, and tests"
 
 
 def duration(seconds: float) -> str:

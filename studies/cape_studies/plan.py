@@ -253,7 +253,9 @@ class Run:
         if self.start and self.start.note.exists():
             found["training that it starts from"] = str(read_yaml(self.start.note)["ended"])
         scripts = [plan.study.trainer, *(one.evaluation.script for one in self.tests.values())]
-        found |= {f"script {path.name}": digest(path.read_text("utf-8")) for path in scripts if path}
+        found |= {
+            f"script {path.name}": digest(path.read_text("utf-8")) for path in scripts if path
+        }
         return {"machine": machine(plan.machine.gpus), "versions": found}
 
 

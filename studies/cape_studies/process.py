@@ -49,7 +49,12 @@ def start(command: Sequence[str], gpus: int, **about: Any) -> subprocess.Popen[s
     """
     own = {} if gpus else {"OMP_NUM_THREADS": "1"}
     env = {**own, **os.environ, "PYTHONUNBUFFERED": "1"}
-    more = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "text": True, **about}
+    more: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+        **about,
+    }
     return subprocess.Popen(command, env=env, process_group=0, **more)
 
 

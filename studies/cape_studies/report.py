@@ -30,7 +30,8 @@ class ReportOptions(StudyOptions):
     """
 
     write: Path | None = Field(
-        None, description="folder of the report, which replaces an earlier one; none: OUT/STUDY/report"
+        None,
+        description="folder of the report, which replaces an earlier one; none: OUT/STUDY/report",
     )
 
 

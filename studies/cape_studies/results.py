@@ -84,7 +84,7 @@ def of_plan(plan: Plan, command: str) -> Result:
         study.report.title = f"QUICK RUN: {study.report.title}"
     many = Counter(run.variant for run in done)
     items = [_items(run) for run in done if many[run.variant] >= TRAININGS]
-    whole = {run: of for run, of in configs.items() if len(of["trained"]) == 1 and run.note.exists()}
+    whole = [run for run, of in configs.items() if len(of["trained"]) == 1 and run.note.exists()]
     seconds = [(run.variant, read_yaml(run.note)["seconds"]) for run in whole]
     typed = {
         name: plan.host.typed(merge(study.options, one.options), one.options, name)

@@ -56,11 +56,9 @@ class StudyOptions(Options):
     def words(self) -> Iterator[str]:
         """What to type for the same study."""
         yield from (str(self.study), *self.overrides)
-        given = self.model_dump(include={"data", "out", "gpus", "timm_scripts", "quick"})
-        usual = StudyOptions().model_dump()
-        yield from hosts.words(
-            {name.replace("_", "-"): one for name, one in given.items() if one != usual[name]}
-        )
+        names = {"data", "out", "quick", "gpus", "timm_scripts"}
+        given = self.model_dump(include=names, exclude_defaults=True)
+        yield from hosts.words({name.replace("_", "-"): one for name, one in given.items()})
 
 
 class RunOptions(StudyOptions):

@@ -87,9 +87,7 @@ def _test(run: Run, test: Test, lock: IO[str]) -> None:
         found = scores.summed(test.evaluation, host, items)
         found.to_csv(test.folder / "items.csv", index=False)
         items.unlink()
-    process.write(
-        test.folder / "config.yaml", {"command": command, "tested": _now(), **run.here()}
-    )
+    process.write(test.folder / "config.yaml", {"command": command, "tested": _now(), **run.here()})
     os.replace(csv, test.scores)
 
 

@@ -119,7 +119,7 @@ def test_of_two_trainings_there_are_means_and_differences_and_nothing_is_told_ap
     assert (of["trainings"], of["worse"], of["floor_beaten"]) == ({"nopos": 2, "rope": 2}, [], None)
     assert words(of) == (
         "In testing: rope has the best mean, top1 80.5. Trainings: nopos 2, rope 2. "
-        "Not compared, as that takes three trainings of each: nopos 70.5 (−10.0).",
+        "Not compared, for want of three trainings of each: nopos 70.5 (−10.0).",
         "",
     )
 
@@ -130,7 +130,7 @@ def test_variants_of_three_trainings_are_compared_beside_one_that_has_fewer():
     assert (of["not_compared"], of["pairs"]) == (["cape"], 1)
     said, _ = words(of)
     assert "Trainings: nopos 3, rope 3, cape 1." in said
-    assert "Not compared, as that takes three trainings of each: cape 75.0 (−5.2)." in said
+    assert "Not compared, for want of three trainings of each: cape 75.0 (−5.2)." in said
 
 
 @pytest.mark.parametrize(

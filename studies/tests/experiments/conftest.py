@@ -12,6 +12,7 @@ from cape_studies import plan, report, run
 @pytest.fixture
 def command(tmp_path, capsys):
     """Writes the study and calls a command with it; returns what was printed."""
+
     def call(main, *arguments, fails=None, name="counting", **changes):
         plan.data_mark.cache_clear()
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({**STUDY, **changes}))

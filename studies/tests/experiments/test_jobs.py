@@ -5,7 +5,6 @@ What is done is not done again, what failed or was deleted is, and what changed 
 
 import shutil
 
-import pytest
 import yaml
 from counting import HERE, STUDY, begins, count, runs, score
 
