@@ -49,13 +49,9 @@ def start(command: Sequence[str], gpus: int, **about: Any) -> subprocess.Popen[s
     """
     own = {} if gpus else {"OMP_NUM_THREADS": "1"}
     env = {**own, **os.environ, "PYTHONUNBUFFERED": "1"}
-    more: dict[str, Any] = {
-        "stdin": subprocess.DEVNULL,
-        "stderr": subprocess.STDOUT,
-        "text": True,
-        **about,
-    }
-    return subprocess.Popen(command, env=env, process_group=0, **more)
+    about |= {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "text": True}
+    about["process_group"] = 0  # Python 3.11's
+    return subprocess.Popen(command, env=env, **about)
 
 
 def call(command: Sequence[str], log: Path, lock: IO[str], gpus: int = 0) -> float:
