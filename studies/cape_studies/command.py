@@ -94,24 +94,19 @@ def parsed(prog: str, kind: Any, argv: Sequence[str] | None, rest: str | None = 
 
 @contextmanager
 def one_line_errors(prog: str) -> Iterator[None]:
-    """End with one line on stderr: with status 2 if the input is bad or the memory too small, with
-    status 3 if a model has diverged."""
+    """End with one line on stderr and status 2 if the input is bad or the memory too small."""
     try:
         yield
     except (ValueError, ImportError, MemoryError, RuntimeError) as error:
         text = str(error).strip()
-        if (
-            isinstance(error, RuntimeError) and "allocate" not in text
-        ):  # torch's errors of memory do
+        if isinstance(error, RuntimeError) and "allocate" not in text:  # torch's of memory have it
             raise
         if isinstance(error, MemoryError | RuntimeError):
             text = f"out of memory, give smaller batches or inputs: {text}"
-        if (
-            "Original Traceback" in text
-        ):  # from a process that loads data; its last line is the error
+        if "Original Traceback" in text:  # of a process that loads data; its last line is the error
             text = text.splitlines()[-1]
         print(f"{prog}: error: {' '.join(text.split())}", file=sys.stderr)
-        sys.exit(3 if isinstance(error, Diverged) else 2)
+        sys.exit(2)
 
 
 def said(error: BaseException, most: int = 1) -> str:

@@ -147,8 +147,7 @@ class Run:
     """A training with a seed, and its tests.
 
     Attributes:
-        plan: of the study.
-        variant, seed: what is trained.
+        plan, variant, seed: what is trained.
         start: the run whose training this one starts from, if there is one.
         options: of the host, with their places not filled.
         asked: what is digested in the folder's name.
