@@ -320,7 +320,7 @@ class Plan:
             self.places[name], self.marks[name] = str(one.folder), one.folder.name
             if (facts := one.folder / "facts.yaml").exists():
                 self.facts |= read_yaml(facts)
-                self.study = config.study_of(self._config, self.path, self.facts)
+            self.study = config.study_of(self._config, self.path, self.facts)
 
     def _prepared(self, name: str, step: Prepare) -> Prepared:
         program = ["-m", step.module] if step.module else [str(step.script)]

@@ -26,7 +26,7 @@ def trains(run):
 
 def evaluates(run, name):
     test = run.tests[name]
-    return run.test_command(test, test.scores, test.items)
+    return run.test_command(test, test.scores, test.folder / "items.csv")
 
 
 def has(command, *expected):

@@ -17,6 +17,8 @@ def test_what_is_done_is_not_done_again(cape_run, cape_report, tmp_path):
     cape_run("seeds=[0,1]", "--jobs", "2")
     said = cape_run("seeds=[0,1]")
     assert said.count("done already") == 4
+    said = cape_run("seeds=[1,2]", "--dry-run")
+    assert (said.count(": done\n"), said.count("# evaluate")) == (4, 4)  # of seed 1 alone
     assert [begins(folder) for folder in runs(tmp_path, "few")] == [[0], [0]]
     assert cape_report("seeds=[0,1]") == {
         ("few", 0): "3.0", ("many", 0): "5.0", ("few", 1): "3.0", ("many", 1): "5.0",

@@ -158,7 +158,7 @@ def parse(one, kind) -> None:
     """Read the options of a run's evaluations as their commands do."""
     for test in one.tests.values():
         if test.evaluation.script is None:
-            _, _, _, *words = one.test_command(test, test.scores, test.items)
+            _, _, _, *words = one.test_command(test, test.scores, test.folder / "items.csv")
             parsed("test", kind, words)
 
 
