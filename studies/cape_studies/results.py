@@ -132,7 +132,7 @@ def notes(
     for what in dict.fromkeys(what for what, _ in changes):
         of = [label for other, label in changes if other == what]
         told = ", ".join(of[:6]) + (f" and {len(of) - 6} more" if len(of) > 6 else "")
-        found.append(f"Since {told}: {what}. cape-run with --fresh trains again.")
+        found.append(f"The {what}: {told}. cape-run with --fresh trains again.")
     return found
 
 
