@@ -159,8 +159,11 @@ class Report(Part):
     baseline: str = Field("", description="variant to compare with; default: the first")
     evaluation: str = Field("", description="evaluation that is shown first; default: the first")
     metric: str = Field("", description="metric that is shown first; default: the first")
+    x: str = Field(
+        "", description="metric to draw the first one against, such as throughput; default: none"
+    )
     x_label: str = Field(
-        "", description="the figure's x label: what the conditions are, with the unit"
+        "", description="the figure's x label: what the conditions are, or x, with the unit"
     )
     y_label: str = Field("", description="the figure's y label; default: the metric")
     title: str = Field("", description="the figure's title; default: the study's")
@@ -257,6 +260,7 @@ class Study(Part):
         metrics = self.evaluations[report.evaluation].metrics
         report.metric = report.metric or next(iter(metrics), "")
         known("report.metric", [report.metric], metrics)
+        known("report.x", filter(None, [report.x]), metrics)
         report.y_label = report.y_label or report.metric
         report.title = report.title or self.title
 

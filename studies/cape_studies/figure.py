@@ -20,7 +20,8 @@ def draw(scores: Scores, out: Path | IO[bytes]) -> None:
 
     Conditions that are numbers stand at these numbers, others side by side. With fewer than three
     trainings each training is a dot. Conditions that all variants were trained on are grey. The
-    line has a gap where a training has no score.
+    line has a gap where a training has no score. Where the report has ``x``, a metric, the score
+    stands at its mean, and the condition beside each point.
 
     Args:
         scores: with the labels of their study's report.
@@ -37,14 +38,21 @@ def draw(scores: Scores, out: Path | IO[bytes]) -> None:
         except ValueError:
             places = {one: float(i) for i, one in enumerate(conditions)}
             axis.set_xlim(-0.5, len(conditions) - 0.5)
-        if len(conditions) <= 20:
+        at = {(variant, condition): places[condition] for variant, condition in scores.found}
+        if about.x:
+            means = Scores(scores.result, scores.evaluation, about.x).found
+            at = {key: means[key].value for key in at}
+            axis.set_xscale("log")
+            for key, one in scores.found.items():
+                axis.annotate(key[1], (at[key], one.value), fontsize="x-small")
+        elif len(conditions) <= 20:
             turned = 30 if len(conditions) > 9 else 0
             axis.set_xticks(list(places.values()), conditions, rotation=turned)
-        for condition, place in places.items():
+        for condition, place in ({} if about.x else places).items():
             if all((variant, condition) in scores.seen for variant in scores.variants):
                 axis.axvline(place, color=GREY, alpha=0.25, lw=8, zorder=0)
         for variant in scores.variants:
-            _draw(axis, scores, variant, places)
+            _draw(axis, scores, variant, at)
         figure.suptitle(about.title)
         figure.legend(loc="outside lower center", ncols=3)  # legible on a telephone
         figure.savefig(out, dpi=150, transparent=True)
@@ -56,13 +64,13 @@ def of_variant(index: int) -> dict[str, str]:
     return {"color": f"C{of_ten}", "ls": LINES[tens], "marker": MARKERS[of_ten]}
 
 
-def _draw(axis: Any, scores: Scores, variant: str, places: dict[str, float]) -> None:
+def _draw(axis: Any, scores: Scores, variant: str, at: dict[tuple[str, str], float]) -> None:
     style: Any = of_variant(list(scores.result.study.variants).index(variant))
     color = style["color"]
-    if len(places) > 30:
+    if len(scores.conditions) > 30:
         del style["marker"]
     found = [
-        (places[c], one, scores.values[v, c])
+        (at[v, c], one, scores.values[v, c])
         for (v, c), one in scores.found.items()
         if v == variant
     ]
@@ -73,6 +81,5 @@ def _draw(axis: Any, scores: Scores, variant: str, places: dict[str, float]) -> 
     # the more bands, the paler: they must not hide the lines
     axis.fill_between(x, low, high, color=color, alpha=min(0.15, 0.8 / len(scores.variants)), lw=0)
     axis.vlines(x, low, high, color=color, alpha=0.5 if len(x) == 1 else 0)
-    few = [(at, of) for at, one, of in found if not one.known and len(of) > 1]
-    at = [at for at, of in few for _ in of]
-    axis.scatter(at, [value for _, of in few for value in of], color=color, s=4)
+    few = [(x, value) for x, one, of in found if not one.known and len(of) > 1 for value in of]
+    axis.scatter(*(zip(*few, strict=True) if few else ((), ())), color=color, s=4)
