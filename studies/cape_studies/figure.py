@@ -14,43 +14,28 @@ GREY = "#767676"  # as far from white as from black
 TEXT = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 STYLE: Any = {**dict.fromkeys(TEXT, GREY), "legend.framealpha": 0, "legend.fontsize": "medium"}
 
+At = dict[tuple[str, str], float]  # (variant, condition) → where on the x-axis
+
 
 def draw(scores: Scores, out: Path | IO[bytes]) -> None:
     """Score against condition: a line for each variant, with its interval shaded.
 
     Conditions that are numbers stand at these numbers, others side by side. With fewer than three
     trainings each training is a dot. Conditions that all variants were trained on are grey. The
-    line has a gap where a training has no score. Where the report has ``x``, a metric, the score
-    stands at its mean, and the condition beside each point.
+    line has a gap where a training has no score. If the report has ``x``, a metric, its mean is the
+    x-axis, and the conditions stand beside the points.
 
     Args:
         scores: with the labels of their study's report.
         out: the picture.
     """
-    about, conditions = scores.result.study.report, scores.conditions
+    about = scores.result.study.report
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 4.8), layout="constrained")
         axis = figure.subplots()
         axis.set(xlabel=about.x_label, ylabel=about.y_label)
         axis.grid(alpha=0.3)
-        try:
-            places = {one: float(one) for one in conditions}
-        except ValueError:
-            places = {one: float(i) for i, one in enumerate(conditions)}
-            axis.set_xlim(-0.5, len(conditions) - 0.5)
-        at = {(variant, condition): places[condition] for variant, condition in scores.found}
-        if about.x:
-            means = Scores(scores.result, scores.evaluation, about.x).found
-            at = {key: means[key].value for key in at}
-            axis.set_xscale("log")
-            for key, one in scores.found.items():
-                axis.annotate(key[1], (at[key], one.value), fontsize="x-small")
-        elif len(conditions) <= 20:
-            turned = 30 if len(conditions) > 9 else 0
-            axis.set_xticks(list(places.values()), conditions, rotation=turned)
-        for condition, place in ({} if about.x else places).items():
-            if all((variant, condition) in scores.seen for variant in scores.variants):
-                axis.axvline(place, color=GREY, alpha=0.25, lw=8, zorder=0)
+        at = _against(axis, scores) if about.x else _places(axis, scores)
         for variant in scores.variants:
             _draw(axis, scores, variant, at)
         figure.suptitle(about.title)
@@ -64,7 +49,35 @@ def of_variant(index: int) -> dict[str, str]:
     return {"color": f"C{of_ten}", "ls": LINES[tens], "marker": MARKERS[of_ten]}
 
 
-def _draw(axis: Any, scores: Scores, variant: str, at: dict[tuple[str, str], float]) -> None:
+def _against(axis: Any, scores: Scores) -> At:
+    """Means of the report's ``x``, with the conditions' names beside the points."""
+    means = Scores(scores.result, scores.evaluation, scores.result.study.report.x).found
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter("{x:g}")
+    for (variant, condition), one in scores.found.items():
+        point = means[variant, condition].value, one.value
+        axis.annotate(condition, point, (2, 2), textcoords="offset points", fontsize="x-small")
+    return {key: means[key].value for key in scores.found}
+
+
+def _places(axis: Any, scores: Scores) -> At:
+    """The conditions' numbers, else their order."""
+    conditions = scores.conditions
+    try:
+        places = {one: float(one) for one in conditions}
+    except ValueError:
+        places = {one: float(i) for i, one in enumerate(conditions)}
+        axis.set_xlim(-0.5, len(conditions) - 0.5)
+    if len(conditions) <= 20:
+        turned = 30 if len(conditions) > 9 else 0
+        axis.set_xticks(list(places.values()), conditions, rotation=turned)
+    for condition, place in places.items():
+        if all((variant, condition) in scores.seen for variant in scores.variants):
+            axis.axvline(place, color=GREY, alpha=0.25, lw=8, zorder=0)
+    return {key: places[key[1]] for key in scores.found}
+
+
+def _draw(axis: Any, scores: Scores, variant: str, at: At) -> None:
     style: Any = of_variant(list(scores.result.study.variants).index(variant))
     color = style["color"]
     if len(scores.conditions) > 30:

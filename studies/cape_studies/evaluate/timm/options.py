@@ -53,7 +53,7 @@ class TimmOptions(RunOptions):
     throughput: bool = Field(
         False,
         description="images per second too (Figure 4): --batch-size images that are on the device, "
-        f"the forward alone, median of {RUNS} after {WARM_UP} to warm up",
+        f"the forward alone, median of {RUNS} after {WARM_UP} to warm up; on a CPU of a core's time",
     )
     extent: list[Extent] = Field(
         [],
@@ -81,11 +81,10 @@ class TimmOptions(RunOptions):
         if self.bins != sorted(self.bins):
             raise ValueError(f"--bins must ascend, got {self.bins}")
         if "original" in self.resolutions:
-            rules = {"ratio", "sqrt"}.intersection(self.extent)
-            for given, name in (
-                *((self.tta, "--tta"), (self.throughput, "--throughput")),
-                *((rules, "--extent ratio or sqrt"),),
-            ):
-                if given:
-                    raise ValueError(f"{name} takes sides in pixels, not --resolutions original")
+            ruled = any(isinstance(one, str) for one in self.extent)
+            if self.tta or self.throughput or ruled:
+                raise ValueError(
+                    "--resolutions original goes without --tta, --throughput, --extent ratio and "
+                    "sqrt, which take sides in pixels"
+                )
         return self
