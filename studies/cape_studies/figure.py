@@ -83,9 +83,7 @@ def _draw(axis: Any, scores: Scores, variant: str, at: At) -> None:
     if len(scores.conditions) > 30:
         del style["marker"]
     found = [
-        (at[v, c], one, scores.values[v, c])
-        for (v, c), one in scores.found.items()
-        if v == variant
+        (at[v, c], one, scores.values[v, c]) for (v, c), one in scores.found.items() if v == variant
     ]
     x, every, each = zip(*sorted(found, key=itemgetter(0)), strict=True)
     label = f"{variant} †" if any(one.isna().any() for one in each) else variant

@@ -11,6 +11,7 @@ from scipy import stats
 
 from cape_studies import figure, report, results
 from cape_studies.compare import Scores
+from cape_studies.config import load
 from cape_studies.scores import TIDY
 from lab_support import refused
 
@@ -308,9 +309,7 @@ def test_the_figure_has_a_score_against_another_metric_with_the_condition_at_eac
     change(folder / "scores.csv", faster)
     metrics = {"top1": "higher", "throughput": "higher"}
     evaluations = {"sizes": {"metrics": metrics}}
-    write_about(
-        folder, evaluations=evaluations, report={**STUDY["report"], "x": "throughput"}
-    )
+    write_about(folder, evaluations=evaluations, report={**STUDY["report"], "x": "throughput"})
     reported(folder)
     (axis,), found = figures[0].axes, scores_of(folder).found
     lines = {line.get_label(): line.get_xydata().tolist() for line in axis.lines}
@@ -322,9 +321,9 @@ def test_the_figure_has_a_score_against_another_metric_with_the_condition_at_eac
 
 
 def test_x_is_a_metric_of_the_evaluation_that_is_drawn(tmp_path):
-    with pytest.raises(ValueError, match="report.x: no 'speed'"):
-        study = tmp_path / "one.yaml"
-        study.write_text(yaml.safe_dump({**STUDY, "report": {"x": "speed"}}))
+    study = tmp_path / "one.yaml"
+    study.write_text(yaml.safe_dump({**STUDY, "report": {"x": "speed"}}))
+    with pytest.raises(ValueError, match=r"report\.x: no 'speed'"):
         load(study)
 
 

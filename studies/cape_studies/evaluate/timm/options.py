@@ -52,8 +52,8 @@ class TimmOptions(RunOptions):
     )
     throughput: bool = Field(
         False,
-        description="images per second too (Figure 4): --batch-size images that are on the device, "
-        f"the forward alone, median of {RUNS} after {WARM_UP} to warm up; on a CPU of a core's time",
+        description="images per second too (Figure 4): the forward alone, of --batch-size images on "
+        f"--device, median of {RUNS} after {WARM_UP} to warm up; on a CPU per second of core time",
     )
     extent: list[Extent] = Field(
         [],
