@@ -52,7 +52,7 @@ class TimmOptions(RunOptions):
     )
     throughput: bool = Field(
         False,
-        description="images per second too (Figure 4): the forward alone, of --batch-size images on "
+        description="images per second too (Figure 4): the forward alone, --batch-size images on "
         f"--device, median of {RUNS} after {WARM_UP} to warm up; on a CPU per second of core time",
     )
     extent: list[Extent] = Field(
