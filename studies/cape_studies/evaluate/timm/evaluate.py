@@ -49,9 +49,9 @@ def check(loaded: Loaded, folders: Sequence[ImageDataset], options: TimmOptions)
     """
     if options.extent and not loaded.extent_modules:
         _logger.warning("--extent has no effect on %s (%s)", loaded.checkpoint, loaded.name)
-    squares = [one for one in options.resolutions if one != "original"] or [loaded.train_size]
+    sides = [one for one in options.resolutions if isinstance(one, int)] or [loaded.train_size]
     outputs = 0
-    for size in dict.fromkeys(square + step for square in squares for step in steps(options)):
+    for size in dict.fromkeys(side + step for side in sides for step in steps(options)):
         try:
             outputs = loaded.logits(torch.zeros(1, 3, size, size, device=loaded.device)).shape[1]
         except (RuntimeError, AssertionError, ValueError) as error:
@@ -96,9 +96,8 @@ def evaluate(
     modules = loaded.extent_modules
     own = f"{modules[0].extent:g}" if modules else ""
     resolutions = options.resolutions or [loaded.train_size]
-    speeds = {}
-    if options.throughput:
-        speeds = {one: throughput(loaded, one, options) for one in resolutions}
+    sides = [one for one in resolutions if isinstance(one, int)] if options.throughput else []
+    speeds = {side: throughput(loaded, side, options) for side in sides}
     conditions = product(folders, resolutions, (modules and options.extent) or [None])
     for folder, resolution, extent in conditions:
         root = folder.reader.root
@@ -124,8 +123,7 @@ def evaluate(
             for metric, hits in right.items() if inside else ():
                 items = [(names[i], hits[i], 1) for i in inside]
                 yield Score.of({**about, "bin": label}, metric, "percent", items)
-        if speeds:
-            speed = speeds[resolution]
+        if isinstance(resolution, int) and (speed := speeds.get(resolution)):
             yield Score(about, "throughput", "number", speed, options.batch_size)
 
 
@@ -198,8 +196,9 @@ def right_answers(
             targets = given[0][1]
             each = []
             for (side, _), (pixels, _) in zip(views, given, strict=True):
-                for module in loaded.extent_modules if extent else []:
-                    module.extent = gamma(extent, side, loaded.train_size)
+                if extent is not None:
+                    for module in loaded.extent_modules:
+                        module.extent = gamma(extent, side, loaded.train_size)
                 each.append(loaded.logits(pixels))
             # the authors sum log-probabilities, which gives the same order of classes for an image
             logits = torch.stack(each).mean(dim=0)
