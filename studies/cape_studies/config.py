@@ -119,7 +119,8 @@ class Report(Part):
     baseline: str = ""  # variant to compare with; default: the first
     evaluation: str = ""  # the one that is shown first; default: the first
     metric: str = ""  # the one that is shown first; default: the first
-    x_label: str = ""  # of the figure: what the conditions are, with the unit
+    x: str = ""  # metric to draw the first one against, such as throughput; default: none
+    x_label: str = ""  # of the figure: what the conditions are, or x, with the unit
     y_label: str = ""  # of the figure; default: the metric
     title: str = ""  # of the figure; default: the study's
     trained_on: list[str] = []  # conditions seen in training
@@ -184,6 +185,7 @@ class Study(Part):
         metrics = self.evaluations[about.evaluation].metrics
         about.metric = about.metric or next(iter(metrics))
         known("report.metric", [about.metric], metrics)
+        known("report.x", filter(None, [about.x]), metrics)
         about.y_label, about.title = about.y_label or about.metric, about.title or self.title
         known("answer.beyond", self.answer.beyond if self.answer else (), self.evaluations)
         return self

@@ -14,37 +14,30 @@ GREY = "#767676"  # as far from white as from black
 TEXT = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 STYLE: Any = {**dict.fromkeys(TEXT, GREY), "legend.framealpha": 0, "legend.fontsize": "medium"}
 
+At = dict[tuple[str, str], float]  # (variant, condition) → where on the x-axis
+
 
 def draw(scores: Scores, out: Path | IO[bytes]) -> None:
     """Score against condition: a line for each variant, with its interval shaded.
 
     Conditions that are numbers stand at these numbers, others side by side. With fewer than three
     trainings each training is a dot. Conditions that all variants were trained on are grey. The
-    line has a gap where a training has no score.
+    line has a gap where a training has no score. If the report has ``x``, a metric, its mean is the
+    x-axis, and the conditions stand beside the points.
 
     Args:
         scores: with the labels of their study's report.
         out: the picture.
     """
-    about, conditions = scores.result.study.report, scores.conditions
+    about = scores.result.study.report
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 4.8), layout="constrained")
         axis = figure.subplots()
         axis.set(xlabel=about.x_label, ylabel=about.y_label)
         axis.grid(alpha=0.3)
-        try:
-            places = {one: float(one) for one in conditions}
-        except ValueError:
-            places = {one: float(i) for i, one in enumerate(conditions)}
-            axis.set_xlim(-0.5, len(conditions) - 0.5)
-        if len(conditions) <= 20:
-            turned = 30 if len(conditions) > 9 else 0
-            axis.set_xticks(list(places.values()), conditions, rotation=turned)
-        for condition, place in places.items():
-            if all((variant, condition) in scores.seen for variant in scores.variants):
-                axis.axvline(place, color=GREY, alpha=0.25, lw=8, zorder=0)
+        at = _against(axis, scores) if about.x else _places(axis, scores)
         for variant in scores.variants:
-            _draw(axis, scores, variant, places)
+            _draw(axis, scores, variant, at)
         figure.suptitle(about.title)
         figure.legend(loc="outside lower center", ncols=3)  # legible on a telephone
         figure.savefig(out, dpi=150, transparent=True)
@@ -56,15 +49,41 @@ def of_variant(index: int) -> dict[str, str]:
     return {"color": f"C{of_ten}", "ls": LINES[tens], "marker": MARKERS[of_ten]}
 
 
-def _draw(axis: Any, scores: Scores, variant: str, places: dict[str, float]) -> None:
+def _against(axis: Any, scores: Scores) -> At:
+    """Means of the report's ``x``, with the conditions' names beside the points."""
+    means = Scores(scores.result, scores.evaluation, scores.result.study.report.x).found
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter("{x:g}")
+    for (variant, condition), one in scores.found.items():
+        point = means[variant, condition].value, one.value
+        axis.annotate(condition, point, (2, 2), textcoords="offset points", fontsize="x-small")
+    return {key: means[key].value for key in scores.found}
+
+
+def _places(axis: Any, scores: Scores) -> At:
+    """The conditions' numbers, else their order."""
+    conditions = scores.conditions
+    try:
+        places = {one: float(one) for one in conditions}
+    except ValueError:
+        places = {one: float(i) for i, one in enumerate(conditions)}
+        axis.set_xlim(-0.5, len(conditions) - 0.5)
+    if len(conditions) <= 20:
+        turned = 30 if len(conditions) > 9 else 0
+        axis.set_xticks(list(places.values()), conditions, rotation=turned)
+    for condition, place in places.items():
+        if all((variant, condition) in scores.seen for variant in scores.variants):
+            axis.axvline(place, color=GREY, alpha=0.25, lw=8, zorder=0)
+    return {key: places[key[1]] for key in scores.found}
+
+
+def _draw(axis: Any, scores: Scores, variant: str, at: At) -> None:
     style: Any = of_variant(list(scores.result.study.variants).index(variant))
     color = style["color"]
-    if len(places) > 30:
+    if len(scores.conditions) > 30:
         del style["marker"]
     found = [
-        (places[c], one, scores.values[v, c])
-        for (v, c), one in scores.found.items()
-        if v == variant
+        (at[v, c], one, scores.values[v, c]) for (v, c), one in scores.found.items() if v == variant
     ]
     x, every, each = zip(*sorted(found, key=itemgetter(0)), strict=True)
     label = f"{variant} †" if any(one.isna().any() for one in each) else variant
@@ -73,6 +92,5 @@ def _draw(axis: Any, scores: Scores, variant: str, places: dict[str, float]) -> 
     # the more bands, the paler: they must not hide the lines
     axis.fill_between(x, low, high, color=color, alpha=min(0.15, 0.8 / len(scores.variants)), lw=0)
     axis.vlines(x, low, high, color=color, alpha=0.5 if len(x) == 1 else 0)
-    few = [(at, of) for at, one, of in found if not one.known and len(of) > 1]
-    at = [at for at, of in few for _ in of]
-    axis.scatter(at, [value for _, of in few for value in of], color=color, s=4)
+    few = [(x, value) for x, one, of in found if not one.known and len(of) > 1 for value in of]
+    axis.scatter(*(zip(*few, strict=True) if few else ((), ())), color=color, s=4)

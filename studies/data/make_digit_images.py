@@ -3,7 +3,7 @@
     python studies/data/make_digit_images.py --out images
 
 Writes {train,validation,test}/<digit>/<index>.png. Of the 1,797 images 450 are for testing and 300
-for choosing settings.
+for choosing settings. With --sides each is resized to each of these, <index>_<side>.png.
 """
 
 import argparse
@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--test", type=int, default=450, help="images (default: %(default)s)")
     parser.add_argument("--validation", type=int, default=300, help="images (default: %(default)s)")
+    parser.add_argument("--sides", type=int, nargs="+", default=[], help="in pixels")
     arguments = parser.parse_args()
     digits = load_digits()
     splits = {}
@@ -35,10 +36,15 @@ def main() -> None:
         )
     for split, indices in {"train": rest, **splits}.items():
         for index in indices:
-            path = arguments.out / split / str(digits.target[index]) / f"{index:04}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pixels = (digits.images[index] * (255 / 16)).round().astype("uint8")
-            Image.fromarray(pixels).save(path)
+            folder = arguments.out / split / str(digits.target[index])
+            folder.mkdir(parents=True, exist_ok=True)
+            image = Image.fromarray((digits.images[index] * (255 / 16)).round().astype("uint8"))
+            if not arguments.sides:
+                image.save(folder / f"{index:04}.png")
+            for side in arguments.sides:
+                image.resize((side, side), Image.Resampling.BICUBIC).save(
+                    folder / f"{index:04}_{side}.png"
+                )
 
 
 if __name__ == "__main__":

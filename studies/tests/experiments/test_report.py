@@ -11,6 +11,7 @@ from scipy import stats
 
 from cape_studies import figure, report, results
 from cape_studies.compare import Scores
+from cape_studies.config import load
 from cape_studies.scores import TIDY
 from lab_support import refused
 
@@ -293,6 +294,37 @@ def test_the_figure_has_the_values_at_conditions_that_are_numbers(folder, figure
     assert len(bands) == 3
     low = {at: bands[0][bands[0][:, 0] == at, 1].min() for at in (0, 2, 10)}
     assert low == pytest.approx({at: found["cape", str(at)].low for at in (0, 2, 10)})
+
+
+def test_the_figure_has_a_score_against_another_metric_with_the_condition_at_each_point(
+    folder, figures
+):
+    without_items(folder)
+    speed = {"24": 400, "32": 225, "64": 56}
+
+    def faster(rows):
+        place = {"metric": "throughput", "how": "number"}
+        return pd.concat([rows, rows.assign(value=rows["condition"].map(speed), **place)])
+
+    change(folder / "scores.csv", faster)
+    metrics = {"top1": "higher", "throughput": "higher"}
+    evaluations = {"sizes": {"metrics": metrics}}
+    write_about(folder, evaluations=evaluations, report={**STUDY["report"], "x": "throughput"})
+    reported(folder)
+    (axis,), found = figures[0].axes, scores_of(folder).found
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axis.lines}
+    assert lines.keys() == {"cape", "sinpos", "nopos"}
+    expected = [[speed[at], found["cape", at].value] for at in ("64", "32", "24")]
+    assert lines["cape"] == expected
+    beside = {(one.get_text(), one.xy) for one in axis.texts}
+    assert {(at, (speed[at], found["nopos", at].value)) for at in speed} < beside
+
+
+def test_x_is_a_metric_of_the_evaluation_that_is_drawn(tmp_path):
+    study = tmp_path / "one.yaml"
+    study.write_text(yaml.safe_dump({**STUDY, "report": {"x": "speed"}}))
+    with pytest.raises(ValueError, match=r"report\.x: no 'speed'"):
+        load(study)
 
 
 def test_no_two_of_forty_variants_are_drawn_alike():

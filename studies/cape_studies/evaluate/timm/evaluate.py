@@ -1,10 +1,12 @@
-"""Accuracy of image models over resolutions: ``cape-timm-eval``."""
+"""Accuracy and speed of image models over resolutions: ``cape-timm-eval``."""
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise, product
 from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time
 
 import torch
 from timm.data import ImageDataset
@@ -12,12 +14,14 @@ from tqdm import tqdm
 
 from cape_studies.command import Diverged, said
 from cape_studies.evaluate.output import Score
-from cape_studies.evaluate.timm.images import loader, open_folder
+from cape_studies.evaluate.timm.images import loader, open_folder, sizes
 from cape_studies.evaluate.timm.loading import Loaded, load
-from cape_studies.evaluate.timm.options import TimmOptions
+from cape_studies.evaluate.timm.options import RUNS, WARM_UP, TimmOptions
 
 OPTIONS = TimmOptions
 _logger = logging.getLogger(__name__)
+
+Shape = tuple[int, int]  # height and width in pixels
 
 
 def run(options: TimmOptions) -> Iterator[Score]:
@@ -27,8 +31,8 @@ def run(options: TimmOptions) -> Iterator[Score]:
         ValueError: something does not fit, which is found before any work; or logits are NaN or
             infinite.
     """
-    splits: Sequence[str | None] = options.split or [None]
-    folders = [open_folder(root, split) for root in options.data for split in splits]
+    roots = [Path(root, split) for root in options.data for split in options.split or [""]]
+    folders = [open_folder(root) for root in roots]
     place = options.place
     models = [load(given, options, place) for given in options.checkpoint]
     for loaded in models:
@@ -45,9 +49,9 @@ def check(loaded: Loaded, folders: Sequence[ImageDataset], options: TimmOptions)
     """
     if options.extent and not loaded.extent_modules:
         _logger.warning("--extent has no effect on %s (%s)", loaded.checkpoint, loaded.name)
-    squares = options.resolutions or [loaded.train_size]
+    sides = [one for one in options.resolutions if isinstance(one, int)] or [loaded.train_size]
     outputs = 0
-    for size in dict.fromkeys(size for square in squares for size in views_of(square, options)):
+    for size in dict.fromkeys(side + step for side in sides for step in steps(options)):
         try:
             outputs = loaded.logits(torch.zeros(1, 3, size, size, device=loaded.device)).shape[1]
         except (RuntimeError, AssertionError, ValueError) as error:
@@ -65,10 +69,9 @@ def check(loaded: Loaded, folders: Sequence[ImageDataset], options: TimmOptions)
             )
 
 
-def views_of(resolution: int, options: TimmOptions) -> list[int]:
-    """The sides in pixels at which an image is tested: the resolution, with TTA two more."""
-    steps = (-options.tta_step, 0, options.tta_step) if options.tta else (0,)
-    return [resolution + step for step in steps]
+def steps(options: TimmOptions) -> tuple[int, ...]:
+    """What is added to a resolution: nothing, with TTA also the step to both sides."""
+    return (-options.tta, 0, options.tta) if options.tta else (0,)
 
 
 def gamma(rule: float | str, size: int, train_size: int) -> float:
@@ -77,17 +80,25 @@ def gamma(rule: float | str, size: int, train_size: int) -> float:
     return {"ratio": ratio, "sqrt": math.sqrt(ratio)}.get(str(rule)) or float(rule)
 
 
+def bins(last: Sequence[int]) -> list[tuple[str, float, float]]:
+    """Label, first and last side of each bin: ``all``, ``<=100``, ``101-150``, ``>150``."""
+    found: list[tuple[str, float, float]] = [("all", 0, math.inf)]
+    for low, high in pairwise([0, *last, math.inf] if last else []):
+        label = f"{low + 1}-{high}" if low else f"<={high}"
+        found.append((label if high < math.inf else f">{low}", low + 1, high))
+    return found
+
+
 def evaluate(
     loaded: Loaded, folders: Sequence[ImageDataset], options: TimmOptions
 ) -> Iterator[Score]:
     """The scores of one model under all conditions; see :func:`run`."""
     modules = loaded.extent_modules
     own = f"{modules[0].extent:g}" if modules else ""
-    conditions = product(
-        folders,
-        options.resolutions or [loaded.train_size],
-        (modules and options.extent) or [None],
-    )
+    resolutions = options.resolutions or [loaded.train_size]
+    sides = [one for one in resolutions if isinstance(one, int)] if options.throughput else []
+    speeds = {side: throughput(loaded, side, options) for side in sides}
+    conditions = product(folders, resolutions, (modules and options.extent) or [None])
     for folder, resolution, extent in conditions:
         root = folder.reader.root
         about: dict[str, object] = {
@@ -96,65 +107,111 @@ def evaluate(
             "dataset": root,
             "split": Path(root).name,
             "resolution": resolution,
+            "bin": "all",
             "extent": f"{extent:g}" if isinstance(extent, float) else extent or own,
             "moved": options.moved,
-            "tta": options.tta_step if options.tta else 0,
+            "tta": options.tta or 0,
             "crop_pct": loaded.config["crop_pct"],
             "interpolation": loaded.config["interpolation"],
             "precision": "float16" if options.amp else "float32",
         }
-        sizes = views_of(resolution, options)
-        extents = [gamma(extent, size, loaded.train_size) for size in sizes] if extent else []
-        right = right_answers(loaded, folder, sizes, extents, options)
-        for metric, hits in zip(("top1", "top5"), right, strict=True):
-            items = [(name, hit, 1) for name, hit in zip(folder.filenames(), hits, strict=True)]
-            yield Score.of(about, metric, "percent", items)
+        right = right_answers(loaded, folder, resolution, extent, options)
+        names = folder.filenames()
+        shorter = [min(one) for one in sizes(folder)] if options.bins else [1] * len(names)
+        for label, first, last in bins(options.bins):
+            inside = [i for i, side in enumerate(shorter) if first <= side <= last]
+            for metric, hits in right.items() if inside else ():
+                items = [(names[i], hits[i], 1) for i in inside]
+                yield Score.of({**about, "bin": label}, metric, "percent", items)
+        if isinstance(resolution, int) and (speed := speeds.get(resolution)):
+            yield Score(about, "throughput", "number", speed, options.batch_size)
+
+
+def throughput(loaded: Loaded, resolution: int, options: TimmOptions) -> float:
+    """Images per second of the forward, of a batch that is on the device; with TTA of all sizes.
+
+    On a CPU a second is one of a core's time, so that other work on the machine does not count.
+    """
+    clock = process_time if loaded.device.type == "cpu" else perf_counter
+
+    def seconds(pixels: torch.Tensor) -> float:
+        began = clock()
+        loaded.logits(pixels).sum().item()  # waits for the device
+        return clock() - began
+
+    needed = 0.0
+    for side in (resolution + step for step in steps(options)):
+        pixels = torch.rand(options.batch_size, 3, side, side, device=loaded.device)
+        needed += median([seconds(pixels) for _ in range(WARM_UP + RUNS)][WARM_UP:])
+    return options.batch_size / needed
+
+
+def shapes(
+    folder: ImageDataset, resolution: int | str, patch: Shape
+) -> Mapping[Shape, Sequence[int]]:
+    """Shape in testing → the images that have it; ``original`` is their own, in whole patches."""
+    if not isinstance(resolution, str):
+        return {(resolution, resolution): range(len(folder))}
+    found: dict[Shape, list[int]] = {}
+    for i, (height, width) in enumerate(sizes(folder)):
+        high, wide = patch
+        shape = max(1, height // high) * high, max(1, width // wide) * wide
+        found.setdefault(shape, []).append(i)
+    return found
 
 
 def right_answers(
     loaded: Loaded,
     folder: ImageDataset,
-    sizes: Sequence[int],
-    extents: Sequence[float],
+    resolution: int | str,
+    extent: float | str | None,
     options: TimmOptions,
-) -> tuple[list[int], list[int]]:
+) -> dict[str, list[int]]:
     """For each image, whether its class came first, and whether it is among the first five.
 
     Args:
         loaded: the model.
         folder: of the images.
-        sizes: sides in pixels; the logits of several are averaged.
-        extents: the paper's γ at each size; empty: as trained.
+        resolution: side in pixels, with TTA the one in the middle, whose logits are averaged with
+            those of the others; or ``original``.
+        extent: the paper's γ or its rule; None: as trained.
         options: of the command.
 
     Returns:
-        for each image 1 or 0; twice.
+        ``top1`` and ``top5``: for each image 1 or 0.
 
     Raises:
         ValueError: logits are NaN or infinite.
     """
-    first: list[int] = []
-    five: list[int] = []
+    many = len(folder)
+    hits = torch.zeros(many, 5, dtype=torch.int)
     broken = 0
-    title = f"{loaded.checkpoint} {sizes[len(sizes) // 2]}"
-    loaders = [loader(folder, size, loaded, options) for size in sizes]
-    steps = tqdm(zip(*loaders, strict=True), title, len(loaders[0]), leave=False, disable=None)
-    for given in steps:
-        each = []
-        targets = given[0][1]
-        for i, (pixels, _) in enumerate(given):
-            for module in loaded.extent_modules if extents else []:
-                module.extent = extents[i]
-            each.append(loaded.logits(pixels))
-        # the authors sum log-probabilities, which gives the same order of classes for an image
-        logits = torch.stack(each).mean(dim=0)
-        hits = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
-        first += hits[:, 0].int().tolist()
-        five += hits.any(dim=1).int().tolist()
-        broken += int((~logits.isfinite()).any(dim=1).sum())
+    title = f"{loaded.checkpoint} {resolution}"
+    progress = tqdm(desc=title, total=many, leave=False, disable=None)
+    for (height, width), indices in shapes(folder, resolution, loaded.patch).items():
+        views = [(height + step, width + step) for step in steps(options)]
+        loaders = [loader(folder, indices, view, loaded, options) for view in views]
+        done = 0
+        for given in zip(*loaders, strict=True):
+            targets = given[0][1]
+            each = []
+            for (side, _), (pixels, _) in zip(views, given, strict=True):
+                if extent is not None:
+                    for module in loaded.extent_modules:
+                        module.extent = gamma(extent, side, loaded.train_size)
+                each.append(loaded.logits(pixels))
+            # the authors sum log-probabilities, which gives the same order of classes for an image
+            logits = torch.stack(each).mean(dim=0)
+            found = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
+            now = indices[done : done + len(targets)]
+            hits[list(now), : found.shape[1]] = found.int().cpu()
+            broken += int((~logits.isfinite()).any(dim=1).sum())
+            done += len(targets)
+            progress.update(len(targets))
+    progress.close()
     if broken:
         raise Diverged(
-            f"{title}: NaN or infinite logits for {broken} of {len(first)} images: leave out "
+            f"{title}: NaN or infinite logits for {broken} of {many} images: leave out "
             "--amp. Without --amp it means that the training has failed"
         )
-    return first, five
+    return {"top1": hits[:, 0].tolist(), "top5": hits.any(dim=1).int().tolist()}

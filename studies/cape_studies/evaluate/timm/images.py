@@ -1,11 +1,12 @@
 """A folder of test images, and its loader, by timm's own tools."""
 
-import os
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from timm.data import ImageDataset, create_dataset, create_loader
-from timm.utils import natural_key
+from PIL import Image
+from timm.data import ImageDataset, create_loader
 from torch.utils.data import Dataset
 
 from cape_studies.data.images import moved, opened
@@ -15,61 +16,65 @@ from cape_studies.evaluate.timm.options import TimmOptions
 DIRECTIONS = (1, 0), (0, 1), (-1, 0), (0, -1)
 
 
-def open_folder(root: str, split: str | None) -> ImageDataset:
-    """timm's dataset of a folder of class folders, or of a split in it.
-
-    A split may have timm's synonyms: ``val`` for ``validation``. Without a split it is
-    ``validation`` if there is such a folder, else the root itself.
+def open_folder(folder: Path) -> ImageDataset:
+    """timm's dataset of a folder of class folders.
 
     Raises:
-        ValueError: no such folder or split, or no images in it.
+        ValueError: no such folder, no images in it, or not in the folders of classes.
     """
-    folder = Path(root)
     if not folder.is_dir():
-        raise ValueError(f"no such folder of images: {root}")
+        raise ValueError(f"no such folder of images: {folder}")
     try:
-        images = create_dataset("", root=root, split=split or "validation")
+        images = ImageDataset(str(folder))
     except RuntimeError as error:
         raise ValueError(str(error)) from error
-    if Path(images.reader.root) == folder:  # timm found no folder of the split
-        inside = sorted(path.name for path in folder.iterdir() if path.is_dir())
-        if split is not None:
-            raise ValueError(f"{root} has no split {split!r}, it has {', '.join(inside[:10])}")
-        files = any(path.is_file() for path in folder.glob("train/*"))
-        if "train" in inside and not files:  # with files it is a class
-            raise ValueError(f"{root} holds splits ({', '.join(inside)}): choose with --split")
-    leave_out_hidden(images.reader)
+    for name in images.filenames():  # timm would take train and test together
+        if len(Path(name).parts) != 2:
+            raise ValueError(
+                f"{folder}: {name} is not <class>/<image>: give the folder above the classes as "
+                "--data, or as a --split of it"
+            )
     return images
 
 
-def leave_out_hidden(reader: Any) -> None:
-    """Leave hidden files (``._a.jpg`` of a Mac, ``.ipynb_checkpoints``) out of timm's reader, and
-    classes that have no others."""
-    names = {index: name for name, index in reader.class_to_idx.items()}
-    hidden, inside = f"{os.sep}.", len(reader.root)
-    seen = [one for one in reader.samples if hidden not in os.sep + one[0][inside:]]
-    kept = sorted({names[index] for _, index in seen}, key=natural_key)
-    reader.class_to_idx = {name: index for index, name in enumerate(kept)}
-    reader.samples = [(path, reader.class_to_idx[names[index]]) for path, index in seen]
+@cache
+def sizes(folder: ImageDataset) -> list[tuple[int, int]]:
+    """Height and width of each image in pixels, as timm's reader turns it.
+
+    Raises:
+        ValueError: one is no image.
+    """
+    found = []
+    for i in range(len(folder)):
+        file, _ = folder.reader[i]
+        try:
+            with file, Image.open(file) as image:
+                found.append((image.height, image.width))
+        except (OSError, Image.DecompressionBombError) as error:
+            name = folder.filename(i, absolute=True)
+            raise ValueError(f"{name} cannot be used as an image: {error}") from error
+    return found
 
 
 class Images(Dataset):
-    """A folder's images in order. A broken image is an error; timm would put the next in its place.
+    """Some of a folder's images. A broken image is an error; timm would put the next in its place.
 
     Attributes:
         folder: timm's dataset.
+        indices: of the images.
         by: each is moved by this part of its side, to the four directions in turn.
         transform: set by timm's ``create_loader``.
     """
 
     transform: Any = None
 
-    def __init__(self, folder: ImageDataset, by: float = 0.0) -> None:
+    def __init__(self, folder: ImageDataset, indices: Sequence[int], by: float = 0.0) -> None:
         self.folder = folder
+        self.indices = indices
         self.by = by
 
     def __len__(self) -> int:
-        return len(self.folder)
+        return len(self.indices)
 
     def __getitem__(self, i: int) -> tuple[Any, int]:
         """Pixels (3, H, W) in uint8, and the class.
@@ -77,22 +82,29 @@ class Images(Dataset):
         Raises:
             ValueError: an image cannot be used.
         """
-        file, target = self.folder.reader[i]
+        index = self.indices[i]
+        file, target = self.folder.reader[index]
         with file:
-            image = opened(file, self.folder.filename(i, absolute=True))
+            image = opened(file, self.folder.filename(index, absolute=True))
         if self.by:
-            right, down = DIRECTIONS[i % 4]
+            right, down = DIRECTIONS[index % 4]
             image = moved(image, right * self.by, down * self.by)
         return self.transform(image), target
 
 
-def loader(folder: ImageDataset, size: int, loaded: Loaded, options: TimmOptions) -> Any:
-    """timm's loader; gives normalised images, (B, 3, size, size) float32, and classes, (B,), on the
+def loader(
+    folder: ImageDataset,
+    indices: Sequence[int],
+    shape: tuple[int, int],
+    loaded: Loaded,
+    options: TimmOptions,
+) -> Any:
+    """timm's loader; gives normalised images, (B, 3, *shape) float32, and classes, (B,), on the
     model's device."""
     names = ("interpolation", "mean", "std", "crop_pct", "crop_mode")
     return create_loader(
-        Images(folder, options.moved),  # type: ignore[arg-type]  # it declares a kind of its own, but only reads items
-        (3, size, size),
+        Images(folder, indices, options.moved),  # type: ignore[arg-type]  # it declares a kind of its own, but only reads items
+        (3, *shape),
         batch_size=options.batch_size,
         num_workers=options.workers,
         pin_memory=loaded.device.type == "cuda",

@@ -3,18 +3,21 @@
 from typing import Annotated, Literal
 
 import tyro
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from typing_extensions import Self  # pydantic's
 
 from cape_studies.options import Pairs, RunOptions
 
 #: the paper's γ, or one of its rules in Table 6
 Extent = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["ratio", "sqrt"]
 
+WARM_UP, RUNS = 5, 30  # forwards of a measurement of speed; paper: the mean of 30
+
 
 class TimmOptions(RunOptions):
-    """Accuracy of timm's classifiers over resolutions, with timm's data pipeline.
+    """Accuracy and speed of timm's classifiers over resolutions, with timm's data pipeline.
 
-    Paper: section 4.1, Tables 1, 3, 4 and 6.
+    Paper: section 4.1, Tables 1, 3, 4, 5 and 6, Figure 4.
     """
 
     checkpoint: Annotated[list[str], tyro.conf.arg(aliases=["-c"])] = Field(
@@ -30,16 +33,27 @@ class TimmOptions(RunOptions):
 
     data: list[str] = Field(min_length=1, description="folders that hold a folder for each class")
     split: list[str] = Field(
-        [],
-        description="sub-folders of --data; none: validation if it is there, else --data itself",
+        [], description="sub-folders of --data, such as validation; none: --data itself"
     )
     crop_pct: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,
         description="size of the crop / size of the resized image; none: the model's, else 0.875",
     )
 
-    resolutions: list[PositiveInt] = Field(
-        [], description="sides of the test images in pixels; none: the side of training"
+    resolutions: list[PositiveInt | Literal["original"]] = Field(
+        [],
+        description="sides of the test images in pixels; original: each image at its own size, in "
+        "whole patches; none: the side of training",
+    )
+    bins: list[PositiveInt] = Field(
+        [],
+        description="accuracy by the shorter side of the images' own size too (Table 5): the last "
+        "side in pixels of each bin but the last bin, in ascending order",
+    )
+    throughput: bool = Field(
+        False,
+        description="images per second too (Figure 4): the forward alone, --batch-size images on "
+        f"--device, median of {RUNS} after {WARM_UP} to warm up; on a CPU per second of core time",
     )
     extent: list[Extent] = Field(
         [],
@@ -53,8 +67,24 @@ class TimmOptions(RunOptions):
         description="cut images to squares and move each by this part of its side, to the four "
         "directions in turn; the room is filled with the mean of its edge",
     )
-    tta: bool = Field(False, description="average the logits of resolutions R - 32, R and R + 32")
-    tta_step: PositiveInt = Field(32, description="pixels between the resolutions of --tta")
+    tta: PositiveInt | None = Field(
+        None,
+        description="average the logits of resolutions R - TTA, R and R + TTA; paper: 32",
+    )
 
     batch_size: PositiveInt = Field(256, description="largest number of images at once")
     workers: NonNegativeInt = Field(4, description="processes that load images")
+
+    @model_validator(mode="after")
+    def check_sizes(self) -> Self:
+        """Refuse bins out of order, and what needs one size for all images."""
+        if self.bins != sorted(self.bins):
+            raise ValueError(f"--bins must ascend, got {self.bins}")
+        if "original" in self.resolutions:
+            ruled = any(isinstance(one, str) for one in self.extent)
+            if self.tta or self.throughput or ruled:
+                raise ValueError(
+                    "--resolutions original goes without --tta, --throughput, --extent ratio and "
+                    "sqrt, which take sides in pixels"
+                )
+        return self

@@ -20,9 +20,9 @@ def digits():
 @pytest.fixture(scope="session")
 def data(tmp_path_factory, digits) -> Path:
     """The last digits of the set as images of 24 × 24 pixels in class folders."""
-    root = tmp_path_factory.mktemp("digits")
+    root = tmp_path_factory.mktemp("digits") / "validation"
     for i in range(IMAGES):
-        folder = root / "validation" / str(digits.target[-1 - i])
+        folder = root / str(digits.target[-1 - i])
         folder.mkdir(parents=True, exist_ok=True)
         pixels = (digits.images[-1 - i] * 15).astype("uint8")
         Image.fromarray(pixels).resize((24, 24)).save(folder / f"{i}.png")

@@ -1,6 +1,5 @@
 """cape-timm-eval on scikit-learn's digits: what it finds is what a plain loop finds."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,10 @@ timm = pytest.importorskip("timm")
 
 from timm.data import create_transform  # noqa: E402
 from timm.utils import natural_key  # noqa: E402
+from torchvision import transforms  # noqa: E402
 
 from cape_studies.data.images import moved  # noqa: E402
-from cape_studies.evaluate.timm import loading  # noqa: E402
+from cape_studies.evaluate.timm import evaluate, loading  # noqa: E402
 from cape_studies.evaluate.timm.options import TimmOptions  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def load(path: Path | str, model: str | None = None, **kwargs) -> torch.nn.Modul
 
 def by_hand(model, data: Path, *sizes: int, crop_pct: float = 1, log=False) -> list[int]:
     """[images, top-1, top-5] with timm's transforms."""
-    paths = sorted((data / "validation").glob("*/*.png"))
+    paths = sorted(data.glob("*/*.png"))
     images = [Image.open(path).convert("RGB") for path in paths]
     each = []
     for size in sizes:
@@ -72,7 +72,7 @@ def test_accuracy_is_that_of_a_plain_loop_over_timms_transforms(checkpoint, data
     assert 20 < float(rows[2]["value"]) < 100  # it has learned, so the counts mean something
 
 
-TTA = ("--tta", "--tta-step", 8, "--resolutions", 16, "--crop-pct", 1)
+TTA = ("--tta", 8, "--resolutions", 16, "--crop-pct", 1)
 
 
 def test_tta_averages_logits_over_three_sizes(cape, data, run):
@@ -145,25 +145,26 @@ def test_the_averaged_weights_of_train_py_are_tested_where_it_kept_them(cape, tm
 def test_several_models_and_folders_make_one_csv_and_one_table(
     cape, abspos, data, run, capsys, tmp_path
 ):
-    (tmp_path / "again").symlink_to(data / "validation")
+    (tmp_path / "again").symlink_to(data)
     options = ("--data", data, tmp_path / "again", "--resolutions", 16, 24, "--crop-pct", 1)
     rows = run("-c", f"ours={cape}", abspos, *options, "--amp")
     assert [row["model"] for row in rows] == ["ours"] * 8 + ["vit_tiny_patch16_224"] * 8
-    about = "model checkpoint dataset split resolution extent moved tta crop_pct"
+    about = "model checkpoint dataset split resolution bin extent moved tta crop_pct"
     about += " interpolation precision metric value how items weight"
     assert list(rows[0]) == about.split()
     assert (rows[0]["checkpoint"], rows[0]["precision"]) == (str(cape), "float16")
     assert {(row["dataset"], row["split"]) for row in rows} == {
-        (str(data / "validation"), "validation"),
+        (str(data), "validation"),
         (str(tmp_path / "again"), "again"),
     }
     head, *lines = capsys.readouterr().out.strip().splitlines()
     assert len(lines) == 16
-    assert head.split() == [*about.split()[:6], "metric", "value"]  # the others do not change
+    # the others do not change
+    assert head.split() == [*about.split()[:5], "extent", "metric", "value"]
 
 
 def test_several_splits_in_one_call_give_the_rows_of_several_calls(cape, data, tmp_path, run):
-    for i, path in enumerate(sorted(data.glob("validation/*/*.png"))):
+    for i, path in enumerate(sorted(data.glob("*/*.png"))):
         for split in ("0", "corner") if i % 3 else ("0",):
             link = tmp_path / "moved" / split / path.parent.name / path.name
             link.parent.mkdir(parents=True, exist_ok=True)
@@ -180,19 +181,9 @@ def test_several_splits_in_one_call_give_the_rows_of_several_calls(cape, data, t
     assert shown == [("0", "120")] * 2 + [("corner", "80")] * 2
 
 
-def test_hidden_files_and_a_class_called_train_are_no_obstacle(cape, data, tmp_path, run):
-    shutil.copytree(data / "validation", tmp_path / "one")
-    (tmp_path / "one" / "3").rename(tmp_path / "one" / "train")  # the tenth of ten, as 9 is not
-    (tmp_path / "one" / "9").rename(tmp_path / "one" / "zebra")
-    (tmp_path / "one" / "0" / "._0.png").write_bytes(b"of a Mac")
-    (tmp_path / "one" / ".ipynb_checkpoints").mkdir()
-    shutil.copy(next((tmp_path / "one" / "0").glob("[!.]*")), tmp_path / "one/.ipynb_checkpoints")
-    assert run("-c", cape, "--data", tmp_path / "one")[0]["items"] == "120"
-
-
 def test_images_are_tested_moved_by_a_part_of_their_side(cape, data, run, tmp_path):
     for number, path in enumerate(
-        sorted(data.glob("validation/*/*.png"), key=lambda one: natural_key(str(one)))
+        sorted(data.glob("*/*.png"), key=lambda one: natural_key(str(one)))
     ):
         right, down = ((0.25, 0), (0, 0.25), (-0.25, 0), (0, -0.25))[number % 4]
         place = tmp_path / "moved" / path.parent.name / path.name
@@ -210,7 +201,108 @@ def test_items_add_up_to_the_accuracies_with_batches_of_any_size(cape, data, run
     options = ["-c", cape, "--data", data, "--resolutions", 12, 24]
     scores = run(*options, "--items", tmp_path / "i.csv", "--batch-size", 7)
     check_items(scores, tmp_path / "i.csv")
-    files = {f"{path.parent.name}/{path.name}" for path in data.glob("validation/*/*.png")}
+    files = {f"{path.parent.name}/{path.name}" for path in data.glob("*/*.png")}
     assert {item["item"] for item in rows(tmp_path / "i.csv")} == files
     assert sorted(tmp_path.iterdir()) == [tmp_path / "i.csv", tmp_path / "o.csv"]
     assert run(*options) == scores
+
+
+# --- by own size, and speed
+
+
+@pytest.fixture
+def two_sizes(data, tmp_path) -> Path:
+    """A third of the images at 16 × 24 pixels, the others as they are, 24 × 24."""
+    folder = tmp_path / "two"
+    for number, path in enumerate(sorted(data.glob("*/*.png"))):
+        place = folder / path.parent.name / path.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(path) as image:
+            (image if number % 3 else image.resize((24, 16))).save(place)
+    return folder
+
+
+def right_of(model, folder: Path, transform) -> dict[str, int]:
+    """File → 1 if its class comes first, one image at a time."""
+    found = {}
+    for path in folder.glob("*/*.png"):
+        with Image.open(path) as image, torch.no_grad():
+            logits = model(transform(image.convert("RGB"))[None])
+        found[f"{path.parent.name}/{path.name}"] = int(logits.argmax() == int(path.parent.name))
+    return found
+
+
+OWN = ("--crop-pct", 1, "--resolutions")
+
+
+@both
+def test_accuracy_by_own_size_is_that_of_each_bins_images_alone(checkpoint, two_sizes, run):
+    given = run("-c", checkpoint, "--data", two_sizes, *OWN, 12, "--bins", 16, 20)
+    transform = create_transform(
+        12, crop_pct=1, interpolation="bicubic", mean=(0.5,) * 3, std=(0.5,) * 3
+    )
+    right = right_of(load(checkpoint), two_sizes, transform)
+    small = {name for name in right if Image.open(two_sizes / name).size == (24, 16)}
+    assert len(small) == 40
+    groups = {"all": {*right}, "<=16": small, ">20": {*right} - small}  # 17-20 has none
+    found = {row["bin"]: row for row in given if row["metric"] == "top1"}
+    assert found.keys() == groups.keys()
+    for label, names in groups.items():
+        accuracy = 100 * sum(right[name] for name in names) / len(names)
+        assert float(found[label]["value"]) == pytest.approx(accuracy)
+        assert found[label]["items"] == str(len(names))
+    assert len({row["value"] for row in found.values()}) > 1
+
+
+@both
+def test_at_its_original_size_an_image_is_not_resized(checkpoint, two_sizes, run, tmp_path):
+    items = tmp_path / "items.csv"
+    given = run("-c", checkpoint, "--data", two_sizes, *OWN, "original", 12, "--items", items)
+    assert [row["resolution"] for row in given[::2]] == ["original", "12"]
+    whole = transforms.Compose([transforms.ToTensor(), transforms.Normalize(0.5, 0.5)])
+    right = right_of(load(checkpoint), two_sizes, whole)
+    found = {
+        row["item"]: int(row["value"])
+        for row in rows(items)
+        if (row["resolution"], row["metric"]) == ("original", "top1")
+    }
+    assert found == right
+    assert given[0]["value"] != given[2]["value"]
+
+
+def test_an_original_size_is_cut_to_whole_patches(cape, data, run, tmp_path):
+    for path in data.glob("*/*.png"):
+        place = tmp_path / "odd" / path.parent.name / path.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(path) as image:
+            image.resize((27, 26)).save(place)
+    given = ("-c", cape, "--data", tmp_path / "odd", *OWN)
+    own, by_side = (run(*given, one)[0]["value"] for one in ("original", 24))
+    assert own == by_side
+
+
+def test_throughput_is_that_of_the_forward_at_each_resolution(cape, data, run, monkeypatch):
+    asked, clock = [], iter(range(10**6))
+
+    def logits(loaded, pixels):
+        asked.append(tuple(pixels.shape))
+        return torch.zeros(len(pixels), 10)
+
+    monkeypatch.setattr(loading.Loaded, "logits", logits)
+    # a forward takes a quarter of a second
+    monkeypatch.setattr(evaluate, "process_time", lambda: next(clock) / 4)
+    given = ("--resolutions", 12, 24, "--batch-size", 6, "--throughput")
+    found = run("-c", cape, "--data", data, *given)[2::3]
+    columns = ("resolution", "metric", "value", "how", "items")
+    assert [[one[name] for name in columns] for one in found] == [
+        ["12", "throughput", "24.0", "number", "6"],
+        ["24", "throughput", "24.0", "number", "6"],
+    ]
+    assert asked.count((6, 3, 12, 12)) == asked.count((6, 3, 24, 24)) >= 30
+
+
+def test_more_pixels_are_fewer_images_per_second(cape, data, run):
+    options = ("--resolutions", 8, 96, "--batch-size", 8, "--throughput")
+    given = run("-c", cape, "--data", data, *options)
+    small, large = (float(row["value"]) for row in given if row["metric"] == "throughput")
+    assert small > 3 * large > 0

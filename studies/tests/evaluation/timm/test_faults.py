@@ -23,15 +23,20 @@ def checkpoint(cape, tmp_path) -> Path:
     ("options", "message"),
     [
         ("--resolutions 18", "takes no images of 18 × 18 pixels: Input height (18) should be"),
-        ("--tta", "takes no images of -16 × -16 pixels"),
+        ("--tta 32", "takes no images of -16 × -16 pixels"),
         ("--extent nan", "--extent: input should be a finite number or input should be 'ratio' or"),
-        ("--model vit_tinny", "timm has no model vit_tinny"),
+        ("--model vit_tinny", "vit_tinny cannot be created"),
         ("--model vit_tiny_patch16_224", "does not fit vit_tiny_patch16_224: Error(s) in"),
         ("--model-kwargs num_classes=7", "size mismatch for head.weight: copying a param"),
         ("--model-kwargs dept=2", "dept"),
         ("--model-kwargs num_heads=0", "cannot be created with"),
         ("--crop-pct 1.5", "--crop-pct: input should be less than or equal to 1, got 1.5"),
-        ("--split test", "has no split 'test', it has validation"),
+        ("--split test", "no such folder of images: "),
+        ("--bins 20 10", "--bins must ascend, got [20, 10]"),
+        ("--resolutions big", "--resolutions: "),
+        ("--resolutions 16 original --tta 8", "--tta"),
+        ("--resolutions original --throughput", "--throughput"),
+        ("--resolutions original --extent 1 sqrt", "--extent"),
     ],
 )
 def test_a_wrong_option_is_one_line_before_any_work(options, message, data, cape, refused):
@@ -89,20 +94,22 @@ def test_other_positions_than_the_weights_are_marked_with_are_refused(
 
 def test_folders_without_the_models_classes_are_refused(data, cape, tmp_path, refused):
     some = tmp_path / "some"
-    shutil.copytree(data / "validation", some)
+    shutil.copytree(data, some)
     shutil.rmtree(some / "8")
     (some / "8").mkdir()
     error = refused("-c", cape, "--data", some)
     assert f"{some} has images of 9 classes (0, 1, 2, 3, 4 …), {cape} knows 10" in error
     assert "no such folder of images" in refused("-c", cape, "--data", tmp_path / "nothing")
-    (tmp_path / "splits" / "train").mkdir(parents=True)
-    shutil.copytree(some, tmp_path / "splits" / "test")
+    (tmp_path / "splits").mkdir()
+    for split in ("train", "test"):  # timm would take the images of both
+        (tmp_path / "splits" / split).symlink_to(some)
     error = refused("-c", cape, "--data", tmp_path / "splits")
-    assert "holds splits (test, train): choose with --split" in error
+    assert "is not <class>/<image>" in error
+    assert "--split" in error
 
 
 def test_an_unreadable_image_is_named_rather_than_replaced(data, cape, tmp_path, refused):
-    shutil.copytree(data / "validation", tmp_path / "one")
+    shutil.copytree(data, tmp_path / "one")
     broken = next((tmp_path / "one" / "3").iterdir())
     broken.write_bytes(b"no image")
     error = refused("-c", cape, "--data", tmp_path / "one")
@@ -110,7 +117,7 @@ def test_an_unreadable_image_is_named_rather_than_replaced(data, cape, tmp_path,
 
 
 def test_an_image_of_sixteen_bits_is_named_as_it_would_be_white(data, cape, tmp_path, refused):
-    shutil.copytree(data / "validation", tmp_path / "one")
+    shutil.copytree(data, tmp_path / "one")
     deep = next((tmp_path / "one" / "3").iterdir())
     Image.fromarray(np.full((16, 16), 3000, np.uint16)).save(deep)
     error = refused("-c", cape, "--data", tmp_path / "one")
