@@ -1,16 +1,22 @@
 """docs/other-doors.md: each example is run as it stands there, on batches made here."""
 
+import math
 import re
 import sys
 
 import pytest
 import torch
+from torch import nn
 
+import cape_plugins
 import cape_support
 from cape_plugins import Positions
 from cape_support import ROOT
 
 PAGE = (ROOT / "docs" / "other-doors.md").read_text()
+PLAIN, OWN = "Plain PyTorch", "Attention of your own: rope, alibi, relpos"
+CAPE1D = "Coming from gcambara/cape"
+ROTARY = "Coming from rotary-embedding-torch or x-transformers"
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, flags=re.S | re.M))
 
 
@@ -40,82 +46,181 @@ def right(model: torch.nn.Module) -> float:
     return (guessed == tags)[tags >= 0].float().mean().item()
 
 
+def run(section: str, language: str = "python", **given) -> dict:
+    """The names that a section's blocks make."""
+    for block in blocks(section, language):
+        exec(block, given)
+    return given
+
+
+class Tagger(nn.Module):
+    """Words, an encoder of the page, and tags."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.words, self.encoder, self.out = nn.Embedding(9, 64), encoder, nn.Linear(64, 2)
+
+    def forward(self, words, lengths):
+        return self.out(self.encoder(self.words(words), lengths))
+
+
+def trained(encoder: nn.Module, batches: int) -> nn.Module:
+    model = Tagger(encoder)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    for words, lengths, tags in tagged(batches, seed=0):
+        loss = nn.functional.cross_entropy(model(words, lengths).transpose(1, 2), tags)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
 def test_every_door_is_tested_or_closed():
-    tests = {"Plain PyTorch", "Lightning", "torchaudio", "SpeechBrain", "transformers"}
-    assert set(SECTIONS) == {*tests, "NeMo"}
+    assert set(SECTIONS) == {PLAIN, OWN, CAPE1D, ROTARY, "SpeechBrain", "transformers", "NeMo"}
     assert not blocks("NeMo")
 
 
 def test_plain_pytorch_learns_what_needs_positions():
     torch.manual_seed(0)
-    names: dict = {"batches": tagged(300, seed=0)}
-    for block in blocks("Plain PyTorch"):
-        exec(block, names)
-    assert right(names["model"]) > 0.95
+    assert right(trained(run(PLAIN)["Encoder"](), 300)) > 0.95
 
 
-@pytest.mark.parametrize("pos", ["rope", "relpos", "alibi"])
-def test_attention_of_ones_own_takes_variants_that_act_there(pos):
+def own() -> dict:
+    return run(OWN, **run(PLAIN))
+
+
+@pytest.mark.parametrize("name", ["rope", "relpos", "alibi", "cape_rope", "cape_fire"])
+def test_attention_of_ones_own_takes_variants_that_act_there(name):
     torch.manual_seed(0)
-    names: dict = {"batches": tagged(1, seed=0)}
-    for block in blocks("Plain PyTorch"):
-        exec(block, names)
-    model = names["RotaryTagger"](9, 2, pos)
+    names = own()
+    model = Tagger(names.get(name) or names["OwnAttention"](name)).eval()
     ((words, lengths, _),) = tagged(1, seed=0)
     found = model(words, lengths)
-    longer = model(torch.nn.functional.pad(words, (0, 3), value=5), lengths)[:, :10]
+    longer = model(nn.functional.pad(words, (0, 3), value=5), lengths)[:, :10]
     real = torch.arange(10) < lengths[:, None]
     torch.testing.assert_close(found[real], longer[real])  # padding changes nothing
     assert not torch.allclose(found[real], model(words.flip(1), lengths)[real])
 
 
-@pytest.mark.parametrize("pos", ["rope", "relpos"])  # alibi's distances do not tell which is before
-def test_attention_of_ones_own_learns_it_with_variants_that_act_there(pos):
+@pytest.mark.parametrize("name", ["rope", "relpos"])  # alibi's distances do not tell what is before
+def test_attention_of_ones_own_learns_it_with_variants_that_act_there(name):
     torch.manual_seed(0)
-    names: dict = {"batches": tagged(200, seed=0)}
-    tagger, training, layer, rotary = blocks("Plain PyTorch")
-    for block in (tagger, layer, rotary):
-        exec(block, names)
-    assert "Tagger(words=9, tags=2)" in training  # the same loop, with the other model
-    names["Tagger"] = lambda **sizes: names["RotaryTagger"](**sizes, pos=pos)
-    exec(training, names)
-    assert right(names["model"]) > 0.9
+    assert right(trained(own()[name], 200)) > 0.9
 
 
-def test_lightning_trains_the_same_model(tmp_path, monkeypatch):
-    pytest.importorskip("lightning")
-    monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    names: dict = {"batches": tagged(300, seed=0)}
-    exec(blocks("Plain PyTorch")[0], names)
-    exec(blocks("Lightning")[0], names)
-    assert right(names["model"].model) > 0.95
+def cape1d(content: torch.Tensor, frames: list[int]) -> torch.Tensor:
+    """What gcambara/cape at d456950 gives in evaluation, by its formula in cape/cape.py.
+
+    With ``normalize=True, freq_scale=30.0``, batch first, a hop of 0.03 s.
+    """
+    expected = content * math.sqrt(content.shape[2])
+    for sample, length in enumerate(frames):
+        for frame in range(length):
+            seconds = 0.03 * (frame - (length - 1) / 2)
+            for channel in range(content.shape[2]):
+                phase = 30 * seconds * 10_000 ** (-2 * (channel // 2) / content.shape[2])
+                wave = math.cos(phase) if channel % 2 else math.sin(phase)
+                expected[sample, frame, channel] += wave
+    return expected
 
 
-def test_torchaudio_gets_the_same_seconds_at_two_hops():
-    pytest.importorskip("torchaudio")
-    torch.manual_seed(0)
-    names: dict = {"waves": torch.randn(2, 16_000), "samples": torch.tensor([16_000, 12_000])}
-    definition, use = blocks("torchaudio")
-    exec(definition, names)
-    given: list[torch.Tensor] = []
-    recognizer = names["Recognizer"]
+def test_the_values_are_those_of_gcambara_cape():
+    names = run(CAPE1D)
+    names["position"].eval()
+    content = torch.randn(2, 5, 512)
+    found = names["as_cape1d"](content, torch.tensor([5, 3]))
+    torch.testing.assert_close(found, cape1d(content, [5, 3]), rtol=1e-5, atol=1e-5)
+    # what that package printed for CAPE1d(8, normalize=True, freq_scale=30.0), three frames
+    printed = [-0.78333, 0.62161, -0.089879, 0.99595, -0.0089999, 0.99996, -0.0009, 1.0]
+    torch.testing.assert_close(cape1d(torch.zeros(1, 3, 8), [3])[0, 0], torch.tensor(printed))
 
-    class Watched(recognizer):  # type: ignore[misc, valid-type]
-        def __init__(self, tokens: int) -> None:
-            super().__init__(tokens)
-            self.position.register_forward_pre_hook(lambda _, args: given.append(args[1]))
 
-    names["Recognizer"] = Watched
-    exec(use, names)
-    fine, coarse = given
-    assert (fine.shape, coarse.shape) == ((2, 98), (2, 79))
-    torch.testing.assert_close(fine[0, 5::5], coarse[0, 4::4])  # 0.05 s apart
-    assert fine.isnan().sum(dim=1).tolist() == [0, 25]
-    model = names["model"]
-    assert all(one.grad.any() for one in model.parameters() if one.grad is not None)
-    scores = [model.eval()(names["waves"], names["samples"], hop)[0].shape[1] for hop in (160, 200)]
-    assert scores == [98, 79]
+def test_training_moves_positions_as_far_as_gcambara_cape():
+    position = run(CAPE1D)["position"]
+    seconds = cape_plugins.frame_times([3] * 4000, 0.03)
+    moved = position.augment(seconds, 4000)[..., 0]
+    # (position + Δ + ε) · λ, each uniform in its bounds, λ in its logarithm
+    assert 63 < moved.abs().max() < 1.1 * (60 + 0.03 + 0.015)
+    apart = moved.diff() / 0.03
+    assert 1.9 < apart.max() < 1.1 * 2
+    assert 0 < apart.min() < 0.1  # the order stays
+
+
+def test_on_a_plane_it_is_near_gcambara_cape_as_the_page_says():
+    grid = cape_plugins.patch_grid(14, 14)
+    ours = cape_plugins.sinusoid_2d(grid, 384)
+    index = torch.arange(192)
+    radius = 10 ** (index / 191)  # CAPE2d of cape/cape.py
+    waves = torch.stack([radius * index.cos(), radius * index.sin()])
+    phase = math.pi * grid @ waves
+    apart = (ours - torch.cat([phase.cos(), phase.sin()], dim=1)).abs().max().item()
+    assert apart == pytest.approx(0.08, abs=0.005)
+    lowest = 10 ** (1 / 192)  # ours; theirs is 1, and the highest of both is 10
+    assert lowest == pytest.approx(1.012, abs=0.0005)
+
+
+def test_reordered_projections_give_the_scores_of_rotary_embedding_torch():
+    pytest.importorskip("rotary_embedding_torch")
+    names, (batch, tokens, heads) = run(ROTARY), (2, 10, 4)
+    content = torch.randn(batch, tokens, 64)
+    projections = [nn.Linear(64, 64) for _ in range(3)]
+    query, key, value = (
+        one(content).unflatten(2, (heads, 16)).transpose(1, 2) for one in projections
+    )
+    turned = [names["rotary"].rotate_queries_or_keys(one) for one in (query, key)]
+    expected = nn.functional.scaled_dot_product_attention(*turned, value)
+    for one in projections[:2]:
+        for parameter in (one.weight, one.bias):
+            parameter.data = names["reordered"](parameter.data, heads)
+    query, key, value = (
+        one(content).unflatten(2, (heads, 16)).transpose(1, 2) for one in projections
+    )
+    position = Positions("rope", dim=64, heads=heads, layers=1)
+    _, given = position(content, names["token_positions"]([tokens] * batch))
+    found, _ = position.attentions[0](query, key, value, given)
+    torch.testing.assert_close(found, expected)
+    assert not torch.allclose(found, nn.functional.scaled_dot_product_attention(query, key, value))
+
+
+def test_rotary_embedding_torch_takes_capes_positions():
+    pytest.importorskip("rotary_embedding_torch")
+    names = run(ROTARY)
+    query, key = torch.randn(2, 2, 4, 10, 16)
+    lengths = torch.tensor([10, 7])
+    first, second = (names["turned"](query, key, lengths)[0] for _ in range(2))
+    assert not torch.allclose(first, second)  # it augments
+    names["positions"].eval()
+    real = torch.arange(10) < lengths[:, None]
+    scores, expected = (
+        torch.einsum("bhid,bhjd->bijh", *pair)[real[:, :, None] & real[:, None]]
+        for pair in (
+            names["turned"](query, key, lengths),
+            [names["rotary"].rotate_queries_or_keys(one) for one in (query, key)],
+        )
+    )
+    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-4)  # centring changes nothing
+
+
+def test_the_rotation_and_the_slopes_are_those_of_x_transformers():
+    """What version 2.31.10 printed: positions 0.5, 2.25 and 10 turn 1 … 8; slopes of six heads."""
+    printed = [
+        [-0.0813, 2.2346, 2.7963, 4.1449, 4.9699, 6.0249, 6.9960, 8.0035],
+        [-2.1843, -0.4783, 2.0320, 4.5685, 4.8637, 6.1110, 6.9820, 8.0157],
+        [0.2490, -2.2222, -1.7450, 4.6856, 4.3760, 6.4692, 6.9197, 8.0696],
+    ]
+    rope = Positions("rope", dim=8, layers=1)
+    _, given = rope(torch.zeros(1, 3, 8), torch.tensor([[0.5, 2.25, 10.0]]))
+    # what `reordered` does to rows is done here to the channels that they make
+    halves = torch.arange(1.0, 9).unflatten(0, (-1, 2)).T.flatten().expand(1, 1, 3, 8)
+    found = rope.attentions[0].embed(halves, given.prepared)[0, 0]
+    neighbours = found.unflatten(1, (2, -1)).transpose(1, 2).flatten(1)
+    torch.testing.assert_close(neighbours, torch.tensor(printed), rtol=0, atol=1e-4)
+
+    alibi = Positions("alibi", dim=48, heads=6, layers=1)
+    _, given = alibi(torch.zeros(1, 3, 48), torch.tensor([[0.0, 1.5, 4.0]]))
+    bias = alibi.attentions[0].bias(torch.zeros(1, 6, 3, 8), 3, given.prepared)
+    slopes = torch.tensor([0.25, 0.0625, 1 / 64, 1 / 256, 0.5, 0.125])
+    torch.testing.assert_close(bias[0, :, 0], -slopes[:, None] * torch.tensor([0.0, 1.5, 4.0]))
 
 
 @pytest.fixture

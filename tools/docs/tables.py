@@ -215,15 +215,10 @@ def steps() -> pd.Series:
 
 
 def of_gpu() -> str:
-    """A training step on a GPU: each variant's time as a multiple of nopos, eager and compiled."""
+    """A training step on a GPU: each variant's time as a multiple of nopos, not compiled."""
     steps = pd.read_csv(MEASURED / "steps_h100.csv")
-    steps = steps[steps["unit"] == "nopos"]
-    heads, columns = [], []
-    for (case, compiled), rows in steps.groupby(["case", steps["compiled"].fillna("")]):
-        heads.append(f"{case}, compiled" if compiled else case)
-        columns.append(rows.set_index("variant")["step"])
-    found = [[pos, *(cell(one.get(pos), 2) for one in columns)] for pos in variants_of(columns)]
-    return table(["", *heads], found)
+    steps = steps[(steps["unit"] == "nopos") & steps["compiled"].isna()]
+    return by_case(steps.pivot(index="variant", columns="case", values="step"))
 
 
 def of_conformer() -> str:
@@ -239,20 +234,31 @@ def of_conformer() -> str:
     return table(["", *(f"{cases[case]}, {what}" for what, case in shown)], rows)
 
 
-def variants_of(columns: Sequence[pd.Series]) -> list[str]:
-    """The variants that any of the columns has, in the package's order."""
-    return [pos for pos in names(axes=1) if any(pos in one.index for one in columns)]
-
-
 def of_kernels() -> str:
-    """Operations and gigabytes that each variant adds to a step without positions."""
+    """Gigabytes of a step without positions, and those that each variant adds to it."""
     counts = pd.read_csv(MEASURED / "kernels.csv")
-    rows = []
-    for one in counts[counts["case"] != "part"].to_dict("records"):
-        moved = (one["forward_bytes"] + one["backward_bytes"]) / 1e9
-        operations = one["forward"] + one["backward"]
-        rows.append([one["case"], one["pos"], cell(operations, 0), cell(moved, 2)])
-    return table(["step", "variant", "operations", "GB"], rows)
+    counts["GB"] = (counts["forward_bytes"] + counts["backward_bytes"]) / 1e9
+    counts = counts[counts["case"] != "part"].pivot(index="pos", columns="case", values="GB")
+    return by_case(counts)
+
+
+#: cases of benchmarks/results → their names on cost.md
+CASES = {
+    "vit_small": "ViT-S",
+    "asr_36": "speech",
+    "asr_12": "speech",
+    "conformer_12": "Conformer",
+    "wmt_base": "translation",
+}
+
+
+def by_case(found: pd.DataFrame) -> str:
+    """A row for each variant, in the package's order; a column for each of CASES."""
+    heads = {case: head for case, head in CASES.items() if case in found}
+    order = names(axes=1)
+    rows = sorted(found.index, key=lambda row: order.index(row.partition(",")[0]))
+    cells = [[row, *(cell(found.at[row, case], 2) for case in heads)] for row in rows]
+    return table(["", *heads.values()], cells)
 
 
 def of_intervals() -> str:
