@@ -167,5 +167,5 @@ def test_it_builds_every_variant_and_sets_what_is_its_own(pos, axes):
 def test_checkpoints_of_other_variants_are_refused_in_the_words_of_the_host():
     sizes = dict(dim=24, heads=3, layers=1)
     made = {pos: SECONDS.positions(pos, {}, **sizes) for pos in ("rope", "alibi")}
-    with pytest.raises(ValueError, match="--pos rope.* alibi.*start anew"):
+    with pytest.raises(ValueError, match=r"--pos rope.* alibi.*start anew"):
         made["alibi"].load_state_dict(made["rope"].state_dict())

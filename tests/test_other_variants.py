@@ -40,7 +40,7 @@ def test_a_hosts_help_lists_its_options_with_who_takes_them():
     assert TOKENS.options()["fire_unit"].help.endswith("neighbouring tokens (tokens)")
     taken, _ = TOKENS.choose("cape_fire", {"fire_width": 8, "max_local_shift": 0.5})
     assert (taken["fire_width"], taken["max_local_shift"]) == (8, 0.5)
-    with pytest.raises(ValueError, match="--fire_width .*cape_fire"):
+    with pytest.raises(ValueError, match=r"--fire_width .*cape_fire"):
         TOKENS.choose("rope", {"fire_width": 8})
 
 

@@ -69,9 +69,9 @@ def test_only_nopos_has_no_positions():
 
 
 def test_an_unknown_variant_names_those_to_choose_from():
-    with pytest.raises(ValueError, match="rope9.* nopos"):
+    with pytest.raises(ValueError, match=r"rope9.* nopos"):
         variants.get("rope9", 1)
-    with pytest.raises(ValueError, match="relpos.* nopos"):
+    with pytest.raises(ValueError, match=r"relpos.* nopos"):
         variants.get("relpos", 2)
     for axes in (0, 3):
         with pytest.raises(ValueError, match="axes"):

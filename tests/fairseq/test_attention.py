@@ -188,12 +188,6 @@ def test_a_layer_takes_a_mask_of_ones_own_too(build, pos):
     assert not torch.allclose(earlier(moved, None), earlier(X, None))
 
 
-def test_alibis_bias_has_the_dtype_of_a_half_precision_model(build):
-    model = build("alibi").bfloat16()
-    stack, _ = model.decoder.make_positions(torch.arange(6.0)[None], 1)
-    assert stack.given.prepared.dtype == torch.bfloat16
-
-
 def test_dropout_of_attention_weights_applies_in_training_only():
     module = attend(PositionalAttention(SIZES), dropout=0.5)
     torch.testing.assert_close(module(X)[0], module(X)[0], rtol=0, atol=0)
@@ -209,7 +203,7 @@ def test_cross_attention_stays_fairseqs(build):
 
 def test_another_self_attention_of_fairseq_does_not_go_with_a_variants(build):
     assert build("sinpos", cross_self_attention=True, no_cross_attention=True)
-    with pytest.raises(ValueError, match="--cross-self-attention does not go with --pos relpos"):
+    with pytest.raises(ValueError, match=r"--cross-self-attention .*--pos relpos"):
         build("relpos", cross_self_attention=True, no_cross_attention=True)
 
 

@@ -68,6 +68,7 @@ def weights_in(folder):
     return torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
 
 
+@pytest.mark.release
 def test_two_processes_train_like_one_with_twice_the_batches(data, tmp_path):
     ranks = start_two(data, tmp_path / "two", NO_AUGMENTATION)
     one, _ = train(data, tmp_path / "one", f"{NO_AUGMENTATION} --update-freq 2")

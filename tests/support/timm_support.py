@@ -1,4 +1,6 @@
-"""Names that the tests of timm's models share."""
+"""Names that the tests of timm's models share, and what the blocks get."""
+
+from torch import Tensor, nn
 
 from cape_plugins.augment import AsGiven
 from cape_plugins.timm.registry import variants_by_name
@@ -17,3 +19,12 @@ EVAS = {
     "dinov3": "vit_small_patch16_dinov3_cape",  # from -1 to 1
     "mixed": "vit_small_patch16_rope_mixed_cape_224",  # indices
 }
+
+
+def into_blocks(model: nn.Module, images: Tensor, **masks: object) -> tuple:
+    """The first block's arguments: tokens, and of a variant in attention what the core gives."""
+    seen: list[tuple] = []
+    hook = model.blocks[0].register_forward_pre_hook(lambda _, given: seen.append(given))
+    model.forward_features(images, **masks)
+    hook.remove()
+    return seen[0]

@@ -31,7 +31,6 @@ def test_features_only_gives_maps_of_rectangles(create, images, variant):
     assert features.feature_info.reduction() == [16, 16]
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(
     "options",
     [
@@ -46,15 +45,13 @@ def test_features_only_gives_maps_of_rectangles(create, images, variant):
     ],
 )
 @pytest.mark.parametrize("class_token", [True, False])
-def test_intermediates_have_the_form_of_timms(create, images, options, checkpointing, class_token):
+def test_intermediates_have_the_form_of_timms(create, images, options, class_token):
     ours, timms = (
         create(variant, class_token=class_token, reg_tokens=1, global_pool="avg").eval()
         for variant in ("ropepos", "nopos")
     )
     for block in ours.blocks:
         block.attn.positional = None  # now both are timm's model without positions
-    for model in (ours, timms):
-        model.set_grad_checkpointing(checkpointing)
     x = images(2, 3, 64, 96)
     if "attn_mask" in options and not class_token:
         options = dict(attn_mask=options["attn_mask"][1:, 1:])
@@ -121,8 +118,6 @@ def test_layer_decay_groups_parameters_as_timms_vit_does(create):
 def test_set_input_size_changes_grid_and_patches(create, images, variant):
     model, flexible = create(variant, dynamic_img_size=False).eval(), create(variant).eval()
     x = images(1, 3, 96, 160)
-    with pytest.raises(AssertionError, match="doesn't match model"):
-        model(x)
     model.set_input_size(img_size=(96, 160))
     assert model.patch_embed.grid_size == (6, 10)
     torch.testing.assert_close(model(x), flexible(x))
@@ -130,22 +125,12 @@ def test_set_input_size_changes_grid_and_patches(create, images, variant):
     assert flexible.forward_features(x).shape == (1, 1 + 12 * 20, 32)
 
 
-@BOTH_LOOPS
-def test_padding_and_memory_formats(create, images, variant):
-    assert create(variant, dynamic_img_pad=True)(images(1, 3, 100, 150)).shape == (1, 10)
-    model, x = create(variant).eval(), images(2, 3, 64, 96)
-    out = model(x.to(memory_format=torch.channels_last))
-    torch.testing.assert_close(out, model(x), atol=1e-4, rtol=1e-4)
-    with pytest.raises(AssertionError, match=r"height \(100\) should be divisible by patch size"):
-        model(images(1, 3, 100, 96))
-
-
 # precision
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @every_host
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["cape", "ropepos", "cape_alibi"])
 def test_half_precision_stays_close_to_float32(create, images, batch, variant, host, dtype):
     model, x = create(variant, host).eval(), images(2, 3, 160, 160)
     given = batch() if host == "naflexvit" else x
@@ -181,9 +166,7 @@ def test_meta_device_construction_and_init_weights(create, images, variant, host
 # graphs
 
 
-@pytest.mark.parametrize(
-    ("host", "variant"), [("vit", "cape"), ("naflexvit", "cape_rope"), ("vit", "random")]
-)
+@pytest.mark.parametrize(("host", "variant"), [("vit", "cape"), ("naflexvit", "cape_rope")])
 def test_torch_compile_needs_no_graph_break(create, images, batch, host, variant):
     model, x = create(variant, host, depth=1), images(2, 3, 32, 48)
     if host == "naflexvit":
@@ -214,9 +197,8 @@ def test_torch_compile_makes_one_dynamic_graph_for_all_sizes(create, images, bat
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("variant", THREE)
-def test_torch_jit_trace_gives_the_same_output(create, images, variant):
-    model, x = create(variant).eval(), images(2, 3, 64, 96)
+def test_torch_jit_trace_gives_the_same_output(create, images):
+    model, x = create("cape_rope").eval(), images(2, 3, 64, 96)
     with timm.set_exportable(True):
         traced = torch.jit.trace(model, x, check_trace=False)
     y = images(3, 3, 64, 96)
@@ -231,11 +213,10 @@ def test_fx_traces_through_the_model_without_freezing_the_noise(create, images, 
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("variant", ["cape", "cape_rope"])
-def test_onnx_export_in_evaluation_takes_any_size(create, images, variant, tmp_path):
+def test_onnx_export_in_evaluation_takes_any_size(create, images, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    model = create(variant, depth=1).eval()
+    model = create("cape_rope", depth=1).eval()
     height, width = torch.export.Dim("h", min=2, max=40), torch.export.Dim("w", min=2, max=40)
     torch.onnx.export(
         model,
