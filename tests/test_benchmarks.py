@@ -6,7 +6,6 @@ import itertools
 import math
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -95,18 +94,6 @@ def test_what_fails_there_is_reported_and_the_rest_still_runs(broken, tmp_path):
     assert said.count(": FAILED, ") == 3 + ("timm" in HERE)
 
 
-def test_another_checkout_is_measured_in_turn_by_its_own_scripts(broken, tmp_path):
-    before = tmp_path / "before"
-    (before / "cape_plugins").mkdir(parents=True)
-    shutil.copytree(ROOT / "benchmarks", before / "benchmarks")
-    (before / "torch.py").write_text("raise ImportError('torch of before')")
-    given = {"BEFORE": before, "OUT": tmp_path / "out", "PYTHONPATH": broken("torch")}
-    _, said = gpu(1, **given)
-    measured = re.findall(r"^## (.*)$|(torch of before|torch is broken)$", said, re.MULTILINE)
-    found = [heading or problem for heading, problem in measured]
-    assert found[:4] == ["Steps, before", "torch of before", "Steps, after", "torch is broken"]
-
-
 # The process ends, without a goodbye, when the second variant is to be built.
 CUT_OFF = """
 import os, sys, variants
@@ -132,16 +119,6 @@ def test_a_run_that_is_cut_off_has_lost_no_row(tmp_path):
     assert said.splitlines()[-1].startswith("| nopos | ")
     (row,) = csv.DictReader(path.open())
     assert (row["variant"], row["label"]) == ("nopos", "")
-
-
-@pytest.mark.release
-@pytest.mark.skipif("espnet2" not in HERE, reason="needs ESPnet")
-def test_a_conformer_is_compared_too():
-    given = ("--cases", "conformer_12", "--pos", "cape", "rope", "--rounds", 1)
-    status, said = variants("--tiny", *given)
-    assert status == 0, said
-    assert "conformer_12, float32, batch 8, 1 is nopos" in said
-    assert "| rope" in said
 
 
 @pytest.mark.release

@@ -7,7 +7,7 @@ Integers are what timestamps, sample numbers and frame numbers come in, and floa
 import pytest
 import torch
 
-from cape_plugins import sinusoid_1d, sinusoid_2d, token_positions
+from cape_plugins import sinusoid_1d, token_positions
 from cape_support import build, seeded
 
 pytestmark = pytest.mark.usefixtures("both_ways")
@@ -46,13 +46,6 @@ def test_attention_sees_the_distances_of_integers(integers, pos):
     if pos == "alibi":
         start = prepared(integers - integers[:, :1])
         torch.testing.assert_close(prepared(integers), start, rtol=0, atol=0)
-
-
-def test_integers_on_a_plane_are_exact_too():
-    pixels = 2**25 + torch.arange(12).view(1, 6, 2)
-    assert torch.equal(sinusoid_2d(pixels, 8), sinusoid_2d(pixels.double(), 8).float())
-    found, _ = build("sinpos", axes=2)(torch.zeros(1, 6, 12), pixels)
-    assert len(found[0].unique(dim=0)) == 6
 
 
 def test_integers_are_centred_exactly():

@@ -106,13 +106,6 @@ def makes_frequencies(scale: float) -> bool:
     return bool(count.operations[torch.ops.aten.pow])
 
 
-def test_constants_are_made_once_for_the_same_settings_and_device():
-    like = torch.zeros(1)
-    assert fused.constant(ramp, 3, like=like) is fused.constant(ramp, 3, like=like)
-    assert fused.constant(ramp, 4, like=like).tolist() == [0, 1, 2, 3]
-    assert fused.constant(ramp, 3, like=torch.zeros(1, device="meta")).device.type == "meta"
-
-
 def test_an_embedding_makes_its_own_in_the_first_forward_alone(monkeypatch):
     assert makes_frequencies(1.25)
     assert not makes_frequencies(1.25)

@@ -19,7 +19,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from cape_plugins import Positions
 from cape_plugins.mark import VariantMark, variant_of
 from cape_support import OURS, SEQUENCES, build
 
@@ -156,13 +155,12 @@ def test_a_moving_average_of_one_training_is_of_that_training(pos, decay, dtype,
     mark.load_state_dict(moved(mark.state_dict(), decay, 500, dtype))
 
 
-@pytest.mark.parametrize("decay", [0.9995, 0.9999])
-def test_rounding_adds_up_in_a_long_training_and_changes_nothing(decay):
+def test_rounding_adds_up_in_a_long_training_and_changes_nothing():
     """Over some 1 / (1 - decay) updates: all numbers at once, 30,000 updates."""
     marks = [build(pos, remembers={"frame_shift": 0.0125}).mark for pos in SEQUENCES]
     states = [mark.state_dict() for mark in marks]
     every = torch.cat([each.flatten() for state in states for each in state.values()])
-    average = moved({"": every}, decay, 30_000)[""]
+    average = moved({"": every}, 0.9999, 30_000)[""]
     assert not torch.equal(average, every)
     for mark, state in zip(marks, states, strict=True):
         sizes = [each.numel() for each in state.values()]
@@ -237,13 +235,6 @@ def test_a_model_from_the_meta_device_has_it_as_if_built_here():
         Model("rope").load_state_dict(source.state_dict(), assign=True)
 
 
-def test_weights_load_wherever_new_tensors_are_made():
-    model = Model()
-    with torch.device("meta"):
-        model.load_state_dict(model.state_dict())
-    model.load_state_dict(Model().to("meta").state_dict(), assign=True)  # names without numbers
-
-
 def test_safetensors_keep_it(tmp_path):
     safetensors = pytest.importorskip("safetensors.torch")
     safetensors.save_model(Model("rope"), str(tmp_path / "model.safetensors"))
@@ -312,8 +303,3 @@ def test_a_word_among_the_settings_is_a_key_too():
     wraps.load_state_dict(VariantMark("abspos", {"overflow": "wrap"}).half().state_dict())
     with pytest.raises(ValueError, match="overflow"):
         wraps.load_state_dict(ends.state_dict())
-
-
-def test_one_range_of_random_positions_is_kept_in_one_form():
-    made = [Positions("random", dim=8, random_range=given) for given in (9.0, (0.0, 9.0))]
-    made[0].load_state_dict(made[1].state_dict())

@@ -56,11 +56,6 @@ def test_options_of_base_classes_are_inherited_and_fields_without_help_are_none(
     assert declared(None) == {}
 
 
-def test_an_option_may_be_for_sequences_alone():
-    assert "base" in declared(Sinusoids, axes=1)
-    assert "base" not in declared(Sinusoids, axes=2)
-
-
 # What a host shows
 
 
@@ -162,10 +157,3 @@ def test_it_builds_every_variant_and_sets_what_is_its_own(pos, axes):
             chosen = (0.0, chosen)
         assert chosen is None or value == chosen
     assert made.mark.state_dict()["frame_shift"].item() == pytest.approx(0.02)
-
-
-def test_checkpoints_of_other_variants_are_refused_in_the_words_of_the_host():
-    sizes = dict(dim=24, heads=3, layers=1)
-    made = {pos: SECONDS.positions(pos, {}, **sizes) for pos in ("rope", "alibi")}
-    with pytest.raises(ValueError, match=r"--pos rope.* alibi.*start anew"):
-        made["alibi"].load_state_dict(made["rope"].state_dict())

@@ -97,12 +97,6 @@ def test_nothing_as_large_as_length_squared_times_channels_is_made():
     assert made.largest < 3 * 100 * 100
 
 
-@both_ways
-def test_queries_of_another_width_are_refused():
-    with pytest.raises(ValueError, match="channels"):
-        module()(*tensors(6, 6, dim=5))
-
-
 # For speed alone
 
 

@@ -61,13 +61,6 @@ def test_a_shift_of_all_tokens_is_for_those_whom_it_changes():
         assert ("max_local_shift" in taken) == pos.startswith("cape")
 
 
-def test_only_nopos_has_no_positions():
-    assert [case for case in OURS if not variants.get(*case).has_positions] == [
-        ("nopos", 1),
-        ("nopos", 2),
-    ]
-
-
 def test_an_unknown_variant_names_those_to_choose_from():
     with pytest.raises(ValueError, match=r"rope9.* nopos"):
         variants.get("rope9", 1)

@@ -10,7 +10,6 @@ pytest.importorskip("fairseq")
 from fairseq.modules import MultiheadAttention
 
 from cape_plugins import (
-    Alibi,
     AsGiven,
     Augmentation,
     Given,
@@ -99,13 +98,6 @@ def test_all_layers_of_both_sides_see_positions_of_one_draw(build, put, checkpoi
         assert torch.equal(last, torch.arange(6.0).expand_as(last))
 
 
-def test_a_half_precision_model_attends_by_float32_positions(build, put):
-    put()
-    model = build("relpos", train=True).bfloat16()
-    assert model(SOURCE, None, TARGET)[0].dtype == torch.bfloat16
-    assert model.encoder.layers[0].self_attn.positional.seen[0].dtype == torch.float32
-
-
 def variant(kind):
     """A layer's attention, its parameters moved."""
     made = kind(SIZES, CONTEXT) if kind is RelativePositions else kind(SIZES)
@@ -149,50 +141,6 @@ def test_a_variant_that_does_nothing_is_the_attention_of_fairseq(causal):
     given = dict(key_padding_mask=padding, attn_mask=CAUSAL if causal else None)
     expected = stock(X, X, X, need_weights=False, **given)[0]
     torch.testing.assert_close(ours(X, **given)[0], expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("full_context", [False, True])
-def test_a_bias_with_the_mask_in_it_hides_what_the_mask_hides(build, monkeypatch, full_context):
-    source, target = SOURCE.clone(), TARGET.clone()
-    source[0, :2] = target[1, 4:] = PAD
-
-    def outputs():
-        model = build("alibi")
-        out = model.encoder(source)
-        features, _ = model.decoder(target, out, full_context_alignment=full_context)
-        return out["encoder_out"][0].transpose(0, 1)[source != PAD], features[target != PAD]
-
-    found, prepare, masks = outputs(), Alibi.prepare, []
-
-    def apart(self, positions, mask, dtype):
-        masks.append(mask)
-        return Given(prepare(self, positions, None, dtype).prepared, mask[:, None])
-
-    monkeypatch.setattr(Alibi, "prepare", apart)
-    for ours, expected in zip(found, outputs(), strict=True):
-        torch.testing.assert_close(ours, expected)
-    assert [mask.shape[1] for mask in masks] == [1, 1 if full_context else 6]
-
-
-@pytest.mark.parametrize("pos", ["alibi", "rope"])
-def test_a_layer_takes_a_mask_of_ones_own_too(build, pos):
-    encoder = build(pos).encoder
-    given = encoder.make_positions(torch.arange(float(T))[None], B)[0].given
-
-    def earlier(x, mask):
-        return encoder.layers[0](x, None, attn_mask=mask, given=given)[:-1]
-
-    moved = X.clone()
-    moved[-1] += 1
-    torch.testing.assert_close(earlier(moved, CAUSAL), earlier(X, CAUSAL))
-    assert not torch.allclose(earlier(moved, None), earlier(X, None))
-
-
-def test_dropout_of_attention_weights_applies_in_training_only():
-    module = attend(PositionalAttention(SIZES), dropout=0.5)
-    torch.testing.assert_close(module(X)[0], module(X)[0], rtol=0, atol=0)
-    module.train()
-    assert not torch.equal(module(X)[0], module(X)[0])
 
 
 def test_cross_attention_stays_fairseqs(build):

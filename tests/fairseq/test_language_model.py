@@ -48,14 +48,6 @@ def test_the_longest_sample_follows_from_the_task(build_lm):
         model(torch.full((1, 9), 5))
 
 
-def test_kinds_of_embeddings_of_fairseq_go_with_it(build_lm):
-    cutoffs = dict(adaptive_input_cutoff="10,20", adaptive_softmax_cutoff="10,20")
-    model = build_lm(pos="relpos", adaptive_input=True, tie_adaptive_weights=True, **cutoffs)
-    assert type(model.decoder.embed_tokens).__name__ == "AdaptiveInput"
-    assert model.decoder.adaptive_softmax is not None
-    build_lm(character_embeddings=True)(TOKENS[:, :2])
-
-
 def test_it_trains_and_is_scored_by_fairseq_eval_lm(tmp_path):
     # on the way: post-norm with ADMIN, radam, and resuming with the scales of the checkpoint
     text, data = tmp_path / "text", tmp_path / "bin"

@@ -115,17 +115,6 @@ def test_long_pairs_are_held_out_of_training_and_tested_apart(multi30k, tmp_path
     assert 0 < len(lengths["test2"]) < len(every) - len(short)
 
 
-def test_multi30k_takes_another_pair_of_languages(multi30k, tmp_path):
-    raw = tmp_path / "raw"
-    raw.mkdir()
-    for path in multi30k.parent.glob("*.gz"):
-        swapped = path.name.replace(".de.", ".fr.").replace(".en.", ".cs.")
-        (raw / swapped).write_bytes(path.read_bytes())
-    out = prepare(raw, tmp_path / "out", "--source-lang", "fr", "--target-lang", "cs")
-    assert lines(out / "raw" / "test.fr") == lines(multi30k / "raw" / "test.de")
-    assert sizes(out, "train", "fr", "cs") == segmented(out, "train", "fr", "cs")
-
-
 @pytest.mark.parametrize(
     ("flags", "named"),
     [

@@ -50,12 +50,6 @@ def test_the_average_of_a_trainings_checkpoints_is_of_that_training(build, caplo
     assert not caplog.text
 
 
-def test_the_average_of_different_trainings_is_a_warning(build, caplog):
-    first, second = build("cape", max_global_shift=5.0), build("cape", max_global_shift=10.0)
-    first.load_state_dict(average([first.state_dict(), second.state_dict()]))
-    assert "--max-global-shift 7.5" in caplog.text
-
-
 def test_training_does_not_start_from_another_variant(tmp_path):
     path = tmp_path / "checkpoint_last.pt"
     history = [{"num_updates": 1, "criterion_name": "CrossEntropy", "lr_scheduler_state": {}}]

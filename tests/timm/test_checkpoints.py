@@ -108,12 +108,6 @@ def test_a_stock_model_loads_into_our_naflexvit(stock, load, name, tmp_path, cap
         assert torch.equal(model.embeds.cls_pos_embed, given.pos_embed[:, :1])
 
 
-def test_timms_patches_are_resized_to_ours(stock, load, images, tmp_path):
-    model = load(save(stock(), tmp_path / "stock.pth"), patch_size=8, img_size=64)
-    assert model.patch_embed.proj.weight.shape == (32, 3, 8, 8)
-    assert model(images(1, 3, 64, 64)).isfinite().all()
-
-
 @pytest.mark.parametrize("how", ["--pretrained", "--initial-checkpoint"])
 @pytest.mark.parametrize("host", ["vit", "naflexvit"])
 @pytest.mark.parametrize("other", [dict(depth=3), dict(embed_dim=64)])
@@ -205,11 +199,6 @@ def test_another_local_shift_is_logged_but_for_one_that_depends_on_the_image(pla
         given = dict(max_local_shift=0.1) if other is None else other
         plain(**given).load_state_dict(plain(**one).state_dict())
         assert len(caplog.messages) == warns
-
-
-def test_random_positions_of_another_extent_load(plain, caplog):
-    plain("random", extent=0.7).load_state_dict(plain("random").state_dict())
-    assert "random_range" in caplog.text
 
 
 def test_a_model_whose_alibi_counts_other_patches_is_refused(plain, images, caplog):

@@ -209,20 +209,6 @@ def test_positions_are_added_to_the_patches_and_the_class_token_has_its_own(crea
 # options
 
 
-def test_options_reach_the_positions(create):
-    options = dict(max_global_shift=0.1, max_local_shift=(0.2, 0.3), max_global_scale=2.0)
-    model = create(**options, extent=0.7)
-    assert model.extent == 0.7
-    assert {name: getattr(model.position.augmentation, name) for name in options} == options
-    create("nopos", max_global_shift=0.5, max_local_shift=None, extent=1.0)  # at their defaults
-
-
-def test_frequency_scale_reaches_rotations(create, images):
-    one, low = create("ropepos").eval(), create("ropepos", frequency_scale=0.2).eval()
-    x = images(1, 3, 32, 48)
-    assert not torch.allclose(one(x), low(x), atol=1e-3)
-
-
 def model_kwargs(*given: str) -> dict:
     """What timm's train.py makes of its option."""
     parser = argparse.ArgumentParser()

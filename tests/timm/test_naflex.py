@@ -122,11 +122,6 @@ def test_the_class_token_has_its_own_position(naflex, several):
     assert naflex("nopos", class_token=True).embeds.cls_pos_embed is None
 
 
-def test_dropout_comes_after_the_positions(naflex, several):
-    tokens, _ = naflex("sinpos", pos_drop_rate=0.5).train().embeds(several[0][None])
-    assert 0.4 < (tokens[:, 4:] == 0).float().mean() < 0.6
-
-
 @pytest.mark.parametrize("variant", ["cape", "alibi"])
 def test_intermediates_of_a_batch_and_of_images(naflex, images, batch, variant):
     model, x = naflex(variant).eval(), images(2, 3, 64, 96)

@@ -2,13 +2,12 @@
 
 import copy
 import pickle
-import threading
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from cape_support import replica
+from cape_support import in_turns, replica
 from timm_support import EVAS, STILL
 
 # added at the input, turned in attention, a bias there, and random
@@ -61,44 +60,12 @@ def test_checkpointing_and_what_comes_between_change_no_gradient(create, images,
         torch.testing.assert_close(one.eval()(x), model.eval()(x))
 
 
-def in_threads(models: list[nn.Module], inputs: list[Tensor], times: int) -> list[list[Tensor]]:
-    """What each model makes of its input, several times, while the other runs."""
-    found: list[list[Tensor]] = [[] for _ in models]
-    start = threading.Barrier(len(models))
-
-    def run(index: int) -> None:
-        start.wait()
-        found[index] += [models[index](inputs[index]) for _ in range(times)]
-
-    threads = [threading.Thread(target=run, args=[index]) for index in range(len(models))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
-
-
 @every_model_and_twin
-def test_two_threads_on_one_model(create, images, host, variant):
+def test_two_threads_on_one_model_or_on_replicas_of_data_parallel(create, images, host, variant):
     rotary = host == "eva"  # timm's own in evaluation
-    model = create(variant, host, **STILL if rotary else {}).train(rotary).requires_grad_(False)
+    model = create(variant, host, **STILL if rotary else {}).train(rotary)
     inputs = [images(1, 3, 128, 128), images(1, 3, 64, 256)]  # as many patches
     expected = [model(x) for x in inputs]
-    for outputs, right in zip(in_threads([model, model], inputs, 30), expected, strict=True):
-        assert len(outputs) == 30
-        for output in outputs:
-            torch.testing.assert_close(output, right, rtol=1e-5, atol=1e-5)
-
-
-@every_model
-def test_replicas_of_data_parallel(create, images, host, variant):
-    model = create(variant, host).eval()
-    inputs = [images(1, 3, 128, 128), images(1, 3, 64, 256)]
-    expected = [model(x) for x in inputs]
-    sum(5 * output.square().sum() for output in expected).backward()
-    right = gradients(model)
-    found = in_threads([replica(model), replica(model)], inputs, 5)
-    for outputs, output in zip(found, expected, strict=True):
-        torch.testing.assert_close(outputs, [output] * 5, rtol=1e-5, atol=1e-5)
-    sum(output.square().sum() for outputs in found for output in outputs).backward()
-    torch.testing.assert_close(gradients(model), right, rtol=1e-4, atol=1e-4)
+    calls = [lambda model, x=x: model(x) for x in inputs]
+    for models in ([model, model], [replica(model), replica(model)]):
+        torch.testing.assert_close(in_turns(models, calls), expected, rtol=1e-5, atol=1e-5)

@@ -136,12 +136,6 @@ def test_what_does_not_fit_on_the_canvas_is_refused(run, tmp_path, objects, opti
     assert named in error.splitlines()[-1]
 
 
-def test_a_folder_without_images_is_refused(run, tmp_path):
-    status, error = run("studies/data/make_off_centre.py", "--images", tmp_path, "--out", tmp_path)
-    assert status == 2
-    assert str(tmp_path) in error.splitlines()[-1]
-
-
 def test_a_folder_that_is_no_checkout_of_timm_is_named(run, tmp_path):
     status, _ = run("tools/run_timm_tests.py", tmp_path)
     assert str(tmp_path / "tests" / "test_models.py") in status
