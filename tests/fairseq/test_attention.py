@@ -1,7 +1,5 @@
 """What a variant may do inside self-attention; fairseq's layers know none by name."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 
@@ -9,19 +7,11 @@ pytest.importorskip("fairseq")
 
 from fairseq.modules import MultiheadAttention
 
-from cape_plugins import (
-    AsGiven,
-    Augmentation,
-    Given,
-    PositionalAttention,
-    RelativePositions,
-    Sizes,
-    Variant,
-    variants,
-)
+from cape_plugins import Alibi, Given, PositionalAttention, RelativePositions, Sizes
 from cape_plugins.fairseq.layers import LAYER_POSITIONS, FairseqCapeAttention, during
+from cape_plugins.rotary import Rotary
 
-PAD, EOS = 1, 2
+EOS = 2
 DIM, HEADS, T, B, CONTEXT = 16, 2, 7, 3, 2
 SOURCE = torch.tensor([[5, 6, 7, 8, 9, EOS], [8, 9, 5, 4, 5, EOS]])
 TARGET = torch.tensor([[EOS, 10, 11, 12, 13, 14], [EOS, 14, 15, 16, 17, 18]])
@@ -34,68 +24,27 @@ CAUSAL = torch.full((T, T), -torch.inf).triu(1)
 X = torch.randn(T, B, DIM, generator=torch.Generator().manual_seed(1))
 
 
-@dataclass(eq=False, repr=False)
-class Everything(PositionalAttention):
-    """Rotates queries and keys and prefers near keys, by positions (1 or B, N, 1)."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.slope = torch.nn.Parameter(torch.linspace(0.5, 1.0, self.sizes.heads))
-        self.seen = []
-
-    def embed(self, x, prepared):
-        self.seen.append(prepared[..., 0])
-        angle = prepared.nan_to_num()[:, None]
-        first, second = x.chunk(2, dim=-1)
-        cos, sin = angle.cos(), angle.sin()
-        return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1).to(x)
-
-    def bias(self, query, keys, prepared):
-        assert prepared.shape[1] == keys
-        positions = prepared[..., 0].nan_to_num()
-        distance = positions[:, -query.shape[2] :, None] - positions[:, None, :]
-        return -self.slope[:, None, None] * distance.abs()[:, None]
-
-
-@pytest.fixture
-def put(monkeypatch):
-    """Put it where relpos is."""
-    get = variants.get
-
-    def replace(augments=AsGiven):
-        row = Variant(augments=augments, attends=Everything, axes=(1,))
-        monkeypatch.setattr(variants, "get", lambda p, axes: row if p == "relpos" else get(p, axes))
-
-    return replace
-
-
-def attend(positional, **options):
+def attend(positional):
     torch.manual_seed(0)
-    module = FairseqCapeAttention(DIM, HEADS, positional=positional, **options).eval()
+    module = FairseqCapeAttention(DIM, HEADS, positional=positional).eval()
     for bias in (module.q_proj.bias, module.k_proj.bias, module.v_proj.bias, module.out_proj.bias):
         torch.nn.init.normal_(bias)  # fairseq's zeros would hide that two change places
     return module
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_all_layers_of_both_sides_see_positions_of_one_draw(build, put, checkpoint):
-    put(Augmentation)
+def test_all_layers_of_both_sides_get_positions_of_one_draw(build, checkpoint):
     given = dict(max_local_shift=0.0, max_global_scale=2.0, checkpoint_activations=checkpoint)
-    model = build("relpos", train=True, **given)
+    model, seen = build("cape_rope", train=True, **given), []
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        layer.register_forward_pre_hook(
+            lambda _, args, named: seen.append(named["given"].prepared), with_kwargs=True
+        )
     model(SOURCE, None, TARGET)[0].sum().backward()
-    layers = [*model.encoder.layers, *model.decoder.layers]
-    seen = [positions for layer in layers for positions in layer.self_attn.positional.seen]
-    assert len(seen) == 8 * (1 + checkpoint)  # queries and keys of two layers on either side
-    for positions in seen:
-        torch.testing.assert_close(positions, seen[0], rtol=0, atol=0)
-    scale = seen[0].diff(dim=1)  # λ of each sentence pair
-    torch.testing.assert_close(scale, scale[:, :1].expand(-1, 5))
-    assert 0.5 < scale[0, 0] != scale[1, 0] < 2
-    assert not torch.allclose(seen[0][0, 0] / scale[0, 0], seen[0][1, 0] / scale[1, 0])  # Δ
-    model.eval()(SOURCE, None, TARGET)
-    for layer in layers:
-        last = layer.self_attn.positional.seen[-1]
-        assert torch.equal(last, torch.arange(6.0).expand_as(last))
+    assert len(seen) == 4
+    for prepared in seen:
+        torch.testing.assert_close(prepared, seen[0], rtol=0, atol=0)
+    assert not torch.allclose(seen[0][0], seen[0][1])  # λ of each sentence pair
 
 
 def variant(kind):
@@ -106,10 +55,7 @@ def variant(kind):
     return made
 
 
-KINDS = [Everything, RelativePositions, PositionalAttention]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [Rotary, Alibi, RelativePositions])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("handed", [False, True])
 def test_it_attends_as_the_core_does(kind, causal, handed):
