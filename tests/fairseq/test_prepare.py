@@ -115,31 +115,40 @@ def test_long_pairs_are_held_out_of_training_and_tested_apart(multi30k, tmp_path
     assert 0 < len(lengths["test2"]) < len(every) - len(short)
 
 
+def test_multi30k_takes_another_pair_of_languages(multi30k, tmp_path):
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for path in multi30k.parent.glob("*.gz"):
+        swapped = path.name.replace(".de.", ".fr.").replace(".en.", ".cs.")
+        (raw / swapped).write_bytes(path.read_bytes())
+    out = prepare(raw, tmp_path / "out", "--source-lang", "fr", "--target-lang", "cs")
+    assert lines(out / "raw" / "test.fr") == lines(multi30k / "raw" / "test.de")
+    assert sizes(out, "train", "fr", "cs") == segmented(out, "train", "fr", "cs")
+
+
 @pytest.mark.parametrize(
-    ("flags", "named"),
+    ("flags", "message"),
     [
-        (("--held-out", 12, 9), "--held-out"),
-        (("--held-out", 5, 9, "--join", 2), "--join"),
-        (("--held-out", 5, 900), "--held-out 5 900"),
-        (("-t", "fr"), "train.fr.gz"),
-        (("-t", "en"), "--target-lang"),
-        (("-t", "yy"), "train.yy.gz"),
-        (("-t", "xx"), "xx"),
+        (("--held-out", 12, 9), "--held-out must be two numbers 0 < N ≤ M, got 12 9"),
+        (("--held-out", 5, 9, "--join", 2), "--held-out and --join: choose one"),
+        (("--held-out", 5, 900), "--held-out 5 900: no pair of test has more than 900 tokens"),
+        (("-t", "fr"), "train.fr.gz does not exist"),
+        (("-t", "en"), "--source-lang and --target-lang are both en: give two languages"),
+        (("-t", "yy"), "train.yy.gz cannot be read: 'utf-8' codec"),
+        (("-t", "xx"), "train: 12 lines of en and 1 lines of xx, which are not pairs"),
     ],
 )
-def test_multi30k_refuses_in_one_line(multi30k, tmp_path, flags, named):
+def test_multi30k_refuses_in_one_line(multi30k, tmp_path, flags, message):
     (multi30k.parent / "train.xx.gz").write_bytes(gzip.compress(b"one\n"))
     (multi30k.parent / "train.yy.gz").write_bytes(gzip.compress("one\n".encode("utf-16")))
     status, output = prepare_multi30k(multi30k.parent, tmp_path / "out", *flags)
     assert status == 2
-    assert named in output.splitlines()[-1]
+    assert message in output.splitlines()[-1]
     assert not (tmp_path / "out").exists()
 
 
 def test_multi30k_does_not_write_into_what_exists(multi30k, tmp_path):
-    status, output = prepare_multi30k(multi30k.parent, tmp_path)
-    assert status == 2
-    assert str(tmp_path) in output.splitlines()[-1]
+    assert "exists: name a new folder" in prepare_multi30k(multi30k.parent, tmp_path)[1]
 
 
 def archive(folder, name, files):
@@ -226,7 +235,7 @@ def test_wmt14_french_is_cleaned_after_bpe_and_validated_on_every_1333rd_pair(tm
 
 def test_wmt14_says_what_is_wrong(tmp_path):
     script = SCRIPTS / "prepare_wmt14.sh"
-    assert "'cs'" in run("bash", script, "cs", tmp_path)[1]
+    assert "the target is de or fr, got 'cs'" in run("bash", script, "cs", tmp_path)[1]
     status, output = run("bash", script, "de", tmp_path / "out", MERGES="many")
     assert status != 0
-    assert "MERGES" in output
+    assert "MERGES must be a whole number ≥ 1, got 'many'" in output
