@@ -67,6 +67,7 @@ def test_a_unit_that_a_case_lacks_is_refused_before_anything_runs():
     assert "cape_rope" in said.splitlines()[-1]  # what it has
 
 
+@pytest.mark.release
 def test_the_kernels_of_the_parts_are_printed_without_any_host(tmp_path):
     path = tmp_path / "kernels.csv"
     _, said = run(sys.executable, "benchmarks/kernels.py", "--cases", "--csv", path)
@@ -109,6 +110,7 @@ variants.main()
 """
 
 
+@pytest.mark.release
 @pytest.mark.skipif("timm" not in HERE, reason="needs timm")
 def test_a_run_that_is_cut_off_has_lost_no_row(tmp_path):
     path = tmp_path / "rows.csv"

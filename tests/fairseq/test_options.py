@@ -134,7 +134,7 @@ def test_every_option_of_a_variant_is_a_flag_with_its_default():
     for name, one in HOST.options().items():
         assert f"--{name.replace('_', '-')}" in known
         assert getattr(FairseqCapeConfig(), name) == one.default
-    assert type(parse("--relpos-context", "3").relpos_context) is int
+    assert type(parse("--pos", "relpos", "--relpos-context", "3").relpos_context) is int
     for flag in ("--pos", "--source-bos"):
         with pytest.raises(SystemExit):
             parse(flag, "nonsense")
