@@ -158,9 +158,11 @@ def test_cape_run_lists_the_studies_and_runs_demo_timm_in_an_empty_folder(
     venv.create(tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
-    # a .pth in a folder that a .pth names is not read: no checkout comes with it
-    (site / "libraries.pth").write_text(sysconfig.get_path("purelib"))
+    # first, while pip sees no other installation of ours
     install(python, "--no-deps", "--no-index", built.wheel, laboratory.wheel)
+    # a .pth in a folder that a .pth names is not read: no checkout of ours comes with it
+    paths = (sysconfig.get_path("purelib"), ROOT / "examples" / "cape-fire")
+    (site / "libraries.pth").write_text("".join(f"{path}\n" for path in paths))
     (tmp_path / "empty").mkdir()
 
     def run(command: str, *words: str) -> subprocess.CompletedProcess[str]:
