@@ -65,7 +65,7 @@ def test_under_a_causal_mask_it_is_the_papers_row_of_the_keys_positions():
 
 @pytest.mark.parametrize("heads", [0, -1, 2.5])
 def test_a_number_of_heads_that_is_none_is_refused(heads):
-    with pytest.raises(ValueError, match=f"heads .*{heads}"):
+    with pytest.raises(ValueError, match="heads"):
         alibi_slopes(heads)
 
 

@@ -225,16 +225,6 @@ HOOK = {
         "print(timm.models.names == {'cape', 'vit'}, *(type(one).__name__ for one in loaders))",
         "True SourceFileLoader SourceFileLoader",
     ),
-    "the module is run as a script": (
-        "import runpy\nprint('AbsTask' in runpy.run_module('espnet2.tasks.abs_task'))",
-        "True",
-    ),
-    "the module's source before it is imported": (
-        "import copy, importlib.util\n"
-        "loader = importlib.util.find_spec('espnet2.tasks.abs_task').loader\n"
-        "print('AbsTask' in copy.copy(loader).get_source('espnet2.tasks.abs_task'))",
-        "True",
-    ),
     "the module is missing": (
         "import sys, types\n"
         "sys.modules['timm'] = types.ModuleType('timm')\n"
@@ -242,14 +232,6 @@ HOOK = {
         "try: import timm.models\n"
         "except ModuleNotFoundError as error: print(error)",
         "No module named 'timm.models'",
-    ),
-    "autoload is reloaded": (
-        "import importlib, sys, cape_plugins.autoload\n"
-        "importlib.reload(cape_plugins.autoload).install()\n"
-        "hooks = [one for one in sys.meta_path if hasattr(one, 'of_cape_plugins')]\n"
-        "from timm.models import names\n"
-        "print(len(hooks), sorted(names))",
-        "1 ['cape', 'vit']",
     ),
     "another finder asks the finders in its turn": (
         "import sys\n"
@@ -273,9 +255,7 @@ def test_the_hook(case, stub):
 
 ABS_TASK = "from espnet2.tasks.abs_task import AbsTask"
 UNKNOWN_ESPNET = {  # (abs_task.py, asr.py)
-    "no AbsTask": ("class Task: pass", "from espnet2.tasks.abs_task import Task"),
     "no ASRTask": ("class AbsTask: pass", "import espnet2.tasks.abs_task"),
-    "another name": ("class AbsTask: pass", f"{ABS_TASK}\nclass Recognition(AbsTask): pass"),
     "no choices": ("class AbsTask: pass", f"{ABS_TASK}\nclass ASRTask(AbsTask): pass"),
 }
 
@@ -340,13 +320,6 @@ def test_the_runner_works_under_torchrun(ours, script, tmp_path):
 def test_the_runner_runs_a_module(dash_m, stub):
     arguments = ("-m", "cape_plugins.run", *dash_m, "espnet2.bin.asr_train")
     assert stub(None, *arguments, **OFF) == "['cape', 'conformer']"
-
-
-@pytest.mark.parametrize("arguments", [[], ["-m"], ["no_such_script.py"]])
-def test_the_runner_explains_itself(arguments):
-    process = python("-m", "cape_plugins.run", *arguments)
-    assert process.returncode != 0
-    assert "usage: python -m cape_plugins.run" in process.stderr
 
 
 # the real torch, the real hosts

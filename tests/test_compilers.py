@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cape_support import OURS, Layer, build, places, seeded
+from cape_support import OURS, Layer, places, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 
@@ -53,18 +53,6 @@ def test_a_compiled_training_step_in_half_precision_is_the_same(pos, axes):
         torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)
 
 
-def test_weights_are_handed_out_by_compiled_attention_too():
-    torch._dynamo.reset()
-    attention = Layer("relpos").attention
-    x = torch.randn(2, 3, 6, 4)
-    given = build("relpos")(None, places(1, 6, 4), MASK)[1]
-    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
-    for found, expected in zip(
-        compiled(x, x, x, given, 0.0, True), attention(x, x, x, given, 0.0, True), strict=True
-    ):
-        torch.testing.assert_close(found, expected)
-
-
 EXPORTED = [("cape", 1), ("random", 1), ("sinpos", 2), ("relpos", 1), ("rope", 2), ("alibi", 1)]
 
 
@@ -88,13 +76,6 @@ def test_an_exported_model_takes_any_size(pos, axes):
         names = [each.name for each in session.get_inputs()]
         (out,) = session.run(None, dict(zip(names, (x.numpy() for x in other), strict=True)))
         torch.testing.assert_close(torch.from_numpy(out), layer(*other), atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize(("pos", "axes"), [("cape", 1), ("random", 1), ("sinpos", 2)])
-def test_a_traced_embedding_gives_the_same(pos, axes):
-    module, given = build(pos, axes).eval(), example(axes, 2, 6)
-    traced = torch.jit.trace(lambda *x: module(*x)[0], given)
-    torch.testing.assert_close(traced(*given), module(*given)[0])
 
 
 @pytest.mark.parametrize(("pos", "axes"), OURS)
@@ -136,16 +117,3 @@ def test_batched_gradients_and_vmap_in_half_precision(pos, axes):
     with torch.no_grad():  # vmap of CPU attention has no gradient of what is added to scores
         one_by_one = torch.vmap(lambda x, p: layer(x[None], p[None])[0])(content, where)
     torch.testing.assert_close(one_by_one, out, rtol=0.02, atol=0.02)
-
-
-@pytest.mark.parametrize(("pos", "axes"), ATTENDING)
-def test_forward_mode_and_batched_gradients_of_scores_are_finite_differences(pos, axes):
-    layer = Layer(pos, axes).double().eval()
-    given = layer.positions(None, places(axes, 4).double(), dtype=torch.float64)[1]
-
-    def scores(query: Tensor) -> Tensor:
-        return layer.attention.scores(*layer.attention.embed_both(query, query, given[0]), given)
-
-    query = torch.randn(1, 3, 6, 4, dtype=torch.float64, requires_grad=True)
-    checks = dict(check_forward_ad=True, check_batched_grad=True, fast_mode=True)
-    assert torch.autograd.gradcheck(scores, query, **checks)

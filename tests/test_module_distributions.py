@@ -87,17 +87,6 @@ def test_the_local_shift_knows_nothing_of_the_global_one(axes):
         assert correlation(local[:, token, axis], shift[:, 0, other]) < 0.12
 
 
-def test_without_a_generator_the_global_one_draws_the_same_distributions():
-    torch.manual_seed(0)
-    options = dict(max_global_shift=50.0, max_local_shift=20.0, mean_normalize=False)
-    module = Positions("cape", dim=2, **options)
-    out = module.augment(torch.zeros(1, 20), 2000)
-    assert_uniform(module.draw(4000, torch.device("cpu")).shift, 50.0)
-    assert 69 < out.max() <= 70
-    assert -70 <= out.min() < -69
-    assert out.std().item() == pytest.approx(math.sqrt(50**2 / 3 + 20**2 / 3), rel=0.05)
-
-
 @pytest.mark.parametrize("given", ["options", "forward", "tensor"])
 def test_an_image_may_have_a_local_shift_of_its_own_along_each_axis(given):
     local, grid = (0.2, 0.5), plane(4, 5)

@@ -5,9 +5,7 @@ The hosts' own commands train, resume and refuse FIRE in tests/HOST/test_fire.py
 
 import ast
 import doctest
-import json
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
 
@@ -40,25 +38,25 @@ def test_a_hosts_help_lists_its_options_with_who_takes_them():
     assert TOKENS.options()["fire_unit"].help.endswith("neighbouring tokens (tokens)")
     taken, _ = TOKENS.choose("cape_fire", {"fire_width": 8, "max_local_shift": 0.5})
     assert (taken["fire_width"], taken["max_local_shift"]) == (8, 0.5)
-    with pytest.raises(ValueError, match="--fire_width = 8 is for fire, cape_fire; rope takes"):
+    with pytest.raises(ValueError, match=r"--fire_width .*cape_fire"):
         TOKENS.choose("rope", {"fire_width": 8})
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "named"),
     [
-        ({"pos": "rope"}, "trained with pos fire, this model has rope"),
-        ({"pos": "cape_fire"}, "trained with pos fire, this model has cape_fire"),
-        ({"pos": "fire", "fire_width": 8}, "trained with fire_width 32, this model has 8"),
-        ({"pos": "fire", "fire_threshold": 64}, "trained with fire_threshold 512, this model has"),
-        ({"pos": "fire", "spacing": 0.5}, "trained with fire_unit 1, this model has 0.5: set 1"),
+        ({"pos": "rope"}, "pos fire"),
+        ({"pos": "cape_fire"}, "pos fire"),
+        ({"pos": "fire", "fire_width": 8}, "fire_width 32"),
+        ({"pos": "fire", "fire_threshold": 64}, "fire_threshold 512"),
+        ({"pos": "fire", "spacing": 0.5}, "fire_unit 1"),
     ],
 )
-def test_a_checkpoint_knows_it_and_its_options(given, says):
+def test_a_checkpoint_knows_it_and_its_options(given, named):
     state = Positions("fire", **SIZES).state_dict()
     Positions("fire", **SIZES).load_state_dict(state)
     Positions("fire", **SIZES, spacing=0.5, fire_unit=1.0).load_state_dict(state)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=named):
         Positions(**SIZES, **given).load_state_dict(state)
 
 
@@ -78,7 +76,7 @@ def test_the_page_is_about_the_package_and_the_example_of_its_file_runs():
     assert entry in (ROOT / "examples" / "cape-fire" / "pyproject.toml").read_text("utf-8")
 
 
-# --- faulty packages, beside one that works, and a script that registers before hosts are imported
+# --- faulty packages, beside one that works, and a variant of a script
 
 PACKAGES = {
     "cape-broken": "import a_module_that_nobody_has",
@@ -132,79 +130,39 @@ PACKAGES = {
         """,
 }
 FAULTS = {
-    "cape-broken": "ModuleNotFoundError: No module named 'a_module_that_nobody_has'",
-    "cape-twice": "ValueError: there is a variant cape already",
-    "cape-other-meaning": "ValueError: option max_local_shift of variant jitter means something",
-    "cape-shadow": "ValueError: option dropout of variant shadow: call it shadow_dropout",
-    "cape-odd": "ValueError: option odd_table of variant odd is of kind",
-    "cape-undecorated": "ValueError: decorate Bare with @dataclass(eq=False, repr=False)",
+    "cape-broken": "a_module_that_nobody_has",
+    "cape-twice": "variant cape ",
+    "cape-other-meaning": "max_local_shift",
+    "cape-shadow": "shadow_dropout",
+    "cape-odd": "odd_table",
+    "cape-undecorated": "Bare with @dataclass(eq=False, repr=False)",
 }
 SCRIPT = """
-import importlib.util, json
-import torch
+from cape_plugins import Positions, Sinusoids, Variant, register_variant, variants
 
-from cape_plugins import Positions, Sinusoids, Variant, register_variant
 register_variant("script", Variant(adds=Sinusoids))
-
-found = {"core": [str(Positions(pos, dim=8, layers=1).pos) for pos in ("cape", "works", "script")]}
-if importlib.util.find_spec("timm"):
-    import timm
-
-    made = timm.list_models("vit_tiny_patch16_*_224")
-    found["timm"] = [name.split("_")[3] for name in made]
-    timm.create_model("vit_tiny_patch16_script_224", depth=1)
-if importlib.util.find_spec("fairseq"):
-    from fairseq.options import get_training_parser, parse_args_and_arch
-
-    line = ["data", "--arch", "cape_transformer_tiny", "--pos"]
-    found["fairseq"] = [
-        parse_args_and_arch(get_training_parser(), [*line, pos]).pos
-        for pos in ("cape", "works", "script")
-    ]
-if importlib.util.find_spec("espnet2"):
-    from espnet2.tasks.asr import encoder_choices
-
-    encoder = encoder_choices.classes["cape_transformer"]
-    sizes = dict(output_size=8, attention_heads=2, num_blocks=1, linear_units=8)
-    found["espnet"] = [pos for pos in ("cape", "works", "script") if encoder(80, pos=pos, **sizes)]
-print("FOUND", json.dumps(found))
+for pos in ("cape", "works", "script"):
+    Positions(pos, dim=8)
+print("KNOWN", *variants.names(1))
 """
 
 
-@pytest.fixture(scope="module")
-def beside_faulty_packages(tmp_path_factory) -> tuple[dict[str, list[str]], str]:
-    """What a process finds in whose environment these packages are, and all that it says."""
-    folder = tmp_path_factory.mktemp("site-packages")
+def test_a_faulty_package_is_one_warning_that_names_it_and_all_others_work(tmp_path):
     for name, source in PACKAGES.items():
         module = name.replace("-", "_")
-        (folder / f"{module}.py").write_text(dedent(source))
-        about = folder / f"{module}-1.0.dist-info"
+        (tmp_path / f"{module}.py").write_text(dedent(source))
+        about = tmp_path / f"{module}-1.0.dist-info"
         about.mkdir()
         (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         (about / "entry_points.txt").write_text(f"[cape_plugins.variants]\npoint = {module}\n")
-    places = [str(folder), *filter(None, sys.path)]
+    places = [str(tmp_path), *filter(None, sys.path)]
     status, said = cape_support.run(sys.executable, "-c", SCRIPT, PYTHONPATH=":".join(places))
     assert status == 0, said[-3000:]
-    (line,) = (line for line in said.splitlines() if line.startswith("FOUND"))
-    return json.loads(line.removeprefix("FOUND ")), said
-
-
-@pytest.mark.parametrize("package", [name for name in PACKAGES if name in FAULTS])
-def test_a_faulty_package_is_one_warning_that_names_it(package, beside_faulty_packages):
-    _, said = beside_faulty_packages
-    lines = [line for line in said.splitlines() if f"variants of {package} (" in line]
-    assert len(lines) == 1
-    assert FAULTS[package] in lines[0]
-
-
-def test_nothing_else_is_warned_of(beside_faulty_packages):
-    assert beside_faulty_packages[1].count("RuntimeWarning: cape_plugins") == len(FAULTS)
-
-
-def test_ours_and_others_and_a_scripts_are_in_all_hosts_beside_them(beside_faulty_packages):
-    found, _ = beside_faulty_packages
-    hosts = {"timm": "timm", "fairseq": "fairseq", "espnet": "espnet2"}
-    assert found.keys() - {"core"} == {host for host in hosts if find_spec(hosts[host])}
-    for host, known in found.items():
-        assert {"cape", "works", "script"} <= {*known}, host
-        assert not {"jitter", "shadow", "odd", "bare"} & {*known}
+    warned = [line for line in said.splitlines() if "RuntimeWarning: cape_plugins" in line]
+    assert len(warned) == len(FAULTS)
+    for package, named in FAULTS.items():
+        (line,) = (line for line in warned if f" {package} (" in line)
+        assert named in line
+    (known,) = (line.split() for line in said.splitlines() if line.startswith("KNOWN"))
+    assert {"cape", "works", "script"} <= {*known}
+    assert not {"jitter", "shadow", "odd", "bare"} & {*known}

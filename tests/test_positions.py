@@ -62,22 +62,22 @@ def test_a_single_patch_sits_at_zero():
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "named"),
     [
-        (lambda: token_positions(torch.tensor([4]), 3), "max_length=3"),
-        (lambda: token_positions(torch.tensor([-1]), 3), r"got -1 at index \[0\]"),
-        (lambda: token_positions(torch.tensor([1.5])), "integers"),
-        (lambda: token_positions(torch.tensor([[1]])), r"\(B,\)"),
-        (lambda: token_positions([1], spacing=0.0), r"spacing .*0\.0"),
-        (lambda: token_positions([1], spacing=float("nan")), "spacing .*nan"),
-        (lambda: frame_times([1], -0.01), r"frame_shift .*seconds.* -0\.01"),
-        (lambda: token_positions([1], 2.5), r"max_length .*2\.5"),
-        (lambda: patch_grid(0, 3), "height .*0"),
-        (lambda: patch_grid(2.5, 3), r"height .*2\.5"),
-        (lambda: patch_grid(2, 0), "width .*0"),
-        (lambda: patch_grid(2, 2, extent=float("inf")), "extent .*inf"),
+        (lambda: token_positions(torch.tensor([4]), 3), "max_length"),
+        (lambda: token_positions(torch.tensor([-1]), 3), "lengths"),
+        (lambda: token_positions(torch.tensor([1.5])), "lengths"),
+        (lambda: token_positions(torch.tensor([[1]])), "lengths"),
+        (lambda: token_positions([1], spacing=0.0), "spacing"),
+        (lambda: token_positions([1], spacing=float("nan")), "spacing"),
+        (lambda: frame_times([1], -0.01), "frame_shift"),
+        (lambda: token_positions([1], 2.5), "max_length"),
+        (lambda: patch_grid(0, 3), "height"),
+        (lambda: patch_grid(2.5, 3), "height"),
+        (lambda: patch_grid(2, 0), "width"),
+        (lambda: patch_grid(2, 2, extent=float("inf")), "extent"),
     ],
 )
-def test_bad_input_says_what_was_given_and_what_is_allowed(call, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_input_is_refused_by_name(call, named):
+    with pytest.raises(ValueError, match=named):
         call()

@@ -112,7 +112,7 @@ def test_positions_in_float64_are_used():
     torch.testing.assert_close(table[0, :, 0], exact, rtol=0, atol=2e-7)
 
 
-@pytest.mark.parametrize(("axes", "dim", "least"), [(1, 7, 2), (2, 6, 4)])
-def test_channels_that_do_not_split_are_refused(axes, dim, least):
-    with pytest.raises(ValueError, match=f"{axes} ax.* multiple of {least} channels, got {dim}"):
+@pytest.mark.parametrize(("axes", "dim"), [(1, 7), (2, 6)])
+def test_channels_that_do_not_split_are_refused(axes, dim):
+    with pytest.raises(ValueError, match=f"channels.* {dim}"):
         rotary(axes, dim)

@@ -74,8 +74,7 @@ def test_no_batch_is_more_uneven_than_allowed():
     assert len(PerEpochBatches({"a": 100, "b": 200}, 300, max_ratio=2).batches(0)) == 1
 
 
-@pytest.mark.parametrize("count", [8, 9, 61, 500])
-@pytest.mark.parametrize("max_ratio", [1.1, 2.0])
+@pytest.mark.parametrize(("count", "max_ratio"), [(8, 2.0), (61, 1.1), (500, 2.0)])
 def test_every_rank_has_an_even_share_of_every_batch(count, max_ratio):
     ranks = 8
     passes = PerEpochBatches(durations(count), 40 * RATE, ranks=ranks, max_ratio=max_ratio)
@@ -107,7 +106,7 @@ def epochs(numbers: range, iterations: int | None, passes: PerEpochBatches) -> l
     return [list(factory.build_iter(number)) for number in numbers]
 
 
-@pytest.mark.parametrize("iterations", [1, 7, 30, 60, 200])
+@pytest.mark.parametrize("iterations", [7, 60])
 def test_with_iterations_epochs_go_on_through_the_passes(iterations):
     passes = PerEpochBatches(durations(), 100 * RATE)
     sizes = {len(passes.batches(number)) for number in range(20)}
@@ -171,7 +170,7 @@ def test_validation_and_attention_plots_get_espnets_own_batches(factory):
     assert names(plots.build_iter(1)) == VALID[:3]
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("processes", [1, 3])
 def test_the_readmes_yaml_validates_on_any_number_of_processes(processes, factory):
     readme = ROOT / "integrations" / "espnet" / "README.md"
     written = yaml.safe_load(block_with(readme, "iterator_type: task", "yaml"))
@@ -195,11 +194,11 @@ def test_ranks_share_the_same_batches(factory):
 
 
 def test_what_cannot_work_is_refused_before_training(factory, corpus, tmp_path):
-    with pytest.raises(ValueError, match=r"needs batch_type: length.*got batch_type: folded"):
+    with pytest.raises(ValueError, match="batch_type: folded"):
         factory(batch_type="folded")
-    with pytest.raises(ValueError, match="batch_bins must be ≥ 1, got 0"):
+    with pytest.raises(ValueError, match="batch_bins"):
         factory(batch_bins=0)
-    with pytest.raises(ValueError, match="3 utterances cannot be shared by 4 processes"):
+    with pytest.raises(ValueError, match="4 processes"):
         PerEpochBatches(durations(3), 100, ranks=4)
     with pytest.raises(ValueError, match="--train_shape_file"):
         read_durations([])
@@ -207,5 +206,5 @@ def test_what_cannot_work_is_refused_before_training(factory, corpus, tmp_path):
         (tmp_path / name).write_text(f"train0 {length}\n")
     # no speech: the first
     assert read_durations([f"{tmp_path}/text_shape", f"{tmp_path}/other"]) == {"train0": 3}
-    with pytest.raises(ValueError, match=r"name different utterances, such as train\d"):
+    with pytest.raises(ValueError, match="text_shape"):
         read_durations([str(corpus / "train" / "speech_shape"), str(tmp_path / "text_shape")])

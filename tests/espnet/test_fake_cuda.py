@@ -17,7 +17,7 @@ pytest.importorskip("espnet2")
 from espnet2.asr.encoder import branchformer_encoder, e_branchformer_encoder
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from espnet_support import ALL, TABLE, batch, make
+from espnet_support import batch, each_kind, make
 
 pytestmark = fakes_cuda
 
@@ -49,8 +49,7 @@ def without_espnets_waits(monkeypatch):
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("pos", TABLE)
-@pytest.mark.parametrize("name", ALL)
+@each_kind
 def test_nothing_waits_for_the_device(name, pos, training, without_espnets_waits):
     options = {"layer_drop_rate": 0.2} if name == "cape_transformer" else {}
     encoder = make(name, pos, dropout_rate=0.1, **options).train(training)

@@ -55,18 +55,18 @@ def test_it_recognises(fire, recognise, corpus, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("conf", "says"),
+    ("conf", "named"),
     [
-        ({"pos": "cape"}, r"\bpos:? fire, this model has cape\b"),
-        ({"pos": "fire"}, r"\bfire_width:? 8, this model has 32\b"),
-        ({"pos": "rope", "fire_width": 8}, r"\bfire_width = 8 is for fire, cape_fire;"),
-        ({"pos": "fire", "fire_width": 0}, r"\bfire_width\b.* 0$"),
+        ({"pos": "cape"}, "pos fire.* cape"),
+        ({"pos": "fire"}, "fire_width 8"),
+        ({"pos": "rope", "fire_width": 8}, "fire_width .*cape_fire"),
+        ({"pos": "fire", "fire_width": 0}, "fire_width"),
     ],
 )
-def test_another_variants_model_or_option_refuses_it(conf, says, fire, asr_train, tmp_path):
+def test_another_variants_model_or_option_refuses_it(conf, named, fire, asr_train, tmp_path):
     exp = shutil.copytree(fire, tmp_path / "exp")
     conf = {**SIZES, "linear_units": 32, **conf}
-    with pytest.raises(ValueError, match=says) as refused:
+    with pytest.raises(ValueError, match=named) as refused:
         asr_train(exp, "--resume", "true", "--max_epoch", 2, encoder_conf=conf)
     assert "\n" not in str(refused.value)
 

@@ -10,7 +10,7 @@ pytest.importorskip("espnet2")
 from espnet2.asr.frontend.default import DefaultFrontend
 from espnet2.bin.asr_inference import TooShortUttError
 
-from cape_plugins.espnet.paper.frontend import MAX_RATIO, CapeFbank
+from cape_plugins.espnet.paper.frontend import CapeFbank
 from espnet_support import audio
 
 RATE = 8000
@@ -79,14 +79,6 @@ def test_long_audio_is_cut_into_parts_without_a_seam():
     around = speech[:, 32_768 * 40 - 8000 : 32_768 * 40 + 8000]
     middle, _ = frontend(around, torch.tensor([16_000]))
     torch.testing.assert_close(features[0, 32_700:32_800], middle[0, 132:232])
-
-
-def test_half_precision_audio_is_transformed_in_single():
-    frontend = make()
-    speech, lengths = audio(0.5)
-    features, _ = frontend(speech.bfloat16(), lengths)
-    assert features.dtype == torch.float32
-    torch.testing.assert_close(features, frontend(speech.bfloat16().float(), lengths)[0])
 
 
 # --- timestamps and matched hops
@@ -162,17 +154,6 @@ def test_surplus_frames_are_dropped_uniformly():
     assert (kept - expected).abs().max() < 4 * deviation
 
 
-def test_the_most_uneven_batches_allowed_have_hops_from_half_to_twice_the_nominal():
-    frontend = make(hop_unit="milliseconds")
-    for shortest in (101, 5000, 160_001):
-        longest = int(MAX_RATIO * shortest)
-        for batch in ([shortest, longest], [longest] + [shortest] * 1000):
-            for samples in (batch, [shortest + longest - each for each in batch]):
-                hops = frontend.matched_hops(torch.tensor(samples))
-                assert hops.min() >= 40
-                assert hops.max() <= 160
-
-
 def test_espnets_own_call_gets_the_nominal_hop_even_in_training_and_is_told_so():
     frontend = make().train()
     with pytest.warns(UserWarning, match="cape_asr"):
@@ -196,36 +177,35 @@ def test_matched_frames_are_read_once_from_the_device(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    "options",
     [
-        ({"fs": "fast"}, "16000 or 16k, got 'fast'"),
-        ({"fs": 0}, "sampling rate in Hz"),
-        ({"hop_length": 0}, "hop_length must be an integer ≥ 1, got 0"),
-        ({"win_length": 2.5}, "win_length must be an integer"),
-        ({"n_fft": 128}, "n_fft must be an integer ≥ 200, got 128"),
-        ({"n_mels": "80"}, "n_mels must be an integer"),
-        ({"window": "round"}, "window must be one of torch's"),
-        ({"hop_unit": "ms"}, "hop_unit must be samples, .*got 'ms'"),
-        ({"fs": 22050, "hop_unit": "milliseconds"}, "divisible by 1000, .*at fs: 22050"),
+        {"fs": "fast"},
+        {"fs": 0},
+        {"hop_length": 0},
+        {"win_length": 2.5},
+        {"n_fft": 128},
+        {"n_mels": "80"},
+        {"window": "round"},
+        {"hop_unit": "ms"},
+        {"hop_unit": "milliseconds", "fs": 22050},
     ],
 )
-def test_a_bad_setting_is_refused(options, says):
-    with pytest.raises(ValueError, match=says):
+def test_a_bad_setting_is_refused_by_name(options):
+    with pytest.raises(ValueError, match=rf"\b{next(iter(options))}\b"):
         make(**options)
 
 
 @pytest.mark.parametrize(
-    ("case", "says"),
+    ("case", "named"),
     [
-        ("stereo", r"cape_fbank takes audio of one channel, .*got \(2, 4000, 2\) and \(2,\)"),
-        ("lengths", r"and \(B,\) speech_lengths, got \(2, 4000\) and \(1,\)"),
-        (4001, r"must lie in \[101, 4000\], .*got 4001 at index \[1\]"),
-        (0, r"must lie in \[101, 4000\], .*got 0 at index \[1\]"),
-        (100, r"must lie in \[101, 4000\], .*got 100 at index \[1\]"),
+        ("stereo", r"\(2, 4000, 2\)"),
+        ("lengths", "speech_lengths"),
+        (4001, "4001"),
+        (0, "101"),
+        (100, "101"),
     ],
 )
-@pytest.mark.parametrize("match_frames", [False, True])
-def test_bad_audio_is_refused(case, says, match_frames):
+def test_bad_audio_is_refused(case, named):
     speech, lengths = audio(0.5, 0.4)
     if case == "stereo":
         speech = torch.stack([speech, speech], dim=2)
@@ -233,8 +213,8 @@ def test_bad_audio_is_refused(case, says, match_frames):
         lengths = lengths[:1]
     else:
         lengths[1] = case
-    with pytest.raises(ValueError, match=says):
-        make().forward_with_times(speech, lengths, match_frames=match_frames)
+    with pytest.raises(ValueError, match=named):
+        make().forward_with_times(speech, lengths, match_frames=True)
 
 
 @pytest.mark.parametrize(("win_length", "n_fft"), [(200, 256), (171, 171)])
@@ -244,13 +224,13 @@ def test_shorter_audio_than_has_a_frame_is_what_asr_inference_forgives(win_lengt
     features, lengths = frontend(audio(1.0)[0][:, :least], torch.tensor([least]))
     assert lengths.tolist() == [least + 1]
     assert features.isfinite().all()
-    with pytest.raises(TooShortUttError, match=f"has {least - 1} samples and needs at least"):
+    with pytest.raises(TooShortUttError, match=f"{least - 1} samples"):
         frontend(torch.zeros(1, least - 1), torch.tensor([least - 1]))
 
 
 def test_a_batch_of_short_and_long_is_refused_in_training_only():
     frontend = make()
     speech, lengths = audio(3.0, 0.5)
-    with pytest.raises(ValueError, match=r"0\.5 to 2 times the mean .*iterator_type: task, got 40"):
+    with pytest.raises(ValueError, match="iterator_type: task"):
         frontend.forward_with_times(speech[[1, 0]], lengths[[1, 0]], match_frames=True)
     assert frontend(speech, lengths)[1].tolist() == [301, 51]

@@ -19,7 +19,7 @@ from espnet2.utils.get_default_kwargs import get_default_kwargs
 
 from cape_plugins.espnet.paper.transformer import LayerDropTransformerDecoder
 from cape_support import seeded
-from espnet_support import ESPNETS, assert_alone, batch, make
+from espnet_support import assert_alone, batch, make
 
 either = pytest.mark.parametrize("side", ["encoder", "decoder"])
 both_norms = pytest.mark.parametrize("normalize_before", [True, False])
@@ -124,38 +124,16 @@ def test_evaluation_of_the_decoder_is_espnets_with_the_same_checkpoint(rate):
 
 def test_options_of_the_decoder_are_espnets_and_what_cannot_work_is_refused():
     assert get_default_kwargs(LayerDropTransformerDecoder) == get_default_kwargs(TransformerDecoder)
-    with pytest.raises(ValueError, match=r"layer_drop_rate must be a number in \[0, 1\), got 1.0"):
+    with pytest.raises(ValueError, match="layer_drop_rate"):
         decoder_of(layer_drop_rate=1.0)
-    with pytest.raises(ValueError, match="needs concat_after: false"):
+    with pytest.raises(ValueError, match="concat_after"):
         decoder_of(layer_drop_rate=0.2, concat_after=True)
-
-
-@pytest.mark.parametrize("pos", ["cape", "relpos", "espnet_rel_pos"])
-@pytest.mark.parametrize("name", ESPNETS)
-def test_espnets_encoders_leave_layers_out_in_training_as_espnet_does(name, pos):
-    option = "layer_drop_rate" if name == "cape_e_branchformer" else "stochastic_depth_rate"
-    encoder = make(name, pos, num_blocks=3, **{option: 0.5})
-    calls = []
-    for layer in encoder.encoders:
-        layer.norm_mha.register_forward_hook(lambda *_: calls.append(1))
-    for mode, few, many in ((False, 60, 60), (True, 10, 50)):
-        calls.clear()
-        encoder.train(mode)
-        with torch.no_grad():
-            for _ in range(20):
-                assert encoder(*batch(40, 31))[0].isfinite().all()
-        assert few <= len(calls) <= many
 
 
 @pytest.mark.parametrize(
     ("name", "options", "espnets"),
     [
-        *(
-            ("cape_e_branchformer", {"pos": pos}, True)
-            for pos in ("cape", "relpos", "espnet_rel_pos")
-        ),
-        ("cape_e_branchformer", {}, False),
-        ("cape_conformer", {"pos": "rope"}, False),
+        ("cape_e_branchformer", {"pos": "relpos"}, True),
         *((name, {"layer_drop_rate": 0.5}, False) for name in ("cape_transformer", "decoder")),
     ],
 )
@@ -183,7 +161,7 @@ def test_recomputation_gives_the_same_gradients_by_espnets_option_and_past_hooks
 # --- intermediate CTC, with ESPnet's own CTC and ASR model
 
 
-@pytest.mark.parametrize("pos", ["cape", "relpos", "relpos_first", "rope", "espnet_rel_pos"])
+@pytest.mark.parametrize("pos", ["cape", "relpos_first", "espnet_rel_pos"])
 @pytest.mark.parametrize("name", ["cape_transformer", "cape_conformer", "cape_e_branchformer"])
 def test_intermediate_ctc_conditions_the_layers_above(name, pos):
     options = dict(interctc_layer_idx=[1, 2], interctc_use_conditioning=True)
@@ -201,13 +179,3 @@ def test_intermediate_ctc_conditions_the_layers_above(name, pos):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in learned)
     assert encoder.conditioning_layer.weight.grad.any()
     assert ctc.ctc_lo.weight.grad.any()
-
-
-def test_frames_that_the_ctc_calls_blank_may_be_trimmed():
-    encoder = make("cape_conformer", "espnet_rel_pos", interctc_layer_idx=[1], ctc_trim=True).eval()
-    ctc = CTC(odim=5, encoder_output_size=16)
-    with torch.no_grad():
-        ctc.ctc_lo.bias[0] = 100.0  # all blank
-    (out, _), olens, _ = encoder(*batch(60, 50), ctc=ctc)
-    assert out.shape[1] == 5  # what ESPnet leaves of 14
-    assert olens.tolist() == [5, 5]

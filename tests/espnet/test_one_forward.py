@@ -1,9 +1,8 @@
-"""Nothing of one forward is kept for another: every variant, in each of our four encoders."""
+"""Nothing of one forward is kept for another: variants of each kind, in our four encoders."""
 
 import copy
+import functools
 import pickle
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -15,8 +14,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 
 from cape_plugins.positions import frame_times
-from cape_support import replica
-from espnet_support import batch, make, table
+from cape_support import in_turns, replica
+from espnet_support import batch, each_kind, make
 
 
 def checkpointed(encoder):
@@ -44,7 +43,7 @@ def step(encoder, between: bool = False) -> list[torch.Tensor]:
     return [parameter.grad for parameter in encoder.parameters()]
 
 
-@table
+@each_kind
 def test_two_forwards_an_evaluation_and_copies_before_one_backward(name, pos):
     encoder = make(name, pos)
     expected = step(copy.deepcopy(encoder))
@@ -54,7 +53,7 @@ def test_two_forwards_an_evaluation_and_copies_before_one_backward(name, pos):
             torch.testing.assert_close(one, other)
 
 
-@table
+@each_kind
 def test_no_module_keeps_a_tensor_and_copies_are_made_in_the_middle(name, pos):
     encoder = make(name, pos)
     inputs = batch(60, 37)
@@ -70,36 +69,19 @@ def test_no_module_keeps_a_tensor_and_copies_are_made_in_the_middle(name, pos):
             torch.testing.assert_close(each.eval()(*inputs)[0], expected)
 
 
-def in_turns(encoders, inputs) -> list[torch.Tensor]:
-    """Each encoder in a thread of its own; no thread enters a module before the other does."""
-    barrier = threading.Barrier(2)
-
-    def wait(module, given) -> None:
-        barrier.wait(timeout=5)
-
-    leaves = {m for encoder in encoders for m in encoder.modules() if not list(m.children())}
-    handles = [leaf.register_forward_pre_hook(wait) for leaf in leaves]
-    try:
-        with ThreadPoolExecutor(2) as pool:
-            calls = [
-                pool.submit(encoder, *given[:2], times=given[2])
-                for encoder, given in zip(encoders, inputs, strict=True)
-            ]
-            return [call.result()[0] for call in calls]
-    finally:
-        for handle in handles:
-            handle.remove()
+def call(encoder, features, counts, times) -> torch.Tensor:
+    return encoder(features, counts, times=times)[0]
 
 
-@table
+@each_kind
 def test_two_threads_and_two_replicas_give_what_one_gives(name, pos):
     encoder = make(name, pos).eval()
     inputs = []
     for lengths, shift in (((60, 37), 0.01), ((60, 22), 0.03)):
         features, counts = batch(*lengths)
-        inputs.append((features, counts, frame_times(counts, shift, dtype=torch.float64)))
-    with torch.no_grad():
-        expected = [encoder(*given[:2], times=given[2])[0] for given in inputs]
+        times = frame_times(counts, shift, dtype=torch.float64)
+        inputs.append(functools.partial(call, features=features, counts=counts, times=times))
+    expected = [each(encoder) for each in inputs]
     for encoders in ([encoder, encoder], [replica(encoder), replica(encoder)]):
         for found, out in zip(in_turns(encoders, inputs), expected, strict=True):
             torch.testing.assert_close(found, out)

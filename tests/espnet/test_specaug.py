@@ -85,5 +85,5 @@ def test_a_bad_setting_is_refused(what, side):
 
 
 def test_masks_wider_than_the_features_are_refused():
-    with pytest.raises(ValueError, match="max_freq_mask_width=30 exceeds the 20 feature channels"):
+    with pytest.raises(ValueError, match="max_freq_mask_width"):
         CapeSpecAug()(torch.ones(1, 10, 20), torch.tensor([10]))

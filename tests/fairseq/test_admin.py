@@ -111,14 +111,14 @@ def test_it_measures_sentences_of_the_median_length(data):
 
 @pytest.mark.parametrize("wrong", ["1,1.5", f"{ONES},1", f"{ONES[:-1]}x", f"{ONES[:-1]}0"])
 def test_scales_are_positive_numbers_for_each_residual(build, wrong):
-    with pytest.raises(ValueError, match=f"must be 10 positive numbers with .*, got '{wrong}'"):
+    with pytest.raises(ValueError, match="--admin-scales"):
         build(admin_init=True, admin_scales=wrong)
 
 
 def test_given_scales_need_no_training_set(dictionaries):
     flags = "--admin-init -s en -t de --source-scale 1"
     config, task = configure(dictionaries, flags)
-    with pytest.raises(ValueError, match="training set, which is missing or empty"):
+    with pytest.raises(ValueError, match="--admin-scales"):
         task.build_model(config.model)
     config, task = configure(dictionaries, f"{flags} --admin-scales {ONES.replace('1', '1.5')}")
     assert scales_of(task.build_model(config.model)) == [1.5] * 10

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("fairseq")
 
 from cape_support import BIN, environment
-from fairseq_support import TRAIN, run, train
+from fairseq_support import TRAIN, train
 
 # fairseq-train that writes a line for each forward of a side: of each sentence the position of its
 # first token (Δ + ε) and the distance to its second
@@ -68,6 +68,7 @@ def weights_in(folder):
     return torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
 
 
+@pytest.mark.release
 def test_two_processes_train_like_one_with_twice_the_batches(data, tmp_path):
     ranks = start_two(data, tmp_path / "two", NO_AUGMENTATION)
     one, _ = train(data, tmp_path / "one", f"{NO_AUGMENTATION} --update-freq 2")
@@ -94,11 +95,3 @@ def test_each_process_shifts_by_draws_of_its_own_the_same_after_resuming(data, t
     assert len(set(first)) == len(first)  # Δ + ε and ε are new in each update and on each side
     train("twice", 2)
     assert train("twice", 4) == once
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="fairseq has no half precision on a CPU")
-def test_half_precision_trains_on_a_gpu(data, tmp_path):
-    """fairseq-train's --bf16 is for a TPU, and fails on a GPU with any model."""
-    flags = f"{TRAIN.replace('--cpu', '--fp16')} --max-update 4 --save-dir {tmp_path}"
-    run(f"fairseq-train {data} {flags}", CUDA_VISIBLE_DEVICES="0")
-    assert all(found.isfinite().all() for found in weights_in(tmp_path).values())

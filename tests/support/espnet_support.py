@@ -13,11 +13,18 @@ from cape_plugins.variants import names
 TABLE = names(axes=1)
 ESPNETS = ("cape_conformer", "cape_e_branchformer", "cape_branchformer")
 ALL = ("cape_transformer", *ESPNETS)
-OURS = [(name, pos) for name in ALL for pos in TABLE]
+# every variant in the Transformer, one of each kind in the others, which share its code
+OURS = [("cape_transformer", pos) for pos in TABLE]
+OURS += [(n, p) for n in ESPNETS for p in ("abspos", "cape", "relpos_first", "cape_rope", "alibi")]
 MATRIX = [*OURS, *((name, "espnet_rel_pos") for name in ALL)]
 
 matrix = pytest.mark.parametrize(("name", "pos"), MATRIX)
 table = pytest.mark.parametrize(("name", "pos"), OURS)
+each_kind = pytest.mark.parametrize(
+    ("name", "pos"),
+    [("cape_transformer", pos) for pos in ("cape", "relpos", "rope", "alibi", "random")]
+    + [(name, pos) for name in ESPNETS for pos in ("cape", "relpos")],
+)
 every_encoder = pytest.mark.parametrize("name", ALL)
 
 RATE = 8000  # of the speech, in Hz

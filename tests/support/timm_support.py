@@ -1,15 +1,14 @@
-"""Names that the tests of timm's models share."""
+"""Names that the tests of timm's models share, and what the blocks get."""
 
-from cape_plugins.augment import AsGiven
+from torch import Tensor, nn
+
 from cape_plugins.timm.registry import variants_by_name
-from cape_plugins.variants import get
 
 HOSTS = ("vit", "naflexvit")
 # CAPE that moves nothing
 STILL = dict(max_global_shift=0.0, max_local_shift=0.0, max_global_scale=1.0)
 # the variants at their defaults: neither univit nor those with lower frequencies
 VARIANTS = [name for name, given in variants_by_name().items() if given.keys() == {"pos"}]
-AUGMENTS = [n for n in VARIANTS if get(variants_by_name()[n]["pos"], 2).augments is not AsGiven]
 # timm's rotary ViTs under CAPE, by the unit of their coordinates
 EVAS = {
     "cat": "vit_small_patch16_rope_cape_224",  # indices
@@ -17,3 +16,12 @@ EVAS = {
     "dinov3": "vit_small_patch16_dinov3_cape",  # from -1 to 1
     "mixed": "vit_small_patch16_rope_mixed_cape_224",  # indices
 }
+
+
+def into_blocks(model: nn.Module, images: Tensor, **masks: object) -> tuple:
+    """The first block's arguments: tokens, and of a variant in attention what the core gives."""
+    seen: list[tuple] = []
+    hook = model.blocks[0].register_forward_pre_hook(lambda _, given: seen.append(given))
+    model.forward_features(images, **masks)
+    hook.remove()
+    return seen[0]

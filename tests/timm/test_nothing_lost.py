@@ -7,11 +7,11 @@ import pytest
 import timm
 import torch
 from timm.models import create_feature_extractor
-from timm.optim import create_optimizer_v2, param_groups_layer_decay
+from timm.optim import param_groups_layer_decay
 from torch._dynamo.testing import CompileCounter
 from torch.nn.parallel import DistributedDataParallel
 
-from timm_support import AUGMENTS, HOSTS, VARIANTS
+from timm_support import HOSTS, VARIANTS
 
 # at the input, in self-attention, and random
 THREE = ["cape", "cape_rope", "random"]
@@ -31,7 +31,6 @@ def test_features_only_gives_maps_of_rectangles(create, images, variant):
     assert features.feature_info.reduction() == [16, 16]
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(
     "options",
     [
@@ -46,15 +45,13 @@ def test_features_only_gives_maps_of_rectangles(create, images, variant):
     ],
 )
 @pytest.mark.parametrize("class_token", [True, False])
-def test_intermediates_have_the_form_of_timms(create, images, options, checkpointing, class_token):
+def test_intermediates_have_the_form_of_timms(create, images, options, class_token):
     ours, timms = (
         create(variant, class_token=class_token, reg_tokens=1, global_pool="avg").eval()
         for variant in ("ropepos", "nopos")
     )
     for block in ours.blocks:
         block.attn.positional = None  # now both are timm's model without positions
-    for model in (ours, timms):
-        model.set_grad_checkpointing(checkpointing)
     x = images(2, 3, 64, 96)
     if "attn_mask" in options and not class_token:
         options = dict(attn_mask=options["attn_mask"][1:, 1:])
@@ -92,15 +89,6 @@ def test_every_parameter_gets_a_gradient(create, images, variant, host):
     assert [n for n, p in model.named_parameters() if p.grad is None] == []
 
 
-def test_the_class_tokens_position_is_not_decayed(create):
-    model = create()
-    assert "cls_pos_embed" in model.no_weight_decay()
-    optimizer = create_optimizer_v2(model, "adamw", lr=1.0, weight_decay=0.05)
-    decay = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
-    assert decay[id(model.cls_pos_embed)] == 0.0
-    assert decay[id(model.head.weight)] == 0.05
-
-
 def test_layer_decay_groups_parameters_as_timms_vit_does(create):
     stock = timm.create_model("vit_tiny_patch16_224", depth=2, embed_dim=32, num_heads=2)
 
@@ -117,35 +105,12 @@ def test_layer_decay_groups_parameters_as_timms_vit_does(create):
 # input
 
 
-@BOTH_LOOPS
-def test_set_input_size_changes_grid_and_patches(create, images, variant):
-    model, flexible = create(variant, dynamic_img_size=False).eval(), create(variant).eval()
-    x = images(1, 3, 96, 160)
-    with pytest.raises(AssertionError, match="doesn't match model"):
-        model(x)
-    model.set_input_size(img_size=(96, 160))
-    assert model.patch_embed.grid_size == (6, 10)
-    torch.testing.assert_close(model(x), flexible(x))
-    flexible.set_input_size(patch_size=8)
-    assert flexible.forward_features(x).shape == (1, 1 + 12 * 20, 32)
-
-
-@BOTH_LOOPS
-def test_padding_and_memory_formats(create, images, variant):
-    assert create(variant, dynamic_img_pad=True)(images(1, 3, 100, 150)).shape == (1, 10)
-    model, x = create(variant).eval(), images(2, 3, 64, 96)
-    out = model(x.to(memory_format=torch.channels_last))
-    torch.testing.assert_close(out, model(x), atol=1e-4, rtol=1e-4)
-    with pytest.raises(AssertionError, match=r"height \(100\) should be divisible by patch size"):
-        model(images(1, 3, 100, 96))
-
-
 # precision
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @every_host
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["cape", "ropepos", "cape_alibi"])
 def test_half_precision_stays_close_to_float32(create, images, batch, variant, host, dtype):
     model, x = create(variant, host).eval(), images(2, 3, 160, 160)
     given = batch() if host == "naflexvit" else x
@@ -181,9 +146,7 @@ def test_meta_device_construction_and_init_weights(create, images, variant, host
 # graphs
 
 
-@pytest.mark.parametrize(
-    ("host", "variant"), [("vit", "cape"), ("naflexvit", "cape_rope"), ("vit", "random")]
-)
+@pytest.mark.parametrize(("host", "variant"), [("vit", "cape"), ("naflexvit", "cape_rope")])
 def test_torch_compile_needs_no_graph_break(create, images, batch, host, variant):
     model, x = create(variant, host, depth=1), images(2, 3, 32, 48)
     if host == "naflexvit":
@@ -213,17 +176,7 @@ def test_torch_compile_makes_one_dynamic_graph_for_all_sizes(create, images, bat
     assert counter.frame_count <= 2  # the first size, then any size (known from an earlier test)
 
 
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("variant", THREE)
-def test_torch_jit_trace_gives_the_same_output(create, images, variant):
-    model, x = create(variant).eval(), images(2, 3, 64, 96)
-    with timm.set_exportable(True):
-        traced = torch.jit.trace(model, x, check_trace=False)
-    y = images(3, 3, 64, 96)
-    torch.testing.assert_close(traced(y), model(y), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("variant", AUGMENTS)
+@pytest.mark.parametrize("variant", ["cape", "random_rope"])
 def test_fx_traces_through_the_model_without_freezing_the_noise(create, images, variant):
     traced = create_feature_extractor(create(variant).train(), {"head": "logits"})
     x = images(2, 3, 224, 224)
@@ -231,11 +184,10 @@ def test_fx_traces_through_the_model_without_freezing_the_noise(create, images, 
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("variant", ["cape", "cape_rope"])
-def test_onnx_export_in_evaluation_takes_any_size(create, images, variant, tmp_path):
+def test_onnx_export_in_evaluation_takes_any_size(create, images, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    model = create(variant, depth=1).eval()
+    model = create("cape_rope", depth=1).eval()
     height, width = torch.export.Dim("h", min=2, max=40), torch.export.Dim("w", min=2, max=40)
     torch.onnx.export(
         model,

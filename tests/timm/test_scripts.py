@@ -28,17 +28,17 @@ def run(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("classes", "images", "validation", "message"),
+    ("classes", "images", "validation", "named"),
     [
         (10, 4, 0, None),
         (10, 4, 1, None),
-        (9, 3, 0, "ten class folders, found 9"),
-        (10, 1, 0, "holds 1 images, 2 are needed"),
-        (10, 2, 1, "holds 2 images, 3 are needed"),  # not one for training and validation
+        (9, 3, 0, "train"),
+        (10, 1, 0, "class0"),
+        (10, 2, 1, "class0"),  # not one for training and validation
     ],
 )
 def test_linked_images_are_the_first_of_each_class(
-    run, tmp_path, classes, images, validation, message
+    run, tmp_path, classes, images, validation, named
 ):
     for split in ("train", "test"):
         for name in range(classes):
@@ -50,9 +50,9 @@ def test_linked_images_are_the_first_of_each_class(
     folders = ["--data", tmp_path / "data", "--out", tmp_path / "out"]
     counts = ["--train", 2, "--test", 1, "--validation", validation]
     status, error = run("studies/data/link_images.py", *folders, *counts)
-    assert status == (2 if message else 0)
-    assert (message or "") in error
-    if message is None:
+    assert status == (2 if named else 0)
+    assert (named or "") in error
+    if named is None:
         expected = dict(train=["0000.jpg", "0001.jpg"], test=["0000.jpg"])
         for split, names in {**expected, "validation": ["0003.jpg"] * validation}.items():
             links = sorted((tmp_path / "out" / split).glob("*/*.jpg"))
@@ -120,32 +120,25 @@ def test_objects_are_moved_by_so_many_pixels_in_all_directions_and_into_all_corn
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        (["--canvas", 0.5], "--canvas must be ≥ 1"),
-        (["--canvas", 2, "--shifts", 5], "objects have room for 4 pixels to each side"),
-        (["--canvas", 2, "--jitter", 5], "objects have room for 4 pixels to each side"),
-        (["--shifts", 1, "--jitter", 1], "leave --jitter out"),
-        (["--copies", 0], "--copies must be ≥ 1"),
+        (["--canvas", 0.5], "--canvas"),
+        (["--canvas", 2, "--shifts", 5], "4 pixels"),
+        (["--canvas", 2, "--jitter", 5], "4 pixels"),
+        (["--shifts", 1, "--jitter", 1], "--jitter"),
+        (["--copies", 0], "--copies"),
     ],
 )
-def test_what_does_not_fit_on_the_canvas_is_refused(run, tmp_path, objects, options, message):
+def test_what_does_not_fit_on_the_canvas_is_refused(run, tmp_path, objects, options, named):
     folders = ["--images", tmp_path / "images", "--out", tmp_path / "out"]
     status, error = run("studies/data/make_off_centre.py", *folders, *options)
     assert status == 2
-    assert message in error.splitlines()[-1]
-
-
-def test_a_folder_without_images_is_refused(run, tmp_path):
-    status, error = run("studies/data/make_off_centre.py", "--images", tmp_path, "--out", tmp_path)
-    assert status == 2
-    assert "holds no <class>/<image>" in error.splitlines()[-1]
+    assert named in error.splitlines()[-1]
 
 
 def test_a_folder_that_is_no_checkout_of_timm_is_named(run, tmp_path):
     status, _ = run("tools/run_timm_tests.py", tmp_path)
-    path = tmp_path / "tests" / "test_models.py"
-    assert status == f"{path} does not exist: give a checkout of pytorch-image-models"
+    assert str(tmp_path / "tests" / "test_models.py") in status
 
 
 @pytest.mark.release

@@ -28,7 +28,10 @@ import train
 for line in sys.argv[2:]:
     logging.getLogger().handlers.clear()  # of the model before
     sys.argv = ["train.py", *line.split("|")]
-    train.main()
+    try:
+        train.main()
+    except ValueError as error:
+        print("REFUSED", error)
 """
 TINY = ["--device", "cpu", "-b", "4", "--epochs", "1", "--warmup-epochs", "0", "--workers", "0"]
 TINY += ["--device-modules", "cape_plugins.timm"]  # where autoload is switched off
@@ -50,7 +53,7 @@ def train(tmp_path) -> Callable[[list[list[str]], list[str]], str]:
 
     def run(lines: list[list[str]], experiments: list[str]) -> str:
         command = [sys.executable, "-c", COMMAND, os.path.abspath(scripts)]
-        command += ["|".join([*line, *TINY]) for line in lines]
+        command += ["|".join([*TINY, *line]) for line in lines]
         status, told = cape_support.run(*command, cwd=tmp_path, PYTHONPATH=ROOT)
         assert status == 0, told[-3000:]
         for experiment in experiments:
@@ -62,9 +65,12 @@ def train(tmp_path) -> Callable[[list[list[str]], list[str]], str]:
     return run
 
 
+SHARED = ["--data-dir", "images", "--num-classes", "2", "--opt", "adamw", "--lr", "1e-3"]
+SHARED += ["--output", "runs"]
+
+
 def test_each_trains_and_is_validated(train):
-    shared = ["--data-dir", "images", "--num-classes", "2", "--opt", "adamw", "--lr", "1e-3"]
-    shared += ["--model-kwargs", "depth=2", "--output", "runs"]
+    shared = [*SHARED, "--model-kwargs", "depth=2"]
     naflex = ["--naflex-loader", "--naflex-train-seq-lens", "4", "9", "--naflex-max-seq-len", "9"]
     models = {f"vit_tiny_patch4_{named}_32": [] for named in variants_by_name()}
     models |= {f"naflexvit_tiny_patch16_{named}_gap": naflex for named in ("cape", "cape_alibi")}
@@ -72,7 +78,19 @@ def test_each_trains_and_is_validated(train):
         [*shared, *flags, "--model", model, "--experiment", model]
         for model, flags in models.items()
     ]
-    train(lines, [*models])
+    assert "REFUSED" not in train(lines, [*models])
+
+
+def test_another_packages_variant_trains_and_resumes_and_cape_refuses_its_weights(train, tmp_path):
+    fire = ["--model", "vit_tiny_patch4_fire_32", "--model-kwargs", "depth=2", "fire_width=8"]
+    cape = ["--model", "vit_tiny_patch4_cape_32", "--model-kwargs", "depth=2"]
+    resume = ["--epochs", "2", "--resume", "runs/first/last.pth.tar"]
+    lines = [[*fire, "--experiment", "first"], [*fire, *resume, "--experiment", "second"]]
+    lines.append([*cape, *resume, "--experiment", "third"])
+    told = train([[*SHARED, *line] for line in lines], ["first", "second"])
+    (refused,) = (line for line in told.splitlines() if line.startswith("REFUSED"))
+    assert "pos fire" in refused
+    assert not (tmp_path / "runs" / "third" / "summary.csv").exists()
 
 
 def test_the_readmes_commands_for_weights_that_exist(train, tmp_path):
