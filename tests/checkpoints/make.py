@@ -30,7 +30,7 @@ from checkpoint_support import HOSTS, Espnet, Fairseq, Timm, wave  # noqa: E402
 
 
 def perturb(parameters: Iterable[Tensor]) -> None:
-    """Move each weight, since fresh ones, many of them 0 or 1, would hide that two change places."""
+    """Move each weight: fresh ones, many of them 0 or 1, would hide that two change places."""
     for parameter in parameters:
         parameter.data.add_(0.2 * wave(*parameter.shape))
 
@@ -84,10 +84,6 @@ def is_parameter(key: str) -> bool:
 
 def make_espnet(name: str, folder: Path) -> None:
     """``config.yaml``, as asr_train writes it, and ``model.pth.gz``."""
-    from espnet2.tasks.asr import ASRTask
-
-    import cape_plugins.espnet  # noqa: F401
-
     import yaml
     from espnet2.bin.asr_train import main as asr_train
     from espnet2.tasks.asr import ASRTask

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,7 @@ class Timm:
     """A folder as ``timm.models.save_for_hf`` writes it."""
 
     #: folder → model and the arguments of a small one
-    MADE = {
+    MADE: ClassVar = {
         "cape": ("vit_tiny_patch16_cape_224", {}),
         "ropepos": ("vit_tiny_patch16_ropepos_224", {}),
         "alibi": ("vit_tiny_patch16_alibi_224", {}),
@@ -70,7 +71,7 @@ class Fairseq:
     """A checkpoint of fairseq-train, without the optimizer."""
 
     #: folder → flags
-    MADE = {
+    MADE: ClassVar = {
         **{pos: f"--pos {pos}" for pos in ("cape", "rope", "alibi")},
         "relpos": "--pos relpos --relpos-context 3",
     }
@@ -104,7 +105,7 @@ class Espnet:
     """``config.yaml`` and a checkpoint of asr_train."""
 
     #: folder → encoder and its options
-    MADE = {
+    MADE: ClassVar = {
         "cape": ("cape_transformer", {"pos": "cape"}),
         "abspos": ("cape_branchformer", {"pos": "abspos", "abspos_context": 0.3}),
         "rope": ("cape_conformer", {"pos": "rope"}),
