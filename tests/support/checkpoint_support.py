@@ -112,6 +112,8 @@ class Espnet:
         "relpos": ("cape_conformer", {"pos": "relpos", "relpos_context": 0.12}),
         "alibi": ("cape_e_branchformer", {"pos": "alibi"}),
         "espnet_rel_pos": ("cape_conformer", {"pos": "espnet_rel_pos", "rel_pos_type": "latest"}),
+        # made by that ESPnet, whose conv2d has other keys; today's reads them, not the reverse
+        "rope_202511": ("cape_conformer", {"pos": "rope"}),
     }
 
     @staticmethod
