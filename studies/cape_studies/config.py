@@ -358,7 +358,7 @@ def _no_key(error: HydraException, config: DictConfig) -> str:
     """What Hydra says; of a key that does not exist, the keys beside it, and how one is added."""
     said = re.match(r"Could not (?:override|delete from config.) '([^']+)'", str(error))
     if not said:
-        return one_line(error)
+        return one_line(error).partition(" Config search path")[0]
     *above, key = said[1].split(".")
     there: Any = config
     for one in above:
@@ -366,7 +366,7 @@ def _no_key(error: HydraException, config: DictConfig) -> str:
     if not isinstance(there, DictConfig):
         return one_line(error)
     own = sorted(map(str, there))
-    near = get_close_matches(key, own, n=1)
+    near = [key] if key in config else get_close_matches(key, own, n=1)
     like = f"is {near[0]} meant? " if near else ""
     where = ".".join(above) or "the study"
     adds = f"; +{said[1]}=… adds it" if above else ""

@@ -28,7 +28,7 @@ SECONDS = 50  # of a batch
 UPDATES = 1500  # of a short training; more, if needed to see each recording ten times
 EPOCH = 100  # updates, after which ESPnet validates
 WORDS = 100  # the most different words for tokens that are words; with more they are letters
-TOKEN_SECONDS = 0.03  # a frame after the convolution, in which CTC writes one at the most
+FRAME = 0.03  # seconds of a frame after the paper's convolution, in which CTC writes one token
 
 
 def prepare(
@@ -39,6 +39,7 @@ def prepare(
     max_epoch: int | None = None,
     num_iters_per_epoch: int | None = None,
     batch_bins: int | None = None,
+    frame: float = FRAME,
 ) -> None:
     """Check the recordings, hold out the longest, and write lists, tokens and facts.
 
@@ -50,6 +51,7 @@ def prepare(
         max_epoch: ESPnet's epochs, in place of the passes.
         num_iters_per_epoch: updates, after which ESPnet validates; default: 100.
         batch_bins: samples of a batch; default: 50 seconds.
+        frame: seconds of an encoder's frame, in which CTC writes one token at the most.
 
     Raises:
         ValueError: see prepare_wavs.read; or there are fewer than 50, several sampling rates,
@@ -71,9 +73,9 @@ def prepare(
         wavs,
         (
             f"{one.path} lasts {one.seconds:.2f} s, and its transcript has {length} {kind}s: CTC "
-            f"writes one in {1000 * TOKEN_SECONDS:g} ms at the most"
+            f"writes one in {1000 * frame:g} ms at the most"
             for one, length in zip(every, lengths, strict=True)
-            if length * TOKEN_SECONDS > one.seconds
+            if length * frame > one.seconds
         ),
     )
     known = {_digest(one): one.path for one in train}
@@ -125,6 +127,7 @@ def prepare(
         n_fft=1 << (rate // 40 - 1).bit_length(),
         win_length=rate // 40,
         hop_length=rate // 100,
+        frame_shift=rate // 100 / rate,  # 10 ms, but for rates such as 22,050 Hz
         n_mels=40 if rate < 16000 else 80,
         batch_bins=bins,
         max_epoch=rounds,
