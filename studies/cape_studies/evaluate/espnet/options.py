@@ -37,12 +37,6 @@ class EspnetOptions(RunOptions):
     hops: list[PositiveFloat] = Field(
         [], description="test these hops in ms, and measure throughput; none: the model's hop"
     )
-    batch_seconds: PositiveFloat = Field(
-        120.0,
-        description="largest batch in seconds, padding included. Only model: cape_asr with "
-        "frontend: cape_fbank has batches, as padding changes nothing there; others decode one by "
-        "one",
-    )
 
     @model_validator(mode="after")
     def check(self) -> "EspnetOptions":

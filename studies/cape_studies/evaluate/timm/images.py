@@ -1,14 +1,12 @@
 """A folder of test images, and its loader, by timm's own tools."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 from timm.data import ImageDataset, create_dataset, create_loader
-from timm.utils import natural_key
 from torch.utils.data import Dataset
 
-from cape_studies.data.images import moved, opened
+from cape_studies.data.images import leave_out_hidden, moved, opened
 from cape_studies.evaluate.timm.loading import Loaded
 from cape_studies.evaluate.timm.options import TimmOptions
 
@@ -40,17 +38,6 @@ def open_folder(root: str, split: str | None) -> ImageDataset:
             raise ValueError(f"{root} holds splits ({', '.join(inside)}): choose with --split")
     leave_out_hidden(images.reader)
     return images
-
-
-def leave_out_hidden(reader: Any) -> None:
-    """Leave hidden files (``._a.jpg`` of a Mac, ``.ipynb_checkpoints``) out of timm's reader, and
-    classes that have no others."""
-    names = {index: name for name, index in reader.class_to_idx.items()}
-    hidden, inside = f"{os.sep}.", len(reader.root)
-    seen = [one for one in reader.samples if hidden not in os.sep + one[0][inside:]]
-    kept = sorted({names[index] for _, index in seen}, key=natural_key)
-    reader.class_to_idx = {name: index for index, name in enumerate(kept)}
-    reader.samples = [(path, reader.class_to_idx[names[index]]) for path, index in seen]
 
 
 class Images(Dataset):
