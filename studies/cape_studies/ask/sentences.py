@@ -106,11 +106,8 @@ def _pairs(folder: Path, name: str, languages: list[str]) -> list[Pair]:
         path = folder / f"{name}.{language}"
         lines = [" ".join(line.split()) for line in read_lines(path)]
         complain(folder, (f"{path} line {n} is empty" for n, x in enumerate(lines, 1) if not x))
-        if (
-            lines
-            and median(map(len, lines)) > WITHOUT_SPACES
-            and median(len(x.split()) for x in lines) < 2
-        ):
+        letters = median(map(len, lines)) if lines else 0
+        if letters > WITHOUT_SPACES and median(len(line.split()) for line in lines) < 2:
             raise ValueError(f"{path} has no spaces: split it into words, which are counted")
         sides.append(lines)
     if len(sides[0]) != len(sides[1]):
@@ -168,9 +165,7 @@ def prepare(
     within, *beyond = found.tests
     held = ", ".join(f"{len(found.tests[name]):,} of {name}" for name in beyond)
     spare = found.given - len(found.train) - sum(map(len, found.tests.values()))
-    more = (
-        f". {spare:,} pairs are left out: they occur twice, or a test has enough" if spare else ""
-    )
+    more = f". {spare:,} pairs are left out: twice there, or a test has enough" if spare else ""
     middle = median(_words(pair) for pair in found.train)
     facts.write(
         out,

@@ -105,7 +105,7 @@ def test(
 def bins(edges: Sequence[float]) -> list[tuple[str, float, float]]:
     """Label, least seconds, and upper limit of each bin: ``all``, ``<10``, ``10-15``, ``>=15``."""
     found: list[tuple[str, float, float]] = [("all", 0, math.inf)]
-    for low, high in pairwise([0, *edges, math.inf] if edges else []):
+    for low, high in pairwise([0, *sorted(edges), math.inf] if edges else []):
         label = f"{low:g}-{high:g}" if low else f"<{high:g}"
         found.append((label if high < math.inf else f">={low:g}", low, high))
     return found

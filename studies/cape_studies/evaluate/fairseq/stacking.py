@@ -52,14 +52,10 @@ def stack(
         BPE; the number of sentences at the end that did not fill a stack.
 
     Raises:
-        ValueError: the numbers of lines differ, a line is empty, or the text does not fill a stack.
+        ValueError: the numbers of lines differ, or the text does not fill a stack.
     """
     if len(sources) != len(targets):
         raise ValueError(f"{len(sources)} source lines for {len(targets)} target lines")
-    for side, lines in (("source", sources), ("target", targets)):
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                raise ValueError(f"{side} line {number} is empty: remove that pair")
     pairs, tokens, begin = [], [], 0
     for end in range(1, len(targets) + 1):
         target = join(targets[begin:end])
