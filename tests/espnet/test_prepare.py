@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("espnet2")
+pytest.importorskip("cape_studies")
 
 import soundfile
 

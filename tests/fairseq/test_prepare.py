@@ -8,6 +8,7 @@ import tarfile
 import pytest
 
 pytest.importorskip("fairseq")
+pytest.importorskip("cape_studies")
 pytest.importorskip("sacremoses")
 pytest.importorskip("subword_nmt")
 
