@@ -16,8 +16,8 @@ second folder, for train, valid and test:
     data-bin/   for fairseq-train, with one dictionary for both languages
 
 With --join N, each line of train and valid has 1 to N consecutive captions. They are joined as in
-stacked test sets (cape-fairseq-eval stack; needs cape-studies). So a model sees several sentences
-in a line. test and raw/ stay as they are.
+stacked test sets (cape-fairseq-eval stack). test and raw/ stay as they
+are.
 
 With --held-out N M, train and valid keep the pairs of at most N tokens on both sides, after BPE.
 There are two more test sets: test1 has the test pairs of at most N tokens on both sides, test2
@@ -25,25 +25,24 @@ those of more than M tokens on both sides. The merges are learned on all of trai
 cut alike in short and long lines.
 
 Letters keep their case. Moses' scripts would split dashes and escape characters for XML; this
-script does neither. Captions have few of them, and sacremoses joins tokens again without it.
+script does neither. Needs cape-studies.
 """
 
 import argparse
 import gzip
-import io
 import random
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from sacremoses import MosesPunctNormalizer, MosesTokenizer
-from subword_nmt.apply_bpe import BPE
-from subword_nmt.learn_bpe import learn_bpe
+from cape_studies.data import subwords
+from cape_studies.evaluate.fairseq.stacking import join
 
 SPLITS = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
-MERGES = 8000
 SEED = 1  # of how many captions a line has
+
+Lines = dict[tuple[str, str], list[str]]  # (split, language) → lines
 
 
 def main() -> None:
@@ -51,34 +50,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("raw", type=Path, help="folder with train.en.gz and so on")
-    parser.add_argument("out", type=Path, help="a new folder")
-    parser.add_argument("--merges", type=int, default=MERGES, help="of BPE (default: %(default)s)")
-    parser.add_argument(
-        "--join", type=int, default=1, metavar="N", help="at most so many captions in a line"
-    )
-    parser.add_argument(
-        "--held-out",
-        type=int,
-        nargs=2,
-        metavar=("N", "M"),
-        help="train on at most N tokens, test2 has more than M",
-    )
-    parser.add_argument("-s", "--source-lang", default="en", help="default: %(default)s")
-    parser.add_argument("-t", "--target-lang", default="de", help="default: %(default)s")
+    add = parser.add_argument
+    add("raw", type=Path, help="folder with train.en.gz and so on")
+    add("out", type=Path, help="a new folder")
+    add("--merges", type=int, default=8000, help="of BPE (default: %(default)s)")
+    add("-s", "--source-lang", default="en", help="default: %(default)s")
+    add("-t", "--target-lang", default="de", help="default: %(default)s")
+    one = parser.add_mutually_exclusive_group().add_argument
+    one("--join", type=int, default=1, metavar="N", help="at most so many captions in a line")
+    one("--held-out", type=int, nargs=2, metavar=("N", "M"), help="tokens, see above")
     arguments = parser.parse_args()
     languages = arguments.source_lang, arguments.target_lang
-    if languages[0] == languages[1]:
-        parser.error(f"--source-lang and --target-lang are both {languages[0]}: give two languages")
-    for name in ("merges", "join"):
-        if getattr(arguments, name) < 1:
-            parser.error(f"--{name} must be ≥ 1, got {getattr(arguments, name)}")
-    if arguments.held_out and not 0 < arguments.held_out[0] <= arguments.held_out[1]:
-        parser.error(
-            "--held-out must be two numbers 0 < N ≤ M, got {} {}".format(*arguments.held_out)
-        )
-    if arguments.held_out and arguments.join > 1:
-        parser.error("--held-out and --join: choose one")
     if arguments.out.exists():
         parser.error(f"{arguments.out} exists: name a new folder")
     try:
@@ -106,59 +88,35 @@ def read_pairs(folder: Path, name: str, languages: tuple[str, str]) -> list[tupl
     sides = []
     for language in languages:
         path = folder / f"{name}.{language}.gz"
-        if not path.is_file():
-            raise ValueError(f"{path} does not exist: Multi30k's task 1 in raw text is needed")
         try:
             with gzip.open(path, "rt", encoding="utf-8-sig", newline="\n") as lines:
                 sides.append([line.strip() for line in lines])
         except (OSError, EOFError, ValueError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from error
     if len(sides[0]) != len(sides[1]):
-        raise ValueError(
-            f"{folder / name}: {len(sides[0])} lines of {languages[0]} and {len(sides[1])} lines "
-            f"of {languages[1]}, which are not pairs"
-        )
+        counts = [len(side) for side in sides]
+        raise ValueError(f"{folder / name}.*.gz must be pairs of lines, but have {counts} lines")
     return [pair for pair in zip(*sides, strict=True) if all(pair)]
-
-
-Lines = dict[tuple[str, str], list[str]]  # (split, language) → lines
 
 
 def cut(
     corpus: dict[str, list[tuple[str, str]]], languages: tuple[str, str], merges: int, most: int
 ) -> tuple[dict[str, Lines], str]:
-    """Tokenise the text, learn merges and apply them.
-
-    Args:
-        corpus: split → pairs.
-        languages: source, target.
-        merges: how many merges.
-        most: captions in a line of train and valid, at most.
-
-    Returns:
-        the lines of raw/, tokenised/ and bpe/, and the codes.
-    """
+    """The lines of raw/, tokenised/ and bpe/, and the codes, of split → pairs; with at most
+    ``most`` captions in a line of train and valid."""
     raw: Lines = {}
     tokenised: Lines = {}
     for side, language in enumerate(languages):
-        normalise = MosesPunctNormalizer(lang=language).normalize
-        tokenise = MosesTokenizer(lang=language).tokenize
         for split, pairs in corpus.items():
-            raw[split, language] = [pair[side] for pair in pairs]
-            lines = [
-                tokenise(normalise(line), return_str=True, escape=False)
-                for line in raw[split, language]
-            ]
+            part = split, language
+            raw[part] = [pair[side] for pair in pairs]
+            tokenised[part] = subwords.tokenised(raw[part], language)
             if split != "test" and most > 1:
-                lines = join_some(lines, most)
-            tokenised[split, language] = lines
-    both = (line for language in languages for line in tokenised["train", language])
-    codes = io.StringIO()
-    learn_bpe(both, codes, merges)
-    codes.seek(0)
-    bpe = BPE(codes)
-    pieces = {part: [bpe.process_line(line) for line in lines] for part, lines in tokenised.items()}
-    return {"raw": raw, "tokenised": tokenised, "bpe": pieces}, codes.getvalue()
+                tokenised[part] = join_some(tokenised[part], most)
+    codes = subwords.learned((tokenised["train", language] for language in languages), merges)
+    bpe = subwords.cutter(codes)
+    pieces = {part: [bpe(line) for line in lines] for part, lines in tokenised.items()}
+    return {"raw": raw, "tokenised": tokenised, "bpe": pieces}, codes
 
 
 def hold_out(texts: dict[str, Lines], languages: tuple[str, str], most: int, more: int) -> None:
@@ -185,8 +143,6 @@ def hold_out(texts: dict[str, Lines], languages: tuple[str, str], most: int, mor
 
 def join_some(lines: list[str], most: int) -> list[str]:
     """Join 1 to ``most`` consecutive lines, at random; both languages get the same draws."""
-    from cape_studies.evaluate.fairseq.stacking import join
-
     draw = random.Random(SEED)
     joined = []
     begin = 0
@@ -200,22 +156,12 @@ def join_some(lines: list[str], most: int) -> list[str]:
 def binarise(out: Path, languages: tuple[str, str]) -> None:
     """Run fairseq-preprocess, which writes data-bin/."""
     # fairseq calls the second and third of several test sets test1 and test2
-    found = sorted({path.stem for path in (out / "bpe").iterdir()})
-    prefixes = [f"--{split}pref={out / 'bpe' / split}" for split in ("train", "valid")]
-    tests = ",".join(str(out / "bpe" / name) for name in found if name.startswith("test"))
-    prefixes.append(f"--testpref={tests}")
-    for name in found:
-        with (out / "bpe" / f"{name}.{languages[0]}").open(encoding="utf-8", newline="\n") as lines:
-            count = sum(1 for _ in lines)
-        print(f"{name}: {count} pairs", flush=True)
-    subprocess.run(
-        [
-            *(str(Path(sys.executable).parent / "fairseq-preprocess"), *prefixes),
-            *("--source-lang", languages[0], "--target-lang", languages[1], "--joined-dictionary"),
-            *("--destdir", str(out / "data-bin"), "--workers", "1"),
-        ],
-        check=True,
-    )
+    tests = ",".join(map(str, sorted({path.with_suffix("") for path in out.glob("bpe/test*")})))
+    command = [Path(sys.executable).parent / "fairseq-preprocess", "--joined-dictionary"]
+    command += [f"--{split}pref={out / 'bpe' / split}" for split in ("train", "valid")]
+    command += [f"--testpref={tests}", f"--destdir={out / 'data-bin'}"]
+    command += [f"--source-lang={languages[0]}", f"--target-lang={languages[1]}"]
+    subprocess.run(list(map(str, command)), check=True)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@
 
 timm gives the model, the data pipeline and the training task. Lightning's Trainer runs them, and
 resumes from its checkpoint in ``--out``. Writes model.pth in the layout of train.py's checkpoints.
+Needs cape-studies, whose ``cape_studies.data.images`` reads the files.
 """
 
 import argparse
-import os
 import random
 import sys
 import warnings
@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import lightning
-import numpy as np
 import timm
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from PIL import Image, ImageOps
 from timm.data import (
     IMAGENET_DEFAULT_MEAN,
     IMAGENET_DEFAULT_STD,
@@ -32,8 +30,10 @@ from timm.data import (
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from timm.task import ClassificationTask
-from timm.utils import ParseKwargs, natural_key
+from timm.utils import ParseKwargs
 from torch.utils.data import DataLoader
+
+from cape_studies.data.images import leave_out_hidden, moved, opened
 
 KEPT = 2**25  # pixels of images kept in memory, 400 MB
 
@@ -149,13 +149,7 @@ class Images(ImageDataset):
 
     def __init__(self, root: str, arguments: argparse.Namespace) -> None:
         super().__init__(root)
-        reader: Any = self.reader
-        names = {index: name for name, index in reader.class_to_idx.items()}
-        hidden, inside = f"{os.sep}.", len(root)
-        seen = [one for one in reader.samples if hidden not in os.sep + one[0][inside:]]
-        kept = sorted({names[index] for _, index in seen}, key=natural_key)
-        reader.class_to_idx = {name: index for index, name in enumerate(kept)}
-        reader.samples = [(path, reader.class_to_idx[names[index]]) for path, index in seen]
+        leave_out_hidden(self.reader)
         self.by = arguments.moved
         once = arguments.no_aug and not self.by
         self.most = once * KEPT // arguments.img_size**2
@@ -165,33 +159,19 @@ class Images(ImageDataset):
         """An image, (3, H, W), and its class.
 
         Raises:
-            ValueError: it cannot be read, or has more than 8 bits a channel.
+            ValueError: it cannot be used.
         """
         if index in self.kept:
             return self.kept[index]
         file, target = self.reader[index]
-        try:
-            with file, Image.open(file) as image:
-                if image.mode[0] in "IF":  # I;16 of PNG and TIFF, I, F
-                    raise ValueError("more than 8 bits a channel, of which RGB's are white")
-                pixels = image.convert("RGB")
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise ValueError(f"{file.name} cannot be used as an image: {error}") from error
-        found = self.transform(moved(pixels, self.by) if self.by else pixels), target
+        with file:
+            image = opened(file, file.name)
+        if self.by:
+            image = moved(image, *(random.uniform(-self.by, self.by) for _ in range(2)))
+        found = self.transform(image), target
         if len(self.kept) < self.most:
             self.kept[index] = found
         return found
-
-
-def moved(image: Image.Image, most: float) -> Image.Image:
-    """An image cut to a square and moved by up to a part of its side to each direction; the room is
-    filled with the mean of its edge."""
-    image = ImageOps.fit(image, (min(image.size),) * 2)
-    pixels, side = np.asarray(image), most * image.width
-    edge = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
-    canvas = Image.new("RGB", image.size, tuple(edge.mean(axis=0).round().astype(int).tolist()))
-    canvas.paste(image, (round(random.uniform(-side, side)), round(random.uniform(-side, side))))
-    return canvas
 
 
 class Classifier(lightning.LightningModule):

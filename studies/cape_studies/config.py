@@ -254,7 +254,7 @@ def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> 
             try:
                 return make(overrides, make().get("quick") if quick else {})
             except HydraException as error:
-                said = one_line(error)
+                said = one_line(error).partition(" Config search path")[0]
                 if key := re.match(r"Could not (?:override|delete from config.) '([^']+)'", said):
                     said = _no_key(key[1], make()) or said
                 raise ValueError(f"{path}: {said}") from error
@@ -271,8 +271,10 @@ def _no_key(name: str, config: DictConfig) -> str | None:
     if not isinstance(there, DictConfig):
         return None
     keys = ", ".join(sorted(map(str, there)))
+    key = name.rpartition(".")[2]
+    meant = f"is {key}=… meant? " if key in config else ""
     adds = f"; +{name}=… adds it" if above else ""
-    return f"there is no {name}: {above or 'the study'} has {keys}{adds}"
+    return f"there is no {name}: {meant}{above or 'the study'} has {keys}{adds}"
 
 
 def study_of(config: DictConfig, path: Path, facts: Mapping[str, Any]) -> Study:

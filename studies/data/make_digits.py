@@ -8,14 +8,14 @@ is in two of these. valid has utterances as long as those of training; valid_8-1
 utterances as long as those of the tests. All sets have the same speakers, unless --unheard names
 one: that speaker's recordings, all of them, are then in the sets unheard_3-6 and so on alone.
 
-Writes <out>/wav/<set>/*.wav with text.txt. prepare_wavs.py writes <out>/data/<set>/wav.scp and
-text, and <out>/data/tokens.txt. A seed gives the same samples each time.
+Writes <out>/wav/<set>/*.wav with text.txt. Beside it is what ESPnet reads: <out>/data/<set>/wav.scp
+and text, and <out>/data/tokens.txt. A seed gives the same samples each time.
 """
 
 import argparse
 import json
 import re
-import sys
+import shutil
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,8 +24,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "integrations" / "espnet"))
-import prepare_wavs
+from cape_studies.data.recordings import Split, prepare
 
 RATE = 8000  # Hz, of all recordings
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -128,12 +127,10 @@ def make(recordings: Path, out: Path, sizes: Sizes) -> None:
             key = f"{name}_{index:05d}"
             soundfile.write(folder / f"{key}.wav", samples, RATE, subtype="PCM_16")
             lines.append(f"{key} {' '.join(words)}")
-        prepare_wavs.write_lines(folder / "text.txt", lines)
-    splits = [
-        prepare_wavs.Split(name, out / "wav" / name, out / "wav" / name / "text.txt")
-        for name in sets
-    ]
-    prepare_wavs.prepare(splits, out / "data", token_type="word", overwrite=True)
+        (folder / "text.txt").write_text("".join(f"{line}\n" for line in lines))
+    splits = [Split(name, out / "wav" / name, out / "wav" / name / "text.txt") for name in sets]
+    shutil.rmtree(out / "data", ignore_errors=True)  # of a call that was interrupted
+    prepare(splits, out / "data", token_type="word")
     record.write_text(json.dumps(settings, indent=2) + "\n")
 
 

@@ -13,6 +13,7 @@ from cape_support import ROOT
 
 pytest.importorskip("timm")
 pytest.importorskip("lightning")
+pytest.importorskip("cape_studies")
 
 SCRIPT = str(ROOT / "integrations" / "timm" / "train_lightning.py")
 SMALL = "--model vit_tiny_patch16_cape_224 --model-kwargs patch_size=8 depth=1 embed_dim=32"

@@ -3,7 +3,7 @@
     python -m cape_studies.ask.recordings --wavs DIR --out prepared
 
 ``DIR`` holds WAV or FLAC files at any depth, each with its transcript in a .txt of the same name
-beside it. integrations/espnet/prepare_wavs.py reads them.
+beside it.
 
 Writes {train,valid,test,test1,…}/ with wav.scp, text and links to the audio, tokens.txt, and
 facts.yaml. ``test`` has the durations of training; test1 to test3 have the longest fifth, in bins
@@ -11,24 +11,22 @@ of equal counts.
 """
 
 import hashlib
-import sys
-from importlib import import_module
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 from espnet2.fileio.read_text import read_2columns_text
 
-from cape_studies.data import facts
+from cape_studies.data import facts, recordings
 from cape_studies.data.files import complain
+from cape_studies.data.recordings import Utterance
 from cape_studies.data.split import LEAST, apart, short_and_long
-from cape_studies.data.text import two_forms
 
 SECONDS = 50  # of a batch
 UPDATES = 1500  # of a short training; more, if needed to see each recording ten times
 EPOCH = 100  # updates, after which ESPnet validates
 WORDS = 100  # the most different words for tokens that are words; with more they are letters
-TOKEN_SECONDS = 0.03  # a frame after the convolution, in which CTC writes one at the most
+FRAME = 0.03  # seconds of a frame after the paper's convolution, in which CTC writes one token
 
 
 def prepare(
@@ -39,6 +37,7 @@ def prepare(
     max_epoch: int | None = None,
     num_iters_per_epoch: int | None = None,
     batch_bins: int | None = None,
+    frame: float = FRAME,
 ) -> None:
     """Check the recordings, hold out the longest, and write lists, tokens and facts.
 
@@ -50,16 +49,16 @@ def prepare(
         max_epoch: ESPnet's epochs, in place of the passes.
         num_iters_per_epoch: updates, after which ESPnet validates; default: 100.
         batch_bins: samples of a batch; default: 50 seconds.
+        frame: seconds of an encoder's frame, in which CTC writes one token at the most.
 
     Raises:
-        ValueError: see prepare_wavs.read; or there are fewer than 50, several sampling rates,
-            durations that are all alike, a transcript that is too long for its audio, or one
-            recording in training and in a test.
+        ValueError: see :func:`cape_studies.data.recordings.read`; or there are fewer than 50,
+            several sampling rates, durations that are all alike, a transcript that is too long for
+            its audio, or one recording in training and in a test.
     """
-    reader = _reader()
-    found, account = reader.read(wavs)
+    found, account = recordings.read(wavs)
     every = [*found.values()]
-    rate = reader.the_one_rate(every)
+    rate = recordings.the_one_rate(every)
     if len(every) < LEAST:
         raise ValueError(f"{wavs} has {account}: {LEAST} are needed, at the least")
     parts, names = _split(found)
@@ -71,20 +70,16 @@ def prepare(
         wavs,
         (
             f"{one.path} lasts {one.seconds:.2f} s, and its transcript has {length} {kind}s: CTC "
-            f"writes one in {1000 * TOKEN_SECONDS:g} ms at the most"
+            f"writes one in {1000 * frame:g} ms at the most"
             for one, length in zip(every, lengths, strict=True)
-            if length * TOKEN_SECONDS > one.seconds
+            if length * frame > one.seconds
         ),
     )
-    known = {_digest(one): one.path for one in train}
+    known = {_digest(one.path): one.path for one in train}
+    tested = [one.path for name in names for one in parts[name].values()]
+    same = ((path, known.get(_digest(path))) for path in tested)
     complain(
-        wavs,
-        (
-            f"{one.path} of a test is the same recording as {known[_digest(one)]} of training"
-            for name, part in parts.items()
-            for one in part.values()
-            if name != "train" and _digest(one) in known
-        ),
+        wavs, (f"{a} of a test is the same recording as {b} of training" for a, b in same if b)
     )
     for name, part in parts.items():
         for key, one in part.items():
@@ -92,13 +87,9 @@ def prepare(
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(one.path.resolve())
             part[key] = one._replace(path=link)
-    reader.write(out, parts, kind)
-    wavs_read, texts_read = (
-        read_2columns_text(out / "train" / name) for name in ("wav.scp", "text")
-    )
-    if not wavs_read.keys() == texts_read.keys() == parts["train"].keys():
-        raise ValueError(f"ESPnet reads {len(wavs_read)} recordings of {len(train)} in {out}/train")
-    seconds = sum(one.seconds for one in train)
+    recordings.write(out, parts, kind)
+    read = read_2columns_text(out / "train" / "wav.scp")  # as ESPnet does
+    seconds = sum(found[key].seconds for key in read)
     bins = batch_bins or SECONDS * rate
     each = seconds * rate / bins  # updates of a pass
     updates = round(epochs * each) if epochs else max(UPDATES, round(10 * each))
@@ -107,24 +98,24 @@ def prepare(
     updates = rounds * iters
     held = ", ".join(f"{len(parts[name])} of {words}" for name, words in names.items())
     spare = len(every) - sum(map(len, parts.values()))
-    told = [f"{spare:,} recordings are left out: a test has enough"] * bool(spare)
-    told += filter(None, [two_forms(one.text for one in every)])
+    more = f". {spare:,} recordings are left out: a test has enough" if spare else ""
     facts.write(
         out,
         found=(
             f"{account} at {rate} Hz, {sum(one.seconds for one in every) / 3600:.1f} hours; "
-            f"{len(wavs_read):,} ({seconds / 3600:.1f} hours) to train on, of "
+            f"{len(read):,} ({seconds / 3600:.1f} hours) to train on, of "
             f"{median(one.seconds for one in train):.1f} s in the median, and "
             f"{len(parts['valid'])} to choose checkpoints. To test: {held}. The longest fifth was "
             f"held out of training. Tokens are {kind}s; trained for {updates:,} updates, about "
-            + ". ".join([f"{updates / each:.3g} epochs", *told])
+            f"{updates / each:.3g} epochs{more}"
         ),
-        train_recordings=len(wavs_read),
+        train_recordings=len(read),
         rate=rate,
         token_type=kind,
         n_fft=1 << (rate // 40 - 1).bit_length(),
         win_length=rate // 40,
         hop_length=rate // 100,
+        frame_shift=rate // 100 / rate,  # 10 ms, but for rates such as 22,050 Hz
         n_mels=40 if rate < 16000 else 80,
         batch_bins=bins,
         max_epoch=rounds,
@@ -138,19 +129,11 @@ def prepare(
     )
 
 
-def _digest(recording: Any) -> bytes:
-    return hashlib.sha256(recording.path.read_bytes()).digest()
+def _digest(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()
 
 
-def _reader() -> Any:
-    """The module prepare_wavs.py, which a checkout and the wheel hold at different places."""
-    package = Path(__file__).parents[1]
-    for root in (package.parents[1], package / "_files"):
-        sys.path.append(str(root / "integrations" / "espnet"))
-    return import_module("prepare_wavs")
-
-
-def _split(found: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+def _split(found: dict[str, Utterance]) -> tuple[dict[str, dict[str, Utterance]], dict[str, str]]:
     """Parts by name, and the tests' names in reports."""
     seconds = {key: one.seconds for key, one in found.items()}
     shown = "{:.1f}–{:.1f} s".format

@@ -11,7 +11,6 @@ longest fifth as tests in bins of equal counts. A test's name is the range of it
 length of a pair is the number of words of its longer side.
 """
 
-import io
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -21,10 +20,10 @@ from fairseq import options
 from fairseq.data import data_utils
 from fairseq_cli import preprocess
 
-from cape_studies.data import facts
+from cape_studies.data import facts, subwords
 from cape_studies.data.files import complain
 from cape_studies.data.split import LEAST, apart, drawn, short_and_long
-from cape_studies.data.text import read_lines, two_forms
+from cape_studies.data.text import read_lines
 
 MERGES = 8000
 MOST_BROUGHT = 2000  # pairs of the user's test
@@ -32,7 +31,6 @@ SEEN = 1_500_000  # words in a short training; more, if needed to see all of the
 POSITIONS = 1024  # tokens that fairseq's Transformers take
 ENDED_AT = 200  # tokens, at which cape-fairseq-eval ends translations by default
 WITHOUT_SPACES = 10  # letters of a line, from which one without a space is no word
-SPECIAL = {"<s>", "<pad>", "</s>"}  # of fairseq's dictionaries
 
 Pair = tuple[str, str]
 
@@ -78,9 +76,8 @@ def look(folder: Path, source: str | None = None) -> Sentences:
     own = [name for name in ("test", "valid") if (folder / f"{name}.{languages[0]}").exists()]
     given = _pairs(folder, own[0], languages) if own else []
     known = set(train)
-    files = f"{folder / own[0]}.{languages[0]}" if own else ""
     twice = (i for i, pair in enumerate(given, 1) if pair in known)
-    complain(folder, (f"{files} line {i} stands in training with its translation" for i in twice))
+    complain(folder, (f"{own[0]}.* line {i} of {folder} stands in train.* too" for i in twice))
     every = list(dict.fromkeys([*train, *given]))  # each pair once, so it is in one part only
     if len(every) < LEAST:
         raise ValueError(f"{folder} has {len(every)} different pairs: {LEAST} are needed")
@@ -90,11 +87,10 @@ def look(folder: Path, source: str | None = None) -> Sentences:
     kept = [pair for pair in short if pair not in brought]
     if inside:
         inside, _ = drawn(inside, MOST_BROUGHT, "\t".join)
-        how = f"from {own[0]}.{languages[0]} and .{languages[1]}"
+        how = f"from {own[0]}.*" + (", valid.* is not used" if len(own) > 1 else "")
     else:
         inside, kept = apart(kept, "\t".join)
         how = "chosen by their text from the shorter ones"
-    how += ", valid.* is not used" if len(own) > 1 else ""
     tests = {f"1-{limit:g}": inside, **beyond}
     return Sentences((languages[0], languages[1]), kept, tests, how, len(train) + len(given))
 
@@ -108,19 +104,15 @@ def _pairs(folder: Path, name: str, languages: list[str]) -> list[Pair]:
     sides = []
     for language in languages:
         path = folder / f"{name}.{language}"
-        if not path.is_file():
-            raise ValueError(f"{path} is missing: {name}.{languages[0]} has no pair")
-        sides.append([" ".join(line.split()) for line in read_lines(path)])
-    if sides[0] == sides[1]:
-        raise ValueError(f"{folder / name}.* are the same text in both languages")
+        lines = [" ".join(line.split()) for line in read_lines(path)]
+        complain(folder, (f"{path} line {n} is empty" for n, x in enumerate(lines, 1) if not x))
+        letters = median(map(len, lines)) if lines else 0
+        if letters > WITHOUT_SPACES and median(len(line.split()) for line in lines) < 2:
+            raise ValueError(f"{path} has no spaces: split it into words, which are counted")
+        sides.append(lines)
     if len(sides[0]) != len(sides[1]):
         counts = [len(of) for of in sides]
         raise ValueError(f"{folder / name}.* must be pairs of lines, but have {counts} lines")
-    for language, lines in zip(languages, sides, strict=True):
-        file = folder / f"{name}.{language}"
-        complain(folder, (f"{file} line {n} is empty" for n, x in enumerate(lines, 1) if not x))
-        if median(map(len, lines)) > WITHOUT_SPACES and median(len(x.split()) for x in lines) < 2:
-            raise ValueError(f"{file} has no spaces: split it into words, which are counted")
     return list(zip(*sides, strict=True))
 
 
@@ -153,10 +145,10 @@ def prepare(
     }
     split = ["@@ " in "\t".join(pair) for pair in found.train]
     if sum(split) < len(split) / 10:
-        sides = _subwords(sides, found.languages)
-    for (name, _), lines in sides.items():
-        words = SPECIAL & {word for line in lines for word in line.split()}
-        complain(text, (f"{text} has {one} in {name}, a word of fairseq's own" for one in words))
+        sides = {part: subwords.tokenised(lines, part[1]) for part, lines in sides.items()}
+        both = (sides["train", language] for language in found.languages)
+        bpe = subwords.cutter(subwords.learned(both, MERGES))
+        sides = {part: [bpe(line) for line in lines] for part, lines in sides.items()}
     (out / "text").mkdir(parents=True)
     for (name, language), lines in sides.items():
         path = out / "text" / f"{name}.{language}"
@@ -172,11 +164,8 @@ def prepare(
         updates = max(1, round(epochs * each if epochs else seen))
     within, *beyond = found.tests
     held = ", ".join(f"{len(found.tests[name]):,} of {name}" for name in beyond)
-    pairs = [pair for part in (found.train, *found.tests.values()) for pair in part]
-    spare = found.given - len(pairs)
-    told = [f"Trained for {updates:,} updates, about {updates / each:.3g} epochs"]
-    told += [f"{spare:,} pairs are left out: they occur twice, or a test has enough"] * bool(spare)
-    told += filter(None, [two_forms(side for pair in pairs for side in pair)])
+    spare = found.given - len(found.train) - sum(map(len, found.tests.values()))
+    more = f". {spare:,} pairs are left out: twice there, or a test has enough" if spare else ""
     middle = median(_words(pair) for pair in found.train)
     facts.write(
         out,
@@ -184,7 +173,7 @@ def prepare(
             f"{len(longer):,} pairs from {' to '.join(found.languages)} to train on, of {within} "
             f"words, {middle:g} in the median. Held out of training: the longest fifth, {held} "
             f"words. Tested within its lengths on {len(found.tests[within]):,} pairs, {found.how}. "
-            + ". ".join(told)
+            f"Trained for {updates:,} updates, about {updates / each:.3g} epochs{more}"
         ),
         source=found.languages[0],
         target=found.languages[1],
@@ -215,7 +204,7 @@ def _sizes(
     """Part → numbers of tokens of sources and targets, EOS included, as fairseq reads them.
 
     Raises:
-        ValueError: fairseq reads another number of pairs; or a side is empty, or too long.
+        ValueError: a side is empty, or too long.
     """
     pair = "-".join(found.languages)
     most = min(most, POSITIONS)
@@ -226,8 +215,6 @@ def _sizes(
             path = str(out / "bin" / f"{name}.{pair}.{language}")
             read = data_utils.load_indexed_dataset(path, None)
             both.append(read.sizes.astype(np.int64))  # a copy: the file is closed with ``read``
-        if len(both[0]) != len(pairs) or len(both[1]) != len(pairs):
-            raise ValueError(f"fairseq reads {len(both[0])} of {len(pairs)} pairs of {name}")
         longer, shorter = np.maximum(*both), np.minimum(*both)
         complain(
             folder,
@@ -239,28 +226,6 @@ def _sizes(
         )
         sizes[name] = both[0], both[1]
     return sizes
-
-
-def _subwords(
-    sides: dict[tuple[str, str], list[str]], languages: tuple[str, str]
-) -> dict[tuple[str, str], list[str]]:
-    from sacremoses import MosesPunctNormalizer, MosesTokenizer
-    from subword_nmt.apply_bpe import BPE
-    from subword_nmt.learn_bpe import learn_bpe
-
-    split = {}
-    for language in languages:
-        normal = MosesPunctNormalizer(lang=language).normalize
-        tokens = MosesTokenizer(lang=language).tokenize
-        for (part, own), lines in sides.items():
-            if own == language:
-                texts = [tokens(normal(line), return_str=True, escape=False) for line in lines]
-                split[part, own] = texts
-    codes = io.StringIO()
-    learn_bpe((line for one in languages for line in split["train", one]), codes, MERGES)
-    codes.seek(0)
-    bpe = BPE(codes)
-    return {key: [bpe.process_line(line) for line in lines] for key, lines in split.items()}
 
 
 if __name__ == "__main__":

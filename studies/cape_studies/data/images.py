@@ -1,5 +1,6 @@
 """A folder of images: its classes and splits, and an image as timm's reader gives it."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 from timm.data import get_img_extensions
+from timm.utils import natural_key
 
 from cape_studies.data.files import complain, files, kinds
 from cape_studies.data.split import drawn
@@ -14,7 +16,6 @@ from cape_studies.data.split import drawn
 TRAINS = "train", "training"
 TESTS = "test", "validation", "val", "testing", "valid", "eval", "evaluation", "dev"
 HELD_OUT = 5  # one in so many
-ORIENTATION = 0x0112  # of EXIF
 
 #: class → name for a link → file; timm takes the innermost folder for the class, so the name of a
 #: file in a sub-folder has that of the folder
@@ -103,8 +104,7 @@ def opened(file: Any, name: object) -> Image.Image:
         name: for errors.
 
     Raises:
-        ValueError: it cannot be read, has more than 8 bits a channel, or only its transparency
-            shows something.
+        ValueError: it cannot be read, or has more than 8 bits a channel.
     """
     try:
         with Image.open(file) as image:
@@ -113,17 +113,9 @@ def opened(file: Any, name: object) -> Image.Image:
                     f"it has more than 8 bits a channel (mode {image.mode}), and timm's reader "
                     "makes it white: scale it to 8 bits"
                 )
-            rgb = image.convert("RGB")
-            if image.has_transparency_data and _flat(rgb) and not _flat(image.convert("RGBA")):
-                raise ValueError("all that it shows is in its transparency, which timm ignores")
+            return image.convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"{name} cannot be used as an image: {error}") from error
-    return rgb
-
-
-def _flat(image: Image.Image) -> bool:
-    """Whether all pixels are alike."""
-    return len(image.getcolors(image.width * image.height) or ()) == 1
 
 
 def moved(image: Image.Image, right: float, down: float) -> Image.Image:
@@ -135,3 +127,14 @@ def moved(image: Image.Image, right: float, down: float) -> Image.Image:
     canvas = Image.new("RGB", image.size, tuple(edge.mean(axis=0).round().astype(int).tolist()))
     canvas.paste(image, (round(right * side), round(down * side)))
     return canvas
+
+
+def leave_out_hidden(reader: Any) -> None:
+    """Leave hidden files (``._a.jpg`` of a Mac, ``.ipynb_checkpoints``) out of timm's reader, and
+    classes that have no others."""
+    names = {index: name for name, index in reader.class_to_idx.items()}
+    hidden, inside = f"{os.sep}.", len(reader.root)
+    seen = [one for one in reader.samples if hidden not in os.sep + one[0][inside:]]
+    kept = sorted({names[index] for _, index in seen}, key=natural_key)
+    reader.class_to_idx = {name: index for index, name in enumerate(kept)}
+    reader.samples = [(path, reader.class_to_idx[names[index]]) for path, index in seen]

@@ -1,7 +1,5 @@
 """Text that a user hands over: UTF-8, with or without a byte order mark."""
 
-import unicodedata
-from collections.abc import Iterable
 from pathlib import Path
 
 MARK = "\ufeff"  # files that were joined have it at the beginning of each
@@ -40,22 +38,3 @@ def read_lines(path: str | Path) -> list[str]:
     """
     text = read_text(path)
     return text.removesuffix("\n").split("\n") if text else []
-
-
-def two_forms(texts: Iterable[str]) -> str:
-    """A warning if some words are in Unicode's NFC and others in NFD; empty if not.
-
-    ``é`` is one character in NFC and two in NFD. They look alike, and a model sees two letters.
-    """
-    words = {word for text in texts if not text.isascii() for word in text.split()}
-    composed, apart = (
-        sum(not unicodedata.is_normalized(other, word) for word in words)
-        for other in ("NFD", "NFC")
-    )
-    if not composed or not apart:
-        return ""
-    return (
-        f"{composed:,} different words have letters in Unicode's composed form (NFC), {apart:,} in "
-        "the decomposed one (NFD): to a model these are different letters. Bring all text to one "
-        "form: uconv -x nfc"
-    )

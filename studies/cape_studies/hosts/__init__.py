@@ -81,27 +81,16 @@ class Host(Protocol):
     def test(
         self, command: str | None, options: Options, name: str, checkpoint: Path, own: Options
     ) -> list[str]:
-        """The command that tests a checkpoint by the evaluation of ``cape_studies.evaluate``.
+        """The command of ``cape_studies.evaluate`` that tests a checkpoint under the model's name.
 
-        Args:
-            command: of an evaluation that has several.
-            options: of the evaluation, with their places filled.
-            name: the model's, for the CSV.
-            checkpoint: to test.
-            own: device, and the files to write.
+        ``command`` is for an evaluation that has several; ``own`` has device and files to write.
         """
 
     def problem(self, machine: Machine) -> str:
         """What is missing for the host's own trainer, in a line; empty: nothing."""
 
     def typed(self, options: Options, own: Options, variant: str) -> str:
-        """A variant's settings as a user of the host types them.
-
-        Args:
-            options: of the training, the variant's among them.
-            own: the variant's alone.
-            variant: its name.
-        """
+        """A variant as a user of the host types it, of all options and of the variant's own."""
 
 
 NAMES = sorted(one.name for one in iter_modules(__path__))

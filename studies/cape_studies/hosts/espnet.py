@@ -63,7 +63,8 @@ def problem(machine: Machine) -> str:
 
 def typed(options: Options, own: Options, variant: str) -> str:
     """The encoder's keys in a config."""
-    shown = {"encoder": "cape_transformer", **own}
-    if pos := (options.get("encoder_conf") or {}).get("pos"):
-        shown["encoder_conf"] = {"pos": pos.format(variant=variant), **own.get("encoder_conf", {})}
+    conf = {k: v for k, v in options.get("encoder_conf", {}).items() if v is not None}
+    if "pos" in conf:
+        conf["pos"] = conf["pos"].format(variant=variant)
+    shown = {**own, "encoder": options.get("encoder", "cape_transformer"), "encoder_conf": conf}
     return str(yaml.safe_dump(shown, sort_keys=False, default_flow_style=True, width=1000)).strip()

@@ -25,7 +25,7 @@ def prepared(folder, **options):
     images.prepare(folder, out, **options)
     facts = yaml.safe_load((out / "facts.yaml").read_text("utf-8"))
     parts = [
-        set(create_dataset("", facts["data"], split=facts[f"{part}_split"]).filenames())
+        set(create_dataset("", str(out), split=facts[f"{part}_split"]).filenames())
         for part in ("train", "test")
     ]
     assert [len(part) for part in parts] == [facts["train_images"], facts["test_images"]]
@@ -81,7 +81,7 @@ def test_images_of_sub_folders_are_of_the_first_folders_class_and_none_is_lost(c
         path.parent.mkdir(exist_ok=True)
         picture(100 + number).save(path)
     facts, train, test = prepared(classes)
-    assert facts["classes"] == 3
+    assert facts["majority"] < 100 / 2
     assert len(train | test) == 33
 
 
@@ -106,12 +106,13 @@ def test_hidden_files_and_folders_are_no_images_and_no_classes(classes, picture)
     (classes / ".ipynb_checkpoints").mkdir()
     picture(0).save(classes / ".ipynb_checkpoints" / "0.png")
     facts, *_ = prepared(classes)
-    assert (facts["classes"], facts["train_images"] + facts["test_images"]) == (3, 30)
+    assert "3 classes, " in facts["found"]
+    assert facts["train_images"] + facts["test_images"] == 30
 
 
 def test_a_class_may_be_called_train(classes):
     (classes / "a").rename(classes / "train")
-    assert prepared(classes)[0]["classes"] == 3
+    assert "3 classes, " in prepared(classes)[0]["found"]
 
 
 def test_files_that_are_not_used_are_counted_by_kind_with_the_reason(classes, picture):
@@ -183,12 +184,6 @@ def deep(path):
     Image.fromarray(np.full((24, 24), 3000, np.uint16)).save(path)
 
 
-def shape_in_alpha(path):
-    pixels = np.zeros((24, 24, 4), np.uint8)
-    pixels[5:9, 5:9, 3] = 255
-    Image.fromarray(pixels).save(path)
-
-
 def nowhere(path):
     path.unlink()
     path.symlink_to("nothing")
@@ -208,7 +203,6 @@ def latin(path):
         (no_image, r"a/3\.png cannot be used as an image"),
         (lambda path: path.write_bytes(b""), r"a/3\.png cannot be used as an image"),
         (deep, r"a/3\.png .* more than 8 bits a channel \(mode I;16\)"),
-        (shape_in_alpha, r"a/3\.png .* in its transparency"),
         (nowhere, r"a/3\.png cannot be used as an image"),
         (in_a_circle, r"a/again is a link to a folder that holds it"),
         (latin, r"caf.udce9\.png' has a name that is not UTF-8"),

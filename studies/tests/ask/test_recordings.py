@@ -87,14 +87,20 @@ def test_the_length_of_training_is_that_of_epochs(wavs):
     assert short.items() >= {"max_epoch": 1, "num_iters_per_epoch": 4, "updates": 4}.items()
 
 
-def test_letters_in_two_forms_and_files_of_other_kinds_are_told(wavs):
-    for name, said in (("u01", "caf\u00e9"), ("u02", "cafe\u0301")):
-        (wavs / f"{name}.txt").write_text(said, "utf-8")
+def test_files_of_other_kinds_are_told(wavs):
     (wavs / "more.mp3").write_bytes(b"")
     (wavs / "._u01.wav").write_bytes(b"of a Mac")
-    found = prepared(wavs)[0]["found"]
-    assert "1 different words have letters in Unicode's composed form (NFC), 1 in" in found
-    assert "left out: 1 .mp3" in found
+    assert "left out: 1 .mp3" in prepared(wavs)[0]["found"]
+
+
+@pytest.mark.parametrize(("rate", "shift"), [(8000, 0.01), (22050, 220 / 22050)])
+def test_frames_are_as_far_apart_as_the_hop_of_the_sampling_rate_makes_them(wavs, rate, shift):
+    for path in [*wavs.glob("*.wav"), *wavs.glob("*.flac")]:
+        samples, _ = soundfile.read(path)
+        soundfile.write(path, samples, rate)
+    facts, _ = prepared(wavs)
+    assert facts["frame_shift"] == pytest.approx(shift, rel=1e-6)
+    assert facts["hop_length"] / facts["rate"] == facts["frame_shift"]
 
 
 def shorten(path):
@@ -121,8 +127,8 @@ def cut_off(folder):
     [
         (lambda of: (of / "u03.txt").unlink(), r"u03\.wav has no transcript"),
         (lambda of: (of / "u04.txt").write_text(" \n"), r"u04\.wav has an empty transcript"),
-        (lambda of: (of / "u04.txt").write_bytes(b"\xe9"), r"u04\.txt cannot be read as UTF-8"),
-        (lambda of: (of / "u04.txt").write_text("\0a\0b"), r"u04\.txt cannot be read as UTF-8"),
+        (lambda of: (of / "u04.txt").write_bytes(b"\xe9"), r"u04\.txt is not UTF-8"),
+        (lambda of: (of / "u04.txt").write_text("\0a\0b"), r"u04\.txt has NUL"),
         (lambda of: soundfile.write(of / "u05.wav", np.zeros(9900), 16000), r"u05\.wav at 16000"),
         (lambda of: (of / "u06.wav").write_bytes(b"RIFF"), r"u06\.wav cannot be read as audio"),
         (lambda of: soundfile.write(of / "u07.wav", np.zeros(0), 8000), r"u07\.wav is empty"),

@@ -114,7 +114,7 @@ def test_a_test_that_is_not_used_is_said(text):
     for name, word in (("test", "neu"), ("valid", "alt")):
         for language in ("de", "en"):
             (text / f"{name}.{language}").write_text(f"{word} {language}\n")
-    assert sentences.look(text).how == "from test.de and .en, valid.* is not used"
+    assert sentences.look(text).how == "from test.*, valid.* is not used"
 
 
 # --- faults
@@ -125,9 +125,8 @@ def test_a_test_that_is_not_used_is_said(text):
     [
         (lambda of: lines(of / "train.en", list.pop), r"train\.\* must be .* \[200, 199\] lines"),
         (lambda of: lines(of / "train.en", lambda x: x.__setitem__(4, " ")), "train.en line 5 is"),
-        (lambda of: bring(of, ["de", "en"], 7), r"test\.de line 2 stands in training"),
-        (lambda of: bring(of, ["de"], 7), "test.en is missing"),
-        (lambda of: shutil.copy(of / "train.de", of / "train.en"), "are the same text in both"),
+        (lambda of: bring(of, ["de", "en"], 7), r"test\.\* line 2 .* train\.\* too"),
+        (lambda of: bring(of, ["de"], 7), "test.en cannot be read"),
         (lambda of: [lines(of / f"train.{x}", few) for x in ("de", "en")], "different pairs: 50"),
         (lambda of: (of / "train.fr").write_text("un\n"), r"train\.de, train\.en, train\.fr"),
         (
@@ -161,11 +160,4 @@ def test_a_side_that_is_empty_after_tokenisation_is_named(text):
     lines(text / "train.de", lambda of: of.append("\u0007 \u0008"))
     lines(text / "train.en", lambda of: of.append("A bell rings"))
     with pytest.raises(ValueError, match=r"has .* subwords on a side, .*A bell rings"):
-        prepared(text)
-
-
-def test_a_word_of_fairseqs_own_in_split_text_is_named(text):
-    for path in text.glob("train.*"):
-        path.write_text(path.read_text("utf-8").replace(" .", " <pad> z@@ ."))
-    with pytest.raises(ValueError, match="<pad> in train"):
         prepared(text)

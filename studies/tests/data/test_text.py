@@ -1,12 +1,8 @@
 """Text that a user hands over: UTF-8, with or without a mark, and what is said if it is not."""
 
-import unicodedata
-
 import pytest
 
-from cape_studies.data.text import read_lines, read_text, two_forms
-
-NFC, NFD = "Größe café", unicodedata.normalize("NFD", "Größe café")
+from cape_studies.data.text import read_lines, read_text
 
 
 @pytest.mark.parametrize(
@@ -46,9 +42,3 @@ def test_what_is_no_utf8_is_told_in_one_line_with_file_and_place(tmp_path, conte
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"a\.txt cannot be read"):
         read_text(tmp_path / "a.txt")
-
-
-def test_letters_in_two_forms_are_told_and_letters_in_one_are_not():
-    assert "2 different words have letters in Unicode's composed form" in two_forms([NFC, NFC, NFD])
-    for texts in (["plain"], [NFC, "cafe"], [NFD, "cafe"]):
-        assert two_forms(texts) == ""

@@ -28,6 +28,7 @@ IMAGES |= dict(found="30 images", twin="vit_small_patch16_dinov3_cape", shift_co
 TEXT = dict(source="de", target="en", updates=9, warmup=2, subsets="1-9,10-12", longest=200)
 WAVS = dict(rate=8000, token_type="word", n_fft=256, win_length=200, hop_length=80, n_mels=40)
 WAVS |= dict(batch_bins=9000, max_epoch=2, num_iters_per_epoch=4, updates=8, max_global_shift=1.5)
+WAVS |= dict(frame_shift=0.01)
 FACTS = {"my_images": IMAGES, "my_backbone": IMAGES}
 FACTS["my_sentences"] = {**TEXT, "found": "40 pairs", "within": "1-9"}
 FACTS["my_recordings"] = {**WAVS, "found": "9 files", "within": "1 s", "tests": ["1 s=/test"]}

@@ -11,7 +11,7 @@ from espnet2.tasks.asr import ASRTask
 
 import cape_plugins.espnet  # noqa: F401 - registers, also where autoload is switched off
 from cape_plugins.espnet.paper.frontend import CapeFbank, sampling_rate
-from cape_plugins.espnet.paper.model import CapeASRModel, facts
+from cape_plugins.espnet.paper.model import facts
 from cape_studies.command import said
 from cape_studies.evaluate.espnet.testset import split_name
 from cape_studies.options import once
@@ -31,10 +31,6 @@ class Model:
         prepare: ESPnet's preprocessing in inference, of transcripts and audio.
         rate: sampling rate in Hz; None if the config does not have it.
         shortest: samples of the shortest audio that has features.
-        padded: whether an utterance in a padded batch has the same result as alone. That holds for
-            ``model: cape_asr`` with ``frontend: cape_fbank``. It does not hold for ESPnet's own:
-            its frontend mirrors the padded signal at its end, its ``utterance_mvn`` counts padding
-            in the variance, and its convolutions (202511) read a little of the padding.
 
     Raises:
         ValueError: the model cannot be built, lacks weights or has others, has no CTC and no
@@ -69,8 +65,6 @@ class Model:
         except Exception as error:  # for bad files and options ESPnet has errors of many types
             how = f" with --search {dict(search)}" if search else ""
             raise ValueError(f"{file} cannot be loaded{how}: {said(error, 3)}") from error
-        self.padded = isinstance(self.asr, CapeASRModel)
-        self.padded &= isinstance(self.asr.frontend, CapeFbank)
 
     def set_hop(self, milliseconds: float) -> None:
         """Give the frontend another hop; ``model: cape_asr`` takes its timestamps from it.
@@ -106,11 +100,14 @@ class Model:
         kept = [token for token in tokens if token not in symbols]
         return " ".join(self.prepare.tokenizer.tokens2text(kept).split())
 
-    def unknown(self, text: str) -> tuple[int, list[str]]:
-        """The number of tokens of a transcript, and its tokens that are not in the token list."""
-        tokens = self.prepare.tokenizer.text2tokens(self.prepare.text_cleaner(text))
-        known = self.prepare.token_id_converter.token2id
-        return len(tokens), [token for token in tokens if token not in known]
+    def tokens(self, text: str) -> list[str]:
+        """The tokens of a transcript."""
+        return self.prepare.tokenizer.text2tokens(self.prepare.text_cleaner(text))
+
+    @property
+    def known(self) -> set[str]:
+        """The token list."""
+        return set(self.prepare.token_id_converter.token2id)
 
 
 def sources(given: Sequence[str]) -> dict[str, Path]:

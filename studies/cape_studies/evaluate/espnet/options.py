@@ -1,10 +1,9 @@
 """The options of ``cape-espnet-eval``."""
 
-import itertools
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat
 
 from cape_studies.options import Pairs, RunOptions
 
@@ -26,7 +25,7 @@ class EspnetOptions(RunOptions):
         min_length=1, description="[NAME=]DIR: a folder with Kaldi's wav.scp and text"
     )
 
-    bins: list[float] = Field(
+    bins: list[PositiveFloat] = Field(
         [10.0, 15.0, 20.0],
         description="edges in seconds: durations between two edges get a score of their own",
     )
@@ -37,17 +36,3 @@ class EspnetOptions(RunOptions):
     hops: list[PositiveFloat] = Field(
         [], description="test these hops in ms, and measure throughput; none: the model's hop"
     )
-    batch_seconds: PositiveFloat = Field(
-        120.0,
-        description="largest batch in seconds, padding included. Only model: cape_asr with "
-        "frontend: cape_fbank has batches, as padding changes nothing there; others decode one by "
-        "one",
-    )
-
-    @model_validator(mode="after")
-    def check(self) -> "EspnetOptions":
-        """Refuse edges that do not increase."""
-        if any(not a < b for a, b in itertools.pairwise([0.0, *self.bins, math.inf])):
-            shown = " ".join(f"{edge:g}" for edge in self.bins)
-            raise ValueError(f"--bins must be seconds > 0 that increase, got {shown}")
-        return self

@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import soundfile
+from espnet2.fileio.read_text import read_2columns_text
 from espnet2.fileio.sound_scp import soundfile_read
-from tqdm import tqdm
 
-from cape_studies.data.text import read_lines
 from cape_studies.evaluate.espnet.options import SHORTEST_SECONDS
 from cape_studies.options import named, once
 
 SLACK_SECONDS = 0.5
 _QUIET_SECONDS = 0.02  # as long as the quiet must last
-_WAVS = "write one WAV per utterance first (asr.sh stage 3, scripts/audio/format_wav_scp.sh)"
 
 
 class Utterance(NamedTuple):
@@ -41,71 +40,45 @@ def split_name(given: str, option: str) -> tuple[str, Path]:
 
 
 def open_sets(given: Sequence[str]) -> dict[str, list[Utterance]]:
-    """Names and utterances of ``--data``, in the order of wav.scp; all audio is read once.
+    """Names and utterances of ``--data``, in the order of wav.scp.
 
     Relative paths in wav.scp start at the current folder, as in ESPnet.
 
     Raises:
-        ValueError: a name is given twice; a file is missing; an utterance has no transcript; there
-            is a ``segments`` file, or a pipe in wav.scp; audio cannot be read, is empty, is not
-            finite or has several channels; or a set has several sampling rates.
+        ValueError: a name is given twice; a file cannot be read; an utterance has no transcript;
+            audio has several channels; or a set has several sampling rates.
     """
     folders = [split_name(one, "--data") for one in given]
     once([repr(name) for name, _ in folders], "--data", ": give names with --data NAME=FOLDER")
-    return {name: _open_set(name, folder) for name, folder in folders}
+    return {name: _open_set(folder) for name, folder in folders}
 
 
-def _open_set(name: str, folder: Path) -> list[Utterance]:
-    tables = []
-    for path in (folder / "wav.scp", folder / "text"):
-        if not path.is_file():
-            raise ValueError(f"no such file of test data: {path}")
-        tables.append(_two_columns(path))
-    wavs, texts = tables
-    if (folder / "segments").exists():
-        raise ValueError(f"{folder} has a segments file, which ESPnet does not read: {_WAVS}")
-    if not wavs:
-        raise ValueError(f"{folder}/wav.scp is empty")
+def _open_set(folder: Path) -> list[Utterance]:
+    try:
+        wavs, texts = (read_2columns_text(folder / name) for name in ("wav.scp", "text"))
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(f"{folder} needs wav.scp and text: {error}") from error
     if alone := sorted(wavs.keys() ^ texts.keys()):
         raise ValueError(
             f"{len(alone)} utterances are in one of wav.scp and text in {folder}, not in both, "
             f"such as {alone[0]}"
         )
-    bar = tqdm(wavs.items(), f"reading {name}", disable=None, leave=False)
-    utterances = [_look_at(key, path, texts[key], folder) for key, path in bar]
+    utterances = []
+    for key, path in wavs.items():
+        try:
+            about = soundfile.info(path)
+        except soundfile.LibsndfileError as error:
+            raise ValueError(f"{key} in {folder}/wav.scp cannot be read: {error}") from error
+        if about.channels != 1:
+            raise ValueError(
+                f"{key} in {folder}/wav.scp has {about.channels} channels: make it mono"
+            )
+        utterances.append(Utterance(key, path, texts[key], about.frames, about.samplerate))
     rates = {utterance.rate: utterance.name for utterance in utterances}
-    if len(rates) > 1:
+    if len(rates) != 1:
         shown = ", ".join(f"{rate} Hz ({key})" for rate, key in rates.items())
-        raise ValueError(f"{folder} has several sampling rates: {shown}")
+        raise ValueError(f"{folder} must have one sampling rate, it has {shown or 'no audio'}")
     return utterances
-
-
-def _two_columns(path: Path) -> dict[str, str]:
-    """Key → the rest of its line, as ESPnet's ``read_2columns_text``, which knows no marks."""
-    found: dict[str, str] = {}
-    for number, line in enumerate(read_lines(path), 1):
-        if not line.strip():
-            continue
-        key, _, rest = line.strip().replace("\t", " ", 1).partition(" ")
-        if key in found:
-            raise ValueError(f"{path} line {number}: {key} is duplicated")
-        found[key] = rest.strip()
-    return found
-
-
-def _look_at(key: str, path: str, text: str, folder: Path) -> Utterance:
-    where = f"{key} in {folder}/wav.scp ({path})"
-    try:
-        samples, rate = soundfile_read(path, dtype="float32")
-    except (RuntimeError, OSError) as error:  # soundfile's own is a RuntimeError
-        raise ValueError(f"{where} cannot be read ({error}): if it is a pipe, {_WAVS}") from error
-    if samples.ndim != 1:
-        raise ValueError(f"{where} has {samples.shape[1]} channels: make it mono")
-    if len(samples) == 0:
-        raise ValueError(f"{where} is empty: remove it from the data")
-    if not np.isfinite(samples).all():
-        raise ValueError(f"{where} has samples that are NaN or infinite")
-    return Utterance(key, path, text, len(samples), rate)
 
 
 class Piece(NamedTuple):

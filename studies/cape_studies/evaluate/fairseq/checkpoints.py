@@ -4,7 +4,7 @@ import argparse
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -59,8 +59,18 @@ def sources(arguments: Sequence[str], *, only_best: bool = False) -> list[tuple[
     return found
 
 
-def load(path: Path, options: ModelOptions) -> tuple[Any, Any]:
-    """A checkpoint's model, in float32 on the CPU, in eval mode; and its task, with other data.
+class Loaded(NamedTuple):
+    """A checkpoint's model, in float32 on the CPU, in eval mode, and its task, with other data;
+    under the name of its training."""
+
+    name: str
+    path: Path
+    model: Any
+    task: Any
+
+
+def load_model(name: str, path: Path, options: ModelOptions) -> Loaded:
+    """Load a checkpoint.
 
     Raises:
         ValueError: the file cannot be read, is no translation model, or does not fit the data.
@@ -68,10 +78,8 @@ def load(path: Path, options: ModelOptions) -> tuple[Any, Any]:
     try:
         with torch.serialization.safe_globals(PLAIN):
             state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-        cfg, state["args"] = (
-            state["cfg"],
-            None,
-        )  # args are from old checkpoints; fairseq has made cfg of them
+        # args are from old checkpoints; fairseq has made cfg of them
+        cfg, state["args"] = state["cfg"], None
         if "source_lang" not in (cfg.task or {}):
             raise ValueError(
                 "it was not trained for translation (from a source to a target language)"
@@ -94,4 +102,4 @@ def load(path: Path, options: ModelOptions) -> tuple[Any, Any]:
                 f"{path} was trained with other dictionaries: {old} and {new} differ; binarise "
                 f"with fairseq-preprocess --srcdict/--tgtdict from {trained_on}"
             )
-    return model.eval(), task
+    return Loaded(name, path, model.eval(), task)

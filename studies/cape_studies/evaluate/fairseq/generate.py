@@ -1,7 +1,6 @@
 """Runs fairseq's generator, or its scorer of references, on every sentence exactly once."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -12,24 +11,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cape_studies.command import Diverged
-from cape_studies.evaluate.fairseq.checkpoints import load
+from cape_studies.evaluate.fairseq.checkpoints import Loaded
 from cape_studies.evaluate.fairseq.options import BleuOptions, ModelOptions
 
 _UNKNOWN = "UNKNOWNTOKENINHYP", "UNKNOWNTOKENINREF"  # two words, so that they never match
-
-
-class Loaded(NamedTuple):
-    """A checkpoint's model and task."""
-
-    name: str
-    path: Path
-    model: Any
-    task: Any
-
-
-def load_model(name: str, path: Path, options: ModelOptions) -> Loaded:
-    """A checkpoint, see :func:`load`, under the name of its training."""
-    return Loaded(name, path, *load(path, options))
 
 
 class Test(NamedTuple):
@@ -133,7 +118,6 @@ def _generate(test: Test, config: Any, options: ModelOptions) -> tuple[Any, list
     iterator = task.get_batch_iterator(
         dataset=test.dataset,
         max_tokens=options.max_tokens,
-        max_sentences=options.batch_size,
         max_positions=test.limits,
         required_batch_size_multiple=1,  # else fairseq-fixed leaves out the last sentences
         num_workers=options.workers,

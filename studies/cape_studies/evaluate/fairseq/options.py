@@ -19,7 +19,6 @@ class ModelOptions(RunOptions):
     gen_subset: str = Field(
         "test", description="the subset to test; bleu takes several, with commas between them"
     )
-    batch_size: PositiveInt = Field(128, description="largest number of sentences in a batch")
     max_tokens: PositiveInt = Field(
         4096, description="largest number of tokens in a batch, padding included"
     )

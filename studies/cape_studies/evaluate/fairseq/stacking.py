@@ -1,15 +1,13 @@
 """Test sets of consecutive sentences joined into one, as in section 4.3 of the paper."""
 
-import io
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from fairseq.data.data_utils import infer_language_pair
-from subword_nmt.apply_bpe import BPE
 
+from cape_studies.data.subwords import cutter
 from cape_studies.data.text import read_lines, read_text
 from cape_studies.evaluate.fairseq.options import StackOptions
 
@@ -54,14 +52,10 @@ def stack(
         BPE; the number of sentences at the end that did not fill a stack.
 
     Raises:
-        ValueError: the numbers of lines differ, a line is empty, or the text does not fill a stack.
+        ValueError: the numbers of lines differ, or the text does not fill a stack.
     """
     if len(sources) != len(targets):
         raise ValueError(f"{len(sources)} source lines for {len(targets)} target lines")
-    for side, lines in (("source", sources), ("target", targets)):
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                raise ValueError(f"{side} line {number} is empty: remove that pair")
     pairs, tokens, begin = [], [], 0
     for end in range(1, len(targets) + 1):
         target = join(targets[begin:end])
@@ -72,20 +66,6 @@ def stack(
     if not pairs:
         raise ValueError(f"all {len(targets)} sentences have fewer than {min_tokens} target tokens")
     return pairs, tokens, len(targets) - begin
-
-
-def subword_nmt(codes: Path) -> Callable[[str], str]:
-    """BPE with a codes file of subword-nmt.
-
-    Raises:
-        ValueError: the file is missing, or is no codes file.
-    """
-    try:
-        bpe = BPE(io.StringIO(read_text(codes)))
-    except (SystemExit, ValueError, IndexError) as error:
-        # subword-nmt exits at a line that is no pair
-        raise ValueError(f"{codes} is no codes file of subword-nmt: {error}") from error
-    return lambda line: bpe.process_line(line).strip()
 
 
 def write(options: StackOptions) -> None:
@@ -100,7 +80,7 @@ def write(options: StackOptions) -> None:
     languages = [one for one in infer_language_pair(str(data)) if one] if data.is_dir() else []
     if len(languages) < 2:
         raise ValueError(f"{data} holds no binarised data")
-    cut = subword_nmt(options.codes)
+    cut = cutter(read_text(options.codes))
     lines = read_lines(options.source), read_lines(options.target)
     pairs, tokens, left_off = stack(*lines, lambda text: len(cut(text).split()), options.min_tokens)
     if folder.exists():

@@ -15,7 +15,6 @@ from espnet2.train.preprocessor import CommonPreprocessor  # noqa: E402
 
 from cape_studies.evaluate import espnet  # noqa: E402
 from cape_studies.evaluate.espnet import evaluate, models, testset  # noqa: E402
-from cape_studies.evaluate.espnet.decoding import batches  # noqa: E402
 from cape_studies.evaluate.espnet.testset import Piece, cut  # noqa: E402
 
 RATE = 8000
@@ -35,7 +34,7 @@ def test_errors_are_those_counted_by_hand():
 
 
 def test_an_edge_belongs_to_the_bin_above():
-    found = evaluate.bins([10.0, 15.0, 20.0])
+    found = evaluate.bins([15.0, 10.0, 20.0])
     assert [label for label, _, _ in found] == ["all", "<10", "10-15", "15-20", ">=20"]
     durations = [0.1, 9.999, 10.0, 14.999, 15.0, 19.999, 20.0, 500.0]
     inside = [[i for i, (_, a, b) in enumerate(found) if a <= d < b] for d in durations]
@@ -85,13 +84,6 @@ def test_texts_are_joined_in_the_order_of_time():
     assert evaluate.joined(3, pieces, ["a", "", "c", "x"]) == ["a c", "x", ""]
 
 
-def test_batches_are_sorted_and_no_larger_than_asked():
-    samples = dict(enumerate([3, 10, 9, 1, 4, 30, 3]))
-    # 30 is too long for any other
-    assert batches(samples, 20) == [[5], [1, 2], [4, 0, 6, 3]]
-    assert batches(samples, 0) == [[5], [1], [2], [4], [0], [6], [3]]
-
-
 # --- transcripts
 
 
@@ -107,7 +99,7 @@ def test_characters_become_words_and_noises_are_left_out_on_both_sides():
     model = made()
     assert model.hypothesis([4, 2, 3, 3, 5, 5]) == "a bb"
     assert model.reference("a <noise> bb ") == "a bb"
-    assert model.unknown("ab B") == (4, ["B"])
+    assert set(model.tokens("ab B")) - model.known == {"B"}
 
 
 # --- test sets
@@ -133,33 +125,24 @@ def test_a_test_set_has_a_name_and_its_utterances(folder):
     ]
 
 
-def test_a_test_set_from_windows_is_read(folder):
-    for name in ("wav.scp", "text"):
-        content = (folder / name).read_bytes().replace(b"\n", b"\r\n")
-        (folder / name).write_bytes(b"\xef\xbb\xbf" + content + b"\r\n")
-    found = testset.open_sets([str(folder)])["data"]
-    assert [(u.name, u.text) for u in found] == [("a", "one two"), ("b", "")]
-
-
 def sound(folder, samples, rate=RATE):
     soundfile.write(folder / "b.wav", np.array(samples), rate, subtype="FLOAT")
 
 
 BAD = [
-    (lambda data: sound(data, [0.0, np.nan]), "b in .*wav.scp .*NaN or infinite"),
-    (lambda data: sound(data, []), "b in .*wav.scp .*is empty"),
     (lambda data: sound(data, np.zeros((800, 2))), "b in .*wav.scp .*2 channels"),
-    (lambda data: sound(data, np.zeros(800), 2 * RATE), "rates: 8000 Hz \\(a\\), 16000 Hz \\(b\\)"),
+    (
+        lambda data: sound(data, np.zeros(800), 2 * RATE),
+        "one sampling rate, it has 8000 Hz .*, 16000 Hz",
+    ),
     (lambda data: (data / "b.wav").write_text("not a WAV file"), "b in .*cannot be read"),
     (lambda data: (data / "b.wav").unlink(), "b in .*cannot be read"),
     (lambda data: (data / "text").write_text("a one\n"), "1 utterances .*not in both, such as b"),
     (lambda data: (data / "text").write_text("a\nb\nc d\n"), "not in both, such as c"),
-    (lambda data: (data / "text").unlink(), "no such file of test data: .*text"),
-    (lambda data: (data / "segments").write_text("a1 a 0 1\n"), "segments file.*format_wav_scp"),
-    (lambda data: (data / "wav.scp").write_text("a sox - |\nb x\n"), "a in .*if it is a pipe"),
-    (lambda data: (data / "wav.scp").write_text("b x.wav\nb y.wav\n"), "b is duplicated"),
-    (lambda data: (data / "text").write_text("a é\nb\n", "latin-1"), "text is not UTF-8: line 1"),
-    (lambda data: (data / "text").write_text("a é\nb\n", "utf-16"), "text is not UTF-8"),
+    (lambda data: (data / "text").unlink(), "data needs wav.scp and text: .*text"),
+    (lambda data: (data / "wav.scp").write_text(""), "data"),
+    (lambda data: (data / "wav.scp").write_text("b x.wav\nb y.wav\n"), "data .*b is duplicated"),
+    (lambda data: (data / "text").write_text("a é\nb\n", "latin-1"), "data .*utf-8"),
 ]
 
 
@@ -224,8 +207,7 @@ def test_models_that_are_not_there_are_errors(trained, given, missing, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--bins 10 5", "--bins must be seconds > 0 that increase"),
-        ("--bins 0 10", "--bins must be"),
+        ("--bins 0 10", "--bins: input should be greater than 0"),
         ("--segment 10 ten", "parsing --segment: Could not find valid parse for .*ten"),
         ("--segment 10 0.5", "--segment: input should be greater than 1"),
     ],

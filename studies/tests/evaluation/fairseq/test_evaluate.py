@@ -16,6 +16,7 @@ from fairseq_support import PAIRS
 from lab_support import check_items, rows
 
 options = pytest.importorskip("fairseq.options")
+cutter = pytest.importorskip("cape_studies.data.subwords").cutter
 evaluate = pytest.importorskip("cape_studies.evaluate.fairseq.evaluate")
 
 N = 51  # sentences of a subset
@@ -44,7 +45,7 @@ def corpus(tmp_path_factory):
     codes = StringIO()
     learn_bpe(StringIO("\n".join(text["en"] + text["de"])), codes, 40)
     (folder / "codes").write_text(codes.getvalue(), encoding="utf-8")
-    cut = evaluate.stacking.subword_nmt(folder / "codes")
+    cut = cutter(codes.getvalue())
     for language, lines in text.items():
         (folder / f"tok.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
         words = "".join(f"{cut(line)}\n" for line in lines)
@@ -178,7 +179,7 @@ def test_a_checkpoint_with_the_counts_of_eval_bleu_is_loaded(corpus, best, run, 
 
 def test_losses_do_not_depend_on_batches(corpus, best, run):
     found = []
-    for size in (("--batch-size", 7), ("--max-tokens", 300, "--workers", 1), ("--amp",)):
+    for size in ((), ("--max-tokens", 300, "--workers", 1), ("--amp",)):
         given = run("loss", corpus / "bin", "--model", best, *size)
         found.append([float(row["value"]) for row in given])
     assert found[0] == pytest.approx(found[1], abs=1e-5)
@@ -217,7 +218,7 @@ def test_a_stacked_set_is_scored_with_the_dictionaries_of_the_training(corpus, b
 
 def test_sentences_left_out_are_an_error(corpus, best, monkeypatch):
     # num_shards is how fairseq shares batches among processes: here half of them are missing
-    given = evaluate.LossOptions(data=corpus / "bin", model=[str(best)], batch_size=10)
+    given = evaluate.LossOptions(data=corpus / "bin", model=[str(best)], max_tokens=400)
     test = evaluate.open_test(evaluate.load_model("model", best, given), "test", given)
     iterator = test.task.get_batch_iterator
     monkeypatch.setattr(
