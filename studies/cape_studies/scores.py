@@ -89,8 +89,8 @@ def conditions(rows: pd.DataFrame, evaluation: Evaluation, host: str, path: Path
         return rows.dropna(subset="condition")
     about = hosts.host(host)
     names = evaluation.condition or ([] if evaluation.name else list(about.CONDITION))
-    whole = [name for name in about.WHOLE if name not in names]
-    known(f"columns of {path}", [*names, *whole], rows)
+    whole = [name for name in about.WHOLE if name not in names and name in rows]
+    known(f"columns of {path}", names, rows)
     for name in whole:
         rows = rows[rows[name] == "all"]
     found: Any = evaluation.name or "all"
