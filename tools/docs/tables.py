@@ -33,7 +33,6 @@ from cape_studies import tables as shown_tables
 from cape_studies.answer import BRACKETS, of_ranges, sentences
 from cape_studies.compare import Scores, every
 from cape_studies.evaluate.output import made
-from cape_studies.stats import Estimate
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "docs"
@@ -43,8 +42,6 @@ PAGES = ["../README.md", "answer.md", "results.md", "cost.md"]
 PAGES = [HERE / name for name in PAGES]
 ANSWERS = ["my_images", "my_sentences", "my_recordings"]  # studies in answers/
 
-#: the study of README's column of recordings
-RECORDINGS = "digits_rope"
 #: README's table: a situation and its metric; its data and study; the evaluation, condition and
 #: name of what is tested as in training, and of what is tested beyond
 SITUATIONS = [
@@ -70,9 +67,16 @@ SITUATIONS = [
         ("bleu_long", "more than 15", "> 15"),
     ),
     (
-        "longer recordings, WER % ↓",
-        "spoken digits",
-        RECORDINGS,
+        "longer recordings, Conformer, WER % ↓",
+        "spoken digits, search",
+        "digits_conformer",
+        ("length", "3–6", "3–6 digits"),
+        ("length", "30–40", "30–40"),
+    ),
+    (
+        "longer recordings, Transformer, WER % ↓",
+        "spoken digits, CTC",
+        "digits_rope",
         ("length", "3–6", "3–6 digits"),
         ("length", "30–40", "30–40"),
     ),
@@ -183,13 +187,13 @@ def of_scores() -> str:
 def column(scores: Scores, condition: str) -> dict[str, str]:
     """What is typed → its score; the best and what is not significantly different from it bold.
 
-    Each variant is compared with the best alone, by Welch's t. ``noise`` is the median of half of
+    Variants of fewer than three trainings are left out. Each variant is compared with the best alone, by Welch's t. ``noise`` is the median of half of
     these intervals, ``trainings`` how many each variant has.
     """
     shown = {}
     for typed, called in TYPED.items():
-        found = {name: scores.found.get((name, condition), Estimate(0)) for name in called}
-        if has := [name for name, one in found.items() if one.known]:
+        trained = {name: len(scores.values.get((name, condition), ())) for name in called}
+        if has := [name for name, count in trained.items() if count >= 3]:
             shown[typed] = has[0]
     means = {name: scores.found[name, condition].value for name in shown.values()}
     best = (max if scores.higher else min)(means, key=lambda name: means[name])
@@ -356,6 +360,7 @@ def pictures() -> None:
         scores = Scores(one, one.study.report.evaluation, one.study.report.metric)
         scores.variants = [one for one in scores.variants if one in FIGURE] or scores.variants
         figure.draw(scores, RESULTS / f"{name}.png")
+    figure.draw(scores_of("digit_univit", "sizes"), RESULTS / "digit_univit.png")
     figure.draw(stored("my_images")[0], HERE / "answer.png")
     losses = scores_of("multi30k_short", "loss_long")
     losses.variants = [one for one in losses.variants if one in CAPTIONS]
