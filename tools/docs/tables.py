@@ -187,8 +187,9 @@ def of_scores() -> str:
 def column(scores: Scores, condition: str) -> dict[str, str]:
     """What is typed → its score; the best and what is not significantly different from it bold.
 
-    Variants of fewer than three trainings are left out. Each variant is compared with the best alone, by Welch's t. ``noise`` is the median of half of
-    these intervals, ``trainings`` how many each variant has.
+    Variants of fewer than three trainings are left out. Each variant is compared with the best
+    alone, by Welch's t. ``noise`` is the median of half of these intervals, ``trainings`` how many
+    each variant has.
     """
     shown = {}
     for typed, called in TYPED.items():
