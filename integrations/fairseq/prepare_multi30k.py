@@ -37,6 +37,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cape_studies.data import subwords
+from cape_studies.data.text import write_lines
 from cape_studies.evaluate.fairseq.stacking import join
 
 SPLITS = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
@@ -73,8 +74,7 @@ def main() -> None:
     for kind, parts in texts.items():
         (arguments.out / kind).mkdir(parents=True)
         for (split, language), lines in parts.items():
-            text = "".join(f"{line}\n" for line in lines)
-            (arguments.out / kind / f"{split}.{language}").write_text(text, encoding="utf-8")
+            write_lines(arguments.out / kind / f"{split}.{language}", lines)
     (arguments.out / "codes").write_text(codes, encoding="utf-8")
     binarise(arguments.out, languages)
 

@@ -16,10 +16,6 @@ from pydantic import ValidationError
 from cape_studies.options import problem
 
 
-class Diverged(ValueError):
-    """A model's numbers are not finite: its training has failed."""
-
-
 def call(host: str, argv: Sequence[str] | None = None) -> None:
     """The command of a host; its module ``evaluate`` is imported now, not before.
 

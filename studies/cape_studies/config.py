@@ -266,12 +266,11 @@ def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> 
 
 def _no_key(name: str, config: DictConfig) -> str | None:
     """Of a key that does not exist: the keys beside it, and how one is added."""
-    above = name.rpartition(".")[0]
+    above, _, key = name.rpartition(".")
     there = OmegaConf.select(config, above) if above else config
     if not isinstance(there, DictConfig):
         return None
     keys = ", ".join(sorted(map(str, there)))
-    key = name.rpartition(".")[2]
     meant = f"is {key}=… meant? " if key in config else ""
     adds = f"; +{name}=… adds it" if above else ""
     return f"there is no {name}: {meant}{above or 'the study'} has {keys}{adds}"

@@ -25,6 +25,7 @@ import numpy as np
 import soundfile
 
 from cape_studies.data.recordings import Split, prepare
+from cape_studies.data.text import write_lines
 
 RATE = 8000  # Hz, of all recordings
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -114,7 +115,8 @@ def make(recordings: Path, out: Path, sizes: Sizes) -> None:
         sets |= {f"unheard_{f}-{m}": (f, m, count) for f, m, count in sizes.tests}
     # last, because a set's number is part of its seed
     sets |= {f"valid_{f}-{m}": (f, m, n) for f, m, n in sizes.tests if f > TRAINED_ON[1]}
-    sets |= {f"{part}_1-2": (1, 2, sizes.short) for part in ("test", *(["unheard"] * len(alone)))}
+    tested = ["test", "unheard"] if alone else ["test"]
+    sets |= {f"{part}_1-2": (1, 2, sizes.short) for part in tested}
     for number, (name, (fewest, most, count)) in enumerate(sets.items()):
         part = PARTS[name.partition("_")[0]]
         speakers = alone if part is PARTS["unheard"] else spoken
@@ -127,7 +129,7 @@ def make(recordings: Path, out: Path, sizes: Sizes) -> None:
             key = f"{name}_{index:05d}"
             soundfile.write(folder / f"{key}.wav", samples, RATE, subtype="PCM_16")
             lines.append(f"{key} {' '.join(words)}")
-        (folder / "text.txt").write_text("".join(f"{line}\n" for line in lines))
+        write_lines(folder / "text.txt", lines)
     splits = [Split(name, out / "wav" / name, out / "wav" / name / "text.txt") for name in sets]
     shutil.rmtree(out / "data", ignore_errors=True)  # of a call that was interrupted
     prepare(splits, out / "data", token_type="word")

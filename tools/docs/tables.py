@@ -155,7 +155,7 @@ def number(of: str) -> str:
     """
     if of.startswith("step:"):
         _, case, variant = of.split(":")
-        return cell(steps()[case, variant], 2)
+        return cell(steps().set_index(["case", "variant"]).at[(case, variant), "step"], 2)
     study, evaluation, variant, condition = of.split(":")
     scores = scores_of(study, evaluation)
     (one, *other), (at, *less) = variant.split("−"), condition.split("−")
@@ -187,14 +187,14 @@ def of_scores() -> str:
 def column(scores: Scores, condition: str) -> dict[str, str]:
     """What is typed → its score; the best and what is not significantly different from it bold.
 
-    Variants of fewer than three trainings are left out. Each variant is compared with the best
+    Variants without an interval are left out. Each variant is compared with the best
     alone, by Welch's t. ``noise`` is the median of half of these intervals, ``trainings`` how many
     each variant has.
     """
     shown = {}
     for typed, called in TYPED.items():
-        trained = {name: len(scores.values.get((name, condition), ())) for name in called}
-        if has := [name for name, count in trained.items() if count >= 3]:
+        found = {name: scores.found.get((name, condition)) for name in called}
+        if has := [name for name, one in found.items() if one and one.known]:
             shown[typed] = has[0]
     means = {name: scores.found[name, condition].value for name in shown.values()}
     best = (max if scores.higher else min)(means, key=lambda name: means[name])
@@ -210,28 +210,23 @@ def column(scores: Scores, condition: str) -> dict[str, str]:
     return {**cells, "trainings": of, "noise": f"{noise:.1f}"}
 
 
-def steps() -> pd.Series:
-    """The time of an eager training step on an H100, by case and variant: a multiple of nopos.
-
-    A Conformer's is a multiple of ESPnet's own with rel_pos.
-    """
+@cache
+def steps(unit: str | None = None) -> pd.DataFrame:
+    """Eager training steps on an H100, as multiples of a unit: nopos, or stock, which is ESPnet's
+    own Conformer with rel_pos. None: all."""
     found = pd.read_csv(MEASURED / "steps_h100.csv")
-    return found[found["compiled"].isna()].set_index(["case", "variant"])["step"]
+    found = found[found["compiled"].isna()]
+    return found if unit is None else found[found["unit"] == unit]
 
 
 def of_gpu() -> str:
     """A training step on a GPU: each variant's time as a multiple of nopos, not compiled."""
-    steps = pd.read_csv(MEASURED / "steps_h100.csv")
-    steps = steps[(steps["unit"] == "nopos") & steps["compiled"].isna()]
-    return by_case(steps.pivot(index="variant", columns="case", values="step"))
+    return by_case(steps("nopos").pivot(index="variant", columns="case", values="step"))
 
 
 def of_conformer() -> str:
     """A training step of a Conformer on a GPU, as multiples of ESPnet's own with rel_pos."""
-    steps = pd.read_csv(MEASURED / "steps_h100.csv")
-    found = steps[steps["unit"] == "stock"].pivot(
-        index="variant", columns="case", values=["step", "memory"]
-    )
+    found = steps("stock").pivot(index="variant", columns="case", values=["step", "memory"])
     found = found.drop("stock").sort_values(("step", "conformer_12"))
     cases = {"conformer_12": "10 s", "conformer_12_30s": "30 s"}
     shown = [(what, case) for case in cases for what in ("step", "memory")]

@@ -23,7 +23,7 @@ from fairseq_cli import preprocess
 from cape_studies.data import facts, subwords
 from cape_studies.data.files import complain
 from cape_studies.data.split import LEAST, apart, drawn, short_and_long
-from cape_studies.data.text import read_lines
+from cape_studies.data.text import read_lines, write_lines
 
 MERGES = 8000
 MOST_BROUGHT = 2000  # pairs of the user's test
@@ -151,8 +151,7 @@ def prepare(
         sides = {part: [bpe(line) for line in lines] for part, lines in sides.items()}
     (out / "text").mkdir(parents=True)
     for (name, language), lines in sides.items():
-        path = out / "text" / f"{name}.{language}"
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        write_lines(out / "text" / f"{name}.{language}", lines)
     _binarise(found, out)
     sizes = _sizes(text, found, out, max_tokens)
     source_sizes, target_sizes = sizes["train"]

@@ -10,7 +10,7 @@ import logging
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from espnet2.text.char_tokenizer import CharTokenizer
 from espnet2.text.word_tokenizer import WordTokenizer
 
 from cape_studies.data.files import complain, files, kinds
-from cape_studies.data.text import read_lines, read_text
+from cape_studies.data.text import read_lines, read_text, write_lines
 
 KINDS = ".wav", ".flac"
 SPECIAL = "<blank>", "<unk>", "<sos/eos>"
@@ -174,8 +174,8 @@ def write(out: Path, parts: Mapping[str, Mapping[str, Utterance]], token_type: s
     for name, part in parts.items():
         (out / name).mkdir(parents=True, exist_ok=True)
         lines = sorted(part.items())
-        _write_lines(out / name / "wav.scp", (f"{key} {one.path.absolute()}" for key, one in lines))
-        _write_lines(out / name / "text", (f"{key} {one.text}" for key, one in lines))
+        write_lines(out / name / "wav.scp", (f"{key} {one.path.absolute()}" for key, one in lines))
+        write_lines(out / name / "text", (f"{key} {one.text}" for key, one in lines))
     if "train" not in parts:
         return
     # not espnet2.bin.tokenize_text, whose imports take long and look for data on the net
@@ -185,14 +185,10 @@ def write(out: Path, parts: Mapping[str, Mapping[str, Utterance]], token_type: s
         for name, part in parts.items()
     }
     tokens = [token for token, _ in counts["train"].most_common() if token not in SPECIAL]
-    _write_lines(out / "tokens.txt", [*SPECIAL[:2], *tokens, SPECIAL[2]])
+    write_lines(out / "tokens.txt", [*SPECIAL[:2], *tokens, SPECIAL[2]])
     for name, count in counts.items():
         if unknown := sorted(count.keys() - {*tokens, *SPECIAL}):
             logging.warning(
                 f"{name}: {len(unknown)} of its {token_type}s are not in train, such as "
                 f"{unknown[0]!r}: they become <unk>, which the model cannot learn"
             )
-
-
-def _write_lines(path: Path, lines: Iterable[str]) -> None:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

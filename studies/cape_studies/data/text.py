@@ -1,5 +1,6 @@
-"""Text that a user hands over: UTF-8, with or without a byte order mark."""
+"""Text of a line each: a user's, in UTF-8 with or without a byte order mark, and ours."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 MARK = "\ufeff"  # files that were joined have it at the beginning of each
@@ -38,3 +39,8 @@ def read_lines(path: str | Path) -> list[str]:
     """
     text = read_text(path)
     return text.removesuffix("\n").split("\n") if text else []
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    r"""Write lines, each with a ``\n``, in UTF-8."""
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -12,7 +12,6 @@ from torch.utils.benchmark import timer
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from cape_studies.command import Diverged
 from cape_studies.evaluate.espnet.models import Model
 from cape_studies.evaluate.espnet.options import EspnetOptions
 from cape_studies.evaluate.espnet.testset import Piece, Utterance
@@ -32,7 +31,7 @@ def decode(
     With ``--hops`` the first piece is decoded once before the time counts.
 
     Raises:
-        Diverged: the model's output is not finite.
+        ValueError: the model's output is not finite.
     """
     place = torch.device(model.speech2text.device)
     recognise = _searched if model.searches else _greedy
@@ -77,7 +76,7 @@ def _greedy(model: Model, speech: Tensor) -> Ids:
         return None
     (logits,) = asr.ctc.ctc_lo(out[0] if isinstance(out, tuple) else out)  # intermediate CTC
     if not bool(logits.isfinite().all()):
-        raise Diverged("the model's output is not finite: did its training diverge?")
+        raise ValueError("the model's output is not finite: did its training diverge?")
     left_out = {asr.blank_id, asr.sos, asr.eos}
     return [i for i in logits.argmax(dim=1).unique_consecutive().tolist() if i not in left_out]
 

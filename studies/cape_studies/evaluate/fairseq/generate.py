@@ -10,7 +10,6 @@ from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor
 from tqdm import tqdm
 
-from cape_studies.command import Diverged
 from cape_studies.evaluate.fairseq.checkpoints import Loaded
 from cape_studies.evaluate.fairseq.options import BleuOptions, ModelOptions
 
@@ -105,7 +104,7 @@ def score_references(test: Test, options: ModelOptions) -> list[list[float]]:
     losses = [-scored["positional_scores"].double() for scored, _ in found]
     for number, loss in enumerate(losses):
         if not loss.isfinite().all():
-            raise Diverged(f"a loss in sentence {number} is not finite")
+            raise ValueError(f"a loss in sentence {number} is not finite")
     return [loss.tolist() for loss in losses]
 
 
@@ -132,7 +131,7 @@ def _generate(test: Test, config: Any, options: ModelOptions) -> tuple[Any, list
         numbers = batch["id"].tolist()
         for number, hypothesis, target in zip(numbers, hypotheses, batch["target"], strict=True):
             if not hypothesis:
-                raise Diverged(f"no hypothesis for sentence {number}: the numbers are NaN")
+                raise ValueError(f"no hypothesis for sentence {number}: the numbers are NaN")
             best = {name: hypothesis[0][name].cpu() for name in ("tokens", "positional_scores")}
             found.append((number, (best, utils.strip_pad(target, pad))))
     found.sort(key=lambda one: one[0])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from fairseq.data.data_utils import infer_language_pair
 
 from cape_studies.data.subwords import cutter
-from cape_studies.data.text import read_lines, read_text
+from cape_studies.data.text import read_lines, read_text, write_lines
 from cape_studies.evaluate.fairseq.options import StackOptions
 
 # quotes and brackets, also as the Moses tokeniser writes them (&quot;), before the first letter
@@ -87,8 +87,7 @@ def write(options: StackOptions) -> None:
         raise ValueError(f"{folder} exists: choose another name")
     folder.mkdir(parents=True)
     for language, side in zip(languages, zip(*pairs, strict=True), strict=True):
-        content = "".join(f"{cut(line)}\n" for line in side)
-        (folder / f"stacked.{language}").write_text(content, encoding="utf-8")
+        write_lines(folder / f"stacked.{language}", map(cut, side))
     arguments = [
         *("--source-lang", languages[0], "--srcdict", data / f"dict.{languages[0]}.txt"),
         *("--target-lang", languages[1], "--tgtdict", data / f"dict.{languages[1]}.txt"),

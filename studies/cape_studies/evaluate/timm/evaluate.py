@@ -12,7 +12,7 @@ import torch
 from timm.data import ImageDataset
 from tqdm import tqdm
 
-from cape_studies.command import Diverged, said
+from cape_studies.command import said
 from cape_studies.evaluate.output import Score
 from cape_studies.evaluate.timm.images import loader, open_folder, sizes
 from cape_studies.evaluate.timm.loading import Loaded, load
@@ -210,7 +210,7 @@ def right_answers(
             progress.update(len(targets))
     progress.close()
     if broken:
-        raise Diverged(
+        raise ValueError(
             f"{title}: NaN or infinite logits for {broken} of {many} images: leave out "
             "--amp. Without --amp it means that the training has failed"
         )
