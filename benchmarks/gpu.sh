@@ -100,6 +100,8 @@ part_1() {
     before='' each torch "Steps of the other variants" 120 variants "${cases[@]}" --pos "${rest[@]}"
     before='' each torch "Conformer beside ESPnet's own" 60 variants --unit stock \
         --cases conformer_12 conformer_12_30s --batch 24 8 "${few[@]}" --pos rope alibi cape relpos
+    before='' each torch "Recognition by it" 40 variants --inference --unit stock \
+        --cases conformer_12 conformer_12_30s --batch 24 8 "${few[@]}" --pos rope alibi cape relpos
 }
 
 part_2() {

@@ -2,14 +2,15 @@
 
     python benchmarks/variants.py [--cases vit_small wmt_base asr_12] [--pos nopos cape …]
         [--unit nopos] [--batch 8, or one for each case] [--device cuda] [--dtype bfloat16]
-        [--compile] [--cpu-time] [--rounds 7] [--csv table.csv] [--label before]
+        [--inference] [--compile] [--cpu-time] [--rounds 7] [--csv table.csv] [--label before]
 
 Each variant takes turns with the one that it is compared with, and its row is printed before the
 next is built: a run that is cut off has lost no row.
 
 A training step is forward, backward and AdamW, in the host's own training mode. Memory is what a
 step needs at its worst beyond weights and optimizer: gradients and what backward needs of forward.
-Waits are how often a step makes the CPU wait for the GPU, the host's own waits included.
+Waits are how often a step makes the CPU wait for the GPU, the host's own waits included. With
+--inference a step is one forward in evaluation, without gradients.
 """
 
 import time
@@ -43,6 +44,19 @@ def training_step(
     return step
 
 
+def inference_step(
+    model: nn.Module, loss: Callable[[nn.Module], Tensor], arguments: Namespace
+) -> Callable[[], None]:
+    """Forward alone."""
+    called = torch.compile(model, backend=arguments.compile) if arguments.compile else model
+
+    def step() -> None:
+        with torch.inference_mode(), autocast(arguments):
+            loss(called)
+
+    return step
+
+
 def measure(case: str, batch: int, arguments: Namespace) -> None:
     """Print a row for each variant of a case.
 
@@ -55,14 +69,16 @@ def measure(case: str, batch: int, arguments: Namespace) -> None:
     clock = time.process_time if arguments.cpu_time else time.perf_counter
 
     def ready(pos: str) -> tuple[Callable[[], None], int]:
-        """A variant's training step, and how many parameters it trains."""
+        """A variant's step, and how many parameters it trains."""
         model, loss = build(pos)
-        model.to(device).train()
-        return training_step(model, loss, arguments), sum(p.numel() for p in model.parameters())
+        model.to(device).train(not arguments.inference)
+        made = inference_step if arguments.inference else training_step
+        return made(model, loss, arguments), sum(p.numel() for p in model.parameters())
 
     of_unit, unit_parameters = ready(unit)
     unit_memory = peak_bytes(of_unit, device)
     how = [arguments.dtype, f"batch {batch}", f"1 is {unit}"]
+    how += ["inference"] if arguments.inference else []
     how += [f"compiled by {arguments.compile}"] if arguments.compile else []
     how += ["CPU time"] if arguments.cpu_time else []
     table = Table(SHOWN, arguments, f"{case}, {', '.join(how)}")
@@ -76,6 +92,7 @@ def measure(case: str, batch: int, arguments: Namespace) -> None:
             case=f"tiny {case}" if arguments.tiny else case,
             batch=batch,
             dtype=arguments.dtype,
+            inference=arguments.inference,
             compiled=arguments.compile or "",
             clock="CPU time" if arguments.cpu_time else "",
             variant=pos,
@@ -102,6 +119,8 @@ def main() -> None:
     parser.add_argument("--unit", default="nopos", choices=every, help="the others' divisor")
     parser.add_argument("--batch", nargs="+", type=int, default=[8],
                         help="images, pairs or utterances: one number, or one a case")  # fmt: skip
+    parser.add_argument("--inference", action="store_true",
+                        help="a forward in evaluation in place of a training step")  # fmt: skip
     parser.add_argument("--compile", nargs="?", const="inductor", metavar="BACKEND",
                         help="torch.compile, by inductor unless another is named")  # fmt: skip
     parser.add_argument("--cpu-time", action="store_true",
