@@ -22,7 +22,8 @@ TRAIN_PY = Path(os.environ.get("TIMM_SCRIPTS", ""), "train.py")
 
 def assert_the_loss_falls(pattern: str, *command: object) -> None:
     """``pattern`` finds the losses in what the trainer prints."""
-    status, said = run(sys.executable, *command, PYTHONPATH=ROOT)
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # of gpu.sh
+    status, said = run(sys.executable, *command, PYTHONPATH=path)
     losses = [float(loss) for loss in re.findall(pattern, said)]
     assert status == 0, said[-2000:]
     assert losses[-1] < losses[0], losses  # no NaN
