@@ -15,6 +15,7 @@ and ``<!-- /read -->`` and stays; its numbers are filled too.
 """
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -98,6 +99,15 @@ TYPED = {
     "`random_rope`": ["random_rope"],
 }
 FIGURE = {"cape_rope", "rope", "rope_gap", "rope_moved", "nopos"}  # of objects that move
+#: rows of benchmarks/results/intervals.csv that results.md shows
+SIMULATED = [
+    "a score",
+    "a score, of other test items, ± half the spread",
+    "one pair",
+    "one pair, one spreads 5 times as much",
+    "all pairs of 3",
+    "all pairs of 7",
+]
 CAPTIONS = {"cape", "sinpos", "alibi", "relpos", "rope", "random_rope", "abspos", "nopos"}
 WORDS = [0, 8, 12, 16, 20, 31]  # of a caption's reference, the last of each part
 LENGTHS = [f"{least + 1}–{most}" for least, most in pairwise(WORDS)]
@@ -145,10 +155,14 @@ def of_items(one: read.Result, items: pd.DataFrame, name: str) -> Scores:
 
 
 @cache
-def number(of: str) -> str:
+def number(of: str, items: bool = False) -> str:
     """A score or a difference with its interval: ``canvas:shift:cape_rope−rope:corner``.
 
     ``step:vit_small:rope`` is the time of a training step on a GPU, see :func:`steps`.
+
+    Args:
+        of: which.
+        items: with its ±, the standard error by the choice of test items.
 
     Raises:
         KeyError: there is no such score or step.
@@ -160,10 +174,13 @@ def number(of: str) -> str:
     scores = scores_of(study, evaluation)
     (one, *other), (at, *less) = variant.split("−"), condition.split("−")
     digits = 2 if scores.metric == "loss" else 1
-    if not other and not less:
-        return shown_tables.cell(scores.found[one, at], digits)
-    found = scores.difference(one, (other or [one])[0], at, (less or [at])[0])
-    return shown_tables.cell(found, digits, "+")
+    differs = bool(other or less)
+    found = scores.found[one, at]
+    if differs:
+        found = scores.difference(one, (other or [one])[0], at, (less or [at])[0])
+    if not items:
+        found = found._replace(items=math.nan)
+    return shown_tables.cell(found, digits, "+" if differs else "")
 
 
 def of_scores() -> str:
@@ -263,16 +280,13 @@ def by_case(found: pd.DataFrame) -> str:
 
 def of_intervals() -> str:
     """How often intervals are wrong or find a difference, by ``benchmarks/intervals.py``."""
-    found = pd.read_csv(MEASURED / "intervals.csv")
-    parts = {"wrong": "wrong", "found": "found"}
-    shown = found.pivot(index="compared", columns="trainings", values=[*parts]).dropna(
-        axis=1, how="all"
-    )
+    found = pd.read_csv(MEASURED / "intervals.csv").set_index(["compared", "trainings"])
+    shown = [(part, trainings) for part in ("wrong", "found") for trainings in ("3", "5")]
     rows = [
-        [name, *(cell(100 * of[one], 1) for one in shown)]
-        for name, of in shown.reindex(found["compared"].unique()).iterrows()
+        [name, *(cell(100 * found.at[(name, trainings), part], 1) for part, trainings in shown)]
+        for name in SIMULATED
     ]
-    return table(["%", *(f"{parts[part]}, {trainings}" for part, trainings in shown)], rows)
+    return table(["%", *(f"{part}, {trainings} seeds" for part, trainings in shown)], rows)
 
 
 def cell(value: float | None, decimals: int) -> str:
@@ -316,7 +330,8 @@ def results() -> dict[Path, str]:
             before = target.read_text("utf-8") if target.exists() else ""
             read = re.search(r"<!-- read -->.*?<!-- /read -->\n", before, flags=re.DOTALL)
             first, rest = "\n".join(map(page, studies(path.stem))).split("\n", 1)
-            pages[target] = f"{first}\n\n{filled(read[0])}{rest}" if read else f"{first}\n{rest}"
+            by_hand = f"\n{filled(read[0], items=True)}" if read else ""
+            pages[target] = f"{first}\n{by_hand}{rest}"
     return pages
 
 
@@ -379,8 +394,8 @@ def by_words() -> Scores:
     return of_items(replace(one, study=study), items, "words")
 
 
-def filled(text: str) -> str:
-    """The page with its tables and numbers anew.
+def filled(text: str, items: bool = False) -> str:
+    """The page with its tables and numbers anew; ``items`` as for :func:`number`.
 
     Raises:
         KeyError: a table of that name or a number is not known.
@@ -400,7 +415,7 @@ def filled(text: str) -> str:
         return f"<!-- {name} -->\n{own[name]()}<!-- -->"
 
     text = re.sub(
-        r"<!--=(.+?)-->.*?<!--/-->", lambda m: f"<!--={m[1]}-->{number(m[1])}<!--/-->", text
+        r"<!--=(.+?)-->.*?<!--/-->", lambda m: f"<!--={m[1]}-->{number(m[1], items)}<!--/-->", text
     )
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- -->", anew, text, flags=re.DOTALL)
 
