@@ -5,7 +5,7 @@
     cp report/scores-items.csv.xz studies/results/digits-items.csv.xz
     python tools/docs/tables.py
 
-docs/answer.md and docs/answers/*.json are made of docs/answers/*.csv.
+docs/answer.md and docs/answers/my_images.json are made of docs/answers/my_images.csv.
 
 A table stands between ``<!-- NAME -->`` and ``<!-- -->``, a number between ``<!--=STUDY:EVALUATION:
 VARIANT:CONDITION-->`` and ``<!--/-->``; VARIANT or CONDITION may be a difference, A−B with a minus
@@ -19,7 +19,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -41,7 +41,7 @@ RESULTS = ROOT / "studies" / "results"
 MEASURED = ROOT / "benchmarks" / "results"
 PAGES = ["../README.md", "answer.md", "results.md", "cost.md"]
 PAGES = [HERE / name for name in PAGES]
-ANSWERS = ["my_images", "my_sentences", "my_recordings"]  # studies in answers/
+ANSWER = HERE / "answers" / "my_images.json"  # beside its CSV
 
 #: README's table: a situation and its metric; its data and study; the evaluation, condition and
 #: name of what is tested as in training, and of what is tested beyond
@@ -300,24 +300,24 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 @cache
-def stored(study: str) -> list[Scores]:
-    """The scores in answers/STUDY.csv, with the chance of answers/STUDY.json."""
-    (one,) = read.stored(HERE / "answers" / f"{study}.csv")
+def stored() -> list[Scores]:
+    """The scores beside ANSWER, with its chance."""
+    (one,) = read.stored(ANSWER.with_suffix(".csv"))
     one.study.variants = {name: one.study.variants[name] for name in one.scores["variant"]}
-    one.study.answer.chance = json.loads((HERE / "answers" / f"{study}.json").read_text())["chance"]
+    one.study.answer.chance = json.loads(ANSWER.read_text())["chance"]
     return every(one)
 
 
-def answer(study: str) -> dict[str, object]:
-    """answers/STUDY.json with its ranges made anew."""
-    about = json.loads((HERE / "answers" / f"{study}.json").read_text())
-    scores = stored(study)
-    return {**about, "ranges": of_ranges(scores[0].result.study.answer, scores)}
+def answer() -> dict[str, object]:
+    """ANSWER with its ranges made anew."""
+    scores = stored()
+    ranges = of_ranges(scores[0].result.study.answer, scores)
+    return {**json.loads(ANSWER.read_text()), "ranges": ranges}
 
 
-def of_answer(study: str) -> str:
-    """What an answer says of the data and the scores; its page says once what parentheses are."""
-    said = sentences({**answer(study), "cost": {}}, stored(study)[0].result.study)
+def of_answer() -> str:
+    """What an answer says of the data and the scores; its page says what parentheses are."""
+    said = sentences({**answer(), "cost": {}}, stored()[0].result.study)
     return "\n>\n".join(f"> {line}" for line in said if not line.startswith(BRACKETS)) + "\n"
 
 
@@ -372,7 +372,7 @@ def pictures() -> None:
         scores.variants = [one for one in scores.variants if one in FIGURE] or scores.variants
         figure.draw(scores, RESULTS / f"{name}.png")
     figure.draw(scores_of("digit_univit", "sizes"), RESULTS / "digit_univit.png")
-    figure.draw(stored("my_images")[0], HERE / "answer.png")
+    figure.draw(stored()[0], HERE / "answer.png")
     losses = scores_of("multi30k_short", "loss_long")
     losses.variants = [one for one in losses.variants if one in CAPTIONS]
     figure.draw(losses, RESULTS / "multi30k_short_loss.png")
@@ -409,9 +409,8 @@ def filled(text: str, items: bool = False) -> str:
             "kernels": of_kernels,
             "scores": of_scores,
             "intervals": of_intervals,
+            "answer": of_answer,
         }
-        for study in ANSWERS:
-            own[study] = partial(of_answer, study)
         return f"<!-- {name} -->\n{own[name]()}<!-- -->"
 
     text = re.sub(
@@ -426,5 +425,4 @@ if __name__ == "__main__":
         path.write_text(filled(path.read_text()))
     for path, text in results().items():
         path.write_text(text)
-    for study in ANSWERS:
-        (HERE / "answers" / f"{study}.json").write_text(json.dumps(answer(study), indent=2))
+    ANSWER.write_text(json.dumps(answer(), indent=2))
