@@ -5,7 +5,7 @@
     cp report/scores-items.csv.xz studies/results/digits-items.csv.xz
     python tools/docs/tables.py
 
-docs/answer.md and docs/answers/*.json are made of docs/answers/*.csv.
+docs/answer.md and docs/answers/my_images.json are made of docs/answers/my_images.csv.
 
 A table stands between ``<!-- NAME -->`` and ``<!-- -->``, a number between ``<!--=STUDY:EVALUATION:
 VARIANT:CONDITION-->`` and ``<!--/-->``; VARIANT or CONDITION may be a difference, A−B with a minus
@@ -15,10 +15,11 @@ and ``<!-- /read -->`` and stays; its numbers are filled too.
 """
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -40,7 +41,7 @@ RESULTS = ROOT / "studies" / "results"
 MEASURED = ROOT / "benchmarks" / "results"
 PAGES = ["../README.md", "answer.md", "results.md", "cost.md"]
 PAGES = [HERE / name for name in PAGES]
-ANSWERS = ["my_images", "my_sentences", "my_recordings"]  # studies in answers/
+ANSWER = HERE / "answers" / "my_images.json"  # beside its CSV
 
 #: README's table: a situation and its metric; its data and study; the evaluation, condition and
 #: name of what is tested as in training, and of what is tested beyond
@@ -98,6 +99,15 @@ TYPED = {
     "`random_rope`": ["random_rope"],
 }
 FIGURE = {"cape_rope", "rope", "rope_gap", "rope_moved", "nopos"}  # of objects that move
+#: rows of benchmarks/results/intervals.csv that results.md shows
+SIMULATED = [
+    "a score",
+    "a score, of other test items, ± half the spread",
+    "one pair",
+    "one pair, one spreads 5 times as much",
+    "all pairs of 3",
+    "all pairs of 7",
+]
 CAPTIONS = {"cape", "sinpos", "alibi", "relpos", "rope", "random_rope", "abspos", "nopos"}
 WORDS = [0, 8, 12, 16, 20, 31]  # of a caption's reference, the last of each part
 LENGTHS = [f"{least + 1}–{most}" for least, most in pairwise(WORDS)]
@@ -145,10 +155,14 @@ def of_items(one: read.Result, items: pd.DataFrame, name: str) -> Scores:
 
 
 @cache
-def number(of: str) -> str:
+def number(of: str, items: bool = False) -> str:
     """A score or a difference with its interval: ``canvas:shift:cape_rope−rope:corner``.
 
     ``step:vit_small:rope`` is the time of a training step on a GPU, see :func:`steps`.
+
+    Args:
+        of: which.
+        items: with its ±, the standard error by the choice of test items.
 
     Raises:
         KeyError: there is no such score or step.
@@ -160,10 +174,13 @@ def number(of: str) -> str:
     scores = scores_of(study, evaluation)
     (one, *other), (at, *less) = variant.split("−"), condition.split("−")
     digits = 2 if scores.metric == "loss" else 1
-    if not other and not less:
-        return shown_tables.cell(scores.found[one, at], digits)
-    found = scores.difference(one, (other or [one])[0], at, (less or [at])[0])
-    return shown_tables.cell(found, digits, "+")
+    differs = bool(other or less)
+    found = scores.found[one, at]
+    if differs:
+        found = scores.difference(one, (other or [one])[0], at, (less or [at])[0])
+    if not items:
+        found = found._replace(items=math.nan)
+    return shown_tables.cell(found, digits, "+" if differs else "")
 
 
 def of_scores() -> str:
@@ -263,16 +280,13 @@ def by_case(found: pd.DataFrame) -> str:
 
 def of_intervals() -> str:
     """How often intervals are wrong or find a difference, by ``benchmarks/intervals.py``."""
-    found = pd.read_csv(MEASURED / "intervals.csv")
-    parts = {"wrong": "wrong", "found": "found"}
-    shown = found.pivot(index="compared", columns="trainings", values=[*parts]).dropna(
-        axis=1, how="all"
-    )
+    found = pd.read_csv(MEASURED / "intervals.csv").set_index(["compared", "trainings"])
+    shown = [(part, trainings) for part in ("wrong", "found") for trainings in ("3", "5")]
     rows = [
-        [name, *(cell(100 * of[one], 1) for one in shown)]
-        for name, of in shown.reindex(found["compared"].unique()).iterrows()
+        [name, *(cell(100 * found.at[(name, trainings), part], 1) for part, trainings in shown)]
+        for name in SIMULATED
     ]
-    return table(["%", *(f"{parts[part]}, {trainings}" for part, trainings in shown)], rows)
+    return table(["%", *(f"{part}, {trainings} seeds" for part, trainings in shown)], rows)
 
 
 def cell(value: float | None, decimals: int) -> str:
@@ -286,24 +300,24 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 @cache
-def stored(study: str) -> list[Scores]:
-    """The scores in answers/STUDY.csv, with the chance of answers/STUDY.json."""
-    (one,) = read.stored(HERE / "answers" / f"{study}.csv")
+def stored() -> list[Scores]:
+    """The scores beside ANSWER, with its chance."""
+    (one,) = read.stored(ANSWER.with_suffix(".csv"))
     one.study.variants = {name: one.study.variants[name] for name in one.scores["variant"]}
-    one.study.answer.chance = json.loads((HERE / "answers" / f"{study}.json").read_text())["chance"]
+    one.study.answer.chance = json.loads(ANSWER.read_text())["chance"]
     return every(one)
 
 
-def answer(study: str) -> dict[str, object]:
-    """answers/STUDY.json with its ranges made anew."""
-    about = json.loads((HERE / "answers" / f"{study}.json").read_text())
-    scores = stored(study)
-    return {**about, "ranges": of_ranges(scores[0].result.study.answer, scores)}
+def answer() -> dict[str, object]:
+    """ANSWER with its ranges made anew."""
+    scores = stored()
+    ranges = of_ranges(scores[0].result.study.answer, scores)
+    return {**json.loads(ANSWER.read_text()), "ranges": ranges}
 
 
-def of_answer(study: str) -> str:
-    """What an answer says of the data and the scores; its page says once what parentheses are."""
-    said = sentences({**answer(study), "cost": {}}, stored(study)[0].result.study)
+def of_answer() -> str:
+    """What an answer says of the data and the scores; its page says what parentheses are."""
+    said = sentences({**answer(), "cost": {}}, stored()[0].result.study)
     return "\n>\n".join(f"> {line}" for line in said if not line.startswith(BRACKETS)) + "\n"
 
 
@@ -316,7 +330,8 @@ def results() -> dict[Path, str]:
             before = target.read_text("utf-8") if target.exists() else ""
             read = re.search(r"<!-- read -->.*?<!-- /read -->\n", before, flags=re.DOTALL)
             first, rest = "\n".join(map(page, studies(path.stem))).split("\n", 1)
-            pages[target] = f"{first}\n\n{filled(read[0])}{rest}" if read else f"{first}\n{rest}"
+            by_hand = f"\n{filled(read[0], items=True)}" if read else ""
+            pages[target] = f"{first}\n{by_hand}{rest}"
     return pages
 
 
@@ -357,7 +372,7 @@ def pictures() -> None:
         scores.variants = [one for one in scores.variants if one in FIGURE] or scores.variants
         figure.draw(scores, RESULTS / f"{name}.png")
     figure.draw(scores_of("digit_univit", "sizes"), RESULTS / "digit_univit.png")
-    figure.draw(stored("my_images")[0], HERE / "answer.png")
+    figure.draw(stored()[0], HERE / "answer.png")
     losses = scores_of("multi30k_short", "loss_long")
     losses.variants = [one for one in losses.variants if one in CAPTIONS]
     figure.draw(losses, RESULTS / "multi30k_short_loss.png")
@@ -379,8 +394,8 @@ def by_words() -> Scores:
     return of_items(replace(one, study=study), items, "words")
 
 
-def filled(text: str) -> str:
-    """The page with its tables and numbers anew.
+def filled(text: str, items: bool = False) -> str:
+    """The page with its tables and numbers anew; ``items`` as for :func:`number`.
 
     Raises:
         KeyError: a table of that name or a number is not known.
@@ -394,13 +409,12 @@ def filled(text: str) -> str:
             "kernels": of_kernels,
             "scores": of_scores,
             "intervals": of_intervals,
+            "answer": of_answer,
         }
-        for study in ANSWERS:
-            own[study] = partial(of_answer, study)
         return f"<!-- {name} -->\n{own[name]()}<!-- -->"
 
     text = re.sub(
-        r"<!--=(.+?)-->.*?<!--/-->", lambda m: f"<!--={m[1]}-->{number(m[1])}<!--/-->", text
+        r"<!--=(.+?)-->.*?<!--/-->", lambda m: f"<!--={m[1]}-->{number(m[1], items)}<!--/-->", text
     )
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- -->", anew, text, flags=re.DOTALL)
 
@@ -411,5 +425,4 @@ if __name__ == "__main__":
         path.write_text(filled(path.read_text()))
     for path, text in results().items():
         path.write_text(text)
-    for study in ANSWERS:
-        (HERE / "answers" / f"{study}.json").write_text(json.dumps(answer(study), indent=2))
+    ANSWER.write_text(json.dumps(answer(), indent=2))
