@@ -251,14 +251,6 @@ def of_conformer() -> str:
     return table(["", *(f"{cases[case]}, {what}" for what, case in shown)], rows)
 
 
-def of_kernels() -> str:
-    """Gigabytes of a step without positions, and those that each variant adds to it."""
-    counts = pd.read_csv(MEASURED / "kernels.csv")
-    counts["GB"] = (counts["forward_bytes"] + counts["backward_bytes"]) / 1e9
-    counts = counts[counts["case"] != "part"].pivot(index="pos", columns="case", values="GB")
-    return by_case(counts)
-
-
 #: cases of benchmarks/results → their names on cost.md
 CASES = {
     "vit_small": "ViT-S",
@@ -406,7 +398,6 @@ def filled(text: str, items: bool = False) -> str:
         own = {
             "gpu": of_gpu,
             "conformer": of_conformer,
-            "kernels": of_kernels,
             "scores": of_scores,
             "intervals": of_intervals,
             "answer": of_answer,
