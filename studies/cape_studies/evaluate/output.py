@@ -100,27 +100,22 @@ def in_bins(
 def write(options: RunOptions, scores: Iterable[Score] | None) -> None:
     """Write a command's scores and their items as they come, and print a table at the end.
 
-    The outputs are checked before the first score is made. None writes nothing. A file has the name
-    NAME.part until all scores are written; the file that it replaces stays until then.
+    The outputs are checked before the first score is made. None writes nothing.
 
     Raises:
         ValueError: a CSV exists, or cannot be written there.
     """
     if scores is None:
         return
-    paths = [path for path in (options.csv, options.items) if path is not None]
-    parts = {path: path.with_name(f"{path.name}.part") for path in paths}
-    for path, part in parts.items():
+    for path in filter(None, (options.csv, options.items)):
         if path.suffix != ".csv":  # so that no checkpoint is overwritten
             raise ValueError(f"{path} is no name of a CSV: end it with .csv")
         if path.exists() and not options.overwrite:
             raise ValueError(f"{path} exists: choose another name or give --overwrite")
-        try:
-            part.touch()
-            part.unlink()
-        except OSError as error:
-            raise ValueError(f"{path} cannot be written: {error}") from error
+        if not os.access(path.parent, os.W_OK):
+            raise ValueError(f"{path} cannot be written: there is no such folder, or not for you")
     rows: list[dict[str, object]] = []
+    begun = set()
     for one in scores:
         about = {**one.about, "metric": one.metric}
         values = {"value": one.value, "how": one.how, "items": one.count, "weight": one.weight}
@@ -131,11 +126,9 @@ def write(options: RunOptions, scores: Iterable[Score] | None) -> None:
         for out, lines in ((options.csv, rows[-1:]), (options.items, adds)):
             if out is not None and lines:
                 frame = pd.DataFrame(lines, dtype=object)  # else integers beside None are floats
-                new = not parts[out].exists()
-                frame.to_csv(parts[out], mode="a", header=new, index=False)
-    for path, part in parts.items():
-        if part.exists():
-            os.replace(part, path)
+                new = out not in begun
+                frame.to_csv(out, mode="w" if new else "a", header=new, index=False)
+                begun.add(out)
     print(f"\n{table(rows)}")
 
 

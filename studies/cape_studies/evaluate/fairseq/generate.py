@@ -22,7 +22,6 @@ class Test(NamedTuple):
     model: Any
     task: Any
     dataset: Any
-    limits: tuple[int, int]  # tokens of source and target
     about: Mapping[str, object]  # the columns of its scores
 
 
@@ -41,7 +40,7 @@ def open_test(loaded: Loaded, subset: str, options: ModelOptions) -> Test:
         pair = f"{task.cfg.source_lang}-{task.cfg.target_lang}"
         raise ValueError(f"{error}, of {pair} as in the training of {loaded.path}") from error
     limits = utils.resolve_max_positions(task.max_positions(), model.max_positions())
-    test = Test(model, task, task.dataset(subset), limits, about)
+    test = Test(model, task, task.dataset(subset), about)
     source, target = test.dataset.src_sizes, test.dataset.tgt_sizes
     if len(source) == 0 or target is None:
         raise ValueError(f"the subset {subset!r} in {options.data} is empty or has no target side")
@@ -105,7 +104,6 @@ def _generate(test: Test, generator: Any, options: ModelOptions) -> list[tuple[A
     iterator = task.get_batch_iterator(
         dataset=test.dataset,
         max_tokens=options.max_tokens,
-        max_positions=test.limits,
         required_batch_size_multiple=1,  # else fairseq-fixed leaves out the last sentences
         num_workers=options.workers,
         disable_iterator_cache=True,
