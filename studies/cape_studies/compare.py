@@ -5,8 +5,8 @@ from functools import cache
 
 import pandas as pd
 
-from cape_studies.evaluate.output import made
-from cape_studies.results import PARTS, Result
+from cape_studies.evaluate.output import PARTS, made
+from cape_studies.results import Result
 from cape_studies.stats import Estimate, estimate, item_error
 
 

@@ -71,7 +71,7 @@ class RunOptions(Options):
     items: Path | None = Field(
         None, description="CSV to write, with what each test item adds to a score"
     )
-    overwrite: bool = Field(False, description="replace existing files, once all is done")
+    overwrite: bool = Field(False, description="replace existing files")
 
     @model_validator(mode="after")
     def check_run(self) -> Self:

@@ -10,13 +10,11 @@ import pandas as pd
 
 from cape_studies import work
 from cape_studies.config import Study, Variant, find, known, load, read_yaml
+from cape_studies.evaluate.output import PARTS
 from cape_studies.plan import Plan, Prepared, Run, merge
-from cape_studies.scores import STATS, TIDY, read, tidy
+from cape_studies.scores import TIDY, read, tidy
 from cape_studies.stats import TRAININGS
 
-#: how items make a score → the columns of items that it needs
-PARTS = {"percent": ["value", "weight"], "mean": ["value", "weight"]}
-PARTS |= {"bleu": STATS, "bleu_unsmoothed": STATS}
 NO_ITEMS = pd.DataFrame(columns=["variant", "seed", "evaluation", "condition", "metric", "item"])
 
 

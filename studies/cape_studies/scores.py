@@ -11,13 +11,13 @@ import pandas as pd
 
 from cape_studies import hosts
 from cape_studies.config import Evaluation, known
+from cape_studies.evaluate.output import STATS
 
 TIDY = [
     *("study", "host", "variant", "seed", "evaluation", "condition", "metric", "value"),
     *("higher_is_better", "trained_on", "items", "how"),
 ]
 RATIOS = "percent", "mean"  # scores whose rows of one condition can be averaged
-STATS = [f"stats_{i}" for i in range(10)]  # an item's statistics for BLEU
 
 
 def read(path: Path, columns: Sequence[str] = ()) -> pd.DataFrame:

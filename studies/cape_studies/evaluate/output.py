@@ -1,9 +1,10 @@
 """The output of an evaluation: a tidy CSV of scores, and one of what each test item adds."""
 
+import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import pairwise
 from typing import Any, Literal
 
 import pandas as pd
@@ -17,8 +18,11 @@ How = Literal["percent", "mean", "bleu", "bleu_unsmoothed", "number"]
 
 #: columns of the CSV after those of the condition
 VALUES = ("metric", "value", "how", "items", "weight")
-_PARTS = ("item", "value", "weight")
-_BLEU_PARTS = ("item", *(f"stats_{i}" for i in range(10)))
+#: sacreBLEU's of an item: lengths of hypothesis and reference, matching 1- to 4-grams, all of them
+STATS = [f"stats_{i}" for i in range(10)]
+#: how items make a score → the columns of what each item adds
+PARTS = {"percent": ["value", "weight"], "mean": ["value", "weight"]}
+PARTS |= {"bleu": STATS, "bleu_unsmoothed": STATS}
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,7 @@ class Score:
         how: how items make the value.
         count: number of test items; None if there are none.
         weight: sum of the items' weights: images, words, tokens, seconds.
-        items: what each item adds: (item, value, weight), for BLEU (item, *statistics) with
-            sacreBLEU's ten: lengths of hypothesis and reference, matching 1- to 4-grams, all 1- to
-            4-grams. An item has the same name for all models.
+        items: what each item adds: its name, the same for all models, and its ``PARTS``.
     """
 
     about: Mapping[str, object]
@@ -67,11 +69,38 @@ def made(how: str, sums: Sequence[float]) -> float:
     return BLEU.compute_bleu(counts[:4], counts[4:], ours, theirs, smooth).score
 
 
+def in_bins(
+    about: Mapping[str, object],
+    counted: Mapping[str, Sequence[tuple[Any, ...]]],
+    sizes: Sequence[float],
+    edges: Sequence[float],
+    step: int = 0,
+) -> Iterator[Score]:
+    """The percentages of all items, and of those in each bin by size that has any.
+
+    Args:
+        about: columns of the scores; ``bin`` is set.
+        counted: metric → what each item adds.
+        sizes: of the items.
+        edges: between bins, in any order. An edge begins a bin: ``<10``, ``10-15``, ``>=15``.
+        step: 1 for whole numbers; an edge then ends a bin: ``<=10``, ``11-15``, ``>15``.
+    """
+    below, above = ("<=", ">") if step else ("<", ">=")
+    bins: list[tuple[str, float, float]] = [("all", 0, math.inf)]
+    for low, high in pairwise([0, *sorted(edges), math.inf] if edges else []):
+        label = f"{low + step:g}-{high:g}" if low else f"{below}{high:g}"
+        label = label if high < math.inf else f"{above}{low:g}"
+        bins.append((label, low + step, high + step))
+    for label, low, high in bins:
+        inside = [i for i, size in enumerate(sizes) if low <= size < high]
+        for metric, items in counted.items() if inside else ():
+            yield Score.of({**about, "bin": label}, metric, "percent", [items[i] for i in inside])
+
+
 def write(options: RunOptions, scores: Iterable[Score] | None) -> None:
     """Write a command's scores and their items as they come, and print a table at the end.
 
-    The outputs are checked before the first score is made. None writes nothing. A file has the name
-    NAME.part until all scores are written; the file that it replaces stays until then.
+    The outputs are checked before the first score is made. None writes nothing.
 
     Raises:
         ValueError: a CSV exists, or cannot be written there.
@@ -79,35 +108,27 @@ def write(options: RunOptions, scores: Iterable[Score] | None) -> None:
     if scores is None:
         return
     for path in filter(None, (options.csv, options.items)):
-        if path.suffix != ".csv" or path.is_dir():  # so that no checkpoint is overwritten
+        if path.suffix != ".csv":  # so that no checkpoint is overwritten
             raise ValueError(f"{path} is no name of a CSV: end it with .csv")
         if path.exists() and not options.overwrite:
             raise ValueError(f"{path} exists: choose another name or give --overwrite")
-        if not path.parent.is_dir():
-            raise ValueError(f"no such folder: {path.parent} (for {path.name})")
         if not os.access(path.parent, os.W_OK):
-            raise ValueError(f"{path} cannot be written: its folder is read-only")
+            raise ValueError(f"{path} cannot be written: there is no such folder, or not for you")
     rows: list[dict[str, object]] = []
-    parts: dict[Path, Path] = {}
-
-    def add(path: Path | None, lines: Sequence[Mapping[str, object]]) -> None:
-        if path is None or not lines:
-            return
-        begins = path not in parts
-        part = parts.setdefault(path, path.with_name(f"{path.name}.part"))
-        frame = pd.DataFrame(lines, dtype=object)  # or an integer beside None would be a float
-        frame.to_csv(part, mode="w" if begins else "a", header=begins, index=False)
-
+    begun = set()
     for one in scores:
         about = {**one.about, "metric": one.metric}
         values = {"value": one.value, "how": one.how, "items": one.count, "weight": one.weight}
         rows.append({**about, **values})
-        add(options.csv, rows[-1:])
-        names = _BLEU_PARTS if "bleu" in one.how else _PARTS
+        names = ["item", *PARTS.get(one.how, [])]
         adds = [dict(zip(names, item, strict=True)) for item in one.items]
-        add(options.items, [{**about, "how": one.how, **part} for part in adds])
-    for path, part in parts.items():
-        os.replace(part, path)
+        adds = [{**about, "how": one.how, **add} for add in adds]
+        for out, lines in ((options.csv, rows[-1:]), (options.items, adds)):
+            if out is not None and lines:
+                frame = pd.DataFrame(lines, dtype=object)  # else integers beside None are floats
+                new = out not in begun
+                frame.to_csv(out, mode="w" if new else "a", header=new, index=False)
+                begun.add(out)
     print(f"\n{table(rows)}")
 
 

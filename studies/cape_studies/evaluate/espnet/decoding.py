@@ -1,5 +1,6 @@
-"""Decodes pieces of audio one by one, by greedy CTC or by ESPnet's own search."""
+"""Decodes utterances one by one, by greedy CTC or by ESPnet's own search."""
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -14,77 +15,87 @@ from tqdm import tqdm
 
 from cape_studies.evaluate.espnet.models import Model
 from cape_studies.evaluate.espnet.options import EspnetOptions
-from cape_studies.evaluate.espnet.testset import Piece, Utterance
+from cape_studies.evaluate.espnet.testset import Utterance, cut
 
-Ids = list[int] | None  # tokens without blanks; None if there is not a single frame
+_logger = logging.getLogger(__name__)
 
 
 def decode(
     model: Model,
     utterances: Sequence[Utterance],
-    pieces: Sequence[Piece],
+    seconds: float | None,
     options: EspnetOptions,
     title: str = "",
-) -> tuple[list[Ids], float]:
-    """The tokens of each piece, and the seconds of computing from samples to tokens.
+) -> tuple[list[str], float]:
+    """The text of each utterance, and the seconds of computing from samples to tokens.
 
-    With ``--hops`` the first piece is decoded once before the time counts.
+    Args:
+        model: on its device.
+        utterances: to read.
+        seconds: longest duration of a piece; the texts of pieces are joined. None: no pieces.
+        options: of the command. With ``--hops`` the first piece is decoded once before the time
+            counts.
+        title: of the progress.
 
     Raises:
         ValueError: the model's output is not finite.
     """
     place = torch.device(model.speech2text.device)
-    recognise = _searched if model.searches else _greedy
-    read = partial(_read, model.prepare, utterances)
-    loader: Any = DataLoader(pieces, None, num_workers=options.workers, collate_fn=read)  # type: ignore[arg-type]
-    found: list[Ids] = []
-    seconds, warm = 0.0, not options.hops
+    read = partial(_read, model.prepare, seconds)
+    loader: Any = DataLoader(utterances, None, num_workers=options.workers, collate_fn=read)  # type: ignore[arg-type]
+    texts: list[str] = []
+    computing, warm = 0.0, not options.hops
     with (
         torch.inference_mode(),
         torch.autocast(place.type, torch.bfloat16, enabled=options.amp),
+        tqdm(loader, title, disable=None, leave=False) as progress,
     ):
-        for samples in tqdm(loader, title, disable=None, leave=False):
-            if len(samples) < model.shortest:
-                found.append(None)
-                continue
-            speech = samples[None].to(place)
-            if not warm:
-                recognise(model, speech)
-                warm = True
-            began = timer()  # waits for the GPU
-            found.append(recognise(model, speech))
-            seconds += timer() - began
-    return found, seconds
+        for utterance, pieces in zip(utterances, progress, strict=True):
+            parts = []
+            for samples in pieces:
+                speech = samples[None].to(place)
+                if not warm:
+                    _tokens(model, speech)
+                    warm = True
+                began = timer()  # waits for the GPU
+                ids = _tokens(model, speech)
+                computing += timer() - began
+                if ids is None:
+                    _logger.warning("%s is too short for a frame: no text", utterance.name)
+                parts.append(model.hypothesis(ids or []))
+            texts.append(" ".join(filter(None, parts)))
+    return texts, computing
 
 
-def _read(prepare: Any, utterances: Sequence[Utterance], piece: Piece) -> Tensor:
-    """The samples of a piece, (N,), after ESPnet's preprocessing."""
-    one = utterances[piece.utterance]
-    samples, _ = soundfile_read(one.path, "float32", start=piece.start, end=piece.end)
-    return torch.from_numpy(prepare(one.name, {"speech": samples})["speech"])
+def _read(prepare: Any, seconds: float | None, one: Utterance) -> list[Tensor]:
+    """The samples of each piece, (N,), after ESPnet's preprocessing."""
+    samples, rate = soundfile_read(one.path, "float32")
+    pieces = cut(samples, rate, seconds)
+    prepared = (prepare(one.name, {"speech": piece})["speech"] for piece in pieces)
+    return [torch.from_numpy(piece) for piece in prepared]
 
 
-def _greedy(model: Model, speech: Tensor) -> Ids:
+def _tokens(model: Model, speech: Tensor) -> list[int] | None:
+    """The tokens of audio (1, N), without blanks; None if it has not a single frame."""
+    if speech.shape[1] < model.shortest:
+        return None
+    try:
+        if not model.searches:
+            return _greedy(model.asr, speech)
+        found = model.speech2text(speech[0])
+    except TooShortUttError:
+        return None
+    return (found[0] if isinstance(found, tuple) else found)[0][2]  # intermediate CTC
+
+
+def _greedy(asr: Any, speech: Tensor) -> list[int]:
     """The likeliest token of each frame, with repeats merged and without blanks.
 
     asr_inference with a beam of one differs: it sums the alignments of a text.
     """
-    asr = model.asr
-    try:
-        out, _ = asr.encode(speech, torch.tensor([speech.shape[1]]))
-    except TooShortUttError:
-        return None
+    out, _ = asr.encode(speech, torch.tensor([speech.shape[1]]))
     (logits,) = asr.ctc.ctc_lo(out[0] if isinstance(out, tuple) else out)  # intermediate CTC
     if not bool(logits.isfinite().all()):
         raise ValueError("the model's output is not finite: did its training diverge?")
     left_out = {asr.blank_id, asr.sos, asr.eos}
     return [i for i in logits.argmax(dim=1).unique_consecutive().tolist() if i not in left_out]
-
-
-def _searched(model: Model, speech: Tensor) -> Ids:
-    """The tokens by asr_inference's search."""
-    try:
-        found = model.speech2text(speech[0])
-    except TooShortUttError:
-        return None
-    return (found[0] if isinstance(found, tuple) else found)[0][2]  # intermediate CTC

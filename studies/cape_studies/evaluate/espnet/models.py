@@ -1,20 +1,19 @@
 """Finds models of ``espnet2.bin.asr_train``, and loads them with ESPnet's Speech2Text."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from espnet2.asr.frontend.default import DefaultFrontend
 from espnet2.bin.asr_inference import Speech2Text
 from espnet2.tasks.asr import ASRTask
 
 import cape_plugins.espnet  # noqa: F401 - registers, also where autoload is switched off
-from cape_plugins.espnet.paper.frontend import CapeFbank, sampling_rate
+from cape_plugins.espnet.paper.frontend import CapeFbank
 from cape_plugins.espnet.paper.model import facts
 from cape_studies.command import said
-from cape_studies.evaluate.espnet.testset import split_name
-from cape_studies.options import once
+from cape_studies.options import named
 
 
 class Model:
@@ -29,12 +28,12 @@ class Model:
     Attributes:
         speech2text, asr: ESPnet's, and its model.
         prepare: ESPnet's preprocessing in inference, of transcripts and audio.
-        rate: sampling rate in Hz; None if the config does not have it.
+        rate: sampling rate in Hz; None for frontends but ``default`` and ``cape_fbank``.
         shortest: samples of the shortest audio that has features.
 
     Raises:
-        ValueError: the model cannot be built, lacks weights or has others, has no CTC and no
-            ``--search``, or takes no audio; or the search does not have such an option.
+        ValueError: the model cannot be built with these weights, or has no CTC and no ``--search``;
+            or the search does not have such an option.
     """
 
     def __init__(self, name: str, file: Path, search: Mapping[str, Any], place: Any) -> None:
@@ -47,21 +46,9 @@ class Model:
             args = self.speech2text.asr_train_args
             args.use_preprocessor = True
             self.prepare: Any = ASRTask.build_preprocess_fn(args, train=False)
-            state = torch.load(file, map_location="cpu", weights_only=False)
-            # ESPnet loads with strict=False; older checkpoints lack the mark
-            wrong = set(state.get("module", state)) ^ set(self.asr.state_dict())
-            if wrong := {name for name in wrong if ".mark." not in name}:
-                raise ValueError(
-                    f"{len(wrong)} weights are in one of the file and the model of config.yaml, "
-                    f"not in both, such as {min(wrong)}: are they from two trainings?"
-                )
-            if getattr(self.asr, "ctc", None) is None and not search:
+            if self.asr.ctc is None and not search:
                 raise ValueError("it has no CTC (ctc_weight: 0), so it needs --search")
-            if self.asr.frontend is None:
-                raise ValueError("it has no frontend: it takes features, not audio")
             self.rate, _, self.shortest = facts(self.asr.frontend)
-            if self.rate is None and (fs := (args.frontend_conf or {}).get("fs")) is not None:
-                self.rate = sampling_rate(fs)
         except Exception as error:  # for bad files and options ESPnet has errors of many types
             how = f" with --search {dict(search)}" if search else ""
             raise ValueError(f"{file} cannot be loaded{how}: {said(error, 3)}") from error
@@ -70,16 +57,12 @@ class Model:
         """Give the frontend another hop; ``model: cape_asr`` takes its timestamps from it.
 
         Raises:
-            ValueError: the frontend has no hop to set, or this one is out of its range.
+            ValueError: the frontend has no hop to set.
         """
         frontend = self.asr.frontend
         if not isinstance(frontend, DefaultFrontend | CapeFbank) or self.rate is None:
             kind = type(frontend).__name__
             raise ValueError(f"--hops needs frontend: cape_fbank or default, not {kind}")
-        if (
-            not 5 <= milliseconds <= 20
-        ):  # from half of 10 ms to twice 10 ms: the hops that cape_fbank matches in training
-            raise ValueError(f"--hops must lie within 5 … 20 ms, got {milliseconds:g}")
         # the default frontend reads its hop from stft
         holder: Any = frontend.stft if isinstance(frontend, DefaultFrontend) else frontend
         holder.hop_length = round(milliseconds * self.rate / 1000)
@@ -100,40 +83,32 @@ class Model:
         kept = [token for token in tokens if token not in symbols]
         return " ".join(self.prepare.tokenizer.tokens2text(kept).split())
 
-    def tokens(self, text: str) -> list[str]:
-        """The tokens of a transcript."""
-        return self.prepare.tokenizer.text2tokens(self.prepare.text_cleaner(text))
 
-    @property
-    def known(self) -> set[str]:
-        """The token list."""
-        return set(self.prepare.token_id_converter.token2id)
-
-
-def sources(given: Sequence[str]) -> dict[str, Path]:
-    """Names and files of ``--model``.
+def sources(given: Sequence[str]) -> list[tuple[str, Path]]:
+    """Name and file of each model of ``--model``.
 
     Args:
         given: [NAME=]PATH of a folder of ``asr_train`` with one ``valid.*.best.pth``, or of a .pth
             with config.yaml beside it.
 
     Raises:
-        ValueError: a name is given twice, a file is missing, or a folder has several best files.
+        ValueError: a folder has none or several.
     """
     paths = [split_name(one, "--model") for one in given]
-    once([repr(name) for name, _ in paths], "--model", ": give names with --model NAME=PATH")
-    found = {name: _best(path) if path.is_dir() else path for name, path in paths}
-    for file in found.values():
-        for needed in (file, file.parent / "config.yaml"):
-            if not needed.is_file():
-                raise ValueError(f"--model: no such file or folder: {needed}")
-    return found
+    return [(name, _best(path) if path.is_dir() else path) for name, path in paths]
 
 
 def _best(folder: Path) -> Path:
-    wanted = "valid.*.best.pth"
-    found = {path.resolve(): path for path in sorted(folder.glob(wanted))}  # some are links
-    if len(found) == 1:
-        return next(iter(found.values()))
-    have = ", ".join(sorted(path.name for path in folder.glob("*.pth"))) or "no .pth at all"
-    raise ValueError(f"{folder} needs one {wanted}, it has {have}: give one with its path")
+    found = {path.resolve(): path for path in folder.glob("valid.*.best.pth")}  # some are links
+    if len(found) != 1:
+        have = ", ".join(sorted(path.name for path in folder.glob("*.pth"))) or "no .pth at all"
+        raise ValueError(
+            f"{folder} needs one valid.*.best.pth, it has {have}: give one with its path"
+        )
+    return found.popitem()[1]
+
+
+def split_name(given: str, option: str) -> tuple[str, Path]:
+    """NAME=PATH in two parts; without NAME it is the last part of PATH."""
+    name, path = named(given, option)
+    return name or Path(os.path.abspath(path)).name, Path(path)  # a link keeps its name

@@ -9,6 +9,8 @@ from cape_studies.options import Pairs, RunOptions
 
 SHORTEST_SECONDS = 1.0  # of a piece
 Seconds = Annotated[float, Field(gt=SHORTEST_SECONDS, lt=math.inf)]
+#: half of 10 ms to twice 10 ms: those that cape_fbank matches in training
+Hop = Annotated[float, Field(ge=5, le=20)]
 
 
 class EspnetOptions(RunOptions):
@@ -33,6 +35,6 @@ class EspnetOptions(RunOptions):
         ["whole"],
         description="cut audio into pieces of so many seconds, and join their texts; whole: uncut",
     )
-    hops: list[PositiveFloat] = Field(
+    hops: list[Hop] = Field(
         [], description="test these hops in ms, and measure throughput; none: the model's hop"
     )

@@ -1,11 +1,10 @@
 """BLEU and loss by position of fairseq's models, and stacked test sets: ``cape-fairseq-eval``.
 
-Section 4.3 of the paper. It takes encoder-decoders of fairseq, ours and fairseq's own. Every
-sentence is counted exactly once, or the command fails.
+Section 4.3 of the paper. It takes encoder-decoders of fairseq, ours and fairseq's own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 from sacrebleu.metrics import BLEU
 from sacremoses import MosesDetokenizer
@@ -43,28 +42,27 @@ def bleu(options: BleuOptions) -> Iterator[Score]:
         )
     first = [load_model(name, paths[0], options) for name, paths in found]
     for loaded, (_, paths) in zip(first, found, strict=True):
-        for subset in [*subsets, *(["valid"] if len(paths) > 1 else [])]:
-            test = open_test(loaded, subset, options)
-            if subset in subsets and raw is not None and len(raw) != len(test.dataset):
+        if len(paths) > 1:
+            open_test(loaded, "valid", options)
+        for subset in subsets:
+            many = len(open_test(loaded, subset, options).dataset)
+            if raw is not None and len(raw) != many:
                 raise ValueError(
                     f"{options.reference} has {len(raw)} lines, {subset!r} in "
-                    f"{options.data} has {len(test.dataset)} sentences"
+                    f"{options.data} has {many} sentences"
                 )
 
-    def scored(loaded: Loaded, subset: str, raw: Sequence[str] | None) -> list[Score]:
+    def scored(loaded: Loaded, subset: str, raw: Sequence[str] | None = None) -> list[Score]:
         test = open_test(loaded, subset, options)
         language = test.task.cfg.target_lang
         return list(bleu_scores(test.about, translate(test, options), language, raw))
 
-    for name, paths in found:
+    for name, (_, *others) in found:
         best = first.pop(0)
-        if len(paths) > 1:
-            valid = scored(best, "valid", None)
-            for path in paths[1:]:
-                other = load_model(name, path, options)
-                found_here = scored(other, "valid", None)
-                if found_here[0].value > valid[0].value:
-                    best, valid = other, found_here
+        if others:
+            models = chain([best], (load_model(name, path, options) for path in others))
+            tested = ((scored(model, "valid"), model) for model in models)
+            valid, best = max(tested, key=lambda one: one[0][0].value)
             yield from valid
         for subset in subsets:
             yield from scored(best, subset, raw)

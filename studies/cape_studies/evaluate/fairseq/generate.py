@@ -22,7 +22,6 @@ class Test(NamedTuple):
     model: Any
     task: Any
     dataset: Any
-    limits: tuple[int, int]  # tokens of source and target
     about: Mapping[str, object]  # the columns of its scores
 
 
@@ -34,26 +33,23 @@ def open_test(loaded: Loaded, subset: str, options: ModelOptions) -> Test:
             than the model, a batch or a hypothesis allows.
     """
     model, task = loaded.model, loaded.task
-    about = {"model": loaded.name, "checkpoint": str(loaded.path), "subset": subset}
+    about = {"model": loaded.name, "checkpoint": loaded.path, "subset": subset}
     try:
         task.load_dataset(subset)
     except FileNotFoundError as error:
-        there = sorted({path.name.split(".")[0] for path in options.data.glob("*.*-*.*.idx")})
-        raise ValueError(
-            f"no subset {subset!r} of {task.cfg.source_lang}-{task.cfg.target_lang}, which the "
-            f"checkpoint was trained on, in {options.data}: it has {', '.join(there) or 'none'}"
-        ) from error
+        pair = f"{task.cfg.source_lang}-{task.cfg.target_lang}"
+        raise ValueError(f"{error}, of {pair} as in the training of {loaded.path}") from error
     limits = utils.resolve_max_positions(task.max_positions(), model.max_positions())
-    test = Test(model, task, task.dataset(subset), limits, about)
+    test = Test(model, task, task.dataset(subset), about)
     source, target = test.dataset.src_sizes, test.dataset.tgt_sizes
     if len(source) == 0 or target is None:
         raise ValueError(f"the subset {subset!r} in {options.data} is empty or has no target side")
     for side, sizes, limit in zip(("source", "target"), (source, target), limits, strict=True):
-        limits_of = {"the model was trained for": limit, "of --max-tokens": options.max_tokens}
-        for whose, most in limits_of.items():
-            if (longest := sizes.max()) > most:
-                what = f"a {side} sentence of {subset!r} has {longest} tokens"
-                raise ValueError(f"{what}, more than the {most} {whose}")
+        if sizes.max() > min(limit, options.max_tokens):
+            raise ValueError(
+                f"a {side} sentence of {subset!r} has {sizes.max()} tokens; the model was trained "
+                f"for at most {limit}, --max-tokens is {options.max_tokens}"
+            )
     if isinstance(options, BleuOptions):
         allowed = (options.max_len_a * source + options.max_len_b).astype(int)
         worst = int((target - allowed).argmax())
@@ -70,12 +66,11 @@ def translate(test: Test, options: BleuOptions) -> list[tuple[str, str]]:
 
     Raises:
         ValueError: there is no hypothesis for a sentence, as its numbers are NaN.
-        RuntimeError: a sentence was left out.
     """
     names = ("beam", "lenpen", "max_len_a", "max_len_b")
     config = GenerationConfig(**{name: getattr(options, name) for name in names})
     test.model.prepare_for_inference_(SimpleNamespace(generation=config))
-    generator, found = _generate(test, config, options)
+    generator = test.task.build_generator([test.model], config)
     words = test.task.target_dictionary
     left_out = getattr(generator, "symbols_to_strip_from_output", {generator.eos})
 
@@ -86,7 +81,7 @@ def translate(test: Test, options: BleuOptions) -> list[tuple[str, str]]:
 
     return [
         (text(hypothesis["tokens"], _UNKNOWN[0]), text(target, _UNKNOWN[1]))
-        for hypothesis, target in found
+        for hypothesis, target in _generate(test, generator, options)
     ]
 
 
@@ -95,34 +90,25 @@ def score_references(test: Test, options: ModelOptions) -> list[list[float]]:
 
     EOS is included. It is what ``fairseq-generate --score-reference`` writes as P-, without label
     smoothing and with the other sign.
-
-    Raises:
-        ValueError: a loss is not a finite number.
-        RuntimeError: a sentence was left out.
     """
-    _, found = _generate(test, GenerationConfig(score_reference=True), options)
-    losses = [-scored["positional_scores"].double() for scored, _ in found]
-    for number, loss in enumerate(losses):
-        if not loss.isfinite().all():
-            raise ValueError(f"a loss in sentence {number} is not finite")
-    return [loss.tolist() for loss in losses]
+    scorer = test.task.build_generator([test.model], GenerationConfig(score_reference=True))
+    found = _generate(test, scorer, options)
+    return [(-scored["positional_scores"].double()).tolist() for scored, _ in found]
 
 
 @torch.no_grad()
-def _generate(test: Test, config: Any, options: ModelOptions) -> tuple[Any, list[tuple[Any, Any]]]:
-    """fairseq's generator, and for each sentence its best hypothesis and the target."""
+def _generate(test: Test, generator: Any, options: ModelOptions) -> list[tuple[Any, Any]]:
+    """The best hypothesis and the target of each sentence."""
     place = options.place
-    task, model = test.task, test.model.to(place)
-    generator, pad = task.build_generator([model], config), task.target_dictionary.pad()
+    task, model, pad = test.task, test.model.to(place), test.task.target_dictionary.pad()
     iterator = task.get_batch_iterator(
         dataset=test.dataset,
         max_tokens=options.max_tokens,
-        max_positions=test.limits,
         required_batch_size_multiple=1,  # else fairseq-fixed leaves out the last sentences
         num_workers=options.workers,
         disable_iterator_cache=True,
     ).next_epoch_itr(shuffle=False)
-    found: list[tuple[int, tuple[Any, Any]]] = []
+    found: dict[int, tuple[Any, Any]] = {}
     title = f"{test.about['model']} {test.about['subset']}"
     for batch in tqdm(iterator, desc=title, unit=" batches", disable=None, leave=False):
         sample = utils.apply_to_sample(lambda tensor: tensor.to(place), batch)
@@ -133,9 +119,5 @@ def _generate(test: Test, config: Any, options: ModelOptions) -> tuple[Any, list
             if not hypothesis:
                 raise ValueError(f"no hypothesis for sentence {number}: the numbers are NaN")
             best = {name: hypothesis[0][name].cpu() for name in ("tokens", "positional_scores")}
-            found.append((number, (best, utils.strip_pad(target, pad))))
-    found.sort(key=lambda one: one[0])
-    if [number for number, _ in found] != list(range(len(test.dataset))):
-        count = f"{len({number for number, _ in found})} of {len(test.dataset)}"
-        raise RuntimeError(f"{count} sentences were evaluated, {len(found)} times in all")
-    return generator, [one for _, one in found]
+            found[number] = best, utils.strip_pad(target, pad)
+    return [found[number] for number in range(len(test.dataset))]

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -13,7 +13,7 @@ from timm.data import ImageDataset
 from tqdm import tqdm
 
 from cape_studies.command import said
-from cape_studies.evaluate.output import Score
+from cape_studies.evaluate.output import Score, in_bins
 from cape_studies.evaluate.timm.images import loader, open_folder, sizes
 from cape_studies.evaluate.timm.loading import Loaded, load
 from cape_studies.evaluate.timm.options import RUNS, WARM_UP, TimmOptions
@@ -50,22 +50,21 @@ def check(loaded: Loaded, folders: Sequence[ImageDataset], options: TimmOptions)
     if options.extent and not loaded.extent_modules:
         _logger.warning("--extent has no effect on %s (%s)", loaded.checkpoint, loaded.name)
     sides = [one for one in options.resolutions if isinstance(one, int)] or [loaded.train_size]
-    outputs = 0
     for size in dict.fromkeys(side + step for side in sides for step in steps(options)):
         try:
-            outputs = loaded.logits(torch.zeros(1, 3, size, size, device=loaded.device)).shape[1]
+            loaded.logits(torch.zeros(1, 3, size, size, device=loaded.device))
         except (RuntimeError, AssertionError, ValueError) as error:
             raise ValueError(
-                f"{loaded.checkpoint} ({loaded.name}, trained at {loaded.train_size}) takes no "
-                f"images of {size} × {size} pixels: {said(error)}"
+                f"{loaded.checkpoint} (trained at {loaded.train_size}) takes no images of "
+                f"{size} × {size} pixels: {said(error)}"
             ) from error
     for folder in folders:
-        classes = list(folder.reader.class_to_idx)
-        if len(classes) != outputs:
+        classes = folder.reader.class_to_idx
+        if len(classes) != loaded.model.num_classes:
             raise ValueError(
                 f"{folder.reader.root} has images of {len(classes)} classes "
-                f"({', '.join(classes[:5])} …), {loaded.checkpoint} knows {outputs}: give each "
-                "class a folder with an image"
+                f"({', '.join([*classes][:5])} …), {loaded.checkpoint} knows "
+                f"{loaded.model.num_classes}: give each class a folder with an image"
             )
 
 
@@ -78,15 +77,6 @@ def gamma(rule: float | str, size: int, train_size: int) -> float:
     """γ: a number, or by a rule of Table 6: ``ratio`` is size / train_size, ``sqrt`` its root."""
     ratio = size / train_size
     return {"ratio": ratio, "sqrt": math.sqrt(ratio)}.get(str(rule)) or float(rule)
-
-
-def bins(last: Sequence[int]) -> list[tuple[str, float, float]]:
-    """Label, first and last side of each bin: ``all``, ``<=100``, ``101-150``, ``>150``."""
-    found: list[tuple[str, float, float]] = [("all", 0, math.inf)]
-    for low, high in pairwise([0, *last, math.inf] if last else []):
-        label = f"{low + 1}-{high}" if low else f"<={high}"
-        found.append((label if high < math.inf else f">{low}", low + 1, high))
-    return found
 
 
 def evaluate(
@@ -115,14 +105,9 @@ def evaluate(
             "interpolation": loaded.config["interpolation"],
             "precision": "float16" if options.amp else "float32",
         }
-        right = right_answers(loaded, folder, resolution, extent, options)
-        names = folder.filenames()
-        shorter = [min(one) for one in sizes(folder)] if options.bins else [1] * len(names)
-        for label, first, last in bins(options.bins):
-            inside = [i for i, side in enumerate(shorter) if first <= side <= last]
-            for metric, hits in right.items() if inside else ():
-                items = [(names[i], hits[i], 1) for i in inside]
-                yield Score.of({**about, "bin": label}, metric, "percent", items)
+        counted = right_answers(loaded, folder, resolution, extent, options)
+        shorter = [min(one) for one in sizes(folder)] if options.bins else [1] * len(folder)
+        yield from in_bins(about, counted, shorter, options.bins, step=1)
         if isinstance(resolution, int) and (speed := speeds.get(resolution)):
             yield Score(about, "throughput", "number", speed, options.batch_size)
 
@@ -166,8 +151,8 @@ def right_answers(
     resolution: int | str,
     extent: float | str | None,
     options: TimmOptions,
-) -> dict[str, list[int]]:
-    """For each image, whether its class came first, and whether it is among the first five.
+) -> dict[str, list[tuple[str, int, int]]]:
+    """Whether the class of an image came first, and whether it is among the first five.
 
     Args:
         loaded: the model.
@@ -178,20 +163,19 @@ def right_answers(
         options: of the command.
 
     Returns:
-        ``top1`` and ``top5``: for each image 1 or 0.
+        ``top1`` and ``top5``: of each image its file, 1 or 0, and 1.
 
     Raises:
         ValueError: logits are NaN or infinite.
     """
-    many = len(folder)
-    hits = torch.zeros(many, 5, dtype=torch.int)
-    broken = 0
+    names = folder.filenames()
+    hits = torch.zeros(len(names), 5, dtype=torch.int)
     title = f"{loaded.checkpoint} {resolution}"
-    progress = tqdm(desc=title, total=many, leave=False, disable=None)
+    progress = tqdm(desc=title, total=len(names), leave=False, disable=None)
     for (height, width), indices in shapes(folder, resolution, loaded.patch).items():
         views = [(height + step, width + step) for step in steps(options)]
         loaders = [loader(folder, indices, view, loaded, options) for view in views]
-        done = 0
+        left = list(indices)
         for given in zip(*loaders, strict=True):
             targets = given[0][1]
             each = []
@@ -202,16 +186,15 @@ def right_answers(
                 each.append(loaded.logits(pixels))
             # the authors sum log-probabilities, which gives the same order of classes for an image
             logits = torch.stack(each).mean(dim=0)
+            if not logits.isfinite().all():
+                raise ValueError(
+                    f"{title}: NaN or infinite logits: leave out --amp. Without --amp it means "
+                    "that the training has failed"
+                )
             found = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
-            now = indices[done : done + len(targets)]
-            hits[list(now), : found.shape[1]] = found.int().cpu()
-            broken += int((~logits.isfinite()).any(dim=1).sum())
-            done += len(targets)
+            now, left = left[: len(targets)], left[len(targets) :]
+            hits[now, : found.shape[1]] = found.int().cpu()
             progress.update(len(targets))
     progress.close()
-    if broken:
-        raise ValueError(
-            f"{title}: NaN or infinite logits for {broken} of {many} images: leave out "
-            "--amp. Without --amp it means that the training has failed"
-        )
-    return {"top1": hits[:, 0].tolist(), "top5": hits.any(dim=1).int().tolist()}
+    right = {"top1": hits[:, 0].tolist(), "top5": hits.any(dim=1).int().tolist()}
+    return {k: [(n, hit, 1) for n, hit in zip(names, v, strict=True)] for k, v in right.items()}

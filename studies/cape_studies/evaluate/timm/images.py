@@ -45,14 +45,12 @@ def sizes(folder: ImageDataset) -> list[tuple[int, int]]:
         ValueError: one is no image.
     """
     found = []
-    for i in range(len(folder)):
-        file, _ = folder.reader[i]
+    for path, _ in folder.reader.samples:
         try:
-            with file, Image.open(file) as image:
+            with Image.open(path) as image:
                 found.append((image.height, image.width))
         except (OSError, Image.DecompressionBombError) as error:
-            name = folder.filename(i, absolute=True)
-            raise ValueError(f"{name} cannot be used as an image: {error}") from error
+            raise ValueError(f"{path} cannot be used as an image: {error}") from error
     return found
 
 
@@ -83,9 +81,8 @@ class Images(Dataset):
             ValueError: an image cannot be used.
         """
         index = self.indices[i]
-        file, target = self.folder.reader[index]
-        with file:
-            image = opened(file, self.folder.filename(index, absolute=True))
+        path, target = self.folder.reader.samples[index]
+        image = opened(path, path)
         if self.by:
             right, down = DIRECTIONS[index % 4]
             image = moved(image, right * self.by, down * self.by)

@@ -7,7 +7,7 @@ from typing import Any
 import timm
 import torch
 from timm.data import resolve_data_config
-from timm.models import clean_state_dict
+from timm.models import load_state_dict
 from torch import Tensor
 
 import cape_plugins.timm  # noqa: F401 - registers, also where autoload is switched off
@@ -68,14 +68,17 @@ def load(given: str, options: TimmOptions, device: torch.device) -> Loaded:
             the model, or were trained with another variant or with other settings.
     """
     label, path = named(given, "--checkpoint")
-    content = _read(path)
+    content: dict[str, Any] = {}
+    try:
+        weights = load_state_dict(path)
+        if not path.endswith(".safetensors"):
+            # train.py puts its argparse.Namespace beside the weights
+            with torch.serialization.safe_globals([argparse.Namespace]):
+                content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # for a file that is no checkpoint both have errors of many types
+        raise ValueError(f"{path} cannot be read as a checkpoint: {said(error)}") from error
     args = content.get("args") or {}
     args = args if isinstance(args, dict) else vars(args)
-    kinds = ("state_dict_ema", "state_dict", "model")  # timm's load_checkpoint has this order
-    held = next(filter(None, map(content.get, kinds)), content)
-    weights = clean_state_dict(held) if isinstance(held, dict) else {}
-    if not weights or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise ValueError(f"{path} holds no state dict")
     name = options.model or content.get("arch")
     if not isinstance(name, str):
         raise ValueError(
@@ -84,13 +87,14 @@ def load(given: str, options: TimmOptions, device: torch.device) -> Loaded:
     names = {"global_pool": "gp", "in_chans": "in_chans", "num_classes": "num_classes"}
     recorded = {key: args.get(own) for key, own in names.items()}  # timm leaves out None
     recorded |= args.get("model_kwargs") or {}
-    model = _create(name, recorded | options.model_kwargs, path)
+    kwargs = recorded | options.model_kwargs
     try:
+        model = _create(name, kwargs)
         model.load_state_dict(weights)
-    except (RuntimeError, ValueError) as error:  # the second: of another variant
+    except Exception as error:  # a bad argument can raise any type in timm's constructors
         raise ValueError(
-            f"{path} does not fit {name}: {said(error, 3)[:300]}; give the --model and "
-            "--model-kwargs that it was trained with"
+            f"{path} does not fit {name} with {kwargs}: {said(error, 3)[:300]}; give the --model "
+            "and --model-kwargs that it was trained with"
         ) from error
     config = resolve_data_config(args, model=model)
     config["crop_pct"] = options.crop_pct or config["crop_pct"]
@@ -98,34 +102,10 @@ def load(given: str, options: TimmOptions, device: torch.device) -> Loaded:
     return Loaded(model.eval().to(device), label or name, path, size, config, device, options.amp)
 
 
-def _read(path: str) -> dict[str, Any]:
+def _create(name: str, kwargs: dict[str, Any]) -> Any:
     try:
-        if path.endswith(".safetensors"):
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        # train.py puts its argparse.Namespace beside the weights
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        Exception
-    ) as error:  # for a file that is no checkpoint both readers have errors of many types
-        raise ValueError(f"{path} cannot be read as a checkpoint: {said(error)}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, not a checkpoint")
-    return content
-
-
-def _create(name: str, kwargs: dict[str, Any], path: str) -> Any:
-    try:
-        try:
-            return timm.create_model(name, **{"dynamic_img_size": True, **kwargs})
-        except TypeError as error:
-            if "dynamic_img_size" not in str(error):
-                raise
-            return timm.create_model(name, **kwargs)  # convolutional networks take any size
-    except (
-        Exception
-    ) as error:  # a bad argument can raise an error of any type in timm's constructors
-        what = f"{name} cannot be created with {kwargs} (for {path})"
-        raise ValueError(f"{what}: {said(error)}") from error
+        return timm.create_model(name, **{"dynamic_img_size": True, **kwargs})
+    except TypeError as error:
+        if "dynamic_img_size" not in str(error):
+            raise
+        return timm.create_model(name, **kwargs)  # convolutional networks take any size

@@ -123,10 +123,10 @@ def load(folder: Path) -> Model:
     return Model("m", *folder.glob("valid.*.best.pth"), {}, CPU)
 
 
-def decoded(model: Model, folder: Path, **options: object) -> list[list[int] | None]:
-    (utterances,) = testset.open_sets([str(folder)]).values()
+def decoded(model: Model, folder: Path, **options: object) -> list[str]:
+    utterances, _ = testset.read(folder)
     given = EspnetOptions(model=["m"], data=["d"], **options)
-    return decoding.decode(model, utterances, testset.cut(utterances, None), given)[0]
+    return decoding.decode(model, utterances, None, given)[0]
 
 
 def test_words_are_recognised_and_counted_by_duration(work, run):
@@ -161,7 +161,7 @@ def test_a_decoder_is_searched_as_by_asr_inference(work, run, refused, tmp_path)
     assert "no CTC (ctc_weight: 0), so it needs --search" in refused(*arguments)
     search = {"beam_size": 2, "ctc_weight": 0.0, "maxlenratio": -12}
     model = Model("m", file, search, CPU)
-    ours = [" ".join(map(str, ids)) for ids in decoded(model, work / "short")]
+    ours = decoded(model, work / "short")
     command = ["--ngpu", 0, "--num_workers", 0, "--output_dir", tmp_path]
     command += [word for name, value in search.items() for word in (f"--{name}", value)]
     command += ["--data_path_and_name_and_type", f"{work / 'short' / 'wav.scp'},speech,sound"]
@@ -169,7 +169,7 @@ def test_a_decoder_is_searched_as_by_asr_inference(work, run, refused, tmp_path)
     handlers = logging.root.handlers[:]
     asr_inference.main([*map(str, command)])
     logging.root.handlers[:] = handlers
-    theirs = (tmp_path / "1best_recog" / "token_int").read_text()
+    theirs = (tmp_path / "1best_recog" / "text").read_text()
     assert sorted(ours) == sorted(line.partition(" ")[2] for line in theirs.splitlines())
     assert len(" ".join(ours).split()) > 12
     assert run(*arguments, "--search", *(f"{k}={v}" for k, v in search.items()))
@@ -184,14 +184,15 @@ def test_a_decoder_is_searched_as_by_asr_inference(work, run, refused, tmp_path)
 
 def test_greedy_decoding_is_the_likeliest_token_of_each_frame(work, stock):
     model = load(stock)
-    (utterances,) = testset.open_sets([str(work / "short")]).values()
+    utterances, _ = testset.read(work / "short")
     found = decoded(model, work / "short")
-    for utterance, ids in zip(utterances, found, strict=True):
+    assert len({*found}) > 1
+    for utterance, text in zip(utterances, found, strict=True):
         speech = torch.from_numpy(soundfile.read(utterance.path, dtype="float32")[0])[None]
         with torch.no_grad():
             out, _ = model.asr.encode(speech, torch.tensor([speech.shape[1]]))
         expected = model.asr.ctc.argmax(out)[0].unique_consecutive().tolist()
-        assert ids == [i for i in expected if i not in (0, model.asr.eos)]
+        assert text == model.hypothesis([i for i in expected if i not in (0, model.asr.eos)])
 
 
 def test_the_texts_of_pieces_are_joined(work, run):
@@ -239,7 +240,7 @@ def test_audio_too_short_for_a_frame_counts_as_deletions(work, stock, run, tmp_p
     (folder / "text").write_text("click high low\n")
     row, _ = run("--model", work / name, "--data", folder, "--bins")
     assert (row["metric"], float(row["value"]), row["weight"]) == ("wer", 100, "2")
-    assert "1 of 1 in data are too short for a single frame, such as click" in caplog.text
+    assert "click is too short" in caplog.text
 
 
 def test_mixed_precision_and_processes_that_read_recognise_the_same(work, run):
@@ -265,46 +266,28 @@ def test_score_sh_evaluates_what_asr_sh_has_decoded(work, tmp_path):
 # --- mistakes, found before any work
 
 
-@pytest.mark.parametrize(
-    ("spoil", "arguments", "message"),
-    [
-        ("", "--hops 10 4", "--hops must lie within 5 … 20 ms, got 4"),
-        ("", "--hops 20.5", "--hops must lie within 5 … 20 ms, got 20.5"),
-        ("rate", "", "data has audio at 16000 Hz, m was trained at 8000 Hz"),
-        ("case", "", "no token in the transcripts of data .*upper case"),
-    ],
-)
-def test_what_does_not_fit_is_an_error(work, tmp_path, refused, spoil, arguments, message):
-    folder = shutil.copytree(work / "short", tmp_path / "data")
-    if spoil == "rate":
-        soundfile.write(tmp_path / "a.wav", np.zeros(RATE), 2 * RATE)
-        (folder / "wav.scp").write_text(f"u0 {tmp_path / 'a.wav'}\n")
-        (folder / "text").write_text("u0 low\n")
-    elif spoil == "case":
-        text = (folder / "text").read_text()
-        (folder / "text").write_text(text.replace("low", "LOW").replace("high", "HIGH"))
-    given = arguments.format(tmp_path).split()
-    line = refused("--model", f"m={work / 'exp_word'}", "--data", folder, *given)
-    assert re.search(message, line)
+def test_audio_at_another_rate_than_in_training_is_an_error(work, tmp_path, refused):
+    soundfile.write(tmp_path / "a.wav", np.zeros(RATE), 2 * RATE)
+    (tmp_path / "wav.scp").write_text(f"u0 {tmp_path / 'a.wav'}\n")
+    (tmp_path / "text").write_text("u0 low\n")
+    line = refused("--model", f"m={work / 'exp_word'}", "--data", f"set={tmp_path}")
+    assert "set has audio at 16000 Hz, m was trained at 8000 Hz" in line
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        # ESPnet itself would load them with strict=False and leave the rest at random
-        ("weight", "1 weights are in one of .* not in both, such as encoder.after_norm.weight"),
         ("list", "cannot be loaded: .*ctc.ctc_lo.weight"),
         ("pos", "x.pth cannot be loaded: .*checkpoint was trained with .*cape"),
         ("yaml", "cannot be loaded: while parsing"),
         ("torn", "x.pth cannot be loaded"),
+        ("lost", "x.pth cannot be loaded: .*x.pth"),
     ],
 )
 def test_weights_that_are_not_the_models_are_an_error(work, tmp_path, refused, spoil, message):
     state = torch.load(work / "exp_word" / "valid.loss.best.pth", weights_only=False)
     config = yaml.safe_load((work / "exp_word" / "config.yaml").read_text())
-    if spoil == "weight":
-        del state["encoder.after_norm.weight"]
-    elif spoil == "list":
+    if spoil == "list":
         config["token_list"].insert(2, "middle")
     elif spoil == "pos":
         config["encoder_conf"] = {**config["encoder_conf"], "pos": "sinpos"}
@@ -312,6 +295,8 @@ def test_weights_that_are_not_the_models_are_an_error(work, tmp_path, refused, s
     file = tmp_path / "x.pth"
     torch.save(state, file)
     file.write_bytes(file.read_bytes()[: 20_000 if spoil == "torn" else None])
+    if spoil == "lost":
+        file.unlink()
     (tmp_path / "config.yaml").write_text("[" if spoil == "yaml" else yaml.safe_dump(config))
     line = refused("--model", file, "--data", work / "short")
     assert re.search(message, line)

@@ -216,18 +216,6 @@ def test_a_stacked_set_is_scored_with_the_dictionaries_of_the_training(corpus, b
     assert whole.startswith(found.replace("@@ ", ""))  # the last are left off
 
 
-def test_sentences_left_out_are_an_error(corpus, best, monkeypatch):
-    # num_shards is how fairseq shares batches among processes: here half of them are missing
-    given = evaluate.LossOptions(data=corpus / "bin", model=[str(best)], max_tokens=400)
-    test = evaluate.open_test(evaluate.load_model("model", best, given), "test", given)
-    iterator = test.task.get_batch_iterator
-    monkeypatch.setattr(
-        test.task, "get_batch_iterator", lambda **given: iterator(**given, num_shards=2)
-    )
-    with pytest.raises(RuntimeError, match=rf"\d+ of {N} sentences were evaluated"):
-        evaluate.score_references(test, given)
-
-
 def test_each_checkpoint_is_loaded_once_however_many_subsets_are_tested(
     corpus, cape, run, monkeypatch
 ):
@@ -235,7 +223,7 @@ def test_each_checkpoint_is_loaded_once_however_many_subsets_are_tested(
     load = evaluate.load_model
 
     def counted(name, path, options):
-        loaded.append(path.name)
+        loaded.append(path.rpartition("/")[2])
         return load(name, path, options)
 
     monkeypatch.setattr(evaluate, "load_model", counted)
@@ -257,33 +245,32 @@ def test_too_long_sentences_are_refused(stacked, abspos, best, refused):
     assert "but hypotheses would end at 50" in message
     assert "--max-len-a 2" in message
     message = refused("loss", stacked, "--model", abspos)
-    message = re.search(r"a source sentence of 'test' has \d+ tokens, more than the (.*)", message)
-    assert message[1] == "64 the model was trained for"
+    assert re.search(r"a source sentence of 'test' has \d+ tokens; .* at most 64", message)
     message = refused("loss", stacked, "--model", best, "--max-tokens", 40)
-    assert "more than the 40 of --max-tokens" in message
+    assert message.endswith("--max-tokens is 40")
 
 
-def test_other_dictionaries_are_refused(corpus, best, refused, tmp_path):
+def test_more_words_than_in_the_dictionaries_of_the_training_are_refused(
+    corpus, best, refused, tmp_path
+):
     data = shutil.copytree(corpus / "bin", tmp_path / "bin")
-    words = (data / "dict.de.txt").read_text(encoding="utf-8").splitlines()
-    (data / "dict.de.txt").write_text("\n".join([words[1], words[0], *words[2:]]) + "\n")
-    assert "dict.de.txt differ" in refused("loss", data, "--model", best)
-    (data / "dict.de.txt").write_text("\n".join([*words, "new 1"]) + "\n")
+    with (data / "dict.de.txt").open("a") as file:
+        file.write("new 1\n")
     assert "cannot be loaded" in refused("loss", data, "--model", best)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("bleu bin --model nowhere.pt", "no such checkpoint: nowhere.pt"),
+        ("bleu bin --model nowhere.pt", "nowhere.pt cannot be loaded .* nowhere.pt"),
         ("bleu bin --model no.pt", "no.pt cannot be loaded"),
         ("loss nothing --model PT", "cannot be loaded with nothing"),
-        ("loss bin --model PT --gen-subset a", "no subset 'a' of en-de, .*: it has test, train"),
+        ("loss bin --model PT --gen-subset a", "Dataset not found: a .*bin.* en-de"),
         ("bleu bin --model PT --csv there.csv", "there.csv exists: .*--overwrite"),
-        ("bleu bin --model .", "no such checkpoint: checkpoint_best.pt"),
-        ("bleu bin --model CAPE CAPE/", "--model has cape twice: give each as NAME=PATH"),
-        ("loss bin --model a=CAPE", "no such checkpoint: .*checkpoint_best.pt"),
-        ("bleu bin --model PT --reference there.csv", f"has 1 lines, .* has {N} sentences"),
+        ("bleu bin --model .", "./checkpoint_best.pt cannot be loaded"),
+        ("loss bin --model a=CAPE", "cape/checkpoint_best.pt cannot be loaded"),
+        ("bleu bin --model PT --reference there.csv", f"there.csv has 1 lines, .* has {N} "),
+        ("bleu bin --model PT --reference there.csv --gen-subset test,valid", "--gen-subset"),
     ],
 )
 def test_wrong_arguments_are_refused_before_any_work(

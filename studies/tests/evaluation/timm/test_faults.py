@@ -22,17 +22,16 @@ def checkpoint(cape, tmp_path) -> Path:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--resolutions 18", "takes no images of 18 × 18 pixels: Input height (18) should be"),
-        ("--tta 32", "takes no images of -16 × -16 pixels"),
-        ("--extent nan", "--extent: input should be a finite number or input should be 'ratio' or"),
-        ("--model vit_tinny", "vit_tinny cannot be created"),
-        ("--model vit_tiny_patch16_224", "does not fit vit_tiny_patch16_224: Error(s) in"),
+        ("--resolutions 18", "18 × 18 pixels: Input height (18) should be"),
+        ("--tta 32", "-16 × -16 pixels"),
+        ("--extent nan", "--extent: "),
+        ("--model vit_tinny", "Unknown model (vit_tinny)"),
+        ("--model vit_tiny_patch16_224", "vit_tiny_patch16_224"),
         ("--model-kwargs num_classes=7", "size mismatch for head.weight: copying a param"),
         ("--model-kwargs dept=2", "dept"),
-        ("--model-kwargs num_heads=0", "cannot be created with"),
-        ("--crop-pct 1.5", "--crop-pct: input should be less than or equal to 1, got 1.5"),
-        ("--split test", "no such folder of images: "),
-        ("--bins 20 10", "--bins must ascend, got [20, 10]"),
+        ("--model-kwargs num_heads=0", "'num_heads': 0"),
+        ("--crop-pct 1.5", "--crop-pct: "),
+        ("--split test", "validation/test"),
         ("--resolutions big", "--resolutions: "),
         ("--resolutions 16 original --tta 8", "--tta"),
         ("--resolutions original --throughput", "--throughput"),
@@ -57,9 +56,9 @@ def test_checkpoints_that_cannot_be_tested_are_one_line(cape, data, tmp_path, re
     weights, path = torch.load(cape, weights_only=False)["state_dict"], tmp_path / "plain.pth"
     assert "plain.pth cannot be read as a checkpoint" in refused("-c", path, "--data", data)
     for content, message in (
-        (weights, "does not name its model: give --model NAME"),
-        ({"state_dict": {}}, "holds no state dict"),
-        ({"model": [1]}, "holds no state dict"),
+        (weights, "--model NAME"),
+        ({"model": [1]}, "plain.pth cannot be read as a checkpoint"),
+        (weights["head.weight"], "plain.pth cannot be read as a checkpoint"),
     ):
         torch.save(content, path)
         assert message in refused("-c", path, "--data", data)
@@ -71,7 +70,7 @@ def test_what_is_no_number_is_refused(value, data, checkpoint, refused):
     content["state_dict"]["head.weight"][...] = value
     torch.save(content, checkpoint)
     error = refused("-c", checkpoint, "--data", data)
-    assert "NaN or infinite logits for 120 of 120 images" in error
+    assert f"{checkpoint} 16: NaN or infinite logits" in error
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,7 @@ def test_other_positions_than_the_weights_are_marked_with_are_refused(
     model, kwargs, told, cape, data, refused
 ):
     error = refused("-c", cape, "--model", model, "--model-kwargs", kwargs, "--data", data)
-    assert f"{cape} does not fit {model}: " in error
+    assert f"{cape} does not fit {model} with " in error
     assert told in error
 
 
