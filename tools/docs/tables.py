@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 HERE = ROOT / "docs"
 RESULTS = ROOT / "studies" / "results"
 MEASURED = ROOT / "benchmarks" / "results"
-PAGES = ["../README.md", "answer.md", "results.md", "cost.md"]
+PAGES = ["../README.md", "../integrations/espnet/README.md", "answer.md", "results.md", "cost.md"]
 PAGES = [HERE / name for name in PAGES]
 ANSWER = HERE / "answers" / "my_images.json"  # beside its CSV
 
@@ -68,15 +68,8 @@ SITUATIONS = [
         ("bleu_long", "more than 15", "> 15"),
     ),
     (
-        "longer recordings, Conformer, WER % ↓",
-        "spoken digits, search",
-        "digits_conformer",
-        ("length", "3–6", "3–6 digits"),
-        ("length", "30–40", "30–40"),
-    ),
-    (
-        "longer recordings, Transformer, WER % ↓",
-        "spoken digits, CTC",
+        "longer recordings, WER % ↓",
+        "spoken digits, a Transformer with CTC",
         "digits_rope",
         ("length", "3–6", "3–6 digits"),
         ("length", "30–40", "30–40"),
@@ -86,14 +79,17 @@ SITUATIONS = [
 TYPED = {
     "`nopos`: no positions": ["nopos"],
     "`abspos`: timm's default": ["abspos"],
-    "`sinpos`: fairseq's default; timm: `sinpos_low`": ["sinpos_low", "sinpos"],
-    "`rel_pos`: ESPnet's Conformer as it is": ["rel_pos"],
+    "`sinpos`: default of fairseq and of ESPnet's Transformer; timm: `sinpos_low`": [
+        "sinpos_low",
+        "sinpos",
+    ],
+    "timm's own `vit_small_patch16_rope_224`": ["timm_rope"],
     "`cape`; timm: `cape_low`": ["cape_low", "cape"],
     "timm: `cape_low`, `max_global_shift=0`": ["cape_low_shift0"],
     "`rope`; timm: `ropepos`": ["rope"],
     '`ropepos`, `class_token=False, global_pool="avg"`': ["rope_gap"],
     "`ropepos`, objects moved in training": ["rope_moved"],
-    "`cape_rope`": ["cape_rope"],
+    "`cape_rope`; timm: `max_global_shift=1.0`": ["cape_rope"],
     "`alibi`": ["alibi"],
     "`relpos`; ESPnet: `relpos_context: 2.5`": ["relpos_2.5s", "relpos"],
     "`random_rope`": ["random_rope"],
@@ -158,7 +154,8 @@ def of_items(one: read.Result, items: pd.DataFrame, name: str) -> Scores:
 def number(of: str, items: bool = False) -> str:
     """A score or a difference with its interval: ``canvas:shift:cape_rope−rope:corner``.
 
-    ``step:vit_small:rope`` is the time of a training step on a GPU, see :func:`steps`.
+    ``step:vit_small:rope`` is the time of a training step on a GPU, see :func:`steps`, and
+    ``stock:memory:alibi`` one of COSTS.
 
     Args:
         of: which.
@@ -170,6 +167,9 @@ def number(of: str, items: bool = False) -> str:
     if of.startswith("step:"):
         _, case, variant = of.split(":")
         return cell(steps().set_index(["case", "variant"]).at[(case, variant), "step"], 2)
+    if of.startswith("stock:"):
+        _, what, variant = of.split(":")
+        return cell(beside_stock(what)[variant], 1 if what == "step" else 2)
     study, evaluation, variant, condition = of.split(":")
     scores = scores_of(study, evaluation)
     (one, *other), (at, *less) = variant.split("−"), condition.split("−")
@@ -227,38 +227,61 @@ def column(scores: Scores, condition: str) -> dict[str, str]:
     return {**cells, "trainings": of, "noise": f"{noise:.1f}"}
 
 
+#: rows of a table of ESPnet's Conformer → the variant of digits_conformer, that of the benchmarks
+CONFORMERS = {
+    "ESPnet's own `rel_pos`": ("rel_pos", "stock"),
+    "`nopos`": ("nopos", "nopos"),
+    "`sinpos`": ("sinpos", "sinpos"),
+    "`cape`": ("cape", "cape"),
+    "`rope`": ("rope", "rope"),
+    "`cape_rope`": ("cape_rope", ""),
+    "`alibi`": ("alibi", "alibi"),
+    "`relpos`": ("relpos", "relpos"),
+    "`relpos`, `relpos_context: 2.5`": ("relpos_2.5s", ""),
+}
+#: name of a cost → the file in benchmarks/results, its column
+COSTS = {
+    "step": ("steps_h100.csv", "step"),
+    "memory": ("steps_h100.csv", "memory"),
+    "recognition": ("recognition_h100.csv", "step"),
+}
+
+
 @cache
-def steps(unit: str | None = None) -> pd.DataFrame:
-    """Eager training steps on an H100, as multiples of a unit: nopos, or stock, which is ESPnet's
-    own Conformer with rel_pos. None: all."""
+def beside_stock(what: str) -> pd.Series:
+    """One of COSTS at 30 s, by variant, as a multiple of ESPnet's own Conformer."""
+    file, column = COSTS[what]
+    found = pd.read_csv(MEASURED / file)
+    found = found[(found["unit"] == "stock") & (found["case"] == "conformer_12_30s")]
+    return found.set_index("variant")[column]
+
+
+@cache
+def steps() -> pd.DataFrame:
+    """Eager training steps on an H100, as multiples of nopos."""
     found = pd.read_csv(MEASURED / "steps_h100.csv")
-    found = found[found["compiled"].isna()]
-    return found if unit is None else found[found["unit"] == unit]
+    return found[found["compiled"].isna() & (found["unit"] == "nopos")]
 
 
 def of_gpu() -> str:
     """A training step on a GPU: each variant's time as a multiple of nopos, not compiled."""
-    return by_case(steps("nopos").pivot(index="variant", columns="case", values="step"))
+    return by_case(steps().pivot(index="variant", columns="case", values="step"))
 
 
 def of_conformer() -> str:
-    """A training step of a Conformer on a GPU, as multiples of ESPnet's own with rel_pos."""
-    found = steps("stock").pivot(index="variant", columns="case", values=["step", "memory"])
-    found = found.drop("stock").sort_values(("step", "conformer_12"))
-    cases = {"conformer_12": "10 s", "conformer_12_30s": "30 s"}
-    shown = [(what, case) for case in cases for what in ("step", "memory")]
-    rows = [[pos, *(cell(row[one], 2) for one in shown)] for pos, row in found.iterrows()]
-    return table(["", *(f"{cases[case]}, {what}" for what, case in shown)], rows)
+    """ESPnet's Conformer: word error rates, and time and memory at 30 s as multiples of its own."""
+    rows = []
+    for typed, (study, measured) in CONFORMERS.items():
+        errors = [number(f"digits_conformer:length:{study}:{c}", False) for c in ("3–6", "30–40")]
+        errors = [one.split(" [")[0] for one in errors]
+        costs = [number(f"stock:{what}:{measured}") for what in COSTS] if measured else [""] * 3
+        rows.append([typed, *errors, *costs])
+    heads = ["`pos`", "3–6 digits, as in training, WER %", "30–40 digits, WER %"]
+    return table([*heads, "time of a training step", "its memory", "time of recognition"], rows)
 
 
 #: cases of benchmarks/results → their names on cost.md
-CASES = {
-    "vit_small": "ViT-S",
-    "asr_36": "speech",
-    "asr_12": "speech",
-    "conformer_12": "Conformer",
-    "wmt_base": "translation",
-}
+CASES = {"vit_small": "ViT-S", "asr_36": "speech", "wmt_base": "translation"}
 
 
 def by_case(found: pd.DataFrame) -> str:
