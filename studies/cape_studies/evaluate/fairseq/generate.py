@@ -90,10 +90,17 @@ def score_references(test: Test, options: ModelOptions) -> list[list[float]]:
 
     EOS is included. It is what ``fairseq-generate --score-reference`` writes as P-, without label
     smoothing and with the other sign.
+
+    Raises:
+        ValueError: a loss is not a finite number.
     """
     scorer = test.task.build_generator([test.model], GenerationConfig(score_reference=True))
     found = _generate(test, scorer, options)
-    return [(-scored["positional_scores"].double()).tolist() for scored, _ in found]
+    losses = [-scored["positional_scores"].double() for scored, _ in found]
+    for number, loss in enumerate(losses):
+        if not loss.isfinite().all():
+            raise ValueError(f"a loss in sentence {number} is not finite: the training has failed")
+    return [loss.tolist() for loss in losses]
 
 
 @torch.no_grad()
