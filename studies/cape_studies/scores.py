@@ -18,6 +18,9 @@ TIDY = [
 ]
 RATIOS = "percent", "mean"  # scores whose rows of one condition can be averaged
 STATS = [f"stats_{i}" for i in range(10)]  # an item's statistics for BLEU
+#: how items make a score → the columns of items that it needs
+PARTS = {"percent": ["value", "weight"], "mean": ["value", "weight"]}
+PARTS |= {"bleu": STATS, "bleu_unsmoothed": STATS}
 
 
 def read(path: Path, columns: Sequence[str] = ()) -> pd.DataFrame:
@@ -114,7 +117,8 @@ def summed(evaluation: Evaluation, host: str, raw: Path) -> pd.DataFrame:
     Raises:
         ValueError: the file cannot be read or lacks something.
     """
-    rows = conditions(read(raw), evaluation, host, raw)
-    same = [name for name in ("condition", "metric", "how", "item") if name in rows]
-    sums = [name for name in rows if name in ("value", "weight") or name.startswith("stats_")]
+    rows = conditions(read(raw, ["metric", "how", "item"]), evaluation, host, raw)
+    known(f"how of {raw}", rows["how"].unique(), PARTS)
+    sums = [name for name in rows if name in ("value", "weight", *STATS)]
+    same = ["condition", "metric", "how", "item"]
     return rows.groupby(same, sort=False, dropna=False)[sums].sum().reset_index()
