@@ -28,7 +28,7 @@ class Scores:
         differences: (variant, condition) → the variant's score less the baseline's.
 
     Raises:
-        ValueError: a score comes twice, or is not what its items make.
+        ValueError: a score is not what its items make.
     """
 
     def __init__(self, result: Result, evaluation: str, metric: str) -> None:
@@ -37,10 +37,6 @@ class Scores:
         seeds = rows.groupby("variant")["seed"].unique()
         rows = rows[(rows["evaluation"] == evaluation) & (rows["metric"] == metric)]
         items = items[(items["evaluation"] == evaluation) & (items["metric"] == metric)]
-        keys = ["variant", "condition", "seed"]
-        if (twice := rows.duplicated(keys)).any():
-            of = " ".join(map(str, rows[twice][keys].iloc[0]))
-            raise ValueError(f"{result.name}: {evaluation} has several {metric} of {of}")
         self.higher = bool(rows["higher_is_better"].all())
         self.variants = [name for name in result.study.variants if name in set(rows["variant"])]
         self.trainings = {name: len(seeds[name]) for name in self.variants}

@@ -39,6 +39,7 @@ from pydantic import (
 
 from cape_studies import hosts
 from cape_studies.command import said
+from cape_studies.options import once
 
 Options = dict[str, Any]
 
@@ -168,6 +169,8 @@ class Study(Part):
             others &= set(hosts.variants(self.host))
             self.variants |= {name: Variant() for name in others}
         known("run", self.run, self.variants)
+        once(self.run, "run")
+        once(self.seeds, "seeds")
         for name, variant in self.variants.items():
             known(f"variants.{name}.evaluate", variant.evaluate, self.evaluations)
             known(f"variants.{name}.after", filter(None, [variant.after]), self.variants)

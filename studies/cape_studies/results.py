@@ -97,7 +97,8 @@ def notes(
     """
     found = []
     if left:
-        found.append(f"Not finished: {', '.join(left)}. Only the others are shown; {command}")
+        shown = "Only the others are shown. To go on:"
+        found.append(f"Not finished: {', '.join(left)}. {shown} {command}")
     if max(Counter(run.variant for run in done).values()) < TRAININGS:
         few = f"Fewer than {TRAININGS} trainings of each variant"
         found.append(f"{few}: how far other seeds would differ is unknown.")

@@ -1,6 +1,5 @@
 """Reads what evaluations write, and makes tidy scores from it: condition, metric, value."""
 
-import io
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -33,10 +32,9 @@ def read(path: Path, columns: Sequence[str] = ()) -> pd.DataFrame:
     types: dict[Any, Any] = dict.fromkeys(words, str)
     empty: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}  # "nan" may be a name
     try:
-        source = path if path.suffix == ".xz" else io.StringIO(path.read_text(encoding="utf-8-sig"))
-        rows = pd.read_csv(source, dtype={**types, "seed": int}, low_memory=False, **empty)
+        rows = pd.read_csv(path, dtype=types, low_memory=False, encoding="utf-8-sig", **empty)
     except (OSError, EOFError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error
+        raise ValueError(f"{path} cannot be read: {error}") from error
     known(f"columns of {path}", columns, rows)
     for name in rows.columns.intersection(["value", "weight", *STATS]):
         numbers = pd.to_numeric(rows[name], errors="coerce")

@@ -320,7 +320,6 @@ def test_a_report_replaces_an_earlier_one_with_all_its_files(small, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"scores": lambda of: pd.concat([of.scores, of.scores[:1]])}, "several top1 of"),
         ({"items": lambda of: of.items.assign(weight=math.nan)}, "its items make nan"),
         ({"items": lambda of: of.items[2:]}, "its items make"),
     ],

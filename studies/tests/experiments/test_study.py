@@ -68,6 +68,8 @@ def test_hydra_is_left_as_fairseqs_own_calls_want_it(path):
         ("+optoins.epochs=1", "optoins: Extra inputs are not permitted"),
         ("+variants.cape.option.x=1", "variants.cape.option: Extra inputs"),
         ("host=jax", "host: no 'jax'; there is espnet, fairseq, timm"),
+        ("seeds=[1,1]", "seeds has 1 twice"),
+        ("run=[cape,cape]", "run has cape twice"),
         ("seeds=[]", "seeds: List should have at least 1 item"),
         ("run=[nopos]", "run: no 'nopos'; there is cape, sinpos"),
         ("report.baseline=nopos", "report.baseline: no 'nopos'; there is cape, sinpos"),
