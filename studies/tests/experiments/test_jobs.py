@@ -78,6 +78,14 @@ def test_a_quick_run_looks_like_one(cape_run, cape_report, tmp_path):
     assert text.startswith("## QUICK RUN, its numbers say nothing: counting")
 
 
+def test_a_report_that_cannot_be_written_is_one_line(cape_run, command, tmp_path):
+    cape_run(FEW)
+    (tmp_path / "file").touch()
+    said = command(report.main, FEW, "--write", str(tmp_path / "file"), fails=2)
+    assert str(tmp_path / "file") in said
+    assert said.count("\n") == 1
+
+
 def test_nothing_to_report_says_what_to_type(command):
     said = command(report.main, FEW, fails=2)
     assert "counting has no scores yet: cape-run " in said

@@ -157,6 +157,11 @@ def test_a_set_is_all_its_studies_with_the_same_changes(path):
         StudyOptions(study=str(file)).plans()
 
 
+def test_without_a_study_the_list_is_named():
+    with pytest.raises(ValueError, match="cape-run --list"):
+        StudyOptions().plans()
+
+
 def test_where_the_baseline_does_not_run_the_first_variant_is_it(path):
     assert load(path, "run=[cape]").report.baseline == "cape"
     assert load(path).report.baseline == "sinpos"
