@@ -148,6 +148,18 @@ def test_what_was_deleted_is_done_anew(cape_run, tmp_path):
     assert (score(folder), begins(folder)) == ("3", [0, 0, 3])
 
 
+def test_a_training_done_anew_has_all_its_tests_done_anew(cape_run, tmp_path):
+    (one,) = count().values()
+    both = {"evaluations": {"one": one, "other": one}}
+    cape_run(FEW, **both)
+    (folder,) = runs(tmp_path, "few")
+    (test,) = folder.glob("other-*")
+    shutil.rmtree(test)
+    shutil.rmtree(folder / "train")
+    cape_run(FEW, **both)
+    assert len([*folder.glob("*/scores.csv")]) == 2
+
+
 def test_what_was_prepared_and_deleted_is_prepared_anew(cape_run, tmp_path):
     step = {"script": str(HERE / "count.py"), "options": {"steps": 2, "out": "{out}"}}
     for _ in range(2):
