@@ -7,79 +7,55 @@ would be best, so all pairs of a range are compared (:func:`cape_studies.stats.a
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
 from cape_studies.compare import Scores
 from cape_studies.config import Answer, Study
 from cape_studies.results import Result
-from cape_studies.stats import TRAININGS, Estimate, all_pairs, estimate, item_error
+from cape_studies.stats import Estimate, all_pairs, estimate
 from cape_studies.tables import CHANCE, cell
 
 BRACKETS = (
     "In parentheses is the difference from the best, with the 95 % interval for other trainings on "
     "the same test items, for all pairs of a range together (Tamhane's T2)."
 )
-ITEMS = "±: its standard error by the choice of test items, no part of the interval."
-
-
-class Group(NamedTuple):
-    """A variant's trainings in a range.
-
-    Attributes:
-        each: the mean over evaluations and conditions, by seed; NaN for a training that lacks a
-            score in one of them.
-        without: the mean over trainings without each item, by the item's name; empty where single
-            items are not stored.
-    """
-
-    each: pd.Series
-    without: pd.Series = pd.Series(dtype=float)
-
-
-def group(scores: Sequence[tuple[Scores, str]], variant: str) -> Group:
-    """A variant's mean over evaluations and conditions."""
-    values = [one.values[variant, condition] for one, condition in scores]
-    each = pd.concat(values, axis=1).mean(axis=1, skipna=False)
-    without = [one.without(variant, condition) for one, condition in scores]
-    if any(of.empty for of in without):
-        return Group(each)
-    items = pd.concat(without, axis=1, keys=range(len(without))).sort_index()
-    whole = {i: of.mean() for i, of in enumerate(values)}  # for an item that a condition lacks
-    return Group(each, items.fillna(whole).mean(axis=1))
 
 
 def ranges(about: Answer, every: Sequence[Scores]) -> dict[str, list[tuple[Scores, str]]]:
     """Words for each range → its evaluations and conditions; that of training is first."""
-    first = [one for one in every if one.metric == every[0].metric]
     found: dict[str, list[tuple[Scores, str]]] = {about.within: []}
-    for one in first:
+    for one in every:
+        if one.metric != every[0].metric:
+            continue
         for condition in one.conditions:
-            seen = any((variant, condition) in one.seen for variant in one.variants)
-            words = about.within if seen else about.beyond.get(one.evaluation, one.evaluation)
+            beyond = about.beyond.get(one.evaluation, one.evaluation)
+            words = about.within if condition in one.seen else beyond
             found.setdefault(words, []).append((one, condition))
     return {words: scores for words, scores in found.items() if scores}
 
 
 def of_ranges(about: Answer, every: Sequence[Scores]) -> dict[str, dict[str, Any]]:
-    """What the answer says of each range in which a variant has all scores, see :func:`of_range`.
+    """What the answer says of each range, see :func:`of_range`.
 
-    Variants that lack a score are listed; means without it would mislead.
+    A variant that lacks a score is left out: a mean without it would mislead.
     """
     found = {}
     for words, scores in ranges(about, every).items():
-        groups = {name: group(scores, name) for name in scores[0][0].variants}
-        whole = {name: one for name, one in groups.items() if one.each.notna().all()}
-        if whole:
-            found[words] = of_range(whole, scores[0][0].higher, about.floor, about.chance)
-            found[words]["conditions"] = [f"{one.evaluation} {c}" for one, c in scores]
-            found[words]["lacking"] = [name for name in groups if name not in whole]
+        means = {}
+        for name in scores[0][0].variants:
+            values = [one.values[name, condition] for one, condition in scores]
+            each = pd.concat(values, axis=1).mean(axis=1, skipna=False)
+            if each.notna().all():
+                means[name] = each
+        if means:
+            found[words] = of_range(means, scores[0][0].higher, about.floor, about.chance)
     return found
 
 
 def of_range(
-    groups: Mapping[str, Group], higher: bool, floor: str, chance: float | None
+    each: Mapping[str, pd.Series], higher: bool, floor: str, chance: float | None
 ) -> dict[str, Any]:
     """What the answer says about a range, under the keys of ``answer.json``.
 
@@ -87,18 +63,20 @@ def of_range(
     variants are worse, which are not significantly different, and which are not significantly
     better than chance. One says whether any variant is significantly better than the floor; it is
     None if they were not compared.
+
+    Args:
+        each: variant → the mean over evaluations and conditions of each training.
+        higher: whether higher is better.
+        floor, chance: of the study's ``answer``.
     """
-    means = {name: float(one.each.mean()) for name, one in groups.items()}
+    means = {name: float(one.mean()) for name, one in each.items()}
     best, *others = order = sorted(means, key=lambda name: means[name], reverse=higher)
-    tidy = {name: one.each.to_frame("value").assign(variant=name) for name, one in groups.items()}
-    pairs = all_pairs(pd.concat(tidy.values()))
-    differences = {}
-    for name in others:
-        one = pairs.get((name, best), Estimate(means[name] - means[best]))
-        without, of_best = groups[name].without, groups[best].without
-        if without.index.equals(of_best.index):
-            one = one._replace(items=item_error(without - of_best))
-        differences[name] = one
+    pairs = all_pairs(
+        pd.concat(one.to_frame("value").assign(variant=name) for name, one in each.items())
+    )
+    differences = {
+        name: pairs.get((name, best), Estimate(means[name] - means[best])) for name in others
+    }
     ahead = [_better(one, 0, higher) for (_, other), one in pairs.items() if other == floor]
     compared = [name for name in others if differences[name].known]
     worse = [name for name in compared if differences[name].differs()]
@@ -114,12 +92,11 @@ def of_range(
         "floor_beaten": any(ahead) if ahead else None,
         "not_learned": [
             name
-            for name, one in groups.items()
-            if chance is not None and not _better(estimate(one.each), chance, higher)
+            for name, one in each.items()
+            if chance is not None and not _better(estimate(one), chance, higher)
         ],
         "means": {name: means[name] for name in order},
-        "trainings": {name: len(one.each) for name, one in groups.items()},
-        "pairs": len(pairs) // 2,
+        "trainings": {name: len(one) for name, one in each.items()},
     }
 
 
@@ -133,75 +110,49 @@ def of_study(result: Result, every: Sequence[Scores]) -> dict[str, Any] | None:
     """The answer as ``answer.json`` has it; None for a study that has no ``answer``."""
     if (about := result.study.answer) is None:
         return None
-    floor, seconds = about.floor, result.seconds
-    found: dict[str, Any] = {
+    return {
         "data": about.found,
+        "notes": result.notes,
         "metric": every[0].metric,
         "chance": about.chance,
         "ranges": of_ranges(about, every),
-        "cost": {
-            name: {"seconds": seconds[name], "to_floor": seconds[name] / seconds[floor]}
-            for name in result.study.variants
-            if name in seconds and floor in seconds
-        },
         "take": {v: result.typed[v] for v in every[0].variants if v in result.typed},
     }
-    if result.unfinished:
-        found["unfinished"] = {
-            "trainings": result.unfinished,
-            "asked_for": sum(result.wanted.values()),
-            "type": result.command,
-        }
-    return found
 
 
 def sentences(answer: Mapping[str, Any], study: Study) -> list[str]:
-    """The answer in words, a paragraph for each range and one for the cost."""
+    """The answer in words, a paragraph for each range."""
     assert study.answer is not None
-    floor = study.answer.floor
     found = [f"{answer['data']}."] if answer["data"] else []
-    if of := answer.get("unfinished"):
-        names = [f"{name} ({state})" for name, state in of["trainings"].items()]
-        text = f"Preliminary: {len(names)} of the {of['asked_for']} trainings that were asked for "
-        found.append(f"{text}are not done: {', '.join(names)}. To finish them, type {of['type']}")
     none = "" if answer["chance"] is None else f"{CHANCE[study.host]} ({answer['chance']:.1f})"
     for words, of in answer["ranges"].items():
-        text = _in_words(of, floor, answer["metric"], none)
+        text = _in_words(of, study.answer.floor, answer["metric"], none)
         found.append(f"{words[0].upper()}{words[1:]}: {text}")
-    if not answer["ranges"]:
-        found.append("There is no answer: no variant has a score in all conditions of a range.")
-    if any(of["pairs"] for of in answer["ranges"].values()):
-        every = [d for of in answer["ranges"].values() for d in of["differences"].values()]
-        found.append(f"{BRACKETS} {ITEMS}" if any("items" in d for d in every) else BRACKETS)
-    if cost := [f"{name} {of['to_floor']:.2f} times" for name, of in answer["cost"].items()]:
-        found.append(f"Time of training beside that of {floor}, measured here: {'; '.join(cost)}.")
+    if any(of["worse"] or of["cannot_be_told_from_it"] for of in answer["ranges"].values()):
+        found.append(BRACKETS)
     return found
 
 
 def _in_words(of: Mapping[str, Any], floor: str, metric: str, none: str) -> str:
-    best, means, numbers = of["best"], of["means"], of["trainings"]
+    best, means = of["best"], of["means"]
 
-    def named(names: Sequence[str]) -> str:
+    def named(key: str) -> str:
         """``rope 49.3 (−1.3 [−5.0, +2.5])``: the mean, and how far it is from the best."""
-        apart = {name: cell(Estimate(**of["differences"][name]), 1, "+") for name in names}
-        return ", ".join(f"{name} {means[name]:.1f} ({apart[name]})" for name in names)
+        apart = {name: cell(Estimate(**of["differences"][name]), 1, "+") for name in of[key]}
+        return ", ".join(f"{name} {means[name]:.1f} ({one})" for name, one in apart.items())
 
-    text = f"{best} has the best mean, {metric} {means[best]:.1f}. "
-    if len({*numbers.values()}) > 1 or numbers[best] < TRAININGS:
-        text += f"Trainings: {', '.join(f'{name} {many}' for name, many in numbers.items())}. "
+    text = [f"{best} has the best mean, {metric} {means[best]:.1f}."]
     if of["cannot_be_told_from_it"]:
-        text += f"Not significantly different from it: {named(of['cannot_be_told_from_it'])}. "
+        text.append(f"Not significantly different from it: {named('cannot_be_told_from_it')}.")
     if of["worse"]:
-        text += f"Worse: {named(of['worse'])}. "
+        text.append(f"Worse: {named('worse')}.")
     if of["not_compared"]:
-        text += f"Not compared, for want of three trainings of each: {named(of['not_compared'])}. "
-    if len(of["not_learned"]) == len(means):
-        text += f"No variant is significantly better than {none}: they need a longer training. "
-    elif of["floor_beaten"] is False:
-        text += f"No variant is significantly better than {floor}: these trainings do not show "
-        text += "that positions matter here. "
-    if 0 < len(of["not_learned"]) < len(means):
-        text += f"Not significantly better than {none}: {', '.join(of['not_learned'])}. "
-    if of["lacking"]:
-        text += f"Not shown, as a training has no score: {', '.join(of['lacking'])}. "
-    return text.strip()
+        text.append(f"Not compared, for want of three trainings of each: {named('not_compared')}.")
+    if of["not_learned"]:
+        text.append(f"Not significantly better than {none}: {', '.join(of['not_learned'])}.")
+    if of["floor_beaten"] is False:
+        text.append(
+            f"No variant is significantly better than {floor}: these trainings do not show that "
+            "positions matter here."
+        )
+    return " ".join(text)

@@ -93,7 +93,7 @@ def one_line_errors(prog: str) -> Iterator[None]:
     """End with one line on stderr and status 2 if the input is bad or the memory too small."""
     try:
         yield
-    except (ValueError, ImportError, MemoryError, RuntimeError) as error:
+    except (ValueError, ImportError, OSError, MemoryError, RuntimeError) as error:
         text = str(error).strip()
         if isinstance(error, RuntimeError) and "allocate" not in text:  # torch's of memory have it
             raise
@@ -105,7 +105,7 @@ def one_line_errors(prog: str) -> Iterator[None]:
         sys.exit(2)
 
 
-def said(error: BaseException, most: int = 1) -> str:
-    """The first lines of an error that are not empty, in one line; its type if it has none."""
+def said(error: BaseException, most: int | None = 1) -> str:
+    """The first lines of an error that are not empty, or all, in one line; or its type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:most]) or type(error).__name__

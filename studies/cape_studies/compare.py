@@ -17,8 +17,9 @@ class Scores:
         result, evaluation, metric: whose scores these are.
         higher: whether higher is better.
         variants: those that have been tested, in the study's order.
+        trainings: variant → how many.
         conditions: in the order of the tests.
-        seen: pairs (variant, condition) where the condition was seen in training.
+        seen: conditions that were seen in training.
         values: (variant, condition) → each training's score, by seed.
         without: a function of variant and condition; gives the mean score without each item, by
             the item's name; empty where items are not stored for all trainings.
@@ -26,7 +27,7 @@ class Scores:
         differences: (variant, condition) → the variant's score less the baseline's.
 
     Raises:
-        ValueError: a score comes twice, or is not what its items make.
+        ValueError: a score is not what its items make.
     """
 
     def __init__(self, result: Result, evaluation: str, metric: str) -> None:
@@ -35,15 +36,11 @@ class Scores:
         seeds = rows.groupby("variant")["seed"].unique()
         rows = rows[(rows["evaluation"] == evaluation) & (rows["metric"] == metric)]
         items = items[(items["evaluation"] == evaluation) & (items["metric"] == metric)]
-        keys = ["variant", "condition", "seed"]
-        if (twice := rows.duplicated(keys)).any():
-            of = " ".join(map(str, rows[twice][keys].iloc[0]))
-            raise ValueError(f"{result.name}: {evaluation} has several {metric} of {of}")
         self.higher = bool(rows["higher_is_better"].all())
         self.variants = [name for name in result.study.variants if name in set(rows["variant"])]
+        self.trainings = {name: len(seeds[name]) for name in self.variants}
         self.conditions: list[str] = list(rows["condition"].unique())
-        seen = rows[rows["trained_on"]]
-        self.seen = set(zip(seen["variant"], seen["condition"], strict=True))
+        self.seen = set(rows[rows["trained_on"]]["condition"])
         self.values: dict[tuple[str, str], pd.Series] = {
             key: of.set_index("seed")["value"].reindex(sorted(seeds[key[0]]))
             for key, of in rows.groupby(["variant", "condition"], sort=False)
@@ -70,7 +67,6 @@ class Scores:
         They are the same trainings, under two conditions, or go on from one (``after`` in the
         study). Other trainings of a seed share at most the order of the data.
         """
-
         about = self.result.study.variants
         starts = {about[name].after or name for name in (variant, other)}
         return len(starts) == 1

@@ -38,6 +38,8 @@ from pydantic import (
 )
 
 from cape_studies import hosts
+from cape_studies.command import said
+from cape_studies.options import once
 
 Options = dict[str, Any]
 
@@ -92,8 +94,7 @@ class Variant(Part):
     options: Options = {}  # of the host, which replace the study's: name → value
     recipe: File | None = None  # in place of the study's
     after: str | None = None  # start from the training of this variant with the same seed
-    evaluate: dict[str, Options | None] = {}  # evaluation → other options; null leaves it out
-    trained_on: list[str] | None = None  # conditions seen in training, in place of the report's
+    evaluate: dict[str, Options] = {}  # evaluation → other options
 
 
 class Evaluation(Part):
@@ -168,6 +169,8 @@ class Study(Part):
             others &= set(hosts.variants(self.host))
             self.variants |= {name: Variant() for name in others}
         known("run", self.run, self.variants)
+        once(self.run, "run")
+        once(self.seeds, "seeds")
         for name, variant in self.variants.items():
             known(f"variants.{name}.evaluate", variant.evaluate, self.evaluations)
             known(f"variants.{name}.after", filter(None, [variant.after]), self.variants)
@@ -207,15 +210,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} cannot be read: {one_line(error)}") from error
+        raise ValueError(f"{path} cannot be read: {said(error, None)}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must be a mapping")
     return content
-
-
-def one_line(error: BaseException) -> str:
-    """What an error says, without its line ends."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def studies_of(path: Path) -> list[Path]:
@@ -254,12 +252,12 @@ def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> 
             try:
                 return make(overrides, make().get("quick") if quick else {})
             except HydraException as error:
-                said = one_line(error).partition(" Config search path")[0]
-                if key := re.match(r"Could not (?:override|delete from config.) '([^']+)'", said):
-                    said = _no_key(key[1], make()) or said
-                raise ValueError(f"{path}: {said}") from error
+                text = said(error, None).partition(" Config search path")[0]
+                if key := re.match(r"Could not (?:override|delete from config.) '([^']+)'", text):
+                    text = _no_key(key[1], make()) or text
+                raise ValueError(f"{path}: {text}") from error
     except (OmegaConfBaseException, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}, or a YAML that it names: {one_line(error)}") from error
+        raise ValueError(f"{path}, or a YAML that it names: {said(error, None)}") from error
     finally:
         version.VersionBase.instance().setbase(version.__compat_version__)
 
@@ -299,7 +297,7 @@ def study_of(config: DictConfig, path: Path, facts: Mapping[str, Any]) -> Study:
         content |= {name: left_open[name] for name in ("prepare", "answer") if name in left_open}
         return Study.model_validate(content, context=[path.parent, *folders()])
     except OmegaConfBaseException as error:
-        raise ValueError(f"{path}: {one_line(error)}") from error
+        raise ValueError(f"{path}: {said(error, None)}") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = "".join(f"{one}." for one in first["loc"]).rstrip(".")

@@ -20,10 +20,9 @@ At = dict[tuple[str, str], float]  # (variant, condition) → where on the x-axi
 def draw(scores: Scores, out: Path | IO[bytes]) -> None:
     """Score against condition: a line for each variant, with its interval shaded.
 
-    Conditions that are numbers stand at these numbers, others side by side. With fewer than three
-    trainings each training is a dot. Conditions that all variants were trained on are grey. The
-    line has a gap where a training has no score. If the report has ``x``, a metric, its mean is the
-    x-axis, and the conditions stand beside the points.
+    Conditions that are numbers stand at these numbers, others side by side. Conditions of training
+    are grey. The line has a gap where a training has no score. If the report has ``x``, a metric,
+    its mean is the x-axis, and the conditions stand beside the points.
 
     Args:
         scores: with the labels of their study's report.
@@ -68,29 +67,21 @@ def _places(axis: Any, scores: Scores) -> At:
     except ValueError:
         places = {one: float(i) for i, one in enumerate(conditions)}
         axis.set_xlim(-0.5, len(conditions) - 0.5)
-    if len(conditions) <= 20:
-        turned = 30 if len(conditions) > 9 else 0
-        axis.set_xticks(list(places.values()), conditions, rotation=turned)
-    for condition, place in places.items():
-        if all((variant, condition) in scores.seen for variant in scores.variants):
-            axis.axvline(place, color=GREY, alpha=0.25, lw=8, zorder=0)
+    turned = 30 if len(conditions) > 9 else 0
+    axis.set_xticks(list(places.values()), conditions, rotation=turned)
+    for condition in scores.seen:
+        axis.axvline(places[condition], color=GREY, alpha=0.25, lw=8, zorder=0)
     return {key: places[key[1]] for key in scores.found}
 
 
 def _draw(axis: Any, scores: Scores, variant: str, at: At) -> None:
     style: Any = of_variant(list(scores.result.study.variants).index(variant))
-    color = style["color"]
-    if len(scores.conditions) > 30:
-        del style["marker"]
-    found = [
-        (at[v, c], one, scores.values[v, c]) for (v, c), one in scores.found.items() if v == variant
-    ]
-    x, every, each = zip(*sorted(found, key=itemgetter(0)), strict=True)
-    label = f"{variant} †" if any(one.isna().any() for one in each) else variant
-    axis.plot(x, [one.value for one in every], **style, ms=4, label=label)
+    found = [(at[v, c], one) for (v, c), one in scores.found.items() if v == variant]
+    x, every = zip(*sorted(found, key=itemgetter(0)), strict=True)
+    axis.plot(x, [one.value for one in every], **style, ms=4, label=variant)
     low, high = [one.low for one in every], [one.high for one in every]
     # the more bands, the paler: they must not hide the lines
-    axis.fill_between(x, low, high, color=color, alpha=min(0.15, 0.8 / len(scores.variants)), lw=0)
-    axis.vlines(x, low, high, color=color, alpha=0.5 if len(x) == 1 else 0)
-    few = [(x, value) for x, one, of in found if not one.known and len(of) > 1 for value in of]
-    axis.scatter(*(zip(*few, strict=True) if few else ((), ())), color=color, s=4)
+    pale = min(0.15, 0.8 / len(scores.variants))
+    axis.fill_between(x, low, high, color=style["color"], alpha=pale, lw=0)
+    if len(x) == 1:  # a band has no width there
+        axis.vlines(x, low, high, color=style["color"], alpha=0.5)

@@ -26,8 +26,8 @@ from omegaconf import OmegaConf
 
 import cape_plugins
 from cape_studies import config, hosts
-from cape_studies.config import Evaluation, Prepare, Study, read_yaml
-from cape_studies.hosts import PYTHON, Machine, Options, Training, espnet
+from cape_studies.config import Evaluation, Need, Prepare, Study, read_yaml
+from cape_studies.hosts import PYTHON, Machine, Options, espnet
 
 
 def digest(value: object) -> str:
@@ -103,7 +103,6 @@ class Prepared:
     """A folder that is made once for all runs.
 
     Attributes:
-        host: of the study.
         name: in the study.
         folder: to make; beside it are its ``.log``, its ``.lock``, and its ``.yaml`` when it is
             made.
@@ -111,7 +110,6 @@ class Prepared:
         asked: what is digested in the folder's name.
     """
 
-    host: str
     name: str
     folder: Path
     command: list[str]
@@ -183,14 +181,13 @@ class Run:
         self.checkpoint = self.trained / name
         self.note, self.lock = self.folder / "trained.yaml", self.folder / ".lock"
         self.tests: dict[str, Test] = {}
+        marks |= dict.fromkeys(("trained", "checkpoint", "csv", "items"), "")
         for test, one in study.evaluations.items():
-            changes = own.evaluate.get(test, {})
-            if changes is not None:
-                one = one.model_copy(update={"options": merge(one.options, changes)})
-                about = one.model_dump(mode="json") | {"script": script_name(one.script)}
-                empty = dict.fromkeys(("trained", "checkpoint", "csv", "items"), "")
-                key = digest([name, fill(about, {**marks, **empty})])
-                self.tests[test] = Test(one, self.folder / f"{test}-{key}")
+            options = merge(one.options, own.evaluate.get(test, {}))
+            one = one.model_copy(update={"options": options})
+            about = one.model_dump(mode="json") | {"script": script_name(one.script)}
+            key = digest([name, fill(about, marks)])
+            self.tests[test] = Test(one, self.folder / f"{test}-{key}")
 
     @cached_property
     def key(self) -> str:
@@ -228,7 +225,7 @@ class Run:
         if study.trainer:
             own = {"seed": self.seed, "out": folder, "device": machine.device}
             return [PYTHON, str(study.trainer), *hosts.words({**options, **own})]
-        return self.plan.host.train(Training(self.recipe, options, self.seed, folder, machine))
+        return self.plan.host.train(self.recipe, options, self.seed, folder, machine)
 
     def test_command(self, test: Test, csv: Path, items: Path) -> list[str]:
         """The command of an evaluation, which writes two files."""
@@ -332,41 +329,37 @@ class Plan:
         arguments, options = fill([step.arguments, step.options], places)
         words = espnet.words if (step.module or "").startswith("espnet2.") else hosts.words
         command = [PYTHON, *program, *map(str, arguments), *words(options)]
-        return Prepared(self.study.host, name, folder, command, asked)
+        return Prepared(name, folder, command, asked)
 
     def runs(self) -> list[Run]:
         """Of all variants and seeds that are asked for, seed by seed."""
         return [Run(self, name, seed) for seed in self.study.seeds for name in self.study.run]
 
 
-def known_data(given: Sequence[str], studies: Sequence[Study]) -> tuple[dict[str, Path], list[str]]:
-    """The folders of ``--data``, and the words that are none: changes that stand behind it.
+def known_data(given: Sequence[str], needs: Mapping[str, Need]) -> dict[str, Path]:
+    """The folders of ``--data``, each NAME=DIR, or DIR alone where one folder is needed.
 
-    A word is NAME=DIR, or DIR alone where one folder is needed. A name ends at the first "=", as
-    paths may have more of them.
+    A name ends at the first "=", as paths may have more of them.
 
     Raises:
-        ValueError: a folder without a name, where several are needed.
+        ValueError: a folder has no name, and several or none are needed.
     """
-    needs = {name for one in studies for name in one.needs}
-    found, rest = {}, []
+    found = {}
     for word in given:
         name, equals, folder = word.partition("=")
-        if equals and name in needs:
-            found[name] = Path(folder).resolve()
-        elif len(needs) == 1 and (not equals or Path(word).is_dir()):
-            found[next(iter(needs))] = Path(word).resolve()
-        elif equals:
-            rest.append(word)
-        else:
-            one_of = f"give NAME=DIR, NAME one of {', '.join(sorted(needs))}"
-            raise ValueError(f"--data {word}: {one_of if needs else 'this study needs no data'}")
-    return found, rest
+        if not equals or name not in needs:
+            if len(needs) != 1:
+                one_of = f"give NAME=DIR, NAME one of {', '.join(sorted(needs))}"
+                raise ValueError(
+                    f"--data {word}: {one_of if needs else 'this study needs no data'}"
+                )
+            (name,), folder = needs, word
+        found[name] = Path(folder).resolve()
+    return found
 
 
-def lacking(studies: Sequence[Study], data: Mapping[str, Path]) -> Iterator[str]:
+def lacking(needs: Mapping[str, Need], data: Mapping[str, Path]) -> Iterator[str]:
     """A line for each folder of data that is missing or has not what it should."""
-    needs = {name: need for one in studies for name, need in one.needs.items()}
     for name, need in needs.items():
         about = f"{need.what} ({need.source}), laid out as {need.layout}"
         folder = data.get(name)

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -112,11 +113,9 @@ def _end(running: Iterable[subprocess.Popen[str]]) -> None:
 
 
 def last_lines(log: Path) -> list[str]:
-    """The last lines of a log that say something; a progress bar's last state is a line."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 8192))
-        text = file.read().decode(errors="replace").replace("\r", "\n")
-    return [line.rstrip()[:300] for line in text.splitlines() if line.strip()][-LINES:]
+    """The last lines of a log that say something; each state of a progress bar is a line."""
+    with log.open(encoding="utf-8", errors="replace") as file:
+        return [*deque((line.rstrip()[:300] for line in file if line.strip()), LINES)]
 
 
 def remove(*paths: Path) -> None:

@@ -16,7 +16,6 @@ from pydantic import Field
 
 from cape_studies import command, compare, figure, process, results
 from cape_studies.answer import of_study, sentences
-from cape_studies.config import known
 from cape_studies.results import Result
 from cape_studies.run import StudyOptions
 from cape_studies.tables import tables
@@ -25,8 +24,6 @@ from cape_studies.tables import tables
 class ReportOptions(StudyOptions):
     """Write tables with intervals, a figure and a page, of the study that the same words of
     cape-run trained.
-
-    In place of a study it takes the scores.csv of an earlier report.
     """
 
     write: Path | None = Field(
@@ -38,53 +35,17 @@ class ReportOptions(StudyOptions):
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; ends with status 2 and one line on stderr if something is wrong."""
     with command.one_line_errors("cape-report"):
-        run(command.parsed("cape-report", ReportOptions, argv, rest="overrides"))
+        options = command.parsed("cape-report", ReportOptions, argv, rest="overrides")
+        found = read(options)
+        print(write(found, options.write or options.out / Path(options.study).stem / "report"))
 
 
-def run(options: ReportOptions) -> None:
-    """Write scores.csv, scores-items.csv.xz, table.md, figure.png, index.html, and answer.json for
-    a user's own data.
-
-    Of several studies each has a figure of its own, figure-STUDY.png.
+def read(options: StudyOptions) -> list[Result]:
+    """The studies that are asked for.
 
     Raises:
-        ValueError: a study has no scores yet, a score is not what its items make, or a file cannot
-            be written.
+        ValueError: none has scores yet, or data are missing.
     """
-    found, out = read(options)
-    sections = [section(one) for one in found]
-    page = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
-    template = jinja2.Template(page, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    answers = [each["answer"] for each in sections if each["answer"]]
-    texts = {
-        "table.md": "\n".join(markdown(each) for each in sections),
-        "index.html": template.render(sections=sections, yaml=_yaml, shell=shlex.join),
-        "answer.json": json.dumps(answers[0] if len(answers) == 1 else answers, indent=2),
-    }
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        process.remove(out / "answer.json", *out.glob("figure*.png"))  # of another report
-        items = pd.concat([one.items.assign(study=one.name) for one in found])
-        items.to_csv(out / "scores-items.csv.xz", index=False)
-        pd.concat([one.scores for one in found]).to_csv(out / "scores.csv", index=False)
-        for name, text in texts.items():
-            if answers or name != "answer.json":
-                (out / name).write_text(text, encoding="utf-8")
-        for each in sections:
-            apart = f"-{each['result'].name}" if len(found) > 1 else ""
-            (out / f"figure{apart}.png").write_bytes(base64.b64decode(each["picture"]))
-    except OSError as error:
-        raise ValueError(f"{out} cannot be written: {error}") from error
-    print(out / "index.html")
-
-
-def read(options: ReportOptions) -> tuple[list[Result], Path]:
-    """The studies that are asked for, and the folder of their report."""
-    if options.study and options.study.endswith(".csv"):
-        if options.write is None:
-            raise ValueError("--write DIR is needed for a scores.csv")
-        known("changes of a scores.csv", options.overrides, [])
-        return results.stored(Path(options.study)), options.write
     plans, problems = options.plans()
     if problems:
         raise ValueError(f"{problems[0]} (cape-report takes the same words as cape-run)")
@@ -98,7 +59,37 @@ def read(options: ReportOptions) -> tuple[list[Result], Path]:
     if not found:
         raise none[0]
     found[0].notes.extend(map(str, none))
-    return found, options.write or options.out / Path(str(options.study)).stem / "report"
+    return found
+
+
+def write(found: Sequence[Result], out: Path) -> Path:
+    """Write scores.csv, scores-items.csv.xz, table.md, index.html and figure.png; and answer.json
+    for a user's own data. Of several studies each has its own figure-STUDY.png and answer.
+
+    Returns:
+        The page.
+
+    Raises:
+        ValueError: a score is not what its items make.
+        OSError: a file cannot be written.
+    """
+    sections = [section(one) for one in found]
+    page = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
+    template = jinja2.Template(page, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    text = template.render(sections=sections, yaml=_yaml, shell=shlex.join)
+    out.mkdir(parents=True, exist_ok=True)
+    process.remove(*out.glob("answer*.json"), *out.glob("figure*.png"))  # of another report
+    (out / "index.html").write_text(text, encoding="utf-8")
+    (out / "table.md").write_text("\n".join(map(markdown, sections)), encoding="utf-8")
+    items = pd.concat([one.items.assign(study=one.name) for one in found])
+    items.to_csv(out / "scores-items.csv.xz", index=False)
+    pd.concat([one.scores for one in found]).to_csv(out / "scores.csv", index=False)
+    for each in sections:
+        apart = f"-{each['result'].name}" if len(found) > 1 else ""
+        (out / f"figure{apart}.png").write_bytes(base64.b64decode(each["picture"]))
+        if each["answer"]:
+            (out / f"answer{apart}.json").write_text(json.dumps(each["answer"], indent=2))
+    return out / "index.html"
 
 
 def section(result: Result) -> dict[str, Any]:

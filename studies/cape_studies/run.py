@@ -7,14 +7,14 @@ import signal
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
 import submitit
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from tqdm import tqdm
-from tyro.conf import Positional
+from tyro.conf import Positional, UseAppendAction
 
 from cape_studies import command, config, estimate, hosts, process, work
 from cape_studies.options import Options
@@ -30,7 +30,9 @@ class StudyOptions(Options):
     overrides: Positional[list[str]] = Field(
         [], description="changes in Hydra's grammar: seeds=[0,1] options.epochs=1 ~needs.v2a"
     )
-    data: list[str] = Field([], description="[NAME=]DIR: folders of the data that the study needs")
+    data: UseAppendAction[list[str]] = Field(
+        [], description="[NAME=]DIR: a folder of data that the study needs; again for each"
+    )
     out: Path = Field(Path("out"), description="folder of all results")
     quick: bool = Field(False, description="a tiny model and few updates, to see that it runs")
     gpus: NonNegativeInt = Field(0, description="GPUs for a run; 0: the CPU")
@@ -45,18 +47,19 @@ class StudyOptions(Options):
         if self.study is None:
             raise ValueError("which study? cape-run --list shows them")
         paths = config.studies_of(config.find(self.study))
-        studies = [config.load(path) for path in paths if self.data]
-        data, changes = known_data(self.data, studies)
         scripts = self.timm_scripts.resolve() if self.timm_scripts else None
+        studies = [config.load(path, self.overrides, self.quick) for path in paths]
+        needs = {name: need for one in studies for name, need in one.needs.items()}
+        data = known_data(self.data, needs)
         given: dict[str, Any] = {"quick": self.quick, "data": data, "out": self.out.resolve()}
         given |= {"machine": hosts.Machine(self.gpus, scripts), "named": {}}
-        plans = [Plan(path, [*self.overrides, *changes], **given) for path in paths]
-        return plans, list(lacking([plan.study for plan in plans], data))
+        return [Plan(path, self.overrides, **given) for path in paths], list(lacking(needs, data))
 
     def words(self) -> Iterator[str]:
         """What to type for the same study."""
         yield from (str(self.study), *self.overrides)
-        names = {"data", "out", "quick", "gpus", "timm_scripts"}
+        yield from (f"--data={one}" for one in self.data)
+        names = {"out", "quick", "gpus", "timm_scripts"}
         given = self.model_dump(include=names, exclude_defaults=True)
         yield from hosts.words({name.replace("_", "-"): one for name, one in given.items()})
 
@@ -87,8 +90,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         options = command.parsed("cape-run", RunOptions, argv, rest="overrides")
         try:
             failed = run(options)
-        except OSError as error:
-            sys.exit(f"cape-run: {config.one_line(error)}")
         except KeyboardInterrupt:
             jobs = " (jobs of SLURM go on: scancel ends them)"
             said = f"cape-run: interrupted{jobs if options.cluster == 'slurm' else ''}"
@@ -200,8 +201,6 @@ def do(options: RunOptions, plans: Sequence[Plan], pool: ThreadPoolExecutor) -> 
     runs = [run for plan in plans for run in plan.runs()]
     for run in runs if options.fresh else ():
         work.forget(run)
-        if run.start:
-            work.forget(run.start)
     failed: list[str] = []
     with tqdm(total=len(runs), desc=Path(str(options.study)).stem, unit="run", disable=None) as bar:
 
@@ -221,18 +220,16 @@ def do(options: RunOptions, plans: Sequence[Plan], pool: ThreadPoolExecutor) -> 
             say(f"{run.label}: {told}")
             bar.update()
 
-        for later in (False, True):  # first those that others start from
-            jobs: list[Future[None]] = [pool.submit(one, r) for r in runs if bool(r.start) == later]
-            wait(jobs)
-            for job in jobs:
-                job.result()
+        runs.sort(key=lambda run: run.start is not None)  # first those that others start from
+        for _ in pool.map(one, runs):
+            pass
     return failed
 
 
 def shortly(error: BaseException) -> str:
     """What a failed step said last, and its log, in a line."""
     *said, log = str(error).splitlines()
-    return f"{said[-1].removeprefix('error: ')} ({log})" if said else log
+    return f"{said[-1]} ({log})" if said else log
 
 
 def say(line: str) -> None:

@@ -1,6 +1,5 @@
 """Reads what evaluations write, and makes tidy scores from it: condition, metric, value."""
 
-import io
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +10,7 @@ import pandas as pd
 
 from cape_studies import hosts
 from cape_studies.config import Evaluation, known
-from cape_studies.evaluate.output import STATS
+from cape_studies.evaluate.output import PARTS, STATS
 
 TIDY = [
     *("study", "host", "variant", "seed", "evaluation", "condition", "metric", "value"),
@@ -30,10 +29,9 @@ def read(path: Path, columns: Sequence[str] = ()) -> pd.DataFrame:
     types: dict[Any, Any] = dict.fromkeys(words, str)
     empty: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}  # "nan" may be a name
     try:
-        source = path if path.suffix == ".xz" else io.StringIO(path.read_text(encoding="utf-8-sig"))
-        rows = pd.read_csv(source, dtype={**types, "seed": int}, low_memory=False, **empty)
+        rows = pd.read_csv(path, dtype=types, low_memory=False, encoding="utf-8-sig", **empty)
     except (OSError, EOFError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error
+        raise ValueError(f"{path} cannot be read: {error}") from error
     known(f"columns of {path}", columns, rows)
     for name in rows.columns.intersection(["value", "weight", *STATS]):
         numbers = pd.to_numeric(rows[name], errors="coerce")
@@ -114,7 +112,8 @@ def summed(evaluation: Evaluation, host: str, raw: Path) -> pd.DataFrame:
     Raises:
         ValueError: the file cannot be read or lacks something.
     """
-    rows = conditions(read(raw), evaluation, host, raw)
-    same = [name for name in ("condition", "metric", "how", "item") if name in rows]
-    sums = [name for name in rows if name in ("value", "weight") or name.startswith("stats_")]
+    rows = conditions(read(raw, ["metric", "how", "item"]), evaluation, host, raw)
+    known(f"how of {raw}", rows["how"].unique(), PARTS)
+    sums = [name for name in rows if name in ("value", "weight", *STATS)]
+    same = ["condition", "metric", "how", "item"]
     return rows.groupby(same, sort=False, dropna=False)[sums].sum().reset_index()

@@ -44,8 +44,6 @@ def tables(scores: Scores) -> list[Table]:
     """Scores; and differences from the baseline, unless an answer compares all pairs."""
     arrow = f"{'↑ higher' if scores.higher else '↓ lower'} is better."
     title = f"{', '.join(dict.fromkeys([scores.evaluation, scores.metric]))} {arrow[0]}"
-    if (many := len(scores.conditions)) > 50:
-        return [Table(title, [], f"{many} conditions: see the figure and scores.csv.")]
     arrow += " In bold: conditions seen in training." if scores.seen else ""
     found = [_grid(scores, scores.found, title, arrow)]
     if scores.differences and scores.result.study.answer is None:
@@ -68,26 +66,19 @@ def _grid(
         found: scores, or differences from the variant ``base``.
     """
     study, digits = scores.result.study, _digits(scores)
-    wanted = scores.result.wanted
     rows, few = [], False
     for variant in scores.variants:
         mine = {c: one for (v, c), one in found.items() if v == variant}
         if not mine:
             continue
-        sizes = {
-            tuple(len(scores.values[v, c]) for v in dict.fromkeys((variant, base or variant)))
-            for c in mine
-        }
-        counts = sorted(" and ".join(map(str, dict.fromkeys(of))) for of in sizes)
-        row = {"variant": variant, "trainings": ", ".join(counts)}
-        if base is None and wanted.get(variant, 0) > max(sizes)[0]:
-            row["trainings"] += f" of {wanted[variant]}"
+        trainings = dict.fromkeys(scores.trainings[one] for one in (variant, base or variant))
+        row = {"variant": variant, "trainings": " and ".join(map(str, trainings))}
         row |= dict.fromkeys(scores.conditions, "")
         for condition, one in mine.items():
             each = scores.values[variant, condition] if base is None and not one.known else ()
             few |= len(each) > 1
             text = cell(one, digits, "" if base is None else "+", each)
-            row[condition] = f"**{text}**" if (variant, condition) in scores.seen else text
+            row[condition] = f"**{text}**" if condition in scores.seen else text
         rows.append(row)
     chance = study.answer.chance if study.answer is not None else None
     if chance is not None and base is None and scores.metric == study.report.metric:

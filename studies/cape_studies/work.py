@@ -6,7 +6,7 @@ from typing import IO, Any
 
 from cape_studies import process, scores
 from cape_studies.config import read_yaml
-from cape_studies.plan import Prepared, Run, Test, versions
+from cape_studies.plan import Prepared, Run, Test
 from cape_studies.process import Failed
 
 
@@ -24,29 +24,30 @@ def prepare(one: Prepared) -> None:
         process.call(one.command, log, lock)
         if not one.folder.is_dir():
             raise Failed(f"it ended without error, and without {one.folder}\n{log}")
-        process.write(note, {**one.asked, "made": _now(), "versions": versions(one.host)})
+        process.write(note, {**one.asked, "made": _now()})
 
 
-def make(run: Run, tests: bool = True) -> None:
+def make(run: Run) -> None:
     """Train and test, as far as that is not done.
 
     Raises:
         Failed, SystemExit: see :func:`process.call`; or an output is missing.
         ValueError: an evaluation's output cannot be read.
     """
-    if run.start and not run.done():
-        make(run.start, tests=False)
     with process.locked(run.lock) as lock:
-        left = [test for test in run.tests.values() if not test.scores.exists()]
-        if left or not tests:
+        if not run.done():
             _train(run, lock)
-        for test in left if tests else ():
-            _test(run, test, lock)
+        for test in run.tests.values():
+            if not test.scores.exists():
+                _test(run, test, lock)
 
 
 def _train(run: Run, lock: IO[str]) -> None:
     if run.note.exists() and run.checkpoint.exists():
         return
+    if run.start:
+        with process.locked(run.start.lock) as other:
+            _train(run.start, other)
     process.remove(run.note)
     about, log, plan = run.folder / "config.yaml", run.folder / "train.log", run.plan
     before = []
@@ -92,9 +93,11 @@ def _test(run: Run, test: Test, lock: IO[str]) -> None:
 
 
 def forget(run: Run) -> None:
-    """Remove a run, for ``--fresh``; waits for those who train it."""
+    """Remove a run and what it starts from, for ``--fresh``; waits for those who train it."""
     with process.locked(run.lock):
         process.remove(*(path for path in run.folder.iterdir() if path != run.lock))
+    if run.start:
+        forget(run.start)
 
 
 def state(run: Run) -> str:

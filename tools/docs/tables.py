@@ -28,12 +28,13 @@ import pandas as pd
 from tabulate import tabulate
 
 from cape_plugins.variants import names
-from cape_studies import figure, report
-from cape_studies import results as read
+from cape_studies import config, figure, report
 from cape_studies import tables as shown_tables
 from cape_studies.answer import BRACKETS, of_ranges, sentences
 from cape_studies.compare import Scores, every
 from cape_studies.evaluate.output import made
+from cape_studies.results import NO_ITEMS, Result
+from cape_studies.scores import PARTS, read
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "docs"
@@ -120,10 +121,26 @@ PARTS_OF_BLEU = {
 }
 
 
+def stored(path: Path) -> list[Result]:
+    """The studies in a scores.csv that cape-report wrote, under another name."""
+    beside = path.with_name(f"{path.stem}-items.csv.xz")
+    items = read(beside) if beside.exists() else NO_ITEMS.assign(study="")
+    note = f"{path.name}: single test items are not stored, so that intervals"
+    found = []
+    for name, scores in read(path).groupby("study", sort=False):
+        study = config.load(config.find(str(name)))
+        for variant in scores["variant"].unique():  # one that the study has no more
+            study.variants.setdefault(variant, config.Variant())
+        mine = items[items["study"] == name]
+        notes = [] if len(mine) else [f"{note} are for other trainings on the same items."]
+        found.append(Result(study, scores, mine, notes))
+    return found
+
+
 @cache
-def studies(name: str) -> list[read.Result]:
+def studies(name: str) -> list[Result]:
     """Those of studies/results/NAME.csv."""
-    return read.stored(RESULTS / f"{name}.csv")
+    return stored(RESULTS / f"{name}.csv")
 
 
 @cache
@@ -139,11 +156,11 @@ def scores_of(name: str, evaluation: str) -> Scores:
     return Scores(one, evaluation, next(iter(about.metrics if about else rows["metric"])))
 
 
-def of_items(one: read.Result, items: pd.DataFrame, name: str) -> Scores:
+def of_items(one: Result, items: pd.DataFrame, name: str) -> Scores:
     """Of BLEU's items under other conditions or with other statistics."""
     (how,) = items["how"].unique()
     items = items.assign(evaluation=name)
-    sums = items.groupby(["condition", "variant", "seed"], sort=False)[read.PARTS[how]].sum()
+    sums = items.groupby(["condition", "variant", "seed"], sort=False)[PARTS[how]].sum()
     rows = sums.apply(lambda of: made(how, of.tolist()), axis=1).rename("value").reset_index()
     rows = rows.assign(evaluation=name, metric="bleu", how=how, higher_is_better=True)
     rows = rows.assign(trained_on=rows["condition"].isin(SEEN))
@@ -315,9 +332,9 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 @cache
-def stored() -> list[Scores]:
+def answered() -> list[Scores]:
     """The scores beside ANSWER, with its chance."""
-    (one,) = read.stored(ANSWER.with_suffix(".csv"))
+    (one,) = stored(ANSWER.with_suffix(".csv"))
     one.study.variants = {name: one.study.variants[name] for name in one.scores["variant"]}
     one.study.answer.chance = json.loads(ANSWER.read_text())["chance"]
     return every(one)
@@ -325,14 +342,14 @@ def stored() -> list[Scores]:
 
 def answer() -> dict[str, object]:
     """ANSWER with its ranges made anew."""
-    scores = stored()
+    scores = answered()
     ranges = of_ranges(scores[0].result.study.answer, scores)
     return {**json.loads(ANSWER.read_text()), "ranges": ranges}
 
 
 def of_answer() -> str:
     """What an answer says of the data and the scores; its page says what parentheses are."""
-    said = sentences({**answer(), "cost": {}}, stored()[0].result.study)
+    said = sentences(answer(), answered()[0].result.study)
     return "\n>\n".join(f"> {line}" for line in said if not line.startswith(BRACKETS)) + "\n"
 
 
@@ -350,7 +367,7 @@ def results() -> dict[Path, str]:
     return pages
 
 
-def page(result: read.Result) -> str:
+def page(result: Result) -> str:
     """Of a study: when its protocol was written, and the tables of every evaluation and metric."""
     shown = [table for scores in every(result) for table in shown_tables.tables(scores)]
     result.notes.append(protocol(result.name))
@@ -387,7 +404,7 @@ def pictures() -> None:
         scores.variants = [one for one in scores.variants if one in FIGURE] or scores.variants
         figure.draw(scores, RESULTS / f"{name}.png")
     figure.draw(scores_of("digit_univit", "sizes"), RESULTS / "digit_univit.png")
-    figure.draw(stored()[0], HERE / "answer.png")
+    figure.draw(answered()[0], HERE / "answer.png")
     losses = scores_of("multi30k_short", "loss_long")
     losses.variants = [one for one in losses.variants if one in CAPTIONS]
     figure.draw(losses, RESULTS / "multi30k_short_loss.png")

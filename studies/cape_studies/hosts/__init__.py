@@ -31,25 +31,6 @@ class Machine:
         return "cuda" if self.gpus else "cpu"
 
 
-@dataclass(frozen=True)
-class Training:
-    """What a host is to train.
-
-    Attributes:
-        recipe: the host's own YAML; None: options alone.
-        options: of the host, under its own names, with their places filled.
-        seed: of the training.
-        folder: to train into; it may hold what an interrupted training left.
-        machine: the one that trains.
-    """
-
-    recipe: Path | None
-    options: Options
-    seed: int
-    folder: Path
-    machine: Machine
-
-
 class Host(Protocol):
     """What the module of a host has.
 
@@ -62,7 +43,6 @@ class Host(Protocol):
         WHOLE: columns whose value must be ``all`` where the condition does not name them.
         EVERY_STEP: options that make a training log each update.
         STEP: matches such a line of its log, for ``--estimate``.
-        BREAK: what changes in a training that was interrupted, in a sentence; empty: nothing.
     """
 
     MODULE: str
@@ -73,10 +53,14 @@ class Host(Protocol):
     WHOLE: tuple[str, ...]
     EVERY_STEP: Options
     STEP: re.Pattern[str]
-    BREAK: str
 
-    def train(self, training: Training) -> list[str]:
-        """The command that trains, or goes on from a checkpoint in the folder."""
+    def train(
+        self, recipe: Path | None, options: Options, seed: int, folder: Path, machine: Machine
+    ) -> list[str]:
+        """The command that trains, or goes on from a checkpoint in the folder.
+
+        ``recipe`` is the host's own YAML; ``options`` are under its own names.
+        """
 
     def test(
         self, command: str | None, options: Options, name: str, checkpoint: Path, own: Options

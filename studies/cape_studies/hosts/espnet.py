@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from cape_studies import hosts
-from cape_studies.hosts import PYTHON, Machine, Options, Training
+from cape_studies.hosts import PYTHON, Machine, Options
 
 MODULE = "espnet2"
 AXES = 1
@@ -18,7 +18,6 @@ CONDITION: tuple[str, ...] = ("test_set",)
 WHOLE = ("bin",)
 EVERY_STEP: Options = {"log_interval": 1}
 STEP = re.compile(r"epoch:train:\d+-\d+batch")
-BREAK = ""
 
 
 def words(options: Mapping[str, Any]) -> list[str]:
@@ -37,15 +36,14 @@ def _lower(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def train(training: Training) -> list[str]:
+def train(
+    recipe: Path | None, options: Options, seed: int, folder: Path, machine: Machine
+) -> list[str]:
     """ESPnet goes on by itself (``resume``)."""
-    gpus = training.machine.gpus
-    own: Options = {"seed": training.seed, "ngpu": gpus, "resume": True}
-    own["output_dir"] = training.folder
-    if gpus > 1:
+    own: Options = {"seed": seed, "ngpu": machine.gpus, "resume": True, "output_dir": folder}
+    if machine.gpus > 1:
         own["multiprocessing_distributed"] = True
-    typed = words({"config": training.recipe, **training.options, **own})
-    return [PYTHON, "-m", "espnet2.bin.asr_train", *typed]
+    return [PYTHON, "-m", "espnet2.bin.asr_train", *words({"config": recipe, **options, **own})]
 
 
 def test(

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cape_studies.hosts import PYTHON, Machine, Options, Training, apart, words
+from cape_studies.hosts import PYTHON, Machine, Options, apart, words
 
 MODULE = "fairseq"
 AXES = 1
@@ -15,19 +15,20 @@ CONDITION: tuple[str, ...] = ()
 WHOLE: tuple[str, ...] = ()
 EVERY_STEP: Options = {"log-interval": 1, "log-format": "simple"}
 STEP = re.compile(r"num_updates=\d+")
-BREAK = "fairseq's batches come in another order after that than without a break."
 
 
-def train(training: Training) -> list[str]:
+def train(
+    recipe: Path | None, options: Options, seed: int, folder: Path, machine: Machine
+) -> list[str]:
     """fairseq starts a process for each GPU."""
-    gpus, folder, recipe = training.machine.gpus, training.folder, training.recipe
+    gpus = machine.gpus
     scripts = Path(PYTHON).parent
     if recipe is None:
-        data, rest = apart(training.options, "data")
-        rest |= {"seed": training.seed, "save-dir": folder, "cpu": not gpus}
+        data, rest = apart(options, "data")
+        rest |= {"seed": seed, "save-dir": folder, "cpu": not gpus}
         rest["distributed-world-size"] = gpus or None
         return [str(scripts / "fairseq-train"), data, *words(rest)]
-    own = {**dict(_dotted(training.options)), "common.seed": training.seed}
+    own = {**dict(_dotted(options)), "common.seed": seed}
     own |= {"common.cpu": not gpus, "checkpoint.save_dir": folder}
     own |= {"distributed_training.distributed_world_size": gpus} if gpus else {}
     start = [str(scripts / "fairseq-hydra-train"), "--config-dir", str(recipe.parent)]

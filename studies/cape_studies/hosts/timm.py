@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from cape_studies.hosts import PYTHON, Machine, Options, Training, words
+from cape_studies.hosts import PYTHON, Machine, Options, words
 
 MODULE = "timm"
 AXES = 2
@@ -13,23 +13,23 @@ CONDITION: tuple[str, ...] = ("resolution",)
 WHOLE = ("bin",)
 EVERY_STEP: Options = {"log-interval": 1}
 STEP = re.compile(r"Train: \d+ \[ *\d+/")
-BREAK = ""
 
 COMMIT = "aa4b5850"  # of pytorch-image-models, whose train.py was tried
 
 
-def train(training: Training) -> list[str]:
+def train(
+    recipe: Path | None, options: Options, seed: int, folder: Path, machine: Machine
+) -> list[str]:
     """timm's train.py, by torchrun on several GPUs."""
-    folder, machine = training.folder, training.machine
     last = folder / "last.pth.tar"
-    own: Options = {"seed": training.seed, "device": machine.device}
+    own: Options = {"seed": seed, "device": machine.device}
     own |= {"device-modules": "cape_plugins.timm"}
     own |= {"output": folder.parent, "experiment": folder.name}
     own["resume"] = last if last.exists() else None
     several = ["-m", "torch.distributed.run", f"--nproc-per-node={machine.gpus}", "--standalone"]
     start = [PYTHON, *(several if machine.gpus > 1 else [])]
     script = f"{machine.timm_scripts or '<timm-scripts>'}/train.py"
-    return [*start, script, *words({"config": training.recipe, **training.options, **own})]
+    return [*start, script, *words({"config": recipe, **options, **own})]
 
 
 def test(

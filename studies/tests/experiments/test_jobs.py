@@ -75,8 +75,15 @@ def test_a_quick_run_looks_like_one(cape_run, cape_report, tmp_path):
     cape_run("--quick", **quick)
     assert cape_report("--quick", **quick)["few", 0] == "1.0"
     text = (tmp_path / "out" / "counting" / "report" / "table.md").read_text()
-    assert text.startswith("## QUICK RUN: counting")
-    assert "its numbers say nothing." in text
+    assert text.startswith("## QUICK RUN, its numbers say nothing: counting")
+
+
+def test_a_report_that_cannot_be_written_is_one_line(cape_run, command, tmp_path):
+    cape_run(FEW)
+    (tmp_path / "file").touch()
+    said = command(report.main, FEW, "--write", str(tmp_path / "file"), fails=2)
+    assert str(tmp_path / "file") in said
+    assert said.count("\n") == 1
 
 
 def test_nothing_to_report_says_what_to_type(command):
@@ -139,6 +146,18 @@ def test_what_was_deleted_is_done_anew(cape_run, tmp_path):
     shutil.rmtree(test)
     cape_run(FEW)  # it is not known to be done, so the trainer looks
     assert (score(folder), begins(folder)) == ("3", [0, 0, 3])
+
+
+def test_a_training_done_anew_has_all_its_tests_done_anew(cape_run, tmp_path):
+    (one,) = count().values()
+    both = {"evaluations": {"one": one, "other": one}}
+    cape_run(FEW, **both)
+    (folder,) = runs(tmp_path, "few")
+    (test,) = folder.glob("other-*")
+    shutil.rmtree(test)
+    shutil.rmtree(folder / "train")
+    cape_run(FEW, **both)
+    assert len([*folder.glob("*/scores.csv")]) == 2
 
 
 def test_what_was_prepared_and_deleted_is_prepared_anew(cape_run, tmp_path):
@@ -244,4 +263,3 @@ def test_a_training_that_failed_has_no_row_and_the_report_says_why(cape_run, cap
     assert cape_report(FEW, "seeds=[0,1]", options=options) == {("few", 0): "3.0"}
     text = (tmp_path / "out" / "counting" / "report" / "table.md").read_text()
     assert "few seed 1 (not finished: it does not work (" in text
-    assert "| few       | 1 of 2 " in text

@@ -53,6 +53,14 @@ def test_variants_and_seeds_of_every_study_are_changed_alike(cape_run):
     assert "many-seed4" in said
 
 
+def test_the_words_for_cape_report_name_each_folder_of_data_again(cape_run, tmp_path):
+    both = {name: {"what": name} for name in ("one", "other")}
+    (tmp_path / "data").mkdir()
+    words = [f"--data={name}={tmp_path / 'data'}" for name in both]
+    said = cape_run(*words, "run=[few]", needs=both)
+    assert f"counting.yaml 'run=[few]' {' '.join(words)}" in said
+
+
 # --- refusals
 
 
@@ -73,7 +81,7 @@ PHOTOS = {"photos": {"what": "photos", "source": "me", "layout": "*.jpg", "files
         (["options.stpes=4"], {}, "there is no options.stpes: options has steps; +options.stpes"),
         (["epochs=4"], {}, "there is no epochs: the study has "),
         ([], {"trainer": "nowhere.py"}, "nowhere.py does not exist"),
-        (["--data", "x=."], {}, "there is no x: "),
+        (["--data", "x=."], {}, "--data x=.: this study needs no data"),
         (["--data", "x"], {}, "--data x: this study needs no data"),
         ([], {"options": {"steps": "{csv}"}}, "'{csv}': no 'csv' at that step; there is variant"),
         ([], {"trainer": None}, "no train.py of timm"),

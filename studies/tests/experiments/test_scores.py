@@ -88,6 +88,16 @@ def test_a_csv_of_something_else_is_named(tmp_path, text, message):
         tidy(tmp_path, "timm", text)
 
 
+def test_items_of_which_no_score_is_made_are_refused(tmp_path):
+    raw = tmp_path / "raw.csv"
+    raw.write_text("condition,metric,how,item,value,weight\n8,top1,promille,0,1,1\n")
+    one = Evaluation.model_validate(
+        {"metrics": {"top1": "higher"}, "script": __file__}, context=[tmp_path]
+    )
+    with pytest.raises(ValueError, match=r"raw\.csv: no 'promille'; there is bleu, "):
+        scores.summed(one, "timm", raw)
+
+
 def test_single_items_get_the_conditions_of_their_scores(tmp_path):
     raw = tmp_path / "raw.csv"
     raw.write_text(

@@ -68,6 +68,8 @@ def test_hydra_is_left_as_fairseqs_own_calls_want_it(path):
         ("+optoins.epochs=1", "optoins: Extra inputs are not permitted"),
         ("+variants.cape.option.x=1", "variants.cape.option: Extra inputs"),
         ("host=jax", "host: no 'jax'; there is espnet, fairseq, timm"),
+        ("seeds=[1,1]", "seeds has 1 twice"),
+        ("run=[cape,cape]", "run has cape twice"),
         ("seeds=[]", "seeds: List should have at least 1 item"),
         ("run=[nopos]", "run: no 'nopos'; there is cape, sinpos"),
         ("report.baseline=nopos", "report.baseline: no 'nopos'; there is cape, sinpos"),
@@ -153,6 +155,11 @@ def test_a_set_is_all_its_studies_with_the_same_changes(path):
     file = write(path.parent, {"title": "both", "studies": ["nowhere"]}, "both")
     with pytest.raises(ValueError, match=r"nowhere\.yaml cannot be read"):
         StudyOptions(study=str(file)).plans()
+
+
+def test_without_a_study_the_list_is_named():
+    with pytest.raises(ValueError, match="cape-run --list"):
+        StudyOptions().plans()
 
 
 def test_where_the_baseline_does_not_run_the_first_variant_is_it(path):
