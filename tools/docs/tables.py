@@ -72,8 +72,8 @@ SITUATIONS = [
         "longer recordings, WER % ↓",
         "spoken digits, a Transformer with CTC",
         "digits_rope",
-        ("length", "3–6", "3–6 digits"),
-        ("length", "30–40", "30–40"),
+        ("length", "3–6", "1–5 s"),
+        ("length", "30–40", "13–26 s"),
     ),
 ]
 #: its rows: what is typed → what studies call it, the first that a study has
