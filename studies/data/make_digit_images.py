@@ -20,31 +20,25 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--test", type=int, default=450, help="images (default: %(default)s)")
-    parser.add_argument("--validation", type=int, default=300, help="images (default: %(default)s)")
     parser.add_argument("--sides", type=int, nargs="+", default=[], help="in pixels")
-    arguments = parser.parse_args()
+    given = parser.parse_args()
     digits = load_digits()
-    splits = {}
+    parts = {}
     rest = list(range(len(digits.target)))
-    for split in ("test", "validation"):
-        rest, splits[split] = train_test_split(
-            rest,
-            test_size=getattr(arguments, split),
-            random_state=0,
-            stratify=digits.target[rest],
+    for part, many in (("test", 450), ("validation", 300)):
+        rest, parts[part] = train_test_split(
+            rest, test_size=many, random_state=0, stratify=digits.target[rest]
         )
-    for split, indices in {"train": rest, **splits}.items():
+    for part, indices in {"train": rest, **parts}.items():
         for index in indices:
-            folder = arguments.out / split / str(digits.target[index])
+            folder = given.out / part / str(digits.target[index])
             folder.mkdir(parents=True, exist_ok=True)
             image = Image.fromarray((digits.images[index] * (255 / 16)).round().astype("uint8"))
-            if not arguments.sides:
+            if not given.sides:
                 image.save(folder / f"{index:04}.png")
-            for side in arguments.sides:
-                image.resize((side, side), Image.Resampling.BICUBIC).save(
-                    folder / f"{index:04}_{side}.png"
-                )
+            for side in given.sides:
+                resized = image.resize((side, side), Image.Resampling.BICUBIC)
+                resized.save(folder / f"{index:04}_{side}.png")
 
 
 if __name__ == "__main__":

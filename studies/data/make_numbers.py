@@ -10,12 +10,13 @@ ones. fairseq-preprocess writes bin/.
 
 import argparse
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 from num2words import num2words
 from subword_nmt.learn_bpe import learn_bpe
+
+from cape_studies.data.subwords import binarise
+from cape_studies.data.text import write_lines
 
 LONGEST = 8  # numbers of a line in training
 
@@ -45,19 +46,11 @@ def main() -> None:
     for split, of in lengths.items():
         lines = [[draw.randrange(100) for _ in range(length)] for length in of]
         for language, spelled in words.items():
-            (out / f"{split}.{language}").write_text(
-                "".join(" ".join(spelled[n] for n in line) + "\n" for line in lines), "utf-8"
-            )
+            said = (" ".join(spelled[n] for n in line) for line in lines)
+            write_lines(out / f"{split}.{language}", said)
     with (out / "train.en").open() as lines, (out / "codes").open("w") as codes:  # ASCII
         learn_bpe(lines, codes, num_symbols=1000)  # more than there are
-    prefixes = [f"--{split}pref={out / split}" for split in lengths]
-    subprocess.run(
-        [
-            *(str(Path(sys.executable).parent / "fairseq-preprocess"), *prefixes),
-            *("--source-lang", "en", "--target-lang", "de", "--destdir", str(out / "bin")),
-        ],
-        check=True,
-    )
+    binarise(out / "bin", ("en", "de"), *(f"--{split}pref={out / split}" for split in lengths))
 
 
 if __name__ == "__main__":

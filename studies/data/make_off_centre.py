@@ -21,28 +21,6 @@ CORNERS = (1, 1), (-1, 1), (-1, -1), (1, -1)
 
 def main() -> None:
     """Write all; end with status 2 and a line if there are no images or they do not fit."""
-    arguments, parser = parse()
-    paths = sorted(path for path in arguments.images.glob("[!.]*/[!.]*") if path.is_file())
-    if not paths:
-        parser.error(f"{arguments.images} holds no <class>/<image>")
-    places = random.Random(arguments.seed)
-    for number, path in enumerate(paths):
-        with Image.open(path) as image:
-            size = tuple(round(side * arguments.canvas) for side in image.size)
-            room = [(whole - side) // 2 for whole, side in zip(size, image.size, strict=True)]
-            if max(arguments.shifts, default=arguments.jitter) > min(room):
-                parser.error(f"objects have room for {min(room)} pixels to each side on the canvas")
-            moved = moves(number, room, arguments, places)
-            for split, name, move in moved:
-                canvas = Image.new(image.mode, size)
-                canvas.paste(image, tuple(one + by for one, by in zip(room, move, strict=True)))
-                out = arguments.out / split / path.parent.name / f"{path.stem}{name}.png"
-                out.parent.mkdir(parents=True, exist_ok=True)
-                canvas.save(out)
-
-
-def parse() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
-    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -50,38 +28,53 @@ def parse() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
     add("--images", type=Path, required=True, help="folder of <class>/<image>")
     add("--out", type=Path, required=True, help="folder to write")
     add("--canvas", type=float, default=1.5, help="its side, in image sides (default: %(default)s)")
-    add("--seed", type=int, default=0, help="of the places")
     add("--jitter", type=int, default=0, help="pixels around the middle, at most (default: none)")
     add("--copies", type=int, default=1, help="how many of each image, each at another place")
     about = "write these shifts in pixels, instead of centre and anywhere"
     add("--shifts", type=int, nargs="+", default=[], metavar="N", help=about)
-    arguments = parser.parse_args()
-    if arguments.canvas < 1:
-        parser.error(f"--canvas must be ≥ 1, got {arguments.canvas:g}")
-    for name, least in (("jitter", 0), ("copies", 1)):
-        if getattr(arguments, name) < least:
-            parser.error(f"--{name} must be ≥ {least}, got {getattr(arguments, name)}")
-    if min(arguments.shifts, default=0) < 0 or (arguments.shifts and arguments.jitter):
-        parser.error("--shifts are ≥ 0 pixels, and exact: leave --jitter out")
-    return arguments, parser
+    given = parser.parse_args()
+    if given.shifts and (given.jitter or given.copies > 1):
+        parser.error("--shifts are exact: leave --jitter and --copies out")
+    paths = sorted(path for path in given.images.glob("[!.]*/[!.]*") if path.is_file())
+    if not paths:
+        parser.error(f"{given.images} holds no <class>/<image>")
+    draw = random.Random(0)
+    for number, path in enumerate(paths):
+        with Image.open(path) as image:
+            size = tuple(round(side * given.canvas) for side in image.size)
+            room = [(whole - side) // 2 for whole, side in zip(size, image.size, strict=True)]
+            if max(given.shifts, default=given.jitter) > min(room):
+                parser.error(f"--canvas {given.canvas:g} has {min(room)} pixels around {path}")
+            if given.shifts:
+                moved = shifted(number, room, given.shifts)
+            else:
+                moved = drawn(draw, room, given.jitter, given.copies)
+            for split, name, move in moved:
+                canvas = Image.new(image.mode, size)
+                canvas.paste(image, tuple(one + by for one, by in zip(room, move, strict=True)))
+                out = given.out / split / path.parent.name / f"{path.stem}{name}.png"
+                out.parent.mkdir(parents=True, exist_ok=True)
+                canvas.save(out)
 
 
-def moves(
-    number: int, room: list[int], arguments: argparse.Namespace, places: random.Random
-) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """For each copy of an image: split, end of the file's name, pixels (x, y) from the middle."""
-    if arguments.shifts:
-        x, y = DIRECTIONS[number % 4]
-        for shift in arguments.shifts:
-            yield str(shift), "", (shift * x, shift * y)
-        x, y = CORNERS[number % 4]
-        yield "corner", "", (room[0] * x, room[1] * y)
-        return
-    jitter = arguments.jitter
-    for copy in range(arguments.copies):
-        name = f"_{copy}" if arguments.copies > 1 else ""
-        yield "centre", name, tuple(jitter and places.randint(-jitter, jitter) for _ in room)
-        yield "anywhere", name, tuple(places.randint(-one, one) for one in room)
+Move = tuple[str, str, tuple[int, ...]]  # split, end of the file's name, pixels from the middle
+
+
+def shifted(number: int, room: list[int], shifts: list[int]) -> Iterator[Move]:
+    """An image moved by each shift, and into a corner."""
+    x, y = DIRECTIONS[number % 4]
+    for shift in shifts:
+        yield str(shift), "", (shift * x, shift * y)
+    x, y = CORNERS[number % 4]
+    yield "corner", "", (room[0] * x, room[1] * y)
+
+
+def drawn(draw: random.Random, room: list[int], jitter: int, copies: int) -> Iterator[Move]:
+    """Copies of an image in the middle and anywhere."""
+    for copy in range(copies):
+        name = f"_{copy}" if copies > 1 else ""
+        yield "centre", name, tuple(jitter and draw.randint(-jitter, jitter) for _ in room)
+        yield "anywhere", name, tuple(draw.randint(-one, one) for one in room)
 
 
 if __name__ == "__main__":

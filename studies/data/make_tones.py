@@ -15,14 +15,15 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
+from cape_studies.data.text import write_lines
+
 RATE = 8000  # Hz
 TONES = (600.0, 800.0, 1060.0, 1410.0)  # Hz
 PAGES = ["".join(pair) for pair in permutations("1234", 2)]
 TONE_SECONDS = (0.10, 0.16)
 GAP_SECONDS = (0.12, 0.18)  # between the tones of a page
 PAUSE_SECONDS = (0.24, 0.40)  # between pages
-SNR_DECIBEL = 0.0  # of a tone at level 0
-LEVEL_DECIBEL = (-3.0, 3.0)
+LEVEL_DECIBEL = (-3.0, 3.0)  # of tones; at 0 a tone is as loud as the noise
 TESTS = {(1, 3): 200, (3, 6): 90, (6, 12): 45, (12, 24): 22}  # seconds: recordings
 
 
@@ -47,12 +48,11 @@ def main() -> None:
             samples, pages = call(random, random.uniform(*seconds))
             path = folder / "wav" / f"{name}_{index:05d}.wav"
             soundfile.write(path, samples, RATE, subtype="PCM_16")
-            scp.append(f"{path.stem} {path}\n")
-            text.append(f"{path.stem} {' '.join(pages)}\n")
-        (folder / "wav.scp").write_text("".join(scp))
-        (folder / "text").write_text("".join(text))
-    tokens = ["<blank>", "<unk>", *PAGES, "<sos/eos>"]
-    (arguments.out / "tokens.txt").write_text("".join(f"{token}\n" for token in tokens))
+            scp.append(f"{path.stem} {path}")
+            text.append(f"{path.stem} {' '.join(pages)}")
+        write_lines(folder / "wav.scp", scp)
+        write_lines(folder / "text", text)
+    write_lines(arguments.out / "tokens.txt", ["<blank>", "<unk>", *PAGES, "<sos/eos>"])
 
 
 def call(random: np.random.Generator, seconds: float) -> tuple[np.ndarray, list[str]]:
@@ -64,8 +64,7 @@ def call(random: np.random.Generator, seconds: float) -> tuple[np.ndarray, list[
         first, second = (tone(random, TONES[int(digit) - 1]) for digit in pages[-1])
         pieces += [first, silence(random, GAP_SECONDS), second, silence(random, PAUSE_SECONDS)]
     clean = np.concatenate(pieces)
-    noise = gain(-SNR_DECIBEL) * random.standard_normal(len(clean), np.float32)
-    samples = clean + noise  # a tone at level 0 has power 1
+    samples = clean + random.standard_normal(len(clean), np.float32)
     return samples * (0.9 / np.abs(samples).max()), pages
 
 
@@ -73,18 +72,13 @@ def tone(random: np.random.Generator, hertz: float) -> np.ndarray:
     """A tone of random length and level."""
     time = np.arange(int(random.uniform(*TONE_SECONDS) * RATE)) / RATE
     phase = random.uniform(0, 2 * np.pi)
-    level = gain(random.uniform(*LEVEL_DECIBEL))
+    level = 10 ** (random.uniform(*LEVEL_DECIBEL) / 20)
     return level * np.sqrt(2) * np.sin(2 * np.pi * hertz * time + phase)
 
 
 def silence(random: np.random.Generator, seconds: tuple[float, float]) -> np.ndarray:
     """Silence of random length."""
     return np.zeros(int(random.uniform(*seconds) * RATE))
-
-
-def gain(decibel: float) -> float:
-    """The factor on an amplitude."""
-    return 10 ** (decibel / 20)
 
 
 if __name__ == "__main__":

@@ -21,11 +21,7 @@ def main() -> None:
     parser.add_argument("--device", help="not used; cape-run gives it to every script")
     given = parser.parse_args()
     line = re.compile(r"train_inner .*\bnll_loss=([\d.einfa+-]+).*\bnum_updates=(\d+)")
-    try:
-        # it may end in half a letter
-        log = given.log.read_text(encoding="utf-8-sig", errors="replace")
-    except OSError as error:
-        parser.error(str(error))
+    log = given.log.read_text(encoding="utf-8", errors="replace")  # it may end in half a letter
     losses = {int(step): loss for loss, step in line.findall(log)}
     if not losses:
         parser.error(f"{given.log} has no line of train_inner with nll_loss and num_updates")

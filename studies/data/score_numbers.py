@@ -8,13 +8,12 @@ themselves that these n may be bad ones. At the lengths of training that costs a
 """
 
 import argparse
-import csv
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-METRIC, HOW = "numbers", "percent"
+import pandas as pd
 
 
 def main() -> None:
@@ -36,18 +35,18 @@ def main() -> None:
     ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=True)
     print(done.stdout)
-    lines = read(done.stdout)
-    scored = [(len(right), number, correct(right, found)) for number, right, found in lines]
-    with arguments.items.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["condition", "metric", "how", "item", "value", "weight"])
-        writer.writerows([length, METRIC, HOW, item, score, 1] for length, item, score in scored)
-    with arguments.csv.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["condition", "metric", "value", "how", "items"])
-        for length in sorted({length for length, _, _ in scored}):
-            of = [score for each, _, score in scored if each == length]
-            writer.writerow([length, METRIC, 100 * sum(of) / len(of), HOW, len(of)])
+    lines = [
+        {"condition": len(right), "item": number, "value": correct(right, found)}
+        for number, right, found in read(done.stdout)
+    ]
+    scores = pd.DataFrame(lines).assign(metric="numbers", how="percent", weight=1)
+    order = ["condition", "metric", "how", "item", "value", "weight"]
+    scores.to_csv(arguments.items, columns=order, index=False)
+    found = scores.groupby(["condition", "metric", "how"])["value"].agg(["mean", "size"])
+    found = found.set_axis(["value", "items"], axis=1).reset_index()
+    found["value"] *= 100
+    order = ["condition", "metric", "value", "how", "items"]
+    found.to_csv(arguments.csv, columns=order, index=False)
 
 
 def read(text: str) -> list[tuple[int, list[str], list[str]]]:

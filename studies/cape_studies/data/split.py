@@ -1,7 +1,7 @@
 """Splits a user's data into training and tests, the same in every call."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -42,36 +42,31 @@ def apart(items: Sequence[Item], name: Callable[[Item], str]) -> tuple[list[Item
 
 
 def short_and_long(
-    items: Sequence[Item],
-    length: Callable[[Item], float],
-    name: Callable[[Item], str],
-    shown: Callable[[float, float], str],
+    lengths: Mapping[Item, float], name: Callable[[Item], str], shown: str
 ) -> tuple[list[Item], dict[str, list[Item]], float]:
     """The shorter four fifths; the longest fifth in bins by name; the longest of the shorter.
 
     Args:
-        items: in any order.
-        length: of an item.
+        lengths: item → its length.
         name: of an item; it decides which items a bin of more than ``MOST`` keeps.
-        shown: makes a bin's name from its shortest and longest length.
+        shown: a bin's name, with places for its shortest and longest length.
 
     Raises:
         ValueError: the lengths are too alike to have a longest fifth.
     """
-    lengths = [length(one) for one in items]
-    limit = float(np.quantile(lengths, 0.8, method="lower"))
-    beyond = [one for one in lengths if one > limit]
+    limit = float(np.quantile([*lengths.values()], 0.8, method="lower"))
+    beyond = [one for one in lengths.values() if one > limit]
     if len(beyond) < BINS:
         raise ValueError(
-            f"{len(beyond)} of {len(items)} are longer than {limit:g}: too few for a test of "
+            f"{len(beyond)} of {len(lengths)} are longer than {limit:g}: too few for a test of "
             "longer ones. A study of lengths needs data whose lengths differ"
         )
     edges = np.quantile(beyond, [i / BINS for i in range(1, BINS + 1)], method="lower")
     found: dict[str, list[Item]] = {}
     low = limit
     for high in np.unique(edges).tolist():
-        inside, _ = drawn([one for one in items if low < length(one) <= high], MOST, name)
-        own = sorted(map(length, inside))
-        found.setdefault(shown(own[0], own[-1]), []).extend(inside)
+        inside, _ = drawn([one for one in lengths if low < lengths[one] <= high], MOST, name)
+        own = [lengths[one] for one in inside]
+        found.setdefault(shown.format(min(own), max(own)), []).extend(inside)
         low = high
-    return [one for one in items if length(one) <= limit], found, limit
+    return [one for one in lengths if lengths[one] <= limit], found, limit

@@ -6,8 +6,8 @@ from cape_studies.data.split import short_and_long
 
 
 def test_the_longest_fifth_is_in_bins_of_equal_counts_and_stays_out_of_training():
-    lengths = list(range(1, 101))
-    short, bins, limit = short_and_long(lengths, float, str, "{:g}-{:g}".format)
+    lengths = {number: float(number) for number in range(1, 101)}
+    short, bins, limit = short_and_long(lengths, str, "{:g}-{:g}")
     assert limit == 80
     assert short == list(range(1, 81))
     assert list(bins) == ["81-87", "88-93", "94-100"]
@@ -16,4 +16,4 @@ def test_the_longest_fifth_is_in_bins_of_equal_counts_and_stays_out_of_training(
 
 def test_lengths_that_are_alike_are_refused():
     with pytest.raises(ValueError, match="0 of 30 are longer than 7"):
-        short_and_long([7] * 30, float, str, "{:g}-{:g}".format)
+        short_and_long(dict.fromkeys(range(30), 7.0), str, "{:g}-{:g}")
