@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from cape_studies.data.recordings import Split, prepare
+from cape_studies.data import recordings as lists
 from cape_studies.data.text import write_lines
 
 RATE = 8000  # Hz, of all recordings
@@ -65,8 +65,8 @@ def make(
         unheard: a speaker who is in no training set and has test sets of their own.
 
     Raises:
-        ValueError: recordings are missing or at another rate than 8 kHz, no speaker has the name
-            of ``unheard``, or ``out`` has such sets.
+        ValueError: recordings are missing or at another rate than 8 kHz, or no speaker has the name
+            of ``unheard``.
     """
     spoken = load(recordings)
     sets = {"train": (TRAINED_ON, train), "valid": (TRAINED_ON, VALID)}
@@ -93,8 +93,9 @@ def make(
             soundfile.write(folder / f"{key}.wav", samples, RATE, subtype="PCM_16")
             lines.append(f"{key} {' '.join(words)}")
         write_lines(folder / "text.txt", lines)
-    splits = [Split(name, out / "wav" / name, out / "wav" / name / "text.txt") for name in sets]
-    prepare(splits, out / "data", token_type="word")
+    folders = {name: out / "wav" / name for name in sets}
+    read = {name: lists.read(one, one / "text.txt")[0] for name, one in folders.items()}
+    lists.write(out / "data", read, token_type="word")
 
 
 def named(part: str, sizes: dict[tuple[int, int], int]) -> dict[str, tuple[tuple[int, int], int]]:

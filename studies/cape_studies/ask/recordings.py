@@ -5,8 +5,9 @@
 ``DIR`` holds WAV or FLAC files at any depth, each with its transcript in a .txt of the same name
 beside it.
 
-Writes {train,valid,test,test1,…}/ with wav.scp and text, tokens.txt, and facts.yaml. ``test`` has
-the durations of training; test1 to test3 have the longest fifth, in bins of equal counts.
+Writes {train,valid,test,test1,…}/ with wav.scp, text and links to the audio, tokens.txt, and
+facts.yaml. ``test`` has the durations of training; test1 to test3 have the longest fifth, in bins
+of equal counts.
 """
 
 from pathlib import Path
@@ -75,7 +76,13 @@ def prepare(
     )
     tested = [found[key].path for part in tests.values() for key in part]
     complain(twice((found[key].path for key in train), tested))
-    parts = {name: {key: found[key] for key in part} for name, part in keys.items()}
+    parts: dict[str, dict[str, recordings.Utterance]] = {name: {} for name in keys}
+    for name, part in keys.items():
+        for key in part:
+            link = out.absolute() / name / f"{key}{found[key].path.suffix}"
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(found[key].path.resolve())
+            parts[name][key] = found[key]._replace(path=link)
     recordings.write(out, parts, kind)
     read = read_2columns_text(out / "train" / "wav.scp")  # as ESPnet does
     trained = sum(seconds[key] for key in read)

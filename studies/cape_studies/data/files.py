@@ -1,6 +1,7 @@
 """The files of a folder, and what is said of them."""
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ def files(folder: Path) -> Iterator[Path]:
     """All files below a folder, sorted, those behind links to folders too. Hidden ones are left out
     (``._a.jpg`` of a Mac, ``.ipynb_checkpoints``).
 
+    A link that leads nowhere is among them, with a warning.
+
     Raises:
         ValueError: a link leads to a folder that holds it, or a name is not UTF-8.
         OSError: a folder cannot be read.
@@ -19,6 +22,8 @@ def files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
+        if not path.exists():
+            logging.warning(f"{path} is a link that leads nowhere")
         if any("\ud800" <= letter <= "\udfff" for letter in path.name):  # no CSV can hold it
             raise ValueError(f"{str(path)!r} has a name that is not UTF-8: rename it")
         if not path.is_dir():

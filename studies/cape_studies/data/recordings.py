@@ -8,7 +8,7 @@ named after its file, with its sub-folder: ``ann/001``. Spaces in names become `
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,15 +26,6 @@ SPECIAL = "<blank>", "<unk>", "<sos/eos>"
 SHORTER, STREAMED = re.compile(r"data : (\d+) \(should be (\d+)\)"), 2**30
 
 
-class Split(NamedTuple):
-    """Where a set of utterances comes from: its name, the folder of the audio, and the file of all
-    transcripts (None: a .txt beside each audio file)."""
-
-    name: str
-    folder: Path
-    transcripts: Path | None = None
-
-
 class Utterance(NamedTuple):
     """A file, its duration, its sampling rate in Hz, and its words with single spaces."""
 
@@ -44,34 +35,12 @@ class Utterance(NamedTuple):
     text: str
 
 
-def prepare(splits: Sequence[Split], out: Path, token_type: str = "char") -> int:
-    """Read the splits and :func:`write` them; prints how many utterances each has.
-
-    Args:
-        splits: the sets of utterances; the one named ``train`` gives the token list.
-        out: folder to write.
-        token_type: ``word`` or ``char``.
-
-    Returns:
-        the sampling rate in Hz of all files.
-
-    Raises:
-        ValueError: see :func:`read`; or two splits have one name, ``out`` has such a split, or
-            files have different sampling rates. Nothing is written then.
-    """
-    parts: dict[str, dict[str, Utterance]] = {}
-    for split in splits:
-        if split.name in parts or (out / split.name).exists():
-            raise ValueError(f"{out / split.name} exists: choose another name or --out")
-        parts[split.name], said = read(split.folder, split.transcripts)
-        print(f"{split.name}: {said}")
-    rate = the_one_rate(one for part in parts.values() for one in part.values())
-    write(out, parts, token_type)
-    return rate
-
-
 def read(folder: Path, transcripts: Path | None = None) -> tuple[dict[str, Utterance], str]:
     """The utterances of a folder by name, sorted, and the account of its files.
+
+    Args:
+        folder: of the audio, searched with its sub-folders.
+        transcripts: a file of all transcripts; None: a .txt beside each audio file.
 
     Raises:
         ValueError: no audio, two files of one name, audio that is unreadable, empty, cut off, NaN
@@ -160,7 +129,7 @@ def write(out: Path, parts: Mapping[str, Mapping[str, Utterance]], token_type: s
     tokens.txt has special tokens, then words or letters, the most frequent first, as asr.sh.
     """
     for name, part in parts.items():
-        (out / name).mkdir(parents=True)
+        (out / name).mkdir(parents=True, exist_ok=True)
         lines = sorted(part.items())
         write_lines(out / name / "wav.scp", (f"{key} {one.path.absolute()}" for key, one in lines))
         write_lines(out / name / "text", (f"{key} {one.text}" for key, one in lines))

@@ -91,9 +91,10 @@ def test_images_behind_links_to_folders_count(classes, picture, tmp_path):
     assert sum(map(len, parts)) == 35
 
 
-def test_a_link_that_leads_nowhere_is_counted(classes):
+def test_a_link_that_leads_nowhere_is_said(classes, caplog):
     (classes / "a" / "more").symlink_to("nothing")
     assert "left out: 1 more" in prepared(classes)[0]["found"]
+    assert "a/more is a link" in caplog.text
 
 
 def test_hidden_files_and_folders_are_no_images_and_no_classes(classes, picture):
