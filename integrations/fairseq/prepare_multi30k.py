@@ -98,7 +98,7 @@ def hold_out(texts: dict[str, Lines], languages: tuple[str, str], most: int, mor
         lengths = [[len(line.split()) for line in pair] for pair in zip(*sides, strict=True)]
         kept = [min(pair) > more if name == "test2" else max(pair) <= most for pair in lengths]
         if not any(kept):
-            raise ValueError(f"--held-out {most} {more}: there is no such pair in {split}")
+            raise ValueError(f"--held-out {most} {more}: no pair for {name}")
         for lines in texts.values():
             for language in languages:
                 lines[name, language] = list(compress(lines[split, language], kept))

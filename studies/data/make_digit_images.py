@@ -6,22 +6,22 @@ Writes {train,validation,test}/<digit>/<index>.png. Of the 1,797 images 450 are 
 for choosing settings. With --sides each is resized to each of these, <index>_<side>.png.
 """
 
-import argparse
 from pathlib import Path
 
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
+from cape_studies.data.facts import command
 
-def main() -> None:
-    """Write all of them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--sides", type=int, nargs="+", default=[], help="in pixels")
-    given = parser.parse_args()
+
+def main(out: Path, sides: tuple[int, ...] = ()) -> None:
+    """Write all of them.
+
+    Args:
+        out: folder to write.
+        sides: in pixels.
+    """
     digits = load_digits()
     parts = {}
     rest = list(range(len(digits.target)))
@@ -31,15 +31,15 @@ def main() -> None:
         )
     for part, indices in {"train": rest, **parts}.items():
         for index in indices:
-            folder = given.out / part / str(digits.target[index])
+            folder = out / part / str(digits.target[index])
             folder.mkdir(parents=True, exist_ok=True)
             image = Image.fromarray((digits.images[index] * (255 / 16)).round().astype("uint8"))
-            if not given.sides:
+            if not sides:
                 image.save(folder / f"{index:04}.png")
-            for side in given.sides:
+            for side in sides:
                 resized = image.resize((side, side), Image.Resampling.BICUBIC)
                 resized.save(folder / f"{index:04}_{side}.png")
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -12,7 +12,6 @@ Writes <out>/wav/<set>/*.wav with text.txt. Beside it is what ESPnet reads: <out
 and text, and <out>/data/tokens.txt. A seed gives the same samples each time.
 """
 
-import argparse
 from collections import defaultdict
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import numpy as np
 import soundfile
 
 from cape_studies.data import recordings as lists
+from cape_studies.data.facts import command
 from cape_studies.data.text import write_lines
 
 RATE = 8000  # Hz, of all recordings
@@ -35,30 +35,13 @@ NOISE = 1e-3  # amplitude, where full scale is 1
 Spoken = dict[str, dict[tuple[int, int], np.ndarray]]  # speaker → (digit, index) → samples
 
 
-def main() -> None:
-    """Make everything; at bad input end with status 2 and a line that names it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--recordings", type=Path, required=True, help="folder of the recordings")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--train", type=int, default=8000, help="training utterances")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--unheard", metavar="SPEAKER", help="a speaker for sets of their own")
-    given = parser.parse_args()
-    try:
-        make(given.recordings, given.out, given.train, given.seed, given.unheard)
-    except ValueError as error:
-        parser.error(str(error))
-
-
-def make(
+def main(
     recordings: Path, out: Path, train: int = 8000, seed: int = 0, unheard: str | None = None
 ) -> None:
     """Write the sets.
 
     Args:
-        recordings: folder of ``{digit}_{speaker}_{index}.wav``.
+        recordings: folder of {digit}_{speaker}_{index}.wav.
         out: folder to write.
         train: utterances of 3 to 6 digits for training.
         seed: of everything that is drawn.
@@ -146,4 +129,4 @@ def pause(random: np.random.Generator) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

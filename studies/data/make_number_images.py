@@ -7,29 +7,29 @@ for the numbers 00 to 99: 40, 5 and 10 images of each, of two random images of t
 square.
 """
 
-import argparse
 import random
 from pathlib import Path
 
 from PIL import Image
 
+from cape_studies.data.facts import command
+
 COUNTS = {"train": 40, "validation": 5, "test": 10}
 
 
-def main() -> None:
-    """Write all of them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--images", type=Path, required=True, help="{train,…}/<digit>/<image>")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    given = parser.parse_args()
+def main(images: Path, out: Path) -> None:
+    """Write all of them.
+
+    Args:
+        images: {train,validation,test}/<digit>/<image>.
+        out: folder to write.
+    """
     draw = random.Random(0)
     for split, count in COUNTS.items():
-        digits = [sorted((given.images / split / str(one)).glob("[!.]*")) for one in range(10)]
+        digits = [sorted((images / split / str(one)).glob("[!.]*")) for one in range(10)]
         for number in range(100):
-            out = given.out / split / f"{number:02}"
-            out.mkdir(parents=True, exist_ok=True)
+            folder = out / split / f"{number:02}"
+            folder.mkdir(parents=True, exist_ok=True)
             for index in range(count):
                 two = [Image.open(draw.choice(digits[one])) for one in divmod(number, 10)]
                 side = sum(image.width for image in two)
@@ -37,8 +37,8 @@ def main() -> None:
                 square = Image.new("L", (side, side))
                 square.paste(two[0], (0, down))
                 square.paste(two[1], (two[0].width, down))
-                square.save(out / f"{index:02}.png")
+                square.save(folder / f"{index:02}.png")
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -8,74 +8,68 @@ the object is. With ``--shifts`` writes {0,1,2,corner}/…: the object moved by 
 into a corner. The images take the four directions and the four corners in turn.
 """
 
-import argparse
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image
+
+from cape_studies.data.facts import command
 
 DIRECTIONS = (1, 0), (0, 1), (-1, 0), (0, -1)
 CORNERS = (1, 1), (-1, 1), (-1, -1), (1, -1)
 
 
-def main() -> None:
-    """Write all; end with status 2 and a line if there are no images or they do not fit."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--images", type=Path, required=True, help="folder of <class>/<image>")
-    add("--out", type=Path, required=True, help="folder to write")
-    add("--canvas", type=float, default=1.5, help="its side, in image sides (default: %(default)s)")
-    add("--jitter", type=int, default=0, help="pixels around the middle, at most (default: none)")
-    add("--copies", type=int, default=1, help="how many of each image, each at another place")
-    about = "write these shifts in pixels, instead of centre and anywhere"
-    add("--shifts", type=int, nargs="+", default=[], metavar="N", help=about)
-    given = parser.parse_args()
-    if given.shifts and (given.jitter or given.copies > 1):
-        parser.error("--shifts are exact: leave --jitter and --copies out")
-    paths = sorted(path for path in given.images.glob("[!.]*/[!.]*") if path.is_file())
+def main(
+    images: Path,
+    out: Path,
+    canvas: float = 1.5,
+    jitter: int = 0,
+    copies: int = 1,
+    shifts: tuple[int, ...] = (),
+) -> None:
+    """Write all.
+
+    Args:
+        images: folder of <class>/<image>.
+        out: folder to write.
+        canvas: its side, in image sides.
+        jitter: pixels around the middle, at most.
+        copies: how many of each image, each at another place.
+        shifts: in pixels, instead of centre and anywhere.
+
+    Raises:
+        ValueError: there are no images, or they do not fit.
+    """
+    if shifts and (jitter or copies > 1):
+        raise ValueError("--shifts are exact: leave --jitter and --copies out")
+    paths = sorted(path for path in images.glob("[!.]*/[!.]*") if path.is_file())
     if not paths:
-        parser.error(f"{given.images} holds no <class>/<image>")
-    draw = random.Random(0)
+        raise ValueError(f"{images} holds no <class>/<image>")
+    draw = random.Random(0).randint
     for number, path in enumerate(paths):
-        with Image.open(path) as image:
-            size = tuple(round(side * given.canvas) for side in image.size)
-            room = [(whole - side) // 2 for whole, side in zip(size, image.size, strict=True)]
-            if max(given.shifts, default=given.jitter) > min(room):
-                parser.error(f"--canvas {given.canvas:g} has {min(room)} pixels around {path}")
-            if given.shifts:
-                moved = shifted(number, room, given.shifts)
-            else:
-                moved = drawn(draw, room, given.jitter, given.copies)
-            for split, name, move in moved:
-                canvas = Image.new(image.mode, size)
-                canvas.paste(image, tuple(one + by for one, by in zip(room, move, strict=True)))
-                out = given.out / split / path.parent.name / f"{path.stem}{name}.png"
-                out.parent.mkdir(parents=True, exist_ok=True)
-                canvas.save(out)
-
-
-Move = tuple[str, str, tuple[int, ...]]  # split, end of the file's name, pixels from the middle
-
-
-def shifted(number: int, room: list[int], shifts: list[int]) -> Iterator[Move]:
-    """An image moved by each shift, and into a corner."""
-    x, y = DIRECTIONS[number % 4]
-    for shift in shifts:
-        yield str(shift), "", (shift * x, shift * y)
-    x, y = CORNERS[number % 4]
-    yield "corner", "", (room[0] * x, room[1] * y)
-
-
-def drawn(draw: random.Random, room: list[int], jitter: int, copies: int) -> Iterator[Move]:
-    """Copies of an image in the middle and anywhere."""
-    for copy in range(copies):
-        name = f"_{copy}" if copies > 1 else ""
-        yield "centre", name, tuple(jitter and draw.randint(-jitter, jitter) for _ in room)
-        yield "anywhere", name, tuple(draw.randint(-one, one) for one in room)
+        image = Image.open(path)
+        size = tuple(round(side * canvas) for side in image.size)
+        room = [(whole - side) // 2 for whole, side in zip(size, image.size, strict=True)]
+        if max(shifts, default=jitter) > min(room):
+            raise ValueError(f"--canvas {canvas:g} has {min(room)} pixels around {path}")
+        x, y = DIRECTIONS[number % 4]
+        moves = [(str(shift), "", (shift * x, shift * y)) for shift in shifts]
+        if shifts:
+            x, y = CORNERS[number % 4]
+            moves.append(("corner", "", (room[0] * x, room[1] * y)))
+        for copy in range(0 if shifts else copies):
+            name = f"_{copy}" if copies > 1 else ""
+            x, y = (jitter and draw(-jitter, jitter) for _ in room)
+            moves.append(("centre", name, (x, y)))
+            x, y = (draw(-one, one) for one in room)
+            moves.append(("anywhere", name, (x, y)))
+        for split, name, (x, y) in moves:
+            larger = Image.new(image.mode, size)
+            larger.paste(image, (room[0] + x, room[1] + y))
+            place = out / split / path.parent.name / f"{path.stem}{name}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            larger.save(place)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -8,13 +8,13 @@ between two tones is longer than what the encoder's convolution sees, so only po
 tone came first. Writes <out>/<set>/wav.scp and text, and <out>/tokens.txt.
 """
 
-import argparse
 from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 import soundfile
 
+from cape_studies.data.facts import command
 from cape_studies.data.text import write_lines
 
 RATE = 8000  # Hz
@@ -27,22 +27,21 @@ LEVEL_DECIBEL = (-3.0, 3.0)  # of tones; at 0 a tone is as loud as the noise
 TESTS = {(1, 3): 200, (3, 6): 90, (6, 12): 45, (12, 24): 22}  # seconds: recordings
 
 
-def main() -> None:
-    """Write all sets."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--train", type=int, default=9000, help="recordings")
-    parser.add_argument("--valid", type=int, default=60, help="recordings")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    sets = {"train": ((1, 3), arguments.train), "valid": ((1, 3), arguments.valid)}
+def main(out: Path, train: int = 9000, valid: int = 60, seed: int = 0) -> None:
+    """Write all sets.
+
+    Args:
+        out: folder to write.
+        train: recordings.
+        valid: recordings.
+        seed: of all recordings.
+    """
+    sets = {"train": ((1, 3), train), "valid": ((1, 3), valid)}
     sets |= {f"test_{low}-{high}": ((low, high), count) for (low, high), count in TESTS.items()}
     for number, (name, (seconds, count)) in enumerate(sets.items()):
-        folder = arguments.out.resolve() / name
+        folder = out.resolve() / name
         (folder / "wav").mkdir(parents=True, exist_ok=True)
-        random = np.random.default_rng((arguments.seed, number))
+        random = np.random.default_rng((seed, number))
         scp, text = [], []
         for index in range(count):
             samples, pages = call(random, random.uniform(*seconds))
@@ -52,7 +51,7 @@ def main() -> None:
             text.append(f"{path.stem} {' '.join(pages)}")
         write_lines(folder / "wav.scp", scp)
         write_lines(folder / "text", text)
-    write_lines(arguments.out / "tokens.txt", ["<blank>", "<unk>", *PAGES, "<sos/eos>"])
+    write_lines(out / "tokens.txt", ["<blank>", "<unk>", *PAGES, "<sos/eos>"])
 
 
 def call(random: np.random.Generator, seconds: float) -> tuple[np.ndarray, list[str]]:
@@ -82,4 +81,4 @@ def silence(random: np.random.Generator, seconds: tuple[float, float]) -> np.nda
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

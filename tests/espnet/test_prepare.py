@@ -246,7 +246,7 @@ def few(monkeypatch):
 
 
 def test_digits_are_joined_from_the_recordings_of_each_part(recordings, few, tmp_path):
-    digits.make(recordings, tmp_path / "one", train=40)
+    digits.main(recordings, tmp_path / "one", train=40)
     indices = {
         name: {index for inside, _ in utterances for index in inside}
         for name, utterances in heard(tmp_path / "one").items()
@@ -269,19 +269,19 @@ def test_digits_are_joined_from_the_recordings_of_each_part(recordings, few, tmp
     tokens = (data / "tokens.txt").read_text().split()
     assert sorted(tokens[2:-1]) == sorted(WORDS)
 
-    digits.make(recordings, tmp_path / "two", train=40)
+    digits.main(recordings, tmp_path / "two", train=40)
     for path in (tmp_path / "two" / "wav").rglob("*.wav"):
         first = tmp_path / "one" / path.relative_to(tmp_path / "two")
         assert path.read_bytes() == first.read_bytes()
 
 
 def test_an_unheard_speaker_is_in_test_sets_of_their_own_alone(recordings, few, tmp_path):
-    digits.make(recordings, tmp_path / "out", train=40, unheard="bob")
+    digits.main(recordings, tmp_path / "out", train=40, unheard="bob")
     for name, utterances in heard(tmp_path / "out").items():
         assert {bob for _, of in utterances for bob in of} == {name.startswith("unheard")}
     assert (tmp_path / "out" / "data" / "unheard_3-6" / "wav.scp").is_file()
     with pytest.raises(ValueError, match="no speaker 'eve': there is ann, bob"):
-        digits.make(recordings, tmp_path / "x", unheard="eve")
+        digits.main(recordings, tmp_path / "x", unheard="eve")
 
 
 def test_a_missing_recording_is_named(recordings, tmp_path):
@@ -289,7 +289,7 @@ def test_a_missing_recording_is_named(recordings, tmp_path):
         if path.name != "7_bob_23.wav":
             (tmp_path / path.name).symlink_to(path)
     with pytest.raises(ValueError, match=r"lacks 7_bob_23.wav"):
-        digits.make(tmp_path, tmp_path / "out")
+        digits.main(tmp_path, tmp_path / "out")
 
 
 # --- text from Windows and from macOS
