@@ -17,7 +17,7 @@ from typing import Any
 import lightning
 import timm
 import torch
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageDataset, create_loader
 from timm.optim import create_optimizer_v2
@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 from cape_studies.data.images import leave_out_hidden, moved, opened
 
 KEPT = 2**25  # pixels of images kept in memory, 400 MB
+EMA = 0.99  # decay of the average of the weights
 
 
 def main() -> None:
@@ -43,10 +44,10 @@ def main() -> None:
         devices=1,
         logger=False,
         enable_model_summary=False,
+        enable_progress_bar=False,
         callbacks=[
-            EMAWeightAveraging(decay=given.ema_decay),  # what is left in the model at the end
+            EMAWeightAveraging(decay=EMA),  # what is left in the model at the end
             ModelCheckpoint(out, "last", every_n_train_steps=100, enable_version_counter=False),
-            Progress(),
         ],
     )
     last = out / "last.ckpt"
@@ -91,7 +92,6 @@ def parse() -> argparse.Namespace:
     add("--hflip", type=float, default=0.5, help="probability of a flip (timm's)")
     add("--moved", type=float, default=0.0, help="move images by up to this part of their side")
     add("--workers", type=int, default=0, help="processes that load images")
-    add("--ema-decay", type=float, default=0.99, help="of the average of the weights")
     add("--smoothing", type=float, default=0.1, help="of labels")
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
@@ -182,8 +182,12 @@ class Classifier(lightning.LightningModule):
         self.lr = given.lr
 
     def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
-        """One step of timm's task."""
-        return self.task(*batch)["loss"]
+        """One step of timm's task; 50 of a training print a line."""
+        loss = self.task(*batch)["loss"]
+        step = self.global_step + 1
+        if step % max(1, self.steps // 50) == 0:
+            print(f"step {step}/{self.steps} loss={loss:.3f}", flush=True)
+        return loss
 
     def configure_optimizers(self) -> dict[str, object]:
         """timm's AdamW and cosine schedule with warm-up, by step."""
@@ -201,19 +205,6 @@ class Classifier(lightning.LightningModule):
     def lr_scheduler_step(self, scheduler: CosineLRScheduler, _: object) -> None:
         """Tell timm's scheduler the step."""
         scheduler.step_update(self.global_step)
-
-
-class Progress(TQDMProgressBar):
-    """Prints 50 lines in place of a bar, for a log."""
-
-    def __init__(self) -> None:
-        super().__init__(refresh_rate=0)
-
-    def on_train_batch_end(self, trainer: Any, _: Any, outputs: Any, *rest: Any) -> None:
-        """Print step and loss."""
-        step = trainer.global_step
-        if step % max(1, trainer.max_steps // 50) == 0:
-            print(f"step {step}/{trainer.max_steps} loss={outputs['loss']:.3f}", flush=True)
 
 
 if __name__ == "__main__":
