@@ -28,7 +28,6 @@ from torch.utils.data import DataLoader
 
 from cape_studies.data.images import leave_out_hidden, moved, opened
 
-KEPT = 2**25  # pixels of images kept in memory, 400 MB
 EMA = 0.99  # decay of the average of the weights
 
 
@@ -109,7 +108,7 @@ def images(given: argparse.Namespace) -> tuple[DataLoader, int]:
     if not root.is_dir():
         raise ValueError(f"no folder {root}")
     try:
-        data = Images(str(root), given)
+        data = Images(str(root), given.moved)
     except RuntimeError as error:  # timm's, without images
         raise ValueError(error) from error
     if len(data) < given.batch_size:
@@ -136,16 +135,12 @@ def images(given: argparse.Namespace) -> tuple[DataLoader, int]:
 
 class Images(ImageDataset):
     """timm's dataset of a folder, without hidden files. An image that cannot be used is an error;
-    timm would put the next in its place. Without augmentation the first ``KEPT`` pixels are read
-    and resized only once, which saves a fifth of a small model's step."""
+    timm would put the next in its place. Each is moved by up to ``by`` of its side."""
 
-    def __init__(self, root: str, given: argparse.Namespace) -> None:
+    def __init__(self, root: str, by: float) -> None:
         super().__init__(root)
         leave_out_hidden(self.reader)
-        self.by = given.moved
-        once = given.no_aug and not self.by
-        self.most = once * KEPT // given.img_size**2
-        self.kept: dict[int, Any] = {}
+        self.by = by
 
     def __getitem__(self, index: int) -> Any:
         """An image, (3, H, W), and its class.
@@ -153,17 +148,12 @@ class Images(ImageDataset):
         Raises:
             ValueError: it cannot be used.
         """
-        if index in self.kept:
-            return self.kept[index]
         file, target = self.reader[index]
         with file:
             image = opened(file, file.name)
         if self.by:
             image = moved(image, *(random.uniform(-self.by, self.by) for _ in range(2)))
-        found = self.transform(image), target
-        if len(self.kept) < self.most:
-            self.kept[index] = found
-        return found
+        return self.transform(image), target
 
 
 class Classifier(lightning.LightningModule):
