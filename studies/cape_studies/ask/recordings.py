@@ -58,9 +58,9 @@ def prepare(
     if len(every) < LEAST:
         raise ValueError(f"{wavs} has {account}: {LEAST} are needed, at the least")
     seconds = {key: one.seconds for key, one in found.items()}
-    short, beyond, limit = short_and_long(seconds, str, "{:.1f}–{:.1f} s")
-    test, rest = apart(short, str)
-    valid, train = apart(rest, str)
+    short, beyond, limit = short_and_long(seconds, "{:.1f}–{:.1f} s")
+    test, rest = apart(short)
+    valid, train = apart(rest)
     within = f"up to {limit:.1f} s"
     tests = {within: test, **beyond}  # name in reports → keys
     names = {name: f"test{i or ''}" for i, name in enumerate(tests)}

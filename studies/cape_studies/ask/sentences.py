@@ -29,11 +29,9 @@ SEEN = 1_500_000  # words in a short training; more, if needed to see all of the
 POSITIONS = 1024  # tokens that fairseq's Transformers take
 ENDED_AT = 200  # tokens, at which cape-fairseq-eval ends translations by default
 
-Pair = tuple[str, str]
-
 
 class Sentences(NamedTuple):
-    """Pairs of source and target.
+    """Pairs, each a source, a tab, and its target.
 
     Attributes:
         languages: of source and target.
@@ -44,8 +42,8 @@ class Sentences(NamedTuple):
     """
 
     languages: tuple[str, str]
-    train: list[Pair]
-    tests: dict[str, list[Pair]]
+    train: list[str]
+    tests: dict[str, list[str]]
     how: str
     given: int
 
@@ -75,37 +73,36 @@ def look(folder: Path, source: str | None = None) -> Sentences:
     known = set(train)
     twice = (i for i, pair in enumerate(given, 1) if pair in known)
     complain(f"{folder}/{own[0]}.* line {i} stands in train.* too" for i in twice)
-    every = dict.fromkeys([*train, *given])  # each pair once, so it is in one part only
-    if len(every) < LEAST:
-        raise ValueError(f"{folder} has {len(every)} different pairs: {LEAST} are needed")
-    lengths = {pair: _words(pair) for pair in every}
-    short, beyond, limit = short_and_long(lengths, "\t".join, "{:g}-{:g}")
+    lengths = {pair: _words(pair) for pair in [*train, *given]}  # each pair is in one part only
+    if len(lengths) < LEAST:
+        raise ValueError(f"{folder} has {len(lengths)} different pairs: {LEAST} are needed")
+    short, beyond, limit = short_and_long(lengths, "{:g}-{:g}")
     brought = set(given)
     inside = [pair for pair in short if pair in brought]
     kept = [pair for pair in short if pair not in brought]
     if inside:
-        inside, _ = drawn(inside, MOST_BROUGHT, "\t".join)
+        inside, _ = drawn(inside, MOST_BROUGHT)
         how = f"from {own[0]}.*" + (", valid.* is not used" if len(own) > 1 else "")
     else:
-        inside, kept = apart(kept, "\t".join)
+        inside, kept = apart(kept)
         how = "chosen by their text from the shorter ones"
     tests = {f"1-{limit:g}": inside, **beyond}
     return Sentences((languages[0], languages[1]), kept, tests, how, len(train) + len(given))
 
 
-def _words(pair: Pair) -> int:
+def _words(pair: str) -> int:
     """The number of words of the longer side."""
-    return max(len(side.split()) for side in pair)
+    return max(len(side.split()) for side in pair.split("\t"))
 
 
-def _pairs(folder: Path, name: str, languages: list[str]) -> list[Pair]:
+def _pairs(folder: Path, name: str, languages: list[str]) -> list[str]:
     names = [f"{name}.{language}" for language in languages]
     pairs = read_pairs(folder, names)
     for path, lines in zip(names, zip(*pairs, strict=True), strict=False):
         complain(f"{folder}/{path} line {n} is empty" for n, x in enumerate(lines, 1) if not x)
         if name == "train" and median(len(line.split()) for line in lines) < 2:
             raise ValueError(f"{folder}/{path} has no spaces: split it into words, which count")
-    return pairs
+    return ["\t".join(pair) for pair in pairs]
 
 
 def prepare(
@@ -132,12 +129,11 @@ def prepare(
     found = look(text, source)
     parts = {"train": found.train, **found.tests}
     sides = {
-        (name, language): [pair[i] for pair in pairs]
+        (name, language): [pair.split("\t")[i] for pair in pairs]
         for name, pairs in parts.items()
         for i, language in enumerate(found.languages)
     }
-    split = ["@@ " in "\t".join(pair) for pair in found.train]
-    if sum(split) < len(split) / 10:
+    if sum("@@ " in pair for pair in found.train) < len(found.train) / 10:
         sides = {part: subwords.tokenised(lines, part[1]) for part, lines in sides.items()}
         sides, _ = subwords.cut(sides, MERGES)
     (out / "text").mkdir(parents=True)
@@ -150,7 +146,7 @@ def prepare(
         wrong = np.flatnonzero((one.max(0) > min(max_tokens, POSITIONS)) | (one.min(0) < 2))
         complain(
             f"a pair of {text} has {one[:, i].max():,} subwords on a side, allowed are 1 to "
-            f"{min(max_tokens, POSITIONS) - 1:,}: {' '.join(pairs[i])[:80]!r}"
+            f"{min(max_tokens, POSITIONS) - 1:,}: {pairs[i][:80]!r}"
             for i in wrong
         )
     order = np.lexsort(sizes["train"][::-1])  # fairseq's

@@ -53,9 +53,9 @@ def look(folder: Path) -> Images:
     else:
         train, test = {}, {}
         for name, paths in _classes(folder, every).items():
-            many = max(1, len(paths) // HELD_OUT)
-            tests, rest = drawn(paths.items(), many, lambda one: one[1].name)
-            test[name], train[name] = dict(tests), dict(rest)
+            tests, rest = drawn(paths, max(1, len(paths) // HELD_OUT))
+            test[name] = {place: paths[place] for place in tests}
+            train[name] = {place: paths[place] for place in rest}
         how = f"of one folder: the test is one in {HELD_OUT} of each class, chosen by name"
     used = [path for part in (train, test) for paths in part.values() for path in paths.values()]
     how = f"{account(used, every, reason)}; {how}"

@@ -1,8 +1,7 @@
 """Splits a user's data into training and tests, the same in every call."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -13,42 +12,31 @@ ONE_IN = 20
 FEW, ENOUGH = 5, 100
 MOST = 500  # items of a test
 
-Item = TypeVar("Item")
 
-
-def drawn(
-    items: Iterable[Item], many: int, name: Callable[[Item], str]
-) -> tuple[list[Item], list[Item]]:
-    """``many`` of the items, and the others.
-
-    The items whose names have the smallest digests are chosen, so every call chooses the same.
-    """
-
-    def digest(item: Item) -> bytes:
-        return hashlib.sha256(name(item).encode(errors="surrogateescape")).digest()
-
-    order = sorted(items, key=digest)
+def drawn(items: Iterable[str], many: int) -> tuple[list[str], list[str]]:
+    """``many`` of the items, and the others: those with the smallest digests, so every call chooses
+    the same."""
+    order = sorted(items, key=lambda item: hashlib.sha256(item.encode()).digest())
     return order[:many], order[many:]
 
 
-def apart(items: Sequence[Item], name: Callable[[Item], str]) -> tuple[list[Item], list[Item]]:
+def apart(items: Sequence[str]) -> tuple[list[str], list[str]]:
     """Items for a test, and the others.
 
     The test has one in ``ONE_IN``. If that is fewer than ``ENOUGH``, it has ``ENOUGH``, but not
     more than one in ``FEW``. It has at least one item, and at most ``MOST``.
     """
     many = min(MOST, max(1, len(items) // ONE_IN, min(ENOUGH, len(items) // FEW)))
-    return drawn(items, many, name)
+    return drawn(items, many)
 
 
 def short_and_long(
-    lengths: Mapping[Item, float], name: Callable[[Item], str], shown: str
-) -> tuple[list[Item], dict[str, list[Item]], float]:
+    lengths: Mapping[str, float], shown: str
+) -> tuple[list[str], dict[str, list[str]], float]:
     """The shorter four fifths; the longest fifth in bins by name; the longest of the shorter.
 
     Args:
         lengths: item → its length.
-        name: of an item; it decides which items a bin of more than ``MOST`` keeps.
         shown: a bin's name, with places for its shortest and longest length.
 
     Raises:
@@ -62,10 +50,10 @@ def short_and_long(
             "longer ones. A study of lengths needs data whose lengths differ"
         )
     edges = np.quantile(beyond, [i / BINS for i in range(1, BINS + 1)], method="lower")
-    found: dict[str, list[Item]] = {}
+    found: dict[str, list[str]] = {}
     low = limit
     for high in np.unique(edges).tolist():
-        inside, _ = drawn([one for one in lengths if low < lengths[one] <= high], MOST, name)
+        inside, _ = drawn([one for one in lengths if low < lengths[one] <= high], MOST)
         own = [lengths[one] for one in inside]
         found.setdefault(shown.format(min(own), max(own)), []).extend(inside)
         low = high

@@ -57,7 +57,7 @@ def test_sentences_are_in_one_part_each_and_the_long_ones_in_the_tests(text):
     assert found.languages == ("en", "de")
     parts = [found.train, *found.tests.values()]
     assert len({pair for part in parts for pair in part}) == sum(map(len, parts))
-    ranges = [{len(pair[0].split()) for pair in part} for part in parts]
+    ranges = [{len(pair.split("\t")[0].split()) for pair in part} for part in parts]
     assert [max(one) for one in ranges] == [18, 18, 19, 20, 21]
     assert ranges[2:] == [{19}, {20}, {21}]
     assert found.tests == sentences.look(text, "en").tests
