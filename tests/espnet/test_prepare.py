@@ -97,6 +97,7 @@ def test_one_file_of_transcripts_serves_several_splits(tmp_path, separator):
     [
         (dict(rate=16000), "bad.wav at 16000 Hz"),
         (dict(samples=np.zeros(0)), "bad.wav is empty"),
+        (dict(samples=np.full(9, np.nan), subtype="FLOAT"), "bad.wav has samples .* NaN"),
         (dict(samples=np.zeros((9, 2))), "bad.wav has 2 channels, allowed is 1"),
         (dict(text=None), "bad.wav has no transcript: looked in .*bad.txt"),
         (dict(text=" \n"), "bad.wav has no transcript: looked in .*bad.txt"),

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import soundfile
 from espnet2.text.char_tokenizer import CharTokenizer
 from espnet2.text.word_tokenizer import WordTokenizer
@@ -42,7 +43,7 @@ def read(folder: Path, transcripts: Path | None = None) -> tuple[dict[str, Utter
         transcripts: a file of all transcripts; None: a .txt beside each audio file.
 
     Raises:
-        ValueError: no audio, two files of one name, audio that is unreadable, empty, cut off
+        ValueError: no audio, two files of one name, audio that is unreadable, empty, cut off, NaN
             or not mono, or a transcript that is missing, empty, there twice, or no UTF-8.
         OSError: a folder cannot be read.
     """
@@ -105,6 +106,8 @@ def _heard(path: Path) -> tuple[float, int]:
         raise ValueError(f"{path} is cut off: it has less audio than it says")
     if samples.ndim > 1:
         raise ValueError(f"{path} has {info.channels} channels, allowed is 1")
+    if not np.isfinite(samples).all():
+        raise ValueError(f"{path} has samples that are NaN or infinite")
     return len(samples) / rate, rate
 
 
