@@ -15,11 +15,11 @@ Everything is checked first, and nothing is written if anything is wrong.
 import argparse
 from pathlib import Path
 
-from cape_studies.data.recordings import Split, prepare
+from cape_studies.data.recordings import Utterance, read, the_one_rate, write
 
 
 def main() -> None:
-    """Check, write, and print the sampling rate."""
+    """Check, write, and print how many utterances there are, and their sampling rate."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -27,17 +27,23 @@ def main() -> None:
     add("--split", nargs="+", action="append", required=True, metavar="NAME FOLDER [TRANSCRIPTS]")
     add("--out", type=Path, required=True, help="folder to write")
     add("--token-type", choices=["word", "char"], default="char")
-    arguments = parser.parse_args()
-    for values in arguments.split:
-        if len(values) not in (2, 3):
-            parser.error(f"--split takes a name, a folder and maybe a file, got {values}")
-    splits = [Split(name, *map(Path, paths)) for name, *paths in arguments.split]
+    given = parser.parse_args()
+    parts: dict[str, dict[str, Utterance]] = {}
     try:
-        rate = prepare(splits, arguments.out, arguments.token_type)
+        for values in given.split:
+            if len(values) not in (2, 3):
+                raise ValueError(f"--split takes a name, a folder and maybe a file, got {values}")
+            name, *paths = values
+            if name in parts or (given.out / name).exists():
+                raise ValueError(f"{given.out / name} exists: choose another name or --out")
+            parts[name], account = read(*map(Path, paths))
+            print(f"{name}: {account}")
+        rate = the_one_rate(one for part in parts.values() for one in part.values())
+        write(given.out, parts, given.token_type)
     except (ValueError, OSError) as error:
         parser.exit(1, f"error: {error}\n")
     print(
-        f"{arguments.out}: all files are at {rate} Hz. In frontend_conf set fs: {rate}, "
+        f"{given.out}: all files are at {rate} Hz. In frontend_conf set fs: {rate}, "
         f"win_length: {round(0.025 * rate)} (25 ms), hop_length: {round(0.01 * rate)} (10 ms)"
     )
 

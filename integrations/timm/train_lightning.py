@@ -11,22 +11,15 @@ Needs cape-studies, whose ``cape_studies.data.images`` reads the files.
 import argparse
 import random
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 import lightning
 import timm
 import torch
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from timm.data import (
-    IMAGENET_DEFAULT_MEAN,
-    IMAGENET_DEFAULT_STD,
-    ImageDataset,
-    create_dataset,
-    create_loader,
-)
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageDataset, create_loader
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from timm.task import ClassificationTask
@@ -35,34 +28,33 @@ from torch.utils.data import DataLoader
 
 from cape_studies.data.images import leave_out_hidden, moved, opened
 
-KEPT = 2**25  # pixels of images kept in memory, 400 MB
+EMA = 0.99  # decay of the average of the weights
 
 
 def main() -> None:
     """Train, or resume."""
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    arguments = parse()
-    lightning.seed_everything(arguments.seed)
-    out = arguments.out
+    given = parse()
+    lightning.seed_everything(given.seed)
+    out = Path(given.out)
     out.mkdir(parents=True, exist_ok=True)
     trainer = lightning.Trainer(
-        max_steps=arguments.steps,
-        accelerator="cpu" if arguments.device == "cpu" else "gpu",
+        max_steps=given.steps,
+        accelerator="cpu" if given.device == "cpu" else "gpu",
         devices=1,
         logger=False,
         enable_model_summary=False,
+        enable_progress_bar=False,
         callbacks=[
-            EMAWeightAveraging(decay=arguments.ema_decay),  # what is left in the model at the end
+            EMAWeightAveraging(decay=EMA),  # what is left in the model at the end
             ModelCheckpoint(out, "last", every_n_train_steps=100, enable_version_counter=False),
-            Progress(),
         ],
     )
     last = out / "last.ckpt"
     begun = torch.load(last) if last.exists() else {}
     try:
-        loader, classes = images(arguments)
-        module = Classifier(arguments, classes)
-        if begun.get("global_step") == arguments.steps:  # fit would leave the last weights
+        loader, classes = images(given)
+        module = Classifier(given, classes)
+        if begun.get("global_step") == given.steps:  # fit would leave the last weights
             module.load_state_dict(begun["state_dict"])  # the averaged ones
         else:
             trainer.fit(module, loader, ckpt_path=last if begun else None)
@@ -70,11 +62,11 @@ def main() -> None:
         sys.exit("ended by SIGTERM")
     except ValueError as error:  # of a process that loads data it is the last line
         sys.exit(f"error: {str(error).strip().splitlines()[-1]}")
-    about = {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items()}
+    about = vars(given) | dict(crop_pct=1.0, interpolation="bicubic")
     about |= dict(mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD)  # those of create_loader
-    about |= dict(crop_pct=1.0, interpolation="bicubic", model_kwargs=module.model_kwargs)
+    about |= dict(model_kwargs=module.model_kwargs)
     weights = module.task.trainable_module.state_dict()
-    torch.save(dict(arch=arguments.model, args=about, state_dict=weights), out / "model.pth")
+    torch.save(dict(arch=given.model, args=about, state_dict=weights), out / "model.pth")
 
 
 def parse() -> argparse.Namespace:
@@ -83,13 +75,13 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--data-dir", type=Path, required=True, help="with train/<class>/")
+    add("--data-dir", required=True, help="with train/<class>/")
     add("--train-split", default="train", help="its folder in --data-dir (default: %(default)s)")
-    add("--out", type=Path, required=True, help="folder of the checkpoint")
+    add("--out", required=True, help="folder of the checkpoint")
     add("--model", required=True, help="timm's name")
     add("--model-kwargs", nargs="*", default={}, action=ParseKwargs, help="NAME=VALUE")
     add("--pretrained", action="store_true", help="start from timm's weights of the model")
-    add("--pretrained-path", type=Path, help="start from weights in this file")
+    add("--pretrained-path", help="start from weights in this file")
     add("--img-size", type=int, required=True, help="pixels")
     add("--steps", type=int, required=True)
     add("--batch-size", type=int, default=32)
@@ -99,61 +91,56 @@ def parse() -> argparse.Namespace:
     add("--hflip", type=float, default=0.5, help="probability of a flip (timm's)")
     add("--moved", type=float, default=0.0, help="move images by up to this part of their side")
     add("--workers", type=int, default=0, help="processes that load images")
-    add("--ema-decay", type=float, default=0.99, help="of the average of the weights")
     add("--smoothing", type=float, default=0.1, help="of labels")
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
     return parser.parse_args()
 
 
-def images(arguments: argparse.Namespace) -> tuple[DataLoader, int]:
+def images(given: argparse.Namespace) -> tuple[DataLoader, int]:
     """timm's data pipeline at one image size, with its usual augmentation or a resize alone; and
     the number of timm's classes.
 
     Raises:
         ValueError: there is no such split, or no images in it, or fewer than a batch.
     """
+    root = Path(given.data_dir, given.train_split)
+    if not root.is_dir():
+        raise ValueError(f"no folder {root}")
     try:
-        found = create_dataset("", str(arguments.data_dir), arguments.train_split)
-    except RuntimeError as error:  # without images
+        data = Images(str(root), given.moved)
+    except RuntimeError as error:  # timm's, without images
         raise ValueError(error) from error
-    if Path(found.reader.root) == arguments.data_dir:  # timm takes all, where there is no split
-        raise ValueError(f"{arguments.data_dir} has no folder {arguments.train_split}")
-    data = Images(found.reader.root, arguments)
-    if len(data) < arguments.batch_size:
+    if len(data) < given.batch_size:
         raise ValueError(
-            f"{found.reader.root} has {len(data)} images, fewer than a batch of "
-            f"{arguments.batch_size}: give a smaller --batch-size"
+            f"{root} has {len(data)} images, fewer than a batch of {given.batch_size}: give a "
+            "smaller --batch-size"
         )
     loader = create_loader(
         data,
-        input_size=(3, arguments.img_size, arguments.img_size),
-        batch_size=arguments.batch_size,
+        input_size=(3, given.img_size, given.img_size),
+        batch_size=given.batch_size,
         is_training=True,
-        no_aug=arguments.no_aug,
-        scale=arguments.scale,
-        hflip=arguments.hflip,
+        no_aug=given.no_aug,
+        scale=given.scale,
+        hflip=given.hflip,
         interpolation="bicubic",
         use_prefetcher=False,
-        num_workers=arguments.workers,
-        persistent_workers=arguments.workers > 0,
-        device=torch.device(arguments.device),
+        num_workers=given.workers,
+        persistent_workers=given.workers > 0,
+        device=torch.device(given.device),
     )
     return loader, len(data.reader.class_to_idx)
 
 
 class Images(ImageDataset):
     """timm's dataset of a folder, without hidden files. An image that cannot be used is an error;
-    timm would put the next in its place. Without augmentation the first ``KEPT`` pixels are read
-    and resized only once, which saves a fifth of a small model's step."""
+    timm would put the next in its place. Each is moved by up to ``by`` of its side."""
 
-    def __init__(self, root: str, arguments: argparse.Namespace) -> None:
+    def __init__(self, root: str, by: float) -> None:
         super().__init__(root)
         leave_out_hidden(self.reader)
-        self.by = arguments.moved
-        once = arguments.no_aug and not self.by
-        self.most = once * KEPT // arguments.img_size**2
-        self.kept: dict[int, Any] = {}
+        self.by = by
 
     def __getitem__(self, index: int) -> Any:
         """An image, (3, H, W), and its class.
@@ -161,38 +148,36 @@ class Images(ImageDataset):
         Raises:
             ValueError: it cannot be used.
         """
-        if index in self.kept:
-            return self.kept[index]
         file, target = self.reader[index]
         with file:
             image = opened(file, file.name)
         if self.by:
             image = moved(image, *(random.uniform(-self.by, self.by) for _ in range(2)))
-        found = self.transform(image), target
-        if len(self.kept) < self.most:
-            self.kept[index] = found
-        return found
+        return self.transform(image), target
 
 
 class Classifier(lightning.LightningModule):
     """timm's ClassificationTask as a Lightning module."""
 
-    def __init__(self, arguments: argparse.Namespace, classes: int) -> None:
+    def __init__(self, given: argparse.Namespace, classes: int) -> None:
         super().__init__()
-        own = dict(num_classes=classes, img_size=arguments.img_size)
-        self.model_kwargs = own | arguments.model_kwargs
-        start: dict[str, Any] = {"pretrained": arguments.pretrained}
-        if arguments.pretrained_path:  # timm makes a new head, as train.py
-            start["pretrained_cfg_overlay"] = {"file": str(arguments.pretrained_path)}
-        model = timm.create_model(arguments.model, **start, **self.model_kwargs)
-        smoothing = dict(smoothing=arguments.smoothing)
+        self.model_kwargs = dict(num_classes=classes, img_size=given.img_size) | given.model_kwargs
+        start: dict[str, Any] = {"pretrained": given.pretrained}
+        if given.pretrained_path:  # timm makes a new head, as train.py
+            start["pretrained_cfg_overlay"] = {"file": given.pretrained_path}
+        model = timm.create_model(given.model, **start, **self.model_kwargs)
+        smoothing = dict(smoothing=given.smoothing)
         self.task = ClassificationTask(model, criterion_kwargs=smoothing, verbose=False)
-        self.steps = arguments.steps
-        self.lr = arguments.lr
+        self.steps = given.steps
+        self.lr = given.lr
 
     def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
-        """One step of timm's task."""
-        return self.task(*batch)["loss"]
+        """One step of timm's task; 50 of a training print a line."""
+        loss = self.task(*batch)["loss"]
+        step = self.global_step + 1
+        if step % max(1, self.steps // 50) == 0:
+            print(f"step {step}/{self.steps} loss={loss:.3f}", flush=True)
+        return loss
 
     def configure_optimizers(self) -> dict[str, object]:
         """timm's AdamW and cosine schedule with warm-up, by step."""
@@ -210,19 +195,6 @@ class Classifier(lightning.LightningModule):
     def lr_scheduler_step(self, scheduler: CosineLRScheduler, _: object) -> None:
         """Tell timm's scheduler the step."""
         scheduler.step_update(self.global_step)
-
-
-class Progress(TQDMProgressBar):
-    """Prints 50 lines in place of a bar, for a log."""
-
-    def __init__(self) -> None:
-        super().__init__(refresh_rate=0)
-
-    def on_train_batch_end(self, trainer: Any, _: Any, outputs: Any, *rest: Any) -> None:
-        """Print step and loss."""
-        step = trainer.global_step
-        if step % max(1, trainer.max_steps // 50) == 0:
-            print(f"step {step}/{trainer.max_steps} loss={outputs['loss']:.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,46 +6,40 @@ Writes {train,validation,test}/<digit>/<index>.png. Of the 1,797 images 450 are 
 for choosing settings. With --sides each is resized to each of these, <index>_<side>.png.
 """
 
-import argparse
 from pathlib import Path
 
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
+from cape_studies.data.facts import command
 
-def main() -> None:
-    """Write all of them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--test", type=int, default=450, help="images (default: %(default)s)")
-    parser.add_argument("--validation", type=int, default=300, help="images (default: %(default)s)")
-    parser.add_argument("--sides", type=int, nargs="+", default=[], help="in pixels")
-    arguments = parser.parse_args()
+
+def main(out: Path, sides: tuple[int, ...] = ()) -> None:
+    """Write all of them.
+
+    Args:
+        out: folder to write.
+        sides: in pixels.
+    """
     digits = load_digits()
-    splits = {}
+    parts = {}
     rest = list(range(len(digits.target)))
-    for split in ("test", "validation"):
-        rest, splits[split] = train_test_split(
-            rest,
-            test_size=getattr(arguments, split),
-            random_state=0,
-            stratify=digits.target[rest],
+    for part, many in (("test", 450), ("validation", 300)):
+        rest, parts[part] = train_test_split(
+            rest, test_size=many, random_state=0, stratify=digits.target[rest]
         )
-    for split, indices in {"train": rest, **splits}.items():
+    for part, indices in {"train": rest, **parts}.items():
         for index in indices:
-            folder = arguments.out / split / str(digits.target[index])
+            folder = out / part / str(digits.target[index])
             folder.mkdir(parents=True, exist_ok=True)
             image = Image.fromarray((digits.images[index] * (255 / 16)).round().astype("uint8"))
-            if not arguments.sides:
+            if not sides:
                 image.save(folder / f"{index:04}.png")
-            for side in arguments.sides:
-                image.resize((side, side), Image.Resampling.BICUBIC).save(
-                    folder / f"{index:04}_{side}.png"
-                )
+            for side in sides:
+                resized = image.resize((side, side), Image.Resampling.BICUBIC)
+                resized.save(folder / f"{index:04}_{side}.png")
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -8,12 +8,14 @@ between two tones is longer than what the encoder's convolution sees, so only po
 tone came first. Writes <out>/<set>/wav.scp and text, and <out>/tokens.txt.
 """
 
-import argparse
 from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 import soundfile
+
+from cape_studies.data.facts import command
+from cape_studies.data.text import write_lines
 
 RATE = 8000  # Hz
 TONES = (600.0, 800.0, 1060.0, 1410.0)  # Hz
@@ -21,38 +23,35 @@ PAGES = ["".join(pair) for pair in permutations("1234", 2)]
 TONE_SECONDS = (0.10, 0.16)
 GAP_SECONDS = (0.12, 0.18)  # between the tones of a page
 PAUSE_SECONDS = (0.24, 0.40)  # between pages
-SNR_DECIBEL = 0.0  # of a tone at level 0
-LEVEL_DECIBEL = (-3.0, 3.0)
+LEVEL_DECIBEL = (-3.0, 3.0)  # of tones; at 0 a tone is as loud as the noise
 TESTS = {(1, 3): 200, (3, 6): 90, (6, 12): 45, (12, 24): 22}  # seconds: recordings
 
 
-def main() -> None:
-    """Write all sets."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--train", type=int, default=9000, help="recordings")
-    parser.add_argument("--valid", type=int, default=60, help="recordings")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    sets = {"train": ((1, 3), arguments.train), "valid": ((1, 3), arguments.valid)}
+def main(out: Path, train: int = 9000, valid: int = 60, seed: int = 0) -> None:
+    """Write all sets.
+
+    Args:
+        out: folder to write.
+        train: recordings.
+        valid: recordings.
+        seed: of all recordings.
+    """
+    sets = {"train": ((1, 3), train), "valid": ((1, 3), valid)}
     sets |= {f"test_{low}-{high}": ((low, high), count) for (low, high), count in TESTS.items()}
     for number, (name, (seconds, count)) in enumerate(sets.items()):
-        folder = arguments.out.resolve() / name
+        folder = out.resolve() / name
         (folder / "wav").mkdir(parents=True, exist_ok=True)
-        random = np.random.default_rng((arguments.seed, number))
+        random = np.random.default_rng((seed, number))
         scp, text = [], []
         for index in range(count):
             samples, pages = call(random, random.uniform(*seconds))
             path = folder / "wav" / f"{name}_{index:05d}.wav"
             soundfile.write(path, samples, RATE, subtype="PCM_16")
-            scp.append(f"{path.stem} {path}\n")
-            text.append(f"{path.stem} {' '.join(pages)}\n")
-        (folder / "wav.scp").write_text("".join(scp))
-        (folder / "text").write_text("".join(text))
-    tokens = ["<blank>", "<unk>", *PAGES, "<sos/eos>"]
-    (arguments.out / "tokens.txt").write_text("".join(f"{token}\n" for token in tokens))
+            scp.append(f"{path.stem} {path}")
+            text.append(f"{path.stem} {' '.join(pages)}")
+        write_lines(folder / "wav.scp", scp)
+        write_lines(folder / "text", text)
+    write_lines(out / "tokens.txt", ["<blank>", "<unk>", *PAGES, "<sos/eos>"])
 
 
 def call(random: np.random.Generator, seconds: float) -> tuple[np.ndarray, list[str]]:
@@ -64,8 +63,7 @@ def call(random: np.random.Generator, seconds: float) -> tuple[np.ndarray, list[
         first, second = (tone(random, TONES[int(digit) - 1]) for digit in pages[-1])
         pieces += [first, silence(random, GAP_SECONDS), second, silence(random, PAUSE_SECONDS)]
     clean = np.concatenate(pieces)
-    noise = gain(-SNR_DECIBEL) * random.standard_normal(len(clean), np.float32)
-    samples = clean + noise  # a tone at level 0 has power 1
+    samples = clean + random.standard_normal(len(clean), np.float32)
     return samples * (0.9 / np.abs(samples).max()), pages
 
 
@@ -73,7 +71,7 @@ def tone(random: np.random.Generator, hertz: float) -> np.ndarray:
     """A tone of random length and level."""
     time = np.arange(int(random.uniform(*TONE_SECONDS) * RATE)) / RATE
     phase = random.uniform(0, 2 * np.pi)
-    level = gain(random.uniform(*LEVEL_DECIBEL))
+    level = 10 ** (random.uniform(*LEVEL_DECIBEL) / 20)
     return level * np.sqrt(2) * np.sin(2 * np.pi * hertz * time + phase)
 
 
@@ -82,10 +80,5 @@ def silence(random: np.random.Generator, seconds: tuple[float, float]) -> np.nda
     return np.zeros(int(random.uniform(*seconds) * RATE))
 
 
-def gain(decibel: float) -> float:
-    """The factor on an amplitude."""
-    return 10 ** (decibel / 20)
-
-
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -7,33 +7,33 @@ The log is that of ``fairseq-train --log-format simple``. Each number is a mean 
 per token. After a resumption some updates are in the log twice: the later line counts.
 """
 
-import argparse
-import csv
 import re
 from pathlib import Path
 
+import pandas as pd
 
-def main() -> None:
-    """Read the log; end with status 2 if it has no losses."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--log", type=Path, required=True)
-    parser.add_argument("--csv", type=Path, required=True)
-    parser.add_argument("--device", help="not used; cape-run gives it to every script")
-    given = parser.parse_args()
+from cape_studies.data.facts import command
+
+
+def main(log: Path, csv: Path, device: str = "cpu") -> None:
+    """Read the log.
+
+    Args:
+        log: of fairseq-train.
+        csv: file to write.
+        device: not used; cape-run gives it to every script.
+
+    Raises:
+        ValueError: the log has no losses.
+    """
     line = re.compile(r"train_inner .*\bnll_loss=([\d.einfa+-]+).*\bnum_updates=(\d+)")
-    try:
-        # it may end in half a letter
-        log = given.log.read_text(encoding="utf-8-sig", errors="replace")
-    except OSError as error:
-        parser.error(str(error))
-    losses = {int(step): loss for loss, step in line.findall(log)}
+    text = log.read_text(encoding="utf-8", errors="replace")  # it may end in half a letter
+    losses = {int(step): loss for loss, step in line.findall(text)}
     if not losses:
-        parser.error(f"{given.log} has no line of train_inner with nll_loss and num_updates")
-    with given.csv.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["condition", "metric", "value", "items"])
-        writer.writerows([step, "nll_loss", losses[step], ""] for step in sorted(losses))
+        raise ValueError(f"{log} has no line of train_inner with nll_loss and num_updates")
+    rows = [[step, "nll_loss", losses[step], ""] for step in sorted(losses)]
+    pd.DataFrame(rows, columns=["condition", "metric", "value", "items"]).to_csv(csv, index=False)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

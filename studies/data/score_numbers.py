@@ -7,47 +7,49 @@ Search is greedy. A beam of n stops at its first n hypotheses. These models are 
 themselves that these n may be bad ones. At the lengths of training that costs all variants.
 """
 
-import argparse
-import csv
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
-METRIC, HOW = "numbers", "percent"
+import pandas as pd
+
+from cape_studies.data.facts import command
 
 
-def main() -> None:
-    """Translate, score, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, required=True, help="from make_numbers.py: bin/")
-    parser.add_argument("--path", type=Path, required=True, help="the checkpoint")
-    parser.add_argument("--csv", type=Path, required=True, help="condition, metric, value, items")
-    parser.add_argument("--items", type=Path, required=True, help="the score of each line")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    arguments = parser.parse_args()
-    command = [
-        *(str(Path(sys.executable).parent / "fairseq-generate"), str(arguments.data)),
-        *("--path", str(arguments.path), "--post-process", "--max-tokens", "3000", "--beam", "1"),
+def main(
+    data: Path, path: Path, csv: Path, items: Path, device: Literal["cpu", "cuda"] = "cpu"
+) -> None:
+    """Translate, score, write.
+
+    Args:
+        data: from make_numbers.py, bin/.
+        path: the checkpoint.
+        csv: file to write, with condition, metric, value, items.
+        items: file to write, with the score of each line.
+        device: cpu or cuda.
+    """
+    words = [
+        *(str(Path(sys.executable).parent / "fairseq-generate"), str(data)),
+        *("--path", str(path), "--post-process", "--max-tokens", "3000", "--beam", "1"),
         *("--max-len-a", "3", "--max-len-b", "20", "--required-batch-size-multiple", "1"),
-        *(["--cpu"] if arguments.device == "cpu" else []),
+        *(["--cpu"] if device == "cpu" else []),
     ]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=True)
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=True)
     print(done.stdout)
-    lines = read(done.stdout)
-    scored = [(len(right), number, correct(right, found)) for number, right, found in lines]
-    with arguments.items.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["condition", "metric", "how", "item", "value", "weight"])
-        writer.writerows([length, METRIC, HOW, item, score, 1] for length, item, score in scored)
-    with arguments.csv.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["condition", "metric", "value", "how", "items"])
-        for length in sorted({length for length, _, _ in scored}):
-            of = [score for each, _, score in scored if each == length]
-            writer.writerow([length, METRIC, 100 * sum(of) / len(of), HOW, len(of)])
+    lines = [
+        {"condition": len(right), "item": number, "value": correct(right, found)}
+        for number, right, found in read(done.stdout)
+    ]
+    scores = pd.DataFrame(lines).assign(metric="numbers", how="percent", weight=1)
+    order = ["condition", "metric", "how", "item", "value", "weight"]
+    scores.to_csv(items, columns=order, index=False)
+    found = scores.groupby(["condition", "metric", "how"])["value"].agg(["mean", "size"])
+    found = found.set_axis(["value", "items"], axis=1).reset_index()
+    found["value"] *= 100
+    order = ["condition", "metric", "value", "how", "items"]
+    found.to_csv(csv, columns=order, index=False)
 
 
 def read(text: str) -> list[tuple[int, list[str], list[str]]]:
@@ -66,4 +68,4 @@ def correct(reference: list[str], translation: list[str]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

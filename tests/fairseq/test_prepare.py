@@ -131,10 +131,10 @@ def test_multi30k_takes_another_pair_of_languages(multi30k, tmp_path):
     ("flags", "message"),
     [
         (("--held-out", 5, 9, "--join", 2), "--join: not allowed with argument --held-out"),
-        (("--held-out", 5, 900), "--held-out 5 900: no pair of test has more than 900 tokens"),
+        (("--held-out", 5, 900), "--held-out 5 900"),
         (("-t", "fr"), "train.fr.gz cannot be read"),
-        (("-t", "yy"), "train.yy.gz cannot be read: 'utf-8' codec"),
-        (("-t", "xx"), "train.*.gz must be pairs of lines, but have [12, 1] lines"),
+        (("-t", "yy"), "train.yy.gz is not UTF-8"),
+        (("-t", "xx"), "train.xx.gz"),
     ],
 )
 def test_multi30k_refuses_in_one_line(multi30k, tmp_path, flags, message):

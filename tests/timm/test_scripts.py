@@ -126,7 +126,7 @@ def test_objects_are_moved_by_so_many_pixels_in_all_directions_and_into_all_corn
         (["--canvas", 2, "--shifts", 5], "4 pixels"),
         (["--canvas", 2, "--jitter", 5], "4 pixels"),
         (["--shifts", 1, "--jitter", 1], "--jitter"),
-        (["--copies", 0], "--copies"),
+        (["--shifts", 1, "--copies", 2], "--copies"),
     ],
 )
 def test_what_does_not_fit_on_the_canvas_is_refused(run, tmp_path, objects, options, named):

@@ -94,7 +94,7 @@ def test_moved_images_are_trained_on(train):
 def test_a_model_that_is_lost_after_the_last_step_is_written_again_with_the_averaged_weights(
     train, tmp_path
 ):
-    steps = "--steps", 100, "--ema-decay", 0.9  # a checkpoint is written each 100
+    steps = "--steps", 100  # a checkpoint is written each 100
     first = train(*steps)["state_dict"]
     (tmp_path / "run" / "model.pth").unlink()
     again = train(*steps)["state_dict"]

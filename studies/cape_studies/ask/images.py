@@ -9,7 +9,6 @@ the smallest digests, so every call takes the same images.
 Writes {train,test}/<class>/, links for timm's reader, and facts.yaml.
 """
 
-import hashlib
 import math
 import re
 from pathlib import Path
@@ -17,17 +16,15 @@ from statistics import median
 from typing import Any
 
 import timm
-from PIL.ExifTags import Base
 from timm.data import create_dataset
 
 from cape_studies.data import facts
-from cape_studies.data.files import complain
-from cape_studies.data.images import Classes, Images, look, opened
+from cape_studies.data.files import complain, twice
+from cape_studies.data.images import Classes, look, opened
 
 SIDES = 128, 64, 32, 16  # pixels that models are trained at, of eight patches
 SCALES = 0.75, 1, 1.5, 2  # of the side, in testing
 SEEN = 100_000  # images that a short training shows a model, each at least 10 and at most 100 times
-LARGE = 8  # times the side: reading such images takes longer than training with them
 
 
 def prepare(
@@ -57,74 +54,48 @@ def prepare(
             than a batch; timm does not know the model, or it has no twin.
     """
     found = look(images)
-    many = sum(map(len, found.train.values()))
-    batch_size = batch_size or min(64, many)
-    if many < batch_size:
+    train, test = (
+        [path for paths in part.values() for path in paths.values()]
+        for part in (found.train, found.test)
+    )
+    batch_size = batch_size or min(64, len(train))
+    if len(train) < batch_size:
         raise ValueError(
-            f"{images} has {many} images to train on, fewer than a batch of {batch_size}: "
-            f"options.batch-size={many // 2} ({found.how})"
+            f"{images} has {len(train)} images to train on, fewer than a batch of {batch_size}: "
+            f"options.batch-size={len(train) // 2} ({found.how})"
         )
     own = _backbone(model, side) if model else {}
-    shorter, turned = _check(images, found)
-    train, test = _linked(found.train, out, "train"), _linked(found.test, out, "test")
+    sides: dict[Path, int] = {}
+    faults: list[str] = []
+    for path in [*train, *test]:
+        try:
+            sides[path] = min(opened(path, path).size)
+        except ValueError as error:
+            faults.append(str(error))
+    complain(faults)
+    complain(twice(train, test))
+    shorter = median(sides[path] for path in train)
+    many, few = _linked(found.train, out, "train"), _linked(found.test, out, "test")
     side = side or own.get("side") or next((one for one in SIDES if one <= shorter), SIDES[-1])
     patch = patch or own.get("patch") or max(1, side // 8)
     seen = SEEN // 5 if model else SEEN
-    each = train // batch_size
-    epochs = epochs or min(100, max(seen // 10_000, seen // train))
+    each = many // batch_size
+    epochs = epochs or min(100, max(seen // 10_000, seen // many))
     updates = updates or max(1, round(epochs * each))
-    shape = (192, 12, 3) if train >= 20_000 else (64, 4, 2)  # the former is timm's ViT-Ti
-    counts = [len(paths) for paths in found.test.values()]
-    notes = f", {turned:,} are turned by EXIF, which timm's reader ignores" if turned else ""
-    if shorter > LARGE * side:
-        notes += f", reading them is slow: reduce them to {2 * side} pixels once"
+    shape = (192, 12, 3) if many >= 20_000 else (64, 4, 2)  # the former is timm's ViT-Ti
     facts.write(
         out,
         found=(
-            f"{len(found.train)} classes, {train:,} images to train on and {test:,} to "
-            f"test ({found.how}), median shorter side {shorter:g} pixels{notes}. Trained at {side} "
-            f"× {side} pixels in patches of {patch}, {updates:,} updates, about "
-            f"{updates / each:.3g} epochs"
+            f"{len(found.train)} classes, {many:,} images to train on and {few:,} to test "
+            f"({found.how}), median shorter side {shorter:g} pixels. Trained at {side} × {side} "
+            f"pixels in patches of {patch}, {updates:,} updates, about {updates / each:.3g} epochs"
         ),
-        train_split="train",
-        test_split="test",
-        train_images=train,
-        test_images=test,
-        majority=round(100 * max(counts) / test, 2),
+        majority=round(100 * max(map(len, found.test.values())) / few, 2),
         **own | {"side": side, "patch": patch},
         **dict(zip(("embed_dim", "depth", "num_heads"), shape, strict=True)),
-        epochs=epochs,
         updates=updates,
         resolutions=[*dict.fromkeys(math.ceil(one * side / patch) * patch for one in SCALES)],
     )
-
-
-def _check(folder: Path, found: Images) -> tuple[float, int]:
-    """Open all images; gives the median shorter side in training, and how many are turned.
-
-    Raises:
-        ValueError: images cannot be used, or are in training and test; names them.
-    """
-    seen: dict[bytes, Path] = {}
-    sides: list[int] = []
-    faults: list[str] = []
-    turned = 0
-    for part, classes in (("train", found.train), ("test", found.test)):
-        for path in (path for paths in classes.values() for path in paths.values()):
-            try:
-                image = opened(path, path)
-            except ValueError as error:
-                faults.append(str(error))
-                continue
-            turned += image.getexif().get(Base.Orientation, 1) != 1
-            mark = hashlib.sha256(f"{image.size}".encode() + image.tobytes()).digest()
-            if part == "train":
-                sides.append(min(image.size))
-                seen.setdefault(mark, path)
-            elif mark in seen:
-                faults.append(f"{path} of the test is the same image as {seen[mark]} of training")
-    complain(folder, faults)
-    return median(sides), turned
 
 
 def _linked(classes: Classes, out: Path, part: str) -> int:

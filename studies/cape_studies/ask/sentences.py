@@ -16,27 +16,22 @@ from statistics import median
 from typing import NamedTuple
 
 import numpy as np
-from fairseq import options
 from fairseq.data import data_utils
-from fairseq_cli import preprocess
 
 from cape_studies.data import facts, subwords
 from cape_studies.data.files import complain
 from cape_studies.data.split import LEAST, apart, drawn, short_and_long
-from cape_studies.data.text import read_lines, write_lines
+from cape_studies.data.text import read_pairs, write_lines
 
 MERGES = 8000
 MOST_BROUGHT = 2000  # pairs of the user's test
 SEEN = 1_500_000  # words in a short training; more, if needed to see all of them three times
 POSITIONS = 1024  # tokens that fairseq's Transformers take
 ENDED_AT = 200  # tokens, at which cape-fairseq-eval ends translations by default
-WITHOUT_SPACES = 10  # letters of a line, from which one without a space is no word
-
-Pair = tuple[str, str]
 
 
 class Sentences(NamedTuple):
-    """Pairs of source and target.
+    """Pairs, each a source, a tab, and its target.
 
     Attributes:
         languages: of source and target.
@@ -47,8 +42,8 @@ class Sentences(NamedTuple):
     """
 
     languages: tuple[str, str]
-    train: list[Pair]
-    tests: dict[str, list[Pair]]
+    train: list[str]
+    tests: dict[str, list[str]]
     how: str
     given: int
 
@@ -77,43 +72,37 @@ def look(folder: Path, source: str | None = None) -> Sentences:
     given = _pairs(folder, own[0], languages) if own else []
     known = set(train)
     twice = (i for i, pair in enumerate(given, 1) if pair in known)
-    complain(folder, (f"{own[0]}.* line {i} of {folder} stands in train.* too" for i in twice))
-    every = list(dict.fromkeys([*train, *given]))  # each pair once, so it is in one part only
-    if len(every) < LEAST:
-        raise ValueError(f"{folder} has {len(every)} different pairs: {LEAST} are needed")
-    short, beyond, limit = short_and_long(every, _words, "\t".join, "{:g}-{:g}".format)
+    complain(f"{folder}/{own[0]}.* line {i} stands in train.* too" for i in twice)
+    lengths = {pair: _words(pair) for pair in [*train, *given]}  # each pair is in one part only
+    if len(lengths) < LEAST:
+        raise ValueError(f"{folder} has {len(lengths)} different pairs: {LEAST} are needed")
+    short, beyond, limit = short_and_long(lengths, "{:g}-{:g}")
     brought = set(given)
     inside = [pair for pair in short if pair in brought]
     kept = [pair for pair in short if pair not in brought]
     if inside:
-        inside, _ = drawn(inside, MOST_BROUGHT, "\t".join)
+        inside, _ = drawn(inside, MOST_BROUGHT)
         how = f"from {own[0]}.*" + (", valid.* is not used" if len(own) > 1 else "")
     else:
-        inside, kept = apart(kept, "\t".join)
+        inside, kept = apart(kept)
         how = "chosen by their text from the shorter ones"
     tests = {f"1-{limit:g}": inside, **beyond}
     return Sentences((languages[0], languages[1]), kept, tests, how, len(train) + len(given))
 
 
-def _words(pair: Pair) -> int:
+def _words(pair: str) -> int:
     """The number of words of the longer side."""
-    return max(len(side.split()) for side in pair)
+    return max(len(side.split()) for side in pair.split("\t"))
 
 
-def _pairs(folder: Path, name: str, languages: list[str]) -> list[Pair]:
-    sides = []
-    for language in languages:
-        path = folder / f"{name}.{language}"
-        lines = [" ".join(line.split()) for line in read_lines(path)]
-        complain(folder, (f"{path} line {n} is empty" for n, x in enumerate(lines, 1) if not x))
-        letters = median(map(len, lines)) if lines else 0
-        if letters > WITHOUT_SPACES and median(len(line.split()) for line in lines) < 2:
-            raise ValueError(f"{path} has no spaces: split it into words, which are counted")
-        sides.append(lines)
-    if len(sides[0]) != len(sides[1]):
-        counts = [len(of) for of in sides]
-        raise ValueError(f"{folder / name}.* must be pairs of lines, but have {counts} lines")
-    return list(zip(*sides, strict=True))
+def _pairs(folder: Path, name: str, languages: list[str]) -> list[str]:
+    names = [f"{name}.{language}" for language in languages]
+    pairs = read_pairs(folder, names)
+    for path, lines in zip(names, zip(*pairs, strict=True), strict=False):
+        complain(f"{folder}/{path} line {n} is empty" for n, x in enumerate(lines, 1) if not x)
+        if name == "train" and median(len(line.split()) for line in lines) < 2:
+            raise ValueError(f"{folder}/{path} has no spaces: split it into words, which count")
+    return ["\t".join(pair) for pair in pairs]
 
 
 def prepare(
@@ -138,48 +127,50 @@ def prepare(
         ValueError: see :func:`look`; or a pair is longer than a batch, or than the model takes.
     """
     found = look(text, source)
+    parts = {"train": found.train, **found.tests}
     sides = {
-        (name, language): [pair[i] for pair in pairs]
-        for name, pairs in {"train": found.train, **found.tests}.items()
+        (name, language): [pair.split("\t")[i] for pair in pairs]
+        for name, pairs in parts.items()
         for i, language in enumerate(found.languages)
     }
-    split = ["@@ " in "\t".join(pair) for pair in found.train]
-    if sum(split) < len(split) / 10:
+    if sum("@@ " in pair for pair in found.train) < len(found.train) / 10:
         sides = {part: subwords.tokenised(lines, part[1]) for part, lines in sides.items()}
-        both = (sides["train", language] for language in found.languages)
-        bpe = subwords.cutter(subwords.learned(both, MERGES))
-        sides = {part: [bpe(line) for line in lines] for part, lines in sides.items()}
+        sides, _ = subwords.cut(sides, MERGES)
     (out / "text").mkdir(parents=True)
     for (name, language), lines in sides.items():
         write_lines(out / "text" / f"{name}.{language}", lines)
     _binarise(found, out)
-    sizes = _sizes(text, found, out, max_tokens)
-    source_sizes, target_sizes = sizes["train"]
-    longer = np.maximum(source_sizes, target_sizes)
-    order = np.lexsort((target_sizes, source_sizes))  # fairseq's
-    each = len(data_utils.batch_by_size(order, None, longer, max_tokens))
+    sizes = {}
+    for name, pairs in parts.items():
+        sizes[name] = one = _sizes(out / "bin" / name, found.languages)
+        wrong = np.flatnonzero((one.max(0) > min(max_tokens, POSITIONS)) | (one.min(0) < 2))
+        complain(
+            f"a pair of {text} has {one[:, i].max():,} subwords on a side, allowed are 1 to "
+            f"{min(max_tokens, POSITIONS) - 1:,}: {pairs[i][:80]!r}"
+            for i in wrong
+        )
+    order = np.lexsort(sizes["train"][::-1])  # fairseq's
+    each = len(data_utils.batch_by_size(order, None, sizes["train"].max(0), max_tokens))
     if not updates:
         seen = min(max(1.2 * SEEN / max_tokens, 3 * each), 100 * each)
         updates = max(1, round(epochs * each if epochs else seen))
     within, *beyond = found.tests
     held = ", ".join(f"{len(found.tests[name]):,} of {name}" for name in beyond)
-    spare = found.given - len(found.train) - sum(map(len, found.tests.values()))
+    spare = found.given - sum(map(len, parts.values()))
     more = f". {spare:,} pairs are left out: twice there, or a test has enough" if spare else ""
     middle = median(_words(pair) for pair in found.train)
     facts.write(
         out,
         found=(
-            f"{len(longer):,} pairs from {' to '.join(found.languages)} to train on, of {within} "
+            f"{len(order):,} pairs from {' to '.join(found.languages)} to train on, of {within} "
             f"words, {middle:g} in the median. Held out of training: the longest fifth, {held} "
             f"words. Tested within its lengths on {len(found.tests[within]):,} pairs, {found.how}. "
             f"Trained for {updates:,} updates, about {updates / each:.3g} epochs{more}"
         ),
         source=found.languages[0],
         target=found.languages[1],
-        train_pairs=len(longer),
         updates=updates,
         warmup=updates // 5,
-        epochs=round(updates / each, 2),
         subsets=",".join(found.tests),
         within=within,
         longest=max(ENDED_AT, *(int(sizes[name][1].max()) for name in found.tests)),
@@ -187,44 +178,20 @@ def prepare(
 
 
 def _binarise(found: Sentences, out: Path) -> None:
-    tests = ",".join(str(out / "text" / name) for name in found.tests)
-    told = [f"--trainpref={out / 'text' / 'train'}", f"--testpref={tests}", "--joined-dictionary"]
-    told += [f"--source-lang={found.languages[0]}", f"--target-lang={found.languages[1]}"]
-    told += [f"--destdir={out / 'bin'}"]
-    preprocess.main(options.get_preprocessing_parser().parse_args(told))
+    text = out / "text"
+    tests = ",".join(str(text / name) for name in found.tests)
+    told = [f"--trainpref={text / 'train'}", f"--testpref={tests}", "--joined-dictionary"]
+    subwords.binarise(out / "bin", found.languages, *told)
     for i, name in enumerate(found.tests):  # fairseq-preprocess names them test, test1, test2 …
         for path in [*(out / "bin").glob(f"test{i or ''}.*")]:
             path.rename(path.with_name(path.name.replace(f"test{i or ''}", name, 1)))
 
 
-def _sizes(
-    folder: Path, found: Sentences, out: Path, most: int
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Part → numbers of tokens of sources and targets, EOS included, as fairseq reads them.
-
-    Raises:
-        ValueError: a side is empty, or too long.
-    """
-    pair = "-".join(found.languages)
-    most = min(most, POSITIONS)
-    sizes = {}
-    for name, pairs in {"train": found.train, **found.tests}.items():
-        both = []
-        for language in found.languages:
-            path = str(out / "bin" / f"{name}.{pair}.{language}")
-            read = data_utils.load_indexed_dataset(path, None)
-            both.append(read.sizes.astype(np.int64))  # a copy: the file is closed with ``read``
-        longer, shorter = np.maximum(*both), np.minimum(*both)
-        complain(
-            folder,
-            (
-                f"a pair of {folder} has {longer[i]:,} subwords on a side, allowed are 1 to "
-                f"{most - 1:,}: {' '.join(pairs[i])[:80]!r}"
-                for i in np.flatnonzero((longer > most) | (shorter < 2))
-            ),
-        )
-        sizes[name] = both[0], both[1]
-    return sizes
+def _sizes(prefix: Path, languages: tuple[str, str]) -> np.ndarray:
+    """Tokens of each source and target, EOS included, as fairseq reads them: (2, pairs) int64."""
+    paths = (f"{prefix}.{'-'.join(languages)}.{language}" for language in languages)
+    read = [data_utils.load_indexed_dataset(path, None) for path in paths]
+    return np.array([one.sizes for one in read], np.int64)  # a copy: files are closed with ``read``
 
 
 if __name__ == "__main__":

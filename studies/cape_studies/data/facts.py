@@ -11,10 +11,11 @@ Fact = str | int | float | list[int] | list[str]
 
 
 def command(prepare: Callable[..., None]) -> None:
-    """Call a preparation with the command line. A fault ends the process with status 2 and a line
-    on stderr."""
+    """Call the function of a script with the command line; ``--help`` begins with its module's
+    docstring. A fault ends the process with status 2 and a line on stderr."""
+    about = sys.modules[prepare.__module__].__doc__
     try:
-        tyro.cli(prepare, config=(tyro.conf.FlagCreatePairsOff,))
+        tyro.cli(prepare, description=about, config=(tyro.conf.FlagCreatePairsOff,))
     except (ValueError, ImportError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)

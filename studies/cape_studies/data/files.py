@@ -1,5 +1,6 @@
-"""The files of a folder, and what is said of those that are not used."""
+"""The files of a folder, and what is said of them."""
 
+import hashlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -15,14 +16,12 @@ def files(folder: Path) -> Iterator[Path]:
     A link that leads nowhere is among them, with a warning.
 
     Raises:
-        ValueError: a folder cannot be read, a link leads to a folder that holds it, or a name is
-            not UTF-8.
+        ValueError: a link leads to a folder that holds it, or a name is not UTF-8.
+        OSError: a folder cannot be read.
     """
-    try:
-        there = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    except OSError as error:
-        raise ValueError(f"{folder} cannot be read: {error}") from error
-    for path in there:
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue
         if not path.exists():
             logging.warning(f"{path} is a link that leads nowhere")
         if any("\ud800" <= letter <= "\udfff" for letter in path.name):  # no CSV can hold it
@@ -41,9 +40,28 @@ def kinds(paths: Iterable[Path]) -> str:
     return ", ".join(f"{many:,} {suffix}" for suffix, many in found.most_common())
 
 
-def complain(folder: Path, faults: Iterable[str]) -> None:
+def account(used: Iterable[Path], given: Iterable[Path], reason: str) -> str:
+    """How many files are used, and how many are not for a reason."""
+    known = dict.fromkeys(used)
+    left = kinds(path for path in given if path not in known)
+    return kinds(known) + (f"; left out: {left} ({reason})" if left else "")
+
+
+def twice(train: Iterable[Path], tests: Iterable[Path]) -> Iterator[str]:
+    """Faults: files of the tests whose content a file of training has."""
+    known = {_digest(path): path for path in train}
+    for path in tests:
+        if same := known.get(_digest(path)):
+            yield f"{path} of a test has the same content as {same} of training"
+
+
+def _digest(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()
+
+
+def complain(faults: Iterable[str]) -> None:
     """Raise ValueError with the first faults, if there are any, in one line."""
     every = list(faults)
     if every:
-        more = f"; {len(every) - SHOWN} more in {folder}" if len(every) > SHOWN else ""
+        more = f"; and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
         raise ValueError("; ".join(every[:SHOWN]) + more)

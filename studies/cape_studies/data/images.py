@@ -1,16 +1,15 @@
 """A folder of images: its classes and splits, and an image as timm's reader gives it."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
 from timm.data import get_img_extensions
-from timm.utils import natural_key
 
-from cape_studies.data.files import complain, files, kinds
+from cape_studies.data.files import account, complain, files
 from cape_studies.data.split import drawn
 
 TRAINS = "train", "training"
@@ -23,8 +22,8 @@ Classes = dict[str, dict[str, Path]]
 
 
 class Images(NamedTuple):
-    """Files of train and test by class, and the account: where the test is from, what is left
-    out."""
+    """Files of train and test by class; and the account: what is used, what is left out, where the
+    test is from."""
 
     train: Classes
     test: Classes
@@ -36,64 +35,50 @@ def look(folder: Path) -> Images:
 
     Raises:
         ValueError: no classes, a class that only train or test has, or one with a single image.
+        OSError: a folder cannot be read.
     """
-    if not folder.is_dir():
-        raise ValueError(f"no such folder of images: {folder}")
-    left: list[Path] = []
-    parts = {path.name.lower(): path for path in sorted(folder.iterdir()) if _has_classes(path)}
+    every = list(files(folder))
+    inside = [path.relative_to(folder).parts for path in every]
+    # train/ that holds folders is a split, with images it is a class
+    parts = {own[0].lower(): folder / own[0] for own in inside if len(own) > 2}
     trained, tested = (next((n for n in names if n in parts), "") for names in (TRAINS, TESTS))
+    if trained and not tested:
+        names = ", ".join(TESTS[:3])
+        raise ValueError(f"{parts[trained]} has classes, and none of {names} has: add a test")
+    reason = f"not {', '.join(get_img_extensions())}, or in no class"
     if trained:
-        if not tested:
-            names = ", ".join(TESTS[:3])
-            raise ValueError(f"{parts[trained]} has classes, and none of {names} has: add a test")
-        train, test = (_classes(parts[name], left) for name in (trained, tested))
-        others = set(folder.glob("[!.]*")) - {parts[trained], parts[tested]}
+        train, test = (_classes(parts[name], every) for name in (trained, tested))
+        reason += f" of {parts[trained].name}/ or {parts[tested].name}/"
         how = f"tested on those in {parts[tested].name}/"
-        how += "".join(f", {path.name} is not used" for path in sorted(others))
     else:
         train, test = {}, {}
-        for name, paths in _classes(folder, left).items():
-            many = max(1, len(paths) // HELD_OUT)
-            tests, rest = drawn(paths.items(), many, lambda one: one[1].name)
-            test[name], train[name] = dict(tests), dict(rest)
+        for name, paths in _classes(folder, every).items():
+            tests, rest = drawn(paths, max(1, len(paths) // HELD_OUT))
+            test[name] = {place: paths[place] for place in tests}
+            train[name] = {place: paths[place] for place in rest}
         how = f"of one folder: the test is one in {HELD_OUT} of each class, chosen by name"
     used = [path for part in (train, test) for paths in part.values() for path in paths.values()]
-    how = f"{kinds(used)}; {how}"
-    if left:
-        allowed = ", ".join(get_img_extensions())
-        how += f"; left out: {kinds(left)}, as timm reads {allowed} in the folder of a class"
-    complain(folder, _odd_classes(folder, how, train, test))
+    how = f"{account(used, every, reason)}; {how}"
+    counts = {n: [len(part.get(n, ())) for part in (train, test)] for n in sorted({*train, *test})}
+    if len(counts) < 2:
+        raise ValueError(f"{folder} has {len(counts)} classes of images, 2 are needed: {how}")
+    complain(
+        f"class {name!r} of {folder} has {many} images to train on and {few} to test, one of each "
+        f"is needed: {how}"
+        for name, (many, few) in counts.items()
+        if not (many and few)
+    )
     return Images(train, test, how)
 
 
-def _has_classes(path: Path) -> bool:
-    """Whether a folder is a split: it holds folders. ``train`` with images is a class."""
-    return path.is_dir() and any(inside.is_dir() for inside in path.iterdir())
-
-
-def _classes(folder: Path, left: list[Path]) -> Classes:
+def _classes(folder: Path, every: Sequence[Path]) -> Classes:
     found: Classes = {}
-    for path in files(folder):
-        inside = path.relative_to(folder).parts
+    for path in every:
+        inside = path.relative_to(folder).parts if folder in path.parents else ()
         if len(inside) > 1 and path.suffix.lower() in get_img_extensions():
             place = "%2F".join(one.replace("%", "%25") for one in inside[1:])
             found.setdefault(inside[0], {})[place] = path
-        else:
-            left.append(path)
     return found
-
-
-def _odd_classes(folder: Path, how: str, *parts: Classes) -> Iterator[str]:
-    names = sorted({*parts[0], *parts[1]})
-    if len(names) < 2:
-        yield f"{folder} has {len(names)} classes of images (<class>/*), 2 are needed: {how}"
-    for name in names:
-        train, test = (len(part.get(name, ())) for part in parts)
-        if not train or not test:
-            yield (
-                f"class {name!r} of {folder} has {train} images to train on and {test} to test, "
-                f"one of each is needed: {how}"
-            )
 
 
 def opened(file: Any, name: object) -> Image.Image:
@@ -132,9 +117,8 @@ def moved(image: Image.Image, right: float, down: float) -> Image.Image:
 def leave_out_hidden(reader: Any) -> None:
     """Leave hidden files (``._a.jpg`` of a Mac, ``.ipynb_checkpoints``) out of timm's reader, and
     classes that have no others."""
-    names = {index: name for name, index in reader.class_to_idx.items()}
-    hidden, inside = f"{os.sep}.", len(reader.root)
-    seen = [one for one in reader.samples if hidden not in os.sep + one[0][inside:]]
-    kept = sorted({names[index] for _, index in seen}, key=natural_key)
-    reader.class_to_idx = {name: index for index, name in enumerate(kept)}
-    reader.samples = [(path, reader.class_to_idx[names[index]]) for path, index in seen]
+    names, inside = list(reader.class_to_idx), len(reader.root)
+    seen = [(path, names[i]) for path, i in reader.samples if f"{os.sep}." not in path[inside:]]
+    used = {name for _, name in seen}
+    reader.class_to_idx = {n: i for i, n in enumerate(n for n in names if n in used)}
+    reader.samples = [(path, reader.class_to_idx[name]) for path, name in seen]

@@ -2,15 +2,13 @@
 
 Each file has a .txt of its name beside it, or one file has all transcripts: a line for each
 utterance with its name, a tab or a space, and the words (TSV or Kaldi's ``text``). An utterance is
-named after its file, and after its sub-folder too where two files have one name: ``ann/001``.
-Spaces in names become ``_``.
+named after its file, with its sub-folder: ``ann/001``. Spaces in names become ``_``.
 """
 
-import logging
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,22 +17,13 @@ import soundfile
 from espnet2.text.char_tokenizer import CharTokenizer
 from espnet2.text.word_tokenizer import WordTokenizer
 
-from cape_studies.data.files import complain, files, kinds
+from cape_studies.data.files import account, complain, files, kinds
 from cape_studies.data.text import read_lines, read_text, write_lines
 
 KINDS = ".wav", ".flac"
 SPECIAL = "<blank>", "<unk>", "<sos/eos>"
 #: in libsndfile's log of a WAV; a program that streams writes a length of 2³¹ or 2³² less something
 SHORTER, STREAMED = re.compile(r"data : (\d+) \(should be (\d+)\)"), 2**30
-
-
-class Split(NamedTuple):
-    """Where a set of utterances comes from: its name, the folder of the audio, and the file of all
-    transcripts (None: a .txt beside each audio file)."""
-
-    name: str
-    folder: Path
-    transcripts: Path | None = None
 
 
 class Utterance(NamedTuple):
@@ -46,75 +35,45 @@ class Utterance(NamedTuple):
     text: str
 
 
-def prepare(splits: Sequence[Split], out: Path, token_type: str = "char") -> int:
-    """Read the splits and :func:`write` them; prints how many utterances each has.
+def read(folder: Path, transcripts: Path | None = None) -> tuple[dict[str, Utterance], str]:
+    """The utterances of a folder by name, sorted, and the account of its files.
 
     Args:
-        splits: the sets of utterances; the one named ``train`` gives the token list.
-        out: folder to write.
-        token_type: ``word`` or ``char``.
-
-    Returns:
-        the sampling rate in Hz of all files.
+        folder: of the audio, searched with its sub-folders.
+        transcripts: a file of all transcripts; None: a .txt beside each audio file.
 
     Raises:
-        ValueError: see :func:`read`; or two splits have one name, ``out`` has such a split, or
-            files have different sampling rates. Nothing is written then.
-    """
-    parts: dict[str, dict[str, Utterance]] = {}
-    for split in splits:
-        if split.name in parts or (out / split.name).exists():
-            raise ValueError(f"{out / split.name} exists: choose another name or --out")
-        parts[split.name], account = read(split.folder, split.transcripts)
-        print(f"{split.name}: {account}")
-    rate = the_one_rate([one for part in parts.values() for one in part.values()])
-    write(out, parts, token_type)
-    return rate
-
-
-def read(folder: Path, transcripts: Path | None = None) -> tuple[dict[str, Utterance], str]:
-    """The utterances of a folder by name, sorted, and how many there are of how many files.
-
-    Raises:
-        ValueError: no audio, two files of one name, audio that is unreadable, empty, NaN or not
-            mono, or a transcript that is missing, empty, there twice, no UTF-8, or has a word that
-            ESPnet keeps for itself.
+        ValueError: no audio, two files of one name, audio that is unreadable, empty, cut off, NaN
+            or not mono, or a transcript that is missing, empty, there twice, or no UTF-8.
+        OSError: a folder cannot be read.
     """
     every = list(files(folder))
     audio = [path for path in every if path.suffix.lower() in KINDS]
     if not audio:
         raise ValueError(f"no WAV or FLAC file in {folder}, but {kinds(every) or 'no file'}")
-    stems = Counter(path.stem for path in audio)
-    told = {} if transcripts is None else _table(transcripts)
+    told = _table(transcripts) if transcripts else {}
     found: dict[str, Utterance] = {}
-    wrong: list[str] = []
-    used = {*audio, transcripts}
+    faults: list[str] = []
     for path in audio:
-        names = [path.relative_to(folder).with_suffix("").as_posix()]
-        names += [path.stem] if stems[path.stem] == 1 else []
-        key = "_".join(names[-1].split())
+        name = path.relative_to(folder).with_suffix("").as_posix()
+        key = "_".join(name.split())
         beside = path.with_suffix(".txt")
-        used.add(beside)
         try:
             if key in found:
                 raise ValueError(f"{found[key].path} and {path} have the same name: rename one")
-            if transcripts is None:
-                text = read_text(beside) if beside.is_file() else None
+            if transcripts:  # a name without folder serves one file
+                text = told.pop(_known_as(name), None) or told.pop(_known_as(path.name), "")
             else:
-                text = next((told[name] for name in map(_known_as, names) if name in told), None)
-            if text is None:
-                raise ValueError(f"{path} has no transcript: looked in {transcripts or beside}")
+                text = read_text(beside) if beside.is_file() else ""
             if not text.split():
-                raise ValueError(f"{path} has an empty transcript")
-            if kept := {*text.split()} & {SPECIAL[0], SPECIAL[2]}:
-                raise ValueError(f"{path} has {kept.pop()} in its transcript, a word of ESPnet's")
+                raise ValueError(f"{path} has no transcript: looked in {transcripts or beside}")
             found[key] = Utterance(path, *_heard(path), " ".join(text.split()))
         except ValueError as error:
-            wrong.append(str(error))
-    complain(folder, wrong)
-    account = f"{len(found):,} recordings ({kinds(audio)})"
-    left = kinds(path for path in every if path not in used)
-    return found, f"{account}, left out: {left}" if left else account
+            faults.append(str(error))
+    complain(faults)
+    texts = [transcripts] if transcripts else [path.with_suffix(".txt") for path in audio]
+    used = account([*audio, *texts], every, "neither audio nor its transcript")
+    return found, f"{len(found):,} recordings ({used})"
 
 
 def _table(path: Path) -> dict[str, str]:
@@ -122,8 +81,7 @@ def _table(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in filter(str.strip, read_lines(path)):
         given, _, text = line.strip().partition("\t" if "\t" in line else " ")
-        name = _known_as(given)
-        if name in found:
+        if (name := _known_as(given)) in found:
             raise ValueError(f"{path} has {name} twice")
         found[name] = text
     return found
@@ -139,7 +97,7 @@ def _heard(path: Path) -> tuple[float, int]:
     try:
         info = soundfile.info(path, verbose=True)
         samples, rate = soundfile.read(path, dtype="float32")
-    except (OSError, soundfile.LibsndfileError) as error:
+    except soundfile.LibsndfileError as error:
         raise ValueError(f"{path} cannot be read as audio: {error}") from error
     if len(samples) == 0:
         raise ValueError(f"{path} is empty")
@@ -153,42 +111,31 @@ def _heard(path: Path) -> tuple[float, int]:
     return len(samples) / rate, rate
 
 
-def the_one_rate(utterances: Sequence[Utterance]) -> int:
-    """The sampling rate of all files; ValueError names two that differ."""
-    first = utterances[0]
-    for one in utterances:
-        if one.rate != first.rate:
-            raise ValueError(
-                f"{first.path} is at {first.rate} Hz and {one.path} at {one.rate} Hz: ESPnet "
-                "resamples nothing, so bring all files to one rate (sox, ffmpeg)"
-            )
-    return first.rate
+def the_one_rate(utterances: Iterable[Utterance]) -> int:
+    """The sampling rate of all files; ValueError names one of each rate, if there are several."""
+    rates = {one.rate: one.path for one in utterances}
+    if len(rates) > 1:
+        shown = " and ".join(f"{path} at {rate} Hz" for rate, path in rates.items())
+        raise ValueError(
+            f"there is {shown}: ESPnet resamples nothing, so bring all files to one rate (sox, "
+            "ffmpeg)"
+        )
+    return next(iter(rates))
 
 
 def write(out: Path, parts: Mapping[str, Mapping[str, Utterance]], token_type: str) -> None:
     """Write <out>/<part>/wav.scp and text, and <out>/tokens.txt of ``train``.
 
-    tokens.txt has special tokens, then words or letters, the most frequent first, as asr.sh. A
-    warning names those of other parts that ``train`` lacks.
+    tokens.txt has special tokens, then words or letters, the most frequent first, as asr.sh.
     """
     for name, part in parts.items():
         (out / name).mkdir(parents=True, exist_ok=True)
         lines = sorted(part.items())
         write_lines(out / name / "wav.scp", (f"{key} {one.path.absolute()}" for key, one in lines))
         write_lines(out / name / "text", (f"{key} {one.text}" for key, one in lines))
-    if "train" not in parts:
-        return
-    # not espnet2.bin.tokenize_text, whose imports take long and look for data on the net
-    split = (CharTokenizer() if token_type == "char" else WordTokenizer()).text2tokens
-    counts = {
-        name: Counter(token for one in part.values() for token in split(one.text))
-        for name, part in parts.items()
-    }
-    tokens = [token for token, _ in counts["train"].most_common() if token not in SPECIAL]
-    write_lines(out / "tokens.txt", [*SPECIAL[:2], *tokens, SPECIAL[2]])
-    for name, count in counts.items():
-        if unknown := sorted(count.keys() - {*tokens, *SPECIAL}):
-            logging.warning(
-                f"{name}: {len(unknown)} of its {token_type}s are not in train, such as "
-                f"{unknown[0]!r}: they become <unk>, which the model cannot learn"
-            )
+    if "train" in parts:
+        # not espnet2.bin.tokenize_text, whose imports take long and look for data on the net
+        split = (CharTokenizer() if token_type == "char" else WordTokenizer()).text2tokens
+        counts = Counter(token for one in parts["train"].values() for token in split(one.text))
+        tokens = [token for token, _ in counts.most_common() if token not in SPECIAL]
+        write_lines(out / "tokens.txt", [*SPECIAL[:2], *tokens, SPECIAL[2]])

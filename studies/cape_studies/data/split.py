@@ -1,8 +1,7 @@
 """Splits a user's data into training and tests, the same in every call."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -13,65 +12,49 @@ ONE_IN = 20
 FEW, ENOUGH = 5, 100
 MOST = 500  # items of a test
 
-Item = TypeVar("Item")
 
-
-def drawn(
-    items: Iterable[Item], many: int, name: Callable[[Item], str]
-) -> tuple[list[Item], list[Item]]:
-    """``many`` of the items, and the others.
-
-    The items whose names have the smallest digests are chosen, so every call chooses the same.
-    """
-
-    def digest(item: Item) -> bytes:
-        return hashlib.sha256(name(item).encode(errors="surrogateescape")).digest()
-
-    order = sorted(items, key=digest)
+def drawn(items: Iterable[str], many: int) -> tuple[list[str], list[str]]:
+    """``many`` of the items, and the others: those with the smallest digests, so every call chooses
+    the same."""
+    order = sorted(items, key=lambda item: hashlib.sha256(item.encode()).digest())
     return order[:many], order[many:]
 
 
-def apart(items: Sequence[Item], name: Callable[[Item], str]) -> tuple[list[Item], list[Item]]:
+def apart(items: Sequence[str]) -> tuple[list[str], list[str]]:
     """Items for a test, and the others.
 
     The test has one in ``ONE_IN``. If that is fewer than ``ENOUGH``, it has ``ENOUGH``, but not
     more than one in ``FEW``. It has at least one item, and at most ``MOST``.
     """
     many = min(MOST, max(1, len(items) // ONE_IN, min(ENOUGH, len(items) // FEW)))
-    return drawn(items, many, name)
+    return drawn(items, many)
 
 
 def short_and_long(
-    items: Sequence[Item],
-    length: Callable[[Item], float],
-    name: Callable[[Item], str],
-    shown: Callable[[float, float], str],
-) -> tuple[list[Item], dict[str, list[Item]], float]:
+    lengths: Mapping[str, float], shown: str
+) -> tuple[list[str], dict[str, list[str]], float]:
     """The shorter four fifths; the longest fifth in bins by name; the longest of the shorter.
 
     Args:
-        items: in any order.
-        length: of an item.
-        name: of an item; it decides which items a bin of more than ``MOST`` keeps.
-        shown: makes a bin's name from its shortest and longest length.
+        lengths: item → its length.
+        shown: a bin's name, with places for its shortest and longest length.
 
     Raises:
         ValueError: the lengths are too alike to have a longest fifth.
     """
-    lengths = [length(one) for one in items]
-    limit = float(np.quantile(lengths, 0.8, method="lower"))
-    beyond = [one for one in lengths if one > limit]
+    limit = float(np.quantile([*lengths.values()], 0.8, method="lower"))
+    beyond = [one for one in lengths.values() if one > limit]
     if len(beyond) < BINS:
         raise ValueError(
-            f"{len(beyond)} of {len(items)} are longer than {limit:g}: too few for a test of "
+            f"{len(beyond)} of {len(lengths)} are longer than {limit:g}: too few for a test of "
             "longer ones. A study of lengths needs data whose lengths differ"
         )
     edges = np.quantile(beyond, [i / BINS for i in range(1, BINS + 1)], method="lower")
-    found: dict[str, list[Item]] = {}
+    found: dict[str, list[str]] = {}
     low = limit
     for high in np.unique(edges).tolist():
-        inside, _ = drawn([one for one in items if low < length(one) <= high], MOST, name)
-        own = sorted(map(length, inside))
-        found.setdefault(shown(own[0], own[-1]), []).extend(inside)
+        inside, _ = drawn([one for one in lengths if low < lengths[one] <= high], MOST)
+        own = [lengths[one] for one in inside]
+        found.setdefault(shown.format(min(own), max(own)), []).extend(inside)
         low = high
-    return [one for one in items if length(one) <= limit], found, limit
+    return [one for one in lengths if lengths[one] <= limit], found, limit

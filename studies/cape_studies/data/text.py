@@ -1,21 +1,24 @@
 """Text of a line each: a user's, in UTF-8 with or without a byte order mark, and ours."""
 
-from collections.abc import Iterable
+import gzip
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 MARK = "\ufeff"  # files that were joined have it at the beginning of each
 
 
 def read_text(path: str | Path) -> str:
-    r"""A file's text; line ends of Windows become ``\n``, and byte order marks are left out.
+    r"""The text of a file, which may end in .gz; line ends of Windows become ``\n``, and byte order
+    marks are left out.
 
     Raises:
         ValueError: the file cannot be read, or is not UTF-8.
     """
     try:
         content = Path(path).read_bytes()
+        content = gzip.decompress(content) if Path(path).suffix == ".gz" else content
         text = content.decode().replace(MARK, "").replace("\r\n", "\n")
-    except OSError as error:
+    except (OSError, EOFError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
@@ -39,6 +42,21 @@ def read_lines(path: str | Path) -> list[str]:
     """
     text = read_text(path)
     return text.removesuffix("\n").split("\n") if text else []
+
+
+def read_pairs(folder: Path, names: Sequence[str]) -> list[tuple[str, str]]:
+    """The lines of two files side by side, with single spaces.
+
+    Raises:
+        ValueError: see :func:`read_text`; or the files have different numbers of lines.
+    """
+    one, two = (read_lines(folder / name) for name in names)
+    if len(one) != len(two):
+        raise ValueError(
+            f"{folder} must have pairs of lines, but {' and '.join(names)} have {len(one)} and "
+            f"{len(two)} lines"
+        )
+    return [(" ".join(a.split()), " ".join(b.split())) for a, b in zip(one, two, strict=True)]
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

@@ -57,7 +57,7 @@ def test_sentences_are_in_one_part_each_and_the_long_ones_in_the_tests(text):
     assert found.languages == ("en", "de")
     parts = [found.train, *found.tests.values()]
     assert len({pair for part in parts for pair in part}) == sum(map(len, parts))
-    ranges = [{len(pair[0].split()) for pair in part} for part in parts]
+    ranges = [{len(pair.split("\t")[0].split()) for pair in part} for part in parts]
     assert [max(one) for one in ranges] == [18, 18, 19, 20, 21]
     assert ranges[2:] == [{19}, {20}, {21}]
     assert found.tests == sentences.look(text, "en").tests
@@ -68,7 +68,6 @@ def test_the_facts_are_those_of_what_fairseq_reads(text):
     assert (facts["source"], facts["target"]) == ("en", "de")
     assert facts["subsets"].split(",")[1:] == ["19-19", "20-20", "21-21"]
     assert facts["within"] == facts["subsets"].split(",")[0] == "1-18"
-    assert facts["train_pairs"] == read["train"]
     assert f"{read['train']:,} pairs from en to de to train on" in facts["found"]
     assert f"{200 - sum(read.values())} pairs are left out" in facts["found"]
 
@@ -77,7 +76,8 @@ def test_the_length_of_training_is_that_of_epochs_or_of_updates(text):
     one, _ = prepared(text, epochs=1, max_tokens=100)
     ten, _ = prepared(text, epochs=10, max_tokens=100)
     assert ten["updates"] == 10 * one["updates"] > 50
-    assert (ten["epochs"], ten["warmup"]) == (10, ten["updates"] // 5)
+    assert "about 10 epochs" in ten["found"]
+    assert ten["warmup"] == ten["updates"] // 5
     assert prepared(text, updates=7)[0]["updates"] == 7
 
 
@@ -123,7 +123,7 @@ def test_a_test_that_is_not_used_is_said(text):
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
-        (lambda of: lines(of / "train.en", list.pop), r"train\.\* must be .* \[200, 199\] lines"),
+        (lambda of: lines(of / "train.en", list.pop), r"train\.de and train\.en have 200 and 199"),
         (lambda of: lines(of / "train.en", lambda x: x.__setitem__(4, " ")), "train.en line 5 is"),
         (lambda of: bring(of, ["de", "en"], 7), r"test\.\* line 2 .* train\.\* too"),
         (lambda of: bring(of, ["de"], 7), "test.en cannot be read"),
