@@ -1,7 +1,7 @@
 """The recipes of configs/fairseq and the command lines of integrations/fairseq/README.md."""
 
-import math
 import re
+import shlex
 from importlib import import_module
 
 import pytest
@@ -83,20 +83,24 @@ def compared(cfg):
     }
 
 
-def french():
-    """(words before fairseq-train, its arguments) of the README's command for WMT's French."""
-    found = [one for one in readme_commands("fairseq-train") if "wmt14_en_fr/data-bin" in one[1]]
-    ((before, arguments),) = found
-    return before, arguments
-
-
+#: WMT's French as a command line of fairseq-train, on 8 GPUs
+FRENCH = """
+    wmt14_en_fr/data-bin --source-lang en --target-lang fr
+    --arch cape_transformer_wmt_en_fr --pos cape --admin-init --share-all-embeddings
+    --dropout 0.1 --attention-dropout 0.1 --activation-dropout 0.1
+    --optimizer radam --adam-betas '(0.9, 0.98)' --weight-decay 0.0 --clip-norm 0.0
+    --lr 0.0007 --lr-scheduler inverse_sqrt --warmup-updates 8000 --warmup-init-lr 1e-07
+    --stop-min-lr 1e-09 --criterion label_smoothed_cross_entropy --label-smoothing 0.1
+    --fp16 --fp16-scale-window 256 --threshold-loss-scale 0.03125 --seed 1111 --max-epoch 75
+    --max-tokens 8000 --update-freq 10
+"""
 #: what the German trainings have in place of the French one's values
 GERMAN = {"--target-lang": "de", "--lr": "0.001", "--max-epoch": "150"}
 
 
 @pytest.mark.parametrize(("arch", "recipe"), RECIPE_OF.items())
 def test_yaml_and_command_line_give_the_same_settings(arch, recipe):
-    _, arguments = french()
+    arguments = shlex.split(FRENCH)
     for name, value in {"--arch": arch, **(GERMAN if "_en_de" in arch else {})}.items():
         arguments[arguments.index(name) + 1] = value
     assert compared(from_command_line(arguments)) == compared(from_yaml(recipe))
@@ -112,9 +116,8 @@ def tokens(cfg, *overrides):
 
 
 def test_every_machine_of_the_readme_has_the_papers_batch():
-    before, arguments = french()
-    gpus = math.prod(int(before[i + 1]) for i, word in enumerate(before) if word.startswith("--n"))
-    assert gpus * tokens(from_command_line(arguments)) == PAPERS_BATCH["French"]
+    nodes, gpus = map(int, re.findall(r"torchrun --nnodes (\d+) --nproc-per-node (\d+)", TEXT)[0])
+    assert nodes * gpus * tokens(read(CONFIGS / "wmt14_en_fr_6l.yaml")) == PAPERS_BATCH["French"]
     for gpus, language, name in ((4, "German", "wmt14_en_de_6l"), (8, "French", "wmt14_en_fr_6l")):
         recipe = CONFIGS / f"{name}.yaml"
         assert gpus * tokens(read(recipe)) == PAPERS_BATCH[language]

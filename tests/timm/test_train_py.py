@@ -102,7 +102,8 @@ def test_the_readmes_commands_for_weights_that_exist(train, tmp_path):
     for stock in ("deit_base_patch16_224", "vit_small_patch16_dinov3"):
         weights = timm.create_model(stock, depth=1).state_dict()
         torch.save({"state_dict": weights}, tmp_path / f"{stock.split('_patch')[0]}.pth.tar")
-    lines = [[*line[2:], "--model-kwargs", "depth=1"] for line in lines]
+    smaller = ["--model-kwargs", "depth=1", "--epochs", "1", "-b", "4"]
+    lines = [[*line[2:], *smaller] for line in lines]
     _, twin = lines
     assert "--pretrained-path" not in twin
     twin += ["--pretrained-path", "vit_small.pth.tar"]

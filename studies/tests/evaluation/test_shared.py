@@ -187,7 +187,7 @@ def test_a_device_that_cannot_compute_is_refused():
 @pytest.mark.parametrize(
     ("host", "kind", "wanted"),
     [
-        ("timm", "TimmOptions", ["--extent 1 ratio sqrt", "--tta", "--amp"]),
+        ("timm", "TimmOptions", ["--throughput", "--bins 100", "--amp"]),
         ("fairseq", "Command", ["bleu", "stack", "loss", "--reference"]),
         ("espnet", "EspnetOptions", ["--bins 3 6 12 24"]),
     ],
