@@ -50,7 +50,7 @@ def models(text: str) -> list[str]:
 def test_every_variant_and_option_that_it_names_is_one():
     every = {(pos, axes) for axes in (1, 2) for pos in variants.names(axes)}
     options = {name for pos, axes in every for name in variants.get(pos, axes).options(axes)}
-    options |= {"pos", "data", "model", "arch"}  # the hosts' own and those of cape-run
+    options |= {"pos", "data", "model", "model_kwargs", "arch"}  # the hosts' own, cape-run's
     options |= {"class_token", "global_pool"}  # of timm's ViTs
     named = re.findall(r"--([\w-]+)|(\w+)=|(\w+): ", "\n".join(INLINE))
     named = {"".join(one).replace("-", "_") for one in named}

@@ -40,8 +40,8 @@ ROOT = Path(__file__).parents[2]
 HERE = ROOT / "docs"
 RESULTS = ROOT / "studies" / "results"
 MEASURED = ROOT / "benchmarks" / "results"
-PAGES = ["../README.md", "../integrations/espnet/README.md", "answer.md", "results.md", "cost.md"]
-PAGES = [HERE / name for name in PAGES]
+PAGES = [ROOT / "README.md", *(ROOT / "integrations").glob("*/README.md")]
+PAGES += [HERE / name for name in ("answer.md", "results.md", "cost.md")]
 ANSWER = HERE / "answers" / "my_images.json"  # beside its CSV
 
 #: README's table: a situation and its metric; its data and study; the evaluation, condition and
@@ -219,11 +219,10 @@ def of_scores() -> str:
 
 
 def column(scores: Scores, condition: str) -> dict[str, str]:
-    """What is typed → its score; the best and what is not significantly different from it bold.
+    """What is typed → its score; the best and what is within the noise of it bold.
 
-    Variants without an interval are left out. Each variant is compared with the best
-    alone, by Welch's t. ``noise`` is the median of half of these intervals, ``trainings`` how many
-    each variant has.
+    Variants without an interval are left out. ``noise`` is half of Welch's 95 % interval of a
+    difference from the best, the median over the others; ``trainings`` how many each variant has.
     """
     shown = {}
     for typed, called in TYPED.items():
@@ -232,14 +231,14 @@ def column(scores: Scores, condition: str) -> dict[str, str]:
             shown[typed] = has[0]
     means = {name: scores.found[name, condition].value for name in shown.values()}
     best = (max if scores.higher else min)(means, key=lambda name: means[name])
-    apart = {name: scores.difference(name, best, condition) for name in means if name != best}
-    good = {best, *(name for name, one in apart.items() if not one.differs())}
+    apart = [scores.difference(name, best, condition) for name in means if name != best]
+    noise = median((one.high - one.low) / 2 for one in apart)
+    good = {name for name, mean in means.items() if abs(mean - means[best]) <= noise}
     cells = {
         typed: f"**{means[name]:.1f}**" if name in good else f"{means[name]:.1f}"
         for typed, name in shown.items()
     }
     trainings = sorted({len(scores.values[name, condition]) for name in means})
-    noise = median((one.high - one.low) / 2 for one in apart.values())
     of = "–".join(map(str, dict.fromkeys([trainings[0], trainings[-1]])))
     return {**cells, "trainings": of, "noise": f"{noise:.1f}"}
 
