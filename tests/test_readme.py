@@ -50,8 +50,8 @@ def models(text: str) -> list[str]:
 def test_every_variant_and_option_that_it_names_is_one():
     every = {(pos, axes) for axes in (1, 2) for pos in variants.names(axes)}
     options = {name for pos, axes in every for name in variants.get(pos, axes).options(axes)}
-    options |= {"pos", "data", "model", "model_kwargs", "arch"}  # the hosts' own, cape-run's
-    options |= {"class_token", "global_pool"}  # of timm's ViTs
+    options |= {"pos", "data", "arch", "required_batch_size_multiple"}  # of hosts and cape-run
+    options |= {"model", "model_kwargs", "img_size", "class_token", "global_pool"}  # of timm
     named = re.findall(r"--([\w-]+)|(\w+)=|(\w+): ", "\n".join(INLINE))
     named = {"".join(one).replace("-", "_") for one in named}
     assert {"max_global_shift", "relpos_context", "random_range", "pos"} <= named

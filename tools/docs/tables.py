@@ -79,7 +79,7 @@ SITUATIONS = [
 #: its rows: what is typed → what studies call it, the first that a study has
 TYPED = {
     "`nopos`: no positions": ["nopos"],
-    "`abspos`: timm's default": ["abspos"],
+    "`abspos`: a learned table, timm's default": ["abspos"],
     "`sinpos`: default of fairseq and of ESPnet's Transformer; timm: `sinpos_low`": [
         "sinpos_low",
         "sinpos",
