@@ -80,7 +80,7 @@ SITUATIONS = [
 TYPED = {
     "`nopos`: no positions": ["nopos"],
     "`abspos`: a learned table, timm's default": ["abspos"],
-    "`sinpos`: default of fairseq and of ESPnet's Transformer; timm: `sinpos_low`": [
+    "`sinpos`: like the default of fairseq and of ESPnet's Transformer; timm: `sinpos_low`": [
         "sinpos_low",
         "sinpos",
     ],
@@ -219,7 +219,8 @@ def of_scores() -> str:
 
 
 def column(scores: Scores, condition: str) -> dict[str, str]:
-    """What is typed → its score; the best and what is within the noise of it bold.
+    """What is typed → its score; the best bold, and what differs from it neither significantly
+    nor by more than the noise.
 
     Variants without an interval are left out. ``noise`` is half of Welch's 95 % interval of a
     difference from the best, the median over the others; ``trainings`` how many each variant has.
@@ -231,9 +232,12 @@ def column(scores: Scores, condition: str) -> dict[str, str]:
             shown[typed] = has[0]
     means = {name: scores.found[name, condition].value for name in shown.values()}
     best = (max if scores.higher else min)(means, key=lambda name: means[name])
-    apart = [scores.difference(name, best, condition) for name in means if name != best]
-    noise = median((one.high - one.low) / 2 for one in apart)
-    good = {name for name, mean in means.items() if abs(mean - means[best]) <= noise}
+    apart = {name: scores.difference(name, best, condition) for name in means if name != best}
+    noise = median((one.high - one.low) / 2 for one in apart.values())
+    good = {best}
+    for name, one in apart.items():
+        if not one.differs() and abs(one.value) <= noise:
+            good.add(name)
     cells = {
         typed: f"**{means[name]:.1f}**" if name in good else f"{means[name]:.1f}"
         for typed, name in shown.items()
