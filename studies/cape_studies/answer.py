@@ -39,18 +39,21 @@ def ranges(about: Answer, every: Sequence[Scores]) -> dict[str, list[tuple[Score
 def of_ranges(about: Answer, every: Sequence[Scores]) -> dict[str, dict[str, Any]]:
     """What the answer says of each range, see :func:`of_range`.
 
-    A variant that lacks a score is left out: a mean without it would mislead.
+    A variant that lacks a score is listed and left out: a mean without it would mislead.
     """
     found = {}
     for words, scores in ranges(about, every).items():
-        means = {}
+        means, lacking = {}, []
         for name in scores[0][0].variants:
             values = [one.values[name, condition] for one, condition in scores]
             each = pd.concat(values, axis=1).mean(axis=1, skipna=False)
             if each.notna().all():
                 means[name] = each
+            else:
+                lacking.append(name)
         if means:
-            found[words] = of_range(means, scores[0][0].higher, about.floor, about.chance)
+            of = of_range(means, scores[0][0].higher, about.floor, about.chance)
+            found[words] = {**of, "lacking": lacking}
     return found
 
 
@@ -128,6 +131,8 @@ def sentences(answer: Mapping[str, Any], study: Study) -> list[str]:
     for words, of in answer["ranges"].items():
         text = _in_words(of, study.answer.floor, answer["metric"], none)
         found.append(f"{words[0].upper()}{words[1:]}: {text}")
+    if not answer["ranges"]:
+        found.append("There is no answer: no variant has all scores of a range.")
     if any(of["worse"] or of["cannot_be_told_from_it"] for of in answer["ranges"].values()):
         found.append(BRACKETS)
     return found
@@ -148,6 +153,8 @@ def _in_words(of: Mapping[str, Any], floor: str, metric: str, none: str) -> str:
         text.append(f"Worse: {named('worse')}.")
     if of["not_compared"]:
         text.append(f"Not compared, for want of three trainings of each: {named('not_compared')}.")
+    if of["lacking"]:
+        text.append(f"Left out, as a training has no score: {', '.join(of['lacking'])}.")
     if of["not_learned"]:
         text.append(f"Not significantly better than {none}: {', '.join(of['not_learned'])}.")
     if of["floor_beaten"] is False:

@@ -342,9 +342,9 @@ def known_data(given: Sequence[str], needs: Mapping[str, Need]) -> dict[str, Pat
     A name ends at the first "=", as paths may have more of them.
 
     Raises:
-        ValueError: a folder has no name, and several or none are needed.
+        ValueError: a folder has no name, and several or none are needed; or a name has two folders.
     """
-    found = {}
+    found: dict[str, Path] = {}
     for word in given:
         name, equals, folder = word.partition("=")
         if not equals or name not in needs:
@@ -354,6 +354,8 @@ def known_data(given: Sequence[str], needs: Mapping[str, Need]) -> dict[str, Pat
                     f"--data {word}: {one_of if needs else 'this study needs no data'}"
                 )
             (name,), folder = needs, word
+        if name in found:
+            raise ValueError(f"--data has {name} twice: {found[name]} and {folder}")
         found[name] = Path(folder).resolve()
     return found
 

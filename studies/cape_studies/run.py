@@ -220,9 +220,9 @@ def do(options: RunOptions, plans: Sequence[Plan], pool: ThreadPoolExecutor) -> 
             say(f"{run.label}: {told}")
             bar.update()
 
-        runs.sort(key=lambda run: run.start is not None)  # first those that others start from
-        for _ in pool.map(one, runs):
-            pass
+        for later in (False, True):  # first those that others start from
+            for _ in pool.map(one, [run for run in runs if bool(run.start) == later]):
+                pass
     return failed
 
 

@@ -118,7 +118,9 @@ def leave_out_hidden(reader: Any) -> None:
     """Leave hidden files (``._a.jpg`` of a Mac, ``.ipynb_checkpoints``) out of timm's reader, and
     classes that have no others."""
     names, inside = list(reader.class_to_idx), len(reader.root)
-    seen = [(path, names[i]) for path, i in reader.samples if f"{os.sep}." not in path[inside:]]
+    seen = [
+        (path, names[i]) for path, i in reader.samples if f"{os.sep}." not in os.sep + path[inside:]
+    ]
     used = {name for _, name in seen}
     reader.class_to_idx = {n: i for i, n in enumerate(n for n in names if n in used)}
     reader.samples = [(path, reader.class_to_idx[name]) for path, name in seen]

@@ -1,6 +1,7 @@
 """Text of a line each: a user's, in UTF-8 with or without a byte order mark, and ours."""
 
 import gzip
+import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def read_text(path: str | Path) -> str:
         content = Path(path).read_bytes()
         content = gzip.decompress(content) if Path(path).suffix == ".gz" else content
         text = content.decode().replace(MARK, "").replace("\r\n", "\n")
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
@@ -100,7 +101,8 @@ def in_bins(
 def write(options: RunOptions, scores: Iterable[Score] | None) -> None:
     """Write a command's scores and their items as they come, and print a table at the end.
 
-    The outputs are checked before the first score is made. None writes nothing.
+    The outputs are checked before the first score is made. None writes nothing. A file is
+    NAME.part until all scores are written, so that nobody takes a part for the whole.
 
     Raises:
         ValueError: a CSV exists, or cannot be written there.
@@ -115,7 +117,7 @@ def write(options: RunOptions, scores: Iterable[Score] | None) -> None:
         if not os.access(path.parent, os.W_OK):
             raise ValueError(f"{path} cannot be written: there is no such folder, or not for you")
     rows: list[dict[str, object]] = []
-    begun = set()
+    begun: dict[Path, Path] = {}
     for one in scores:
         about = {**one.about, "metric": one.metric}
         values = {"value": one.value, "how": one.how, "items": one.count, "weight": one.weight}
@@ -127,8 +129,10 @@ def write(options: RunOptions, scores: Iterable[Score] | None) -> None:
             if out is not None and lines:
                 frame = pd.DataFrame(lines, dtype=object)  # else integers beside None are floats
                 new = out not in begun
-                frame.to_csv(out, mode="w" if new else "a", header=new, index=False)
-                begun.add(out)
+                part = begun.setdefault(out, out.with_name(f"{out.name}.part"))
+                frame.to_csv(part, mode="w" if new else "a", header=new, index=False)
+    for out, part in begun.items():
+        part.replace(out)
     print(f"\n{table(rows)}")
 
 

@@ -281,20 +281,22 @@ def test_bleu_is_sacrebleus_and_without_smoothing_fairseqs():
     assert Score.of({}, "bleu", "bleu", none_of_four).value > 0
 
 
-def test_scores_are_written_as_they_come_and_replace_an_old_file(tmp_path):
-    path = tmp_path / "a.csv"
+def test_an_old_file_stays_as_it_is_until_the_one_that_replaces_it_is_done(tmp_path):
+    path, stop = tmp_path / "a.csv", [KeyboardInterrupt, None]
+    options = RunOptions(csv=path, overwrite=True)
     path.write_text("old")
 
     def scores():
-        assert path.read_text() == "old"
         yield Score({"model": "m"}, "x", "number", 1.0)
-        assert len(rows(path)) == 1
-        yield Score({"model": "m"}, "x", "number", 2.0)
-        raise KeyboardInterrupt
+        assert path.read_text() == "old"
+        if error := stop.pop(0):
+            raise error
 
     with pytest.raises(KeyboardInterrupt):
-        write(RunOptions(csv=path, overwrite=True), scores())
-    assert [row["value"] for row in rows(path)] == ["1.0", "2.0"]
+        write(options, scores())
+    assert path.read_text() == "old"
+    write(options, scores())
+    assert len(rows(path)) == 1
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from espnet2.asr.frontend.default import DefaultFrontend
 from espnet2.bin.asr_inference import Speech2Text
 from espnet2.tasks.asr import ASRTask
@@ -13,7 +14,7 @@ import cape_plugins.espnet  # noqa: F401 - registers, also where autoload is swi
 from cape_plugins.espnet.paper.frontend import CapeFbank
 from cape_plugins.espnet.paper.model import facts
 from cape_studies.command import said
-from cape_studies.options import named
+from cape_studies.options import named, once
 
 
 class Model:
@@ -43,6 +44,14 @@ class Model:
         try:
             self.speech2text = Speech2Text(config, file, device=str(place), **chosen)
             self.asr: Any = self.speech2text.asr_model
+            state = torch.load(file, map_location="cpu", weights_only=False)
+            # ESPnet loads with strict=False; older checkpoints lack the mark
+            wrong = set(state.get("module", state)) ^ set(self.asr.state_dict())
+            if wrong := {name for name in wrong if ".mark." not in name}:
+                raise ValueError(
+                    f"{len(wrong)} weights are in one of the file and the model of config.yaml, "
+                    f"not in both, such as {min(wrong)}: are they from two trainings?"
+                )
             args = self.speech2text.asr_train_args
             args.use_preprocessor = True
             self.prepare: Any = ASRTask.build_preprocess_fn(args, train=False)
@@ -92,9 +101,10 @@ def sources(given: Sequence[str]) -> list[tuple[str, Path]]:
             with config.yaml beside it.
 
     Raises:
-        ValueError: a folder has none or several.
+        ValueError: a folder has none or several, or a name is given twice.
     """
     paths = [split_name(one, "--model") for one in given]
+    once([name for name, _ in paths], "--model", ": give names with --model NAME=PATH")
     return [(name, _best(path) if path.is_dir() else path) for name, path in paths]
 
 

@@ -250,19 +250,19 @@ def test_too_long_sentences_are_refused(stacked, abspos, best, refused):
     assert message.endswith("--max-tokens is 40")
 
 
-def test_more_words_than_in_the_dictionaries_of_the_training_are_refused(
-    corpus, best, refused, tmp_path
-):
+def test_other_dictionaries_are_refused(corpus, best, refused, tmp_path):
     data = shutil.copytree(corpus / "bin", tmp_path / "bin")
-    with (data / "dict.de.txt").open("a") as file:
-        file.write("new 1\n")
+    words = (data / "dict.de.txt").read_text(encoding="utf-8").splitlines()
+    (data / "dict.de.txt").write_text("\n".join([words[1], words[0], *words[2:]]) + "\n")
+    assert "dict.de.txt differ" in refused("loss", data, "--model", best)
+    (data / "dict.de.txt").write_text("\n".join([*words, "new 1"]) + "\n")
     assert "cannot be loaded" in refused("loss", data, "--model", best)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("bleu bin --model nowhere.pt", "nowhere.pt cannot be loaded .* nowhere.pt"),
+        ("bleu bin --model nowhere.pt", "nowhere.pt cannot be loaded .*nowhere.pt"),
         ("bleu bin --model no.pt", "no.pt cannot be loaded"),
         ("loss nothing --model PT", "cannot be loaded with nothing"),
         ("loss bin --model PT --gen-subset a", "Dataset not found: a .*bin.* en-de"),
