@@ -82,3 +82,12 @@ def test_a_job_that_still_runs_is_waited_for_and_does_not_stand_for_another_eval
     assert cape_report("run=[few]", evaluations=count(add=1)) == {("few", 0): "4.0"}
     assert begins(folder) == [0]
     assert len(jobs(slurm)) == 2  # the first, and one for the evaluation that it did not know
+
+
+def test_what_others_start_from_is_done_before_they_are_sent(cape_run, tmp_path, slurm):
+    start = {"options": {"start": "{after}", "steps": 2}}
+    variants = {"two": {"after": "one", **start}, "one": {}}
+    cape_run("--cluster", "slurm", variants=variants, report={})
+    one, two = (runs(tmp_path, name)[0] for name in ("one", "two"))
+    assert len(jobs(slurm)) == 2
+    assert (two / "job").stat().st_mtime >= (one / "config.yaml").stat().st_mtime
