@@ -52,13 +52,17 @@ def of_ranges(about: Answer, every: Sequence[Scores]) -> dict[str, dict[str, Any
             else:
                 lacking.append(name)
         if means:
-            of = of_range(means, scores[0][0].higher, about.floor, about.chance)
-            found[words] = {**of, "lacking": lacking}
+            higher = scores[0][0].higher
+            found[words] = of_range(means, higher, about.floor, about.chance, lacking)
     return found
 
 
 def of_range(
-    each: Mapping[str, pd.Series], higher: bool, floor: str, chance: float | None
+    each: Mapping[str, pd.Series],
+    higher: bool,
+    floor: str,
+    chance: float | None,
+    lacking: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What the answer says about a range, under the keys of ``answer.json``.
 
@@ -71,6 +75,7 @@ def of_range(
         each: variant → the mean over evaluations and conditions of each training.
         higher: whether higher is better.
         floor, chance: of the study's ``answer``.
+        lacking: variants that lack a score.
     """
     means = {name: float(one.mean()) for name, one in each.items()}
     best, *others = order = sorted(means, key=lambda name: means[name], reverse=higher)
@@ -100,6 +105,7 @@ def of_range(
         ],
         "means": {name: means[name] for name in order},
         "trainings": {name: len(one) for name, one in each.items()},
+        "lacking": [*lacking],
     }
 
 

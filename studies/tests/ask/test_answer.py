@@ -129,3 +129,11 @@ def typed(name, variant, *changes):
     about = study.load(study.find(name), changes)
     own = about.variants[variant].options
     return hosts.host(about.host).typed(merge(about.options, own), own, variant)
+
+
+def test_variants_without_a_score_are_named_and_so_is_an_answer_without_any():
+    of = {**answer(nopos=FLOOR, rope=GOOD), "lacking": ["cape"]}
+    assert ": cape." in words(of)[0]
+    about = study.load(study.find("my_images"))
+    nothing = {"data": "", "metric": "top1", "chance": 20.0, "ranges": {}}
+    assert len(sentences(nothing, about)) == 1
