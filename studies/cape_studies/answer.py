@@ -11,11 +11,12 @@ from typing import Any
 
 import pandas as pd
 
+from cape_studies import hosts
 from cape_studies.compare import Scores
 from cape_studies.config import Answer, Study
 from cape_studies.results import Result
 from cape_studies.stats import Estimate, all_pairs, estimate
-from cape_studies.tables import CHANCE, cell
+from cape_studies.tables import cell
 
 BRACKETS = (
     "In parentheses is the difference from the best, with the 95 % interval for other trainings on "
@@ -133,7 +134,8 @@ def sentences(answer: Mapping[str, Any], study: Study) -> list[str]:
     """The answer in words, a paragraph for each range."""
     assert study.answer is not None
     found = [f"{answer['data']}."] if answer["data"] else []
-    none = "" if answer["chance"] is None else f"{CHANCE[study.host]} ({answer['chance']:.1f})"
+    chance = answer["chance"]
+    none = "" if chance is None else f"{hosts.host(study.host).CHANCE} ({chance:.1f})"
     for words, of in answer["ranges"].items():
         text = _in_words(of, study.answer.floor, answer["metric"], none)
         found.append(f"{words[0].upper()}{words[1:]}: {text}")

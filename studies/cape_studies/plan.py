@@ -27,7 +27,7 @@ from omegaconf import OmegaConf
 import cape_plugins
 from cape_studies import config, hosts
 from cape_studies.config import Evaluation, Need, Prepare, Study, read_yaml
-from cape_studies.hosts import PYTHON, Machine, Options, espnet
+from cape_studies.hosts import PYTHON, Machine, Options
 
 
 def digest(value: object) -> str:
@@ -327,7 +327,8 @@ class Plan:
         folder = self.out / "prepared" / f"{name}-{digest(asked)}"
         places = {**self.places, "out": folder}
         arguments, options = fill([step.arguments, step.options], places)
-        words = espnet.words if (step.module or "").startswith("espnet2.") else hosts.words
+        own = (step.module or "").split(".")[0] == self.host.MODULE
+        words = self.host.words if own else hosts.words
         command = [PYTHON, *program, *map(str, arguments), *words(options)]
         return Prepared(name, folder, command, asked)
 

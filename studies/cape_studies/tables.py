@@ -7,16 +7,11 @@ from typing import NamedTuple
 import pandas as pd
 from tabulate import tabulate
 
+from cape_studies import hosts
 from cape_studies.compare import Scores
 from cape_studies.stats import Estimate
 
 NO_SCORE = "†"
-#: host → what needs no training, and has the score that an answer calls chance
-CHANCE = {
-    "timm": "always the commonest class",
-    "fairseq": "empty translations",
-    "espnet": "empty transcripts",
-}
 
 #: whether trainings of a seed are pairs → how their differences are compared
 TESTS = {False: "Welch's t", True: "Student's t of pairs of a seed, which share trained weights"}
@@ -83,7 +78,7 @@ def _grid(
     chance = study.answer.chance if study.answer is not None else None
     if chance is not None and base is None and scores.metric == study.report.metric:
         same = dict.fromkeys(scores.conditions, _number(chance, digits))
-        rows.append({"variant": CHANCE[study.host], **same})
+        rows.append({"variant": hosts.host(study.host).CHANCE, **same})
     if few:
         legend += " Parentheses: each training by seed, where there is no interval."
     if any(one.known for one in found.values()):

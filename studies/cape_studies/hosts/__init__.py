@@ -41,6 +41,7 @@ class Host(Protocol):
         CHECKPOINT: the file to test in the folder of the training; empty: the folder.
         CONDITION: columns of the evaluation's CSV that name the condition.
         WHOLE: columns whose value must be ``all`` where the condition does not name them.
+        CHANCE: what needs no training, and has the score that an answer calls chance.
         EVERY_STEP: options that make a training log each update.
         STEP: matches such a line of its log, for ``--estimate``.
     """
@@ -51,8 +52,12 @@ class Host(Protocol):
     CHECKPOINT: str
     CONDITION: tuple[str, ...]
     WHOLE: tuple[str, ...]
+    CHANCE: str
     EVERY_STEP: Options
     STEP: re.Pattern[str]
+
+    def words(self, options: Mapping[str, Any]) -> list[str]:
+        """Options as words of the host's own commands."""
 
     def train(
         self, recipe: Path | None, options: Options, seed: int, folder: Path, machine: Machine

@@ -16,6 +16,7 @@ PACKAGES = ("espnet",)
 CHECKPOINT = ""
 CONDITION: tuple[str, ...] = ("test_set",)
 WHOLE = ("bin",)
+CHANCE = "empty transcripts"
 EVERY_STEP: Options = {"log_interval": 1}
 STEP = re.compile(r"epoch:train:\d+-\d+batch")
 

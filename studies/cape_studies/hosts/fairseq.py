@@ -13,6 +13,7 @@ PACKAGES = ("fairseq-fixed", "fairseq")
 CHECKPOINT = "checkpoint_best.pt"
 CONDITION: tuple[str, ...] = ()
 WHOLE: tuple[str, ...] = ()
+CHANCE = "empty translations"
 EVERY_STEP: Options = {"log-interval": 1, "log-format": "simple"}
 STEP = re.compile(r"num_updates=\d+")
 
