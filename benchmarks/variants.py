@@ -32,11 +32,10 @@ def training_step(
 ) -> Callable[[], None]:
     """Forward, backward and AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
-    called = torch.compile(model, backend=arguments.compile) if arguments.compile else model
 
     def step() -> None:
         with autocast(arguments):
-            value = loss(called)
+            value = loss(model)
         value.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -48,11 +47,10 @@ def inference_step(
     model: nn.Module, loss: Callable[[nn.Module], Tensor], arguments: Namespace
 ) -> Callable[[], None]:
     """Forward alone."""
-    called = torch.compile(model, backend=arguments.compile) if arguments.compile else model
 
     def step() -> None:
         with torch.inference_mode(), autocast(arguments):
-            loss(called)
+            loss(model)
 
     return step
 
@@ -72,8 +70,9 @@ def measure(case: str, batch: int, arguments: Namespace) -> None:
         """A variant's step, and how many parameters it trains."""
         model, loss = build(pos)
         model.to(device).train(not arguments.inference)
+        called = torch.compile(model, backend=arguments.compile) if arguments.compile else model
         made = inference_step if arguments.inference else training_step
-        return made(model, loss, arguments), sum(p.numel() for p in model.parameters())
+        return made(called, loss, arguments), sum(p.numel() for p in model.parameters())
 
     of_unit, unit_parameters = ready(unit)
     unit_memory = peak_bytes(of_unit, device)

@@ -70,7 +70,7 @@ SITUATIONS = [
     ),
     (
         "longer recordings, WER % ↓",
-        "spoken digits, a Transformer with CTC",
+        "spoken digits, CTC",
         "digits_rope",
         ("length", "3–6", "1–5 s"),
         ("length", "30–40", "13–26 s"),
@@ -80,10 +80,7 @@ SITUATIONS = [
 TYPED = {
     "`nopos`: no positions": ["nopos"],
     "`abspos`: a learned table, timm's default": ["abspos"],
-    "`sinpos`: like the default of fairseq and of ESPnet's Transformer; timm: `sinpos_low`": [
-        "sinpos_low",
-        "sinpos",
-    ],
+    "`sinpos`: like fairseq's default; timm: `sinpos_low`": ["sinpos_low", "sinpos"],
     "timm's own `vit_small_patch16_rope_224`": ["timm_rope"],
     "`cape`; timm: `cape_low`": ["cape_low", "cape"],
     "timm: `cape_low`, `max_global_shift=0`": ["cape_low_shift0"],
@@ -186,7 +183,7 @@ def number(of: str, items: bool = False) -> str:
         return cell(steps().set_index(["case", "variant"]).at[(case, variant), "step"], 2)
     if of.startswith("stock:"):
         _, what, variant = of.split(":")
-        return cell(beside_stock(what)[variant], 1 if what == "step" else 2)
+        return beside_stock(what, variant)
     study, evaluation, variant, condition = of.split(":")
     scores = scores_of(study, evaluation)
     (one, *other), (at, *less) = variant.split("−"), condition.split("−")
@@ -247,17 +244,14 @@ def column(scores: Scores, condition: str) -> dict[str, str]:
     return {**cells, "trainings": of, "noise": f"{noise:.1f}"}
 
 
-#: rows of a table of ESPnet's Conformer → the variant of digits_conformer, that of the benchmarks
-CONFORMERS = {
-    "ESPnet's own `rel_pos`": ("rel_pos", "stock"),
-    "`nopos`": ("nopos", "nopos"),
-    "`sinpos`": ("sinpos", "sinpos"),
-    "`cape`": ("cape", "cape"),
-    "`rope`": ("rope", "rope"),
-    "`cape_rope`": ("cape_rope", ""),
-    "`alibi`": ("alibi", "alibi"),
-    "`relpos`": ("relpos", "relpos"),
-    "`relpos`, `relpos_context: 2.5`": ("relpos_2.5s", ""),
+#: rows of a table of ESPnet's Conformer, as digits_conformer names them, and what else is typed
+CONFORMERS = [
+    *("rel_pos", "nopos", "sinpos", "cape", "rope", "cape_rope", "alibi"),
+    *("relpos", "relpos_2.5s"),
+]
+CONFORMERS_TYPED = {
+    "rel_pos": "ESPnet's own `rel_pos`",
+    "relpos_2.5s": "`relpos`, `relpos_context: 2.5`",
 }
 #: name of a cost → the file in benchmarks/results, its column
 COSTS = {
@@ -267,13 +261,13 @@ COSTS = {
 }
 
 
-@cache
-def beside_stock(what: str) -> pd.Series:
-    """One of COSTS at 30 s, by variant, as a multiple of ESPnet's own Conformer."""
+def beside_stock(what: str, variant: str) -> str:
+    """One of COSTS at 30 s, as a multiple of ESPnet's own Conformer; empty: not measured."""
     file, column = COSTS[what]
     found = pd.read_csv(MEASURED / file)
     found = found[(found["unit"] == "stock") & (found["case"] == "conformer_12_30s")]
-    return found.set_index("variant")[column]
+    measured = found.set_index("variant")[column].get(variant)
+    return cell(measured, 1 if what == "step" else 2)
 
 
 @cache
@@ -290,12 +284,12 @@ def of_gpu() -> str:
 
 def of_conformer() -> str:
     """ESPnet's Conformer: word error rates, and time and memory at 30 s as multiples of its own."""
-    rows = []
-    for typed, (study, measured) in CONFORMERS.items():
-        errors = [number(f"digits_conformer:length:{study}:{c}", False) for c in ("3–6", "30–40")]
-        errors = [one.split(" [")[0] for one in errors]
-        costs = [number(f"stock:{what}:{measured}") for what in COSTS] if measured else [""] * 3
-        rows.append([typed, *errors, *costs])
+    scores, rows = scores_of("digits_conformer", "length"), []
+    for variant in CONFORMERS:
+        errors = [cell(scores.found[variant, at].value, 1) for at in ("3–6", "30–40")]
+        measured = "stock" if variant == "rel_pos" else variant
+        costs = [beside_stock(what, measured) for what in COSTS]
+        rows.append([CONFORMERS_TYPED.get(variant, f"`{variant}`"), *errors, *costs])
     heads = ["`pos`", "3–6 digits, as in training, WER %", "30–40 digits, WER %"]
     return table([*heads, "time of a training step", "its memory", "time of recognition"], rows)
 
