@@ -6,7 +6,8 @@ import pytest
 
 from cape_plugins import POSITION, option, variants
 from cape_plugins.augment import Augmentation
-from cape_plugins.options import Host, declared
+from cape_plugins.host import Host
+from cape_plugins.options import declared
 from cape_plugins.sinusoid import Sinusoids
 from cape_support import IMAGES, OURS, SEQUENCES
 

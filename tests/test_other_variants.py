@@ -15,7 +15,7 @@ import torch
 import cape_fire
 import cape_support
 from cape_plugins import Positions, token_positions, variants
-from cape_plugins.options import Host
+from cape_plugins.host import Host
 from cape_support import ROOT, block_with
 
 PAGE = ROOT / "docs" / "adding-a-variant.md"

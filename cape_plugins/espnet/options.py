@@ -10,7 +10,8 @@ from typing import Any, Literal
 from espnet2.asr.encoder.conformer_encoder import TooShortUttError
 
 from cape_plugins.checks import is_number
-from cape_plugins.options import POSITION, Host, option
+from cape_plugins.host import Host
+from cape_plugins.options import POSITION, option
 
 ESPNET_REL_POS = "espnet_rel_pos"  # the pos of ESPnet's own relative positions
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cape_plugins.attention import Given, PositionalAttention
 from cape_plugins.module import Positions
 from cape_plugins.timm.loading import is_positional
-from cape_plugins.timm.positions import HOST, ImageSettings
+from cape_plugins.timm.options import HOST, ImageSettings
 from cape_plugins.variants import get
 
 register_notrace_module(Positions)  # makes tensors whose sizes depend on the input

@@ -34,7 +34,7 @@ from cape_plugins.timm.loading import (
     fill_positional,
     prepare_loading,
 )
-from cape_plugins.timm.positions import ImageSettings, after_prefix, image_settings
+from cape_plugins.timm.options import ImageSettings, after_prefix, image_settings
 from cape_plugins.timm.registry import SIZES, build, register_variants
 from cape_plugins.variants import get
 

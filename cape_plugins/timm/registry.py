@@ -9,7 +9,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, is_model, r
 from torch import Tensor, nn
 
 from cape_plugins.autoload import warn
-from cape_plugins.timm.positions import HOST, options_of
+from cape_plugins.timm.options import HOST, options_of
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": dict(embed_dim=192, depth=12, num_heads=3),

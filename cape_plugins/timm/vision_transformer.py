@@ -31,7 +31,7 @@ from cape_plugins.timm.loading import (
     fill_positional,
     prepare_loading,
 )
-from cape_plugins.timm.positions import grid_with_prefix, image_settings
+from cape_plugins.timm.options import grid_with_prefix, image_settings
 from cape_plugins.timm.registry import SIZES, build, register_variants
 
 __all__ = ["VisionTransformerCape"]
@@ -49,7 +49,7 @@ class VisionTransformerCape(RefusesNpz, timm_vit.VisionTransformer):
 
     Args:
         dynamic_img_size: as in timm, but on by default.
-        kwargs: ``pos`` (default ``cape``), the options of :data:`cape_plugins.timm.positions.HOST`
+        kwargs: ``pos`` (default ``cape``), the options of :data:`cape_plugins.timm.options.HOST`
             that this variant takes, and the other arguments of timm's VisionTransformer, which
             rejects unknown ones.
 
@@ -58,7 +58,7 @@ class VisionTransformerCape(RefusesNpz, timm_vit.VisionTransformer):
         extent: the paper's γ; an evaluation may change it (Table 6).
 
     Raises:
-        ValueError: as :func:`cape_plugins.timm.positions.image_settings`; or the variant sits in
+        ValueError: as :func:`cape_plugins.timm.options.image_settings`; or the variant sits in
             self-attention, and the blocks or ``patch_drop_rate`` do not hand it the positions.
     """
 

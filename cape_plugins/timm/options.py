@@ -15,7 +15,8 @@ from torch import Tensor
 
 from cape_plugins import fused
 from cape_plugins.checks import check_positive
-from cape_plugins.options import POSITION, Host, option
+from cape_plugins.host import Host
+from cape_plugins.options import POSITION, option
 from cape_plugins.positions import patch_grid
 from cape_plugins.variants import get
 

@@ -1,0 +1,142 @@
+"""What a host says once of options about positions: its unit, its defaults, its own options.
+
+    >>> tokens = Host(axes=1, unit="tokens", defaults={"max_global_shift": 5.0})
+    >>> tokens.options()["max_global_shift"].help
+    'cape: Δ of a sample is uniform in ± this (section 3.2) (tokens)'
+    >>> given, _ = tokens.choose("cape", {"max_global_shift": 3.0})  # ValueError if cape takes none
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+from cape_plugins.module import Positions
+from cape_plugins.options import POSITION, Option, declared
+from cape_plugins.variants import get, names
+
+Own = TypeVar("Own")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host(Generic[Own]):
+    """What a host says of options, once: its unit, its defaults, its own options.
+
+    Attributes:
+        axes: of its positions, 1 or 2.
+        unit: what 1 is as a position: ``tokens``, ``seconds``, ``half images``.
+        defaults: in place of those of the classes. None: the host decides when it builds a model.
+        sets: options that the host sets itself, so that its users have no say.
+        own: a dataclass of options that this host alone has; it checks their values.
+        spell: writes an option's name as the host's users type it.
+        advice: what to do about another variant's checkpoint, besides building that variant.
+    """
+
+    axes: int
+    unit: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    sets: frozenset[str] = frozenset()
+    own: type[Own] | None = None
+    spell: Callable[[str], str] = str
+    advice: str = "give another checkpoint"
+
+    def names(self) -> tuple[str, ...]:
+        """The variants."""
+        return names(self.axes)
+
+    def options(self) -> dict[str, Option]:
+        """Name → option of any variant or of the host, as its users see it; not ``pos``."""
+        takers: dict[str, list[str]] = {}
+        found: dict[str, Option] = {}
+        for pos in self.names():
+            for name, one in self.taken(pos).items():
+                found[name] = one
+                takers.setdefault(name, []).append(pos)
+        for name, one in declared(self.own).items():
+            found.setdefault(name, one)
+        if unknown := self.defaults.keys() - found.keys():
+            raise ValueError(
+                f"defaults are of options that nobody has: {', '.join(sorted(unknown))}"
+            )
+        shown = {}
+        for name, one in found.items():
+            help = one.help + (f" ({self.unit})" if one.unit == POSITION else "")
+            if len(of := takers.get(name, ())) < len(self.names()):
+                help = f"{', '.join(of)}: {help}"
+            shown[name] = dataclasses.replace(
+                one, default=self.defaults.get(name, one.default), help=help
+            )
+        return shown
+
+    def choose(self, pos: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], Own | None]:
+        """The options of a model, checked.
+
+        Args:
+            pos: the variant.
+            given: option → value. An option that has its default counts as not given.
+
+        Returns:
+            The options for :class:`cape_plugins.Positions`, None where the host decides, and the
+            host's own as an instance of ``own``.
+
+        Raises:
+            ValueError: unknown variant or option, one that the variant does not take, or a value
+                of the host's own options is out of range.
+        """
+        every, taken = self.options(), self.taken(pos)
+        for name in given:
+            if name not in every:
+                known = ", ".join(self.spell(one) for one in every)
+                raise ValueError(f"unknown option {self.spell(name)}: choose one of {known}")
+            if name not in taken and given[name] != every[name].default:
+                raise ValueError(self._refusal(pos, name, given[name]))
+        values = {name: given.get(name, every[name].default) for name in taken}
+        mine = declared(self.own).keys()
+        own = None
+        if self.own is not None:
+            own = self.own(**{name: values[name] for name in mine & values.keys()})
+        return {name: value for name, value in values.items() if name not in mine}, own
+
+    def positions(
+        self,
+        pos: str,
+        options: Mapping[str, Any],
+        sets: Mapping[str, Any] = MappingProxyType({}),
+        **sizes: Any,
+    ) -> Positions:
+        """The core's module.
+
+        Args:
+            pos: the variant.
+            options: as :meth:`choose` returns them.
+            sets: values that the host sets itself, for whichever variant takes them.
+            sizes: ``dim``, ``heads``, ``layers`` and the others of
+                :class:`cape_plugins.Positions`, whose errors are raised.
+        """
+        taken = get(pos, self.axes).options(self.axes)
+        chosen = {**options, **{name: value for name, value in sets.items() if name in taken}}
+        says: dict[str, Any] = dict(axes=self.axes, spell=self.spell, advice=self.advice)
+        return Positions(pos, **says, **sizes, **chosen)
+
+    def split(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Split one mapping into the options about positions, ``pos`` too, and all others."""
+        every = {"pos", *self.options()}
+        ours = {name: value for name, value in options.items() if name in every}
+        return ours, {name: value for name, value in options.items() if name not in every}
+
+    def taken(self, pos: str) -> dict[str, Option]:
+        """The options of a variant that this host's users have."""
+        variant = get(pos, self.axes)
+        own = declared(self.own).items()
+        taken = {name: one for name, one in own if one.taken_by is None or one.taken_by(variant)}
+        of_variant = variant.options(self.axes)
+        return {n: one for n, one in of_variant.items() if n not in self.sets} | taken
+
+    def _refusal(self, pos: str, name: str, value: Any) -> str:
+        takers = ", ".join(each for each in self.names() if name in self.taken(each))
+        allowed = ", ".join(map(self.spell, self.taken(pos))) or "no options"
+        return (
+            f"{self.spell(name)} = {value!r} is for {takers}; {pos} takes {allowed}: leave it out, "
+            "or choose another variant"
+        )
