@@ -41,6 +41,7 @@ from cape_plugins.espnet.options import (
     encoder_conf,
     parameters,
 )
+from cape_plugins.espnet.loading import prepare_loading
 from cape_plugins.espnet.padding import hide_padding, replace
 from cape_plugins.module import Positions
 from cape_plugins.positions import exact, frame_times, widest
@@ -111,6 +112,7 @@ class InSeconds(AbsEncoder):
         self.positions: Positions | None = None
         if self.pos != ESPNET_REL_POS:
             self._install_positions(of_variant, own, conf.attention_heads)
+        prepare_loading(self)
 
     def _adapt(self, conf: Any, front: nn.Module | None) -> None:
         """Change ESPnet's encoder as every ``pos`` needs it."""
