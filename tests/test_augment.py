@@ -104,7 +104,9 @@ def test_each_axis_may_have_its_own_local_shift():
         drawn = moved(augmentation, zeros, still, generator=seeded())
         for axis, bound in enumerate(bounds):
             assert drawn[..., axis].abs().max() <= bound
-            torch.testing.assert_close(drawn[..., axis].std(), torch.tensor(bound / 3**0.5), rtol=0.03, atol=0)
+            torch.testing.assert_close(
+                drawn[..., axis].std(), torch.tensor(bound / 3**0.5), rtol=0.03, atol=0
+            )
 
 
 @pytest.mark.parametrize(
