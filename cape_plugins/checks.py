@@ -29,8 +29,8 @@ def check_count(name: str, value: Any, *, least: int = 1) -> None:
 
 def is_number(value: Any) -> bool:
     """Whether a setting is a finite real number; those of NumPy are."""
-    # not `float | int`: Dynamo of torch 2.5 cannot trace a union; Real last, for the same reason
-    is_real = isinstance(value, (float, int)) or isinstance(value, Real)
+    # no union: Dynamo of torch 2.5 cannot trace one
+    is_real = isinstance(value, (float, int, Real))
     return is_real and not isinstance(value, bool) and -math.inf < value < math.inf
 
 

@@ -1,9 +1,9 @@
 """What a host says once of options about positions: its unit, its defaults, its own options.
 
->>> tokens = Host(axes=1, unit="tokens", defaults={"max_global_shift": 5.0})
->>> tokens.options()["max_global_shift"].help
-'cape: Δ of a sample is uniform in ± this (section 3.2) (tokens)'
->>> given, _ = tokens.choose("cape", {"max_global_shift": 3.0})  # ValueError if cape takes none
+    >>> tokens = Host(axes=1, unit="tokens", defaults={"max_global_shift": 5.0})
+    >>> tokens.options()["max_global_shift"].help
+    'cape: Δ of a sample is uniform in ± this (section 3.2) (tokens)'
+    >>> given, _ = tokens.choose("cape", {"max_global_shift": 3.0})  # ValueError if cape takes none
 """
 
 import dataclasses

@@ -87,8 +87,8 @@ class VariantMark(nn.Module):
         """Compare with a checkpoint's entries; one without a mark is not compared.
 
         Raises:
-            RefusedCheckpoint: the checkpoint is of another variant, or a setting that changes results in
-                evaluation has another value.
+            RefusedCheckpoint: the checkpoint is of another variant, or a setting that changes
+                results in evaluation has another value.
         """
         found = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
         _say(compare(found, self), [self])
@@ -159,11 +159,11 @@ def compare(found: Mapping[str, Tensor], mark: VariantMark) -> list[str]:
         other = found[name].to("cpu", torch.float32)
         if mine.shape == other.shape and torch.allclose(mine, other, rtol=_SAME, atol=1e-12):
             continue
-        trained = other.tolist()
-        told = f"the checkpoint was trained with {spell(name)} {_shown(trained)}, this model has "
+        number = other.tolist()
+        told = f"the checkpoint was trained with {spell(name)} {_shown(number)}, this model has "
         told += _shown(value)
         if name not in mark.training_only:
-            raise RefusedCheckpoint(f"{told}: {_remedy(mark, name, trained)}, or {mark.advice}")
+            raise RefusedCheckpoint(f"{told}: {_remedy(mark, name, number)}, or {mark.advice}")
         warnings.append(told)
     return warnings
 

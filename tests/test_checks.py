@@ -46,7 +46,7 @@ def test_a_switch_is_true_or_false_as_a_word_would_count_as_on(value):
         lambda: RandomPositions(9.0, spread=value),
         lambda: Augmentation(mean_normalize=value),
     ):
-        with pytest.raises(ValueError, match="option|spread|mean_normalize"):
+        with pytest.raises(ValueError, match=r"option|spread|mean_normalize"):
             refused()
 
 

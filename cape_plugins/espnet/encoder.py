@@ -30,6 +30,7 @@ from cape_plugins.added import Table
 from cape_plugins.attention import PositionalAttention
 from cape_plugins.checks import check_values, is_number, is_traced
 from cape_plugins.espnet.attention import CapeMultiHeadedAttention, MultiHeadedAttention
+from cape_plugins.espnet.loading import prepare_loading
 from cape_plugins.espnet.options import (
     ESPNET_REL_POS,
     HOST,
@@ -41,7 +42,6 @@ from cape_plugins.espnet.options import (
     encoder_conf,
     parameters,
 )
-from cape_plugins.espnet.loading import prepare_loading
 from cape_plugins.espnet.padding import hide_padding, replace
 from cape_plugins.module import Positions
 from cape_plugins.positions import exact, frame_times, widest

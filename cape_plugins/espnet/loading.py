@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-
 from cape_plugins.added import Table
 from cape_plugins.espnet.options import ESPNET_REL_POS
 from cape_plugins.mark import RefusedCheckpoint, compare_first, variant_of
