@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import cape_plugins
-from cape_plugins import Augmentation, RandomPositions, sinusoid_1d, token_positions
+from cape_plugins import RandomPositions, sinusoid_1d, token_positions
 from cape_plugins.checks import check_count, check_positive, check_switch, is_number
+from cape_support import cape
 
 
 @pytest.mark.parametrize("value", [5, 0.5, np.float32(5), np.float64(5), np.int64(5)])
@@ -25,7 +26,7 @@ def test_what_else_looks_like_one_is_none(value):
 
 def test_options_take_numbers_of_numpy():
     five = np.float32(5)
-    assert Augmentation(max_global_shift=five).draw(3).shift.abs().max() <= 5
+    assert cape(max_global_shift=five).draw(3).shift.abs().max() <= 5
     assert RandomPositions(five).range == (0.0, 5.0)
     embedding = sinusoid_1d(token_positions([3]), 8, base=np.float32(100), frequency_scale=five)
     assert embedding.equal(sinusoid_1d(token_positions([3]), 8, base=100.0, frequency_scale=5.0))
@@ -44,7 +45,7 @@ def test_a_switch_is_true_or_false_as_a_word_would_count_as_on(value):
     for refused in (
         lambda: check_switch("option", value),
         lambda: RandomPositions(9.0, spread=value),
-        lambda: Augmentation(mean_normalize=value),
+        lambda: cape(mean_normalize=value),
     ):
         with pytest.raises(ValueError, match=r"option|spread|mean_normalize"):
             refused()
