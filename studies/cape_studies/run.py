@@ -185,8 +185,8 @@ def show(plan: Plan) -> None:
 
     def prepare(one: Prepared) -> dict[str, Any]:
         step(f"prepare {one.folder}", one.done(), one.command)
-        facts = not one.done() and not one.before and plan.study.answer and len(plan.data)
-        return seen(one) if facts else {}
+        chooses = plan.study.answer and plan.data and not one.before
+        return seen(one) if chooses and not one.done() else {}
 
     plan.prepare(prepare)
     for run in plan.runs():

@@ -2,11 +2,15 @@
 
 import os
 import shutil
+import sys
 import threading
 import time
 
 import pytest
 from counting import HERE, STUDY, at_its_gate, begins, runs
+
+from cape_support import ROOT
+from cape_support import run as run_script
 
 GATES = "FACTS_GATE", "COUNT_GATE", "TEST_GATE"  # in a preparation, a training, a test
 #: the steps of a training are the sum of what the files of class a hold
@@ -171,3 +175,10 @@ def test_a_study_of_a_users_data_ends_with_its_answer(cape_run, data, tmp_path):
     said = cape_run("--data", str(data), **WORDS, **ANSWER)
     assert "As in training: few " in said
     assert said.splitlines()[-1] == str(tmp_path / "out" / "counting" / "report" / "index.html")
+
+
+def test_the_benchmark_of_names_runs():
+    options = ["--classes", "2", "--images", "3", "--rounds", "1"]
+    status, said = run_script(sys.executable, ROOT / "benchmarks" / "names.py", *options)
+    assert status == 0
+    assert said.startswith("6 names in ")
