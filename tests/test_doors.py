@@ -17,6 +17,7 @@ from cape_support import ROOT
 PAGE = (ROOT / "docs" / "other-doors.md").read_text()
 PLAIN, OWN = "Plain PyTorch", "Attention of your own: rope, alibi, relpos"
 CACHE = "A decoder with a cache"
+CHECKPOINTS = "Checkpoints"
 CAPE1D = "Coming from gcambara/cape"
 ROTARY = "Coming from rotary-embedding-torch or x-transformers"
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, flags=re.S | re.M))
@@ -78,7 +79,7 @@ def trained(encoder: nn.Module, batches: int) -> nn.Module:
 
 
 def test_every_door_is_tested_or_closed():
-    doors = {PLAIN, OWN, CACHE, CAPE1D, ROTARY, "SpeechBrain", "transformers", "NeMo"}
+    doors = {PLAIN, OWN, CACHE, CHECKPOINTS, CAPE1D, ROTARY, "SpeechBrain", "transformers", "NeMo"}
     assert set(SECTIONS) == doors
     assert not blocks("NeMo")
 
@@ -322,6 +323,16 @@ def test_speechbrain_builds_and_trains_it_from_a_recipe(speechbrain):
     assert not torch.equal(first, second)  # it augments
     _, padding = names["with_positions"](position, features[30:34], relative[30:34])
     assert padding.sum(dim=1).tolist() == [0, 0, 8, 8]
+
+
+def test_a_checkpoint_of_another_variant_leaves_the_model_as_it_was():
+    kind = own()["OwnAttention"]
+    model, other = kind("rope"), kind("alibi")
+    run(CHECKPOINTS, model=model)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    with pytest.raises(ValueError, match="alibi"):
+        model.load_state_dict(other.state_dict())
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
 
 
 def test_transformers_knows_the_names_trains_saves_and_loads(tmp_path, monkeypatch):
