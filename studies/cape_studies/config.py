@@ -133,6 +133,8 @@ class Answer(Part):
     floor: str = "nopos"  # variant without positions, which others must beat
     within: str  # words for the conditions seen in training
     beyond: dict[str, str]  # evaluation → words for its other conditions
+    by: dict[str, str] = {}  # evaluation → words that follow both, where several test the same
+    same_items: bool = False  # whether all conditions are tested on the same items
     chance: float | None = None  # score of who always says the most frequent class, or nothing
     found: str | None = None  # what the data hold, in a sentence
 
@@ -190,7 +192,8 @@ class Study(Part):
         known("report.metric", [about.metric], metrics)
         known("report.x", filter(None, [about.x]), metrics)
         about.y_label, about.title = about.y_label or about.metric, about.title or self.title
-        known("answer.beyond", self.answer.beyond if self.answer else (), self.evaluations)
+        for name in ("beyond", "by"):
+            known(f"answer.{name}", getattr(self.answer, name, ()), self.evaluations)
         return self
 
 
