@@ -88,7 +88,7 @@ def prepare(
         found=(
             f"{len(found.train)} classes, {many:,} images to train on and {few:,} to test "
             f"({found.how}), median shorter side {shorter:g} pixels. Trained at {side} × {side} "
-            f"pixels in patches of {patch}, {updates:,} updates, about {updates / each:.3g} epochs"
+            f"pixels in patches of {patch}, {updates:,} updates, {facts.passes(updates / each)}"
         ),
         majority=round(100 * max(map(len, found.test.values())) / few, 2),
         **own | {"side": side, "patch": patch},

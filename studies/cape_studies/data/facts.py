@@ -27,3 +27,8 @@ def write(out: Path, **facts: Fact) -> None:
     text = yaml.safe_dump(facts, allow_unicode=True, sort_keys=False, width=100)
     (out / "facts.yaml").write_text(text, encoding="utf-8")
     print(facts["found"], flush=True)
+
+
+def passes(number: float) -> str:
+    """So many passes over the data, in words: ``about 8.33 epochs``, ``about 2,260 epochs``."""
+    return f"about {number:{',.0f' if number >= 100 else '.3g'}} epochs"
