@@ -91,7 +91,7 @@ def prepare(
             f"pixels in patches of {patch}, {updates:,} updates, {facts.passes(updates / each)}"
         ),
         majority=round(100 * max(map(len, found.test.values())) / few, 2),
-        **own | {"side": side, "patch": patch},
+        **own | {"side": side, "patch": patch, "grid": side // patch},
         **dict(zip(("embed_dim", "depth", "num_heads"), shape, strict=True)),
         updates=updates,
         resolutions=[*dict.fromkeys(math.ceil(one * side / patch) * patch for one in SCALES)],
