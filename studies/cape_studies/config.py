@@ -39,9 +39,8 @@ from pydantic import (
 
 from cape_studies import hosts
 from cape_studies.command import said
+from cape_studies.hosts import Options
 from cape_studies.options import once
-
-Options = dict[str, Any]
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -159,6 +158,7 @@ class Study(Part):
     evaluations: Parts[Evaluation] = Field(min_length=1)  # by name; null leaves one out
     report: Report = Field({}, validate_default=True)
     answer: Answer | None = None
+    large: bool = False  # as large as in the paper: cape-run --list shows it last
     quick: dict[str, Any] = {}  # changes that --quick makes
 
     @model_validator(mode="after")
