@@ -258,6 +258,10 @@ def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> 
                 text = said(error, None).partition(" Config search path")[0]
                 if key := re.match(r"Could not (?:override|delete from config.) '([^']+)'", text):
                     text = _no_key(key[1], make()) or text
+                elif text.startswith("Error merging override") and error.__cause__:
+                    text += f": {said(error.__cause__)}"
+                    if key := re.match(r"Error merging override \+([^=]+)=", text):
+                        text = f"there is {key[1]} already: {key[1]}=… changes it"
                 raise ValueError(f"{path}: {text}") from error
     except (OmegaConfBaseException, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{path}, or a YAML that it names: {said(error, None)}") from error

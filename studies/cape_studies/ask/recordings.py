@@ -48,8 +48,10 @@ def own_test(names: Iterable[str], speaker: str | None = None) -> tuple[set[str]
         train, test = (next((n for n in few if n in tops), None) for few in (TRAINS, TESTS))
         if train is None or test is None:
             return set(), set(), ""
-        parts = ({n for n in names if n.startswith(f"{tops[one]}/")} for one in (train, test))
-        return *parts, f"tested on those in {tops[test]}/"
+        to_train, to_test = (
+            {name for name in names if name.startswith(f"{tops[part]}/")} for part in (train, test)
+        )
+        return to_train, to_test, f"tested on those in {tops[test]}/"
     try:
         found = {name: re.search(speaker, name) for name in names}
     except re.error as error:
@@ -60,10 +62,10 @@ def own_test(names: Iterable[str], speaker: str | None = None) -> tuple[set[str]
     if len(every) < 2:
         raise ValueError(f"speaker={speaker} finds one speaker, {', '.join(every)}: 2 are needed")
     held = sorted(drawn(every, max(1, len(every) // FEW))[0])
-    test = {name for name, one in of.items() if one in held}
+    to_test = {name for name, one in of.items() if one in held}
     shown = ", ".join(held[:SHOWN]) + (", …" if len(held) > SHOWN else "")
     how = f"tested on {len(held)} of {len(every)} speakers, of whom nothing is trained on: {shown}"
-    return {*names} - test, test, how
+    return {*names} - to_test, to_test, how
 
 
 def prepare(
