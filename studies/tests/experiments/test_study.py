@@ -93,6 +93,11 @@ def test_what_does_not_fit_is_named(path, change, message):
     assert "\n" not in str(error.value)
 
 
+def test_a_key_that_is_added_twice_is_named_with_what_to_type():
+    with pytest.raises(ValueError, match=r"there is options\.steps already: options\.steps=… "):
+        config.load(config.find("my_images"), ["+options.steps=9"])
+
+
 def test_changes_are_hydras_and_null_takes_a_part_away(path):
     changes = ["options.model-kwargs.depth=3", "seeds=[1,2]", "~prepare", "options.data-dir=null"]
     one = load(path, *changes, "evaluations.sizes.options.data='{photos}'")
