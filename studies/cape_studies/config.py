@@ -240,6 +240,8 @@ def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> 
         ValueError: it cannot be read or composed.
     """
     read_yaml(path)
+    # Hydra looks at a value that it replaces or adds to
+    OmegaConf.register_new_resolver("facts", lambda name: f"<{name}>", replace=True)
     store = ConfigStore.instance().store
     store("cape_study_keys", {"run": [], "seeds": [0], "options": {}, "report": {}})
     defaults = ["cape_study_keys", path.stem, "cape_study_quick", "_self_"]

@@ -347,14 +347,14 @@ class Plan:
             self.marks["recipe"] = digest(read_yaml(self.study.recipe))
         self.prepared: list[Prepared] = []
 
-    def prepare(self, make: Callable[[Prepared], object]) -> None:
+    def prepare(self, make: Callable[[Prepared], Mapping[str, Any] | None]) -> None:
         """Go through the preparations in their order, as one may need the facts of those before it.
 
-        ``make`` makes one; or fails, or shows it.
+        ``make`` makes one; or fails, or shows it. It may give facts of one that is not made.
         """
         for name in self.study.prepare:
             one = self._prepared(name, self.study.prepare[name])
-            make(one)
+            self.facts |= make(one) or {}
             self.prepared.append(one)
             self.places[name], self.marks[name] = str(one.folder), one.folder.name
             if (facts := one.folder / "facts.yaml").exists():

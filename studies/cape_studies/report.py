@@ -42,10 +42,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def show(options: ReportOptions) -> None:
-    """Write a report, and print its answers and its page."""
+    """Write a report; print its answers, its notes, and where the page is."""
     sections = [section(one) for one in read(options)]
     page = _write(sections, options.write or options.out / Path(str(options.study)).stem / "report")
-    print("\n\n".join([*(line for one in sections for line in one["said"]), str(page)]))
+    lines = []
+    for one in sections:
+        result: Result = one["result"]
+        lines += [result.study.title, *one["said"], *result.notes]
+    print("\n\n".join([*lines, str(page)]))
 
 
 def read(options: StudyOptions) -> list[Result]:

@@ -8,7 +8,9 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -184,13 +186,29 @@ def show(plan: Plan) -> None:
     def step(what: str, done: bool, words: Sequence[str]) -> None:
         print(f"# {what}{': done' if done else ''}\n{shlex.join(words)}")
 
-    plan.prepare(lambda one: step(f"prepare {one.folder}", one.done(), one.command))
+    def prepare(one: Prepared) -> dict[str, Any]:
+        step(f"prepare {one.folder}", one.done(), one.command)
+        chooses = plan.study.answer and plan.data and not one.before
+        return seen(one) if chooses and not one.done() else {}
+
+    plan.prepare(prepare)
     for run in plan.runs():
         step(f"train {run.folder}", run.note.exists(), run.train_command(run.trained))
         for name, test in run.tests.items():
             words = run.test_command(test, test.scores, test.folder / "items.csv")
             step(f"evaluate {name}", test.scores.exists(), words)
         print()
+
+
+def seen(one: Prepared) -> dict[str, Any]:
+    """The facts of a preparation that is not made, from one in a folder that goes again; none if it
+    fails."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch, one.folder.name)
+        words = [word.replace(str(one.folder), str(folder)) for word in one.command]
+        subprocess.run(words, capture_output=True)
+        facts = folder / "facts.yaml"
+        return config.read_yaml(facts) if facts.exists() else {}
 
 
 def do(options: RunOptions, plans: Sequence[Plan], pool: ThreadPoolExecutor) -> list[str]:

@@ -47,7 +47,7 @@ def digests(folder: Path) -> tuple[str, str]:
         OSError: a folder cannot be read.
     """
     contents, changes = hashlib.sha256(), hashlib.sha256()
-    todo = [(str(folder), "", (os.path.realpath(folder),))]
+    todo: list[tuple[str, str, tuple[str, ...]]] = [(str(folder), "", (os.path.realpath(folder),))]
     while todo:
         path, inside, above = todo.pop()
         with os.scandir(path) as there:

@@ -2,11 +2,15 @@
 
 import os
 import shutil
+import sys
 import threading
 import time
 
 import pytest
 from counting import HERE, STUDY, at_its_gate, begins, runs
+
+from cape_support import ROOT
+from cape_support import run as run_script
 
 GATES = "FACTS_GATE", "COUNT_GATE", "TEST_GATE"  # in a preparation, a training, a test
 #: the steps of a training are the sum of what the files of class a hold
@@ -151,3 +155,30 @@ def test_links_in_a_circle_and_to_nowhere_are_read(cape_run, data):
     (data / "b" / "up").symlink_to(data)
     (data / "b" / "nowhere").symlink_to(data / "gone")
     assert "few seed 0: done" in cape_run("--data", str(data), **WORDS)
+
+
+ANSWER = {"answer": {"floor": "few", "within": "as in training", "beyond": {}}, "host": "espnet"}
+
+
+def test_a_dry_run_looks_at_a_users_data_for_its_numbers_and_writes_nothing(
+    cape_run, data, tmp_path
+):
+    said = cape_run("--dry-run", "--data", str(data), **WORDS, **ANSWER)
+    assert "count.py --steps 5 " in said
+    assert not (tmp_path / "out").exists()
+    folder = said.split("# train ")[1].split()[0]
+    cape_run("--data", str(data), **WORDS, **ANSWER)
+    assert [str(one) for one in runs(tmp_path, "few")] == [folder]
+
+
+def test_a_study_of_a_users_data_ends_with_its_answer(cape_run, data, tmp_path):
+    said = cape_run("--data", str(data), **WORDS, **ANSWER)
+    assert "As in training: few " in said
+    assert said.splitlines()[-1] == str(tmp_path / "out" / "counting" / "report" / "index.html")
+
+
+def test_the_benchmark_of_names_runs():
+    options = ["--classes", "2", "--images", "3", "--rounds", "1"]
+    status, said = run_script(sys.executable, ROOT / "benchmarks" / "names.py", *options)
+    assert status == 0
+    assert said.startswith("6 names in ")

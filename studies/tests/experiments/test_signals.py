@@ -14,6 +14,7 @@ import yaml
 from counting import HERE, STUDY, at_its_gate, begins, runs, score
 
 from cape_studies import report
+from lab_support import refused
 
 CAPE_RUN = """
 import signal
@@ -83,17 +84,21 @@ def alive(session):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_sweep_that_is_killed_goes_on_from_the_hosts_checkpoint(tmp_path, number):
+def test_a_sweep_that_is_killed_goes_on_from_the_hosts_checkpoint(tmp_path, capsys, number):
     first = held(tmp_path, "run=[few]")
+    words = [str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), "run=[few]"]
+    (folder,) = runs(tmp_path, "few")
+    at = f"few seed 0 (step 3 of 12, loss 0.333; {folder / 'train.log'})"
+    assert f"Running: {at}" in refused(report.main, capsys, *words)
     for pid in alive(first) if number == signal.SIGKILL else [first.pid]:
         os.kill(pid, number)
     status(first)
     wait_for(lambda: not alive(first))
-    (folder,) = runs(tmp_path, "few")
+    assert f"Interrupted: {at}" in refused(report.main, capsys, *words)
     assert status(start(tmp_path, "run=[few]")) == 0
     assert begins(folder) == [0, 3]
     assert score(folder) == "12"
-    report.main([str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), "run=[few]"])
+    report.main(words)
     text = (tmp_path / "out" / "counting" / "report" / "table.md").read_text()
     assert "went on from a checkpoint: counting few seed 0." in text
 
@@ -106,9 +111,8 @@ def test_a_test_that_is_killed_shows_no_number_and_is_done_again(tmp_path, capsy
         os.kill(pid, number)
     status(first)
     words = [str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), "run=[few]"]
-    with pytest.raises(SystemExit):
-        report.main(words)
-    assert "Interrupted: few seed 0 (trained, in its tests; " in capsys.readouterr().err
+    line = refused(report.main, capsys, *words)
+    assert "Interrupted: few seed 0 (trained, in its tests; " in line
     assert status(start(tmp_path, "run=[few]")) == 0
     (folder,) = runs(tmp_path, "few")
     assert (begins(folder), score(folder)) == ([0], "12")
