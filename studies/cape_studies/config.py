@@ -225,6 +225,10 @@ def studies_of(path: Path) -> list[Path]:
     return [path.parent / f"{name}.yaml" for name in names] if isinstance(names, list) else [path]
 
 
+#: what Hydra says where +KEY=… is there already, the former if its value is not known yet
+ADDED_TWICE = r"(?:Error merging override \+|Could not append .*already at ')([^=']+)"
+
+
 def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> DictConfig:
     """The config that Hydra makes from a study's YAML, its defaults list and overrides.
 
@@ -260,10 +264,10 @@ def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> 
                 text = said(error, None).partition(" Config search path")[0]
                 if key := re.match(r"Could not (?:override|delete from config.) '([^']+)'", text):
                     text = _no_key(key[1], make()) or text
-                elif text.startswith("Error merging override") and error.__cause__:
+                elif key := re.match(ADDED_TWICE, text):
+                    text = f"there is {key[1]} already: {key[1]}=… changes it"
+                elif error.__cause__:
                     text += f": {said(error.__cause__)}"
-                    if key := re.match(r"Error merging override \+([^=]+)=", text):
-                        text = f"there is {key[1]} already: {key[1]}=… changes it"
                 raise ValueError(f"{path}: {text}") from error
     except (OmegaConfBaseException, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{path}, or a YAML that it names: {said(error, None)}") from error

@@ -87,7 +87,7 @@ def test_hydra_is_left_as_fairseqs_own_calls_want_it(path):
         ("seed=[1]", "there is no seed: the study has cost, "),
         ("seeds=[1", "at input '[1'"),
         ("seeds", "Error parsing override 'seeds'"),
-        ("+options.side=9", "An item is already at 'options.side'"),
+        ("+options.side=9", "there is options.side already: options.side=…"),
         ("+options.x=${nowhere}", "Interpolation key 'nowhere' not found"),
     ],
 )
