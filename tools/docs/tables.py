@@ -35,6 +35,7 @@ from cape_studies.compare import Scores, every
 from cape_studies.evaluate.output import made
 from cape_studies.results import NO_ITEMS, Result
 from cape_studies.scores import PARTS, read
+from cape_studies.stats import ITEMS
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "docs"
@@ -318,6 +319,25 @@ def of_intervals() -> str:
     return table(["%", *(f"{part}, {trainings} seeds" for part, trainings in shown)], rows)
 
 
+def of_answers() -> str:
+    """How often answers say "worse" wrongly, or find what is worse, by the same script."""
+    found = pd.read_csv(MEASURED / "answers.csv")
+    found = found[(found["variants"] == 7) & (found["items"] >= ITEMS)]
+    shares = "by_trainings", "wrong", "found_5", "found_10"
+    rows = [
+        [
+            *(f"{one[name]:g}" for name in ("items", "right")),
+            f"{100 * one['agree']:.0f}",
+            f"{one['trainings']:g}",
+            *(cell(100 * one[name], 1) for name in shares),
+        ]
+        for _, one in found.iterrows()
+    ]
+    heads = ["test items", "right, %", "two trainings agree on, %", "seeds"]
+    heads += ["wrong by trainings alone, %", "wrong, %"]
+    return table([*heads, "found: 5 points, %", "found: 10 points, %"], rows)
+
+
 def cell(value: float | None, decimals: int) -> str:
     """As text; nothing where nothing was measured."""
     return "" if value is None or pd.isna(value) else f"{value:.{decimals}f}"
@@ -437,6 +457,7 @@ def filled(text: str, items: bool = False) -> str:
             "conformer": of_conformer,
             "scores": of_scores,
             "intervals": of_intervals,
+            "answers": of_answers,
             "answer": of_answer,
         }
         return f"<!-- {name} -->\n{own[name]()}<!-- -->"
