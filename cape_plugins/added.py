@@ -67,7 +67,9 @@ class Table(Added):
         """Rows of the table at positions (1 or B, N, 1)."""
         positions, rows = positions[..., 0] / self.sizes.spacing, self.table.shape[0]
         padding = positions.isnan()
-        index = positions.masked_fill(padding, 0.0).round().long()  # (B, N)
+        # A frame of an even number of frames stands between two: 1.5, 2.5, … tokens. round() takes
+        # both to 2. Here halves go up, those that arithmetic has made a little smaller too.
+        index = (positions.masked_fill(padding, 0.0) + 0.501).floor().long()  # (B, N)
         if self.overflow == "wrap":
             index = index.remainder(rows)
         rule = f"abspos has positions 0 … {rows - 1} (give it a larger abspos_context, or shorten "

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cape_plugins import fused
-from cape_plugins.checks import check_count, check_values, is_number, is_traced
+from cape_plugins.checks import check_count, check_switch, check_values, is_number, is_traced
 from cape_plugins.options import POSITION, check_asked, option
 from cape_plugins.positions import Device, Generator, widest
 
@@ -119,8 +119,7 @@ class DistanceAugmentation(AsGiven):
         check_asked(self)
         _check_number("max_global_shift", self.shift, least=0.0)
         _check_number("max_global_scale", self.max_global_scale, least=1.0)
-        if not isinstance(self.mean_normalize, bool):
-            raise ValueError(f"mean_normalize must be True or False, got {self.mean_normalize!r}")
+        check_switch("mean_normalize", self.mean_normalize)
         _check_local_shift(self.max_local_shift)
 
     def draw(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -28,10 +28,16 @@ def check_count(name: str, value: Any, *, least: int = 1) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a setting is a finite real number."""
-    # not `float | int`: Dynamo of torch 2.5 cannot trace a union
-    is_real = isinstance(value, (float, int)) and not isinstance(value, bool)
-    return is_real and -math.inf < value < math.inf
+    """Whether a setting is a finite real number; those of NumPy are."""
+    # no union: Dynamo of torch 2.5 cannot trace one
+    is_real = isinstance(value, (float, int, Real))
+    return is_real and not isinstance(value, bool) and -math.inf < value < math.inf
+
+
+def check_switch(name: str, value: Any) -> None:
+    """Raise ValueError unless the value is True or False: ``"off"`` would count as on."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
 def check_values(values: Tensor, ok: Callable[[], Tensor], rule: str) -> None:

@@ -6,11 +6,13 @@ weights cannot change a key. Settings are scalars under their own names.
     >>> mark = VariantMark("cape", {"max_global_shift": 5.0, "frequency_scale": 1.0}, TRAINING)
     >>> mark.state_dict().keys()
     odict_keys(['variant_cape', 'max_global_shift', 'frequency_scale'])
-    >>> _ = mark.load_state_dict(weights)   # ValueError if another variant made them
+    >>> _ = mark.load_state_dict(weights)   # RefusedCheckpoint if another variant made them
+    >>> compare_first(model)                # … before anything of the model has changed
 """
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 import torch
@@ -20,6 +22,10 @@ _VARIANT = "variant_"
 # How far arithmetic on weights may move a number: an exponential moving average in float32 with
 # decay d is off by up to 6e-8 / (1 - d) of it, 6e-4 with 0.9999. In bfloat16 a step is 4e-3.
 _SAME = 8e-3
+
+
+class RefusedCheckpoint(ValueError):
+    """Weights are of another variant, or of other settings, than the model that loads them."""
 
 
 class VariantMark(nn.Module):
@@ -36,7 +42,13 @@ class VariantMark(nn.Module):
             evaluation. Another value of the rest is an error.
         spell: writes an option's name as the host's users type it.
         advice: what to do about another variant's checkpoint, besides building that variant.
+
+    Attributes:
+        remedy: (option, the checkpoint's value) → what a user does to build the model that it
+            fits, where that is not to set the value.
     """
+
+    remedy: Callable[[str, Any], str | None] | None = None
 
     def __init__(
         self,
@@ -51,6 +63,9 @@ class VariantMark(nn.Module):
         self.spell, self.advice = spell, advice
         self.settings = {k: v for k, v in settings.items() if _is_numeric(v)}
         self.words = {k: v for k, v in settings.items() if isinstance(v, str)}
+        # Warnings are given once for a model and its copies: a host loads a checkpoint into both
+        # halves of a model, or into the average of its weights too.
+        self._said: set[str] = set()
         self._fill(None)
 
     def _fill(self, device: torch.device | None) -> None:
@@ -72,37 +87,70 @@ class VariantMark(nn.Module):
         """Compare with a checkpoint's entries; one without a mark is not compared.
 
         Raises:
-            ValueError: the checkpoint is of another variant, or a setting that changes results in
-                evaluation has another value.
+            RefusedCheckpoint: the checkpoint is of another variant, or a setting that changes
+                results in evaluation has another value.
         """
         found = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
-        compare(found, self)
+        _say(compare(found, self), [self])
         here = getattr(self, _VARIANT + self.pos)
         if local.get("assign_to_params_buffers"):  # then a model may leave the meta device
             here = found.get(_VARIANT + self.pos, torch.empty(0, device="cpu"))
         self._fill(here.device)  # torch.distributed.checkpoint has loaded into its entries
 
 
-def compare(found: Mapping[str, Tensor], mark: VariantMark) -> None:
+def compare_first(model: nn.Module) -> None:
+    """Let a model compare all marks in it before its ``load_state_dict`` copies anything.
+
+    Without this, a mark compares when its turn comes: a checkpoint that it refuses has then changed
+    the modules before it. Entries that a checkpoint lacks are not compared, so parts of one load.
+    """
+    model.register_load_state_dict_pre_hook(_compare_all)
+
+
+def _compare_all(model: nn.Module, entries: Mapping[str, Any], prefix: str, *_: Any) -> None:
+    marks, warnings = [], set()
+    for name, mark in model.named_modules(prefix=prefix.rstrip(".")):
+        if isinstance(mark, VariantMark):
+            marks.append(mark)
+            before = f"{name}." if name else ""
+            found = {k.removeprefix(before): v for k, v in entries.items() if k.startswith(before)}
+            warnings |= {*compare(found, mark)}
+    _say(warnings, marks)
+
+
+def _say(warnings: Iterable[str], marks: Iterable[VariantMark]) -> None:
+    """Log warnings that no mark has given, as given by all of them."""
+    said = set().union(*(mark._said for mark in marks))
+    for warning in sorted({*warnings} - said):
+        logging.getLogger(__name__).warning(warning)
+    for mark in marks:
+        mark._said |= {*warnings}
+
+
+def compare(found: Mapping[str, Tensor], mark: VariantMark) -> list[str]:
     """Compare the entries of a checkpoint's mark with a model's.
 
+    Returns:
+        Warnings: settings with another value that change nothing in evaluation.
+
     Raises:
-        ValueError: as :class:`VariantMark` says when weights load.
+        RefusedCheckpoint: as when a :class:`VariantMark` loads weights.
     """
-    spell = mark.spell
+    spell, warnings = mark.spell, []
     # two names: of two variants that somebody put together (ESPnet's --init_param does)
     named = [key.removeprefix(_VARIANT) for key in found if key.startswith(_VARIANT)]
     if theirs := [pos for pos in named if pos != mark.pos]:
-        raise ValueError(
+        raise RefusedCheckpoint(
             f"the checkpoint was trained with {spell('pos')} {theirs[0]}, this model has "
-            f"{mark.pos}: set {spell('pos')} {theirs[0]}, or {mark.advice}"
+            f"{mark.pos}: {_remedy(mark, 'pos', theirs[0])}, or {mark.advice}"
         )
     for name, word in mark.words.items():
         kept = [key for key in found if key.startswith(f"{name}=")]
         if kept and _key_of(name, word) not in kept:
-            raise ValueError(
-                f"the checkpoint was trained with {spell(name)} {kept[0].partition('=')[2]}, this "
-                f"model has {word}: set the former, or {mark.advice}"
+            trained = kept[0].partition("=")[2]
+            raise RefusedCheckpoint(
+                f"the checkpoint was trained with {spell(name)} {trained}, this model has {word}: "
+                f"{_remedy(mark, name, trained)}, or {mark.advice}"
             )
     for name, value in mark.settings.items():
         if name not in found or found[name].is_meta:
@@ -111,11 +159,19 @@ def compare(found: Mapping[str, Tensor], mark: VariantMark) -> None:
         other = found[name].to("cpu", torch.float32)
         if mine.shape == other.shape and torch.allclose(mine, other, rtol=_SAME, atol=1e-12):
             continue
-        told = f"the checkpoint was trained with {spell(name)} {_shown(other.tolist())}, this "
-        told += f"model has {_shown(value)}"
+        number = other.tolist()
+        told = f"the checkpoint was trained with {spell(name)} {_shown(number)}, this model has "
+        told += _shown(value)
         if name not in mark.training_only:
-            raise ValueError(f"{told}: set {_shown(other.tolist())}, or {mark.advice}")
-        logging.getLogger(__name__).warning(told)
+            raise RefusedCheckpoint(f"{told}: {_remedy(mark, name, number)}, or {mark.advice}")
+        warnings.append(told)
+    return warnings
+
+
+def _remedy(mark: VariantMark, name: str, trained: Any) -> str:
+    told = None if mark.remedy is None else mark.remedy(name, trained)
+    value = trained if isinstance(trained, str) else _shown(trained)
+    return told or f"set {mark.spell(name)} {value}"
 
 
 def variant_of(entries: Iterable[str]) -> str | None:
@@ -133,7 +189,7 @@ def _key_of(name: str, word: str) -> str:
 
 def _is_numeric(value: Any) -> bool:
     parts = value if isinstance(value, tuple | list) else (value,)
-    return bool(parts) and all(isinstance(one, (int, float)) for one in parts)
+    return bool(parts) and all(isinstance(one, Real) for one in parts)
 
 
 def _shown(value: Any) -> str:

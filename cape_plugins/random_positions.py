@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from cape_plugins.augment import AsGiven, Draw, LocalShift, uniform
-from cape_plugins.checks import is_number
+from cape_plugins.checks import check_switch, is_number
 from cape_plugins.options import POSITION, check_asked, option
 from cape_plugins.positions import Generator
 
@@ -50,6 +50,7 @@ class RandomPositions(AsGiven):
 
     def __post_init__(self) -> None:
         check_asked(self)
+        check_switch("spread", self.spread)
         low, high = self.range
         if not (is_number(low) and is_number(high) and low < high):
             raise ValueError(

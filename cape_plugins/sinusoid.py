@@ -20,7 +20,13 @@ from torch import Tensor
 
 from cape_plugins import fused
 from cape_plugins.added import Added
-from cape_plugins.checks import check_count, check_positions, check_positive, is_traced
+from cape_plugins.checks import (
+    check_count,
+    check_positions,
+    check_positive,
+    is_number,
+    is_traced,
+)
 from cape_plugins.options import option
 from cape_plugins.positions import at_least_float32, exact, widest
 
@@ -198,6 +204,6 @@ def check_dim(dim: int) -> None:
 def check_frequencies(base: float, frequency_scale: float) -> None:
     """Raise ValueError unless ``base`` > 1 and ``frequency_scale`` > 0, both finite."""
     if not is_traced():  # they may be symbolic; eager code and the modules' constructors checked
-        if not (math.isfinite(base) and base > 1):
-            raise ValueError(f"base must be finite and > 1, got {base}")
+        if not (is_number(base) and base > 1):
+            raise ValueError(f"base must be a finite number > 1, got {base!r}")
         check_positive("frequency_scale", frequency_scale)

@@ -89,6 +89,26 @@ def test_the_mean_of_many_tokens_is_taken_in_float64():
     assert (moved(cape(), positions).double() - exact).abs().max() < 5e-4
 
 
+def test_positions_as_large_as_the_time_of_day_are_centred_to_the_millisecond():
+    """In float32 neighbours of 1.7e9 are 128 apart."""
+    seconds = 1.7e9 + 0.03 * torch.arange(1000, dtype=torch.float64)[None]
+    exact = 0.03 * (torch.arange(1000, dtype=torch.float64)[None] - 499.5)
+    torch.testing.assert_close(moved(cape(), seconds), exact, rtol=0, atol=1e-3)
+
+
+def test_each_axis_may_have_its_own_local_shift():
+    """As images that are no squares have."""
+    zeros, still = torch.zeros(3, 2000, 2), Draw(torch.zeros(3, 2), torch.ones(3))
+    for bounds in ((0.3, 0.1), (0.0, 0.2)):
+        augmentation = cape(max_local_shift=bounds, mean_normalize=False)
+        drawn = moved(augmentation, zeros, still, generator=seeded())
+        for axis, bound in enumerate(bounds):
+            assert drawn[..., axis].abs().max() <= bound
+            torch.testing.assert_close(
+                drawn[..., axis].std(), torch.tensor(bound / 3**0.5), rtol=0.03, atol=0
+            )
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [

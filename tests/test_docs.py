@@ -25,6 +25,7 @@ def given(module: str) -> dict[str, object]:
     made = dict(query=query, key=key, value=value, content=content, x=content, lengths=lengths)
     made |= dict(mask=torch.ones(2, 1, 1, tokens).bool(), TRAINING=(), weights={})
     made |= dict(positions=token_positions(lengths)[:1, :, None], torch=torch, Fire=cape_fire.Fire)
+    made |= dict(model=torch.nn.Identity())
     # the installed package has done it
     return made | dict(register_variant=lambda name, variant: None)
 

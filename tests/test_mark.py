@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from cape_plugins.mark import VariantMark, variant_of
+from cape_plugins.mark import VariantMark, compare_first, variant_of
 from cape_support import OURS, SEQUENCES, build
 
 TRAINING = dict(max_global_shift=5.0, max_local_shift=0.5, max_global_scale=1.4)
@@ -121,6 +121,56 @@ def test_a_checkpoint_may_have_fewer_settings_or_more():
     del fewer["positions.mark.max_global_shift"]
     Model().load_state_dict(fewer)
     Model().load_state_dict({**fewer, "positions.mark.of_later_version": torch.ones(())})
+
+
+def test_parts_of_a_checkpoint_load_and_are_compared_as_far_as_they_go():
+    state = Model("alibi", alibi_unit=0.5).state_dict()
+    marks = [name for name in state if ".mark." in name]
+    assert len(marks) > 1
+    for part in (["layer.weight"], *([name] for name in marks)):
+        some = {name: state[name] for name in part}
+        Model("alibi", alibi_unit=0.5).load_state_dict(some, strict=False)
+    with pytest.raises(ValueError, match="--pos alibi"):
+        Model("cape").load_state_dict({name: state[name] for name in marks}, strict=False)
+
+
+def test_a_model_that_compares_first_is_unchanged_by_a_checkpoint_that_it_refuses():
+    """Wherever its positions are, and where it is a part of another model."""
+    other = {name: each + 1 for name, each in Model("sinpos").state_dict().items()}
+    for whole, prefix in ((nn.Identity(), ""), (nn.ModuleDict({"part": Model()}), "part.")):
+        part = whole.part if prefix else Model()
+        model = whole if prefix else part
+        compare_first(part)
+        before = copy.deepcopy(model.state_dict())
+        with pytest.raises(ValueError, match="--pos sinpos"):
+            model.load_state_dict({prefix + name: each for name, each in other.items()})
+        assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+def test_a_warning_is_given_once_for_both_halves_of_a_model_and_for_its_copies(said):
+    state = nn.ModuleList([Model(max_global_shift=3.5), Model(max_global_shift=3.5)]).state_dict()
+    model = nn.ModuleList([Model(), Model()])
+    compare_first(model)
+    model.load_state_dict(state)
+    copy.deepcopy(model).load_state_dict(state)  # the average of a model's weights is a copy
+    assert len(said.records) == 1
+
+
+def test_numbers_of_numpy_are_kept_as_numbers_are():
+    numpy = pytest.importorskip("numpy")
+    state = Model(frequency_scale=numpy.float32(30)).state_dict()
+    Model(frequency_scale=30.0).load_state_dict(state)
+    with pytest.raises(ValueError, match="--frequency_scale 30"):
+        Model().load_state_dict(state)
+
+
+def test_a_host_says_what_to_build_where_nobody_sets_the_option():
+    model = Model("rope")
+    model.positions.mark.remedy = lambda option, trained: f"take {trained}!" * (option == "pos")
+    with pytest.raises(ValueError, match="take cape!"):
+        model.load_state_dict(Model("cape").state_dict())
+    with pytest.raises(ValueError, match="set --frequency_scale 2"):
+        model.load_state_dict(Model("rope", frequency_scale=2.0).state_dict())
 
 
 def test_weights_that_somebody_put_together_of_two_variants_are_refused():

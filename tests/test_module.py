@@ -203,6 +203,14 @@ def test_only_cape_draws_what_sequences_share_and_only_in_training(pos, axes):
     assert module.eval().draw(3, torch.device("cpu")) is None
 
 
+def test_what_sequences_share_is_drawn_from_the_generator_that_is_given():
+    module, device = build("cape").train(), torch.device("cpu")
+    first, second = (module.draw(3, device, seeded(5)) for _ in range(2))
+    assert torch.equal(first.shift, second.shift)
+    assert torch.equal(first.scale, second.scale)
+    assert not torch.equal(first.scale, module.draw(3, device, seeded(6)).scale)
+
+
 def test_two_sequences_with_one_draw_share_shift_and_scale():
     cape = Positions("cape", dim=8, max_global_shift=5.0, max_local_shift=0.0, mean_normalize=False)
     draw = Draw(shift=torch.tensor([[3.0], [-1.0]]), scale=torch.tensor([1.25, 0.8]))

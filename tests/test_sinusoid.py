@@ -93,8 +93,9 @@ def test_an_odd_or_empty_dim_is_refused(dim):
 
 def test_other_bad_input_is_refused_by_name():
     assert sinusoid_1d(torch.ones(1), 4, base=1.5).isfinite().all()
-    with pytest.raises(ValueError, match="base"):
-        sinusoid_1d(torch.zeros(2), 4, base=1.0)
+    for base in (1.0, "10000", None, math.inf):
+        with pytest.raises(ValueError, match="base"):
+            sinusoid_1d(torch.zeros(2), 4, base=base)
     with pytest.raises(ValueError, match="positions"):
         sinusoid_2d(torch.zeros(2, 3), 4)
     with pytest.raises(ValueError, match="positions"):

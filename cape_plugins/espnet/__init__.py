@@ -48,6 +48,7 @@ def _register_with(task: ModuleType) -> bool:
         )
 
     from cape_plugins.espnet import encoder
+    from cape_plugins.espnet.loading import keep_config
     from cape_plugins.espnet.paper.batches import build_task_iter_factory
     from cape_plugins.espnet.paper.frontend import CapeFbank
     from cape_plugins.espnet.paper.model import CapeASRModel
@@ -71,6 +72,8 @@ def _register_with(task: ModuleType) -> bool:
     # AbsTask leaves this method to its tasks and ASRTask has none; `iterator_type: task` calls it
     if "build_task_iter_factory" not in vars(asr_task):
         asr_task.build_task_iter_factory = classmethod(build_task_iter_factory)
+    if hasattr(asr_task, "main_worker"):  # espnet3's has none
+        keep_config(asr_task)
     return True
 
 

@@ -30,6 +30,7 @@ from cape_plugins.added import Table
 from cape_plugins.attention import PositionalAttention
 from cape_plugins.checks import check_values, is_number, is_traced
 from cape_plugins.espnet.attention import CapeMultiHeadedAttention, MultiHeadedAttention
+from cape_plugins.espnet.loading import prepare_loading
 from cape_plugins.espnet.options import (
     ESPNET_REL_POS,
     HOST,
@@ -111,6 +112,7 @@ class InSeconds(AbsEncoder):
         self.positions: Positions | None = None
         if self.pos != ESPNET_REL_POS:
             self._install_positions(of_variant, own, conf.attention_heads)
+        prepare_loading(self)
 
     def _adapt(self, conf: Any, front: nn.Module | None) -> None:
         """Change ESPnet's encoder as every ``pos`` needs it."""

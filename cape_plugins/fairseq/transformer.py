@@ -45,7 +45,7 @@ from cape_plugins.fairseq.options import (
 from cape_plugins.fairseq.positions import positions_in_batch, prepend_bos
 from cape_plugins.fairseq.source_scale import count_source_scale
 from cape_plugins.fairseq.start import check_start, settle
-from cape_plugins.mark import variant_of
+from cape_plugins.mark import compare_first, variant_of
 from cape_plugins.ranks import generator_of_rank
 
 # key of the encoder's output: [shift (B, 1), scale (B,)] in training with cape, else absent
@@ -305,7 +305,9 @@ class FairseqCapeModel:
         # so that fairseq builds no positions of its own
         options = {**plain_options(cfg), "no_token_positional_embeddings": True}
         config = TransformerConfig.from_namespace(Namespace(**options))
-        return super().build_model(config, task)  # type: ignore[misc]
+        model = super().build_model(config, task)  # type: ignore[misc]
+        compare_first(model)
+        return model
 
     @one_line()
     def load_state_dict(

@@ -24,4 +24,15 @@ def register() -> None:
         ) from error
 
 
+def list_models(filter: str | list[str] = "") -> list[str]:
+    """The names of our models, as ``timm.list_models`` gives them with timm's.
+
+    ``filter`` has timm's wildcards: ``"*tiny*"``.
+    """
+    import timm
+
+    names = timm.list_models(filter)
+    return [name for name in names if timm.model_entrypoint(name).__module__.startswith(__name__)]
+
+
 register()

@@ -1,6 +1,7 @@
 """Positions inside the self-attention of timm's blocks, which get them as an argument."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from cape_plugins.attention import Given, PositionalAttention
 from cape_plugins.module import Positions
 from cape_plugins.timm.loading import is_positional
 from cape_plugins.timm.options import HOST, ImageSettings
+from cape_plugins.timm.registry import remedy
 from cape_plugins.variants import get
 
 register_notrace_module(Positions)  # makes tensors whose sizes depend on the input
@@ -105,6 +107,10 @@ def install_positions(
     position = HOST.positions(settings.pos, options, sets, remembers=remembers, **sizes)
     # without spread it changes nothing in evaluation, where γ may be another
     position.mark.training_only |= {"random_range"}
+    patch = max(model.patch_embed.patch_size) if isinstance(model, VisionTransformer) else None
+    position.mark.remedy = partial(remedy, patch)
+    if "max_local_shift" in position.options and not settings.local_shift_is_given:
+        position.options["max_local_shift"] = "half a patch"  # what print(model) shows
     weight = next(model.parameters())
     if attentions:
         for attention, positional in zip(attentions, position.hand_over(), strict=True):

@@ -13,17 +13,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from cape_plugins.mark import VariantMark, variant_of
+from cape_plugins.mark import VariantMark, compare_first, variant_of
 
 _logger = logging.getLogger(__name__)
 _MARK = "position.mark."  # in the names of the mark's entries
 
 
-class RefusesNpz(nn.Module):
-    """Mixed into our ViTs, which do not read Google's layout (.npz) as timm's own do."""
+class LoadsWeights(nn.Module):
+    """Mixed into our ViTs: errors about files that do not fit."""
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As PyTorch's.
+
+        Raises:
+            ValueError: the weights are of another variant; or of another width or number of blocks,
+                and not a part that is loaded with ``strict=False``.
+        """
+        if strict:
+            check_size(self, state_dict)
+        return super().load_state_dict(state_dict, strict, assign)
 
     def load_pretrained(self, checkpoint_path: str, prefix: str = "") -> None:
-        """What timm calls for an .npz.
+        """What timm calls for an .npz, Google's layout, which our ViTs do not read.
 
         Raises:
             ValueError: always.
@@ -36,6 +49,7 @@ class RefusesNpz(nn.Module):
 
 def prepare_loading(model: nn.Module) -> None:
     """What our ViTs do last in their constructors."""
+    compare_first(model)
     model.register_load_state_dict_pre_hook(drop_table)
     # a ViT has no other buffers, and DDP would synchronize those of the mark at each step
     marks = [name for name, _ in model.named_buffers() if _MARK in name]
@@ -67,11 +81,7 @@ def drop_table(model: Any, state_dict: dict[str, Any], prefix: str = "", *_: Any
     the position becomes zero. The function is also a hook before ``load_state_dict``, because
     timm's ``--initial-checkpoint`` calls no filter. ``prefix`` is given if the model is a part of
     another.
-
-    Raises:
-        ValueError: the weights have another width or number of blocks.
     """
-    _check_size(model, state_dict, prefix)
     embeds = getattr(model, "embeds", model)
     within = prefix if embeds is model else f"{prefix}embeds."
     tables = (f"{prefix}pos_embed", f"{within}pos_embed")  # of a ViT, of a NaFlexVit
@@ -90,10 +100,10 @@ def drop_table(model: Any, state_dict: dict[str, Any], prefix: str = "", *_: Any
             state_dict[f"{within}cls_pos_embed"] = table[:, :1] * (1.0 if has_row else 0.0)
 
 
-def _check_size(model: Any, state_dict: Mapping[str, Any], prefix: str) -> None:
-    norm = state_dict.get(f"{prefix}blocks.0.norm1.weight")
-    before = f"{prefix}blocks."
-    blocks = {n.removeprefix(before).split(".")[0] for n in state_dict if n.startswith(before)}
+def check_size(model: Any, state_dict: Mapping[str, Any]) -> None:
+    """Raise ValueError if weights are of another width or number of blocks than the model."""
+    norm = state_dict.get("blocks.0.norm1.weight")
+    blocks = {name.split(".")[1] for name in state_dict if name.startswith("blocks.")}
     if norm is not None and (len(norm), len(blocks)) != (model.embed_dim, len(model.blocks)):
         raise ValueError(
             f"the checkpoint has width {len(norm)} with {len(blocks)} blocks, the model width "

@@ -28,7 +28,8 @@ from cape_plugins.timm.attention import (
     whole_mask,
 )
 from cape_plugins.timm.loading import (
-    RefusesNpz,
+    LoadsWeights,
+    check_size,
     drop_mark,
     drop_table,
     fill_positional,
@@ -139,7 +140,7 @@ class NaFlexEmbedsCape(naflexvit.NaFlexEmbeds):
         return found if self.position.variant.attends is None else (*found, given)
 
 
-class NaFlexVitCape(RefusesNpz, naflexvit.NaFlexVit):
+class NaFlexVitCape(LoadsWeights, naflexvit.NaFlexVit):
     """timm's NaFlexVit with positions computed from the patch coordinates.
 
     Takes what NaFlexVit takes: batches of timm's NaFlex loader (dicts), and plain images. Its class
@@ -212,6 +213,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Any], model: NaFlexVitCape) -> di
     """
     state_dict = dict(state_dict)
     drop_mark(state_dict, model.embeds.position.mark)
+    check_size(model, state_dict)
     drop_table(model, state_dict)
     for name in [n for n in state_dict if n.split(".")[0] in ("cls_pos_embed", "position")]:
         state_dict[f"embeds.{name}"] = state_dict.pop(name)  # of our ViTs

@@ -1,5 +1,6 @@
 """Models by name in timm's registry: each size with each variant of the table of variants."""
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from itertools import product
@@ -34,6 +35,29 @@ def variants_by_name() -> dict[str, dict[str, Any]]:
     named["univit"] = dict(pos="cape", max_global_scale=1.0)
     low = {f"{name}_low": {**named[name], "frequency_scale": LOW} for name in _HAVE_LOW}
     return named | low
+
+
+def remedy(patch: int | None, option: str, trained: Any) -> str | None:
+    """What to create in place of a model that a checkpoint does not fit (``VariantMark.remedy``).
+
+    Args:
+        patch: pixels along a patch; None for NaFlexVit.
+        option: whose value differs, or ``pos``.
+        trained: the checkpoint's value.
+
+    Returns:
+        None where users set the option itself.
+    """
+    if option == "pos":
+        return f"create the model with {_RENAMED.get(trained, trained)} in its name"
+    if option == "frequency_scale" and math.isclose(trained, LOW, rel_tol=1e-2):
+        return f"create the model with low in its name, or set frequency_scale={LOW}"
+    if option == "alibi_unit":  # the distance of two patches in an image from -1 to 1
+        patches = round(2 / trained) + 1
+        size = f"pos_embed_grid_size=({patches}, {patches})"
+        size = size if patch is None else f"img_size={patches * patch}"
+        return f"create the model with {size}, training's; images may have any size"
+    return None
 
 
 def build(

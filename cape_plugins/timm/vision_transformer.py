@@ -25,7 +25,8 @@ from cape_plugins.timm.attention import (
     whole_mask,
 )
 from cape_plugins.timm.loading import (
-    RefusesNpz,
+    LoadsWeights,
+    check_size,
     drop_mark,
     drop_table,
     fill_positional,
@@ -40,7 +41,7 @@ torch.fx.wrap("grid_with_prefix")  # makes tensors whose sizes depend on the inp
 torch.fx.wrap("whole_mask")
 
 
-class VisionTransformerCape(RefusesNpz, timm_vit.VisionTransformer):
+class VisionTransformerCape(LoadsWeights, timm_vit.VisionTransformer):
     """timm's VisionTransformer with computed positions.
 
     Takes images of any size that the patch size divides (with ``dynamic_img_pad`` any size at
@@ -197,6 +198,7 @@ def checkpoint_filter_fn(
     """
     state_dict = timm_vit.checkpoint_filter_fn(state_dict, model)
     drop_mark(state_dict, model.position.mark)
+    check_size(model, state_dict)
     drop_table(model, state_dict)
     return fill_positional(state_dict, model)
 

@@ -1,7 +1,7 @@
 """Train a small model of timm with Lightning: timm's own train.py is not in its wheel.
 
-    python integrations/timm/train_lightning.py --data-dir images --out run \
-        --model vit_tiny_patch16_cape_224 --model-kwargs patch_size=2 depth=4 --img-size 16
+    python integrations/timm/train_lightning.py --data-dir images --out run --steps 2000 \
+        --model vit_tiny_patch16_cape_low_224 --model-kwargs patch_size=2 depth=4 --img-size 16
 
 timm gives the model, the data pipeline and the training task. Lightning's Trainer runs them, and
 resumes from its checkpoint in ``--out``. Writes model.pth in the layout of train.py's checkpoints.

@@ -130,6 +130,12 @@ def test_an_ablation_changes_what_it_names(recipe, variant, ablation):
     step(recipe, *row(recipe, variant), *options)
 
 
+def test_half_an_hour_of_recordings_is_enough_for_the_quickstart_to_end_its_warm_up_early():
+    given = parse("quickstart")
+    updates = 1800 * 16_000 / given.batch_bins * given.max_epoch
+    assert given.scheduler_conf["warmup_steps"] < updates / 4
+
+
 def test_the_quickstart_is_complete():
     model = step("quickstart").eval()
     assert model.encoder.pos == "cape"

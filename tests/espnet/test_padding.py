@@ -8,7 +8,7 @@ from torch import nn
 
 pytest.importorskip("espnet2")
 
-from cape_plugins.espnet.padding import MaskedBatchNorm1d, running
+from cape_plugins.espnet.padding import MaskedBatchNorm1d, MaskedConv1d, running
 from cape_support import seeded
 
 
@@ -34,3 +34,31 @@ def test_batch_norm_without_padding_is_pytorchs_whatever_its_momentum(momentum, 
         torch.testing.assert_close(buffer, theirs.get_buffer(name))
         assert not buffer.equal(before.get_buffer(name))
     torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
+
+
+@pytest.fixture
+def padded():
+    """As in a layer with utterances of 11, 4 and 7 frames: its (3, 1, 11) mask."""
+    running.mask = torch.arange(11) < torch.tensor([11, 4, 7])[:, None, None]
+    yield running.mask
+    running.mask = None
+
+
+def test_batch_norm_learns_from_real_frames_alone(padded):
+    theirs, ours = nn.BatchNorm1d(5), MaskedBatchNorm1d(5)
+    x = 2 + torch.randn(3, 5, 11, generator=seeded())
+    real = x.transpose(1, 2)[padded[:, 0]]  # (22, 5), without padding
+    expected = theirs(real)
+    found = ours(x.masked_fill(~padded, 1e3))
+    torch.testing.assert_close(found.transpose(1, 2)[padded[:, 0]], expected)
+    for name, buffer in ours.named_buffers():
+        torch.testing.assert_close(buffer, theirs.get_buffer(name))
+
+
+def test_a_convolution_sees_zeros_in_padding_as_beyond_the_end(padded):
+    ours = MaskedConv1d(5, 2, kernel_size=3, padding=1)
+    x = torch.randn(3, 5, 11, generator=seeded())
+    found = ours(x.masked_fill(~padded, 1e3))
+    for row, length in enumerate(padded.sum(dim=(1, 2)).tolist()):
+        alone = nn.functional.conv1d(x[row, None, :, :length], ours.weight, ours.bias, padding=1)
+        torch.testing.assert_close(found[row, None, :, :length], alone)

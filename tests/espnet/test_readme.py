@@ -19,7 +19,7 @@ for size in ("output_size=16", "attention_heads=2", "linear_units=32", "num_bloc
 
 
 @pytest.mark.release
-def test_the_quickstart_prepares_and_trains(tmp_path):
+def test_the_quickstart_prepares_trains_and_recognises(tmp_path):
     script = block_with(ROOT / "integrations" / "espnet" / "README.md", "quickstart.yaml")
     for name in ("configs", "integrations"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -32,8 +32,11 @@ def test_the_quickstart_prepares_and_trains(tmp_path):
             (folder / f"{split}{index}.txt").write_text(["one\n", "two\n"][index % 2])
     config = "--config configs/espnet/quickstart.yaml"
     assert config in script
-    assert "--ngpu 1" in script
-    shell(script.replace(config, config + SMALLER).replace("--ngpu 1", "--ngpu 0"), tmp_path)
+    assert script.count("--ngpu 1") == 2
+    output = shell(
+        script.replace(config, config + SMALLER).replace("--ngpu 1", "--ngpu 0"), tmp_path
+    )
+    assert output.splitlines()[-1].split()[0] == "test0"  # the words that it recognises
     assert (tmp_path / "exp" / "cape" / "valid.cer_ctc.best.pth").exists()
 
 

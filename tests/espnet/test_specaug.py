@@ -53,6 +53,12 @@ def test_time_masks_reach_every_frame_of_each_utterance_and_none_of_its_padding(
     assert short.tolist() == [True] * 120 + [False] * 80
 
 
+def test_the_longest_time_mask_is_of_each_utterance_not_of_its_padding():
+    mask = masked(CapeSpecAug(num_time_mask=1, **ONLY_TIME), [400, 100] * 1000, 1)[..., 0]
+    widths = mask.sum(dim=1)
+    assert (widths[0::2].max(), widths[1::2].max()) == (40, 10)
+
+
 def test_frequency_masks_cover_up_to_30_channels_of_every_real_frame():
     mask = masked(CapeSpecAug(num_freq_mask=1, **ONLY_FREQ), [4] * 2000)
     assert mask.equal(mask[:, :1].expand_as(mask))

@@ -1,5 +1,7 @@
 """What a variant may do inside self-attention; fairseq's layers know none by name."""
 
+from argparse import Namespace
+
 import pytest
 import torch
 
@@ -119,3 +121,40 @@ def test_every_vector_within_reach_gets_a_gradient(build):
     for side, ahead in ((model.encoder, True), (model.decoder, False)):
         reached = side.layers[0].self_attn.positional.keys.grad.abs().sum(dim=1) > 0
         assert reached.tolist() == [True, True, True, ahead, ahead]
+
+
+def differs(model, *given) -> bool:
+    """Whether two forwards of a model or a part of one give different outputs."""
+    first, second = (model(*given) for _ in range(2))
+    if isinstance(first, dict):  # an encoder's
+        first, second = first["encoder_out"], second["encoder_out"]
+    return not torch.equal(first[0], second[0])
+
+
+@pytest.mark.parametrize("pos", ["rope", "relpos", "alibi"])
+def test_attention_dropout_acts_in_training_and_with_retain_dropout_in_evaluation(build, pos):
+    model = build(pos, attention_dropout=0.5, no_cross_attention=True)
+    sides = (model.encoder, (SOURCE, None)), (model.decoder, (TARGET,))
+    for side, given in sides:
+        assert differs(side.train(), *given)
+        assert not differs(side.eval(), *given)
+        without = build(pos, no_cross_attention=True).train()
+        assert not differs(without.encoder if side is model.encoder else without.decoder, *given)
+    generation = Namespace(retain_dropout=True, retain_dropout_modules=None)
+    model.eval().prepare_for_inference_(Namespace(generation=generation))
+    for side, given in sides:
+        assert differs(side, *given)
+
+
+@pytest.mark.parametrize("pos", ["cape", "rope", "relpos", "alibi"])
+def test_full_context_alignment_sees_later_targets_and_else_none_does(build, pos):
+    model = build(pos)
+    other = TARGET.clone()
+    other[:, -1] += 1
+    encoded = model.encoder(SOURCE, None)
+    for whole in (False, True):
+        one, two = (
+            model.decoder(target, encoded, full_context_alignment=whole)[0][:, :-1]
+            for target in (TARGET, other)
+        )
+        assert torch.equal(one, two) != whole

@@ -56,6 +56,34 @@ def test_the_quickstart_learns_within_its_ten_epochs_on_a_cpu(text):
     assert re.search(r"^H-0\t", output, flags=re.MULTILINE)
 
 
+def test_a_language_model_is_trained_and_scored_with_a_longer_context_too(text):
+    if not (text / "bpe").exists():
+        shell(FIRST_STEPS.split("fairseq-preprocess")[0], text, CUDA_VISIBLE_DEVICES="")
+    script = block_with(README, "cape_transformer_lm")
+    assert script.count("--max-epoch 3") == 1
+    output = shell(
+        script.replace("--max-epoch 3", "--max-update 20"), text, CUDA_VISIBLE_DEVICES=""
+    )
+    (perplexity,) = re.findall(r"Perplexity: ([\d.]+)", output)
+    assert float(perplexity) > 1.5
+    score = script[script.index("fairseq-eval-lm") :]
+    longer = score.replace("--tokens-per-sample 128 --max-tokens 1024", "--tokens-per-sample 512")
+    assert "will be skipped" in shell(longer, text, CUDA_VISIBLE_DEVICES="")
+    (overrides,) = re.findall(r"--model-overrides\s+\"{'tokens.*?}\"", README.read_text("utf-8"))
+    found = shell(f"{longer.strip()} {overrides}", text, CUDA_VISIBLE_DEVICES="")
+    assert "will be skipped" not in found
+
+
+def test_two_processes_that_are_not_started_each_by_itself_train_nothing(data, tmp_path):
+    """As the page says of fairseq: its status is 0 all the same."""
+    line = (
+        f"fairseq-train {data} --arch cape_transformer_tiny --cpu --optimizer adam --max-tokens 512"
+    )
+    line += " --max-update 1 --distributed-world-size 2 --distributed-init-method tcp://localhost:1"
+    shell(f"{line} --save-dir {tmp_path}/none", tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert not (tmp_path / "none" / "checkpoint_last.pt").exists()
+
+
 def test_two_processes_train_together(text):
     if not (text / "data-bin").exists():
         shell(FIRST_STEPS.split("fairseq-train")[0], text, CUDA_VISIBLE_DEVICES="")

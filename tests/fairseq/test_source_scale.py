@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("fairseq")
 
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
 from cape_plugins.fairseq.source_scale import count_source_scale
 from fairseq_support import PAIRS, TRAIN, call, configure, preprocess, ratio, train
 
@@ -21,28 +23,37 @@ def shard(data, tmp_path_factory):
     return preprocess(tmp_path_factory.mktemp("shard"), PAIRS[3:5], dictionaries_of(data))
 
 
+def task_of(folder, **options):
+    """fairseq's, without a command line, whose parser takes a second."""
+    own = dict(dataset_impl="mmap", required_seq_len_multiple=1)
+    return TranslationTask.setup_task(TranslationConfig(data=str(folder), **own, **options))
+
+
 def dictionaries_of(folder):
     return f"--srcdict {folder}/dict.en.txt --tgtdict {folder}/dict.de.txt"
 
 
 def test_it_counts_both_directions_all_shards_and_all_parts(data, shard, dictionaries):
-    def count(*arguments):
-        return count_source_scale(configure(*arguments)[1])
+    def count(folder, source="en", target="de", **options):
+        return count_source_scale(
+            task_of(folder, source_lang=source, target_lang=target, **options)
+        )
 
     assert count(data) == pytest.approx(ratio(PAIRS))
     assert 1.05 < count(data) != pytest.approx(ratio(PAIRS[3:5]))
-    assert count(data, "-s de -t en") == pytest.approx(1 / count(data))
+    assert count(data, "de", "en") == pytest.approx(1 / count(data))
     assert count(f"{data}{os.pathsep}{shard}") == pytest.approx(ratio(PAIRS + PAIRS[3:5]))
     for folder, part in ((data, "train."), (shard, "train1.")):
         for file in folder.glob("train.*"):
             shutil.copy(file, dictionaries / file.name.replace("train.", part))
     # by default fairseq reads no parts
-    assert count(dictionaries, "--upsample-primary 1") == pytest.approx(ratio(PAIRS + PAIRS[3:5]))
+    assert count(dictionaries, upsample_primary=1) == pytest.approx(ratio(PAIRS + PAIRS[3:5]))
 
 
 @pytest.mark.parametrize("arch", ["cape_transformer_tiny", "cape_transformer"])
 def test_building_stores_it_in_the_config(data, arch):
-    config, task = configure(data, arch=arch)
+    sizes = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --decoder-embed-dim 16"
+    config, task = configure(data, sizes, arch=arch)
     model = task.build_model(config.model)
     assert config.model.source_scale == model.encoder.spacing == pytest.approx(ratio(PAIRS))
     assert task.datasets == {}  # the trainer loads it itself
@@ -65,9 +76,8 @@ def test_what_cannot_be_counted_is_asked_for(dictionaries, tmp_path_factory):
     with pytest.raises(ValueError, match="--source-scale"):
         task.build_model(config.model)
     empty = preprocess(tmp_path_factory.mktemp("empty"), [], dictionaries_of(dictionaries))
-    _, task = configure(empty)
     with pytest.raises(ValueError, match="--source-scale"):
-        count_source_scale(task)
+        count_source_scale(task_of(empty))
     task = SimpleNamespace(cfg=Namespace(data="somewhere"))
     with pytest.raises(ValueError, match="--source-scale"):
         count_source_scale(task)

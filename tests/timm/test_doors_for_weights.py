@@ -1,5 +1,6 @@
 """timm's doors for weights: our models come back by each, and timm's files start them."""
 
+import copy
 import json
 import logging
 
@@ -89,3 +90,55 @@ def test_safetensors_and_averaged_weights_load_by_each_door(create, load, tmp_pa
         load_task_ema_checkpoint(resumed, str(tmp_path / "ema.pth.tar"))
         assert same(resumed.get_eval_model(ema=True).module, model)
     assert not caplog.messages
+
+
+# Weights in parts, and models without their last blocks: as timm's own
+
+PARTS = {"cape_low": "vit", "ropepos": "vit", "cape": "naflexvit"}
+
+
+@pytest.mark.parametrize("variant", PARTS)
+def test_weights_in_several_files_load_as_one(create, variant, tmp_path):
+    model = create(variant, PARTS[variant])
+    huggingface_hub.save_torch_model(model, tmp_path, max_shard_size="50KB")
+    assert len([*tmp_path.glob("*.safetensors")]) > 1
+    again = create(variant, PARTS[variant], fresh=True)
+    huggingface_hub.load_torch_model(again, tmp_path)
+    assert same(again, model)
+
+
+@pytest.mark.parametrize("variant", PARTS)
+def test_a_model_without_its_last_blocks_takes_the_weights_of_the_others(create, variant):
+    whole = create(variant, PARTS[variant], depth=3)
+    pruned = create(variant, PARTS[variant], depth=3, fresh=True)
+    pruned.prune_intermediate_layers([1])
+    pruned.load_state_dict(whole.state_dict(), strict=False)
+    assert len(pruned.blocks) == 2
+    expected = whole.state_dict()
+    assert all(each.equal(expected[name]) for name, each in pruned.state_dict().items())
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_checkpoint_that_is_refused_has_changed_nothing(create, host):
+    model, other = create("cape", host), create("sinpos", host)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="pos sinpos"):
+        model.load_state_dict({name: each + 1 for name, each in other.state_dict().items()})
+    assert all(each.equal(before[name]) for name, each in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("host", "trained", "given", "advice"),
+    [
+        ("vit", ("ropepos", {}), ("cape", {}), "ropepos in its name"),
+        ("naflexvit", ("ropepos", {}), ("cape", {}), "ropepos in its name"),
+        ("vit", ("cape_low", {}), ("cape", {}), "low in its name"),
+        ("vit", ("alibi", dict(img_size=128)), ("alibi", {}), "img_size=128"),
+        ("naflexvit", ("alibi", dict(pos_embed_grid_size=(8, 8))), ("alibi", {}), r"=\(8, 8\)"),
+    ],
+)
+def test_a_refusal_says_what_to_create(create, host, trained, given, advice):
+    """It names what one types: a name or an argument of timm's, not what the core calls it."""
+    state = create(trained[0], host, **trained[1]).state_dict()
+    with pytest.raises(ValueError, match=f"create the model with .*{advice}"):
+        create(given[0], host, **given[1]).load_state_dict(state)

@@ -106,6 +106,19 @@ def test_every_name_is_timms_model_but_for_the_coordinates(name):
     assert ours.no_weight_decay() == stock.no_weight_decay()
 
 
+@every_kind
+def test_a_grid_with_an_offset_is_augmented_about_timms_own_coordinates(kind):
+    ours = create(kind, False, rope_grid_offset=0.3, **STILL)
+    stock = create(TWINS[EVAS[kind]], rope_grid_offset=0.3)
+    ours.load_state_dict(stock.state_dict())
+    without = create(TWINS[EVAS[kind]])
+    without.load_state_dict(stock.state_dict())
+    expected = stock.train()(images())
+    assert_close(ours.train()(images()), expected)
+    if kind == "dinov3":  # others see distances alone, which an offset does not change
+        assert not torch.allclose(without.train()(images()), expected, rtol=1e-4, atol=1e-4)
+
+
 def into_last_block(model: nn.Module, x: Tensor) -> Tensor:
     """What turns queries and keys of the last block."""
     seen = []

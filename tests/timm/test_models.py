@@ -2,6 +2,7 @@
 
 import argparse
 import pickle
+import re
 import sys
 
 import pytest
@@ -61,6 +62,48 @@ def test_the_sizes_are_timms(ours, theirs):
 def test_timms_models_of_these_names_stay_timms():
     for name in ("vit_small_patch16_rope_224", "vit_base_patch16_rope_mixed_224"):
         assert isinstance(timm.create_model(name, depth=1), Eva)
+
+
+def test_our_models_are_listed_and_no_other():
+    ours = cape_plugins.timm.list_models()
+    assert {*ours} <= {*timm.list_models()}
+    assert {timm.model_entrypoint(name).__module__ for name in ours} == {
+        f"cape_plugins.timm.{module}" for module in ("vision_transformer", "naflexvit", "eva")
+    }
+    assert {*cape_plugins.timm.vision_transformer.default_cfgs} <= {*ours}
+    assert not {"deit_tiny_patch16_224", "vit_small_patch16_rope_224"} & {*ours}
+    small = cape_plugins.timm.list_models("*tiny*_32")
+    assert "vit_tiny_patch4_ropepos_32" in small
+    assert all("tiny" in name for name in small)
+    both = cape_plugins.timm.list_models(["*dinov3*", "*nopos*"])
+    assert {"vit_small_patch16_dinov3_cape", "vit_base_patch16_nopos_224"} <= {*both}
+
+
+def test_four_names_with_rope_are_four_models():
+    """As the table of timm's page tells them apart."""
+    found = []
+    for name in ("rope", "rope_cape", "ropepos", "cape_rope"):
+        model = timm.create_model(f"vit_small_patch16_{name}_224", depth=1)
+        module = timm.model_entrypoint(f"vit_small_patch16_{name}_224").__module__
+        augments = not torch.equal(*(model.train()(torch.ones(1, 3, 224, 224)) for _ in range(2)))
+        found.append((isinstance(model, Eva), module.startswith("cape_plugins"), augments))
+    assert found == [
+        (True, False, False),
+        (True, True, True),
+        (False, True, False),
+        (False, True, True),
+    ]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_printed_model_says_which_local_shift_is_applied(create, host):
+    def printed(**options) -> str:
+        (line,) = re.findall("max_local_shift=[^,]*", str(create("cape", host, **options)))
+        return line
+
+    assert "half a patch" in printed()
+    assert "0.1" in printed(max_local_shift=0.1)
+    assert "0.0" in printed(max_local_shift=0.0)
 
 
 def test_univit_is_cape_without_its_scale(create):

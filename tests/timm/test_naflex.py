@@ -122,6 +122,18 @@ def test_the_class_token_has_its_own_position(naflex, several):
     assert naflex("nopos", class_token=True).embeds.cls_pos_embed is None
 
 
+@pytest.mark.parametrize("variant", ["nopos", "sinpos", "ropepos"])
+def test_pos_drop_rate_drops_from_the_sum_of_patches_and_positions_in_training(
+    naflex, images, variant
+):
+    model, x = naflex(variant, pos_drop_rate=0.5), images(2, 3, 64, 96)
+    tokens = model.eval().embeds(x)[0]
+    dropped = model.train().embeds(x)[0]
+    zero = dropped == 0
+    assert 0.4 < zero.float().mean() < 0.6
+    torch.testing.assert_close(dropped[~zero], 2 * tokens[~zero])
+
+
 @pytest.mark.parametrize("variant", ["cape", "alibi"])
 def test_intermediates_of_a_batch_and_of_images(naflex, images, batch, variant):
     model, x = naflex(variant).eval(), images(2, 3, 64, 96)

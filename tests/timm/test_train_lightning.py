@@ -1,8 +1,12 @@
 """integrations/timm/train_lightning.py on small folders of images."""
 
+import ast
+import re
 import runpy
+import shlex
 import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,6 +47,17 @@ def train(folder, monkeypatch):
         return torch.load(out / "model.pth", weights_only=False)
 
     return call
+
+
+def test_the_command_of_its_first_lines_trains(folder, monkeypatch):
+    """But for its number of steps, on folders of these names."""
+    text = ast.get_docstring(ast.parse(Path(SCRIPT).read_text("utf-8")))
+    line = re.search(r"^ +python (.*?)\n\n", text, re.DOTALL | re.MULTILINE)[1]
+    monkeypatch.chdir(folder.parent)
+    words = [*shlex.split(line.replace("\\\n", " ")), "--steps", "2", "--batch-size", "4"]
+    monkeypatch.setattr(sys, "argv", words)
+    runpy.run_path(str(ROOT / words[0]), run_name="__main__")
+    assert (folder.parent / "run" / "model.pth").exists()
 
 
 def test_hidden_files_and_folders_are_no_images_and_no_class(folder, train):

@@ -14,9 +14,11 @@ from espnet2.layers.utterance_mvn import UtteranceMVN
 from torch import Tensor
 
 from cape_plugins.espnet.encoder import InSeconds
+from cape_plugins.espnet.loading import takes_another_hop
 from cape_plugins.espnet.options import check_long_enough
 from cape_plugins.espnet.paper.frontend import CapeFbank
 from cape_plugins.espnet.paper.specaug import CapeSpecAug
+from cape_plugins.mark import compare_first
 from cape_plugins.positions import frame_times, widest
 
 
@@ -65,6 +67,9 @@ class CapeASRModel(ESPnetASRModel):
                 f"encoder_conf frame_shift is {self.encoder.frame_shift:g} s: if the audio has "
                 f"{rate} Hz, set frame_shift: {shift:.6g}, or another hop_length; if not, set fs"
             )
+        else:
+            takes_another_hop(self.encoder)
+        compare_first(self)
 
     def encode(self, speech: Tensor, speech_lengths: Tensor) -> tuple[Any, Tensor]:
         """Frontend, normalisation, SpecAugment in training, encoder; used by asr_inference.
