@@ -12,9 +12,11 @@ import dataclasses
 import functools
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any
+from dataclasses import MISSING, dataclass, field
+from itertools import repeat
+from numbers import Integral, Real
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 POSITION = "position"  #: unit of an option that is a length: that of the host's positions
 # keys of a field's metadata
@@ -39,7 +41,16 @@ def option(
         axes: 1 if the option is for sequences, 2 for images.
         training_only: it changes nothing in evaluation, so a checkpoint may have another value.
         taken_by: of a host's own options: whether a :class:`cape_plugins.Variant` takes it.
+
+    Raises:
+        ValueError: there is no help, or the unit or the axes are none of those above.
     """
+    if not (isinstance(help, str) and help):
+        raise ValueError(f"the second argument of option() is its help, a line, got {help!r}")
+    if unit not in (None, POSITION):
+        raise ValueError(f"unit must be POSITION, a length, or None, got {unit!r}")
+    if axes not in ((1,), (2,), (1, 2), (2, 1)):
+        raise ValueError(f"axes must be (1,), (2,) or (1, 2), got {axes!r}")
     metadata = {
         _HELP: help,
         _UNIT: unit,
@@ -61,6 +72,84 @@ class Option:
     training_only: bool = False
     kind: Any = field(default=None, compare=False)  #: its annotation
     taken_by: Callable[[Any], bool] | None = field(default=None, compare=False)
+
+
+def alternatives(kind: Any) -> tuple[Any, ...]:
+    """The annotations that an option's is a union of: ``int | None`` → int, NoneType."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def problem(one: Option) -> str:
+    """What is wrong with a declaration, and what to write instead; empty: nothing."""
+    kind, wanted = one.kind, {int, float, bool, str}
+    of = [each for each in alternatives(kind) if each is not NoneType]
+    for each in of:
+        inner = [item for item in get_args(each) if item is not ...]
+        is_tuple = get_origin(each) is tuple and {*inner} <= wanted
+        is_words = get_origin(each) is Literal and all(isinstance(item, str) for item in inner)
+        if not (is_tuple or is_words or each in wanted):
+            of = []
+            break
+    if not of:
+        return (
+            f"is of kind {_written(kind)}: choose int, float, bool, str, a tuple of these or a "
+            "Literal of words, and | None for what the class decides"
+        )
+    if one.default is MISSING:
+        return "has no default: write option(default, help)"
+    if _fitting(one.default, kind) is _NO:
+        fitting = f"{_written(kind)} | None" if one.default is None else "that of the default"
+        return f"has the default {one.default!r}, which is not {_written(kind)}: write {fitting}"
+    return ""
+
+
+def as_declared(one: Option, value: Any) -> Any:
+    """A value of the option's kind: a list, as YAML and JSON have it, becomes a tuple.
+
+    None is the default of any option.
+
+    Raises:
+        ValueError: the value is of another kind.
+    """
+    if value is None or one.kind is None:
+        return value
+    found = _fitting(value, one.kind)
+    if found is _NO:
+        raise ValueError(f"must be {_written(one.kind)}, got {value!r}")
+    return found
+
+
+_NO = object()  # of no fitting kind
+
+
+def _fitting(value: Any, kind: Any) -> Any:
+    """The value as a kind that a declaration may have; ``_NO`` if it is of another one."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return next((it for one in inner if (it := _fitting(value, one)) is not _NO), _NO)
+    if origin is tuple:
+        if not isinstance(value, tuple | list):
+            return _NO
+        if inner[1:] != (...,) and len(inner) != len(value):
+            return _NO
+        each = repeat(inner[0]) if inner[1:] == (...,) else inner
+        found = tuple(map(_fitting, value, each))
+        return _NO if any(one is _NO for one in found) else found
+    if origin is Literal:
+        return value if isinstance(value, str) and value in inner else _NO
+    if kind in (int, float):
+        number = Integral if kind is int else Real
+        return value if isinstance(value, number) and not isinstance(value, bool) else _NO
+    return value if isinstance(kind, type) and isinstance(value, kind) else _NO
+
+
+def _written(kind: Any) -> str:
+    """An annotation as people write it; None is not told, because nobody has to give it."""
+    of = [one for one in alternatives(kind) if one is not NoneType] or [NoneType]
+    words = [
+        one.__name__ if isinstance(one, type) and not get_args(one) else str(one) for one in of
+    ]
+    return " | ".join(word.replace("typing.", "") for word in words)
 
 
 def declared(kind: Any, axes: int | None = None) -> Mapping[str, Option]:

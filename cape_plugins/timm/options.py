@@ -4,13 +4,17 @@
 >>> where = grid_with_prefix(14, 14, settings.extent, prefix=1, like=x)     # (1, 1 + 196, 2)
 """
 
+import dataclasses
 import functools
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from cape_plugins import fused
@@ -40,6 +44,14 @@ class ImageOptions:
         check_positive("extent", self.extent)
 
 
+_OF_TIMM = frozenset(
+    [
+        *inspect.signature(VisionTransformer).parameters,
+        *inspect.signature(NaFlexVit).parameters,
+        *(field.name for field in dataclasses.fields(NaFlexVitCfg)),
+    ]
+)
+
 #: each axis of an image runs from -1 to 1 (section 4.1); Δ and λ are the paper's
 HOST = Host(
     axes=2,
@@ -50,6 +62,7 @@ HOST = Host(
         max_global_scale=1.4,
     ),
     sets=frozenset({"mean_normalize", "random_range", "spread", "alibi_unit"}),
+    theirs=_OF_TIMM,
     own=ImageOptions,
     advice="start from its weights by --pretrained --pretrained-path",
 )
