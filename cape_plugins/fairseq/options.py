@@ -235,6 +235,8 @@ def _type_of(one: Option) -> Any:
         return ChoiceEnum(list(get_args(one.kind)))
     if isinstance(one.default, float):  # one for all axes, of which a text has one
         return float
+    if one.name in HOST.defaults:
+        return type(HOST.defaults[one.name])
     if len(of) > 1 or of[0] not in (int, float, bool, str):
         return Any
     if one.default is None:

@@ -13,7 +13,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 import cape_plugins.fairseq
-from cape_plugins import PositionalAttention, Variant, option, variants
+from cape_plugins import PositionalAttention, Variant, host, option
 from cape_plugins.fairseq import __main__ as flags
 from cape_plugins.fairseq.options import HOST, FairseqCapeConfig, aligns_source, choose
 from cape_plugins.variants import get, names
@@ -160,8 +160,8 @@ class Shaped(PositionalAttention):
 
 @pytest.mark.parametrize("given", ["(3, 4)", [3, 4]])
 def test_an_option_of_several_numbers_is_a_string_of_flags_or_a_list_of_yaml(monkeypatch, given):
-    known, row = variants.get, Variant(attends=Shaped, axes=(1,))
-    monkeypatch.setattr(variants, "get", lambda p, axes: row if p == "relpos" else known(p, axes))
+    row = Variant(attends=Shaped, axes=(1,))
+    monkeypatch.setattr(host, "get", lambda p, axes: row if p == "relpos" else get(p, axes))
     chosen = choose({"pos": "relpos", "relpos_shape": given}).options
     assert chosen == {"relpos_shape": (3, 4)}
     assert choose({"pos": "cape", "relpos_shape": [1, 2]}).pos == "cape"  # its default
