@@ -53,8 +53,10 @@ class AsGiven:
         step = "in_training" if training else "in_evaluation"
         if getattr(type(self), step) is getattr(AsGiven, step):
             return ""
-        return f"if {type(self).__name__}.{step} moves each token alone, let it say so in "\
+        return (
+            f"if {type(self).__name__}.{step} moves each token alone, let it say so in "
             "needs_whole_sequence"
+        )
 
     def in_training(
         self,

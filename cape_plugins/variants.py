@@ -114,13 +114,13 @@ class Registered(NamedTuple):
 
 
 #: axes of positions → name → what is registered
-_TABLE: dict[int, dict[str, Registered]] = {1: {}, 2: {}}
+TABLE: dict[int, dict[str, Registered]] = {1: {}, 2: {}}
 #: top-level module → package that has an entry point in it
 PACKAGES: dict[str, str] = {}
 _LOADING: ContextVar[str | None] = ContextVar("LOADING", default=None)
 _WRITE = threading.RLock()  # held while nothing is imported
 #: axes → hosts that have read the table
-_READERS: dict[int, list[Callable[[str], None]]] = {1: [], 2: []}
+READERS: dict[int, list[Callable[[str], None]]] = {1: [], 2: []}
 
 
 def register_variant(name: str, variant: Variant) -> None:
@@ -176,7 +176,7 @@ def _check_declaration(name: str, variant: Variant, axes: int) -> None:
                 f"variant {name}: the field {wrong} of {kind.__name__} is no option: write "
                 f'{wrong}: … = option({shown}, "what it is")'
             )
-    known = {one for each in _TABLE[axes].values() for one in each.variant.options(axes)}
+    known = {one for each in TABLE[axes].values() for one in each.variant.options(axes)}
     for option, one in variant.options(axes).items():
         if found := problem(one):
             raise ValueError(f"option {option} of variant {name} {found}")
@@ -192,7 +192,7 @@ def _register(name: str, variant: Variant, module: str = __name__) -> None:
         raise ValueError(f"a variant's name has small letters, digits and single _, got {name!r}")
     made = Registered(variant, module, _LOADING.get())
     with _WRITE:
-        old = [_TABLE[axes][name] for axes in variant.axes if name in _TABLE[axes]]
+        old = [TABLE[axes][name] for axes in variant.axes if name in TABLE[axes]]
         again = all((one.module, one.classes) == (module, made.classes) for one in old)
         if not again:
             said = f"there is a variant {name} already, of {old[0].package}"
@@ -202,7 +202,7 @@ def _register(name: str, variant: Variant, module: str = __name__) -> None:
             return
         for axes in variant.axes:
             for option, mine in variant.options(axes).items():
-                for other, known in _TABLE[axes].items():
+                for other, known in TABLE[axes].items():
                     if old and known.module == module:  # about to run again too
                         continue
                     theirs = known.variant.options(axes).get(option, mine)
@@ -212,10 +212,10 @@ def _register(name: str, variant: Variant, module: str = __name__) -> None:
                             f"({theirs.help}; default {theirs.default!r}): give it another name"
                         )
         for axes in variant.axes:
-            _TABLE[axes][name] = made
+            TABLE[axes][name] = made
     for axes in variant.axes:
         if not old or any(one.variant.options(axes) != variant.options(axes) for one in old):
-            for tell in _READERS[axes]:
+            for tell in READERS[axes]:
                 tell(name)
 
 
@@ -225,10 +225,10 @@ def names(axes: int) -> tuple[str, ...]:
     Raises:
         ValueError: ``axes`` is neither 1 nor 2.
     """
-    if axes not in _TABLE:
+    if axes not in TABLE:
         raise ValueError(f"axes must be 1 (sequences) or 2 (images), got {axes!r}")
     load_packages()
-    return tuple(_TABLE[axes])
+    return tuple(TABLE[axes])
 
 
 def get(pos: str, axes: int) -> Variant:
@@ -254,12 +254,12 @@ def _find(pos: str, axes: int) -> Registered:
             "there may be of a package that is not installed here, or failed: python -m "
             "cape_plugins.env lists variants and their packages"
         )
-    return _TABLE[axes][pos]
+    return TABLE[axes][pos]
 
 
 def tell_of_later(axes: int, tell: Callable[[str], None]) -> None:
     """For a host that reads the table once: ``tell`` is called with each name that comes later."""
-    _READERS[axes].append(tell)
+    READERS[axes].append(tell)
 
 
 def load_packages() -> None:
@@ -279,7 +279,7 @@ def of_package(name: str) -> Iterator[None]:
         yield
     except BaseException:
         with _WRITE:
-            for table in _TABLE.values():
+            for table in TABLE.values():
                 for pos in [pos for pos, one in table.items() if one.package == name]:
                     del table[pos]
         raise

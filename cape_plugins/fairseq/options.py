@@ -211,7 +211,7 @@ def check_options(options: Mapping[str, Any]) -> Chosen:
     return chosen
 
 
-def _flags(options: Iterable[Option]) -> type[FairseqDataclass]:
+def flags_of_options(options: Iterable[Option]) -> type[FairseqDataclass]:
     """A flag of fairseq for ``--pos`` and for each option."""
     about = {"help": "the variant of positions"}
     variants = ChoiceEnum(list(HOST.names()))
@@ -245,8 +245,8 @@ def _type_of(one: Option) -> Any:
 
 
 _EVERY = HOST.options()
-PositionFlags = _flags(_EVERY.values())
-_FlagsWithoutSource = _flags(
+PositionFlags = flags_of_options(_EVERY.values())
+_FlagsWithoutSource = flags_of_options(
     one for name, one in _EVERY.items() if name not in declared(SourceOptions)
 )
 
