@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cape_plugins.checks import is_traced
-from cape_plugins.returned import check_bias, check_embedded, untouched
+from cape_plugins.returned import check_bias, check_embedded
 from cape_plugins.sizes import Part
 
 
@@ -123,8 +123,7 @@ class PositionalAttention(Part):
         """
         if not is_traced():
             _check(query.shape[2], key.shape[2], given)
-        with untouched(self, "embed", given.queries, given.keys):
-            embedded = self.embed_both(query, key, given)
+        embedded = self.embed_both(query, key, given)
         check_embedded(self, embedded, query, key)
         return self.attend(*embedded, value, given, dropout, need_weights)
 
@@ -159,9 +158,8 @@ class PositionalAttention(Part):
         return scores.masked_fill(~bias, -torch.inf) if bias.dtype == torch.bool else scores + bias
 
     def bias_and_mask(self, query: Tensor, key: Tensor, given: Given) -> Tensor | None:
-        """:meth:`bias`, that of all layers and the mask as one: bool, or added to the scores."""
-        with untouched(self, "bias", given.queries, given.keys):
-            own = self.bias(query, key, given)
+        """:meth:`bias`, what all layers add and the mask as one: bool, or added to the scores."""
+        own = self.bias(query, key, given)
         check_bias(self, own, query, key)
         shared = given.mask if given.bias is None else given.bias
         return merge(own, shared, dtype_of_scores(query))

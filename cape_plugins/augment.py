@@ -20,6 +20,7 @@ from cape_plugins import fused
 from cape_plugins.checks import check_count, check_values, is_number, is_traced
 from cape_plugins.options import POSITION, check_asked, option
 from cape_plugins.positions import Device, Generator, widest
+from cape_plugins.sizes import Sizes
 
 LocalShift = float | tuple[float, ...] | Tensor
 
@@ -43,6 +44,14 @@ class AsGiven:
     ) -> Draw | None:
         """Δ and λ that several sequences may share; None where the variant has none."""
         return None
+
+    def in_model(self, sizes: Sizes) -> "AsGiven":
+        """This, in a model of such sizes: once, when the model is built.
+
+        A subclass whose options follow the host's spacing returns ``dataclasses.replace(self, …)``
+        here. What its fields then hold is what checkpoints keep.
+        """
+        return self
 
     def needs_whole_sequence(self, training: bool) -> str:
         """What to do so that a token's position depends on no other token; empty where it does not.
@@ -91,7 +100,8 @@ class DistanceAugmentation(AsGiven):
     ε has no default, because the right bound depends on the unit of positions; 0 is none.
 
     Raises:
-        ValueError: a shift is missing, negative or not finite, or the scale is below 1 or not finite.
+        ValueError: a shift is missing, negative or not finite, or the scale is below 1 or not
+            finite.
     """
 
     max_local_shift: float | tuple[float, ...] | None = option(

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
+from cape_plugins import variants
 from cape_plugins.autoload import warn
 from cape_plugins.module import Positions
 from cape_plugins.options import POSITION, Option, as_declared, declared
-from cape_plugins.variants import get, names, package
 
 Own = TypeVar("Own")
 
@@ -48,11 +48,11 @@ class Host(Generic[Own]):
 
     def names(self) -> tuple[str, ...]:
         """The variants."""
-        return tuple(pos for pos in names(self.axes) if not self._clash(pos))
+        return tuple(pos for pos in variants.names(self.axes) if not self._clash(pos))
 
     def _clash(self, pos: str) -> str:
         """The option of a variant that has the name of one of the host's; empty: none."""
-        taken = get(pos, self.axes).options(self.axes).keys() - self.sets
+        taken = variants.get(pos, self.axes).options(self.axes).keys() - self.sets
         return min(taken & {*self.theirs, *declared(self.own)}, default="")
 
     def check_late(self, pos: str, instead: str = "") -> None:
@@ -60,7 +60,7 @@ class Host(Generic[Own]):
         if clash := self._clash(pos):
             instead = f"its option {self.spell(clash)} is one of the host's own: rename it"
         if instead:
-            warn(f"the variant {pos} of {package(pos, self.axes)} is left out: {instead}")
+            warn(f"the variant {pos} of {variants.package(pos, self.axes)} is left out: {instead}")
 
     def options(self) -> dict[str, Option]:
         """Name → option of any variant or of the host, as its users see it; not ``pos``."""
@@ -105,7 +105,7 @@ class Host(Generic[Own]):
         for name in given:
             if name not in every:
                 raise ValueError(self.unknown(pos, name))
-        found = {name: self._as_declared(every[name], value) for name, value in given.items()}
+        found = {name: as_declared(every[name], value, self.spell) for name, value in given.items()}
         for name, value in found.items():
             if name not in taken and value != every[name].default:
                 raise ValueError(self._refusal(pos, name, value))
@@ -132,7 +132,7 @@ class Host(Generic[Own]):
             sizes: ``dim``, ``heads``, ``layers`` and the others of
                 :class:`cape_plugins.Positions`, whose errors are raised.
         """
-        taken = get(pos, self.axes).options(self.axes)
+        taken = variants.get(pos, self.axes).options(self.axes)
         chosen = {**options, **{name: value for name, value in sets.items() if name in taken}}
         says: dict[str, Any] = dict(axes=self.axes, spell=self.spell, advice=self.advice)
         return Positions(pos, **says, **sizes, **chosen)
@@ -145,17 +145,11 @@ class Host(Generic[Own]):
 
     def taken(self, pos: str) -> dict[str, Option]:
         """The options of a variant that this host's users have."""
-        variant = get(pos, self.axes)
+        variant = variants.get(pos, self.axes)
         own = declared(self.own).items()
         taken = {name: one for name, one in own if one.taken_by is None or one.taken_by(variant)}
         of_variant = variant.options(self.axes)
         return {n: one for n, one in of_variant.items() if n not in self.sets} | taken
-
-    def _as_declared(self, one: Option, value: Any) -> Any:
-        try:
-            return as_declared(one, value)
-        except ValueError as error:
-            raise ValueError(f"{self.spell(one.name)} {error}") from None
 
     def unknown(self, pos: str, name: str, others: Collection[str] = ()) -> str:
         """What to say of an option that nobody has; ``others`` are the host's own."""

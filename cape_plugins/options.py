@@ -108,10 +108,10 @@ def problem(one: Option) -> str:
     return ""
 
 
-def as_declared(one: Option, value: Any) -> Any:
+def as_declared(one: Option, value: Any, spell: Callable[[str], str] = str) -> Any:
     """A value of the option's kind: a list, as YAML and JSON have it, becomes a tuple.
 
-    None is the default of any option.
+    None is the default of any option. ``spell`` writes the option's name as the user types it.
 
     Raises:
         ValueError: the value is of another kind.
@@ -120,7 +120,7 @@ def as_declared(one: Option, value: Any) -> Any:
         return value
     found = _fitting(value, one.kind)
     if found is _NO:
-        raise ValueError(f"must be {_written(one.kind)}, got {value!r}")
+        raise ValueError(f"{spell(one.name)} must be {_written(one.kind)}, got {value!r}")
     return found
 
 
@@ -180,9 +180,9 @@ def _declared(kind: Any, axes: int | None) -> Mapping[str, Option]:
 
 
 def check_asked(part: Any) -> None:
-    """Raise ValueError, with values to begin with, if an option of a dataclass was asked and is None.
+    """Raise ValueError, with values to begin with, if an option that is ``asked`` is None.
 
-    A ``__post_init__`` calls it; a host that has a default for its unit never sees it.
+    A dataclass's ``__post_init__`` calls it; a host that has a default for its unit never sees it.
     """
     missing = [
         f"{one.name} ({one.metadata[_ASKED]})"

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import Field, dataclass
+from itertools import permutations
 from typing import Any, NamedTuple
 
 from cape_plugins.added import Added, Table
@@ -35,8 +36,9 @@ from cape_plugins.random_positions import RandomPositions
 from cape_plugins.relpos import RelativePositions
 from cape_plugins.rotary import Rotary
 from cape_plugins.sinusoid import Sinusoids
+from cape_plugins.sizes import AXES
 
-_AXES = ((1,), (2,), (1, 2), (2, 1))
+_AXES = {of for count in range(1, len(AXES) + 1) for of in permutations(AXES, count)}
 
 
 #: slot of a variant → base class of what stands there
@@ -52,6 +54,8 @@ class Variant:
         augments: how positions change in training, before ``adds`` and ``attends`` see them.
         attends: what positions do in self-attention; None leaves the host's own.
         first_layer_only: whether ``attends`` sits in the first layer only.
+        one_for_all: whether all layers share one module, its parameters too. Then ``prepare`` may
+            use parameters; they get the gradients of all layers.
         axes: for positions with so many axes: 1 in sequences, 2 in images.
     """
 
@@ -59,6 +63,7 @@ class Variant:
     augments: type[AsGiven] = AsGiven
     attends: type[PositionalAttention] | None = None
     first_layer_only: bool = False
+    one_for_all: bool = False
     axes: tuple[int, ...] = (1, 2)
 
     def __post_init__(self) -> None:
@@ -73,6 +78,10 @@ class Variant:
             if any(isinstance(one, Field) for one in fields) or kind.__hash__ is None:
                 how = "frozen=True" if base is AsGiven else "eq=False, repr=False"
                 raise ValueError(f"decorate {kind.__name__} with @dataclass({how})")
+        if (self.first_layer_only or self.one_for_all) and self.attends is None:
+            raise ValueError("first_layer_only and one_for_all are of a variant that attends")
+        if self.first_layer_only and self.one_for_all:
+            raise ValueError("choose one of first_layer_only and one_for_all")
         if self.axes not in _AXES:
             raise ValueError(f"axes must be (1,), (2,) or (1, 2), got {self.axes!r}")
 
@@ -114,13 +123,13 @@ class Registered(NamedTuple):
 
 
 #: axes of positions → name → what is registered
-TABLE: dict[int, dict[str, Registered]] = {1: {}, 2: {}}
+TABLE: dict[int, dict[str, Registered]] = {axes: {} for axes in AXES}
 #: top-level module → package that has an entry point in it
 PACKAGES: dict[str, str] = {}
 _LOADING: ContextVar[str | None] = ContextVar("LOADING", default=None)
 _WRITE = threading.RLock()  # held while nothing is imported
 #: axes → hosts that have read the table
-READERS: dict[int, list[Callable[[str], None]]] = {1: [], 2: []}
+READERS: dict[int, list[Callable[[str], None]]] = {axes: [] for axes in AXES}
 
 
 def register_variant(name: str, variant: Variant) -> None:
@@ -243,6 +252,12 @@ def get(pos: str, axes: int) -> Variant:
 def package(pos: str, axes: int) -> str:
     """The package that a variant is from, or the module if there is none; errors as :func:`get`."""
     return _find(pos, axes).package
+
+
+def root(pos: str, axes: int) -> str:
+    """The top-level module that the classes of a variant are in; ours where it has none else."""
+    roots = [kind.__module__.partition(".")[0] for kind in get(pos, axes).classes]
+    return next((one for one in roots if one not in ("cape_plugins", "__main__")), "cape_plugins")
 
 
 def _find(pos: str, axes: int) -> Registered:

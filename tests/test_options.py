@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from cape_plugins import POSITION, PositionalAttention, Variant, host, option, variants
+from cape_plugins import POSITION, PositionalAttention, Variant, option, variants
 from cape_plugins.augment import Augmentation
 from cape_plugins.host import Host
 from cape_plugins.options import declared
@@ -188,7 +188,7 @@ class Kinds(PositionalAttention):
 def kinds(monkeypatch):
     """A variant with an option of each kind, in the place of rope."""
     row = Variant(attends=Kinds, axes=(1,))
-    monkeypatch.setattr(host, "get", lambda p, axes: row if p == "rope" else get(p, axes))
+    monkeypatch.setattr(variants, "get", lambda p, axes: row if p == "rope" else get(p, axes))
 
 
 @pytest.mark.parametrize(

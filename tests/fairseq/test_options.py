@@ -18,9 +18,9 @@ from cape_plugins import (
     Augmentation,
     PositionalAttention,
     Variant,
-    host,
     option,
     register_variant,
+    variants,
 )
 from cape_plugins.fairseq import __main__ as flags
 from cape_plugins.fairseq.options import (
@@ -175,7 +175,7 @@ class Shaped(PositionalAttention):
 @pytest.mark.parametrize("given", ["(3, 4)", [3, 4]])
 def test_an_option_of_several_numbers_is_a_string_of_flags_or_a_list_of_yaml(monkeypatch, given):
     row = Variant(attends=Shaped, axes=(1,))
-    monkeypatch.setattr(host, "get", lambda p, axes: row if p == "relpos" else get(p, axes))
+    monkeypatch.setattr(variants, "get", lambda p, axes: row if p == "relpos" else get(p, axes))
     chosen = choose({"pos": "relpos", "relpos_shape": given}).options
     assert chosen == {"relpos_shape": (3, 4)}
     assert choose({"pos": "cape", "relpos_shape": [1, 2]}).pos == "cape"  # its default
@@ -194,7 +194,7 @@ class Switched(PositionalAttention):
 
 def test_a_switch_that_is_on_takes_true_or_false_and_none_is_what_the_class_decides(monkeypatch):
     row = Variant(attends=Switched, axes=(1,))
-    monkeypatch.setattr(host, "get", lambda p, axes: row if p == "relpos" else get(p, axes))
+    monkeypatch.setattr(variants, "get", lambda p, axes: row if p == "relpos" else get(p, axes))
     parser = ArgumentParser()
     gen_parser_from_dataclass(parser, flags_of_options(HOST.options().values())())
     words = "--relpos-on false --relpos-off --relpos-perhaps true --relpos-sides (0.5,2)"
