@@ -18,6 +18,9 @@ from numbers import Integral, Real
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+#: How many axes positions may have: 1 in sequences, 2 in images. docs/adding-a-variant.md says what
+#: a third would take.
+AXES = (1, 2)
 POSITION = "position"  #: unit of an option that is a length: that of the host's positions
 # keys of a field's metadata
 _HELP, _UNIT, _AXES, _TAKEN_BY, _TRAINING = "help", "unit", "axes", "taken_by", "training_only"
@@ -29,7 +32,7 @@ def option(
     help: str,
     *,
     unit: str | None = None,
-    axes: tuple[int, ...] = (1, 2),
+    axes: tuple[int, ...] = AXES,
     training_only: bool = False,
     taken_by: Callable[[Any], bool] | None = None,
     asked: str = "",
@@ -53,7 +56,7 @@ def option(
         raise ValueError(f"the second argument of option() is its help, a line, got {help!r}")
     if unit not in (None, POSITION):
         raise ValueError(f"unit must be POSITION, a length, or None, got {unit!r}")
-    if axes not in ((1,), (2,), (1, 2), (2, 1)):
+    if not (isinstance(axes, tuple) and axes and {*axes} <= {*AXES}):
         raise ValueError(f"axes must be (1,), (2,) or (1, 2), got {axes!r}")
     metadata = {
         _HELP: help,

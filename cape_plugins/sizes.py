@@ -6,12 +6,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from cape_plugins.checks import check_count, check_positive
-from cape_plugins.options import declared
-
-#: How many axes positions may have: 1 in sequences, 2 in images. What a third would take is in
-#: docs/adding-a-variant.md.
-AXES = (1, 2)
-
+from cape_plugins.options import AXES, declared
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:

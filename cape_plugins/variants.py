@@ -31,14 +31,13 @@ from cape_plugins.alibi import Alibi
 from cape_plugins.attention import PositionalAttention
 from cape_plugins.augment import AsGiven, Augmentation, DistanceAugmentation
 from cape_plugins.autoload import MEANT_BY_HOSTS, warn
-from cape_plugins.options import Option, declared, problem
+from cape_plugins.options import AXES, Option, declared, problem
 from cape_plugins.random_positions import RandomPositions
 from cape_plugins.relpos import RelativePositions
 from cape_plugins.rotary import Rotary
 from cape_plugins.sinusoid import Sinusoids
-from cape_plugins.sizes import AXES
 
-_AXES = {of for count in range(1, len(AXES) + 1) for of in permutations(AXES, count)}
+_AXES = tuple(of for count in range(1, len(AXES) + 1) for of in permutations(AXES, count))
 
 
 #: slot of a variant → base class of what stands there

@@ -45,6 +45,7 @@ from cape_plugins.espnet.padding import hide_padding, replace
 from cape_plugins.module import Positions
 from cape_plugins.positions import exact, frame_times, widest
 from cape_plugins.ranks import generator_of_rank
+from cape_plugins.sizes import Part
 
 
 class SignatureOfConf:
@@ -185,14 +186,14 @@ class InSeconds(AbsEncoder):
         return found
 
     def espnet_initialization_fn(self) -> None:
-        """Draw the learnable positions anew, uniform in ± 0.1 as the authors do.
+        """Draw what is learned about positions anew; a table uniform in ± 0.1 as the authors do.
 
         ESPnet calls this by its name after the option ``init``, which draws all weights anew.
         """
         for module in self.modules():
             if isinstance(module, Table):
                 nn.init.uniform_(module.table, -0.1, 0.1)
-            elif isinstance(module, PositionalAttention):
+            elif isinstance(module, Part):
                 module.reset_parameters()
 
     def forward(

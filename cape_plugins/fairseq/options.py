@@ -161,10 +161,16 @@ def choose(options: Mapping[str, Any]) -> Chosen:
 
     Raises:
         ValueError: an option is for another ``pos``, or a value is out of range; a variant checks
-            the values of its own when it is made.
+            the values of its own when it is made. Or the variant needs what fairseq cannot give.
     """
     ours, _ = HOST.split(options)
     pos, every = ours.pop("pos"), HOST.options()
+    adds = get(pos, HOST.axes).adds
+    if adds is not None and adds.needs_content():
+        raise ValueError(
+            f"--pos {pos} adds what depends on the content, which fairseq keeps from its embedding "
+            "of positions: it is for timm and ESPnet, here choose another variant"
+        )
     ours = {name: _read(value, every[name]) for name, value in ours.items()}
     chosen, source = HOST.choose(pos, ours)
     assert source is not None  # the host has options of its own
