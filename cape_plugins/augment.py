@@ -10,7 +10,7 @@ two sequences (source and target of a translation) can share Δ and λ.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -37,21 +37,19 @@ class AsGiven:
     """Leaves positions as given, as ``sinpos`` does. Augmentations override its methods.
 
     A subclass is a frozen dataclass, whose fields are its options (:func:`cape_plugins.option`).
+
+    Attributes:
+        sizes: of the model that it is in, where :class:`cape_plugins.Positions` makes it; their
+            ``spacing`` is the distance between neighbouring tokens.
     """
+
+    sizes: Sizes | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     def draw(
         self, batch_size: int, axes: int = 1, device: Device = None, generator: Generator = None
     ) -> Draw | None:
         """Δ and λ that several sequences may share; None where the variant has none."""
         return None
-
-    def in_model(self, sizes: Sizes) -> "AsGiven":
-        """This, in a model of such sizes: once, when the model is built.
-
-        A subclass whose options follow the host's spacing returns ``dataclasses.replace(self, …)``
-        here. What its fields then hold is what checkpoints keep.
-        """
-        return self
 
     def needs_whole_sequence(self, training: bool) -> str:
         """What to do so that a token's position depends on no other token; empty where it does not.

@@ -88,8 +88,8 @@ class Positions(nn.Module):
             if value is not None:
                 self.options[name] = as_declared(taken[name], value, spell)
 
-        augmentation = self.variant.augments(**self._of(self.variant.augments))
-        self.augmentation = augmentation.in_model(self.sizes)
+        of_augmentation = self._of(self.variant.augments)
+        self.augmentation = self.variant.augments(**of_augmentation, sizes=self.sizes)
         adds, attends = self.variant.adds, self.variant.attends
         self.added = None if adds is None else adds(self.sizes, **self._of(adds))
         made: list[PositionalAttention | None] = [None] * layers

@@ -8,6 +8,7 @@ from torch import nn
 from cape_plugins.checks import check_count, check_positive
 from cape_plugins.options import AXES, declared
 
+
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
     """Sizes of a model whose layers are alike.

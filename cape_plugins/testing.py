@@ -135,8 +135,9 @@ def check_cache(pos: str, axes: int, **options: Any) -> None:
         for t in range(tokens):
             now = slice(t, t + 1)
             _, given = positions(x[:, now], where[:, now], keys=where[:, : t + 1])
-            turned, new = attention.embed(query[:, :, now], given.queries), key[:, :, now]
-            kept = torch.cat([kept, attention.embed(new, given.queries)], dim=2)
+            own = given._replace(keys=given.queries)  # a new key is where its query is
+            turned, new = attention.embed_both(query[:, :, now], key[:, :, now], own)
+            kept = torch.cat([kept, new], dim=2)
             step, _ = attention.attend(turned, kept, value[:, :, : t + 1], given)
             assert_close(step, at_once[:, :, now])
 
