@@ -1,7 +1,7 @@
 """What the parts of a variant must know of the model that they are in, and what they share."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import nn
 
@@ -72,7 +72,7 @@ class Part(nn.Module):
     """
 
     sizes: Sizes
-    pos: ClassVar[str] = ""
+    pos = ""  # without an annotation, which would make it an option
 
     def __new__(cls, *given: Any, **options: Any) -> Any:
         """A module that can hold parameters, before ``__post_init__`` makes them."""

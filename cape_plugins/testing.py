@@ -25,7 +25,7 @@ from cape_plugins.positions import patch_grid, token_positions
 
 DIM, HEADS, LAYERS = 24, 3, 2
 # of variants whose options have no default, for tokens and for patches
-_ASKED = (
+_ASKED: tuple[dict[str, Any], ...] = (
     dict(max_local_shift=0.5, max_global_shift=5.0, random_range=9.0),
     dict(max_local_shift=0.3, max_global_shift=0.5, random_range=(-1.0, 1.0)),
 )
@@ -37,7 +37,7 @@ class Model(nn.Module):
     def __init__(self, pos: str, axes: int, **options: Any) -> None:
         super().__init__()
         taken = variants.get(pos, axes).options(axes)
-        asked = dict(abspos_context=50.0, relpos_context=3.0, **_ASKED[axes - 1])
+        asked: dict[str, Any] = dict(abspos_context=50.0, relpos_context=3.0, **_ASKED[axes - 1])
         options = {name: one for name, one in asked.items() if name in taken} | options
         sizes: dict[str, Any] = dict(dim=DIM, heads=HEADS, layers=LAYERS, axes=axes)
         self.positions = Positions(pos, **sizes, **options)
@@ -58,6 +58,10 @@ class Model(nn.Module):
 def model(pos: str, axes: int, **options: Any) -> Model:
     """A :class:`Model` in evaluation."""
     return Model(pos, axes, **options).eval()
+
+
+def _layers(made: Model) -> Any:
+    return made.positions.attentions
 
 
 def content(*sizes: int, seed: int = 1) -> Tensor:
@@ -113,7 +117,7 @@ def check_mask(pos: str, axes: int, **options: Any) -> None:
     seen = torch.ones(1, tokens, tokens, dtype=torch.bool).tril()
     _, given = made.positions(content(2, tokens), places(axes), seen)
     query, key, value = content(3, 2, tokens).unflatten(3, (HEADS, -1)).transpose(2, 3)
-    for attention in made.positions.attentions:
+    for attention in _layers(made):
         out, weights = attention(query, key, value, given, need_weights=True)
         assert not weights.masked_select(~seen).any(), f"{pos}: hidden keys have weights"
         assert_close(weights.sum(-1), torch.ones(2, HEADS, tokens))
@@ -129,7 +133,7 @@ def check_cache(pos: str, axes: int, **options: Any) -> None:
     seen = torch.ones(1, tokens, tokens, dtype=torch.bool).tril()
     query, key, value = content(3, 2, tokens).unflatten(3, (HEADS, -1)).transpose(2, 3)
     x = content(2, tokens)
-    for attention in positions.attentions:
+    for attention in _layers(made):
         at_once, _ = attention(query, key, value, positions(x, where, seen)[1])
         kept = key[:, :, :0]
         for t in range(tokens):

@@ -93,8 +93,8 @@ def _try_attention(part: PositionalAttention) -> None:
     check_bias(part, bias, *embedded)
     if bias is not None:
         _check_numbers(part, "bias", bias)
-    for one, was in zip(given, rows, strict=True):
-        _check_untouched(part, "embed or bias", one, was)
+    for now, was in zip(given, rows, strict=True):
+        _check_untouched(part, "embed or bias", now, was)
 
 
 def _check_numbers(part: Part, method: str, found: Tensor) -> None:

@@ -162,7 +162,7 @@ class OfNone(PositionalAttention):
 
 @dataclass(eq=False, repr=False)
 class Unknown(PositionalAttention):
-    unknown_n: "Missing | None" = option(None, "of a kind that is imported nowhere")  # noqa: F821
+    unknown_n: "Missing | None" = option(None, "of a kind of nowhere")  # noqa: F821, RUF009
 
 
 @dataclass(eq=False, repr=False)

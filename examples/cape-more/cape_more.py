@@ -51,7 +51,7 @@ class T5(PositionalAttention):
         check_positive("t5_furthest", self.t5_furthest)
         if self.t5_buckets % 4 or self.t5_furthest <= self.t5_buckets // 4:
             raise ValueError(
-                f"t5_buckets must be a multiple of 4 and t5_furthest more than a quarter of it, got "
+                "t5_buckets must be a multiple of 4 and t5_furthest more than a quarter of it, got "
                 f"{self.t5_buckets} and {self.t5_furthest:g}"
             )
         std = self.sizes.dim**-0.5  # as in transformers

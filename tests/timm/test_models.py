@@ -151,7 +151,8 @@ groups = timm.models.group_parameters(model, model.group_matcher())
 assert "position.added.slope" in stem  # what is learned at the input
 register_variant("late", Variant(attends=Near, axes=(2,)))  # timm has read the table
 for name in ("vit_tiny_patch4_late_32", "naflexvit_tiny_patch16_late_gap"):
-    assert timm.create_model(name, depth=1, near_slope=3.0).blocks[0].attn.positional.near_slope == 3
+    model = timm.create_model(name, depth=1, near_slope=3.0)
+    assert model.blocks[0].attn.positional.near_slope == 3.0
 assert timm.models.get_pretrained_cfg("vit_tiny_patch4_late_32").input_size == (3, 32, 32)
 try:
     timm.create_model("vit_tiny_patch4_cape_32", depth=1, near_slope=2.0)
