@@ -36,6 +36,7 @@ from cape_plugins.espnet.options import (
     RELPOS_CONTEXT,
     RELPOS_CONTEXT_FIRST,
     EncoderOptions,
+    check_known,
     check_long_enough,
     choose,
     encoder_conf,
@@ -98,7 +99,9 @@ class InSeconds(AbsEncoder):
         return None
 
     def __init__(self, input_size: int, **options: Any) -> None:
-        conf: Any = self.conf()(input_size=input_size, **options)
+        kind = self.conf()
+        check_known(options, kind)
+        conf: Any = kind(input_size=input_size, **options)
         of_variant, own = choose(conf)
         front = self.make_front(conf)
         known = parameters(self.espnets)

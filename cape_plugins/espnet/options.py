@@ -104,6 +104,14 @@ def encoder_conf(espnets: type, defaults: Mapping[str, Any], fixed: Collection[s
     return dataclasses.make_dataclass("encoder_conf", fields, kw_only=True)
 
 
+def check_known(options: Mapping[str, Any], kind: type) -> None:
+    """Raise TypeError for an option that is no field of a dataclass of :func:`encoder_conf`."""
+    known = {field.name for field in dataclasses.fields(kind)}
+    pos = options.get("pos", "cape")
+    for name in options.keys() - known:
+        raise TypeError(HOST.unknown(pos if pos in HOST.names() else "cape", name, known))
+
+
 def choose(conf: Any) -> tuple[dict[str, Any], EncoderOptions]:
     """What a dataclass of :func:`encoder_conf` says about positions.
 

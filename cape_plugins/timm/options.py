@@ -103,6 +103,7 @@ def image_settings(given: Mapping[str, Any]) -> tuple[ImageSettings, dict[str, A
     Raises:
         ValueError: unknown variant, an option that it does not take or of a wrong kind; or learned
             absolute embeddings are asked for, which are timm's own models.
+        TypeError: an argument that neither the variant nor timm's models have.
     """
     ours, timms = HOST.split(given)
     pos = ours.pop("pos", "cape")
@@ -111,6 +112,8 @@ def image_settings(given: Mapping[str, Any]) -> tuple[ImageSettings, dict[str, A
             "learnable absolute positions (abspos, pos_embed) are timm's own models: create "
             f"vit_tiny_patch16_224 and its like; here pos is one of {', '.join(HOST.names())}"
         )
+    for name in timms.keys() - HOST.theirs:
+        raise TypeError(HOST.unknown(pos, name, HOST.theirs))
     shift = ours.get("max_local_shift")
     if isinstance(shift, list | tuple):  # a list in JSON
         if len(shift) != 2:

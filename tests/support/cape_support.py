@@ -137,6 +137,17 @@ def run(*command: object, cwd: Path | None = None, **more: object) -> tuple[int,
     return done.returncode, done.stdout
 
 
+def package_of_eight(folder: Path) -> dict[str, str]:
+    """The environment of a process in which a package with :data:`EIGHT` is installed."""
+    about = folder / "eight-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: eight\nVersion: 1\n")
+    points = "more = cape_more\nfive = five_variants\n"
+    (about / "entry_points.txt").write_text(f"[cape_plugins.variants]\n{points}")
+    places = [folder, ROOT / "examples" / "cape-more", ROOT / "tests" / "support", *sys.path]
+    return {"PYTHONPATH": os.pathsep.join(map(str, filter(None, places)))}
+
+
 def shell(script: str, cwd: Path, **more: object) -> str:
     """What a script prints, which ends at its first error."""
     status, output = run("bash", "-euo", "pipefail", "-c", script, cwd=cwd, **more)
