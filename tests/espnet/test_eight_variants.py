@@ -29,7 +29,9 @@ def is_positional(key: str) -> bool:
 
 def test_layers_that_share_a_module_have_its_parameters_once(eight):
     shared, of_each = (make("cape_transformer", pos) for pos in ("t5_shared", "t5"))
-    count = [sum(is_positional(key) for key, _ in one.named_parameters()) for one in (shared, of_each)]
+    count = [
+        sum(is_positional(key) for key, _ in one.named_parameters()) for one in (shared, of_each)
+    ]
     assert count == [1, SIZES["num_blocks"]]
 
 

@@ -51,7 +51,17 @@ IMAGES = tuple(pos for pos in SEQUENCES if pos not in ("abspos", "relpos", "relp
 OURS = [(pos, 1) for pos in SEQUENCES] + [(pos, 2) for pos in IMAGES]
 
 #: encodings of the literature, which a fixture of the same name registers
-EIGHT = ("kerple", "cope", "xpos", "t5", "t5_shared", "fourier", "shape", "rotations", "conditional")
+EIGHT = (
+    "kerple",
+    "cope",
+    "xpos",
+    "t5",
+    "t5_shared",
+    "fourier",
+    "shape",
+    "rotations",
+    "conditional",
+)
 
 OPTIONS = dict(max_global_shift=5.0, max_local_shift=0.5, max_global_scale=1.4)
 OPTIONS |= dict(abspos_context=50, relpos_context=3, random_range=9.0)
