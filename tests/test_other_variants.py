@@ -70,6 +70,8 @@ def test_the_page_is_about_the_package_and_the_example_of_its_file_runs():
     text = ast.get_docstring(ast.parse(source))
     example = doctest.DocTestParser().get_doctest(text, names, "cape_fire", None, 0)
     assert doctest.DocTestRunner().run(example) == (0, 4)
+    tested = ROOT / "examples" / "cape-fire" / "test_cape_fire.py"
+    source += tested.read_text("utf-8")
     for excerpt in cape_support.blocks(PAGE, "python"):
         for piece in excerpt.split("    ...\n"):
             assert piece in source, piece
