@@ -3,6 +3,8 @@
     >>> @dataclass(frozen=True)
     ... class Augmentation:
     ...     max_global_shift: float = option(0.0, "Δ is uniform in ± this", unit=POSITION)
+    >>> declared(Augmentation)["max_global_shift"].default
+    0.0
 
 What a variant takes is the fields of its classes (:mod:`cape_plugins.variants`). A host makes its
 flags, keyword arguments or YAML keys of them (:mod:`cape_plugins.host`).

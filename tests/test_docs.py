@@ -25,6 +25,8 @@ def given(module: str) -> dict[str, object]:
     made = dict(query=query, key=key, value=value, content=content, x=content, lengths=lengths)
     made |= dict(mask=torch.ones(2, 1, 1, tokens).bool(), TRAINING=(), weights={})
     made |= dict(positions=token_positions(lengths)[:1, :, None], torch=torch, Fire=cape_fire.Fire)
+    made |= dict(new=torch.randn(2, 1, dim), where_all=token_positions([tokens]))
+    made |= dict(where_new=made["where_all"][:, -1:])
     # the installed package has done it
     return made | dict(register_variant=lambda name, variant: None)
 
