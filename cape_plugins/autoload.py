@@ -33,6 +33,23 @@ _EXPLICIT = {
 }
 
 
+# Names that mean something in a host, so that no variant of another package may have them.
+_MODELS_OF_TIMM = "models of timm's own"
+MEANT_BY_HOSTS = {
+    "ropepos": "our rope in timm",
+    "univit": "a setting of cape in timm",
+    "sinpos_low": "a setting of sinpos in timm",
+    "cape_low": "a setting of cape in timm",
+    "univit_low": "a setting of cape in timm",
+    "abspos": _MODELS_OF_TIMM,
+    "rope_mixed": _MODELS_OF_TIMM,
+    "rope_ape": _MODELS_OF_TIMM,
+    "rope_mixed_ape": _MODELS_OF_TIMM,
+    "rel_pos": "relative positions of ESPnet's own",
+    "espnet_rel_pos": "relative positions of ESPnet's own",
+}
+
+
 def install() -> None:
     """Watch for the hosts' imports, register with those already imported; never raises."""
     try:

@@ -167,10 +167,11 @@ class Study(Part):
         known("host", [self.host], hosts.NAMES)
         self.run = self.run or list(self.variants)
         others = set(self.run) - self.variants.keys()
+        there = [*self.variants]
         if others and "{variant}" in str(self.options):  # which says what its options are
-            others &= set(hosts.variants(self.host))
-            self.variants |= {name: Variant() for name in others}
-        known("run", self.run, self.variants)
+            there += hosts.variants(self.host)
+            self.variants |= {name: Variant() for name in others.intersection(there)}
+        known("run", self.run, there)
         once(self.run, "run")
         once(self.seeds, "seeds")
         for name, variant in self.variants.items():

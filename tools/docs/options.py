@@ -12,7 +12,7 @@ from cape_plugins.espnet import options as espnet
 from cape_plugins.fairseq import options as fairseq
 from cape_plugins.host import Host
 from cape_plugins.options import POSITION, Option
-from cape_plugins.timm import positions as timm
+from cape_plugins.timm import options as timm
 from cape_plugins.timm.registry import variants_by_name
 
 PAGE = Path(__file__).parents[2] / "docs" / "options.md"
