@@ -43,9 +43,9 @@ def test_ours_come_first_and_images_have_all_but_those_that_count_tokens():
         ("sinpos", 1, {"base", "frequency_scale"}),
         ("sinpos", 2, {"frequency_scale"}),
         ("relpos", 1, {"relpos_context"}),
-        ("rope", 2, {"frequency_scale"}),
+        ("rope", 2, {"frequency_scale", "rope_base", "rope_fraction"}),
         ("alibi", 2, {"alibi_unit"}),
-        ("random_rope", 1, {"frequency_scale", "random_range", "spread"}),
+        ("random_rope", 1, {"frequency_scale", "rope_base", "rope_fraction", "random_range", "spread"}),
     ],
 )
 def test_a_variant_takes_what_its_classes_declare(pos, axes, taken):
