@@ -44,7 +44,10 @@ def augment_positions(model: nn.Module, pos: str, **options: Any) -> Callable[[]
     """
     hooks = _Hooks(_augmentation(pos, options))
     owner, tables = _tables_of(model)
-    handles = [owner.register_forward_pre_hook(hooks.begin, with_kwargs=True)]
+    handles = [
+        owner.register_forward_pre_hook(hooks.begin, with_kwargs=True),
+        owner.register_forward_hook(hooks.end),
+    ]
     for table in tables:
         table.cape_plugins_augments = pos  # type: ignore[assignment]
         handles.append(table.register_forward_pre_hook(hooks.augment, with_kwargs=True))
@@ -74,6 +77,11 @@ class _Hooks:
         self.given = self.moved = None
         mask = named.get("attention_mask")
         self.mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+
+    def end(self, owner: nn.Module, *_: Any) -> None:
+        """A forward ends: was a table asked for?"""
+        if owner.training and self.given is None:
+            raise ValueError(f"{type(owner).__name__} has a rotary table, but does not use it")
 
     def augment(self, table: nn.Module, args: Any, named: dict[str, Any]) -> Any:
         """Give a rotary table augmented positions, (B, N) float32; all tables of a model the same."""

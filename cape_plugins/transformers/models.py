@@ -30,14 +30,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.eurobert.modeling_eurobert import EuroBertAttention
 from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward
 
-from cape_plugins.attention import NOTHING, Given, PositionalAttention, with_class
+from cape_plugins.attention import NOTHING, Given, PositionalAttention
 from cape_plugins.augment import AsGiven
 from cape_plugins.mark import VariantMark, compare
 from cape_plugins.module import Positions
 from cape_plugins.ranks import generator_of_rank
 from cape_plugins.sinusoid import Sinusoids
 from cape_plugins.sizes import Part
-from cape_plugins.transformers.options import DECODER, ENCODER, check_typos, fields, positions
+from cape_plugins.transformers.options import DECODER, ENCODER, check_names, fields, positions
 
 __all__ = [
     "CapeEuroBertConfig",
@@ -63,7 +63,7 @@ class _Options:
     host_type = ""
 
     def __post_init__(self, **others: Any) -> None:
-        check_typos(others, self.host)
+        check_names(others, self.host)
         super().__post_init__(**others)  # type: ignore[misc]
         with torch.device("meta"):
             positions(self, self.host)
@@ -139,17 +139,20 @@ class _NoTable(nn.Module):
 class _Loads:
     """Mixed into all our models: their parts are initialised, and the mark is compared."""
 
-    _keys_to_ignore_on_load_missing = [r"positions\.mark\."]  # noqa: RUF012 - transformers' own model's
+    _keys_to_ignore_on_load_missing = (r"positions\.mark\.",)  # of transformers' own weights
 
     def _init_weights(self: Any, module: nn.Module) -> None:
         super()._init_weights(module)  # type: ignore[misc]
         if isinstance(module, Part) and hasattr(module, "reset_parameters"):
             module.reset_parameters()
+        elif isinstance(module, VariantMark):  # what the checkpoint has not
+            for name, value in module.settings.items():
+                entry = getattr(module, name)
+                if not getattr(entry, "_is_hf_initialized", False):
+                    entry.copy_(torch.tensor(value, dtype=entry.dtype))
 
     @classmethod
-    def from_pretrained(
-        cls, *args: Any, output_loading_info: bool = False, **named: Any
-    ) -> Any:
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **named: Any) -> Any:
         """As transformers'.
 
         Raises:
@@ -161,14 +164,13 @@ class _Loads:
         )
         for module in model.modules():
             if isinstance(module, VariantMark):
-                _compare(module, info["unexpected_keys"], info["missing_keys"])
+                _compare(module, info["unexpected_keys"])
         return (model, info) if output_loading_info else model
 
 
-def _compare(mark: VariantMark, unexpected: Any, missing: Any) -> None:
+def _compare(mark: VariantMark, unexpected: Any) -> None:
     """transformers has put a checkpoint's values where ours were: compare, then take ours again."""
-    absent = {key.rpartition(".")[2] for key in missing if ".mark." in key}
-    found = {name: value for name, value in mark.named_buffers() if name not in absent}
+    found = dict(mark.named_buffers())
     found |= {key.rpartition(".")[2]: torch.empty(0) for key in unexpected if ".mark." in key}
     compare(found, mark)
     mark.to(next(mark.buffers()).device)
@@ -181,24 +183,21 @@ class _CapeModel(_Loads):
     positions: Positions
 
     def __init__(self: Any, config: Any) -> None:
-        super().__init__(config)
-        self.install()
-
-    def install(self: Any) -> None:
-        """Put positions into a model of transformers' class that has ours since.
+        """Built by transformers, then positions are put in.
 
         Raises:
             ValueError: as :func:`cape_plugins.transformers.options.positions`; or the attention
                 implementation cannot take what the variant adds to the scores.
         """
-        self.positions = positions(self.config, self.config.host)
+        super().__init__(config)
+        self.positions = positions(config, config.host)
         self.rotary_emb = _NoTable()
         attentions = self.positions.hand_over()
         self.adds_to_scores = _adds_to_scores(attentions[0])
         self._check_implementation()
         known: set[PositionalAttention | None] = set()
         for layer, positional in zip(self.layers, attentions, strict=True):
-            layer.self_attn = with_class(layer.self_attn, self.attention)
+            layer.self_attn.__class__ = self.attention
             if positional in known:  # one for all layers: the first has it in the state dict
                 object.__setattr__(layer.self_attn, "positional", positional)
             else:
@@ -207,7 +206,7 @@ class _CapeModel(_Loads):
             layer.self_attn.adds_to_scores = self.adds_to_scores and positional is not None
         # sinusoids are about 1 (Vaswani et al. 2017 scale tokens so too); tables begin as tokens do
         sinusoids = isinstance(self.positions.added, Sinusoids)
-        self.content_scale = self.config.hidden_size**0.5 if sinusoids else 1.0
+        self.content_scale = config.hidden_size**0.5 if sinusoids else 1.0
 
     def forward(
         self: Any,
@@ -329,17 +328,15 @@ def _without_padding(where: Tensor, mask: Any) -> Tensor:
 
 
 class _WithBase(_Loads):
-    """Mixed into transformers' models with a head: their base model becomes ours."""
+    """Mixed into transformers' models with a head: their base model is replaced by ours."""
 
     base: type[Any]
 
     def __init__(self: Any, config: Any) -> None:
         super().__init__(config)
-        theirs = getattr(self, self.base_model_prefix)
-        if not isinstance(theirs, self.base):  # some of theirs ask AutoModel, which gives ours
-            ours = with_class(theirs, self.base)
-            setattr(self, self.base_model_prefix, ours)
-            ours.install()
+        if not isinstance(getattr(self, self.base_model_prefix), self.base):
+            setattr(self, self.base_model_prefix, self.base(config))
+            self.post_init()  # again: it ties the head to the base model's embedding
 
 
 class CapeLlamaModel(_CapeModel, LlamaModel):

@@ -71,10 +71,15 @@ def positions(config: Any, host: Host) -> Positions:
     return made
 
 
-def check_typos(names: Iterable[str], host: Host) -> None:
-    """Raise ValueError for a name that is nearly an option's: transformers keeps any name."""
+def check_names(names: Iterable[str], host: Host) -> None:
+    """Raise ValueError for a name that is nearly an option's, or an option that is not the user's.
+
+    transformers keeps any name.
+    """
     every = ["pos", *host.options()]
     for name in names:
+        if name in host.sets:
+            raise ValueError(f"{name} is set by the model: leave it out; options are {every}")
         if near := difflib.get_close_matches(name, every, n=1, cutoff=0.8):
             raise ValueError(f"unknown option {name}: did you mean {near[0]}?")
 
