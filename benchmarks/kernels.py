@@ -189,7 +189,9 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "sin": lambda phase, dtype: phase.sin().to(dtype),
     "rows": lambda first, second, dtype: (first * second).to(dtype),
     "add_where": lambda content, added, present: (content + added * present).to(content.dtype),
-    "rotate": lambda table, back, again, *turned: tuple(rotary._rotate(table, x, back) for x in turned),
+    "rotate": lambda table, back, again, *turned: tuple(
+        rotary._rotate(table, x, back) for x in turned
+    ),
     "distance_scores": _scores,
     "attend_in_parts": _attend_whole,
     "mixed_table": lambda coords, frequencies: _timms_mixed_table(coords, frequencies),

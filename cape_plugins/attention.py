@@ -159,7 +159,7 @@ class PositionalAttention(Part):
         return scores.masked_fill(~bias, -torch.inf) if bias.dtype == torch.bool else scores + bias
 
     def bias_and_mask(self, query: Tensor, key: Tensor, given: Given) -> Tensor | None:
-        """:meth:`bias`, the bias of all layers and the mask as one: bool, or added to the scores."""
+        """:meth:`bias`, what all layers add and the mask as one: bool, or added to the scores."""
         own = self.bias(query, key, given)
         shared = given.mask if given.bias is None else given.bias
         return merge(own, shared, dtype_of_scores(query))

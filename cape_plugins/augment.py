@@ -53,8 +53,10 @@ class AsGiven:
         step = "in_training" if training else "in_evaluation"
         if getattr(type(self), step) is getattr(AsGiven, step):
             return ""
-        return f"if {type(self).__name__}.{step} moves each token alone, let it say so in "\
+        return (
+            f"if {type(self).__name__}.{step} moves each token alone, let it say so in "
             "needs_whole_sequence"
+        )
 
     def in_training(
         self,
@@ -89,7 +91,8 @@ class DistanceAugmentation(AsGiven):
     ε has no default, because the right bound depends on the unit of positions; 0 is none.
 
     Raises:
-        ValueError: a shift is missing, negative or not finite, or the scale is below 1 or not finite.
+        ValueError: a shift is missing, negative or not finite, or the scale is below 1 or not
+            finite.
     """
 
     max_local_shift: float | tuple[float, ...] | None = option(

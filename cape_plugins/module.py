@@ -229,9 +229,7 @@ class Positions(nn.Module):
             wide, batch_size, draw, max_local_shift=max_local_shift, generator=generator
         )
 
-    def _check_shapes(
-        self, content: Tensor | None, positions: Tensor, keys: Tensor | None
-    ) -> None:
+    def _check_shapes(self, content: Tensor | None, positions: Tensor, keys: Tensor | None) -> None:
         if is_traced():  # there sizes may be symbols
             return
         dim, axes = self.sizes.dim, self.sizes.axes

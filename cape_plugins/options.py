@@ -91,9 +91,9 @@ def _declared(kind: Any, axes: int | None) -> Mapping[str, Option]:
 
 
 def check_asked(part: Any) -> None:
-    """Raise ValueError, with values to begin with, if an option of a dataclass was asked and is None.
+    """Raise ValueError, with values to begin with, if an option that is ``asked`` is None.
 
-    A ``__post_init__`` calls it; a host that has a default for its unit never sees it.
+    A dataclass's ``__post_init__`` calls it; a host that has a default for its unit never sees it.
     """
     missing = [
         f"{one.name} ({one.metadata[_ASKED]})"

@@ -39,8 +39,8 @@ class RandomPositions(AsGiven):
         None,
         "in training positions are drawn from 0 to this, or from a pair's",
         unit=POSITION,
-        asked="at least the longest input that will be tested, such as 256 tokens, 60 s, (-1, 1) of "
-        "half an image",
+        asked="at least the longest input that will be tested: 256 tokens, 60 s, (-1, 1) of half "
+        "an image",
     )
     spread: bool = option(
         True,

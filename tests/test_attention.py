@@ -137,9 +137,7 @@ def decoder(pos: str, axes: int) -> Layer:
 @pytest.mark.parametrize("chunk", [1, 2, 3])
 @pytest.mark.parametrize("shared", [1, 3], ids=["every head", "grouped queries"])
 @pytest.mark.parametrize(("pos", "axes"), DECODING)
-def test_decoding_with_a_cache_of_embedded_keys_is_decoding_at_once(
-    pos, axes, shared, chunk, left
-):
+def test_decoding_with_a_cache_of_embedded_keys_is_decoding_at_once(pos, axes, shared, chunk, left):
     """Sample 1 begins later: behind two tokens of padding, or with a second packed sentence."""
     module, content = decoder(pos, axes), torch.randn(2, 6, 12)
     attention, where = module.attention, places(axes, 6, 6)

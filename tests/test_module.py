@@ -204,9 +204,7 @@ def test_only_cape_draws_what_sequences_share_and_only_in_training(pos, axes):
 
 
 def test_two_sequences_with_one_draw_share_shift_and_scale():
-    cape = Positions(
-        "cape", dim=8, max_global_shift=5.0, max_local_shift=0.0, mean_normalize=False
-    )
+    cape = Positions("cape", dim=8, max_global_shift=5.0, max_local_shift=0.0, mean_normalize=False)
     draw = Draw(shift=torch.tensor([[3.0], [-1.0]]), scale=torch.tensor([1.25, 0.8]))
     positions = token_positions([6])
     expected = sinusoid_1d((positions + draw.shift) * draw.scale[:, None], 8)
@@ -215,9 +213,7 @@ def test_two_sequences_with_one_draw_share_shift_and_scale():
 
 
 def test_a_forward_may_have_a_local_shift_of_its_own():
-    cape = Positions(
-        "cape", dim=8, max_global_shift=0.0, max_local_shift=0.5, mean_normalize=False
-    )
+    cape = Positions("cape", dim=8, max_global_shift=0.0, max_local_shift=0.5, mean_normalize=False)
     moved = cape.augment(torch.zeros(1, 4000), 1, max_local_shift=0.1)
     assert 0.099 < moved.abs().max() <= 0.1
     out, _ = cape(torch.zeros(1, 6, 8), torch.ones(1, 6), max_local_shift=0.0)

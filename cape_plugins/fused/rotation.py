@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
 Rotate = Callable[..., tuple[Tensor, ...]]
 
 
