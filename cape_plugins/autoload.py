@@ -27,6 +27,7 @@ _TRIGGERS = {
     "espnet2.tasks.abs_task": "espnet",
     # imports torch itself, before which this hook does not exist: see _when_imported
     "transformers.models.auto.configuration_auto": "transformers",
+    "transformers.models.auto.modeling_auto": "transformers",  # imports the former
 }
 
 _EXPLICIT = {

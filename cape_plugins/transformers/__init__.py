@@ -38,7 +38,8 @@ _AUTO = "transformers.models.auto"
 def register() -> None:
     """Add our types to transformers' tables, which hold names until a model is asked for.
 
-    It imports transformers' tables if needed. A second call changes nothing.
+    It imports transformers' tables if needed. A second call changes nothing; one while the table of
+    models is being imported adds the configurations alone.
 
     Raises:
         ImportError: transformers is missing, or its tables are not those that we know.
@@ -50,6 +51,8 @@ def register() -> None:
             sys.modules.setdefault(f"transformers.models.{kind}", _Models(kind))
             names.setdefault(kind, classes["CONFIG"])
         models = import_module(f"{_AUTO}.modeling_auto")
+        if not hasattr(models, "AutoModel"):
+            return  # it is importing the configurations; autoload calls again at its end
         for kind, classes in TYPES.items():
             for table in classes.keys() - {"CONFIG"}:
                 getattr(models, f"{table}_MAPPING_NAMES").setdefault(kind, classes[table])

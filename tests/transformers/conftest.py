@@ -40,10 +40,12 @@ def create() -> Callable[..., torch.nn.Module]:
 
     import cape_plugins.transformers  # noqa: F401 - registers, also where autoload is switched off
 
-    def make(pos="cape_rope", kind="cape_llama", auto="AutoModelForCausalLM", *, attn=None, **options):
+    def make(
+        pos="cape_rope", kind="cape_llama", auto="AutoModelForCausalLM", *, attn=None, **options
+    ):
         torch.manual_seed(0)
         own = ENCODER if "bert" in kind else {}
-        own = own | (dict(relpos_context=5) if pos.startswith("relpos") else {})
+        own = own | (dict(relpos_context=5) if str(pos).startswith("relpos") else {})
         own = own | ({} if pos is None or not kind.startswith("cape") else dict(pos=pos))
         config = transformers.AutoConfig.for_model(kind, **SIZES | own | options)
         named = {} if attn is None else dict(attn_implementation=attn)

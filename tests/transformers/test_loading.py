@@ -9,6 +9,8 @@ import pytest
 FIRST = {
     "transformers first": "from transformers import AutoConfig",
     "torch first": "import torch; from transformers import AutoConfig",
+    "a table of models first": "import transformers.models.auto.modeling_auto; "
+    "from transformers import AutoConfig",
     "explicitly": "import cape_plugins.transformers; from transformers import AutoConfig",
     "too late": "import transformers.models.auto.modeling_auto, cape_plugins.transformers; "
     "from transformers import AutoConfig",
