@@ -123,7 +123,9 @@ def _augmentation(pos: str, given: dict[str, Any]) -> AsGiven:
     variant = get(pos, DECODER.axes)
     if not _is_able(pos):
         able = ", ".join(name for name in names(DECODER.axes) if _is_able(name))
-        raise ValueError(f"{pos} does not augment positions of a rotary model: choose one of {able}")
+        raise ValueError(
+            f"{pos} does not augment positions of a rotary model: choose one of {able}"
+        )
     chosen, _ = DECODER.choose(pos, given)
     own = declared(variant.augments, DECODER.axes)
     if of_model := [name for name in given if name not in own]:
@@ -162,7 +164,9 @@ def _tables_of(model: nn.Module) -> tuple[nn.Module, list[nn.Module]]:
         if "position_ids" not in inspect.signature(type(table).forward).parameters:
             raise ValueError(f"{name}: {kind} does not take position_ids, so it cannot be served")
         if hasattr(table, "cape_plugins_augments"):
-            raise ValueError(f"{name} has {table.cape_plugins_augments} already: call its undo first")
+            raise ValueError(
+                f"{name} has {table.cape_plugins_augments} already: call its undo first"
+            )
         if _has_axes(table):
             raise ValueError(f"{name}: {kind} has positions of several axes: it cannot be served")
     return owners[0], tables

@@ -290,9 +290,7 @@ def _adds_to_scores(attention: PositionalAttention | None) -> bool:
     return attention.prepare(where, where, None, torch.float32).bias is not None
 
 
-def _positions_of_keys(
-    cache: Cache | None, index: int, where: Tensor, batch: int
-) -> Tensor | None:
+def _positions_of_keys(cache: Cache | None, index: int, where: Tensor, batch: int) -> Tensor | None:
     """Positions (B, keys) of all keys so far, or None where they are those of the queries.
 
     They are layer number ``index`` of the cache, keys of one head and one channel.

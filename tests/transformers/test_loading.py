@@ -62,7 +62,9 @@ def test_who_asks_for_no_model_does_not_wait_for_ours():
 @pytest.mark.release
 def test_without_cape_plugins_a_folder_is_refused(create, tmp_path):
     create("alibi").save_pretrained(tmp_path)
-    program = f"from transformers import AutoModelForCausalLM as A; A.from_pretrained({str(tmp_path)!r})"
+    program = (
+        f"from transformers import AutoModelForCausalLM as A; A.from_pretrained({str(tmp_path)!r})"
+    )
     assert python(program).returncode == 0
     refused = python(program, CAPE_PLUGINS_AUTOLOAD="0")
     assert refused.returncode != 0

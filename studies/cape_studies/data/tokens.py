@@ -66,7 +66,9 @@ def make(options: TokenOptions) -> None:
         found = [[end, *one.ids] for one in tokenizer.encode_batch(texts)]
         np.save(options.out / f"{part}.npy", np.concatenate(found).astype(np.uint16))
         characters = sum(map(len, texts))
-        print(f"{part}: {len(texts)} files, {sum(map(len, found)):,} tokens, {characters:,} letters")
+        print(
+            f"{part}: {len(texts)} files, {sum(map(len, found)):,} tokens, {characters:,} letters"
+        )
 
 
 def trained(texts: list[str], vocabulary: int) -> Tokenizer:

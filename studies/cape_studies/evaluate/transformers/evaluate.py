@@ -38,7 +38,9 @@ def run(options: TextOptions) -> Iterator[Score]:
         for length in options.length:
             model = load(Path(folder), length, options)
             nats = losses(model, windows[:, -length:], options)  # (windows, length - 1)
-            yield from scores({**about, "length": length, "position": "all"}, nats[:, -options.scored :])
+            yield from scores(
+                {**about, "length": length, "position": "all"}, nats[:, -options.scored :]
+            )
             if length == max(options.length):
                 for low, high in pairwise([1, *options.bins]):  # the first token is not predicted
                     if low < length:
