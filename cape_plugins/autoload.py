@@ -132,7 +132,7 @@ def _when_imported(trigger: str) -> None:
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, value)
             if name == "_initializing" and not value:
-                self.__class__ = ModuleSpec
+                self.__class__ = ModuleSpec  # type: ignore[assignment]
                 if trigger in sys.modules:  # else it failed
                     _host_ready(trigger)
 

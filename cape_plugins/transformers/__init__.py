@@ -2,7 +2,8 @@
 
     >>> config = AutoConfig.for_model("cape_llama", pos="alibi", hidden_size=256)
     >>> model = AutoModelForCausalLM.from_config(config)
-    >>> augment_positions(AutoModelForCausalLM.from_pretrained(folder), "pose_rope", pose_range=4096)
+    >>> llama = AutoModelForCausalLM.from_pretrained("…")       # transformers' own
+    >>> augment_positions(llama, "pose_rope", pose_range=4096.0)
 
 The types are registered as soon as transformers' auto classes are imported
 (``cape_plugins.autoload``), or by importing this package. Our models are imported when one is asked

@@ -84,7 +84,7 @@ class _Hooks:
             raise ValueError(f"{type(owner).__name__} has a rotary table, but does not use it")
 
     def augment(self, table: nn.Module, args: Any, named: dict[str, Any]) -> Any:
-        """Give a rotary table augmented positions, (B, N) float32; all tables of a model the same."""
+        """Give a rotary table augmented positions, (B, N) float32; all tables the same."""
         if not table.training:
             return None
         self.kept = {**vars(table), "_buffers": dict(table._buffers)}

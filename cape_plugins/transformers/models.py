@@ -1,7 +1,7 @@
 """Llama and EuroBERT of transformers with a variant's positions; all else is theirs.
 
-EuroBERT is the encoder because it is Llama without the causal mask: every layer sees the whole text,
-so that models differ in their positions alone.
+EuroBERT is the encoder because it is Llama without the causal mask: every layer sees the whole
+text, so that models differ in their positions alone.
 
 What a variant adds to the scores needs the positions of cached keys. They are one more layer of
 transformers' cache, which so is cropped, reordered and repeated as the keys are.
@@ -143,8 +143,8 @@ class _Loads:
 
     def _init_weights(self: Any, module: nn.Module) -> None:
         super()._init_weights(module)  # type: ignore[misc]
-        if isinstance(module, Part) and hasattr(module, "reset_parameters"):
-            module.reset_parameters()
+        if isinstance(module, Part):  # not all have parameters
+            getattr(module, "reset_parameters", lambda: None)()
         elif isinstance(module, VariantMark):  # what the checkpoint has not
             for name, value in module.settings.items():
                 entry = getattr(module, name)
@@ -189,7 +189,7 @@ class _CapeModel(_Loads):
             ValueError: as :func:`cape_plugins.transformers.options.positions`; or the attention
                 implementation cannot take what the variant adds to the scores.
         """
-        super().__init__(config)
+        super().__init__(config)  # type: ignore[call-arg]
         self.positions = positions(config, config.host)
         self.rotary_emb = _NoTable()
         attentions = self.positions.hand_over()
@@ -242,7 +242,7 @@ class _CapeModel(_Loads):
         content, given = self.positions(
             content * self.content_scale, where, mask, keys=keys, generator=generator
         )
-        return super().forward(
+        return super().forward(  # type: ignore[misc]
             inputs_embeds=content,
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -331,7 +331,7 @@ class _WithBase(_Loads):
     base: type[Any]
 
     def __init__(self: Any, config: Any) -> None:
-        super().__init__(config)
+        super().__init__(config)  # type: ignore[call-arg]
         if not isinstance(getattr(self, self.base_model_prefix), self.base):
             setattr(self, self.base_model_prefix, self.base(config))
             self.post_init()  # again: it ties the head to the base model's embedding

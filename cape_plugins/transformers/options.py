@@ -15,7 +15,7 @@ from cape_plugins.module import Positions
 #: Of a decoder nothing is centred and nothing spread: a step does not know how long a text will be.
 #: Δ and ε are those of the paper's translation (section 4.3), relpos' context too; ranges are
 #: Llama's length, max_position_embeddings.
-DECODER = Host(
+DECODER: Host[None] = Host(
     axes=1,
     unit="tokens",
     defaults={

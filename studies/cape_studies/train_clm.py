@@ -8,6 +8,7 @@ The model is in run/model when it is trained; a training that was interrupted go
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +19,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from cape_plugins.transformers import augment_positions
 from cape_studies import command
-from cape_studies.options import Options, Pairs
+from cape_studies.options import CommandOptions, Pairs
 
 
-class TrainOptions(Options):
+class TrainOptions(CommandOptions):
     """Train a causal language model."""
 
     data: Path = Field(description="folder that cape_studies.data.tokens made")
@@ -39,6 +40,16 @@ class TrainOptions(Options):
     log: PositiveInt = Field(20, description="updates between lines of the log")
     seed: NonNegativeInt = Field(0, description="of weights, order and positions")
     device: str = Field("cpu", description="cpu or cuda")
+
+
+class Progress(transformers.TrainerCallback):
+    """Says how far a training is, as cape-run reads it."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """A line for each loss."""
+        if logs and "loss" in logs:
+            loss = float(logs["loss"])
+            print(f"step {state.global_step}/{state.max_steps} loss={loss:.3f}", flush=True)
 
 
 class Sequences(Dataset):
@@ -93,7 +104,8 @@ def train(options: TrainOptions) -> None:
         use_cpu=options.device == "cpu",
     )
     data = Sequences(options.data / "train.npy", options.length)
-    trainer = transformers.Trainer(model, arguments, train_dataset=data)
+    trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[Progress()])
+    trainer.remove_callback(transformers.PrinterCallback)
     trainer.train(resume_from_checkpoint=any(options.out.glob("checkpoint-*")) or None)
     trainer.save_model(str(options.out / "model"))
     tokenizer.save_pretrained(options.out / "model")

@@ -89,7 +89,9 @@ def _variants(takers: dict[str, list[str]]) -> str:
     cell = ", ".join(f"`{pos}`" for pos in shared)
     more: dict[str, list[str]] = {}  # variants → the hosts that have them besides
     for host, found in having.items():
-        more.setdefault(", ".join(f"`{pos}`" for pos in found if pos not in shared), []).append(host)
+        more.setdefault(", ".join(f"`{pos}`" for pos in found if pos not in shared), []).append(
+            host
+        )
     for others, of in more.items():
         cell += f"; in {', '.join(of)} {others} too" if others else ""
     return cell

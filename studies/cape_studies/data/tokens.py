@@ -19,13 +19,13 @@ from transformers import PreTrainedTokenizerFast
 from cape_studies import command
 from cape_studies.data.files import files
 from cape_studies.data.text import read_text
-from cape_studies.options import Options
+from cape_studies.options import CommandOptions
 
 END = "<|endoftext|>"
 PARTS = ("train", "valid", "test")
 
 
-class TokenOptions(Options):
+class TokenOptions(CommandOptions):
     """Split text files into parts, train a byte-level BPE on train, write tokens as arrays."""
 
     text: str = Field(

@@ -1,11 +1,9 @@
 """transformers: its Trainer trains, in ``train_clm.py``; ``cape-transformers-eval`` tests."""
 
-import re
 from pathlib import Path
 
-from cape_studies.hosts import PYTHON, Machine, Options, words
-
-__all__ = ["words"]
+from cape_studies import hosts
+from cape_studies.hosts import PYTHON, Machine, Options, Progress, words
 
 MODULE = "transformers"
 AXES = 1
@@ -15,7 +13,6 @@ CONDITION: tuple[str, ...] = ("length",)
 WHOLE = ("position",)
 CHANCE = "the frequencies of tokens"
 EVERY_STEP: Options = {"log": 1}
-STEP = re.compile(r"'loss'")
 
 
 def train(
@@ -35,6 +32,11 @@ def test(
     """``cape-transformers-eval``."""
     start = [PYTHON, "-m", "cape_studies.evaluate.transformers"]
     return [*start, *words({**options, "model": f"{name}={checkpoint}", **own})]
+
+
+def progress(line: str, options: Options) -> Progress | None:
+    """What ``train_clm`` prints."""
+    return hosts.progress(line)
 
 
 def problem(machine: Machine) -> str:

@@ -130,6 +130,23 @@ def test_fairseq_has_the_models_with_their_options(name):
         parse(one, COMMANDS)
 
 
+@pytest.mark.parametrize("name", of_host("transformers"))
+def test_transformers_builds_the_models_with_their_options(name):
+    transformers = pytest.importorskip("transformers")
+    from cape_plugins.transformers import augment_positions
+    from cape_studies.evaluate.transformers.options import TextOptions
+    from cape_studies.train_clm import TrainOptions
+
+    for one in runs(name):
+        words = one.train_command(one.trained)
+        given = parsed("", TrainOptions, words[words.index("cape_studies.train_clm") + 1 :])
+        config = transformers.AutoConfig.for_model(given.model_type, **given.config)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        if given.augment:
+            augment_positions(model, given.augment, **given.augment_options)
+        parse(one, TextOptions)
+
+
 @pytest.mark.parametrize("name", of_host("espnet"))
 def test_espnet_builds_the_models_with_their_options(name):
     pytest.importorskip("espnet2")

@@ -1,8 +1,8 @@
 """Loss of causal language models by length and by position: ``cape-transformers-eval``.
 
-A window is the beginning of a text, of as many tokens as the greatest length. At each length a model
-sees the last tokens of the window, and the same last ones are scored: what differs is the context
-alone. By position, the whole window is scored at the greatest length.
+A window is the beginning of a text, of as many tokens as the greatest length. At each length a
+model sees the last tokens of the window, and the same last ones are scored: what differs is the
+context alone. By position, the whole window is scored at the greatest length.
 """
 
 import math

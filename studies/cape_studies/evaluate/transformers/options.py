@@ -6,10 +6,10 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from typing_extensions import Self  # pydantic's
 
-from cape_studies.options import RunOptions
+from cape_studies.options import EvaluationOptions
 
 
-class TextOptions(RunOptions):
+class TextOptions(EvaluationOptions):
     """Score the last tokens of windows of text after contexts of several lengths, in nats."""
 
     model: list[str] = Field(min_length=1, description="[NAME=]FOLDER, one for each training")
