@@ -131,6 +131,7 @@ def test_trainer_resumes(create, tokens, tmp_path):
             per_device_train_batch_size=2,
             report_to=[],
             disable_tqdm=True,
+            lr_scheduler_type="constant",
             use_cpu=True,
         )
         trainer = transformers.Trainer(create("cape_fire"), arguments, train_dataset=rows)
