@@ -6,7 +6,8 @@ begins up to ``pose_range`` - length tokens later. So a model sees the distances
 the cost of short ones.
 
     >>> positions = token_positions([256])[..., None]               # (1, 256, 1)
-    >>> SkippedPositions(pose_range=1024.0).in_training(positions, batch_size=8)  # 0 … 1023
+    >>> augmentation = SkippedPositions(pose_range=1024.0)
+    >>> moved = augmentation.in_training(positions, batch_size=8)   # (8, 256, 1), 0 … 1023
 """
 
 from dataclasses import dataclass
