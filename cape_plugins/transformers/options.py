@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from cape_plugins.added import Added
 from cape_plugins.host import Host
 from cape_plugins.module import Positions
 
@@ -64,10 +65,14 @@ def positions(config: Any, host: Host) -> Positions:
         head_dim=config.head_dim,
         layers=config.num_hidden_layers,
     )
-    if host is DECODER and (advice := made.augmentation.needs_whole_sequence(training=False)):
-        raise ValueError(
-            f"{config.pos} needs the whole sequence, which a decoder's step does not have: {advice}"
-        )
+    if host is DECODER:
+        advice = made.augmentation.needs_whole_sequence(training=False)
+        if made.added is not None and type(made.added).embedding is Added.embedding:
+            advice = "it adds what depends on the content; use it in cape_eurobert"
+        if advice:
+            raise ValueError(
+                f"{config.pos} needs other tokens, which a decoder's step does not have: {advice}"
+            )
     return made
 
 
