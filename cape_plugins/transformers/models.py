@@ -37,7 +37,14 @@ from cape_plugins.module import Positions
 from cape_plugins.ranks import generator_of_rank
 from cape_plugins.sinusoid import Sinusoids
 from cape_plugins.sizes import Part
-from cape_plugins.transformers.options import DECODER, ENCODER, check_names, fields, positions
+from cape_plugins.transformers.options import (
+    DECODER,
+    ENCODER,
+    adds_by_content,
+    check_names,
+    fields,
+    positions,
+)
 
 __all__ = [
     "CapeEuroBertConfig",
@@ -53,6 +60,7 @@ __all__ = [
     "CapeLlamaModel",
 ]
 
+_PLAIN = PositionalAttention
 _CAN_ADD = ("sdpa", "eager")  # attention implementations that take what is added to the scores
 
 
@@ -191,9 +199,10 @@ class _CapeModel(_Loads):
         """
         super().__init__(config)  # type: ignore[call-arg]
         self.positions = positions(config, config.host)
+        self.adds_by_content = adds_by_content(self.positions)
         self.rotary_emb = _NoTable()
         attentions = self.positions.hand_over()
-        self.adds_to_scores = _adds_to_scores(attentions[0])
+        self.adds_to_scores = _adds_to_scores(attentions[0], config.num_key_value_heads)
         self._check_implementation()
         known: set[PositionalAttention | None] = set()
         for layer, positional in zip(self.layers, attentions, strict=True):
@@ -231,7 +240,7 @@ class _CapeModel(_Loads):
             seen = 0 if cache is None else cache.get_seq_length()
             position_ids = torch.arange(content.shape[1], device=content.device)[None] + seen
         where, mask, keys = position_ids.float(), None, None
-        if self.positions.augmentation.needs_whole_sequence(self.training):
+        if self.adds_by_content or self.positions.augmentation.needs_whole_sequence(self.training):
             where = _without_padding(where, attention_mask)
         if self.adds_to_scores:
             attention_mask = mask = self._mask(content, attention_mask, cache, position_ids)
@@ -277,17 +286,29 @@ class _CapeModel(_Loads):
             )
 
 
-def _adds_to_scores(attention: PositionalAttention | None) -> bool:
+def _adds_to_scores(attention: PositionalAttention | None, heads_of_keys: int) -> bool:
     """Whether a variant changes scores, besides queries and keys: then transformers' attention
-    functions are not enough."""
+    functions are not enough.
+
+    Raises:
+        ValueError: it has parameters of each head, and keys have fewer.
+    """
     if attention is None:
         return False
-    of_scores = ("bias", "bias_and_mask", "scores", "attend", "forward")
-    if any(getattr(type(attention), n) is not getattr(PositionalAttention, n) for n in of_scores):
-        return True
     device = next((one.device for one in attention.parameters()), torch.device("cpu"))
-    where = torch.zeros(1, 1, 1, device=device)
-    return attention.prepare(where, where, None, torch.float32).bias is not None
+    where, heads = torch.zeros(1, 1, 1, device=device), attention.sizes.heads
+    given = attention.prepare(where, where, None, torch.float32)
+    one = torch.zeros(1, heads, 1, attention.sizes.head_dim, device=device)
+    try:
+        attention.embed_both(one, one[:, :heads_of_keys], given)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{type(attention).__name__} is of each head, and there are {heads_of_keys} of keys "
+            f"for {heads} of queries: set num_key_value_heads={heads}"
+        ) from error
+    of_scores = ("bias", "bias_and_mask", "scores", "attend", "forward")
+    own = [n for n in of_scores if getattr(type(attention), n) is not getattr(_PLAIN, n)]
+    return bool(own) or given.bias is not None
 
 
 def _positions_of_keys(cache: Cache | None, index: int, where: Tensor, batch: int) -> Tensor | None:

@@ -67,13 +67,18 @@ def positions(config: Any, host: Host) -> Positions:
     )
     if host is DECODER:
         advice = made.augmentation.needs_whole_sequence(training=False)
-        if made.added is not None and type(made.added).embedding is Added.embedding:
+        if adds_by_content(made):
             advice = "it adds what depends on the content; use it in cape_eurobert"
         if advice:
             raise ValueError(
                 f"{config.pos} needs other tokens, which a decoder's step does not have: {advice}"
             )
     return made
+
+
+def adds_by_content(positions: Positions) -> bool:
+    """Whether what is added depends on the content, and not on positions alone."""
+    return positions.added is not None and type(positions.added).embedding is Added.embedding
 
 
 def check_names(names: Iterable[str], host: Host) -> None:

@@ -10,7 +10,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCach
 
 from cape_plugins.transformers.options import DECODER
 
-VARIANTS = DECODER.names()
+VARIANTS = [pos for pos in DECODER.names() if pos != "conditional"]  # refused: other tokens
 ADDING = ["relpos", "alibi", "fire"]  # to the scores
 CLOSE = dict(rtol=1e-4, atol=2e-5)
 CACHES = {
