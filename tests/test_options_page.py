@@ -7,7 +7,7 @@ import pytest
 
 from cape_support import ROOT
 
-for host in ("timm", "fairseq", "espnet2"):
+for host in ("timm", "fairseq", "espnet2", "transformers"):
     pytest.importorskip(host)
 
 PAGE = (ROOT / "docs" / "options.md").read_text("utf-8")
