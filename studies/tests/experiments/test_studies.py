@@ -69,10 +69,10 @@ def test_a_study_says_what_is_done_and_expected(name):
 def test_a_dry_run_prints_every_command_and_names_data_that_are_missing_and_nothing_else(
     name, tmp_path, capsys
 ):
+    """So scripts and recipes are there, and what they import is installed."""
     studies = [config.load(path, (), True) for path in config.studies_of(PATHS[name])]
     if lacks := [told for one in studies if (told := hosts.missing(one.host))]:
         pytest.skip(lacks[0])  # Python 3.11 has no transformers
-    """So scripts and recipes are there, and what they import is installed."""
     run.main([name, "--quick", "--dry-run", "--out", str(tmp_path)])
     told = capsys.readouterr()
     expected = sum(len(one.run) * len(one.seeds) for one in studies)
