@@ -42,6 +42,7 @@ from cape_plugins.transformers.options import (
     ENCODER,
     adds_by_content,
     check_names,
+    check_rope,
     fields,
     positions,
 )
@@ -194,11 +195,13 @@ class _CapeModel(_Loads):
         """Built by transformers, then positions are put in.
 
         Raises:
-            ValueError: as :func:`cape_plugins.transformers.options.positions`; or the attention
-                implementation cannot take what the variant adds to the scores.
+            ValueError: as :func:`cape_plugins.transformers.options.positions`; rope_parameters say
+                something else than the options; or the attention implementation cannot take what
+                the variant adds to the scores.
         """
         super().__init__(config)  # type: ignore[call-arg]
         self.positions = positions(config, config.host)
+        check_rope(config, self.positions.options)
         self.adds_by_content = adds_by_content(self.positions)
         self.rotary_emb = _NoTable()
         attentions = self.positions.hand_over()

@@ -50,11 +50,10 @@ def positions(config: Any, host: Host) -> Positions:
 
     Raises:
         ValueError: unknown variant; an option that it does not take, or out of range; sizes that it
-            cannot serve; or ``rope_parameters`` that say something else than the options.
+            cannot serve.
     """
     given = {name: _plain(getattr(config, name)) for name in host.options()}
     options, _ = host.choose(config.pos, given)
-    _check_rope(config, options)
     sets = {"overflow": "error", "abspos_context": config.max_position_embeddings}
     made = host.positions(
         config.pos,
@@ -94,8 +93,11 @@ def check_names(names: Iterable[str], host: Host) -> None:
             raise ValueError(f"unknown option {name}: did you mean {near[0]}?")
 
 
-def _check_rope(config: Any, options: Mapping[str, Any]) -> None:
-    """transformers' own settings of rotary positions must not contradict the options."""
+def check_rope(config: Any, options: Mapping[str, Any]) -> None:
+    """Raise ValueError if transformers' own settings of rotary positions contradict the options.
+
+    Of a model alone: ``from_pretrained`` sets fields one after the other.
+    """
     theirs = config.rope_parameters or {}
     kind, base = theirs.get("rope_type", "default"), theirs.get("rope_theta")
     if kind != "default":

@@ -21,13 +21,30 @@ def config(sizes, **options):
         (dict(pos="pose_rope", pose_range=-1.0), "pose_range"),
         (dict(pos="cape", mean_normalize=True), "mean_normalize"),
         (dict(pos="rope", hidden_size=20, num_attention_heads=4), "rotary"),
-        (dict(rope_parameters=dict(rope_type="yarn", factor=2.0)), "augment_positions"),
-        (dict(rope_parameters=dict(rope_type="default", rope_theta=5e5)), "rope_base"),
     ],
 )
 def test_what_is_wrong_is_refused(sizes, options, named):
     with pytest.raises(ValueError, match=named):
         config(sizes | options)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "named"),
+    [
+        (dict(rope_type="yarn", factor=2.0), "augment_positions"),
+        (dict(rope_type="default", rope_theta=5e5), "rope_base"),
+    ],
+)
+def test_rope_parameters_that_say_something_else_are_refused_when_a_model_is_built(
+    sizes, theirs, named, tmp_path
+):
+    with pytest.raises(ValueError, match=named):
+        transformers.AutoModelForCausalLM.from_config(config(sizes, rope_parameters=theirs))
+    transformers.LlamaConfig(**sizes, rope_parameters=theirs).save_pretrained(tmp_path)
+    if theirs["rope_type"] == "default":
+        kind = type(config(sizes))
+        given = kind.from_pretrained(tmp_path, pos="rope", rope_base=5e5)
+        transformers.AutoModelForCausalLM.from_config(given)
 
 
 def test_options_are_in_config_json(sizes, tmp_path):
