@@ -21,6 +21,11 @@ HOSTS: dict[str, tuple[list[str], str, Callable[[Any], Any]]] = {
     "timm": (["timm"], "timm.models", lambda timm: timm.list_models("vit_tiny_patch16_cape_224")),
     "fairseq": (["fairseq", "fairseq-fixed"], "fairseq.models", lambda f: f.MODEL_REGISTRY),
     "espnet": (["espnet"], "espnet2.tasks.asr", lambda espnet: espnet.encoder_choices.classes),
+    "transformers": (
+        ["transformers"],
+        "transformers.models.auto.modeling_auto",
+        lambda auto: auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    ),
 }
 
 

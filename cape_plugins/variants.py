@@ -32,6 +32,7 @@ from cape_plugins.attention import PositionalAttention
 from cape_plugins.augment import AsGiven, Augmentation, DistanceAugmentation
 from cape_plugins.autoload import MEANT_BY_HOSTS, warn
 from cape_plugins.options import AXES, Option, declared, problem
+from cape_plugins.pose import SkippedPositions
 from cape_plugins.random_positions import RandomPositions
 from cape_plugins.relpos import RelativePositions
 from cape_plugins.rotary import Rotary
@@ -315,3 +316,5 @@ _register("alibi", Variant(attends=Alibi))
 _register("cape_alibi", Variant(augments=DistanceAugmentation, attends=Alibi))
 _register("random", Variant(adds=Sinusoids, augments=RandomPositions))
 _register("random_rope", Variant(augments=RandomPositions, attends=Rotary))
+# For sequences alone: an image spans [-1, 1] whatever its size, so none is longer than another.
+_register("pose_rope", Variant(augments=SkippedPositions, attends=Rotary, axes=(1,)))

@@ -38,6 +38,7 @@ SECONDS = Host(
         "frequency_scale": 30.0,
         "relpos_context": 6.0,
         "random_range": 60.0,
+        "pose_range": 60.0,
     },
     sets=frozenset({"mean_normalize", "spread"}),
     own=Own,

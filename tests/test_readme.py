@@ -27,7 +27,7 @@ NAMED = re.search(r"# or ([\w, ]+);", EXAMPLE)
 
 @pytest.mark.parametrize("pos", variants.names(1))
 def test_the_core_without_a_host_runs_with_every_variant(pos):
-    asked = {"max_global_shift", "max_local_shift", "relpos_context", "random_range"}
+    asked = {"max_global_shift", "max_local_shift", "relpos_context", "random_range", "pose_range"}
     asked = (asked | {"abspos_context"}) & variants.get(pos, 1).options(1).keys()
     assert not asked or pos not in NAMED[1].split(", ")  # which need none
     given = "".join(f", {name}=9.0" for name in asked)

@@ -31,10 +31,10 @@ ROPE = {"rope_base", "rope_fraction"}
 TILTED, PLAIN = Variant(attends=Tilted), Variant(adds=Sinusoids)
 
 
-def test_ours_come_first_and_images_have_all_but_those_that_count_tokens():
+def test_ours_come_first_and_images_have_all_but_those_of_sequences():
     assert variants.names(1)[: len(SEQUENCES)] == SEQUENCES
     assert variants.names(2)[: len(IMAGES)] == IMAGES
-    assert {*SEQUENCES} - {*IMAGES} == {"abspos", "relpos", "relpos_first"}
+    assert {*SEQUENCES} - {*IMAGES} == {"abspos", "relpos", "relpos_first", "pose_rope"}
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,7 @@ def test_ours_come_first_and_images_have_all_but_those_that_count_tokens():
         ("rope", 2, {"frequency_scale", *ROPE}),
         ("alibi", 2, {"alibi_unit"}),
         ("random_rope", 1, {"frequency_scale", *ROPE, "random_range", "spread"}),
+        ("pose_rope", 1, {"frequency_scale", *ROPE, "pose_range"}),
     ],
 )
 def test_a_variant_takes_what_its_classes_declare(pos, axes, taken):

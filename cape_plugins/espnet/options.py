@@ -73,6 +73,7 @@ HOST = Host(
             abspos_context=13.8,  # section 4.2; later frames begin again
             relpos_context=None,  # RELPOS_CONTEXT, or that of the first layer
             random_range=60.0,
+            pose_range=60.0,
             frequency_scale=30.0,  # section 4.2
         )
     ),

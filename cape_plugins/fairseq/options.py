@@ -116,6 +116,7 @@ HOST = Host(
         "max_global_shift": 5.0,
         "max_local_shift": 0.5,
         "random_range": 256.0,
+        "pose_range": 256.0,
         "relpos_context": 150,
     },
     sets=frozenset({"mean_normalize", "spread", "overflow", "abspos_context", "alibi_unit"}),

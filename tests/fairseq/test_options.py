@@ -241,7 +241,8 @@ def test_what_is_not_wrong_is_taken(build, pos, allowed):
 
 # option → another value than the default
 OPTIONS = dict(max_global_shift=10.0, max_local_shift=0.25, max_global_scale=1.1, source_scale=1.1)
-OPTIONS |= dict(relpos_context=10, random_range=50.0, frequency_scale=0.5, base=100.0)
+OPTIONS |= dict(relpos_context=10, random_range=50.0, pose_range=90.0)
+OPTIONS |= dict(frequency_scale=0.5, base=100.0)
 
 
 @pytest.mark.parametrize("pos", ["nopos", "cape", "random_rope"])

@@ -45,8 +45,9 @@ class Made(TorchDispatchMode):
 # Variants, and a model of one layer
 
 SEQUENCES = ("nopos", "abspos", "sinpos", "cape", "relpos", "relpos_first", "rope", "cape_rope")
-SEQUENCES += ("alibi", "cape_alibi", "random", "random_rope")
-IMAGES = tuple(pos for pos in SEQUENCES if pos not in ("abspos", "relpos", "relpos_first"))
+SEQUENCES += ("alibi", "cape_alibi", "random", "random_rope", "pose_rope")
+_OF_SEQUENCES = ("abspos", "relpos", "relpos_first", "pose_rope")
+IMAGES = tuple(pos for pos in SEQUENCES if pos not in _OF_SEQUENCES)
 #: (variant, axes) of all that come with this package
 OURS = [(pos, 1) for pos in SEQUENCES] + [(pos, 2) for pos in IMAGES]
 
@@ -64,7 +65,7 @@ EIGHT = (
 )
 
 OPTIONS = dict(max_global_shift=5.0, max_local_shift=0.5, max_global_scale=1.4)
-OPTIONS |= dict(abspos_context=50, relpos_context=3, random_range=9.0)
+OPTIONS |= dict(abspos_context=50, relpos_context=3, random_range=9.0, pose_range=90.0)
 
 
 def build(pos: str, axes: int = 1, dim: int = 12, **given: Any) -> Positions:
