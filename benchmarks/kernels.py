@@ -37,7 +37,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from cape_plugins import (
-    Given,
     Positions,
     checks,
     fused,
@@ -175,11 +174,11 @@ def attention(
 
 
 def _attend_whole(bias, query, key, value, mask, dropout):
-    added = bias(query, key.shape[2], Given(mask=mask))
+    added = bias(query, key, mask)
     return F.scaled_dot_product_attention(query, key, value, added, dropout)
 
 
-def _scores(query, table, mask, left, right):
+def _scores(plain, query, table, mask, left, right):
     scores = relpos.distance_scores(query, table, left, right)
     return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
 
@@ -190,7 +189,9 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "sin": lambda phase, dtype: phase.sin().to(dtype),
     "rows": lambda first, second, dtype: (first * second).to(dtype),
     "add_where": lambda content, added, present: (content + added * present).to(content.dtype),
-    "rotate": lambda table, back, *turned: tuple(rotary._rotate(table, x, back) for x in turned),
+    "rotate": lambda table, back, again, *turned: tuple(
+        rotary._rotate(table, x, back) for x in turned
+    ),
     "distance_scores": _scores,
     "attend_in_parts": _attend_whole,
     "mixed_table": lambda coords, frequencies: _timms_mixed_table(coords, frequencies),
@@ -282,7 +283,7 @@ def count_rotation(
         def total(embedded: bool) -> Tensor:
             query, key = (x.transpose(1, 2) for x in both)
             if embedded:
-                query, key = layer.embed_both(query, key, given.prepared)
+                query, key = layer.embed_both(query, key, given)
             # a sum hands back an expanded number: here each has a gradient of its own, as there
             return _attend(query, key, key, None).sum()
 
@@ -305,7 +306,8 @@ def count_attention(pos: str, tokens: int, shared: bool = True, context: int = 8
         (layer,) = module.attentions
 
         def total() -> Tensor:
-            given = layer.prepare(positions[..., None], None, torch.bfloat16)
+            where = positions[..., None]
+            given = layer.prepare(where, where, None, torch.bfloat16)
             return layer(*inputs, given)[0].sum()
 
         found = count(total).beyond(count(lambda: _attend(*inputs, None).sum()))

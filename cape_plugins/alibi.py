@@ -6,7 +6,8 @@ those of real positions: tokens with gaps, seconds, Euclidean between patches. T
 where queries see no later keys (decoders) they are the paper's.
 
     >>> attention = Alibi(Sizes(dim=512, heads=8))
-    >>> given = attention.prepare(token_positions([50])[..., None], None, query.dtype)
+    >>> where = token_positions([50])[..., None]
+    >>> given = attention.prepare(where, where, None, query.dtype)
     >>> out, _ = attention(query, key, value, given)
 """
 
@@ -44,40 +45,28 @@ class Alibi(PositionalAttention):
             self.alibi_unit = self.sizes.spacing
         check_positive("alibi_unit", self.alibi_unit)
 
-    def prepare(self, positions: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Given:
-        """What the scores get, (1 or B, N, heads, N), in ``dtype`` or what autocast is on for.
+    def prepare(
+        self, queries: Tensor, keys: Tensor, mask: Tensor | None, dtype: torch.dtype
+    ) -> Given:
+        """The bias, (1 or B, heads, queries, keys), in ``dtype`` or what autocast is on for.
 
         Distances are taken in the positions' dtype: an hour from the start float32 is too coarse.
-        A query that sees no key sees all of them: softmax over nothing would be NaN.
         """
-        apart = distances(positions[:, :, None], positions[:, None])  # (1 or B, N, N)
+        apart = distances(queries[:, :, None], keys[:, None])  # (1 or B, queries, keys)
         assert self.alibi_unit is not None
-        apart = apart / self.alibi_unit
-        if mask is not None and mask.ndim == 4 and mask.shape[1] == 1:  # of all heads
-            mask = mask[:, 0]
-        if mask is not None and mask.dtype == torch.bool and mask.ndim < 4:
-            mask = mask | ~mask.any(dim=-1, keepdim=True)
-            apart, mask = torch.where(mask, apart, torch.inf), None
-        slopes = fused.constant(_falling, self.sizes.heads, like=positions)[:, None]
-        device = positions.device.type
+        apart = (apart / self.alibi_unit)[:, None]
+        mask = rest = with_heads(mask)
+        if mask is not None and mask.dtype == torch.bool and mask.shape[1] == 1:  # of all heads
+            apart, rest = torch.where(mask, apart, torch.inf), None
+        slopes = fused.constant(_falling, self.sizes.heads, like=queries)[:, None, None]
+        device = queries.device.type
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-        apart = apart[:, :, None]  # (1 or B, N, 1, N)
         if fused.usable(apart) and not apart.requires_grad:
             bias = fused.rows(slopes, apart, dtype)
         else:
             bias = (slopes * apart).to(dtype)
-        if mask is not None:  # of numbers, or of each head
-            merged = merge(bias.transpose(1, 2), with_heads(mask), dtype)
-            assert merged is not None
-            bias = merged.transpose(1, 2)
-        return Given(bias)
-
-    def bias(self, query: Tensor, keys: int, prepared: Tensor | None) -> Tensor:
-        """What :meth:`prepare` gave, (1 or B, heads, queries, keys)."""
-        assert prepared is not None, "alibi needs positions"
-        bias = prepared.transpose(1, 2)  # (1 or B, heads, N, N)
-        return bias[:, :, bias.shape[2] - query.shape[2] :, bias.shape[3] - keys :]
+        return Given(mask=mask, bias=merge(bias, rest, dtype))
 
 
 def alibi_slopes(heads: int, device: Device = None) -> Tensor:

@@ -1,7 +1,8 @@
 """What positions do in self-attention: the base class of all variants that act there.
 
 >>> attention = Rotary(Sizes(dim=512, heads=8))             # a layer's
->>> given = attention.prepare(token_positions([50])[..., None], None, query.dtype)
+>>> where = token_positions([50])[..., None]                # (1, 50, 1)
+>>> given = attention.prepare(where, where, None, query.dtype)
 >>> out, _ = attention(query, key, value, given)            # (B, heads, queries, head_dim)
 """
 
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cape_plugins.checks import is_traced
 from cape_plugins.sizes import Part
 
 
@@ -19,14 +21,26 @@ class Given(NamedTuple):
     """What the attention of every layer gets, made once in a forward.
 
     Attributes:
-        prepared: (1 or B, N, …), a row for each token, as the variant prepares its positions; None
-            where it leaves attention alone.
-        mask: broadcastable to (B, heads, N, N): bool, True where a query sees a key, or added to
-            the scores. None: every query sees every key, or what is prepared hides them.
+        queries: (1 or B, queries, …), a row for each query, as the variant prepares its position;
+            None where it needs none.
+        keys: (1 or B, keys, …), a row for each key; the same tensor where keys are the queries.
+        mask: (1 or B, 1 or heads, 1 or queries, 1 or keys): bool, True where a query sees a key, or
+            added to the scores. None: every query sees every key.
+        bias: (1 or B, 1 or heads, queries, keys), what every layer adds to the scores, with the
+            mask in it; None where a layer makes its own, or adds nothing.
     """
 
-    prepared: Tensor | None = None
+    queries: Tensor | None = None
+    keys: Tensor | None = None
     mask: Tensor | None = None
+    bias: Tensor | None = None
+
+    def seeing(self, mask: Tensor | None, dtype: torch.dtype) -> "Given":
+        """This, with another mask besides: as ``mask`` above; scores are in ``dtype``."""
+        if mask is None:
+            return self
+        bias = None if self.bias is None else merge(self.bias, mask, dtype)
+        return self._replace(mask=merge(self.mask, mask, dtype), bias=bias)
 
 
 NOTHING = Given()
@@ -37,8 +51,8 @@ class PositionalAttention(Part):
     """Scaled dot-product attention; subclasses say what positions do in it, here nothing.
 
     :meth:`prepare` is called once in a forward, of the first layer that has it. Its result goes to
-    the attention of every layer as an argument. Queries are the last of the keys: all of them in an
-    encoder, one in step-by-step decoding.
+    the attention of every layer as an argument. Queries and keys have positions of their own: the
+    same in an encoder, one and all so far in a step of decoding.
 
     How a subclass is written: :class:`cape_plugins.sizes.Part`.
     """
@@ -46,37 +60,39 @@ class PositionalAttention(Part):
     def reset_parameters(self) -> None:
         """Draw the parameters anew."""
 
-    def prepare(self, positions: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Given:
+    def prepare(
+        self, queries: Tensor, keys: Tensor, mask: Tensor | None, dtype: torch.dtype
+    ) -> Given:
         """What the methods below get, made once for all layers of a forward.
 
-        It may use options and sizes, but no parameters: each layer has its own.
+        It may use options and sizes, but no parameters: each layer has its own (but for variants
+        that are ``one_for_all``). The row of a query or a key may depend on its own position alone,
+        and not on the other positions: a cache keeps keys as :meth:`embed` has left them.
 
         Args:
-            positions: (1 or B, N, axes), augmented, float32 at least, in the host's unit. NaN marks
-                padding and tokens without a position, such as a class token.
-            mask: broadcastable to (B, N, N): bool, True where a query sees a key, or added to the
-                scores.
+            queries: positions (1 or B, queries, axes), augmented, float32 at least, in the host's
+                unit. NaN marks padding and tokens without a position, such as a class token.
+            keys: the same of the keys, (1 or B, keys, axes); ``queries`` itself where all tokens of
+                a sequence attend to each other.
+            mask: as :attr:`Given.mask`, or (1 or B, 1 or queries, 1 or keys).
             dtype: of the layers' queries. A bias may be rounded to it here, and not in every layer;
                 positions and phases stay float32.
         """
-        return Given(positions, with_heads(mask))
+        return Given(queries, keys, with_heads(mask))
 
-    def embed(self, x: Tensor, prepared: Tensor | None) -> Tensor:
-        """Put prepared positions into queries or keys (B, heads, N, head_dim), here nothing."""
+    def embed(self, x: Tensor, rows: Tensor | None) -> Tensor:
+        """Put prepared rows into queries or keys (B, ·, N, head_dim), here nothing."""
         return x
 
-    def embed_both(
-        self, query: Tensor, key: Tensor, prepared: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """:meth:`embed` for queries and keys (B, heads, ·, head_dim); queries are the last keys."""
-        last = None if prepared is None else prepared[:, key.shape[2] - query.shape[2] :]
-        return self.embed(query, last), self.embed(key, prepared)
+    def embed_both(self, query: Tensor, key: Tensor, given: Given) -> tuple[Tensor, Tensor]:
+        """:meth:`embed` for queries and keys, each (B, ·, ·, head_dim)."""
+        return self.embed(query, given.queries), self.embed(key, given.keys)
 
-    def bias(self, query: Tensor, keys: int, prepared: Tensor | None) -> Tensor | None:
-        """What is added to the scores, broadcastable to (B, heads, queries, keys), or None.
+    def bias(self, query: Tensor, key: Tensor, given: Given) -> Tensor | None:
+        """What this layer adds to the scores, broadcastable to (B, heads, queries, keys), or None.
 
-        ``query`` is (B, heads, queries, head_dim), not yet × head_dim^-½; ``keys`` their number,
-        and ``prepared`` has the rows of the keys.
+        ``query`` and ``key`` are (B, heads, ·, head_dim) with positions embedded; the query is not
+        yet × head_dim^-½.
         """
         return None
 
@@ -92,23 +108,24 @@ class PositionalAttention(Part):
         """Embed positions in queries and keys, then attend.
 
         Args:
-            query: (B, heads, queries, head_dim), at the last of the keys' positions.
-            key, value: (B, heads, keys, head_dim).
-            given: prepared positions of the keys, and the mask.
+            query: (B, heads, queries, head_dim).
+            key, value: (B, heads, keys, head_dim), or fewer heads, each shared by as many
+                neighbouring heads of the queries (grouped queries).
+            given: prepared positions of both, and the mask.
             dropout: on the attention weights; 0 outside training.
             need_weights: also return the weights before dropout.
 
         Returns:
             (B, heads, queries, head_dim), and the weights, float32 at least
-            (B, heads, queries, keys), or None.
+            (B, heads, queries, keys), or None. A query that sees no key gets 0.
 
         Raises:
-            ValueError: there are more queries than keys, or head_dim is another.
+            ValueError: the number of queries or keys is not that of ``given``, or the heads of the
+                keys do not divide those of the queries.
         """
-        queries, keys = query.shape[2], key.shape[2]
-        if queries > keys:
-            raise ValueError(f"{queries} queries are not the last positions of {keys} keys")
-        query, key = self.embed_both(query, key, given.prepared)
+        if not is_traced():
+            _check(query.shape[2], key.shape[2], given)
+        query, key = self.embed_both(query, key, given)
         return self.attend(query, key, value, given, dropout, need_weights)
 
     def attend(
@@ -120,26 +137,68 @@ class PositionalAttention(Part):
         dropout: float = 0.0,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """:meth:`forward` for queries and keys in which positions are embedded already."""
+        """:meth:`forward` for queries and keys in which positions are embedded already.
+
+        For a cache of keys: :meth:`embed` new keys once by ``given.queries``, keep them, and attend
+        with all of them.
+        """
+        key, value = (for_each_head(x, query.shape[1]) for x in (key, value))
         if need_weights:
-            scores = self.scores(query, key, given)
-            weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+            weights = weights_of(self.scores(query, key, given))
             return F.dropout(weights, dropout).to(value.dtype) @ value, weights
-        bias = self.bias_and_mask(query, key.shape[2], given)
+        bias = self.bias_and_mask(query, key, given)
         scale = query.shape[3] ** -0.5
         return F.scaled_dot_product_attention(query, key, value, bias, dropout, scale=scale), None
 
     def scores(self, query: Tensor, key: Tensor, given: Given) -> Tensor:
         """What the softmax gets, (B, heads, queries, keys)."""
-        bias = self.bias_and_mask(query, key.shape[2], given)
+        bias = self.bias_and_mask(query, key, given)
         scores = (query * query.shape[3] ** -0.5) @ key.transpose(-2, -1)
         if bias is None:
             return scores
         return scores.masked_fill(~bias, -torch.inf) if bias.dtype == torch.bool else scores + bias
 
-    def bias_and_mask(self, query: Tensor, keys: int, given: Given) -> Tensor | None:
-        """:meth:`bias` and mask as one: bool, or added to the scores."""
-        return merge(self.bias(query, keys, given.prepared), given.mask, dtype_of_scores(query))
+    def bias_and_mask(self, query: Tensor, key: Tensor, given: Given) -> Tensor | None:
+        """:meth:`bias`, what all layers add and the mask as one: bool, or added to the scores."""
+        own = self.bias(query, key, given)
+        shared = given.mask if given.bias is None else given.bias
+        return merge(own, shared, dtype_of_scores(query))
+
+
+def _check(queries: int, keys: int, given: Given) -> None:
+    """Raise ValueError unless what is given is of so many queries and keys."""
+    for what, count, rows in (("queries", queries, given.queries), ("keys", keys, given.keys)):
+        if rows is not None and rows.shape[1] != count:
+            raise ValueError(
+                f"{count} {what} have positions for {rows.shape[1]}: give Positions the positions "
+                "of the queries, and by keys= those of the keys"
+            )
+    for what, one in (("mask", given.mask), ("bias", given.bias)):
+        sizes = (queries, keys) if one is None else one.shape[-2:]
+        if sizes[0] not in (1, queries) or sizes[1] not in (1, keys):
+            raise ValueError(
+                f"the {what} is of {sizes[0]} queries and {sizes[1]} keys, there are {queries} and "
+                f"{keys}: it must be (…, {queries}, {keys}), a row for each query that is there"
+            )
+
+
+def for_each_head(x: Tensor, heads: int) -> Tensor:
+    """Keys or values (B, fewer heads, N, d) as (B, heads, N, d): each serves neighbouring heads."""
+    if x.shape[1] == heads:
+        return x
+    if heads % x.shape[1]:
+        raise ValueError(f"{x.shape[1]} heads of keys do not divide {heads} heads of queries")
+    return x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def weights_of(scores: Tensor) -> Tensor:
+    """The softmax of scores, float32 at least; 0 for a query that sees no key, as in fused kernels.
+
+    Its gradient is 0 there too.
+    """
+    none = scores.isneginf().all(dim=-1, keepdim=True)
+    dtype = torch.promote_types(scores.dtype, torch.float32)
+    return scores.masked_fill(none, 0.0).softmax(dim=-1, dtype=dtype).masked_fill(none, 0.0)
 
 
 def with_heads(mask: Tensor | None) -> Tensor | None:
@@ -164,19 +223,24 @@ def dtype_of_scores(query: Tensor) -> torch.dtype:
 
 
 def merge(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Bias and mask (True where a query sees a key, or added to the scores) as one.
+    """Bias and mask, or two masks (True where a query sees a key, or added to the scores), as one.
 
     It is bool, or in ``dtype``, that of the scores, to be added to them; None adds nothing.
     """
     if bias is None or mask is None:
         found = mask if bias is None else bias
         return found if found is None or found.dtype == torch.bool else found.to(dtype)
+    if bias.dtype == torch.bool:
+        bias, mask = mask, bias
+        if bias.dtype == torch.bool:
+            return bias & mask
     if mask.dtype == torch.bool:
         return torch.where(mask, bias.to(dtype), -torch.inf)
-    both = bias + mask
-    both = both.to(torch.promote_types(both.dtype, dtype))  # autocast may have made it narrower
-    # hosts hide all keys from padding with the least number: beyond it, their softmax is NaN
-    return both.clamp(min=torch.finfo(dtype).min).to(dtype)
+    # float32 at least, in which hosts' least numbers may be added to
+    both = bias.to(torch.promote_types(bias.dtype, torch.float32)) + mask
+    # the least number is no -inf: a query from which a host hides all keys by it sees all
+    least = both.clamp(min=torch.finfo(dtype).min)
+    return least.masked_fill(both.isneginf(), -torch.inf).to(dtype)
 
 
 def with_class(theirs: nn.Module, kind: Any) -> Any:

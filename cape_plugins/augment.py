@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cape_plugins import fused
 from cape_plugins.checks import check_count, check_values, is_number, is_traced
-from cape_plugins.options import POSITION, option
+from cape_plugins.options import POSITION, check_asked, option
 from cape_plugins.positions import Device, Generator, widest
 
 LocalShift = float | tuple[float, ...] | Tensor
@@ -43,6 +43,20 @@ class AsGiven:
     ) -> Draw | None:
         """Δ and λ that several sequences may share; None where the variant has none."""
         return None
+
+    def needs_whole_sequence(self, training: bool) -> str:
+        """What to do so that a token's position depends on no other token; empty where it does not.
+
+        In a step with a cache of keys there are no other tokens, or not all. A subclass that
+        changes positions answers for itself.
+        """
+        step = "in_training" if training else "in_evaluation"
+        if getattr(type(self), step) is getattr(AsGiven, step):
+            return ""
+        return (
+            f"if {type(self).__name__}.{step} moves each token alone, let it say so in "
+            "needs_whole_sequence"
+        )
 
     def in_training(
         self,
@@ -74,14 +88,20 @@ class AsGiven:
 class DistanceAugmentation(AsGiven):
     """CAPE's augmentation for those who see distances alone, which Δ does not change.
 
-    The defaults only centre, because the right bounds depend on the unit of positions.
+    ε has no default, because the right bound depends on the unit of positions; 0 is none.
 
     Raises:
-        ValueError: a shift is negative or not finite, or the scale is below 1 or not finite.
+        ValueError: a shift is missing, negative or not finite, or the scale is below 1 or not
+            finite.
     """
 
-    max_local_shift: float | tuple[float, ...] = option(
-        0.0, "ε of a token is uniform in ± this (section 3.2)", unit=POSITION, training_only=True
+    max_local_shift: float | tuple[float, ...] | None = option(
+        None,
+        "ε of a token is uniform in ± this (section 3.2)",
+        unit=POSITION,
+        training_only=True,
+        asked="half the distance between neighbours: 0.5 tokens, 0.015 s of frames 0.03 s apart, "
+        "1 / N of half an image of N patches a side; 0 is none",
     )
     max_global_scale: float = option(
         1.0, "λ of a sample is log-uniform in [1/this, this] (section 3.2)", training_only=True
@@ -96,6 +116,7 @@ class DistanceAugmentation(AsGiven):
         return 0.0
 
     def __post_init__(self) -> None:
+        check_asked(self)
         _check_number("max_global_shift", self.shift, least=0.0)
         _check_number("max_global_scale", self.max_global_scale, least=1.0)
         if not isinstance(self.mean_normalize, bool):
@@ -136,7 +157,7 @@ class DistanceAugmentation(AsGiven):
         if (shift, scale) != ((batch_size, axes), (batch_size,)):
             needed = f"shift ({batch_size}, {axes}) and scale ({batch_size},)"
             raise ValueError(f"the draw must have {needed}, got {shift} and {scale}")
-        local: LocalShift = self.max_local_shift
+        local: Any = self.max_local_shift
         if max_local_shift is not None:  # the settings' own was checked once
             local = max_local_shift
             _check_local_shift(local)
@@ -149,6 +170,10 @@ class DistanceAugmentation(AsGiven):
             draws = uniform([batch_size, *positions.shape[1:]], device, dtype, generator)
             moved = moved + between(_per_axis(local, axes), draws)
         return (moved * draw.scale[:, None, None]).to(dtype)
+
+    def needs_whole_sequence(self, training: bool) -> str:
+        """The mean is that of all tokens."""
+        return "set mean_normalize=False" if self.mean_normalize else ""
 
     def in_evaluation(self, positions: Tensor) -> Tensor:
         """Centred where ``mean_normalize`` is on; shapes as :meth:`AsGiven.in_evaluation`."""
@@ -163,12 +188,16 @@ class Augmentation(DistanceAugmentation):
         ValueError: as :class:`DistanceAugmentation`.
     """
 
-    max_global_shift: float = option(
-        0.0, "Δ of a sample is uniform in ± this (section 3.2)", unit=POSITION, training_only=True
+    max_global_shift: float | None = option(
+        None,
+        "Δ of a sample is uniform in ± this (section 3.2)",
+        unit=POSITION,
+        training_only=True,
+        asked="the paper's: 5 tokens, 30 s, 0.5 of half an image; 0 is none",
     )
 
     @property
-    def shift(self) -> float:
+    def shift(self) -> Any:
         """The bound of Δ."""
         return self.max_global_shift
 

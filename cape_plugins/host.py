@@ -1,9 +1,9 @@
 """What a host says once of options about positions: its unit, its defaults, its own options.
 
-    >>> tokens = Host(axes=1, unit="tokens", defaults={"max_global_shift": 5.0})
-    >>> tokens.options()["max_global_shift"].help
-    'cape: Δ of a sample is uniform in ± this (section 3.2) (tokens)'
-    >>> given, _ = tokens.choose("cape", {"max_global_shift": 3.0})  # ValueError if cape takes none
+>>> tokens = Host(axes=1, unit="tokens", defaults={"max_global_shift": 5.0})
+>>> tokens.options()["max_global_shift"].help
+'cape: Δ of a sample is uniform in ± this (section 3.2) (tokens)'
+>>> given, _ = tokens.choose("cape", {"max_global_shift": 3.0})  # ValueError if cape takes none
 """
 
 import dataclasses
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
+from cape_plugins import variants
 from cape_plugins.module import Positions
 from cape_plugins.options import POSITION, Option, declared
-from cape_plugins.variants import get, names
 
 Own = TypeVar("Own")
 
@@ -43,7 +43,7 @@ class Host(Generic[Own]):
 
     def names(self) -> tuple[str, ...]:
         """The variants."""
-        return names(self.axes)
+        return variants.names(self.axes)
 
     def options(self) -> dict[str, Option]:
         """Name → option of any variant or of the host, as its users see it; not ``pos``."""
@@ -114,7 +114,7 @@ class Host(Generic[Own]):
             sizes: ``dim``, ``heads``, ``layers`` and the others of
                 :class:`cape_plugins.Positions`, whose errors are raised.
         """
-        taken = get(pos, self.axes).options(self.axes)
+        taken = variants.get(pos, self.axes).options(self.axes)
         chosen = {**options, **{name: value for name, value in sets.items() if name in taken}}
         says: dict[str, Any] = dict(axes=self.axes, spell=self.spell, advice=self.advice)
         return Positions(pos, **says, **sizes, **chosen)
@@ -127,7 +127,7 @@ class Host(Generic[Own]):
 
     def taken(self, pos: str) -> dict[str, Option]:
         """The options of a variant that this host's users have."""
-        variant = get(pos, self.axes)
+        variant = variants.get(pos, self.axes)
         own = declared(self.own).items()
         taken = {name: one for name, one in own if one.taken_by is None or one.taken_by(variant)}
         of_variant = variant.options(self.axes)

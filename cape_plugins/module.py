@@ -4,6 +4,10 @@
 >>> x, given = positions(x, token_positions(lengths), mask)     # once in a forward
 >>> for attention in positions.attentions:                      # one for each layer
 ...     out, _ = attention(query, key, value, given)            # (B, heads, N, head_dim)
+
+A step of decoding has one new token, and keys of all tokens so far:
+
+>>> new, given = positions(new, where_new, keys=where_all)      # (B, 1, 512)
 """
 
 from collections.abc import Callable, Mapping
@@ -43,8 +47,9 @@ class Positions(nn.Module):
         options: those that the variant takes: ``max_global_shift=5.0``. None is the default.
 
     Attributes:
-        attentions: what each layer's self-attention is; None leaves the host's own. They belong to
-            the layers: a model puts them there, and their parameters are not this module's.
+        attentions: the self-attention of each layer, a ``nn.ModuleList``; without positions in it
+            where the variant acts at the input alone. :meth:`hand_over` is for hosts, whose layers
+            have an attention already.
         mark: names the variant in checkpoints.
 
     Raises:
@@ -82,15 +87,17 @@ class Positions(nn.Module):
         self.augmentation = self.variant.augments(**self._of(self.variant.augments))
         adds, attends = self.variant.adds, self.variant.attends
         self.added = None if adds is None else adds(self.sizes, **self._of(adds))
-        self.attentions: list[PositionalAttention | None] = [None] * layers
+        made: list[PositionalAttention | None] = [None] * layers
         if attends is not None:
             if layers == 0:
                 raise ValueError(f"{pos} acts in self-attention: give the number of layers")
             count = 1 if self.variant.first_layer_only else layers
-            made = [attends(self.sizes, **self._of(attends)) for _ in range(count)]
-            self.attentions[:count] = made
+            made[:count] = [attends(self.sizes, **self._of(attends)) for _ in range(count)]
+        self._made = tuple(made)  # a tuple registers nothing: who has the layers, has them too
+        plain = [PositionalAttention(self.sizes) if one is None else one for one in made]
+        self.attentions = nn.ModuleList(plain)
         # a default of None is decided by the part that declares it
-        for part in (self.augmentation, self.added, self.attentions[0] if layers else None):
+        for part in (self.augmentation, self.added, *self._made[:1]):
             for name in declared(type(part), axes) if part is not None else ():
                 self.options[name] = getattr(part, name)
         training_only = [name for name, one in taken.items() if one.training_only]
@@ -113,6 +120,7 @@ class Positions(nn.Module):
         mask: Tensor | None = None,
         draw: Draw | None = None,
         *,
+        keys: Tensor | None = None,
         max_local_shift: LocalShift | None = None,
         generator: Generator = None,
         dtype: torch.dtype | None = None,
@@ -126,13 +134,17 @@ class Positions(nn.Module):
                 Integers are converted to float64, so that timestamps stay exact. float16 and
                 bfloat16 are converted to float32. They do not hold every integer above 2,048 and
                 256, so prefer float32.
-            mask: which keys queries see, broadcastable to (B, N, N) or (B, heads, N, N): bool, True
-                where a query sees a key, or added to the scores. None: all.
+            mask: which keys queries see, (1 or B, 1 or N, 1 or keys), or with an axis of heads
+                before the queries: bool, True where a query sees a key, or of a float dtype, added
+                to the scores. None: all. A query that sees no key gets 0 from attention.
             draw: Δ and λ of each sample, for sequences that share them. Only variants with CAPE's
                 augmentation use them, in training. Default: drawn here.
             max_local_shift: ε in place of the option's, for positions whose spacing changes from
                 forward to forward: a number, one per axis, or a tensor that broadcasts to
                 (B, N, axes).
+            keys: positions of the keys, (1 or B, keys[, 2]), where they are others than the
+                content's tokens: all tokens so far in a step with a cache of keys, or another
+                sequence. In training they share Δ and λ with ``positions``, and each has its ε.
             generator: source of randomness in training.
             dtype: of the layers, where there is no content. Default: float32.
 
@@ -142,16 +154,27 @@ class Positions(nn.Module):
             attention of every layer gets.
 
         Raises:
-            ValueError: shapes do not fit; content is not of a float dtype; positions are complex,
-                bool or infinite, or integers beyond ± 2^53, or beyond a table; ε is below 0 or not
-                finite (on CUDA: :func:`cape_plugins.checks.check_values`).
+            ValueError: shapes do not fit; content is not of a float dtype, or the mask of neither
+                bool nor a float dtype; positions are complex, bool or infinite, or integers beyond
+                ± 2^53, or beyond a table; ε is below 0 or not finite (on CUDA:
+                :func:`cape_plugins.checks.check_values`); or ``keys`` are given to a variant whose
+                positions depend on the whole sequence.
         """
-        self._check_shapes(content, positions)
+        self._check_shapes(content, positions, keys)
+        self._check_mask(mask, positions, positions if keys is None else keys)
         if not self.has_positions:
             return content, Given(mask=with_heads(mask))
         batch = positions.shape[0] if draw is None else draw.scale.shape[0]
         if content is not None:
             batch, dtype = content.shape[0], content.dtype
+        if keys is not None:
+            if told := self.augmentation.needs_whole_sequence(self.training):
+                raise ValueError(
+                    f"{self.pos} with keys=: a token's position depends on the whole sequence, "
+                    f"which a step or another sequence does not have: {told}"
+                )
+            if draw is None:
+                draw = self.draw(batch, positions.device, generator)
         moved = self.augment(
             positions, batch, draw, max_local_shift=max_local_shift, generator=generator
         )
@@ -161,10 +184,24 @@ class Positions(nn.Module):
             added = self.added.add(content, moved)
         elif self.added is not None:
             added = self.added.embedding(moved, dtype).to(dtype)
-        first = self.attentions[0] if self.attentions else None
+        first = self._made[0] if self._made else None
         if first is None:
             return added, Given(mask=with_heads(mask))
-        return added, first.prepare(moved, mask, dtype)
+        of_keys = moved
+        if keys is not None:
+            of_keys = self.augment(
+                keys, batch, draw, max_local_shift=max_local_shift, generator=generator
+            )
+        return added, first.prepare(moved, of_keys, with_heads(mask), dtype)
+
+    def hand_over(self) -> list[PositionalAttention | None]:
+        """The variant's attention of each layer, which is no longer in :attr:`attentions`.
+
+        It becomes a module of a host's layer, which names its parameters. None leaves the host's
+        own attention.
+        """
+        self.attentions = nn.ModuleList()
+        return [*self._made]
 
     def draw(
         self, batch_size: int, device: torch.device, generator: Generator = None
@@ -192,14 +229,16 @@ class Positions(nn.Module):
             wide, batch_size, draw, max_local_shift=max_local_shift, generator=generator
         )
 
-    def _check_shapes(self, content: Tensor | None, positions: Tensor) -> None:
+    def _check_shapes(self, content: Tensor | None, positions: Tensor, keys: Tensor | None) -> None:
         if is_traced():  # there sizes may be symbols
             return
-        dim, pair = self.sizes.dim, [2] if self.sizes.axes == 2 else []
+        dim, axes = self.sizes.dim, self.sizes.axes
+        pair = [] if axes == 1 else [axes]
+        for name, one in (("positions", positions if content is None else None), ("keys", keys)):
+            if one is not None and (one.ndim < 2 or [*one.shape[2:]] != pair):
+                form = f"(B, N, {axes})" if pair else "(B, N)"
+                raise ValueError(f"{name} must be {form}, got shape {list(one.shape)}")
         if content is None:
-            if positions.ndim < 2 or [*positions.shape[2:]] != pair:
-                form = "(B, N, 2)" if pair else "(B, N)"
-                raise ValueError(f"positions must be {form}, got shape {list(positions.shape)}")
             return
         if content.ndim != 3 or content.shape[2] != dim or not content.is_floating_point():
             got = f"shape {list(content.shape)} of {content.dtype}"
@@ -210,6 +249,24 @@ class Positions(nn.Module):
             raise ValueError(
                 f"content of shape {list(content.shape)} needs positions {[batch, *wanted]} (or "
                 f"{[1, *wanted]}), got {list(positions.shape)}"
+            )
+
+    def _check_mask(self, mask: Tensor | None, queries: Tensor, keys: Tensor) -> None:
+        if mask is None or is_traced():
+            return
+        if mask.dtype != torch.bool and not mask.is_floating_point():
+            raise ValueError(
+                f"mask must be bool, True where a query sees a key, or of a float dtype, added to "
+                f"the scores; got {mask.dtype}: call its .bool()"
+            )
+        sizes = queries.shape[1], keys.shape[1]
+        fits = mask.ndim in (3, 4) and all(
+            is_ in (1, wanted) for is_, wanted in zip(mask.shape[-2:], sizes, strict=True)
+        )
+        if not fits:
+            raise ValueError(
+                f"mask must be (1 or B, 1 or {sizes[0]}, 1 or {sizes[1]}), of queries and of keys, "
+                f"or (1 or B, 1 or heads, …); got {list(mask.shape)}"
             )
 
     def extra_repr(self) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 POSITION = "position"  #: unit of an option that is a length: that of the host's positions
 # keys of a field's metadata
 _HELP, _UNIT, _AXES, _TAKEN_BY, _TRAINING = "help", "unit", "axes", "taken_by", "training_only"
+_ASKED = "asked"
 
 
 def option(
@@ -29,6 +30,7 @@ def option(
     axes: tuple[int, ...] = (1, 2),
     training_only: bool = False,
     taken_by: Callable[[Any], bool] | None = None,
+    asked: str = "",
 ) -> Any:
     """Declare an option: a field of a dataclass, which checks its values when it is made.
 
@@ -39,6 +41,8 @@ def option(
         axes: 1 if the option is for sequences, 2 for images.
         training_only: it changes nothing in evaluation, so a checkpoint may have another value.
         taken_by: of a host's own options: whether a :class:`cape_plugins.Variant` takes it.
+        asked: of an option without a default (None), because its right value depends on the unit of
+            positions: values to begin with, which the error of :func:`check_asked` shows.
     """
     metadata = {
         _HELP: help,
@@ -46,6 +50,7 @@ def option(
         _AXES: axes,
         _TAKEN_BY: taken_by,
         _TRAINING: training_only,
+        _ASKED: asked,
     }
     return field(default=default, metadata=metadata)
 
@@ -83,3 +88,20 @@ def _declared(kind: Any, axes: int | None) -> Mapping[str, Option]:
             given = about[_HELP], about[_UNIT], about[_TRAINING], hints[one.name], about[_TAKEN_BY]
             found[one.name] = Option(one.name, one.default, *given)
     return MappingProxyType(found)
+
+
+def check_asked(part: Any) -> None:
+    """Raise ValueError, with values to begin with, if an option that is ``asked`` is None.
+
+    A dataclass's ``__post_init__`` calls it; a host that has a default for its unit never sees it.
+    """
+    missing = [
+        f"{one.name} ({one.metadata[_ASKED]})"
+        for one in dataclasses.fields(part)
+        if one.metadata.get(_ASKED) and getattr(part, one.name) is None
+    ]
+    if missing:
+        raise ValueError(
+            f"{type(part).__name__} needs {', '.join(missing)}: the right value depends on the "
+            "unit of your positions, so there is no default"
+        )

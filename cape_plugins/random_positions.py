@@ -20,7 +20,7 @@ from torch import Tensor
 
 from cape_plugins.augment import AsGiven, Draw, LocalShift, uniform
 from cape_plugins.checks import is_number
-from cape_plugins.options import POSITION, option
+from cape_plugins.options import POSITION, check_asked, option
 from cape_plugins.positions import Generator
 
 
@@ -35,8 +35,12 @@ class RandomPositions(AsGiven):
         ValueError: ``random_range`` is neither a number > 0 nor a pair of numbers with low < high.
     """
 
-    random_range: float | tuple[float, float] = option(
-        1.0, "in training positions are drawn from 0 to this, or from a pair's", unit=POSITION
+    random_range: float | tuple[float, float] | None = option(
+        None,
+        "in training positions are drawn from 0 to this, or from a pair's",
+        unit=POSITION,
+        asked="at least the longest input that will be tested: 256 tokens, 60 s, (-1, 1) of half "
+        "an image",
     )
     spread: bool = option(
         True,
@@ -45,6 +49,7 @@ class RandomPositions(AsGiven):
     )
 
     def __post_init__(self) -> None:
+        check_asked(self)
         low, high = self.range
         if not (is_number(low) and is_number(high) and low < high):
             raise ValueError(
@@ -71,6 +76,12 @@ class RandomPositions(AsGiven):
     ) -> Tensor:
         """Sorted draws; arguments as :meth:`AsGiven.in_training`, Δ, ε and λ are ignored."""
         return randomise(positions.expand(batch_size, -1, -1), *self.range, generator)
+
+    def needs_whole_sequence(self, training: bool) -> str:
+        """Draws are sorted, and a spread needs the number of tokens."""
+        if training:
+            return "train on whole sequences, without keys="
+        return "set spread=False" if self.spread else ""
 
     def in_evaluation(self, positions: Tensor) -> Tensor:
         """(1 or B, N, axes) → (1 or B, N, axes), spread evenly where ``spread`` is on."""

@@ -7,7 +7,7 @@ each query meets each distance once, and a view shifts the rows of that product 
 stand.
 
     >>> attention = RelativePositions(Sizes(dim=512, heads=8), relpos_context=150)
-    >>> out, _ = attention(query, key, value, Given(mask=mask))  # (B, heads, queries, head_dim)
+    >>> out, _ = attention(query, key, value, Given(mask=mask))  # (B, heads, N, head_dim)
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from cape_plugins import fused
-from cape_plugins.attention import NOTHING, Given, PositionalAttention, merge, with_heads
-from cape_plugins.options import POSITION, option
+from cape_plugins.attention import (
+    NOTHING,
+    Given,
+    PositionalAttention,
+    for_each_head,
+    merge,
+    with_heads,
+)
+from cape_plugins.checks import is_traced
+from cape_plugins.options import POSITION, check_asked, option
 
 
 @dataclass(eq=False, repr=False)
@@ -25,15 +33,21 @@ class RelativePositions(PositionalAttention):
     """Learnable vectors for how far, in tokens, each key is from the query.
 
     ``keys`` are (2 · context + 1, head_dim), uniform in ± 0.1 at first (authors); the context is in
-    tokens. Distances are counted in tokens, whatever the positions are.
+    tokens. Within a sequence distances are counted in tokens, whatever the positions are. Between
+    queries and other keys (a cache) they are those of positions, in tokens.
     """
 
-    relpos_context: float = option(
-        1.0, "distances beyond this, to either side, share a vector", unit=POSITION
+    relpos_context: float | None = option(
+        None,
+        "distances beyond this, to either side, share a vector",
+        unit=POSITION,
+        asked="the paper's: 150 tokens, 26.8 s; less than the longest input of training",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_asked(self)
+        assert self.relpos_context is not None
         self.context = self.sizes.tokens("relpos_context", self.relpos_context)
         self.keys = nn.Parameter(torch.empty(2 * self.context + 1, self.sizes.head_dim))
         self.reset_parameters()
@@ -42,29 +56,48 @@ class RelativePositions(PositionalAttention):
         """Draw the vectors anew."""
         nn.init.uniform_(self.keys, -0.1, 0.1)
 
-    def prepare(self, positions: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Given:
-        """Nothing but the mask: tokens are counted, wherever they are."""
-        return Given(None, with_heads(mask))
+    def prepare(
+        self, queries: Tensor, keys: Tensor, mask: Tensor | None, dtype: torch.dtype
+    ) -> Given:
+        """Nothing but the mask for a sequence: tokens are counted, wherever they are.
 
-    def bias(
-        self, query: Tensor, keys: int, prepared: Tensor | None = None, later: int = 0
-    ) -> Tensor:
-        """What distances add to the scores: (B, heads, queries, d) → (B, heads, queries, keys).
+        Where keys are others than the queries, how many tokens each key is from each query, by
+        their positions: a row of the table for both, (1 or B, queries, keys).
+        """
+        if keys is queries:
+            return Given(mask=with_heads(mask))
+        apart = (keys[:, None, :, 0] - queries[:, :, None, 0]) / self.sizes.spacing
+        apart = apart.nan_to_num(0.0).round().long().clamp(-self.context, self.context)
+        return Given(apart + self.context, mask=with_heads(mask))
 
-        ``later`` more queries follow these.
+    def bias(self, query: Tensor, key: Tensor, given: Given = NOTHING) -> Tensor:
+        """What distances add to the scores: (B, heads, queries, keys).
 
         Raises:
-            ValueError: the queries have another number of channels than the table.
+            ValueError: the queries have another number of channels than the table; or there are
+                fewer queries than keys, and ``given`` does not say where they are.
         """
-        return distance_scores(*self.distances_of(query, keys, later))
+        if given.queries is None:
+            return distance_scores(*self.distances_of(query, key.shape[2], 0))
+        scores = self.scaled(query) @ self.keys.T.to(query.dtype)  # (B, heads, queries, rows)
+        return scores.gather(3, given.queries[:, None].expand(*scores.shape[:3], key.shape[2]))
 
-    def bias_and_mask(self, query: Tensor, keys: int, given: Given, later: int = 0) -> Tensor:
+    def bias_and_mask(self, query: Tensor, key: Tensor, given: Given) -> Tensor:
         """:meth:`bias` and mask as one, to be added to the scores."""
-        scaled, table, left, right = self.distances_of(query, keys, later)
-        mask = given.mask
+        if given.queries is None:
+            return self.distances_and_mask(query, key, given.mask)
+        found = super().bias_and_mask(query, key, given)
+        assert found is not None  # for mypy
+        return found
+
+    def distances_and_mask(
+        self, query: Tensor, key: Tensor, mask: Tensor | None, later: int = 0
+    ) -> Tensor:
+        """:meth:`bias_and_mask` of a sequence's tokens, after which ``later`` more queries come."""
+        scaled, table, left, right = self.distances_of(query, key.shape[2], later)
         if fused.usable(scaled, table):
             hidden = mask if mask is not None and mask.dtype == torch.bool else None
-            found = fused.distance_scores(scaled, table, hidden, left, right)
+            found = fused.distance_scores(distance_scores, scaled, table, hidden, left, right)
             mask = None if hidden is not None else mask
         else:
             found = distance_scores(scaled, table, left, right)
@@ -74,14 +107,19 @@ class RelativePositions(PositionalAttention):
 
     def distances_of(self, query: Tensor, keys: int, later: int) -> tuple[Tensor, Tensor, int, int]:
         """Scaled queries, the rows of the table for their distances, and how many lie beyond it."""
-        queries, context, head_dim = query.shape[2], self.context, self.keys.shape[1]
-        if query.shape[3] != head_dim:
-            raise ValueError(f"queries of {query.shape[3]} channels, built for {head_dim}")
+        scaled, queries, context = self.scaled(query), query.shape[2], self.context
         # the largest distances to the left and to the right
         left, right = keys - later - 1, queries + later - 1
         # those within the context have rows of the table, those beyond it take the last row
         table = self.keys[max(context - left, 0) : context + right + 1].to(query.dtype)
-        return query * head_dim**-0.5, table, max(left - context, 0), max(right - context, 0)
+        return scaled, table, max(left - context, 0), max(right - context, 0)
+
+    def scaled(self, query: Tensor) -> Tensor:
+        """Queries × head_dim^-½; ValueError if they have other channels than the table."""
+        head_dim = self.keys.shape[1]
+        if query.shape[3] != head_dim:
+            raise ValueError(f"queries of {query.shape[3]} channels, built for {head_dim}")
+        return query * head_dim**-0.5
 
     def attend(
         self,
@@ -93,11 +131,17 @@ class RelativePositions(PositionalAttention):
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """:meth:`PositionalAttention.attend`, in parts where there are many scores."""
-        if not need_weights and fused.usable(query, key, value):
-            found = fused.attend_in_parts(
-                self.bias_and_mask, query, key, value, given.mask, dropout
-            )
-            return found, None
+        if given.queries is None:
+            if not is_traced() and query.shape[2] != key.shape[2]:
+                raise ValueError(
+                    f"{query.shape[2]} queries and {key.shape[2]} keys are not one sequence: give "
+                    "Positions where the keys are, by keys="
+                )
+            if not need_weights and fused.usable(query, key, value):
+                key, value = (for_each_head(x, query.shape[1]) for x in (key, value))
+                return fused.attend_in_parts(
+                    self.distances_and_mask, query, key, value, given.mask, dropout
+                ), None
         return super().attend(query, key, value, given, dropout, need_weights)
 
 

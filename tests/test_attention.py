@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cape_plugins import Given, PositionalAttention, Sizes
+from cape_plugins import Given, PositionalAttention, Sizes, variants
 from cape_plugins.attention import merge
-from cape_support import OURS, build, places
+from cape_support import IMAGES, OURS, SEQUENCES, Layer, build, places
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 
@@ -25,13 +25,17 @@ def inputs(queries: int, keys: int, dtype=torch.float32) -> list[torch.Tensor]:
 
 def attention_and_given(pos: str, axes: int, mask=None, tokens: int = 6, dtype=torch.float32):
     """An attention of the table, its parameters moved, and what it gets of (2, tokens) places."""
+    positions, attention = layer(pos, axes)
+    where = places(axes, 6, 4)[:, :tokens]
+    return attention.to(dtype), positions(None, where, mask, dtype=dtype)[1]
+
+
+def layer(pos: str, axes: int):
     positions = build(pos, axes)
     (attention,) = positions.attentions
-    attention = (attention or PositionalAttention(positions.sizes)).to(dtype)
     for parameter in attention.parameters():
         parameter.data.add_(0.05 * torch.randn_like(parameter))
-    where = places(axes, 6, 4)[:, :tokens]
-    return attention, positions(None, where, mask, dtype=dtype)[1]
+    return positions, attention
 
 
 def padding(added: float | None = None, dtype=torch.float32) -> torch.Tensor:
@@ -50,13 +54,12 @@ def padding(added: float | None = None, dtype=torch.float32) -> torch.Tensor:
 class Tilted(PositionalAttention):
     """Scores fall with the distance of positions."""
 
-    def embed(self, x, prepared):
-        return x * (1 + prepared[..., 0].nan_to_num()[:, None, :, None])
+    def embed(self, x, rows):
+        return x * (1 + rows[..., 0].nan_to_num()[:, None, :, None])
 
-    def bias(self, query, keys, prepared):
-        where = prepared[..., 0]
-        last = where[:, keys - query.shape[2] :, None]
-        return -(last - where[:, None]).abs().nan_to_num()[:, None]
+    def bias(self, query, key, given):
+        apart = given.queries - given.keys[..., 0][:, None]
+        return -apart.abs().nan_to_num()[:, None]
 
 
 def test_the_base_is_attention_without_positions():
@@ -64,8 +67,8 @@ def test_the_base_is_attention_without_positions():
     mask = torch.rand(2, 5, 5) > 0.3
     mask[..., 0] = True
     base, positions = PositionalAttention(SIZES), torch.rand(1, 5, 1)
-    given = base.prepare(positions, mask, torch.float32)
-    assert given.prepared is positions
+    given = base.prepare(positions, positions, mask, torch.float32)
+    assert given.queries is given.keys is positions
     out, weights = base(query, key, value, given)
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None])
     torch.testing.assert_close(out, expected)
@@ -83,11 +86,11 @@ def test_embeddings_and_scores_reach_the_output():
     scores = scores - (where[:, 3:, None] - where[:, None]).abs()[:, None]
     scores = scores.masked_fill(~mask[:, None], -torch.inf)
     tilted = Tilted(SIZES)
-    given = tilted.prepare(where[..., None], mask, torch.float64)
+    given = tilted.prepare(where[:, 3:, None], where[..., None], mask, torch.float64)
     out, found = tilted(query, key, value, given, need_weights=True)
     torch.testing.assert_close(out, scores.softmax(-1) @ value)
     torch.testing.assert_close(found, scores.softmax(-1))
-    turned = tilted.embed_both(query, key, given.prepared)
+    turned = tilted.embed_both(query, key, given)
     torch.testing.assert_close(tilted.scores(*turned, given), scores)
     # a cache of keys holds them as they are embedded
     attended, nothing = tilted.attend(*turned, value, given)
@@ -121,22 +124,128 @@ def test_weights_are_float32_where_layers_are_in_half_precision(pos, axes):
     torch.testing.assert_close(weights, expected, atol=0.02, rtol=0.02)
 
 
-@pytest.mark.parametrize(("pos", "axes"), EACH)
-def test_decoding_step_by_step_is_decoding_at_once(pos, axes):
-    causal = torch.ones(1, 6, 6, dtype=torch.bool).tril()
-    attention, given = attention_and_given(pos, axes, causal)
+DECODING = [(pos, 1) for pos in SEQUENCES] + [(pos, 2) for pos in IMAGES]
+ALONE = dict(mean_normalize=False, spread=False)  # so that a position depends on no other
+
+
+def decoder(pos: str, axes: int) -> Layer:
+    taken = variants.get(pos, axes).options(axes)
+    return Layer(pos, axes, **{k: v for k, v in ALONE.items() if k in taken}).eval()
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["packed", "padded on the left"])
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+@pytest.mark.parametrize("shared", [1, 3], ids=["every head", "grouped queries"])
+@pytest.mark.parametrize(("pos", "axes"), DECODING)
+def test_decoding_with_a_cache_of_embedded_keys_is_decoding_at_once(pos, axes, shared, chunk, left):
+    """Sample 1 begins later: behind two tokens of padding, or with a second packed sentence."""
+    module, content = decoder(pos, axes), torch.randn(2, 6, 12)
+    attention, where = module.attention, places(axes, 6, 6)
+    where = where.expand(2, *where.shape[1:]).clone()
+    sees = torch.ones(2, 6, 6, dtype=torch.bool).tril()
+    if left:
+        where[1, 2:], where[1, :2] = where[1, :-2].clone(), math.nan
+        sees[1, :, :2] = False  # then these two queries see no key
+    elif axes == 1:
+        where[1, 2:] = where[1, :-2].clone()
+        sees[1, 2:, :2] = False
+    of_keys = slice(None, None, shared)  # one head of three, or each
+
+    def heads(x):
+        query = x.unflatten(2, (3, 4)).transpose(1, 2)
+        return query, query[:, of_keys] + 1, query[:, of_keys] - 1
+
+    x, given = module.positions(content, where, sees)
+    at_once, _ = attention(*heads(x), given)
+    cached_keys, cached_values, steps = [], [], []
+    for start in range(0, 6, chunk):
+        new = slice(start, start + chunk)
+        seen = sees[:, new, : start + chunk]
+        x, given = module.positions(
+            content[:, new], where[:, new], seen, keys=where[:, : start + chunk]
+        )
+        query, key, value = heads(x)
+        cached_keys.append(attention.embed(key, given.queries))
+        cached_values.append(value)
+        keys, values = torch.cat(cached_keys, dim=2), torch.cat(cached_values, dim=2)
+        step, _ = attention.attend(attention.embed(query, given.queries), keys, values, given)
+        steps.append(step)
+    torch.testing.assert_close(torch.cat(steps, dim=2), at_once)
+
+
+@pytest.mark.parametrize(("pos", "axes"), DECODING)
+def test_fewer_queries_than_keys_are_the_rows_of_the_whole(pos, axes):
+    module, where = decoder(pos, axes), places(axes, 6, 6)
     query, key, value = inputs(6, 6)
-    at_once, _ = attention(query, key, value, given)
-    for t in range(6):
-        _, seen = build(pos, axes)(None, places(axes, 6, 4)[:, : t + 1])
-        step, _ = attention(query[:, :, t : t + 1], key[:, :, : t + 1], value[:, :, : t + 1], seen)
-        torch.testing.assert_close(step, at_once[:, :, t : t + 1])
+    causal = torch.ones(1, 6, 6, dtype=torch.bool).tril()
+    for mask in (None, padding(), padding(-math.inf), causal):
+        _, given = module.positions(None, where, mask)
+        whole, weights = module.attention(query, key, value, given, need_weights=True)
+        some = mask if mask is None or mask.shape[1] == 1 else mask[:, 3:]
+        _, given = module.positions(None, where[:, 3:], some, keys=where)
+        for need_weights in (False, True):
+            out, found = module.attention(
+                query[:, :, 3:], key, value, given, need_weights=need_weights
+            )
+            torch.testing.assert_close(out, whole[:, :, 3:])
+            assert found is None or torch.allclose(found, weights[:, :, 3:], atol=1e-6)
+
+
+@pytest.mark.parametrize(("pos", "axes"), DECODING)
+@pytest.mark.parametrize("added", [None, -math.inf])
+def test_a_query_that_sees_no_key_gets_nothing_with_and_without_weights(pos, axes, added):
+    mask = torch.ones(2, 6, 6, dtype=torch.bool)
+    mask[1, 2] = False
+    if added is not None:
+        mask = torch.zeros(2, 6, 6).masked_fill(~mask, added)
+    attention, given = attention_and_given(pos, axes, mask)
+    tensors = [x.requires_grad_() for x in inputs(6, 6)]
+    for need_weights in (False, True):
+        out, _ = attention(*tensors, given, need_weights=need_weights)
+        assert not out[1, :, 2].any()
+        assert out[0].any(dim=-1).all()
+        assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), tensors))
+
+
+@pytest.mark.parametrize("pos", ["cape", "cape_rope", "cape_alibi", "random", "random_rope"])
+def test_positions_that_depend_on_the_whole_sequence_are_refused_in_a_step(pos):
+    module, where = build(pos).eval(), places(1)
+    with pytest.raises(ValueError, match=r"keys=.*(mean_normalize|spread)=False"):
+        module(torch.zeros(1, 1, 12), where[:, -1:], keys=where)
+    if pos.startswith("random"):  # its draws are sorted
+        with pytest.raises(ValueError, match="keys="):
+            build(pos, spread=False)(torch.zeros(1, 1, 12), where[:, -1:], keys=where)
+
+
+def test_another_sequence_shares_shift_and_scale_in_training():
+    module = build("cape_rope", 2, max_local_shift=0.0, mean_normalize=False)
+    here, there = places(2), places(2)[:, :4] + 0.5
+    _, given = module(None, here, keys=there, generator=torch.Generator().manual_seed(0))
+    _, moved = module(None, here, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(given.queries, moved.queries)
+    draw = module.draw(1, here.device, torch.Generator().manual_seed(0))
+    _, keys = module(None, there, draw=draw)
+    torch.testing.assert_close(given.keys, keys.queries)
+
+
+def test_heads_of_keys_that_do_not_divide_those_of_queries_are_refused():
+    query, key, value = inputs(6, 6)
+    with pytest.raises(ValueError, match="heads"):
+        PositionalAttention(SIZES)(query, key[:, :2], value[:, :2])
+
+
+@pytest.mark.parametrize("pos", ["rope", "alibi", "relpos"])
+def test_a_sequences_mask_or_rows_for_fewer_queries_are_refused_with_what_is_right(pos):
+    attention, given = attention_and_given(pos, 1, torch.ones(1, 6, 6, dtype=torch.bool).tril())
+    query, key, value = inputs(2, 6)
+    with pytest.raises(ValueError, match=r"keys=|\(…, 2, 6\)"):
+        attention(query, key, value, given)
 
 
 @pytest.mark.parametrize(("pos", "axes"), EACH)
 def test_gradients_are_right(pos, axes):
     attention, given = attention_and_given(pos, axes, tokens=4, dtype=torch.float64)
-    tensors = [x.requires_grad_() for x in inputs(3, 4, torch.float64)]
+    tensors = [x.requires_grad_() for x in inputs(4, 4, torch.float64)]
     torch.autograd.gradcheck(
         lambda *x: attention(*x[:3], given)[0],
         (*tensors, *attention.parameters()),
@@ -161,12 +270,6 @@ def test_dropout_falls_on_the_weights(pos, axes):
         assert found is None or torch.equal(found, weights)
 
 
-def test_more_queries_than_keys_are_refused():
-    attention, given = attention_and_given("rope", 1, tokens=5)
-    with pytest.raises(ValueError, match="queries"):
-        attention(*inputs(6, 5), given)
-
-
 # Bias and mask as one
 
 
@@ -182,7 +285,7 @@ def test_bias_and_mask_merge_whatever_their_kinds():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("narrow", [torch.float32, torch.bfloat16])
-def test_what_is_added_hides_with_numbers_so_that_a_row_of_padding_stays_one(dtype, narrow):
+def test_a_host_that_hides_with_the_least_number_does_so_whatever_the_dtype(dtype, narrow):
     """Bias or mask may be narrower than the scores, as autocast or a host makes them."""
     bias = torch.randn(1, 3, 6, 6).to(narrow)
     hidden = ~padding()[:, None].expand(2, 3, 6, 6)
@@ -191,5 +294,8 @@ def test_what_is_added_hides_with_numbers_so_that_a_row_of_padding_stays_one(dty
             found = merge(bias, padding(added, of_mask)[:, None], dtype)
             assert found.dtype == dtype
             assert found[~hidden].equal(bias.expand_as(hidden)[~hidden].to(dtype))
-            assert found[hidden].isfinite().all()
-            assert (found[hidden] <= torch.finfo(dtype).min / 2).all()
+            if added == -math.inf:
+                assert found[hidden].isneginf().all()
+            else:
+                assert found[hidden].isfinite().all()
+                assert (found[hidden] <= torch.finfo(dtype).min / 2).all()

@@ -11,10 +11,12 @@ from torch import nn
 import cape_plugins
 import cape_support
 from cape_plugins import Positions
+from cape_plugins.variants import names
 from cape_support import ROOT
 
 PAGE = (ROOT / "docs" / "other-doors.md").read_text()
 PLAIN, OWN = "Plain PyTorch", "Attention of your own: rope, alibi, relpos"
+CACHE = "A decoder with a cache"
 CAPE1D = "Coming from gcambara/cape"
 ROTARY = "Coming from rotary-embedding-torch or x-transformers"
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, flags=re.S | re.M))
@@ -76,7 +78,8 @@ def trained(encoder: nn.Module, batches: int) -> nn.Module:
 
 
 def test_every_door_is_tested_or_closed():
-    assert set(SECTIONS) == {PLAIN, OWN, CAPE1D, ROTARY, "SpeechBrain", "transformers", "NeMo"}
+    doors = {PLAIN, OWN, CACHE, CAPE1D, ROTARY, "SpeechBrain", "transformers", "NeMo"}
+    assert set(SECTIONS) == doors
     assert not blocks("NeMo")
 
 
@@ -107,11 +110,18 @@ def own() -> dict:
     return run(OWN, **Plain().names)
 
 
-@pytest.mark.parametrize("name", ["rope", "relpos", "alibi", "cape_rope", "cape_fire"])
-def test_attention_of_ones_own_takes_variants_that_act_there(name):
+def asked(pos: str) -> dict:
+    """Values of the options that have no default."""
+    values = dict(max_global_shift=5.0, max_local_shift=0.5, random_range=256.0)
+    values |= dict(relpos_context=16.0, abspos_context=64.0)
+    taken = cape_plugins.variants.get(pos, 1).options(1)
+    return {name: value for name, value in values.items() if name in taken}
+
+
+@pytest.mark.parametrize("name", [pos for pos in names(1) if pos != "nopos"])
+def test_attention_of_ones_own_takes_every_variant(name):
     torch.manual_seed(0)
-    names = own()
-    model = Tagger(names.get(name) or names["OwnAttention"](name)).eval()
+    model = Tagger(own()["OwnAttention"](name, **asked(name))).eval()
     ((words, lengths, _),) = tagged(1, seed=0)
     found = model(words, lengths)
     longer = model(nn.functional.pad(words, (0, 3), value=5), lengths)[:, :10]
@@ -124,6 +134,24 @@ def test_attention_of_ones_own_takes_variants_that_act_there(name):
 def test_attention_of_ones_own_learns_it_with_variants_that_act_there(name):
     torch.manual_seed(0)
     assert right(trained(own()[name], 200)) > 0.9
+
+
+@pytest.mark.parametrize("name", names(1))
+def test_the_decoder_of_the_page_gives_step_by_step_what_it_gives_at_once(name):
+    options, taken = asked(name), cape_plugins.variants.get(name, 1).options(1)
+    options |= {one: False for one in ("mean_normalize", "spread") if one in taken}
+    model = run(CACHE, **Plain().names)["Decoder"](name, **options).eval()
+    content, where = torch.randn(2, 7, 64), torch.arange(7.0).expand(2, 7).clone()
+    where[1] -= 2  # padded on the left
+    where[1, :2] = math.nan
+    sees = torch.ones(2, 7, 7, dtype=torch.bool).tril() & ~where.isnan()[:, None]
+    at_once, cache = model(content, where, where, sees, []), []
+    for t in range(7):
+        now = slice(t, t + 1)
+        step = model(
+            content[:, now], where[:, now], where[:, : t + 1], sees[:, now, : t + 1], cache
+        )
+        torch.testing.assert_close(step, at_once[:, now])
 
 
 def cape1d(content: torch.Tensor, frames: list[int]) -> torch.Tensor:
@@ -229,13 +257,13 @@ def test_the_rotation_and_the_slopes_are_those_of_x_transformers():
     _, given = rope(torch.zeros(1, 3, 8), torch.tensor([[0.5, 2.25, 10.0]]))
     # what `reordered` does to rows is done here to the channels that they make
     halves = torch.arange(1.0, 9).unflatten(0, (-1, 2)).T.flatten().expand(1, 1, 3, 8)
-    found = rope.attentions[0].embed(halves, given.prepared)[0, 0]
+    found = rope.attentions[0].embed(halves, given.queries)[0, 0]
     neighbours = found.unflatten(1, (2, -1)).transpose(1, 2).flatten(1)
     torch.testing.assert_close(neighbours, torch.tensor(printed), rtol=0, atol=1e-4)
 
     alibi = Positions("alibi", dim=48, heads=6, layers=1)
     _, given = alibi(torch.zeros(1, 3, 48), torch.tensor([[0.0, 1.5, 4.0]]))
-    bias = alibi.attentions[0].bias(torch.zeros(1, 6, 3, 8), 3, given.prepared)
+    bias = given.bias
     slopes = torch.tensor([0.25, 0.0625, 1 / 64, 1 / 256, 0.5, 0.125])
     torch.testing.assert_close(bias[0, :, 0], -slopes[:, None] * torch.tensor([0.0, 1.5, 4.0]))
 

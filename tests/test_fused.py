@@ -27,7 +27,7 @@ def test_the_environment_turns_the_folder_off(monkeypatch, value, on):
     monkeypatch.delenv("CAPE_PLUGINS_FUSED", raising=False)
     if value is not None:
         monkeypatch.setenv("CAPE_PLUGINS_FUSED", value)
-    assert runpy.run_path(fused.__file__)["usable"](torch.zeros(1)) == on
+    assert runpy.run_path(fused.guard.__file__)["usable"](torch.zeros(1)) == on
 
 
 def own_gradients(out: Tensor) -> set[str]:
@@ -68,7 +68,7 @@ def test_every_variant_gives_the_bits_of_plain_operations(pos, axes, training, d
         return [out, *torch.autograd.grad(out.float().square().sum(), content)]
 
     found = results()
-    monkeypatch.setattr(fused, "ON", False)
+    monkeypatch.setattr(fused.guard, "ON", False)
     for one, other in zip(found, results(), strict=True):
         # the sum of relative scores and a gradient's sums have another order
         same = one is found[0] and not pos.startswith("relpos")
@@ -95,9 +95,13 @@ def ramp(steps: int, device: torch.device) -> Tensor:
     return torch.arange(float(steps), device=device)
 
 
+def cape(scale: float) -> Positions:
+    bounds = dict(max_global_shift=1.0, max_local_shift=0.5)
+    return Positions("cape", dim=8, frequency_scale=scale, **bounds)
+
+
 def embed(scale: float) -> Tensor:
-    module = Positions("cape", dim=8, max_local_shift=0.5, frequency_scale=scale)
-    return module(torch.zeros(2, 5, 8), torch.arange(5.0)[None])[0]
+    return cape(scale)(torch.zeros(2, 5, 8), torch.arange(5.0)[None])[0]
 
 
 def makes_frequencies(scale: float) -> bool:
@@ -110,7 +114,7 @@ def test_an_embedding_makes_its_own_in_the_first_forward_alone(monkeypatch):
     assert makes_frequencies(1.25)
     assert not makes_frequencies(1.25)
     assert makes_frequencies(1.375)
-    monkeypatch.setattr(fused, "ON", False)
+    monkeypatch.setattr(fused.guard, "ON", False)
     assert makes_frequencies(1.25)
 
 
@@ -119,8 +123,7 @@ def test_those_of_inference_mode_serve_a_later_training():
         embed(1.5)
     assert not makes_frequencies(1.5)
     positions = torch.arange(5.0)[None].requires_grad_()
-    module = Positions("cape", dim=8, frequency_scale=1.5)
-    module(torch.zeros(2, 5, 8), positions)[0].square().sum().backward()
+    cape(1.5)(torch.zeros(2, 5, 8), positions)[0].square().sum().backward()
     assert positions.grad.isfinite().all()
 
 
@@ -129,8 +132,7 @@ def test_fake_compiled_and_transformed_code_leaves_none_behind():
         assert isinstance(embed(1.625), FakeTensor)
     assert not isinstance(embed(1.625), FakeTensor)
     positions = torch.arange(10.0).view(2, 1, 5)
-    module = Positions("cape", dim=8, frequency_scale=1.75)
-    torch.compile(module, backend="aot_eager")(torch.zeros(2, 5, 8), positions[0])
+    torch.compile(cape(1.75), backend="aot_eager")(torch.zeros(2, 5, 8), positions[0])
     assert makes_frequencies(1.75)
     module = Positions("sinpos", dim=8, frequency_scale=1.875)
     torch.vmap(lambda p: module(torch.zeros(2, 5, 8), p)[0])(positions)
@@ -158,8 +160,7 @@ def test_rows_of_a_bias_lie_where_cudas_attention_takes_them_without_a_copy(toke
     positions = torch.arange(float(tokens)) + torch.rand(samples, 1)
     module = Positions("alibi", dim=8, heads=4, layers=1)
     _, given = module(None, positions)
-    (attention,) = module.attentions
-    *steps, last = attention.bias(torch.zeros(1, 4, tokens, 2), tokens, given.prepared).stride()
+    *steps, last = given.bias.stride()
     assert last == 1
     assert not any(step % 8 for step in steps)
 
@@ -168,8 +169,8 @@ def test_rows_of_a_bias_lie_where_cudas_attention_takes_them_without_a_copy(toke
 
 
 def table(batch: int = BATCH, axes: int = 2) -> Tensor:
-    given = rotary(axes).prepare(torch.randn(batch, TOKENS, axes), None, torch.float32)
-    return given.prepared[:, None]
+    where = torch.randn(batch, TOKENS, axes)
+    return rotary(axes).prepare(where, where, None, torch.float32).queries[:, None]
 
 
 def rotary(axes: int = 2) -> Rotary:
@@ -206,7 +207,7 @@ def test_rotations_give_bits_and_gradients_of_plain_operations(
     for given, made in zip(both, found, strict=False):
         by_stride = [sorted(range(4), key=x.stride, reverse=True) for x in (given, made)]
         assert by_stride[0] == by_stride[1]
-    monkeypatch.setattr(fused, "ON", False)
+    monkeypatch.setattr(fused.guard, "ON", False)
     for one, other in zip(found, results(rotate(turns, *both), both), strict=True):
         assert one.dtype == dtype
         assert torch.equal(one, other)
@@ -218,7 +219,7 @@ def test_channels_may_lie_apart_in_memory(lies, monkeypatch):
     turns = table()
     both = [lies(torch.randn(BATCH, HEADS, DIM, TOKENS, dtype=torch.bfloat16)) for _ in range(2)]
     found = rotate(turns, *both)
-    monkeypatch.setattr(fused, "ON", False)
+    monkeypatch.setattr(fused.guard, "ON", False)
     for one, other in zip(found, rotate(turns, *both), strict=True):
         assert torch.equal(one, other)
 
@@ -252,7 +253,7 @@ def test_second_order_in_half_precision_is_that_of_plain_operations(dtype, monke
         return torch.autograd.grad(sum(g.float().square().sum() for g in grads), (query, key))
 
     found = penalty()
-    monkeypatch.setattr(fused, "ON", False)
+    monkeypatch.setattr(fused.guard, "ON", False)
     for one, other in zip(found, penalty(), strict=True):
         torch.testing.assert_close(one, other)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cape_plugins import (
     Draw,
+    Given,
     Positions,
     frame_times,
     patch_grid,
@@ -20,6 +21,7 @@ from cape_plugins import (
     variants,
 )
 from cape_plugins.alibi import Alibi
+from cape_plugins.attention import PositionalAttention
 from cape_plugins.random_positions import spread_evenly
 from cape_plugins.relpos import RelativePositions
 from cape_plugins.rotary import Rotary
@@ -45,7 +47,8 @@ def test_variants_that_add_nothing_hand_on_the_content_itself(pos, axes):
     content = torch.randn(2, 6, 12)
     out, given = build(pos, axes)(content, places(axes, 6, 4))
     assert out is content
-    assert (given.prepared is None) == (pos in ("nopos", "relpos", "relpos_first"))
+    made = [one for one in (given.queries, given.bias) if one is not None]
+    assert (made == []) == (pos in ("nopos", "relpos", "relpos_first"))
     assert build(pos, axes)(None, places(axes, 6, 4))[0] is None
 
 
@@ -56,7 +59,7 @@ def test_the_others_add_their_embedding_which_can_be_had_alone(pos, axes):
     out, given = module(content, positions, generator=seeded())
     alone, _ = module(None, positions, generator=seeded())
     torch.testing.assert_close(out, content + alone)
-    assert given == (None, None)
+    assert given == Given()
     for dtype in (torch.float64, torch.bfloat16):
         assert module(None, positions, dtype=dtype)[0].dtype == dtype
 
@@ -103,20 +106,33 @@ def test_lengths_in_the_hosts_unit_are_counted_in_tokens_by_their_spacing():
     (relpos,) = build("relpos", relpos_context=6.0, spacing=0.04).attentions
     assert relpos.keys.shape == (2 * 150 + 1, 4)
     seconds, tokens = build("alibi", spacing=0.04), build("alibi")
-    in_seconds = seconds(None, frame_times([5], 0.04))[1].prepared
-    torch.testing.assert_close(in_seconds, tokens(None, token_positions([5]))[1].prepared)
+    in_seconds = seconds(None, frame_times([5], 0.04))[1].bias
+    torch.testing.assert_close(in_seconds, tokens(None, token_positions([5]))[1].bias)
 
 
 def test_each_layer_gets_its_attention_and_relpos_first_the_first_alone():
     for pos, kind in (("relpos", RelativePositions), ("rope", Rotary), ("alibi", Alibi)):
         assert [type(one) for one in build(pos, layers=3).attentions] == [kind] * 3
-    first, *others = build("relpos_first", layers=3).attentions
-    assert (type(first), others) == (RelativePositions, [None, None])
-    assert build("cape", layers=2).attentions == [None, None]
-    assert build("nopos", layers=0).attentions == []
+    kinds = [type(one) for one in build("relpos_first", layers=3).attentions]
+    assert kinds == [RelativePositions, PositionalAttention, PositionalAttention]
+    assert [type(one) for one in build("cape", layers=2).attentions] == [PositionalAttention] * 2
+    assert [*build("nopos", layers=0).attentions] == []
     first, second = build("relpos", layers=2).attentions
     assert first is not second
     assert not torch.equal(first.keys, second.keys)
+
+
+def test_attentions_are_modules_of_it_until_a_hosts_layers_have_them():
+    module, where = build("relpos", layers=2), places(1)
+    assert {id(one.keys) for one in module.attentions} <= {id(one) for one in module.parameters()}
+    first, second = module.hand_over()
+    assert (type(first), type(second)) == (RelativePositions, RelativePositions)
+    assert [*module.parameters()] == []
+    assert not [name for name in module.state_dict() if "keys" in name]
+    assert module(torch.zeros(1, 6, 12), where, HIDING[:1])[1].mask is not None  # and works on
+    assert build("cape", layers=2).hand_over() == [None, None]
+    (ours, *others) = build("relpos_first", layers=3).hand_over()
+    assert (type(ours), others) == (RelativePositions, [None, None])
 
 
 @pytest.mark.parametrize(("pos", "axes"), OURS)
@@ -144,7 +160,7 @@ def test_samples_may_share_a_mask_that_hides_later_tokens(pos, axes):
     layer, content = Layer(pos, axes).eval(), torch.randn(2, 6, 12)
     causal = torch.ones(6, 6, dtype=torch.bool).tril()
     other = torch.cat([content[:, :3], torch.randn(2, 3, 12)], dim=1)
-    for mask in (causal, causal[None], causal[None, None]):
+    for mask in (causal[None], causal[None, None]):
         expected, found = (layer(x, places(axes), mask) for x in (content, other))
         torch.testing.assert_close(found[:, :3], expected[:, :3])
         assert not torch.isclose(found[:, 3:], expected[:, 3:]).all(dim=-1).any()
@@ -153,8 +169,11 @@ def test_samples_may_share_a_mask_that_hides_later_tokens(pos, axes):
 def test_alibi_puts_the_mask_into_its_bias_so_that_layers_get_one_tensor():
     for pos in ("alibi", "cape_alibi"):
         given = build(pos)(None, places(1, 6, 4), HIDING)[1]
-        assert given.mask is None
-        assert given.prepared[1, ..., 4:].isneginf().all()
+        assert given.bias[1, ..., 4:].isneginf().all()
+        layer = build(pos).attentions[0]
+        assert layer.bias_and_mask(torch.zeros(2, 3, 6, 4), torch.zeros(2, 3, 6, 4), given) is (
+            given.bias
+        )
     given = build("rope")(None, places(1, 6, 4), HIDING)[1]
     assert given.mask.shape == (2, 1, 1, 6)
 
@@ -185,7 +204,7 @@ def test_only_cape_draws_what_sequences_share_and_only_in_training(pos, axes):
 
 
 def test_two_sequences_with_one_draw_share_shift_and_scale():
-    cape = Positions("cape", dim=8, max_global_shift=5.0, mean_normalize=False)
+    cape = Positions("cape", dim=8, max_global_shift=5.0, max_local_shift=0.0, mean_normalize=False)
     draw = Draw(shift=torch.tensor([[3.0], [-1.0]]), scale=torch.tensor([1.25, 0.8]))
     positions = token_positions([6])
     expected = sinusoid_1d((positions + draw.shift) * draw.scale[:, None], 8)
@@ -194,7 +213,7 @@ def test_two_sequences_with_one_draw_share_shift_and_scale():
 
 
 def test_a_forward_may_have_a_local_shift_of_its_own():
-    cape = Positions("cape", dim=8, max_local_shift=0.5, mean_normalize=False)
+    cape = Positions("cape", dim=8, max_global_shift=0.0, max_local_shift=0.5, mean_normalize=False)
     moved = cape.augment(torch.zeros(1, 4000), 1, max_local_shift=0.1)
     assert 0.099 < moved.abs().max() <= 0.1
     out, _ = cape(torch.zeros(1, 6, 8), torch.ones(1, 6), max_local_shift=0.0)
@@ -289,7 +308,7 @@ def test_a_patch_without_one_of_its_coordinates_gets_nothing(missing):
 def test_shared_positions_are_prepared_once_in_evaluation(pos, axes):
     module = build(pos, axes).eval()
     _, given = module(torch.zeros(64, 6, 12), places(axes))
-    assert given.prepared is None or given.prepared.shape[:2] == (1, 6)
+    assert all(one is None or len(one) == 1 for one in given)
     with Made() as made:
         module(torch.zeros(64, 6, 12), places(axes))
     if pos in ("sinpos", "cape"):
@@ -326,7 +345,7 @@ def test_copies_pickles_and_replicas_for_other_devices_give_the_same(pos, axes):
     ("options", "named"),
     [
         (dict(axes=3), "axes"),
-        (dict(dim=7), "dim"),
+        (dict(pos="sinpos", dim=7), "dim"),
         (dict(pos="nopos", dim=True), "dim"),
         (dict(pos="nopos", heads=0), "heads"),
         (dict(pos="nopos", head_dim=-1), "head_dim"),
@@ -342,6 +361,12 @@ def test_copies_pickles_and_replicas_for_other_devices_give_the_same(pos, axes):
         # what the variant does not take, misspelt or of another
         (dict(pos="sinpos", max_length=9), "max_length"),
         (dict(pos="cape", spread=False), "spread"),
+        # whose right value depends on the unit of positions
+        (dict(pos="cape"), "max_global_shift .*tokens"),
+        (dict(pos="cape", max_global_shift=5.0), "max_local_shift .*tokens"),
+        (dict(pos="cape_alibi", layers=1), "max_local_shift"),
+        (dict(pos="random"), "random_range"),
+        (dict(pos="relpos", layers=1), "relpos_context"),
     ],
 )
 def test_options_and_sizes_are_checked(options, named):
@@ -350,8 +375,8 @@ def test_options_and_sizes_are_checked(options, named):
 
 
 def test_none_is_the_default():
-    cape = Positions("cape", dim=8, max_local_shift=None, frequency_scale=None)
-    assert cape.options["max_local_shift"] == 0.0
+    cape = build("cape", max_global_scale=None, frequency_scale=None)
+    assert cape.options["max_global_scale"] == 1.0
     assert cape.options["frequency_scale"] == 1.0
     assert build("alibi", spacing=0.5).options["alibi_unit"] == 0.5  # as its class decides
 
@@ -369,6 +394,22 @@ def test_inputs_that_do_not_fit_are_refused_by_every_variant(pos, axes):
     ):
         with pytest.raises(ValueError, match=named):
             module(content, there)
+
+
+@pytest.mark.parametrize(("pos", "axes"), OURS)
+@pytest.mark.parametrize(
+    "mask",
+    [
+        HIDING.long(),
+        torch.ones(6, 6, dtype=torch.bool),  # of two samples and six keys, or of six queries?
+        torch.ones(2, 6, dtype=torch.bool),
+        torch.ones(1, 5, 6, dtype=torch.bool),
+        torch.ones(1, 1, 6, 7, dtype=torch.bool),
+    ],
+)
+def test_a_mask_of_another_kind_or_shape_is_refused_by_every_variant(pos, axes, mask):
+    with pytest.raises(ValueError, match="mask"):
+        build(pos, axes)(torch.zeros(2, 6, 12), places(axes), mask)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def moved(
 ) -> torch.Tensor:
     """(B, N[, 2]) positions that cape in training made of the positions (1, N[, 2])."""
     axes = positions.ndim - 1
+    options = {"max_global_shift": 0.0, "max_local_shift": 0.0, **options}
     module = Positions("cape", dim=2 * axes, axes=axes, frequency_scale=SLOW, **options)
     content = torch.zeros(batch, positions.shape[1], 2 * axes, dtype=torch.float64)
     generator = generator or torch.Generator().manual_seed(0)

@@ -29,13 +29,21 @@ class Own:
 SECONDS = Host(
     axes=1,
     unit="seconds",
-    defaults={"max_global_shift": 30.0, "max_local_shift": None, "frequency_scale": 30.0},
+    defaults={
+        "max_global_shift": 30.0,
+        "max_local_shift": 0.015,
+        "frequency_scale": 30.0,
+        "relpos_context": 6.0,
+        "random_range": 60.0,
+    },
     sets=frozenset({"mean_normalize", "spread"}),
     own=Own,
     spell="--{}".format,
     advice="start anew",
 )
-PATCHES = Host(axes=2, unit="half images")
+PATCHES = Host(
+    axes=2, unit="half images", defaults={"max_global_shift": 0.5, "max_local_shift": 0.05}
+)
 
 
 # What a class declares
@@ -43,9 +51,9 @@ PATCHES = Host(axes=2, unit="half images")
 
 def test_a_field_has_its_default_unit_help_and_annotation():
     found = declared(Augmentation)["max_local_shift"]
-    assert (found.name, found.default, found.unit) == ("max_local_shift", 0.0, POSITION)
+    assert (found.name, found.default, found.unit) == ("max_local_shift", None, POSITION)
     assert found.training_only
-    assert found.kind == float | tuple[float, ...]
+    assert found.kind == float | tuple[float, ...] | None
     assert "ε" in found.help
     assert not declared(Sinusoids)["frequency_scale"].training_only
 
@@ -75,9 +83,10 @@ def test_a_host_has_the_options_of_all_variants_and_its_own_but_those_that_it_se
 def test_its_defaults_come_before_those_of_the_classes():
     found = SECONDS.options()
     assert found["max_global_shift"].default == 30.0
-    assert found["max_local_shift"].default is None
+    assert found["max_local_shift"].default == 0.015
     assert found["max_global_scale"].default == 1.0
-    assert PATCHES.options()["max_global_shift"].default == 0.0
+    assert PATCHES.options()["max_global_shift"].default == 0.5
+    assert PATCHES.options()["random_range"].default is None  # its class asks for it
 
 
 def test_help_names_the_unit_of_lengths_and_the_variants_that_take_an_option():
@@ -133,8 +142,8 @@ def test_options_of_other_variants_are_refused_as_the_user_types_them():
 
 
 def test_an_option_that_has_its_default_counts_as_not_given():
-    options, _ = SECONDS.choose("rope", {"max_global_shift": 30.0, "relpos_context": 1.0})
-    assert options == {"frequency_scale": 30.0}
+    options, _ = SECONDS.choose("rope", {"max_global_shift": 30.0, "relpos_context": 6.0})
+    assert options == {"frequency_scale": 30.0, "rope_base": None, "rope_fraction": 1.0}
 
 
 def test_one_mapping_splits_into_what_is_about_positions_and_the_rest():
@@ -146,7 +155,10 @@ def test_one_mapping_splits_into_what_is_about_positions_and_the_rest():
 @pytest.mark.parametrize(("pos", "axes"), OURS)
 def test_it_builds_every_variant_and_sets_what_is_its_own(pos, axes):
     host = SECONDS if axes == 1 else PATCHES
-    given = {"abspos_context": 50.0} if pos == "abspos" else {}
+    asked = {"abspos": {"abspos_context": 50.0}}
+    if axes == 2:
+        asked |= {pos: {"random_range": 2.0} for pos in ("random", "random_rope")}
+    given = asked.get(pos, {})
     options, _ = host.choose(pos, given)
     sets = {"mean_normalize": False, "spread": False}
     sizes = dict(dim=24, heads=3, layers=2, remembers={"frame_shift": 0.02})

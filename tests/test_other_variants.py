@@ -46,7 +46,7 @@ def test_a_hosts_help_lists_its_options_with_who_takes_them():
     ("given", "named"),
     [
         ({"pos": "rope"}, "pos fire"),
-        ({"pos": "cape_fire"}, "pos fire"),
+        ({"pos": "cape_fire", "max_local_shift": 0.5}, "pos fire"),
         ({"pos": "fire", "fire_width": 8}, "fire_width 32"),
         ({"pos": "fire", "fire_threshold": 64}, "fire_threshold 512"),
         ({"pos": "fire", "spacing": 0.5}, "fire_unit 1"),
@@ -68,7 +68,7 @@ def test_the_page_is_about_the_package_and_the_example_of_its_file_runs():
     names |= {**vars(cape_fire), "Sizes": Positions("fire", **SIZES).sizes.__class__}
     text = ast.get_docstring(ast.parse(source))
     example = doctest.DocTestParser().get_doctest(text, names, "cape_fire", None, 0)
-    assert doctest.DocTestRunner().run(example) == (0, 3)
+    assert doctest.DocTestRunner().run(example) == (0, 4)
     for excerpt in cape_support.blocks(PAGE, "python"):
         for piece in excerpt.split("    ...\n"):
             assert piece in source, piece
@@ -142,7 +142,8 @@ from cape_plugins import Positions, Sinusoids, Variant, register_variant, varian
 
 register_variant("script", Variant(adds=Sinusoids))
 for pos in ("cape", "works", "script"):
-    Positions(pos, dim=8)
+    asked = dict(max_global_shift=5.0, max_local_shift=0.5) if pos == "cape" else {}
+    Positions(pos, dim=8, **asked)
 print("KNOWN", *variants.names(1))
 """
 

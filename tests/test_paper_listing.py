@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from cape_plugins import Augmentation, Draw, patch_grid, sinusoid_1d, sinusoid_2d, token_positions
-from cape_support import seeded
+from cape_plugins import Draw, patch_grid, sinusoid_1d, sinusoid_2d, token_positions
+from cape_support import cape, seeded
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 
@@ -48,7 +48,7 @@ def test_1d_equals_the_listing(dtype, scale):
     rng = np.random.default_rng(0)
     lengths = [50, 31, 2]
     positions = token_positions(lengths).to(dtype) / scale
-    augmentation = Augmentation(max_local_shift=0.5 / scale)
+    augmentation = cape(max_local_shift=0.5 / scale)
     shift = rng.uniform(-5 / scale, 5 / scale, (3, 1))
     lam = np.exp(rng.uniform(-np.log(1.4), np.log(1.4), 3))
     draw = Draw(torch.tensor(shift, dtype=dtype), torch.tensor(lam, dtype=dtype))
@@ -73,7 +73,7 @@ def test_2d_equals_the_listing(dtype, grid):
     height, width = grid
     # patch_grid is float32; the listing gets the same grid, so this tests what follows from it
     positions = patch_grid(height, width).to(dtype).expand(4, -1, -1)
-    augmentation = Augmentation(max_local_shift=(1 / height, 1 / width))
+    augmentation = cape(max_local_shift=(1 / height, 1 / width))
     shift = rng.uniform(-0.5, 0.5, (4, 2))
     lam = np.exp(rng.uniform(-np.log(1.4), np.log(1.4), 4))
     draw = Draw(torch.tensor(shift, dtype=dtype), torch.tensor(lam, dtype=dtype))

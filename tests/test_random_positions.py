@@ -92,12 +92,12 @@ def test_the_augmentation_draws_in_training_only(spread):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_shared_positions_are_drawn_for_each_sample_in_their_dtype(dtype):
-    drawn = RandomPositions().in_training(torch.rand(1, 5, 2, dtype=dtype), 3)
+    drawn = RandomPositions(1.0).in_training(torch.rand(1, 5, 2, dtype=dtype), 3)
     assert (drawn.shape, drawn.dtype) == ((3, 5, 2), dtype)
     assert not torch.equal(drawn[0], drawn[1])
     assert drawn.min() >= 0
     assert drawn.max() <= 1
-    assert RandomPositions().in_evaluation(tokens(5).to(dtype)).dtype == dtype
+    assert RandomPositions(1.0).in_evaluation(tokens(5).to(dtype)).dtype == dtype
 
 
 def test_a_number_is_a_range_from_0_and_a_pair_may_be_a_list_of_a_config():

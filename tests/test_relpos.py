@@ -38,8 +38,16 @@ def masks(queries: int, keys: int) -> dict[str, Tensor | None]:
     return {"none": None, "padding": padding, "causal": padding & causal, "added": added}
 
 
+def in_place(attention, inputs: list[Tensor], mask) -> Given:
+    """What attention gets where the queries are the last of the keys."""
+    queries, keys = inputs[0].shape[2], inputs[1].shape[2]
+    where = torch.arange(float(keys))[None, :, None]
+    last = where if queries == keys else where[:, keys - queries :]
+    return attention.prepare(last, where, mask, torch.float64)
+
+
 def results(attention, inputs: list[Tensor], mask, **options) -> list[Tensor]:
-    out = attention(*inputs, Given(mask=mask), **options)[0]
+    out = attention(*inputs, in_place(attention, inputs, mask), **options)[0]
     torch.manual_seed(2)
     weights = torch.randn(out.shape).to(out.dtype)
     return [out, *torch.autograd.grad(out, [*inputs, attention.keys], weights)]
@@ -66,14 +74,15 @@ def test_it_is_the_formula(queries, earlier, context, masked):
     if masked:
         mask[..., 0] = True
     expected = written_out(attention, *inputs, mask)
-    torch.testing.assert_close(attention(*inputs, Given(mask=mask))[0], expected)
+    given = in_place(attention, inputs, mask)
+    torch.testing.assert_close(attention(*inputs, given)[0], expected)
 
 
 @both_ways
 def test_distances_are_counted_in_tokens_wherever_those_are():
     positions, mask = torch.rand(2, 6, 1), torch.ones(2, 1, 6, dtype=torch.bool)
-    given = module().prepare(positions, mask, torch.float32)
-    assert given.prepared is None
+    given = module().prepare(positions, positions, mask, torch.float32)
+    assert given.queries is given.keys is None
     assert given.mask.shape == (2, 1, 1, 6)
 
 
@@ -106,7 +115,7 @@ def test_nothing_as_large_as_length_squared_times_channels_is_made():
 def test_the_buffer_gives_what_plain_operations_give(context, queries, keys, mask, monkeypatch):
     attention, inputs = module(context), tensors(queries, keys)
     found = results(attention, inputs, masks(queries, keys)[mask])
-    monkeypatch.setattr(fused, "ON", False)
+    monkeypatch.setattr(fused.guard, "ON", False)
     expected = results(attention, inputs, masks(queries, keys)[mask])
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
@@ -115,17 +124,17 @@ def test_the_buffer_gives_what_plain_operations_give(context, queries, keys, mas
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_scores_are_the_bits_of_plain_operations(dtype, monkeypatch):
     attention, query = module(4, dtype), tensors(20, 20, dtype)[0]
-    found = attention.bias_and_mask(query, 20, Given())
-    monkeypatch.setattr(fused, "ON", False)
-    assert torch.equal(found, attention.bias_and_mask(query, 20, Given()))
-    assert torch.equal(found, attention.bias(query, 20))
+    found = attention.bias_and_mask(query, query, Given())
+    monkeypatch.setattr(fused.guard, "ON", False)
+    assert torch.equal(found, attention.bias_and_mask(query, query, Given()))
+    assert torch.equal(found, attention.bias(query, query))
 
 
 @pytest.mark.parametrize("queries", [7, 16, 33, 300])
 def test_rows_of_the_scores_lie_as_fused_attention_takes_them(queries):
     """Multiples of eight, or PyTorch copies all of them once more."""
     query = tensors(queries, queries, torch.bfloat16)[0]
-    scores = module(4, torch.bfloat16).bias_and_mask(query, queries, Given())
+    scores = module(4, torch.bfloat16).bias_and_mask(query, query, Given())
     *others, last = scores.stride()
     assert last == 1
     assert all(stride % 16 == 0 for stride in others)
@@ -137,27 +146,27 @@ def parts(monkeypatch) -> list[int]:
     """Parts of 8 queries from 64 scores on, and how many queries each had, backward included."""
     monkeypatch.setattr(relative, "PART", 8)
     monkeypatch.setattr(relative, "MANY", 64)
-    found, whole = [], RelativePositions.bias_and_mask
+    found, whole = [], RelativePositions.distances_and_mask
 
     def count(self, query, *rest):
         found.append(query.shape[2])
         return whole(self, query, *rest)
 
-    monkeypatch.setattr(RelativePositions, "bias_and_mask", count)
+    monkeypatch.setattr(RelativePositions, "distances_and_mask", count)
     return found
 
 
 @pytest.mark.parametrize("mask", ["none", "padding", "causal", "added"])
-@pytest.mark.parametrize(("queries", "keys"), [(16, 16), (17, 30)])
-def test_parts_of_the_queries_are_the_whole(queries, keys, mask, parts, monkeypatch):
-    attention, inputs = module(4), tensors(queries, keys)
-    found = results(attention, inputs, masks(queries, keys)[mask])
-    per_forward = math.ceil(queries / 8)
+@pytest.mark.parametrize("tokens", [16, 17])
+def test_parts_of_the_queries_are_the_whole(tokens, mask, parts, monkeypatch):
+    attention, inputs = module(4), tensors(tokens, tokens)
+    found = results(attention, inputs, masks(tokens, tokens)[mask])
+    per_forward = math.ceil(tokens / 8)
     assert len(parts) == 2 * per_forward  # backward makes them again
-    assert sum(parts[:per_forward]) == queries
+    assert sum(parts[:per_forward]) == tokens
     monkeypatch.setattr(relative, "MANY", math.inf)
-    expected = results(attention, inputs, masks(queries, keys)[mask])
-    assert parts[2 * per_forward :] == [queries]
+    expected = results(attention, inputs, masks(tokens, tokens)[mask])
+    assert parts[2 * per_forward :] == [tokens]
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -175,7 +184,7 @@ def test_parts_drop_the_same_weights_in_backward(parts):
 def test_parts_are_not_taken_where_weights_are_asked_for_or_the_folder_is_off(parts, monkeypatch):
     attention, inputs = module(4), tensors(24, 24)
     assert attention(*inputs, need_weights=True)[1].shape == (2, 3, 24, 24)
-    monkeypatch.setattr(fused, "ON", False)
+    monkeypatch.setattr(fused.guard, "ON", False)
     attention(*inputs)[0].sum().backward()
     assert parts == [24, 24]
 
@@ -198,4 +207,5 @@ class _Bias(torch.nn.Module):
         self.attention = attention
 
     def forward(self, query: Tensor) -> Tensor:
-        return self.attention.bias_and_mask(query, 7, Given())
+        key = query.new_zeros(1, 1, 7, 8)
+        return self.attention.distances_and_mask(query, key, None)

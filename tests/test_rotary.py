@@ -7,21 +7,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cape_plugins import Sizes, patch_grid
+from cape_plugins import Given, Sizes, patch_grid
 from cape_plugins.rotary import Rotary
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 
 
 def rotary(axes: int, dim: int = 8, scale: float = 1.0) -> Rotary:
-    return Rotary(Sizes(dim=3 * dim, heads=3, axes=axes), scale)
+    return Rotary(Sizes(dim=3 * dim, heads=3, axes=axes), frequency_scale=scale)
 
 
 def prepared(module: Rotary, positions: torch.Tensor) -> torch.Tensor:
     """Of positions (B, N) or (B, N, 2)."""
     if module.sizes.axes == 1:
         positions = positions[..., None]
-    return module.prepare(positions, None, torch.float32).prepared
+    return module.prepare(positions, positions, None, torch.float32).queries
 
 
 def rotated(axes: int, x: torch.Tensor, positions: torch.Tensor, scale=1.0) -> torch.Tensor:
@@ -73,8 +73,8 @@ def test_only_distances_matter(axes, shift, seed):
     torch.manual_seed(seed)
     module, positions, tensors = rotary(axes), places(axes), inputs()
     here, there = (
-        module(*tensors, module.prepare(each.view(2, 6, axes), None, torch.float32))[0]
-        for each in (positions, positions + shift)
+        module(*tensors, module.prepare(each, each, None, torch.float32))[0]
+        for each in (positions.view(2, 6, axes), positions.view(2, 6, axes) + shift)
     )
     torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-4)
 
@@ -101,7 +101,7 @@ def test_half_precision_is_rounded_once(axes, dtype):
     assert torch.equal(module.embed(x, table), exact.to(dtype))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(module.embed(x, table), exact.to(dtype))
-    for one, other in zip(module.embed_both(x, x, table), (x, x), strict=True):
+    for one, other in zip(module.embed_both(x, x, Given(table, table)), (x, x), strict=True):
         assert torch.equal(one, module.embed(other, table))  # together as one by one
 
 

@@ -26,6 +26,7 @@ class Tilted(PositionalAttention):
     tilt: float = option(1.0, "how steep", unit=POSITION)
 
 
+ROPE = {"rope_base", "rope_fraction"}
 TILTED, PLAIN = Variant(attends=Tilted), Variant(adds=Sinusoids)
 
 
@@ -43,9 +44,9 @@ def test_ours_come_first_and_images_have_all_but_those_that_count_tokens():
         ("sinpos", 1, {"base", "frequency_scale"}),
         ("sinpos", 2, {"frequency_scale"}),
         ("relpos", 1, {"relpos_context"}),
-        ("rope", 2, {"frequency_scale"}),
+        ("rope", 2, {"frequency_scale", *ROPE}),
         ("alibi", 2, {"alibi_unit"}),
-        ("random_rope", 1, {"frequency_scale", "random_range", "spread"}),
+        ("random_rope", 1, {"frequency_scale", *ROPE, "random_range", "spread"}),
     ],
 )
 def test_a_variant_takes_what_its_classes_declare(pos, axes, taken):

@@ -156,7 +156,7 @@ class InSeconds(AbsEncoder):
             )
         except ValueError as error:
             raise ValueError(f"encoder_conf: {error}") from None
-        for layer, attends in zip(self.encoders, self.positions.attentions, strict=True):
+        for layer, attends in zip(self.encoders, self.positions.hand_over(), strict=True):
             positional = PositionalAttention(self.positions.sizes) if attends is None else attends
             make = functools.partial(CapeMultiHeadedAttention.made_of, positional=positional)
             replace(layer, MultiHeadedAttention, make)

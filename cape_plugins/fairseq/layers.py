@@ -1,9 +1,9 @@
 """fairseq's Transformer layers with positions in self-attention.
 
-fairseq's forwards have no argument for positions. So the encoder and the decoder keep them in
-:data:`STACK_POSITIONS` during one forward, in one thread. Before each layer :func:`hand_positions`
+fairseq's forwards have no argument for positions. So they are kept in :data:`POSITIONS` during one
+forward of the encoder or the decoder, in one thread. Before each layer :func:`hand_positions`
 passes them as an argument, because activation checkpointing keeps arguments for the backward, but
-not context variables. The layer keeps them in :data:`LAYER_POSITIONS` for its self-attention.
+not context variables. The layer sets :data:`POSITIONS` from it for its self-attention.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from fairseq.modules import MultiheadAttention, transformer_layer
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import Tensor, nn
 
-from cape_plugins.attention import Given, PositionalAttention, merge
+from cape_plugins.attention import NOTHING, Given, PositionalAttention
 
 
 class StackPositions(NamedTuple):
@@ -33,8 +33,7 @@ class StackPositions(NamedTuple):
     given: Given
 
 
-STACK_POSITIONS: ContextVar[StackPositions | None] = ContextVar("STACK_POSITIONS", default=None)
-LAYER_POSITIONS: ContextVar[Given | None] = ContextVar("LAYER_POSITIONS", default=None)
+POSITIONS: ContextVar[StackPositions | None] = ContextVar("POSITIONS", default=None)
 
 
 @contextmanager
@@ -49,16 +48,16 @@ def during(variable: ContextVar[Any], value: Any) -> Iterator[None]:
 
 def hand_positions(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Forward pre-hook of a layer: positions become its argument ``given``."""
-    if (stack := STACK_POSITIONS.get()) is not None:
+    if (stack := POSITIONS.get()) is not None:
         kwargs = {"given": stack.given, **kwargs}
     return args, kwargs
 
 
 class FairseqCapeAttention(MultiheadAttention):
-    """fairseq's self-attention with positions in it; it reads them from :data:`LAYER_POSITIONS`.
+    """fairseq's self-attention with positions in it; it reads them from :data:`POSITIONS`.
 
     ``positional`` is the variant's part; checkpoints contain this name. In step-by-step decoding
-    the positions are those of all steps so far.
+    the query is the last of the tokens so far, and earlier keys are kept as they were embedded.
     """
 
     def __init__(self, *sizes: int, positional: PositionalAttention, **options: Any) -> None:
@@ -79,22 +78,20 @@ class FairseqCapeAttention(MultiheadAttention):
 
         The arguments are fairseq's; ``key`` and ``value`` are not read, as all is self-attention.
         """
-        given, padding = LAYER_POSITIONS.get(), key_padding_mask
-        prepared = None if given is None else given.prepared
-        last = None if prepared is None else prepared[:, -query.shape[0] :]
+        stack, padding = POSITIONS.get(), key_padding_mask
+        given = NOTHING if stack is None else stack.given
         q, k = self._split(self.q_proj(query)), self._split(self.k_proj(query))
-        q, k = self.positional.embed_both(q, k, last)  # (B, heads, T, head_dim)
-        v = self._split(self.v_proj(query))
+        # new keys are at the positions of the queries, in decoding too
+        q, k = self.positional.embed_both(q, k, given._replace(keys=given.queries))
+        v = self._split(self.v_proj(query))  # (B, heads, T, head_dim)
         if incremental_state is not None:
             k, v, padding = self._continue(incremental_state, k, v, padding)
-        prepared = None if prepared is None else prepared[:, -k.shape[2] :]  # (B or 1, S, …)
-        if given is None or incremental_state is not None:  # the last query sees all but padding
-            mask = None if padding is None else ~padding[:, None, None].bool()
-        else:
-            mask = given.mask
-            if padding is None and mask is not None and mask.shape[-2] == 1:
-                mask = None  # it hides padding alone, and fairseq has found none
-        given = Given(prepared, merge(attn_mask, mask, q.dtype))  # (B or 1, 1, T or 1, S)
+        if stack is None or incremental_state is not None:  # the last query sees all but padding
+            seen = None if padding is None else ~padding[:, None, None].bool()
+            given = given.seeing(seen, q.dtype)
+        elif padding is None and given.mask is not None and given.mask.shape[-2] == 1:
+            given = given._replace(mask=None)  # it hides padding alone, and fairseq has found none
+        given = given.seeing(attn_mask, q.dtype)  # (B or 1, 1, T or 1, S)
         drop = self.dropout_module
         dropout = drop.p if drop.training or drop.apply_during_inference else 0.0
         out, _ = self.positional.attend(q, k, v, given, dropout)
@@ -158,7 +155,7 @@ class TakesPositions:
 
     def forward(self, *args: Any, given: Given | None = None, **kwargs: Any) -> Any:
         """The layer's; ``given`` is for its self-attention, and replaces fairseq's own masks."""
-        with during(LAYER_POSITIONS, given):
+        with during(POSITIONS, None if given is None else StackPositions(None, given)):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 
 

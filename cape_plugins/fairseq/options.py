@@ -21,8 +21,8 @@ from omegaconf import II, OmegaConf
 
 from cape_plugins.augment import Augmentation
 from cape_plugins.checks import is_number
-from cape_plugins.module import Positions
 from cape_plugins.host import Host
+from cape_plugins.module import Positions
 from cape_plugins.options import POSITION, Option, declared, option
 from cape_plugins.sinusoid import Sinusoids
 from cape_plugins.variants import Variant, get

@@ -26,7 +26,7 @@ from cape_plugins.augment import AsGiven, Draw
 from cape_plugins.fairseq import weights
 from cape_plugins.fairseq.errors import one_line
 from cape_plugins.fairseq.layers import (
-    STACK_POSITIONS,
+    POSITIONS,
     FairseqCapeDecoderLayer,
     FairseqCapeEncoderLayer,
     StackPositions,
@@ -53,13 +53,13 @@ DRAW = "cape_draw"
 
 
 class EmbedPositions(nn.Module):
-    """Replaces fairseq's table of positions: returns what :data:`STACK_POSITIONS` holds."""
+    """Replaces fairseq's table of positions: returns what :data:`POSITIONS` holds."""
 
     max_positions = math.inf  # fairseq takes the less of this and its option
 
     def forward(self, tokens: Tensor, incremental_state: Any = None) -> Tensor:
         """(B or 1, N, dim), for tokens (B, N); RuntimeError outside of its forward."""
-        stack = STACK_POSITIONS.get()
+        stack = POSITIONS.get()
         if stack is None or stack.embedding is None:
             raise RuntimeError("positions are made in forward: call the encoder or the decoder")
         return stack.embedding
@@ -98,11 +98,12 @@ class MakesPositions:
             remembers=remembers or {},
         )
         # one for each layer, in the order in which fairseq builds them: it does not number layers
-        self.to_install = list(positions.attentions)
+        self.to_install = positions.hand_over()
+        layers_of_ours = [one is not None for one in self.to_install]
         super().__init__(cfg, *others, **named)  # type: ignore[call-arg]
         self.positions = positions
         self.draws = positions.variant.augments is not AsGiven
-        self.attends = positions.variant.attends is not None
+        self.attends, self.attends_in_all = any(layers_of_ours), all(layers_of_ours)
         # ε where neighbours are less than a token apart, so that they cannot change places
         local = positions.options.get("max_local_shift")
         self.max_local_shift = None if local is None or spacing == 1.0 else local * spacing
@@ -115,6 +116,7 @@ class MakesPositions:
         batch: int,
         mask: Tensor | None = None,
         draw: Draw | None = None,
+        keys: Tensor | None = None,
     ) -> tuple[StackPositions, Draw | None]:
         """What fairseq adds and what self-attention gets, and the draw of Δ and λ.
 
@@ -123,6 +125,7 @@ class MakesPositions:
             batch: B.
             mask: bool (B or 1, 1 or N, N), True where self-attention sees a key.
             draw: Δ and λ. Default: drawn here if the variant needs them.
+            keys: (B or 1, keys), positions of the keys where they are others.
         """
         device = positions.device
         generator = generator_of_rank(device) if self.training and self.draws else None
@@ -133,6 +136,7 @@ class MakesPositions:
             positions,
             mask,
             draw,
+            keys=keys,
             max_local_shift=self.max_local_shift,
             generator=generator,
             # fairseq's buffer `version` has the model's dtype in half precision, however it is cast
@@ -186,7 +190,7 @@ class FairseqCapeEncoder(MakesPositions, TransformerEncoderBase):
                 )
         positions, mask = positions_in_batch(src_tokens, self.padding_idx, self.spacing)
         stack, draw = self.make_positions(positions, len(src_tokens), mask)
-        with during(STACK_POSITIONS, stack):
+        with during(POSITIONS, stack):
             out = super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
         if draw is not None:
             out[DRAW] = list(draw)
@@ -221,7 +225,7 @@ class FairseqCapeDecoder(MakesPositions, TransformerDecoderBase):
 
         None where all layers get a mask with their positions.
         """
-        if None not in self.positions.attentions:
+        if self.attends_in_all:
             return None
         return tensor.new_full((len(tensor), len(tensor)), -torch.inf).triu(1)
 
@@ -236,19 +240,18 @@ class FairseqCapeDecoder(MakesPositions, TransformerDecoderBase):
     ) -> tuple[Tensor, dict[str, Any]]:
         """As fairseq's; ``attn`` leaves out the column of BOS, so that it fits the source."""
         (batch, steps), device = prev_output_tokens.shape, prev_output_tokens.device
-        causal, mask = self.attends and not full_context_alignment, None
+        mask = keys = None
         if incremental_state is None:
             positions, mask = positions_in_batch(prev_output_tokens, self.padding_idx)
-            if causal:
+            if self.attends and not full_context_alignment:
                 mask = mask.expand(-1, steps, -1).tril()
         else:  # all rows are equally long: finished ones hold padding, which counts
-            positions = torch.arange(steps, dtype=torch.float32, device=device)[None]
-            if causal:
-                mask = torch.ones(1, steps, steps, dtype=torch.bool, device=device).tril()
+            keys = torch.arange(steps, dtype=torch.float32, device=device)[None]
+            positions = keys[:, -1:]  # a step's
         shared = encoder_out.get(DRAW) if encoder_out is not None else None
         draw = Draw(*shared) if shared else None
-        stack, _ = self.make_positions(positions, batch, mask, draw)
-        with during(STACK_POSITIONS, stack):
+        stack, _ = self.make_positions(positions, batch, mask, draw, keys)
+        with during(POSITIONS, stack):
             features, extra = super().extract_features(
                 prev_output_tokens,
                 encoder_out,

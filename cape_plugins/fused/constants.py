@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cape_plugins import fused
+from cape_plugins.fused.guard import usable
 
 _MADE: dict[Hashable, Tensor] = {}
 # beyond this they are made anew each time: settings that change at every step must not fill memory
@@ -25,14 +25,14 @@ def constant(make: Callable[..., Tensor], *settings: Hashable, like: Tensor) -> 
     It is made anew where it could not be used again: where nothing of this folder may run, and
     while a CUDA graph is captured, whose memory is its own.
     """
-    if not fused.usable(like):
+    if not usable(like):
         return make(*settings, like.device)
     key = (make, settings, like.device, _stream(like.device))
     found = _MADE.get(key)
     if found is None:
         with torch.inference_mode(False):  # else no later training could use it
             found = make(*settings, like.device)
-        if len(_MADE) < _MOST and fused.usable(found) and not _is_capturing(like.device):
+        if len(_MADE) < _MOST and usable(found) and not _is_capturing(like.device):
             _MADE[key] = found
     return found
 

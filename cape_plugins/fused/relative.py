@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from cape_plugins import fused
-from cape_plugins.attention import Given
+from cape_plugins.fused.guard import usable
 
 # queries of a part, and from how many scores of a head on attention takes parts
 PART, MANY = 384, 2 * 1024 * 1024
@@ -31,14 +30,14 @@ def attend_in_parts(
 ) -> Tensor:
     """Attention of queries (B, heads, queries, d), in parts where there are many scores.
 
-    ``bias(query, keys, given, later)`` is what a part's scores get, with the mask in it. What parts
+    ``bias(query, key, mask, later)`` is what a part's scores get, with the mask in it. What parts
     save is memory: without them 4,096 tokens take 30 operations in place of 418, and as many bytes
     go in and out, but all scores are kept for backward.
     """
     queries, keys = query.shape[2], key.shape[2]
 
     def attend(part: Tensor, key: Tensor, value: Tensor, own: Tensor | None, later: int) -> Tensor:
-        added = bias(part, keys, Given(mask=own), later)
+        added = bias(part, key, own, later)
         scale = part.shape[3] ** -0.5
         return F.scaled_dot_product_attention(part, key, value, added, dropout, scale=scale)
 
@@ -65,13 +64,19 @@ def attend_in_parts(
 
 
 def distance_scores(
-    query: Tensor, table: Tensor, mask: Tensor | None, left: int, right: int
+    plain: Callable[..., Tensor],
+    query: Tensor,
+    table: Tensor,
+    mask: Tensor | None,
+    left: int,
+    right: int,
 ) -> Tensor:
-    """:func:`cape_plugins.relpos.distance_scores`, -inf where a bool mask is False.
+    """``plain(query, table, left, right)``, -inf where a bool mask is False.
 
-    Without it 1,024 tokens read and write 80 bytes a score in place of 27.
+    ``plain`` is :func:`cape_plugins.relpos.distance_scores`. Without this piece 1,024 tokens read
+    and write 80 bytes a score in place of 27.
     """
-    return _DistanceScores.apply(query, table, mask, left, right)
+    return _DistanceScores.apply(plain, query, table, mask, left, right)
 
 
 class _Shift:
@@ -110,10 +115,16 @@ class _DistanceScores(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, table: Tensor, mask: Tensor | None, left: int, right: int
+        ctx: Any,
+        plain: Callable[..., Tensor],
+        query: Tensor,
+        table: Tensor,
+        mask: Tensor | None,
+        left: int,
+        right: int,
     ) -> Tensor:
         ctx.save_for_backward(query, table)
-        ctx.beyond = left, right
+        ctx.plain, ctx.beyond = plain, (left, right)
         rows = table.shape[0]
         shift = _Shift(query, left + rows + right)
         within = shift.rows[..., left : left + rows]
@@ -127,8 +138,9 @@ class _DistanceScores(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         query, table = ctx.saved_tensors
         left, right = ctx.beyond
-        if torch.is_grad_enabled() or not fused.usable(grad):  # of second order, or batched
-            return *_plain_gradients(query, table, left, right, grad), None, None, None
+        if torch.is_grad_enabled() or not usable(grad):  # of second order, or batched
+            found = _plain_gradients(ctx.plain, query, table, left, right, grad)
+            return None, *found, None, None, None
         queries, rows, keys = query.shape[2], table.shape[0], grad.shape[3]
         # keys beyond the context of all queries need no shift
         first, last = max(left - queries + 1, 0), min(left + rows, keys)
@@ -148,15 +160,13 @@ class _DistanceScores(torch.autograd.Function):
         flat = query.flatten(0, 1)
         of_query = torch.bmm(within, table.expand(len(flat), -1, -1)).view_as(query)
         of_table = torch.bmm(within.transpose(1, 2), flat).sum(dim=0)
-        return of_query, of_table, None, None, None
+        return None, of_query, of_table, None, None, None
 
 
 def _plain_gradients(
-    query: Tensor, table: Tensor, left: int, right: int, grad: Tensor
+    plain: Callable[..., Tensor], query: Tensor, table: Tensor, left: int, right: int, grad: Tensor
 ) -> tuple[Tensor, ...]:
     """The gradients of query and table, by operations that have gradients themselves."""
-    from cape_plugins.relpos import distance_scores as plain  # which imports this folder
-
     inputs = [x if x.requires_grad else x.detach().requires_grad_() for x in (query, table)]
     with torch.enable_grad():
         scores = plain(inputs[0], inputs[1], left, right)

@@ -99,12 +99,16 @@ def install_positions(
     sets = dict(mean_normalize=False, random_range=span, spread=False)
     # ε that depends on each image is no number that a checkpoint could keep
     remembers = {} if settings.local_shift_is_given else {"max_local_shift": None}
-    position = HOST.positions(settings.pos, settings.options, sets, remembers=remembers, **sizes)
+    options = dict(settings.options)
+    if "max_local_shift" in options and not settings.local_shift_is_given:
+        options["max_local_shift"] = settings.extent / patches  # a forward has that of its own grid
+    position = HOST.positions(settings.pos, options, sets, remembers=remembers, **sizes)
     # without spread it changes nothing in evaluation, where γ may be another
     position.mark.training_only |= {"random_range"}
     weight = next(model.parameters())
-    for attention, positional in zip(attentions, position.attentions, strict=True):
-        attention.positional = positional and positional.to(weight)
+    if attentions:
+        for attention, positional in zip(attentions, position.hand_over(), strict=True):
+            attention.positional = positional and positional.to(weight)
     return position.to(weight)
 
 
@@ -139,15 +143,15 @@ def class_position(cls_token: Tensor | None, position: Positions) -> nn.Paramete
 
 
 def whole_mask(tokens: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor | None:
-    """timm's two arguments as one mask for tokens (B, N, dim): (N, N), or 4-D as given.
+    """timm's two arguments as one mask for tokens (B, N, dim): (1, N, N), or 4-D as given.
 
     As in timm, ``is_causal`` comes before ``attn_mask``.
     """
     if is_causal:
         length = tokens.shape[1]
-        return torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
-    # of each head; for the core three axes are of each sample
-    return attn_mask[None] if attn_mask is not None and attn_mask.ndim == 3 else attn_mask
+        return torch.ones(1, length, length, dtype=torch.bool, device=tokens.device).tril()
+    # (N, N) or of each head; for the core three axes are of each sample
+    return attn_mask[None] if attn_mask is not None and attn_mask.ndim < 4 else attn_mask
 
 
 def positional_parameters(model: nn.Module) -> set[str]:

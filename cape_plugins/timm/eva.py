@@ -168,7 +168,8 @@ def _create(name: str, pretrained: bool, *, stock: str, **kwargs: Any) -> nn.Mod
     given = {option: kwargs.pop(option) for option in _OURS if option in kwargs}
     settings, _ = image_settings({"pos": "cape_rope", **given})
     bounds = {option: settings.options[option] for option in _OURS}
-    bounds = {option: value for option, value in bounds.items() if value is not None}
+    if not settings.local_shift_is_given:
+        bounds["max_local_shift"] = 0.0  # CoordinateAugmentation has that of each grid
     augmentation = Augmentation(**bounds, mean_normalize=False)
     if timms := ", ".join(f"{n}={kwargs[n]}" for n in _TIMMS if kwargs.get(n) is not None):
         raise ValueError(f"{timms} augments what CAPE augments: leave it out or use timm's own")

@@ -20,7 +20,8 @@ Sizes of f, its initial c and L, and L as a multiple of its initial value are th
 listing (appendix).
 
 >>> fire = Fire(Sizes(dim=64, heads=4))
->>> given = fire.prepare(token_positions([10])[..., None], None, query.dtype)
+>>> where = token_positions([10])[..., None]
+>>> given = fire.prepare(where, where, None, query.dtype)
 >>> out, _ = fire(query, key, value, given)                 # (B, heads, queries, head_dim)
 """
 
@@ -83,26 +84,27 @@ class Fire(PositionalAttention):
         nn.init.constant_(self.c, 0.1)
         nn.init.ones_(self.multiplier)
 
-    def prepare(self, positions: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Given:
-        """Positions in ``fire_unit`` and how far each token sees, (1 or B, N, axes + 1)."""
+    def prepare(
+        self, queries: Tensor, keys: Tensor, mask: Tensor | None, dtype: torch.dtype
+    ) -> Given:
+        """Distances in ``fire_unit`` and how far each query sees, (1 or B, queries, keys + 1)."""
         assert self.fire_unit is not None
-        positions = positions / self.fire_unit
-        apart = distances(positions[:, :, None], positions[:, None])  # (1 or B, N, N)
+        apart = distances(queries[:, :, None], keys[:, None]) / self.fire_unit
+        seen = apart
         if mask is not None:
-            seen = as_bool(mask)
-            seen = seen.any(dim=1) if seen.ndim == 4 else seen  # by one of the heads
-            apart = torch.where(seen, apart, 0.0)
-        reach = apart.amax(dim=2, keepdim=True)  # (1 or B, N, 1)
-        rows = torch.cat([positions.expand(reach.shape[0], -1, -1), reach], dim=2)
-        return super().prepare(rows, mask, dtype)
+            visible = as_bool(mask)
+            visible = visible.any(dim=1) if visible.ndim == 4 else visible  # by one of the heads
+            seen = torch.where(visible, apart, 0.0)
+        reach = seen.amax(dim=2, keepdim=True)  # (1 or B, queries, 1)
+        rows = torch.cat([apart.expand(reach.shape[0], -1, -1), reach], dim=2)
+        return super().prepare(rows, keys, mask, dtype)
 
-    def bias(self, query: Tensor, keys: int, prepared: Tensor | None) -> Tensor:
+    def bias(self, query: Tensor, key: Tensor, given: Given) -> Tensor:
         """What is added to the scores, (1 or B, heads, queries, keys)."""
-        assert prepared is not None, "FIRE needs positions"
-        key, here = prepared[..., :-1], prepared[:, keys - query.shape[2] :]  # the last of the keys
-        apart = distances(here[:, :, None, :-1], key[:, None])  # (1 or B, queries, keys)
+        assert given.queries is not None, "FIRE needs positions"
+        apart, reach = given.queries[..., :-1], given.queries[..., -1:]
         threshold = self.fire_threshold * self.multiplier.abs()
-        ratio = self.psi(apart) / (self.psi(torch.maximum(threshold, here[..., -1:])) + EPSILON)
+        ratio = self.psi(apart) / (self.psi(torch.maximum(threshold, reach)) + EPSILON)
         found = self.function(ratio[..., None].to(self.c.dtype))
         # PyTorch's fast attention wants the scores of a query side by side
         return found.permute(0, 3, 1, 2).contiguous()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from cape_fire import Fire
 from cape_plugins import Positions, Sizes, patch_grid, token_positions
 
-CAUSAL = torch.ones(6, 6, dtype=torch.bool).tril()
+CAUSAL = torch.ones(1, 6, 6, dtype=torch.bool).tril()
 
 
 def layer(unit: float | None = None, **about: float) -> Fire:
@@ -29,11 +29,11 @@ def random(tokens: int = 6) -> list[Tensor]:
 
 def bias(fire: Fire, positions: Tensor, mask: Tensor | None = None) -> Tensor:
     tokens = positions.shape[1]
-    query = random(tokens)[0]
-    return fire.bias(query, tokens, fire.prepare(positions, mask, query.dtype).prepared)
+    query, key, _ = random(tokens)
+    return fire.bias(query, key, fire.prepare(positions, positions, mask, query.dtype))
 
 
-@pytest.mark.parametrize("mask", [CAUSAL, torch.zeros(6, 6).masked_fill(~CAUSAL, -torch.inf)])
+@pytest.mark.parametrize("mask", [CAUSAL, torch.zeros(1, 6, 6).masked_fill(~CAUSAL, -torch.inf)])
 def test_in_a_decoder_it_is_the_papers_equation(mask):
     fire = layer()
     found = bias(fire, token_positions([6])[..., None], mask)
@@ -47,9 +47,9 @@ def test_in_a_decoder_it_is_the_papers_equation(mask):
 def test_step_by_step_is_as_at_once():
     fire, (query, key, value) = layer(), random()
     positions = token_positions([6])[..., None]
-    at_once, _ = fire(query, key, value, fire.prepare(positions, CAUSAL, query.dtype))
+    at_once, _ = fire(query, key, value, fire.prepare(positions, positions, CAUSAL, query.dtype))
     for t in range(6):
-        given = fire.prepare(positions[:, : t + 1], None, query.dtype)
+        given = fire.prepare(positions[:, t : t + 1], positions[:, : t + 1], None, query.dtype)
         step, _ = fire(query[:, :, t : t + 1], key[:, :, : t + 1], value[:, :, : t + 1], given)
         torch.testing.assert_close(step, at_once[:, :, t : t + 1])
 
@@ -75,14 +75,14 @@ def test_a_mask_of_each_head_hides_what_no_head_sees():
 @pytest.mark.parametrize("shared", [True, False])
 def test_padding_changes_nothing(shared):
     fire, (query, key, value) = layer(), random(5)
-    short = fire.prepare(token_positions([5])[..., None], None, query.dtype)
-    expected, _ = fire(query, key, value, short)
+    where = token_positions([5])[..., None]
+    expected, _ = fire(query, key, value, fire.prepare(where, where, None, query.dtype))
     padded = [torch.cat([x, torch.full_like(x[:, :, :2], 9.0)], dim=2) for x in (query, key, value)]
     positions = token_positions([5] if shared else [5, 5], 7)[..., None]
     visible = torch.ones(2, 1, 7, dtype=torch.bool)
     visible[..., 5:] = False
     for mask in (visible, torch.zeros(2, 1, 7).masked_fill(~visible, -torch.inf)):
-        found, _ = fire(*padded, fire.prepare(positions, mask, query.dtype))
+        found, _ = fire(*padded, fire.prepare(positions, positions, mask, query.dtype))
         torch.testing.assert_close(found[:, :, :5], expected)
         assert found.isfinite().all()
 
@@ -126,12 +126,12 @@ def test_each_layer_learns_a_function_and_a_c_and_an_l_of_its_own():
 def test_half_precision_and_autocast_keep_positions_in_float32(dtype):
     fire, (query, key, value) = layer(), random()
     positions = 30_000 + token_positions([6, 6])[..., None]  # coarser in half precision
-    expected, _ = fire(query, key, value, fire.prepare(positions, None, query.dtype))
+    expected, _ = fire(query, key, value, fire.prepare(positions, positions, None, query.dtype))
     with torch.autocast("cpu", dtype):
-        found, _ = fire(query, key, value, fire.prepare(positions, None, query.dtype))
+        found, _ = fire(query, key, value, fire.prepare(positions, positions, None, query.dtype))
     torch.testing.assert_close(found.float(), expected, atol=0.05, rtol=0.05)
     fire, (query, key, value) = fire.to(dtype), (x.to(dtype) for x in (query, key, value))
-    found, _ = fire(query, key, value, fire.prepare(positions, None, query.dtype))
+    found, _ = fire(query, key, value, fire.prepare(positions, positions, None, query.dtype))
     assert found.dtype == dtype
     torch.testing.assert_close(found.float(), expected, atol=0.05, rtol=0.05)
 
@@ -147,7 +147,7 @@ def test_capes_augmentation_moves_positions_and_draws_no_shift():
     cape_fire = Positions("cape_fire", dim=12, heads=3, layers=1, max_local_shift=0.4)
     _, moved = cape_fire(None, token_positions([6]), draw=cape_fire.draw(2, torch.device("cpu")))
     _, still = cape_fire.eval()(None, token_positions([6]))
-    assert moved.prepared.shape == (2, 6, 2)
-    assert not torch.allclose(moved.prepared[:1], still.prepared)
+    assert moved.queries.shape == (2, 6, 7)
+    assert not torch.allclose(moved.queries[:1], still.queries)
     with pytest.raises(ValueError, match=r"cape_fire takes .* got max_global_shift"):
         Positions("cape_fire", dim=12, heads=3, layers=1, max_global_shift=5.0)

@@ -7,8 +7,8 @@ pytest.importorskip("fairseq")
 
 from fairseq.modules import MultiheadAttention
 
-from cape_plugins import Alibi, Given, PositionalAttention, RelativePositions, Sizes
-from cape_plugins.fairseq.layers import LAYER_POSITIONS, FairseqCapeAttention, during
+from cape_plugins import Alibi, PositionalAttention, RelativePositions, Sizes
+from cape_plugins.fairseq.layers import POSITIONS, FairseqCapeAttention, StackPositions, during
 from cape_plugins.rotary import Rotary
 
 EOS = 2
@@ -38,12 +38,12 @@ def test_all_layers_of_both_sides_get_positions_of_one_draw(build, checkpoint):
     model, seen = build("cape_rope", train=True, **given), []
     for layer in (*model.encoder.layers, *model.decoder.layers):
         layer.register_forward_pre_hook(
-            lambda _, args, named: seen.append(named["given"].prepared), with_kwargs=True
+            lambda _, args, named: seen.append(named["given"].queries), with_kwargs=True
         )
     model(SOURCE, None, TARGET)[0].sum().backward()
     assert len(seen) == 4
-    for prepared in seen:
-        torch.testing.assert_close(prepared, seen[0], rtol=0, atol=0)
+    for rows in seen:
+        torch.testing.assert_close(rows, seen[0], rtol=0, atol=0)
     assert not torch.allclose(seen[0][0], seen[0][1])  # λ of each sentence pair
 
 
@@ -64,10 +64,11 @@ def test_it_attends_as_the_core_does(kind, causal, handed):
     positions = (1.5 * torch.arange(float(T))).masked_fill(padding, float("nan"))[..., None]
     mask = ~(((CAUSAL < 0) & causal) | padding[:, None])
     ours = attend(variant(kind))
-    given = ours.positional.prepare(positions, mask, X.dtype)
+    given = ours.positional.prepare(positions, positions, mask, X.dtype)
+    bare = ours.positional.prepare(positions, positions, None, X.dtype)
     theirs = dict(attn_mask=CAUSAL if causal and not handed else None)
     state = None if handed else {}
-    with during(LAYER_POSITIONS, given if handed else Given(given.prepared)):
+    with during(POSITIONS, StackPositions(None, given if handed else bare)):
         found, _ = ours(X, X, X, padding, state, **theirs)
     q, k, v = (
         project(X).view(T, B, HEADS, -1).permute(1, 2, 0, 3)
@@ -102,8 +103,12 @@ def test_another_self_attention_of_fairseq_does_not_go_with_a_variants(build):
 
 
 def test_step_by_step_it_remembers_keys_and_their_padding():
-    ours, state = attend(variant(RelativePositions)), {}
-    steps = [ours(X[i : i + 1], None, None, PADDING[:, i : i + 1], state)[0] for i in range(T)]
+    ours, state, steps = attend(variant(RelativePositions)), {}, []
+    where = torch.arange(float(T))[None, :, None]
+    for i in range(T):
+        given = ours.positional.prepare(where[:, i : i + 1], where[:, : i + 1], None, X.dtype)
+        with during(POSITIONS, StackPositions(None, given)):
+            steps.append(ours(X[i : i + 1], None, None, PADDING[:, i : i + 1], state)[0])
     expected = ours(X, None, None, PADDING, attn_mask=CAUSAL)[0]
     torch.testing.assert_close(torch.cat(steps)[2:], expected[2:])  # before, row 1 sees nothing
 

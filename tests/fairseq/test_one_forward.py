@@ -90,13 +90,13 @@ def test_two_threads_at_the_same_point_of_their_forwards(build, pos, options, on
 
 
 def test_a_forward_that_fails_leaves_nothing_behind(build):
-    from cape_plugins.fairseq.layers import LAYER_POSITIONS, STACK_POSITIONS
+    from cape_plugins.fairseq.layers import POSITIONS
 
     model = build("rope")
     model.encoder.layers[1].fc2.register_forward_pre_hook(lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         forward(model, SHORT)
-    assert STACK_POSITIONS.get() is LAYER_POSITIONS.get() is None
+    assert POSITIONS.get() is None
     with pytest.raises(RuntimeError):
         build("sinpos").encoder.embed_positions(SHORT[0])
     with pytest.raises(RuntimeError):

@@ -92,7 +92,7 @@ def test_rotations_and_gradients_are_those_of_plain_operations(
     grads = [torch.randn(BATCH, HEADS, TOKENS, DIM, device=device).to(dtype) for _ in range(2)]
     results = []
     for on in (True, False):
-        monkeypatch.setattr(fused, "ON", on)
+        monkeypatch.setattr(fused.guard, "ON", on)
         rotated = rotary.embed_both(*both, given.prepared)
         found = torch.autograd.grad(rotated, both, grads, retain_graph=True)
         results.append([*rotated, *found])
@@ -115,7 +115,7 @@ def test_relpos_is_that_of_plain_operations_in_float64(
     mask = torch.arange(tokens) < lengths if masked else None
     results = []
     for there, wide, on in (("cpu", torch.float64, False), (device, dtype, True)):
-        monkeypatch.setattr(fused, "ON", on)
+        monkeypatch.setattr(fused.guard, "ON", on)
         layer.to(there, torch.float64 if not on else torch.float32)
         moved = [x.to(there, wide).requires_grad_() for x in inputs]
         own = None if mask is None else mask.to(there)

@@ -18,8 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from cape_plugins import Positions, patch_grid, token_positions, variants
-from cape_plugins.attention import PositionalAttention
+from cape_plugins import Augmentation, Positions, patch_grid, token_positions, variants
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent  # of this environment's commands
@@ -62,6 +61,11 @@ def build(pos: str, axes: int = 1, dim: int = 12, **given: Any) -> Positions:
     return Positions(pos, dim=dim, axes=axes, **{"heads": 3, "layers": 1, **options, **given})
 
 
+def cape(**given: Any) -> Augmentation:
+    """CAPE's augmentation, which only centres unless options are given."""
+    return Augmentation(**{"max_global_shift": 0.0, "max_local_shift": 0.0, **given})
+
+
 def places(axes: int, *lengths: int) -> Tensor:
     """Positions of sequences padded to six tokens, or of grids of 2 × 3 patches: (B, 6[, 2])."""
     tokens = token_positions(list(lengths) or [6], 6) * 1.25
@@ -75,7 +79,7 @@ class Layer(nn.Module):
         super().__init__()
         self.positions = build(pos, axes, dim, **given)
         (attention,) = self.positions.attentions
-        self.attention = attention or PositionalAttention(self.positions.sizes)
+        self.attention = attention
         for parameter in self.parameters():
             parameter.data.add_(0.05 * torch.randn_like(parameter))
 

@@ -12,12 +12,12 @@ from timm.models import eva as timm_eva
 from torch import Tensor, nn
 
 from cape_plugins import fused
-from cape_plugins.augment import Augmentation
 from cape_plugins.timm import eva
 from cape_plugins.timm.eva import TWINS
+from cape_support import cape
 from timm_support import EVAS, STILL
 
-OFF = eva.CoordinateAugmentation(Augmentation(mean_normalize=False), True)
+OFF = eva.CoordinateAugmentation(cape(mean_normalize=False), True)
 every_kind = pytest.mark.parametrize("kind", EVAS)
 
 
