@@ -22,6 +22,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from statistics import mode
 
 import pandas as pd
 import yaml
@@ -123,8 +124,8 @@ def number(of: str, items: bool = False) -> str:
     """A score or a difference with its interval: ``canvas:shift:cape_rope−rope:corner``.
 
     ``step:vit_small:rope`` is the time of a training step on a GPU, see :func:`steps`,
-    ``step:wmt_base:alibi/sinpos`` that beside another variant's, and ``stock:memory:alibi`` one of
-    COSTS.
+    ``step:wmt_base:alibi/sinpos`` that beside another variant's, and ``stock:memory:alibi:10s`` one
+    of COSTS. With ``:alone`` at its end a score has no interval.
 
     Args:
         of: which.
@@ -139,9 +140,8 @@ def number(of: str, items: bool = False) -> str:
         times = steps().set_index(["case", "variant"])["step"]
         return cell(times[case, variant] / times[case, beside or "nopos"], 2)
     if of.startswith("stock:"):
-        _, what, variant = of.split(":")
-        return beside_stock(what, variant)
-    study, evaluation, variant, condition = of.split(":")
+        return beside_stock(*of.split(":")[1:])
+    study, evaluation, variant, condition, *alone = of.split(":")
     scores = scores_of(study, evaluation)
     (one, *other), (at, *less) = variant.split("−"), condition.split("−")
     digits = 2 if scores.metric == "loss" else 1
@@ -151,50 +151,50 @@ def number(of: str, items: bool = False) -> str:
         found = scores.difference(one, (other or [one])[0], at, (less or [at])[0])
     if not items:
         found = found._replace(items=math.nan)
+    if alone:
+        found = found._replace(items=math.nan, low=math.nan, high=math.nan)
     return shown_tables.cell(found, digits, "+" if differs else "")
 
 
 def of_table(name: str) -> str:
     """One of TABLES; bold is what :func:`column` says."""
     shown, columns = TABLES[name], {}
-    called = shown["rows"].values()
+    rows = {**shown["rows"], "trainings": ""}
     for head, test in shown.get("columns", {}).items():
         study, evaluation, condition = test.split(":")
-        columns[head] = column(scores_of(study, evaluation), condition, called)
-    if test := shown.get("trainings"):
-        study, evaluation, condition = test.split(":")
-        values = scores_of(study, evaluation).values
-        found = {one: values.get((one, condition), ()) for one in called}
-        columns["trainings"] = {one: str(len(of)) for one, of in found.items() if len(of)}
+        columns[head] = column(scores_of(study, evaluation), condition, rows.values())
     for head, what in shown.get("costs", {}).items():
-        columns[head] = {one: beside_stock(what, one) for one in called}
-    rows = [
-        [typed, *(cells.get(one, "") for cells in columns.values())]
-        for typed, one in shown["rows"].items()
-    ]
-    return table(["", *columns], [row for row in rows if any(row[1:])])
+        columns[head] = {one: beside_stock(what, one) for one in rows.values()}
+    cells = [[typed, *(of.get(one, "") for of in columns.values())] for typed, one in rows.items()]
+    return table(["", *columns], [row for row in cells if any(row[1:])])
 
 
 def column(scores: Scores, condition: str, variants: Iterable[str]) -> dict[str, str]:
-    """Variant → its score.
+    """Variant → its score; "" → the commonest number of trainings.
 
     Bold is the best, and what is not significantly different from it. Where trainings are more than
     APART, there is their range, and where there are fewer than three, their mean; neither is bold.
+    A score of another number of trainings has it in parentheses.
     """
     values = {
         one: scores.values[one, condition] for one in variants if (one, condition) in scores.found
     }
     means = {one: scores.found[one, condition].value for one in values}
+    usual = mode(len(found) for found in values.values())
     wide = [one for one, found in values.items() if found.max() - found.min() > APART]
     sure = [one for one, found in values.items() if one not in wide and len(found) > 2]
-    best = (max if scores.higher else min)(sure, key=lambda one: means[one], default=None)
+    best = (max if scores.higher else min)(sure, key=lambda one: means[one])
     cells = {one: f"{mean:.1f}" for one, mean in means.items()}
+    cells |= {one: f"{values[one].min():.0f} to {values[one].max():.0f}" for one in wide}
     for one in sure:
         if one == best or not scores.difference(one, best, condition).differs():
             cells[one] = f"**{cells[one]}**"
-    return cells | {one: f"{values[one].min():.0f} to {values[one].max():.0f}" for one in wide}
+    for one, found in values.items():
+        cells[one] += f" ({len(found)})" if len(found) != usual else ""
+    return {**cells, "": str(usual)}
 
 
+CONFORMERS = {"10s": "conformer_12", "30s": "conformer_12_30s"}  # in benchmarks/results
 #: name of a cost → the file in benchmarks/results, its column
 COSTS = {
     "step": ("steps_h100.csv", "step"),
@@ -203,11 +203,11 @@ COSTS = {
 }
 
 
-def beside_stock(what: str, variant: str) -> str:
-    """One of COSTS at 30 s, as a multiple of ESPnet's own Conformer; empty: not measured."""
+def beside_stock(what: str, variant: str, seconds: str = "30s") -> str:
+    """One of COSTS, as a multiple of ESPnet's own Conformer; empty: not measured."""
     file, column = COSTS[what]
     found = pd.read_csv(MEASURED / file)
-    found = found[(found["unit"] == "stock") & (found["case"] == "conformer_12_30s")]
+    found = found[(found["unit"] == "stock") & (found["case"] == CONFORMERS[seconds])]
     names = {"rel_pos": "stock", "relpos_2.5s": ""}  # as digits_conformer calls them
     measured = found.set_index("variant")[column].get(names.get(variant, variant))
     return cell(measured, 1 if what == "step" else 2)
