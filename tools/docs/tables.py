@@ -200,6 +200,7 @@ COSTS = {
     "step": ("steps_h100.csv", "step"),
     "memory": ("steps_h100.csv", "memory"),
     "recognition": ("recognition_h100.csv", "step"),
+    "recognition_memory": ("recognition_h100.csv", "memory"),
 }
 
 
