@@ -77,7 +77,7 @@ def build(
     embed = nn.Embedding(WORDS, DIM, words.pad())
     if part == "layer":
         chosen = choose(vars(cfg)).options
-        (attention,) = HOST.positions(pos, chosen, dim=DIM, heads=HEADS, layers=1).attentions
+        (attention,) = HOST.positions(pos, chosen, dim=DIM, heads=HEADS, layers=1).hand_over()
         layer = FairseqCapeEncoderLayer(cfg, positional=attention).to(**where)
         content = torch.randn(length, batch, DIM, requires_grad=True, **where)
         return _step(layer, lambda: layer(content, encoder_padding_mask=None))

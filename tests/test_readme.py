@@ -21,9 +21,18 @@ PAGES = [
 ]
 
 
-def test_the_core_without_a_host_runs():
+EXAMPLE = block_with(README, "cape_plugins", "python")
+NAMED = re.search(r"# or ([\w, ]+);", EXAMPLE)
+
+
+@pytest.mark.parametrize("pos", variants.names(1))
+def test_the_core_without_a_host_runs_with_every_variant(pos):
+    asked = {"max_global_shift", "max_local_shift", "relpos_context", "random_range"}
+    asked = (asked | {"abspos_context"}) & variants.get(pos, 1).options(1).keys()
+    assert not asked or pos not in NAMED[1].split(", ")  # which need none
+    given = "".join(f", {name}=9.0" for name in asked)
     names: dict = {}
-    exec(block_with(README, "cape_plugins", "python"), names)
+    exec(EXAMPLE.replace('"rope"', f'"{pos}"').replace("layers=1", f"layers=1{given}"), names)
     assert names["out"].shape == (2, 8, 7, 64)
 
 

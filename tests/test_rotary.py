@@ -116,3 +116,40 @@ def test_positions_in_float64_are_used():
 def test_channels_that_do_not_split_are_refused(axes, dim):
     with pytest.raises(ValueError, match=f"channels.* {dim}"):
         rotary(axes, dim)
+
+
+# Base, and a part of a head's channels
+
+
+@pytest.mark.parametrize(("base", "fraction"), [(500_000.0, 1.0), (10_000.0, 0.5), (1000.0, 0.25)])
+def test_on_a_line_base_and_fraction_are_those_of_a_published_llama(base, fraction):
+    """transformers: ``rope_theta``, ``partial_rotary_factor``; the first channels turn."""
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    x, where = inputs(dim=16)[:2], torch.arange(6.0)[None] + 3
+    module = Rotary(Sizes(dim=48, heads=3), rope_base=base, rope_fraction=fraction)
+    given = module.prepare(where[..., None], where[..., None], None, torch.float32)
+    channels = int(16 * fraction)
+    frequencies = base ** (-torch.arange(0, channels, 2).float() / channels)
+    angles = torch.cat([where[..., None] * frequencies] * 2, dim=-1)
+    turned = llama.apply_rotary_pos_emb(*x[..., :channels], angles.cos(), angles.sin())
+    for found, some, whole in zip(module.embed_both(*x, given), turned, x, strict=True):
+        torch.testing.assert_close(found[..., :channels], some, rtol=1e-5, atol=1e-5)
+        assert torch.equal(found[..., channels:], whole[..., channels:])
+
+
+def test_on_a_plane_a_base_is_dinov3s_temperature():
+    sincos = pytest.importorskip("timm.layers.pos_embed_sincos")
+    x, border = inputs(12, 16)[0], torch.tensor([2 / 3, 3 / 4])
+    embed = sincos.RotaryEmbeddingDinoV3(16, temperature=30.0, rotate_half=True)
+    expected = sincos.apply_rot_embed_cat(x, embed.get_embed([3, 4]), half=True)
+    module = Rotary(Sizes(dim=48, heads=3, axes=2), rope_base=30.0)
+    found = module.embed(x, prepared(module, patch_grid(3, 4)[None] * border))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "wrong", [dict(rope_base=1.0), dict(rope_fraction=0.0), dict(rope_fraction=0.4)]
+)
+def test_a_base_or_a_fraction_that_cannot_be_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"base|rope_fraction"):
+        Rotary(Sizes(dim=48, heads=3), **wrong)

@@ -1,19 +1,21 @@
 """How the commands start and how they end: an error is one line on stderr."""
 
+import argparse
 import importlib
-import io
 import logging
-import re
+import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from inspect import cleandoc
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
-import tyro
 from pydantic import ValidationError
 
-from cape_studies.options import problem
+from cape_studies.options import Again, CommandOptions, Positional, Short, first_fault
+
+Kind = type[CommandOptions] | Mapping[str, type[CommandOptions]]
 
 
 def call(host: str, argv: Sequence[str] | None = None) -> None:
@@ -39,12 +41,12 @@ def call(host: str, argv: Sequence[str] | None = None) -> None:
         main(prog, module.OPTIONS, lambda options: write(options, module.run(options)), argv)
 
 
-def main(prog: str, kind: Any, work: Callable[[Any], object], argv: Sequence[str] | None) -> None:
+def main(prog: str, kind: Kind, work: Callable[[Any], object], argv: Sequence[str] | None) -> None:
     """Read a command's options and do its work, in :func:`one_line_errors`.
 
     Args:
         prog: the command's name.
-        kind: the class of the options, or a union of ``tyro.conf.subcommand``.
+        kind: the class of the options, or word → class for a command that begins with one of them.
         work: is called with the options.
         argv: words of the command line; None: the process's.
     """
@@ -52,40 +54,63 @@ def main(prog: str, kind: Any, work: Callable[[Any], object], argv: Sequence[str
         work(parsed(prog, kind, argv))
 
 
-def parsed(prog: str, kind: Any, argv: Sequence[str] | None, rest: str | None = None) -> Any:
+def parsed(prog: str, kind: Kind, argv: Sequence[str] | None = None) -> Any:
     """The options of :func:`main`.
 
-    Args:
-        prog, kind, argv: see :func:`main`.
-        rest: a field that takes the words which stand between options and belong to none.
-
     Raises:
-        ValueError: an option is wrong; the first fault in one line, in place of tyro's box.
+        ValueError: an option is wrong; says the first fault.
         SystemExit: status 0 after ``--help``.
     """
-    box = io.StringIO()
+    words = [*(sys.argv[1:] if argv is None else argv)]
+    if isinstance(kind, Mapping):
+        first = _Parser(prog=prog, epilog=f"{prog} WORD --help says what it takes")
+        first.add_argument("word", choices=[*kind])
+        word = first.parse_args(words[:1]).word
+        return parsed(f"{prog} {word}", kind[word], words[1:])
+    own = _parser(prog, kind)
+    given, unknown = own.parse_known_intermixed_args(words)
+    if unknown:
+        raise ValueError(f"there is no {unknown[0]}: {' '.join(own.format_usage().split())}")
     try:
-        with redirect_stderr(box):
-            config = (tyro.conf.FlagCreatePairsOff,)
-            if rest is None:
-                return tyro.cli(kind, prog=prog, args=argv, config=config)
-            found, more = tyro.cli(
-                kind, prog=prog, args=argv, config=config, return_unknown_args=True
-            )
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        error: Any = stop
-        while error := error.__context__:
-            if isinstance(error, ValidationError):
-                raise ValueError(problem(error)) from None
-        # tyro's box: rules separate title, message and the hint at --help
-        _, message, *_ = re.split("(?m)^.*(?:─{3}|-{9}).*$", box.getvalue())
-        raise ValueError(message.replace("│", "")) from None
-    if wrong := [word for word in more if word.startswith("-")]:
-        names = [f"--{name.replace('_', '-')}" for name in kind.model_fields if name != rest]
-        raise ValueError(f"there is no {wrong[0]}; there is {', '.join(sorted(names))}")
-    return found.model_copy(update={rest: [*getattr(found, rest), *more]})
+        return kind(**vars(given))
+    except ValidationError as error:
+        raise ValueError(first_fault(error)) from None
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def _parser(prog: str, kind: type[CommandOptions]) -> argparse.ArgumentParser:
+    """Of words alone, which pydantic checks: an option for each field."""
+    made = _Parser(prog, description=cleandoc(kind.__doc__ or ""), allow_abbrev=False)
+    made.formatter_class = argparse.RawDescriptionHelpFormatter
+    for name, field in kind.model_fields.items():
+        marks = {type(mark): mark for mark in field.metadata}
+        flags = [f"--{name.replace('_', '-')}"]
+        about: dict[str, Any] = {"help": str(field.description).replace("%", "%%")}
+        about["default"] = argparse.SUPPRESS
+        if field.default not in (None, False, [], {}) and not field.is_required():
+            default = field.default if isinstance(field.default, list) else [field.default]
+            about["help"] += f" (default: {' '.join(map(str, default))})"
+        several = get_origin(field.annotation) in (list, dict)
+        if short := marks.get(Short):
+            flags.insert(0, short.name)
+        if Positional in marks:
+            flags = [name]
+            about["nargs"] = "*" if several else None if field.is_required() else "?"
+        elif again := marks.get(Again):
+            about |= {"action": "append", "metavar": again.word}
+        elif field.annotation is bool:
+            about["action"] = "store_true"
+        else:
+            choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+            about["nargs"] = "*" if several else None
+            about["metavar"] = f"{{{','.join(choices)}}}" if choices else name.upper()
+            about["required"] = field.is_required()
+        made.add_argument(*flags, **about)
+    return made
 
 
 @contextmanager
@@ -93,6 +118,10 @@ def one_line_errors(prog: str) -> Iterator[None]:
     """End with one line on stderr and status 2 if the input is bad or the memory too small."""
     try:
         yield
+        sys.stdout.flush()
+    except BrokenPipeError:  # as in cape-run --list | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)  # the status of who is ended by SIGPIPE
     except (ValueError, ImportError, OSError, MemoryError, RuntimeError) as error:
         text = str(error).strip()
         if isinstance(error, RuntimeError) and "allocate" not in text:  # torch's of memory have it

@@ -39,9 +39,8 @@ from pydantic import (
 
 from cape_studies import hosts
 from cape_studies.command import said
+from cape_studies.hosts import Options
 from cape_studies.options import once
-
-Options = dict[str, Any]
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -157,6 +156,7 @@ class Study(Part):
     evaluations: Parts[Evaluation] = Field(min_length=1)  # by name; null leaves one out
     report: Report = Field({}, validate_default=True)
     answer: Answer | None = None
+    large: bool = False  # as large as in the paper: cape-run --list shows it last
     quick: dict[str, Any] = {}  # changes that --quick makes
 
     @model_validator(mode="after")
@@ -237,6 +237,8 @@ def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> 
         ValueError: it cannot be read or composed.
     """
     read_yaml(path)
+    # Hydra looks at a value that it replaces or adds to
+    OmegaConf.register_new_resolver("facts", lambda name: f"<{name}>", replace=True)
     store = ConfigStore.instance().store
     store("cape_study_keys", {"run": [], "seeds": [0], "options": {}, "report": {}})
     defaults = ["cape_study_keys", path.stem, "cape_study_quick", "_self_"]

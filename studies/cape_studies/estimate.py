@@ -5,7 +5,6 @@ ended after some.
 """
 
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -19,9 +18,10 @@ from statistics import median
 
 from cape_studies import process
 from cape_studies.plan import Run
+from cape_studies.progress import duration
 
-#: options with which a study's own trainer logs each update, and such a line
-EVERY_STEP, STEP = {"steps": 50}, re.compile(r"^step \d+")
+#: options with which a study's own trainer logs each update
+EVERY_STEP = {"steps": 50}
 WARM = 3  # updates that are not timed
 STEPS, SECONDS = 2, 5.0  # the timing ends once so many updates were timed, for so long
 
@@ -32,8 +32,7 @@ def measure(run: Run) -> tuple[float, float]:
     Raises:
         ValueError: it ended before its second update; the message has its last line.
     """
-    host, own = run.plan.host, run.plan.study.trainer is not None
-    step, more = (STEP, EVERY_STEP) if own else (host.STEP, host.EVERY_STEP)
+    more = EVERY_STEP if run.plan.study.trainer else run.plan.host.EVERY_STEP
     times: list[float] = []
     said = ""
     with tempfile.TemporaryDirectory() as scratch:
@@ -42,7 +41,7 @@ def measure(run: Run) -> tuple[float, float]:
         training = process.start(command, run.plan.machine.gpus, stdout=subprocess.PIPE)
         try:
             for said in training.stdout or ():
-                if step.search(said):
+                if run.progress(said):
                     times.append(time.monotonic())
                 timed = times[WARM:]
                 if len(timed) > STEPS and timed[-1] - timed[0] > SECONDS:
@@ -77,9 +76,3 @@ def told(runs: Sequence[Run], jobs: int) -> Iterator[str]:
     if updates:
         spent, every = duration(total / min(jobs, len(left) or 1)), len(runs)
         yield f"{len(left)} of {every} trainings are left: {spent} with --jobs {jobs}, and tests"
-
-
-def duration(seconds: float) -> str:
-    """In hours and minutes."""
-    minutes = max(1, round(seconds / 60))
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"

@@ -1,12 +1,14 @@
-"""Options of a command: a pydantic model lists and checks them, tyro reads the command line."""
+"""Options of a command: a pydantic model lists and checks them; :mod:`.command` reads them."""
 
 import ast
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeInt,
@@ -15,10 +17,27 @@ from pydantic import (
     model_validator,
 )
 from typing_extensions import Self  # pydantic's
-from tyro.constructors import PrimitiveConstructorSpec
 
 
-class Options(BaseModel):
+class Positional:
+    """Marks a field that is typed without its name."""
+
+
+@dataclass(frozen=True)
+class Again:
+    """Marks a list whose option takes one word, and is given again for each; ``word`` shows it."""
+
+    word: str
+
+
+@dataclass(frozen=True)
+class Short:
+    """Marks a field whose option has a short name too."""
+
+    name: str
+
+
+class CommandOptions(BaseModel):
     """Options of a command, a field for each; they are checked before any work."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -31,34 +50,25 @@ class Options(BaseModel):
         return value
 
 
-def _pairs(words: list[str]) -> dict[str, Any]:
+def _pairs(words: Any) -> Any:
     found: dict[str, Any] = {}
-    for given in words:
+    for given in words if isinstance(words, list) else ():
         name, equals, value = given.partition("=")
-        if not equals or not name.isidentifier():
+        if not equals or not name.replace("-", "_").isidentifier():
             raise ValueError(f"takes NAME=VALUE, got {given!r}")
         try:
             found[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             found[name] = value
-    return found
+    return found if isinstance(words, list) else words
 
 
 #: ``NAME=VALUE …``, the values as Python writes them, else text
-Pairs = Annotated[
-    dict[str, Any],
-    PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="[NAME=VALUE ...]",
-        instance_from_str=_pairs,
-        is_instance=lambda value: isinstance(value, dict),
-        str_from_instance=lambda value: [f"{name}={one}" for name, one in value.items()],
-    ),
-]
+Pairs = Annotated[dict[str, Any], BeforeValidator(_pairs)]
 
 
-class RunOptions(Options):
-    """Options of all commands that run models."""
+class EvaluationOptions(CommandOptions):
+    """Options of all commands that evaluate models."""
 
     device: str | None = Field(
         None, description="cpu, cuda, …; none: cuda if there is one, else cpu"
@@ -98,7 +108,7 @@ class RunOptions(Options):
         return torch.device(name)
 
 
-def problem(error: ValidationError) -> str:
+def first_fault(error: ValidationError) -> str:
     """Pydantic's first finding in one line, with the option's name as it is typed."""
     first = error.errors()[0]
     name = f"--{str(first['loc'][0]).replace('_', '-')}: " if first["loc"] else ""

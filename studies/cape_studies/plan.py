@@ -1,12 +1,16 @@
 """What a study asks for: preparations, trainings and tests, each with its folder and its command.
 
-A folder is named after what was asked: its name has a digest of the resolved configuration. So
-equal configurations of two studies are one folder, and another option is another folder. It is done
-when its last file is there. Code, versions and the content of data do not count; ``config.yaml``
-has them.
+This module names and says; nothing here is done. :mod:`.work` does one preparation or run, by the
+commands of :mod:`.process`; :mod:`.run` is the command line, which does all of them.
+
+A folder is named after what was asked: its name has a digest of the resolved configuration and of
+the user's data. So equal configurations of two studies are one folder, and another option, or data
+that changed, are another folder. It is done when its last file is there. Code and versions do not
+count; ``config.yaml`` has them.
 
     out/prepared/NAME-DIGEST/       done when NAME-DIGEST.yaml is there
-    out/runs/VARIANT-seedN-DIGEST/  config.yaml, train.log, train/; trained.yaml when it is trained
+    out/runs/VARIANT-seedN-DIGEST/  config.yaml, train.log, train/; trained.yaml when it is trained,
+                                    failed when its last step failed
         EVALUATION-DIGEST/          config.yaml, log, items.csv; done when scores.csv is there
 """
 
@@ -27,7 +31,8 @@ from omegaconf import OmegaConf
 import cape_plugins
 from cape_studies import config, hosts
 from cape_studies.config import Evaluation, Need, Prepare, Study, read_yaml
-from cape_studies.hosts import PYTHON, Machine, Options
+from cape_studies.data.files import digests
+from cape_studies.hosts import PYTHON, Machine, Options, Progress
 
 
 def digest(value: object) -> str:
@@ -69,14 +74,6 @@ def script_name(path: Path | None) -> str | None:
 
 
 @cache
-def data_mark(folder: Path) -> str:
-    """How many files a folder holds, their size, and when the newest was written."""
-    found = [path.stat() for path in folder.rglob("*") if path.is_file()]
-    newest = max((one.st_mtime for one in found), default=0)
-    return f"{len(found)} files, {sum(one.st_size for one in found)} bytes, newest {newest:.0f}"
-
-
-@cache
 def machine(gpus: int) -> str:
     """This machine, as ``config.yaml`` notes it; a process of its own frees the GPU's memory."""
     name = [PYTHON, "-c", "import torch; print(torch.cuda.get_device_name())"]
@@ -99,6 +96,29 @@ def _said(command: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
+class Data:
+    """A folder of the user's, as it was when the command began.
+
+    Attributes:
+        folder: its path.
+        contents, changes: see :func:`cape_studies.data.files.digests`; empty if it is not there.
+    """
+
+    folder: Path
+    contents: str
+    changes: str
+
+    @classmethod
+    def now(cls, folder: Path) -> "Data":
+        """The folder as it is."""
+        return cls(folder, *(digests(folder) if folder.is_dir() else ("", "")))
+
+    def changed(self) -> bool:
+        """Whether anything in it was changed since, even if that was taken back."""
+        return Data.now(self.folder) != self
+
+
+@dataclass(frozen=True)
 class Prepared:
     """A folder that is made once for all runs.
 
@@ -108,12 +128,16 @@ class Prepared:
             made.
         command: that makes it.
         asked: what is digested in the folder's name.
+        data: of the user, from which it is made.
+        before: preparations that it may be made from.
     """
 
     name: str
     folder: Path
     command: list[str]
     asked: dict[str, Any]
+    data: Sequence[Data]
+    before: Sequence["Prepared"]
 
     def beside(self, suffix: str) -> Path:
         """A file beside the folder."""
@@ -152,7 +176,9 @@ class Run:
         folder: of the run: that of a variant of another name, if it has this configuration.
         trained: the folder that the host trains into.
         checkpoint: the file in it to test.
+        log: of the training.
         note: written when the training is done: its seconds.
+        failed: says why the last step failed, if it did.
         lock: who trains or tests holds this.
         tests: evaluations by name.
     """
@@ -179,7 +205,8 @@ class Run:
         self.trained = self.folder / "train"
         name = plan.host.CHECKPOINT if study.checkpoint is None else study.checkpoint
         self.checkpoint = self.trained / name
-        self.note, self.lock = self.folder / "trained.yaml", self.folder / ".lock"
+        self.log, self.note = self.folder / "train.log", self.folder / "trained.yaml"
+        self.failed, self.lock = self.folder / "failed", self.folder / ".lock"
         self.tests: dict[str, Test] = {}
         marks |= dict.fromkeys(("trained", "checkpoint", "csv", "items"), "")
         for test, one in study.evaluations.items():
@@ -215,6 +242,13 @@ class Run:
         own = {"variant": self.variant, "seed": self.seed, "after": after}
         return {**self.plan.places, **own}
 
+    def progress(self, line: str) -> Progress | None:
+        """What a line of the training's log says of how far it is, if it does."""
+        if self.plan.study.trainer:
+            return hosts.progress(line)
+        options = merge(self.asked["recipe"], self.asked["options"])
+        return self.plan.host.progress(line, options)
+
     def train_command(self, folder: Path, more: Options | None = None) -> list[str]:
         """The command that trains into a folder, or goes on from a checkpoint in it.
 
@@ -239,10 +273,9 @@ class Run:
         return self.plan.host.test(one.command, options, self.variant, self.checkpoint, own)
 
     def here(self) -> dict[str, Any]:
-        """The machine; and versions and marks of data and scripts: what else scores depend on."""
+        """The machine, the data, and versions, also of scripts: what else scores depend on."""
         plan = self.plan
         found = dict(versions(plan.study.host))
-        found |= {f"data {name}": data_mark(path) for name, path in plan.data.items()}
         for one in plan.prepared:
             if one.done():
                 found[f"prepared {one.name}"] = str(read_yaml(one.beside(".yaml"))["made"])
@@ -252,7 +285,8 @@ class Run:
         found |= {
             f"script {path.name}": digest(path.read_text("utf-8")) for path in scripts if path
         }
-        return {"machine": machine(plan.machine.gpus), "versions": found}
+        data = {name: one.changes for name, one in plan.data.items()}
+        return {"machine": machine(plan.machine.gpus), "data": data, "versions": found}
 
 
 class Plan:
@@ -262,7 +296,7 @@ class Plan:
         path: of the YAML.
         overrides: in Hydra's grammar.
         quick: whether the study's changes for ``--quick`` are made.
-        data: need → folder of the user.
+        data: need → data of the user.
         out: folder of all results.
         machine: what each run gets.
         named: digest → folder of runs; studies that share it share new folders too.
@@ -285,7 +319,7 @@ class Plan:
         path: Path,
         overrides: Sequence[str] = (),
         quick: bool = False,
-        data: Mapping[str, Path] | None = None,
+        data: Mapping[str, Data] | None = None,
         out: Path = Path("out"),
         machine: Machine | None = None,
         named: dict[str, Path] | None = None,
@@ -298,21 +332,24 @@ class Plan:
         self.study: Study = config.study_of(self._config, path, self.facts)
         self.host = hosts.host(self.study.host)
         self.data = {name: one for name, one in (data or {}).items() if name in self.study.needs}
-        self.places = {name: str(self.data.get(name, f"<{name}>")) for name in self.study.needs}
+        self.places = {name: f"<{name}>" for name in self.study.needs}
         self.marks = dict(self.places)
+        for name, one in self.data.items():
+            self.places[name] = str(one.folder)
+            self.marks[name] = f"{one.folder} {one.contents}"
         if self.study.recipe is not None:
             self.places["recipe"] = str(self.study.recipe)
             self.marks["recipe"] = digest(read_yaml(self.study.recipe))
         self.prepared: list[Prepared] = []
 
-    def prepare(self, make: Callable[[Prepared], object]) -> None:
+    def prepare(self, make: Callable[[Prepared], Mapping[str, Any] | None]) -> None:
         """Go through the preparations in their order, as one may need the facts of those before it.
 
-        ``make`` makes one; or fails, or shows it.
+        ``make`` makes one; or fails, or shows it. It may give facts of one that is not made.
         """
         for name in self.study.prepare:
             one = self._prepared(name, self.study.prepare[name])
-            make(one)
+            self.facts |= make(one) or {}
             self.prepared.append(one)
             self.places[name], self.marks[name] = str(one.folder), one.folder.name
             if (facts := one.folder / "facts.yaml").exists():
@@ -330,7 +367,7 @@ class Plan:
         own = (step.module or "").split(".")[0] == self.host.MODULE
         words = self.host.words if own else hosts.words
         command = [PYTHON, *program, *map(str, arguments), *words(options)]
-        return Prepared(name, folder, command, asked)
+        return Prepared(name, folder, command, asked, [*self.data.values()], [*self.prepared])
 
     def runs(self) -> list[Run]:
         """Of all variants and seeds that are asked for, seed by seed."""

@@ -1,8 +1,8 @@
-"""Commands in process groups of their own, each with the lock of the folder that it writes.
+"""Commands in process groups of their own, each with the locks of the folders that it uses.
 
-A command inherits the lock that its cape-run holds, and keeps it until it ends, even if cape-run is
-killed. So the next cape-run waits for it, and two never write into one folder. (Libraries of locks
-have none that a child inherits.)
+A command inherits the locks that its cape-run holds, and keeps them until it ends, even if cape-run
+is killed. So the next cape-run waits for it, and two never write into one folder. (Libraries of
+locks have none that a child inherits.)
 """
 
 import fcntl
@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import yaml
+from tqdm import tqdm
 
 SECONDS_TO_END = 10.0  # a command has them after SIGTERM
 LINES = 5  # of a failed command's log are shown
@@ -31,16 +33,52 @@ _ending = threading.Event()
 
 
 class Failed(RuntimeError):
-    """A step failed. Its text is a line or more, the last of which say why, and the log's path."""
+    """A step failed. ``why`` are lines, the last of which says it; ``log`` has more."""
+
+    def __init__(self, why: Sequence[str], log: Path) -> None:
+        super().__init__("\n".join([*why, str(log)]))
+        self.line = f"{why[-1]} ({log})"
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[IO[str]]:
-    """Hold a file's lock, which waits for those who hold it; gives the file, for :func:`call`."""
+def locked(path: Path, shared: bool = False) -> Iterator[IO[str]]:
+    """Hold a file's lock, and give the file, for :func:`call`. Who must wait for others says so.
+
+    ``shared``: others may hold it too, if all are ``shared``.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    own = f"process {os.getpid()} on {socket.gethostname()}"
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            who, _, command = file.read().partition("\t")
+            who = "another run of this command" if who == own else f"{who}, or what it started"
+            what = path.parent if path.name == ".lock" else path.with_suffix("")
+            say(f"waiting for {who}: {command}, which uses {what}")
+            fcntl.flock(file, how)
+        file.truncate(0)
+        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        print(own, command, sep="\t", end="", file=file, flush=True)
         yield file
+
+
+def is_locked(path: Path) -> bool:
+    """Whether somebody holds a file's lock."""
+    with suppress(FileNotFoundError), path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def say(line: str) -> None:
+    """Print above a terminal's bar, in one write, as runs print at the same time."""
+    tqdm.write(f"{line}\n", file=sys.stdout, end="")
+    sys.stdout.flush()
 
 
 def start(command: Sequence[str], gpus: int, **about: Any) -> subprocess.Popen[str]:
@@ -55,13 +93,13 @@ def start(command: Sequence[str], gpus: int, **about: Any) -> subprocess.Popen[s
     return subprocess.Popen(command, env=env, **about)
 
 
-def call(command: Sequence[str], log: Path, lock: IO[str], gpus: int = 0) -> float:
+def call(command: Sequence[str], log: Path, locks: Sequence[IO[str]], gpus: int = 0) -> float:
     """Run a command to its end and return the seconds that it took.
 
     Args:
         command: in words.
         log: file that its output is added to.
-        lock: of :func:`locked`; the command inherits it.
+        locks: of :func:`locked`; the command inherits them.
         gpus: number of GPUs; 0: the CPU.
 
     Raises:
@@ -75,7 +113,7 @@ def call(command: Sequence[str], log: Path, lock: IO[str], gpus: int = 0) -> flo
             raise SystemExit("interrupted")
         about = f"# {time.strftime('%F %T %z')}, {socket.gethostname()}\n$ {shlex.join(command)}"
         print(about, file=file, flush=True)
-        process = start(command, gpus, stdout=file, pass_fds=[lock.fileno()])
+        process = start(command, gpus, stdout=file, pass_fds=[one.fileno() for one in locks])
         _running.add(process)
     try:
         code = process.wait()
@@ -88,7 +126,7 @@ def call(command: Sequence[str], log: Path, lock: IO[str], gpus: int = 0) -> flo
         raise SystemExit("interrupted")
     if code:
         how = f"exit status {code}" if code > 0 else f"ended by {signal.Signals(-code).name}"
-        raise Failed("\n".join([f"{how}:", *last_lines(log), str(log)]))
+        raise Failed([how, *last_lines(log)], log)
     return time.monotonic() - began
 
 
@@ -113,9 +151,16 @@ def _end(running: Iterable[subprocess.Popen[str]]) -> None:
 
 
 def last_lines(log: Path) -> list[str]:
-    """The last lines of a log that say something; each state of a progress bar is a line."""
+    """The last lines that the last command of a log wrote, those that say something; each state of
+    a progress bar is a line."""
+    found: deque[str] = deque(maxlen=LINES)
     with log.open(encoding="utf-8", errors="replace") as file:
-        return [*deque((line.rstrip()[:300] for line in file if line.strip()), LINES)]
+        for line in file:
+            if line.startswith("$ "):  # the command itself
+                found.clear()
+            elif line.strip():
+                found.append(line.rstrip()[:300])
+    return [*found]
 
 
 def remove(*paths: Path) -> None:

@@ -24,6 +24,9 @@ from cape_studies.tables import tables
 class ReportOptions(StudyOptions):
     """Write tables with intervals, a figure and a page, of the study that the same words of
     cape-run trained.
+
+    example:
+      cape-report my_images --data photos
     """
 
     write: Path | None = Field(
@@ -35,9 +38,18 @@ class ReportOptions(StudyOptions):
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; ends with status 2 and one line on stderr if something is wrong."""
     with command.one_line_errors("cape-report"):
-        options = command.parsed("cape-report", ReportOptions, argv, rest="overrides")
-        found = read(options)
-        print(write(found, options.write or options.out / Path(options.study).stem / "report"))
+        show(command.parsed("cape-report", ReportOptions, argv))
+
+
+def show(options: ReportOptions) -> None:
+    """Write a report; print its answers, its notes, and where the page is."""
+    sections = [section(one) for one in read(options)]
+    page = _write(sections, options.write or options.out / Path(str(options.study)).stem / "report")
+    lines = []
+    for one in sections:
+        result: Result = one["result"]
+        lines += [result.study.title, *one["said"], *result.notes]
+    print("\n\n".join([*lines, str(page)]))
 
 
 def read(options: StudyOptions) -> list[Result]:
@@ -73,7 +85,11 @@ def write(found: Sequence[Result], out: Path) -> Path:
         ValueError: a score is not what its items make.
         OSError: a file cannot be written.
     """
-    sections = [section(one) for one in found]
+    return _write([section(one) for one in found], out)
+
+
+def _write(sections: Sequence[Mapping[str, Any]], out: Path) -> Path:
+    found: list[Result] = [one["result"] for one in sections]
     page = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
     template = jinja2.Template(page, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     text = template.render(sections=sections, yaml=_yaml, shell=shlex.join)

@@ -1,7 +1,7 @@
 """What a report shows of a study: the scores in the folders of its runs."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,9 +62,9 @@ def of_plan(plan: Plan, command: str) -> Result:
     plan.prepare(made)
     runs, study = plan.runs(), plan.study
     done = {run: read_yaml(run.folder / "config.yaml") for run in runs if run.done()}
-    left = [f"{run.variant} seed {run.seed} ({work.state(run)})" for run in runs if run not in done]
+    left = standing([run for run in runs if run not in done])
     if not done:
-        raise ValueError(f"{plan.name} has no scores yet: {command} makes them. {left[0]}")
+        raise ValueError(f"{plan.name} has no scores yet: {command} makes them. {left}")
     if plan.quick:
         study.title = f"QUICK RUN, its numbers say nothing: {study.title}"
         study.report.title = f"QUICK RUN: {study.report.title}"
@@ -84,21 +84,32 @@ def of_plan(plan: Plan, command: str) -> Result:
     )
 
 
-def notes(
-    plan: Plan, done: Mapping[Run, Mapping[str, Any]], left: list[str], command: str
-) -> list[str]:
+def standing(runs: Iterable[Run]) -> str:
+    """How runs that are not done stand: running, failed, interrupted or not begun."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        word, about = work.state(run)
+        own = f"{run.variant} seed {run.seed}{f' ({about})' if about else ''}"
+        found.setdefault(word, []).append(own)
+    each = (
+        f"{word.capitalize()}: {', '.join(found[word])}" for word in work.STATES if word in found
+    )
+    return ". ".join(each)
+
+
+def notes(plan: Plan, done: Mapping[Run, Mapping[str, Any]], left: str, command: str) -> list[str]:
     """What a reader must know of how the runs came about, a sentence each.
 
     Args:
         plan: of the study.
         done: run → its ``config.yaml``.
-        left: runs that were asked for and are not done, in words.
+        left: how runs stand that were asked for and are not done, in words.
         command: what to type to go on.
     """
     found = []
     if left:
-        shown = "Only the others are shown. To go on:"
-        found.append(f"Not finished: {', '.join(left)}. {shown} {command}")
+        every = len(plan.study.run) * len(plan.study.seeds)
+        found.append(f"Shown are {len(done)} of {every} runs. {left}. To go on: {command}")
     if max(Counter(run.variant for run in done).values()) < TRAININGS:
         few = f"Fewer than {TRAININGS} trainings of each variant"
         found.append(f"{few}: how far other seeds would differ is unknown.")

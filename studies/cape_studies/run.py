@@ -1,37 +1,46 @@
-"""``cape-run``: train a study's variants by the host's own trainer, and test them."""
+"""``cape-run``: train a study's variants by the host's own trainer, and test them.
+
+This module is the command line and the order of things: all preparations, then all runs, side by
+side here or as jobs of SLURM. What they are is in :mod:`.plan`; :mod:`.work` does each.
+"""
 
 import os
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import submitit
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
-from tqdm import tqdm
-from tyro.conf import Positional, UseAppendAction
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from cape_studies import command, config, estimate, hosts, process, work
-from cape_studies.options import Options
-from cape_studies.plan import Plan, Prepared, Run, known_data, lacking
+from cape_studies.options import Again, CommandOptions, Pairs, Positional
+from cape_studies.plan import Data, Plan, Prepared, Run, known_data, lacking
+from cape_studies.process import say
+from cape_studies.progress import Shown
 
+HOURS = 72  # of a job of SLURM
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
-class StudyOptions(Options):
+class StudyOptions(CommandOptions):
     """What cape-run and cape-report are told of a study."""
 
-    study: Positional[str | None] = Field(None, description="a name from --list, or a YAML")
-    overrides: Positional[list[str]] = Field(
+    study: Annotated[str | None, Positional()] = Field(
+        None, description="a name from cape-run --list, or a YAML"
+    )
+    overrides: Annotated[list[str], Positional()] = Field(
         [], description="changes in Hydra's grammar: seeds=[0,1] options.epochs=1 ~needs.v2a"
     )
-    data: UseAppendAction[list[str]] = Field(
-        [], description="[NAME=]DIR: a folder of data that the study needs; again for each"
+    data: Annotated[list[str], Again("[NAME=]DIR")] = Field(
+        [], description="a folder of data that the study needs; again for each"
     )
     out: Path = Field(Path("out"), description="folder of all results")
     quick: bool = Field(False, description="a tiny model and few updates, to see that it runs")
@@ -50,10 +59,12 @@ class StudyOptions(Options):
         scripts = self.timm_scripts.resolve() if self.timm_scripts else None
         studies = [config.load(path, self.overrides, self.quick) for path in paths]
         needs = {name: need for one in studies for name, need in one.needs.items()}
-        data = known_data(self.data, needs)
+        folders = known_data(self.data, needs)
+        data = {name: Data.now(folder) for name, folder in folders.items()}
         given: dict[str, Any] = {"quick": self.quick, "data": data, "out": self.out.resolve()}
         given |= {"machine": hosts.Machine(self.gpus, scripts), "named": {}}
-        return [Plan(path, self.overrides, **given) for path in paths], list(lacking(needs, data))
+        plans = [Plan(path, self.overrides, **given) for path in paths]
+        return plans, list(lacking(needs, folders))
 
     def words(self) -> Iterator[str]:
         """What to type for the same study."""
@@ -69,6 +80,11 @@ class RunOptions(StudyOptions):
 
     What is done is not done again, and what was interrupted or has failed goes on. cape-report with
     the same words shows the results.
+
+    examples:
+      cape-run --list
+      cape-run my_images --data photos --estimate
+      cape-run my_images --data photos --jobs 2 'run=[nopos,rope]' 'seeds=[0,1,2]'
     """
 
     list: bool = Field(False, description="print all studies, what they need and what they cost")
@@ -80,14 +96,15 @@ class RunOptions(StudyOptions):
 
     jobs: PositiveInt = Field(1, description="runs at a time on this machine")
     cluster: Literal["local", "slurm"] = Field("local", description="where runs are done")
-    timeout: PositiveFloat = Field(72, description="time limit of a SLURM job, in hours")
-    partition: str | None = Field(None, description="partition of SLURM")
+    sbatch: Annotated[Pairs, Again("KEY=VALUE")] = Field(
+        {}, description="for SLURM's sbatch: account=x, time=90 (minutes); again for each"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; bad input ends the process with status 2 and one line, before any work."""
     with command.one_line_errors("cape-run"):
-        options = command.parsed("cape-run", RunOptions, argv, rest="overrides")
+        options = command.parsed("cape-run", RunOptions, argv)
         try:
             failed = run(options)
         except KeyboardInterrupt:
@@ -97,8 +114,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             os._exit(130)  # sys.exit would wait for threads that wait for SLURM or another cape-run
     if failed:
         sys.exit("\n".join(f"cape-run: {line}" for line in failed))
-    if not (options.list or options.dry_run or options.estimate):
-        print(shlex.join(["cape-report", *options.words()]))
 
 
 def run(options: RunOptions) -> list[str]:
@@ -131,18 +146,20 @@ def run(options: RunOptions) -> list[str]:
 
 
 def listing() -> str:
-    """All studies and sets of studies in ``configs/studies``, a paragraph each."""
+    """All studies and sets of studies in ``configs/studies``, a paragraph each: those of a user's
+    own data, small ones, and those as large as in the paper."""
     found = []
     for path in config.names():
         paths = config.studies_of(path)
+        one = config.load(paths[0])
         if paths == [path]:
-            one = config.load(path)
             about = [f"{path.stem} ({one.host}): {one.title}", f"costs {one.cost}"]
             about += [f"needs {name}: {need.what}" for name, need in one.needs.items()]
         else:
             about = [f"{path.stem}: {' + '.join(each.stem for each in paths)}"]
-        found.append(textwrap.fill("; ".join(about), 100, subsequent_indent="    "))
-    return "\n".join(found)
+        text = textwrap.fill("; ".join(about), 100, subsequent_indent="    ")
+        found.append((not one.answer, one.large, text))
+    return "\n".join(text for *_, text in sorted(found))
 
 
 def lacks(options: RunOptions, plans: Sequence[Plan]) -> Iterator[str]:
@@ -154,9 +171,10 @@ def lacks(options: RunOptions, plans: Sequence[Plan]) -> Iterator[str]:
             yield line
         if plan.study.trainer is None and (line := plan.host.problem(plan.machine)):
             yield line
-        for name, folder in plan.data.items():
-            if plan.out.is_relative_to(folder):
-                yield f"--out {plan.out} lies in the data {name}, {folder}: choose another folder"
+        for name, data in plan.data.items():
+            if plan.out.is_relative_to(data.folder):
+                what = f"--out {plan.out} lies in the data {name}, {data.folder}"
+                yield f"{what}: choose another folder"
 
 
 def show(plan: Plan) -> None:
@@ -165,7 +183,12 @@ def show(plan: Plan) -> None:
     def step(what: str, done: bool, words: Sequence[str]) -> None:
         print(f"# {what}{': done' if done else ''}\n{shlex.join(words)}")
 
-    plan.prepare(lambda one: step(f"prepare {one.folder}", one.done(), one.command))
+    def prepare(one: Prepared) -> dict[str, Any]:
+        step(f"prepare {one.folder}", one.done(), one.command)
+        chooses = plan.study.answer and plan.data and not one.before
+        return seen(one) if chooses and not one.done() else {}
+
+    plan.prepare(prepare)
     for run in plan.runs():
         step(f"train {run.folder}", run.note.exists(), run.train_command(run.trained))
         for name, test in run.tests.items():
@@ -174,23 +197,33 @@ def show(plan: Plan) -> None:
         print()
 
 
+def seen(one: Prepared) -> dict[str, Any]:
+    """The facts of a preparation that is not made, from one in a folder that goes again; none if it
+    fails."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch, one.folder.name)
+        words = [word.replace(str(one.folder), str(folder)) for word in one.command]
+        subprocess.run(words, capture_output=True)
+        facts = folder / "facts.yaml"
+        return config.read_yaml(facts) if facts.exists() else {}
+
+
 def do(options: RunOptions, plans: Sequence[Plan], pool: ThreadPoolExecutor) -> list[str]:
     """Prepare, train and test; returns a line for each step that failed."""
     anew: set[Path] = set()
 
     def prepare(one: Prepared) -> None:
-        if options.fresh and one.folder not in anew:
-            process.remove(one.beside(".yaml"))
-            anew.add(one.folder)
-        if not one.done():
+        fresh = options.fresh and one.folder not in anew
+        anew.add(one.folder)
+        if fresh or not one.done():
             print(f"preparing {one.folder}", flush=True)
-            pool.submit(work.prepare, one).result()
+            pool.submit(work.prepare, one, fresh).result()
 
     for plan in plans:
         try:
             plan.prepare(prepare)
         except process.Failed as error:
-            return [f"{plan.name} cannot be prepared: {shortly(error)}"]
+            return [f"{plan.name} cannot be prepared: {error.line}"]
         if plan.study.answer:
             print(f"{plan.name}: {plan.study.answer.found}", flush=True)
         if options.estimate:
@@ -202,40 +235,41 @@ def do(options: RunOptions, plans: Sequence[Plan], pool: ThreadPoolExecutor) -> 
     for run in runs if options.fresh else ():
         work.forget(run)
     failed: list[str] = []
-    with tqdm(total=len(runs), desc=Path(str(options.study)).stem, unit="run", disable=None) as bar:
+    with Shown(runs, Path(str(options.study)).stem) as shown:
 
         def one(run: Run) -> None:
             told = "done already"
-            if run.done():
-                data = [line for line in work.changed(run) if line.startswith("data ")]
-                told += f". {'. '.join(data)}. --fresh trains again" if data else ""
-            else:
-                say(f"{run.label}: {run.folder}")
+            if not run.done():
+                say(f"{run.label}: {run.log}")
+                shown.running.append(run)
                 try:
                     submit(options, run) if options.cluster == "slurm" else work.make(run)
                     told = "done"
                 except (Exception, SystemExit) as error:
                     told = f"failed: {error}"
-                    failed.append(f"{run.label}: {shortly(error)}")
-            say(f"{run.label}: {told}")
-            bar.update()
+                    line = error.line if isinstance(error, process.Failed) else command.said(error)
+                    failed.append(f"{run.label}: {line}")
+                shown.running.remove(run)
+            say(f"{run.label}: {told} ({shown.ended()})")
 
         for later in (False, True):  # first those that others start from
             for _ in pool.map(one, [run for run in runs if bool(run.start) == later]):
                 pass
+    if not failed:
+        end(options, plans)
     return failed
 
 
-def shortly(error: BaseException) -> str:
-    """What a failed step said last, and its log, in a line."""
-    *said, log = str(error).splitlines()
-    return f"{said[-1]} ({log})" if said else log
+def end(options: RunOptions, plans: Iterable[Plan]) -> None:
+    """Print the answer for a user's own data, or how a report is made."""
+    if any(plan.study.answer for plan in plans):
+        from cape_studies import report  # takes seconds, and imports this module
 
-
-def say(line: str) -> None:
-    """Print above a terminal's bar, in one write, as runs print at the same time."""
-    tqdm.write(f"{line}\n", file=sys.stdout, end="")
-    sys.stdout.flush()
+        report.show(
+            report.ReportOptions(**options.model_dump(include={*StudyOptions.model_fields}))
+        )
+    else:
+        print(shlex.join(["cape-report", *options.words()]))
 
 
 def submit(options: RunOptions, run: Run) -> None:
@@ -244,11 +278,11 @@ def submit(options: RunOptions, run: Run) -> None:
     executor = submitit.SlurmExecutor(options.out.resolve() / ".slurm")
     executor.update_parameters(
         job_name=f"cape-run-{run.plan.name}",
-        time=int(60 * options.timeout),
+        time=HOURS * 60,
         gpus_per_node=options.gpus or None,
         nodes=1,
-        partition=options.partition,
         use_srun=False,  # cape-run starts the command itself
+        additional_parameters={key.replace("-", "_"): to for key, to in options.sbatch.items()},
     )
     note = run.folder / "job"
     if note.exists():
@@ -258,4 +292,4 @@ def submit(options: RunOptions, run: Run) -> None:
         process.write(note, job.job_id)
         job.wait()
     if not run.done():
-        raise process.Failed(work.state(run))
+        raise process.Failed([": ".join(work.state(run))], run.log)

@@ -1,59 +1,105 @@
-"""Does one preparation, or one run: what is done is not done again, and what was begun goes on."""
+"""Does one preparation, or one run: what is done is not done again, and what was begun goes on.
+
+Each step looks at the user's data before and after it: what was made of data that changed meanwhile
+counts for nothing.
+"""
 
 import os
 import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import IO, Any
 
-from cape_studies import process, scores
+from cape_studies import process, progress, scores
 from cape_studies.config import read_yaml
-from cape_studies.plan import Prepared, Run, Test
+from cape_studies.plan import Data, Prepared, Run, Test
 from cape_studies.process import Failed
 
 
-def prepare(one: Prepared) -> None:
-    """Make a folder, from nothing, if it was not made.
+def prepare(one: Prepared, fresh: bool = False) -> None:
+    """Make a folder, from nothing, if it was not made, or ``fresh``. It waits for those who use it.
 
     Raises:
-        Failed, SystemExit: see :func:`process.call`; or there is no folder.
+        Failed, SystemExit: see :func:`process.call`; or there is no folder, or data changed.
     """
-    with process.locked(one.beside(".lock")) as lock:
-        if one.done():
+    with process.locked(one.beside(".lock")) as lock, _kept(one.before) as others:
+        if one.done() and not fresh:
             return
         log, note = one.beside(".log"), one.beside(".yaml")
-        process.remove(one.folder, note)
-        process.call(one.command, log, lock)
+        process.remove(note, one.folder)
+        _call(one.command, log, [lock, *others], one.data)
         if not one.folder.is_dir():
-            raise Failed(f"it ended without error, and without {one.folder}\n{log}")
+            raise Failed([f"it ended without error, and without {one.folder}"], log)
         process.write(note, {**one.asked, "made": _now()})
 
 
 def make(run: Run) -> None:
-    """Train and test, as far as that is not done.
+    """Train and test, as far as that is not done. ``failed`` says in the folder why it failed.
 
     Raises:
-        Failed, SystemExit: see :func:`process.call`; or an output is missing.
+        Failed, SystemExit: see :func:`process.call`; or an output is missing, or data changed.
         ValueError: an evaluation's output cannot be read.
     """
-    with process.locked(run.lock) as lock:
-        if not run.done():
-            _train(run, lock)
-        for test in run.tests.values():
-            if not test.scores.exists():
-                _test(run, test, lock)
+    with process.locked(run.lock) as lock, _kept(run.plan.prepared) as others:
+        process.remove(run.failed)
+        try:
+            if not run.done():
+                _train(run, [lock, *others])
+            for test in run.tests.values():
+                if not test.scores.exists():
+                    _test(run, test, [lock, *others])
+        except Failed as error:
+            process.write(run.failed, error.line)
+            raise
 
 
-def _train(run: Run, lock: IO[str]) -> None:
+@contextmanager
+def _kept(prepared: Sequence[Prepared]) -> Iterator[list[IO[str]]]:
+    """Hold preparations, so that nobody makes them anew meanwhile."""
+    with ExitStack() as stack:
+        locks = [process.locked(one.beside(".lock"), shared=True) for one in prepared]
+        held = [stack.enter_context(lock) for lock in locks]
+        for one in prepared:
+            if not one.done():
+                raise Failed([f"{one.folder} was removed; the same command makes it"], one.folder)
+        yield held
+
+
+def _call(
+    command: Sequence[str],
+    log: Path,
+    locks: Sequence[IO[str]],
+    data: Iterable[Data],
+    gpus: int = 0,
+) -> float:
+    """:func:`process.call`, of data that stay as they are."""
+
+    def look(when: str) -> None:
+        for one in data:
+            if one.changed():
+                what = f"{one.folder} changed {when}"
+                raise Failed([f"{what}: the same command takes it as it is then"], log)
+
+    look("since cape-run began")
+    seconds = process.call(command, log, locks, gpus)
+    look("meanwhile, so this step counts for nothing")
+    return seconds
+
+
+def _train(run: Run, locks: Sequence[IO[str]]) -> None:
     if run.note.exists() and run.checkpoint.exists():
         return
     if run.start:
-        with process.locked(run.start.lock) as other:
-            _train(run.start, other)
+        with process.locked(run.start.lock) as lock:
+            _train(run.start, [*locks, lock])
     process.remove(run.note)
-    about, log, plan = run.folder / "config.yaml", run.folder / "train.log", run.plan
-    before = []
-    if run.trained.exists() and about.exists():
-        before = read_yaml(about)["trained"]
-    else:  # from nothing: tests of an earlier training are not of this one
+    about, plan, here = run.folder / "config.yaml", run.plan, run.here()
+    before = read_yaml(about)["trained"] if run.trained.exists() and about.exists() else []
+    if before and before[-1].get("data") != here["data"]:
+        process.say(f"{run.label}: data were changed since it began, so it begins from nothing")
+        before = []  # even if they are again as they were
+    if not before:  # tests of an earlier training are not of this one
         process.remove(*(path.parent for path in run.folder.glob("*/scores.csv")), run.trained)
     command = run.train_command(run.trained)
     asked: dict[str, Any] = {
@@ -63,25 +109,25 @@ def _train(run: Run, lock: IO[str]) -> None:
         "variant": run.variant,
         "quick": plan.quick,
         **run.asked,
-        "data": {name: str(path) for name, path in plan.data.items()},
+        "data": {name: str(one.folder) for name, one in plan.data.items()},
         "prepared": {one.folder.name: one.asked for one in plan.prepared},
-        "trained": [*before, {"began": _now(), "command": command, **run.here()}],
+        "trained": [*before, {"began": _now(), "command": command, **here}],
     }
     process.write(about, asked)
-    seconds = process.call(command, log, lock, plan.machine.gpus)
+    seconds = _call(command, run.log, locks, plan.data.values(), plan.machine.gpus)
     if not run.checkpoint.exists():
-        raise Failed(f"it ended without error, and without {run.checkpoint}\n{log}")
+        raise Failed([f"it ended without error, and without {run.checkpoint}"], run.log)
     process.write(run.note, {"ended": _now(), "seconds": round(seconds, 3)})
 
 
-def _test(run: Run, test: Test, lock: IO[str]) -> None:
+def _test(run: Run, test: Test, locks: Sequence[IO[str]]) -> None:
     """Test. ``scores.csv`` comes last, in one move."""
     csv, items, log = test.folder / ".scores.csv", test.folder / ".items.csv", test.folder / "log"
     process.remove(csv, items)
     command = run.test_command(test, csv, items)
-    process.call(command, log, lock, run.plan.machine.gpus)
+    _call(command, log, locks, run.plan.data.values(), run.plan.machine.gpus)
     if not csv.exists():
-        raise Failed(f"it ended without error, and without {csv}\n{log}")
+        raise Failed([f"it ended without error, and without {csv}"], log)
     host = run.plan.study.host
     scores.tidy(test.evaluation, host, csv)
     if items.exists():
@@ -100,15 +146,19 @@ def forget(run: Run) -> None:
         forget(run.start)
 
 
-def state(run: Run) -> str:
-    """A run in words: done, not begun, or the last line of the log that was written last."""
+#: how a run that is not done may stand
+STATES = "running", "failed", "interrupted", "not begun"
+
+
+def state(run: Run) -> tuple[str, str]:
+    """How a run stands, done or one of ``STATES``, and what is known of that."""
     if run.done():
-        return "done"
-    logs = [*run.folder.glob("train.log"), *run.folder.glob("*/log")]
-    if not logs:
-        return "not begun"
-    newest = max(logs, key=lambda path: path.stat().st_mtime)
-    return f"not finished: {' '.join(process.last_lines(newest)[-1:])[:100]} ({newest})"
+        return "done", ""
+    if process.is_locked(run.lock):
+        return "running", progress.last(run)
+    if run.failed.exists():
+        return "failed", run.failed.read_text(encoding="utf-8")
+    return ("interrupted", progress.last(run)) if run.log.exists() else ("not begun", "")
 
 
 def changed(run: Run) -> list[str]:

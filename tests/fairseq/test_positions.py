@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("fairseq")
 
 from cape_plugins.variants import get, names
+from cape_support import Made
 
 BOS, PAD, EOS = 0, 1, 2
 VARIANTS = names(1)
@@ -90,6 +91,18 @@ def test_step_by_step_decoding_equals_full_decoding(build, pos):
             model.decoder.reorder_incremental_state_scripting(state, order)
         last = model.decoder(target[order, :step], encoder_out, incremental_state=state)[0]
         torch.testing.assert_close(last[:, 0], full[order, step - 1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("pos", VARIANTS)
+def test_a_step_of_decoding_makes_nothing_as_large_as_tokens_squared(build, pos):
+    asked = {"relpos_context": 4} if "relpos_context" in get(pos, 1).options(1) else {}
+    model, tokens = build(pos, max_target_positions=300, **asked), torch.full((1, 200), 5)
+    encoder_out, state = model.encoder(SOURCE[:1]), {}
+    for step in range(1, 200):
+        model.decoder(tokens[:, :step], encoder_out, incremental_state=state)
+    with Made() as made:
+        model.decoder(tokens, encoder_out, incremental_state=state)
+    assert made.largest <= 200 * 64  # 32 numbers a key, as FIRE has
 
 
 @pytest.mark.parametrize("pos", VARIANTS)

@@ -14,7 +14,8 @@ from cape_plugins.rotary import Rotary
 from cape_support import OURS
 
 BATCH, HEADS, TOKENS, DIM = 3, 4, 49, 32
-OPTIONS = dict(max_global_shift=0.5, max_global_scale=1.4, abspos_context=60, relpos_context=9)
+OPTIONS = dict(max_global_shift=0.5, max_local_shift=0.0, max_global_scale=1.4)
+OPTIONS |= dict(abspos_context=60, relpos_context=9, random_range=50.0)
 EACH = [(axes, pos) for pos, axes in OURS]
 
 
@@ -23,7 +24,7 @@ def build(pos: str, axes: int) -> tuple[Positions, nn.ModuleList]:
     taken = variants.get(pos, axes).options(axes)
     options = {name: value for name, value in OPTIONS.items() if name in taken}
     made = Positions(pos, dim=HEADS * DIM, heads=HEADS, layers=2, axes=axes, **options)
-    return made, nn.ModuleList([one for one in made.attentions if one is not None])
+    return made, nn.ModuleList([one for one in made.hand_over() if one is not None])
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
@@ -87,13 +88,14 @@ def test_rotations_and_gradients_are_those_of_plain_operations(
 ):
     """The same bits on a CPU; CUDA may round a sum of two products once or twice."""
     rotary = Rotary(Sizes(dim=HEADS * DIM, heads=HEADS, axes=2))
-    given = rotary.prepare(2 * torch.rand(BATCH, TOKENS, 2, device=device) - 1, None, dtype)
+    where = 2 * torch.rand(BATCH, TOKENS, 2, device=device) - 1
+    given = rotary.prepare(where, where, None, dtype)
     both = queries_and_keys(layout, dtype, device)
     grads = [torch.randn(BATCH, HEADS, TOKENS, DIM, device=device).to(dtype) for _ in range(2)]
     results = []
     for on in (True, False):
         monkeypatch.setattr(fused.guard, "ON", on)
-        rotated = rotary.embed_both(*both, given.prepared)
+        rotated = rotary.embed_both(*both, given)
         found = torch.autograd.grad(rotated, both, grads, retain_graph=True)
         results.append([*rotated, *found])
     most = {"cpu": 0.0, "cuda": 1e-6 if dtype == torch.float32 else 1e-4}[device]
@@ -160,12 +162,34 @@ def test_alibis_bias_is_right_under_each_attention_kernel(
         (device, torch.bfloat16, chosen),
     ):
         moved = [x.to(there, dtype).requires_grad_() for x in inputs]
-        given = layer.prepare(where.to(there)[..., None], mask.to(there), dtype)
+        moved_to = where.to(there)[..., None]
+        given = layer.prepare(moved_to, moved_to, mask.to(there), dtype)
         with sdpa_kernel(backend):
             out, _ = layer(*moved, given)
             results.append([out, *torch.autograd.grad(out, moved, grad.to(there, dtype))])
     for found, wanted in zip(results[1], results[0], strict=True):
         assert_near(found, wanted, 2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("axes", "pos"), EACH)
+def test_a_query_that_sees_no_key_gets_nothing_and_gives_no_gradient(axes, pos, dtype, device):
+    """With each kernel that PyTorch chooses by itself for a mask or a bias."""
+    taken = OPTIONS.keys() & variants.get(pos, axes).options(axes)
+    sizes = dict(dim=HEADS * DIM, heads=HEADS, layers=1, axes=axes)
+    positions = Positions(pos, **sizes, **{name: OPTIONS[name] for name in taken})
+    positions = positions.to(device, dtype).eval()
+    where = torch.rand(1, TOKENS, *([axes] if axes > 1 else []), device=device)
+    mask = torch.ones(BATCH, TOKENS, TOKENS, dtype=torch.bool, device=device)
+    mask[1, 7] = False
+    _, given = positions(None, where, mask, dtype=dtype)
+    shape = (3, BATCH, HEADS, TOKENS, DIM)
+    inputs = [x.requires_grad_() for x in torch.randn(shape, device=device, dtype=dtype).unbind()]
+    for need_weights in (False, True):
+        out, _ = positions.attentions[0](*inputs, given, need_weights=need_weights)
+        assert not out[1, :, 7].any()
+        found = torch.autograd.grad(out.float().square().sum(), inputs)
+        assert all(one.isfinite().all() for one in (out, *found))
 
 
 @pytest.mark.parametrize("axes", [1, 2])

@@ -52,7 +52,7 @@ def panels(pos: str) -> dict[str, Tensor]:
         added, given = module.train(training)(None, token_positions([TOKENS]))
         if layer is None:
             return added[0]
-        return layer.scores(*layer.embed_both(alike, alike, given.prepared), given)[0, 0]
+        return layer.scores(*layer.embed_both(alike, alike, given), given)[0, 0]
 
     with torch.no_grad():
         titles = ("training, a sample", "training, another", "evaluation")

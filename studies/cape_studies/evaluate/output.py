@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from cape_studies.options import RunOptions
+from cape_studies.options import EvaluationOptions
 
 #: How items make a score. percent: 100 × sum of values / sum of weights; mean: sum of values / sum
 #: of weights; bleu: sacreBLEU's BLEU; bleu_unsmoothed: fairseq's, without smoothing; number: items
@@ -98,7 +98,7 @@ def in_bins(
             yield Score.of({**about, "bin": label}, metric, "percent", [items[i] for i in inside])
 
 
-def write(options: RunOptions, scores: Iterable[Score] | None) -> None:
+def write(options: EvaluationOptions, scores: Iterable[Score] | None) -> None:
     """Write a command's scores and their items as they come, and print a table at the end.
 
     The outputs are checked before the first score is made. None writes nothing. A file is

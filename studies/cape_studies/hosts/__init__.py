@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 Options = dict[str, Any]
 
@@ -31,6 +31,14 @@ class Machine:
         return "cuda" if self.gpus else "cpu"
 
 
+class Progress(NamedTuple):
+    """What a line of a training's log says: the part that is done, if that is known; and in words,
+    the epoch or update, and the loss."""
+
+    part: float | None
+    told: str
+
+
 class Host(Protocol):
     """What the module of a host has.
 
@@ -43,7 +51,6 @@ class Host(Protocol):
         WHOLE: columns whose value must be ``all`` where the condition does not name them.
         CHANCE: what needs no training, and has the score that an answer calls chance.
         EVERY_STEP: options that make a training log each update.
-        STEP: matches such a line of its log, for ``--estimate``.
     """
 
     MODULE: str
@@ -54,7 +61,6 @@ class Host(Protocol):
     WHOLE: tuple[str, ...]
     CHANCE: str
     EVERY_STEP: Options
-    STEP: re.Pattern[str]
 
     def words(self, options: Mapping[str, Any]) -> list[str]:
         """Options as words of the host's own commands."""
@@ -74,6 +80,9 @@ class Host(Protocol):
 
         ``command`` is for an evaluation that has several; ``own`` has device and files to write.
         """
+
+    def progress(self, line: str, options: Options) -> Progress | None:
+        """What a line of a training's log says; ``options`` also has those of the recipe."""
 
     def problem(self, machine: Machine) -> str:
         """What is missing for the host's own trainer, in a line; empty: nothing."""
@@ -118,6 +127,9 @@ def words(options: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def apart(options: Options, name: str) -> tuple[str, Options]:
-    """One of the options, and the others."""
-    return str(options[name]), {key: value for key, value in options.items() if key != name}
+def progress(line: str) -> Progress | None:
+    """What a line of a study's own trainer says: ``step 3/12 loss=0.5``."""
+    if found := re.match(r"step (\d+)/(\d+)(?: loss=(\S+))?", line):
+        step, of, loss = found.groups()
+        return Progress(int(step) / int(of), f"step {step} of {of}, loss {loss}")
+    return None

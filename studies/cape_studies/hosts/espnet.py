@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from cape_studies import hosts
-from cape_studies.hosts import PYTHON, Machine, Options
+from cape_studies.hosts import PYTHON, Machine, Options, Progress
 
 MODULE = "espnet2"
 AXES = 1
@@ -18,7 +18,6 @@ CONDITION: tuple[str, ...] = ("test_set",)
 WHOLE = ("bin",)
 CHANCE = "empty transcripts"
 EVERY_STEP: Options = {"log_interval": 1}
-STEP = re.compile(r"epoch:train:\d+-\d+batch")
 
 
 def words(options: Mapping[str, Any]) -> list[str]:
@@ -53,6 +52,16 @@ def test(
     """``cape-espnet-eval``."""
     given = hosts.words({**options, **own, "model": f"{name}={checkpoint}"})
     return [PYTHON, "-m", "cape_studies.evaluate.espnet", *given]
+
+
+def progress(line: str, options: Options) -> Progress | None:
+    """Of ``3epoch:train:1-50batch: …, loss=2.1, …``."""
+    if found := re.search(r"(\d+)epoch:train:\d+-(\d+)batch:.*?\bloss=([^\s,]+)", line):
+        epoch, batch, loss = found.groups()
+        most, each = options.get("max_epoch"), options.get("num_iters_per_epoch")
+        done = int(epoch) - 1 + (int(batch) / int(each) if each else 0)
+        return Progress(done / int(most) if most else None, f"epoch {epoch}, loss {loss}")
+    return None
 
 
 def problem(machine: Machine) -> str:

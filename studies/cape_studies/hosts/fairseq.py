@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cape_studies.hosts import PYTHON, Machine, Options, apart, words
+from cape_studies.hosts import PYTHON, Machine, Options, Progress, words
 
 MODULE = "fairseq"
 AXES = 1
@@ -15,7 +15,6 @@ CONDITION: tuple[str, ...] = ()
 WHOLE: tuple[str, ...] = ()
 CHANCE = "empty translations"
 EVERY_STEP: Options = {"log-interval": 1, "log-format": "simple"}
-STEP = re.compile(r"num_updates=\d+")
 
 
 def train(
@@ -25,10 +24,9 @@ def train(
     gpus = machine.gpus
     scripts = Path(PYTHON).parent
     if recipe is None:
-        data, rest = apart(options, "data")
-        rest |= {"seed": seed, "save-dir": folder, "cpu": not gpus}
-        rest["distributed-world-size"] = gpus or None
-        return [str(scripts / "fairseq-train"), data, *words(rest)]
+        own = {**options, "seed": seed, "save-dir": folder, "cpu": not gpus}
+        own["distributed-world-size"] = gpus or None
+        return [str(scripts / "fairseq-train"), own.pop("data"), *words(own)]
     own = {**dict(_dotted(options)), "common.seed": seed}
     own |= {"common.cpu": not gpus, "checkpoint.save_dir": folder}
     own |= {"distributed_training.distributed_world_size": gpus} if gpus else {}
@@ -58,9 +56,20 @@ def test(
     command: str | None, options: Options, name: str, checkpoint: Path, own: Options
 ) -> list[str]:
     """``cape-fairseq-eval bleu`` or ``loss``."""
-    data, rest = apart(options, "data")
-    given = words({**rest, **own, "model": f"{name}={checkpoint}"})
-    return [PYTHON, "-m", "cape_studies.evaluate.fairseq", str(command), data, *given]
+    given = {**options, **own, "model": f"{name}={checkpoint}"}
+    start = [PYTHON, "-m", "cape_studies.evaluate.fairseq", str(command), given.pop("data")]
+    return [*start, *words(given)]
+
+
+def progress(line: str, options: Options) -> Progress | None:
+    """Of ``epoch 003:  50 / 300 loss=2.1, …, num_updates=650, …``, also as JSON."""
+    pattern = r"\bepoch\W+(\d+).*?\bloss\W+([\d.]+).*?num_updates\W+(\d+)"
+    if found := re.search(pattern, line):
+        epoch, loss, updates = found.groups()
+        most = options.get("max-update") or options.get("optimization", {}).get("max_update")
+        part = int(updates) / int(most) if most else None
+        return Progress(part, f"epoch {int(epoch)}, loss {loss}")
+    return None
 
 
 def problem(machine: Machine) -> str:

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from cape_studies.hosts import PYTHON, Machine, Options, words
+from cape_studies.hosts import PYTHON, Machine, Options, Progress, words
 
 MODULE = "timm"
 AXES = 2
@@ -13,7 +13,6 @@ CONDITION: tuple[str, ...] = ("resolution",)
 WHOLE = ("bin",)
 CHANCE = "always the commonest class"
 EVERY_STEP: Options = {"log-interval": 1}
-STEP = re.compile(r"Train: \d+ \[ *\d+/")
 
 COMMIT = "aa4b5850"  # of pytorch-image-models, whose train.py was tried
 
@@ -39,6 +38,16 @@ def test(
     """``cape-timm-eval``."""
     start = [PYTHON, "-m", "cape_studies.evaluate.timm"]
     return [*start, *words({**options, "checkpoint": checkpoint, **own})]
+
+
+def progress(line: str, options: Options) -> Progress | None:
+    """Of ``Train: 3 [ 50/781 …] Loss: 2.1 (2.3)``."""
+    if found := re.search(r"Train: (\d+) \[ *(\d+)/ *(\d+) .*?Loss: *(\S+)", line):
+        epoch, batch, of, loss = found.groups()
+        done = int(epoch) + (int(batch) + 1) / int(of)
+        epochs = options.get("epochs")
+        return Progress(done / int(epochs) if epochs else None, f"epoch {epoch}, loss {loss}")
+    return None
 
 
 def problem(machine: Machine) -> str:

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from counting import STUDY
 
-from cape_studies import plan, report, run
+from cape_studies import report, run
 
 
 @pytest.fixture
@@ -14,7 +14,6 @@ def command(tmp_path, capsys):
     """Writes the study and calls a command with it; returns what was printed."""
 
     def call(main, *arguments, fails=None, name="counting", **changes):
-        plan.data_mark.cache_clear()
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({**STUDY, **changes}))
         words = [str(tmp_path / f"{name}.yaml"), "--out", str(tmp_path / "out"), *arguments]
         if fails is None:

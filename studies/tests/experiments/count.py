@@ -18,6 +18,7 @@ parser.add_argument("--items", type=Path)
 parser.add_argument("--add", type=int, default=0, help="to the score")
 parser.add_argument("--silent", action="store_true", help="write no score, and fail not")
 parser.add_argument("--read-not", help="data that count for nothing")
+parser.add_argument("--words", type=Path, help="data whose numbers of class a are the facts' steps")
 parser.add_argument("--out", type=Path)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--device")
@@ -25,6 +26,7 @@ parser.add_argument("--when", type=int, help="seed that alone fails")
 parser.add_argument("--facts", type=Path, help="folder to prepare")
 given = parser.parse_args()
 sooner = os.environ.get("TEST_GATE")  # an evaluation waits for it, with half of its scores written
+prepares = os.environ.get("FACTS_GATE")  # a preparation waits for it, when all is written
 gate = os.environ.get("COUNT_GATE")  # a file; at its third step it waits until that is there
 
 
@@ -40,7 +42,13 @@ if given.silent:
     print("nothing to say")
 elif given.facts:
     given.facts.mkdir(parents=True)
-    (given.facts / "facts.yaml").write_text(f"steps: {given.steps or 4}\nword: short\n")
+    steps = given.steps or 4
+    if given.words:
+        steps = sum(int(path.read_text()) for path in (given.words / "a").glob("*.txt"))
+    (given.facts / "facts.yaml").write_text(f"steps: {steps}\nword: short\n")
+    print("looked", flush=True)
+    while prepares and not Path(prepares).exists():
+        time.sleep(0.02)
 elif given.read:
     score = int((given.read / "count").read_text()) + given.add
     columns = ["condition", "metric", "value", "how", "items", "item", "weight"]

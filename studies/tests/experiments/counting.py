@@ -28,6 +28,18 @@ def begins(folder):
     return [int(line.split()[-1]) for line in lines if line.startswith("begins at")]
 
 
+def at_its_gate(out, gate):
+    """Whether the step that waits for a gate has come to it."""
+    if gate == "TEST_GATE":
+        return any(out.glob("runs/*/*/.items.csv"))
+    logs, line = (
+        ("runs/*/train.log", "\nstep 3/")
+        if gate == "COUNT_GATE"
+        else ("prepared/*.log", "\nlooked")
+    )
+    return any(line in path.read_text() for path in out.glob(logs))
+
+
 def count(**options):
     """The study's evaluation with more options."""
     one = STUDY["evaluations"]["count"]

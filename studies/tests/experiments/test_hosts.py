@@ -129,6 +129,36 @@ def test_several_gpus_are_the_hosts_own_affair(name, words, tmp_path):
     assert set(words.split()) <= set(trains(first))
 
 
+SAID = {
+    "timm": (
+        "Train: 3 [ 390/781 ( 50%)]  Loss: 2.16 (2.25)  Time: 0.711s,   89.98/s",
+        {"epochs": 8},
+        "epoch 3, loss 2.16",
+    ),
+    "fairseq": (
+        "2026-11-28 | INFO | train_inner | epoch 002:     50 / 300 loss=9.1, nll_loss=8.2, "
+        "ppl=310.4, wps=4000, num_updates=350, lr=0.001",
+        {"optimization": {"max_update": 800}},
+        "epoch 2, loss 9.1",
+    ),
+    "espnet": (
+        "(trainer:810) INFO: 4epoch:train:51-50batch: iter_time=0.050, loss_ctc=2.9, loss=2.831, x",
+        {"max_epoch": 8, "num_iters_per_epoch": 100},
+        "epoch 4, loss 2.831",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", hosts.NAMES)
+def test_a_line_of_a_hosts_log_says_how_far_a_training_is(name):
+    line, options, told = SAID[name]
+    found = hosts.host(name).progress(line, options)
+    assert found.told == told
+    assert found.part == pytest.approx(0.4375, abs=0.001)
+    assert hosts.host(name).progress(line, {}).part is None
+    assert hosts.host(name).progress("Loading data", options) is None
+
+
 def test_missing_scripts_of_timm_are_told_with_the_commit_to_take():
     line = hosts.host("timm").problem(Machine(timm_scripts=Path("/nowhere")))
     assert "no train.py of timm in /nowhere" in line

@@ -14,7 +14,7 @@ def test_a_training_on_the_cpu_has_one_thread_or_what_the_user_says(
     if given:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
     with process.locked(tmp_path / "lock") as lock:
-        process.call(["printenv", "OMP_NUM_THREADS"], tmp_path / "log", lock)
+        process.call(["printenv", "OMP_NUM_THREADS"], tmp_path / "log", [lock])
     assert process.last_lines(tmp_path / "log")[-1] == threads
 
 
@@ -77,7 +77,7 @@ PHOTOS = {"photos": {"what": "photos", "source": "me", "layout": "*.jpg", "files
     ("arguments", "changes", "message"),
     [
         (["run=[none]"], {}, "run: no 'none'; there is few, many"),
-        (["--variants", "few"], {}, "there is no --variants; there is --cluster"),
+        (["--variants", "few"], {}, "there is no --variants: usage: cape-run "),
         (["options.stpes=4"], {}, "there is no options.stpes: options has steps; +options.stpes"),
         (["epochs=4"], {}, "there is no epochs: the study has "),
         ([], {"trainer": "nowhere.py"}, "nowhere.py does not exist"),
@@ -104,4 +104,9 @@ def test_list_shows_every_study_with_its_cost(capsys):
     said = capsys.readouterr().out
     assert "cifar10 (timm): CIFAR-10, trained at 32²" in said
     assert "a CPU core a training" in said
+    names = [line.split()[0].rstrip(":") for line in said.splitlines() if line[0] != " "]
+    assert [name.startswith("my_") for name in names] == sorted(
+        (name.startswith("my_") for name in names), reverse=True
+    )
+    assert names.index("my_images") < names.index("cifar10") < names.index("imagenet_224")
     assert max(map(len, said.splitlines())) <= 100

@@ -11,9 +11,10 @@ import time
 
 import pytest
 import yaml
-from counting import HERE, STUDY, begins, runs, score
+from counting import HERE, STUDY, at_its_gate, begins, runs, score
 
 from cape_studies import report
+from lab_support import refused
 
 CAPE_RUN = """
 import signal
@@ -35,7 +36,7 @@ def nothing_is_left():
             os.kill(pid, signal.SIGKILL)
 
 
-def start(tmp_path, *arguments, name="counting", gate="COUNT_GATE", **changes):
+def start(tmp_path, *arguments, name="counting", gate="COUNT_GATE", said="said", **changes):
     """cape-run as the first process of a session; what it says goes to the file ``said``."""
     content = {**STUDY, "options": {"steps": 12}, **changes}
     (tmp_path / "new.yaml").write_text(yaml.safe_dump(content))
@@ -43,8 +44,8 @@ def start(tmp_path, *arguments, name="counting", gate="COUNT_GATE", **changes):
     words = [str(tmp_path / f"{name}.yaml"), "--out", str(tmp_path / "out"), *arguments]
     program = [sys.executable, "-c", CAPE_RUN]
     env = {**os.environ, gate: str(tmp_path / "gate")}
-    with (tmp_path / "said").open("w") as said:
-        more = {"env": env, "stdout": said, "stderr": said, "start_new_session": True}
+    with (tmp_path / said).open("w") as file:
+        more = {"env": env, "stdout": file, "stderr": file, "start_new_session": True}
         sessions.append(subprocess.Popen([*program, *words], **more))
     return sessions[-1]
 
@@ -52,7 +53,7 @@ def start(tmp_path, *arguments, name="counting", gate="COUNT_GATE", **changes):
 def held(tmp_path, *arguments, **changes):
     """The same, when the trainer of its first run waits at its third step."""
     session = start(tmp_path, *arguments, **changes)
-    wait_for(lambda: "\nstep 3/" in "".join(logs(tmp_path)))
+    wait_for(lambda: at_its_gate(tmp_path / "out", "COUNT_GATE"))
     return session
 
 
@@ -83,17 +84,21 @@ def alive(session):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_sweep_that_is_killed_goes_on_from_the_hosts_checkpoint(tmp_path, number):
+def test_a_sweep_that_is_killed_goes_on_from_the_hosts_checkpoint(tmp_path, capsys, number):
     first = held(tmp_path, "run=[few]")
+    words = [str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), "run=[few]"]
+    (folder,) = runs(tmp_path, "few")
+    at = f"few seed 0 (step 3 of 12, loss 0.333; {folder / 'train.log'})"
+    assert f"Running: {at}" in refused(report.main, capsys, *words)
     for pid in alive(first) if number == signal.SIGKILL else [first.pid]:
         os.kill(pid, number)
     status(first)
     wait_for(lambda: not alive(first))
-    (folder,) = runs(tmp_path, "few")
+    assert f"Interrupted: {at}" in refused(report.main, capsys, *words)
     assert status(start(tmp_path, "run=[few]")) == 0
     assert begins(folder) == [0, 3]
     assert score(folder) == "12"
-    report.main([str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), "run=[few]"])
+    report.main(words)
     text = (tmp_path / "out" / "counting" / "report" / "table.md").read_text()
     assert "went on from a checkpoint: counting few seed 0." in text
 
@@ -101,14 +106,13 @@ def test_a_sweep_that_is_killed_goes_on_from_the_hosts_checkpoint(tmp_path, numb
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_test_that_is_killed_shows_no_number_and_is_done_again(tmp_path, capsys, number):
     first = start(tmp_path, "run=[few]", gate="TEST_GATE")
-    wait_for(lambda: [*(tmp_path / "out").glob("runs/*/*/.items.csv")])
+    wait_for(lambda: at_its_gate(tmp_path / "out", "TEST_GATE"))
     for pid in alive(first) if number == signal.SIGKILL else [first.pid]:
         os.kill(pid, number)
     status(first)
     words = [str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), "run=[few]"]
-    with pytest.raises(SystemExit):
-        report.main(words)
-    assert "few seed 0 (not finished: " in capsys.readouterr().err
+    line = refused(report.main, capsys, *words)
+    assert "Interrupted: few seed 0 (trained, in its tests; " in line
     assert status(start(tmp_path, "run=[few]")) == 0
     (folder,) = runs(tmp_path, "few")
     assert (begins(folder), score(folder)) == ([0], "12")
@@ -137,7 +141,7 @@ signal.signal(signal.SIGUSR2, lambda *_: sys.exit(-1))  # as submitit's, before 
 polite = "trap 'exit 0' TERM; echo ready $$; while :; do sleep 0.1; done"
 log = Path(sys.argv[1])
 with process.locked(log.with_name("lock")) as lock:
-    process.call(["sh", "-c", polite], log, lock)
+    process.call(["sh", "-c", polite], log, [lock])
 """
 
 
@@ -171,11 +175,44 @@ def test_two_calls_at_once_train_once_and_both_are_done(tmp_path):
     first = held(tmp_path, "run=[few]")
     (tmp_path / "both.yaml").write_text("studies: [counting]")
     second = start(tmp_path, "run=[few]", name="both")
-    wait_for(lambda: "counting few seed 0: " in said(tmp_path))
+    wait_for(lambda: f"waiting for process {first.pid} on " in said(tmp_path))
     (tmp_path / "gate").touch()
     assert [status(first), status(second)] == [0, 0]
     (folder,) = runs(tmp_path, "few")
     assert (begins(folder), score(folder)) == ([0], "12")
+
+
+def test_a_preparation_is_not_made_anew_while_a_training_uses_it(tmp_path):
+    short = {"numbers": {"script": str(HERE / "count.py"), "options": {"out": "{out}", "steps": 2}}}
+    first = held(tmp_path, "run=[few]", prepare=short)
+    second = start(tmp_path, "run=[many]", "--fresh", said="second", prepare=short)
+    wait_for(lambda: f"waiting for process {first.pid} on " in (tmp_path / "second").read_text())
+    (folder,) = (tmp_path / "out" / "prepared").glob("numbers-??????????")
+    assert prepared(tmp_path).count("begins at") == 1
+    assert folder.is_dir()
+    (tmp_path / "gate").touch()
+    assert [status(first), status(second)] == [0, 0]
+    assert prepared(tmp_path).count("begins at 0\n") == 2
+
+
+def test_a_training_killed_on_data_that_changed_begins_from_nothing_when_they_are_back(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "a.txt").touch()
+    options = {"steps": 12, "read-not": "{words}"}
+    given = {"needs": {"words": {"what": "words"}}, "options": options}
+    words = ["run=[few]", "--data", str(data)]
+    first = held(tmp_path, *words, **given)
+    (data / "a.txt").rename(data / "b.txt")
+    for pid in alive(first):
+        os.kill(pid, signal.SIGKILL)
+    status(first)
+    (data / "b.txt").rename(data / "a.txt")
+    (tmp_path / "gate").touch()
+    assert status(start(tmp_path, *words, **given)) == 0
+    (folder,) = runs(tmp_path, "few")
+    assert (begins(folder), score(folder)) == ([0, 0], "12")
+    assert "begins from nothing" in said(tmp_path)
 
 
 PREPARED = {"numbers": {"script": str(HERE / "count.py"), "options": {"out": "{out}", "steps": 6}}}

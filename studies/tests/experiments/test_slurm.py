@@ -44,12 +44,13 @@ def jobs(slurm):
 def test_runs_are_jobs_with_what_was_asked_for_and_what_is_done_sends_none(
     cape_run, tmp_path, slurm
 ):
-    words = ["--cluster", "slurm", "--timeout", "2", "--partition", "long"]
+    asked = {"time": "120", "partition": "long", "cpus-per-task": "4"}
+    words = ["--cluster", "slurm", *(f"--sbatch={name}={one}" for name, one in asked.items())]
     said = cape_run(*words)
-    assert "counting few seed 0: done\n" in said
+    assert "counting few seed 0: done (1 of 2" in said
     assert [score(runs(tmp_path, name)[0]) for name in ("few", "many")] == ["3", "5"]
-    asked = jobs(slurm)[0].read_text()
-    assert {"#SBATCH --time=120", "#SBATCH --partition=long"} < set(asked.splitlines())
+    sent = jobs(slurm)[0].read_text().splitlines()
+    assert {f"#SBATCH --{name}={one}" for name, one in asked.items()} < set(sent)
     assert len(jobs(slurm)) == 2
     cape_run(*words)
     assert len(jobs(slurm)) == 2

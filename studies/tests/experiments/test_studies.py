@@ -116,7 +116,7 @@ def test_fairseq_has_the_models_with_their_options(name):
     from omegaconf import OmegaConf
 
     from cape_plugins.fairseq.architectures import MODELS
-    from cape_studies.evaluate.fairseq.options import Command
+    from cape_studies.evaluate.fairseq.options import COMMANDS
 
     config = MODELS["cape_transformer"].config
     for one in runs(name):
@@ -127,7 +127,7 @@ def test_fairseq_has_the_models_with_their_options(name):
         elif one.plan.study.trainer is None:
             words = one.train_command(one.trained)[1:]
             options.parse_args_and_arch(options.get_training_parser(), words)
-        parse(one, Command)
+        parse(one, COMMANDS)
 
 
 @pytest.mark.parametrize("name", of_host("espnet"))

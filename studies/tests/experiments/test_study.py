@@ -14,7 +14,11 @@ STUDY = {
     "cost": "nothing",
     "needs": {"photos": {"what": "photos", "source": "here", "layout": "*.jpg"}},
     "prepare": {"images": {"module": "json.tool", "arguments": ["{photos}", "{out}"]}},
-    "options": {"data-dir": "{images}", "model-kwargs": {"depth": 2, "embed_dim": 8}},
+    "options": {
+        "data-dir": "{images}",
+        "model-kwargs": {"depth": 2, "embed_dim": 8},
+        "side": "${facts:side}",
+    },
     "variants": {"cape": {"options": {"model": "vit_{variant}"}}, "sinpos": {}},
     "seeds": [0],
     "evaluations": {"sizes": {"options": {"data": "{images}"}, "metrics": {"top1": "higher"}}},
@@ -83,6 +87,7 @@ def test_hydra_is_left_as_fairseqs_own_calls_want_it(path):
         ("seed=[1]", "there is no seed: the study has cost, "),
         ("seeds=[1", "at input '[1'"),
         ("seeds", "Error parsing override 'seeds'"),
+        ("+options.side=9", "An item is already at 'options.side'"),
         ("+options.x=${nowhere}", "Interpolation key 'nowhere' not found"),
     ],
 )
@@ -96,7 +101,8 @@ def test_what_does_not_fit_is_named(path, change, message):
 def test_changes_are_hydras_and_null_takes_a_part_away(path):
     changes = ["options.model-kwargs.depth=3", "seeds=[1,2]", "~prepare", "options.data-dir=null"]
     one = load(path, *changes, "evaluations.sizes.options.data='{photos}'")
-    assert one.options == {"model-kwargs": {"depth": 3, "embed_dim": 8}, "data-dir": None}
+    assert one.options["model-kwargs"] == {"depth": 3, "embed_dim": 8}
+    assert one.options["data-dir"] is None
     assert one.seeds == [1, 2]
     assert one.prepare == {}
     assert list(load(path, "variants.cape=null").variants) == ["sinpos"]

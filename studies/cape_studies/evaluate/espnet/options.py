@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
-from cape_studies.options import Pairs, RunOptions
+from cape_studies.options import EvaluationOptions, Pairs
 
 SHORTEST_SECONDS = 1.0  # of a piece
 Seconds = Annotated[float, Field(gt=SHORTEST_SECONDS, lt=math.inf)]
@@ -13,7 +13,7 @@ Seconds = Annotated[float, Field(gt=SHORTEST_SECONDS, lt=math.inf)]
 Hop = Annotated[float, Field(ge=5, le=20)]
 
 
-class EspnetOptions(RunOptions):
+class EspnetOptions(EvaluationOptions):
     """Error rates of ESPnet's ASR models by greedy CTC decoding, or by ESPnet's own search."""
 
     model: list[str] = Field(

@@ -13,10 +13,10 @@ from cape_studies.data.text import read_lines
 from cape_studies.evaluate.fairseq import stacking
 from cape_studies.evaluate.fairseq.checkpoints import Loaded, load_model, sources
 from cape_studies.evaluate.fairseq.generate import open_test, score_references, translate
-from cape_studies.evaluate.fairseq.options import BleuOptions, Command, LossOptions, StackOptions
+from cape_studies.evaluate.fairseq.options import COMMANDS, BleuOptions, LossOptions, StackOptions
 from cape_studies.evaluate.output import How, Score
 
-OPTIONS = Command
+OPTIONS = COMMANDS
 
 
 def run(options: BleuOptions | LossOptions | StackOptions) -> Iterator[Score] | None:

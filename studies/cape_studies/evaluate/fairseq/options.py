@@ -4,15 +4,14 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveInt
-from tyro.conf import Positional, subcommand
 
-from cape_studies.options import Options, RunOptions
+from cape_studies.options import CommandOptions, EvaluationOptions, Positional
 
 
-class ModelOptions(RunOptions):
+class ModelOptions(EvaluationOptions):
     """Of bleu and loss."""
 
-    data: Positional[Path] = Field(description="folder of binarised data")
+    data: Annotated[Path, Positional()] = Field(description="folder of binarised data")
     model: list[str] = Field(
         min_length=1, description="[NAME=]PATH: a checkpoint or its folder, one for each training"
     )
@@ -42,7 +41,7 @@ class LossOptions(ModelOptions):
     """Score references by teacher forcing, in nats; a folder by its checkpoint_best.pt."""
 
 
-class StackOptions(Options):
+class StackOptions(CommandOptions):
     """Join sentences until the target has enough tokens after BPE; binarise as --data."""
 
     source: Path = Field(description="tokenised text of the source, before BPE")
@@ -55,8 +54,5 @@ class StackOptions(Options):
     )
 
 
-Command = (
-    Annotated[BleuOptions, subcommand("bleu")]
-    | Annotated[LossOptions, subcommand("loss")]
-    | Annotated[StackOptions, subcommand("stack")]
-)
+#: the first word of the command → its options
+COMMANDS = {"bleu": BleuOptions, "loss": LossOptions, "stack": StackOptions}

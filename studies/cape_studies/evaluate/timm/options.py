@@ -2,11 +2,10 @@
 
 from typing import Annotated, Literal
 
-import tyro
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from typing_extensions import Self  # pydantic's
 
-from cape_studies.options import Pairs, RunOptions
+from cape_studies.options import EvaluationOptions, Pairs, Short
 
 #: the paper's γ, or one of its rules in Table 6
 Extent = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["ratio", "sqrt"]
@@ -14,13 +13,13 @@ Extent = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["ratio", "
 WARM_UP, RUNS = 5, 30  # forwards of a measurement of speed; paper: the mean of 30
 
 
-class TimmOptions(RunOptions):
+class TimmOptions(EvaluationOptions):
     """Accuracy and speed of timm's classifiers over resolutions, with timm's data pipeline.
 
     Paper: section 4.1, Tables 1, 3, 4, 5 and 6, Figure 4.
     """
 
-    checkpoint: Annotated[list[str], tyro.conf.arg(aliases=["-c"])] = Field(
+    checkpoint: Annotated[list[str], Short("-c")] = Field(
         min_length=1,
         description="[NAME=]FILE: train.py's checkpoint, a state dict, or a .safetensors file",
     )

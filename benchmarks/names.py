@@ -1,0 +1,29 @@
+"""How long cape-run takes to see whether a folder of data changed: ImageNet's 1.2 million names.
+
+python benchmarks/names.py
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+from cape_studies.data.files import digests
+
+parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+parser.add_argument("--classes", type=int, default=1000)
+parser.add_argument("--images", type=int, default=1200, help="empty files of a class")
+parser.add_argument("--rounds", type=int, default=5)
+given = parser.parse_args()
+
+with tempfile.TemporaryDirectory() as scratch:
+    for one in range(given.classes):
+        folder = Path(scratch, "train", f"n{one:08}")
+        folder.mkdir(parents=True)
+        for image in range(given.images):
+            (folder / f"n{one:08}_{image}.JPEG").touch()
+    for _ in range(given.rounds):
+        began = time.perf_counter()
+        digests(Path(scratch))
+        seconds = time.perf_counter() - began
+        print(f"{given.classes * given.images:,} names in {seconds:.1f} s", flush=True)

@@ -1,0 +1,184 @@
+"""A user's data that change: no number of what lay there once stands for what lies there now."""
+
+import os
+import shutil
+import sys
+import threading
+import time
+
+import pytest
+from counting import HERE, STUDY, at_its_gate, begins, runs
+
+from cape_support import ROOT
+from cape_support import run as run_script
+
+GATES = "FACTS_GATE", "COUNT_GATE", "TEST_GATE"  # in a preparation, a training, a test
+#: the steps of a training are the sum of what the files of class a hold
+WORDS = {
+    "needs": {"words": {"what": "words", "files": ["a/*"]}},
+    "prepare": {
+        "numbers": {
+            "script": str(HERE / "count.py"),
+            "options": {"facts": "{out}", "words": "{words}"},
+        }
+    },
+    "options": {"steps": "${facts:steps}"},
+    "report": {**STUDY["report"], "trained_on": ["${facts:word}"]},
+    "variants": {"few": {}},
+}
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Two classes: a, which is a link, holds 2 and 3; b holds 4."""
+    folder = tmp_path / "data"
+    for path, text in (("one/x.txt", "2"), ("one/y.txt", "3"), ("data/b/z.txt", "4")):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    (folder / "a").symlink_to(tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    (tmp_path / "other" / "x.txt").write_text("7")
+    return folder
+
+
+def another_link(data):
+    (data / "a").unlink()
+    (data / "a").symlink_to(data.parent / "other")
+
+
+def link_back(data):
+    (data / "a").unlink()
+    (data / "a").symlink_to(data.parent / "one")
+
+
+def written(data):
+    """Of equal size, and then as it was, also in its time."""
+    at = (data / "a" / "x.txt").stat().st_mtime_ns
+    (data.parent / "at").write_text(str(at))
+    (data / "a" / "x.txt").write_text("9")
+    os.utime(data / "a" / "x.txt", ns=(at, at + 1))
+
+
+def written_back(data):
+    at = int((data.parent / "at").read_text())
+    (data / "a" / "x.txt").write_text("2")
+    os.utime(data / "a" / "x.txt", ns=(at, at))
+
+
+#: what changes, what takes it back, and the steps between
+CHANGES = {
+    "a file more": (
+        lambda data: (data / "a" / "new.txt").write_text("1"),
+        lambda data: (data / "a" / "new.txt").unlink(),
+        "6.0",
+    ),
+    "another label": (
+        lambda data: (data / "b" / "z.txt").rename(data / "a" / "z.txt"),
+        lambda data: (data / "a" / "z.txt").rename(data / "b" / "z.txt"),
+        "9.0",
+    ),
+    "another link": (another_link, link_back, "10.0"),
+    "equal size": (written, written_back, "12.0"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_data_are_other_runs_and_going_back_finds_the_first(
+    cape_run, cape_report, data, tmp_path, change
+):
+    words, (there, back, steps) = ["--data", str(data)], CHANGES[change]
+    cape_run(*words, **WORDS)
+    assert cape_report(*words, **WORDS) == {("few", 0): "5.0"}
+    there(data)
+    cape_run(*words, **WORDS)
+    assert cape_report(*words, **WORDS) == {("few", 0): steps}
+    back(data)
+    assert "few seed 0: done already" in cape_run(*words, **WORDS)
+    assert cape_report(*words, **WORDS) == {("few", 0): "5.0"}
+    assert [begins(folder) for folder in runs(tmp_path, "few")] == [[0], [0]]
+
+
+def test_a_report_has_no_number_of_other_data(cape_run, command, data):
+    from cape_studies import report
+
+    words = ["--data", str(data)]
+    cape_run(*words, **WORDS)
+    written(data)
+    assert "has no scores yet" in command(report.main, *words, fails=2, **WORDS)
+
+
+def test_data_that_are_named_without_a_preparation_count_too(cape_run, cape_report, data, tmp_path):
+    study = {key: WORDS[key] for key in ("needs", "variants")}
+    study["options"] = {"steps": 2, "read-not": "{words}"}
+    for change in (lambda data: None, written):
+        change(data)
+        cape_run("--data", str(data), **study)
+    assert len(runs(tmp_path, "few")) == 2
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("change", ["another label", "another link", "equal size"])
+def test_what_is_made_while_data_change_counts_for_nothing_even_if_they_change_back(
+    cape_run, cape_report, data, tmp_path, monkeypatch, gate, change
+):
+    there, back, _ = CHANGES[change]
+    monkeypatch.setenv(gate, str(tmp_path / "gate"))
+    words = ["--data", str(data)]
+
+    def meanwhile():
+        while not at_its_gate(tmp_path / "out", gate):
+            time.sleep(0.02)
+        there(data)
+        back(data)
+        (tmp_path / "gate").touch()
+
+    other = threading.Thread(target=meanwhile)
+    other.start()
+    said = cape_run(*words, fails=f"{data} changed meanwhile", **WORDS)
+    other.join()
+    assert not [*(tmp_path / "out").glob("runs/*/*/scores.csv")]
+    assert "few seed 0: done" not in said
+    cape_run(*words, **WORDS)
+    assert cape_report(*words, **WORDS) == {("few", 0): "5.0"}
+    (folder,) = runs(tmp_path, "few")
+    assert begins(folder) == ([0, 0] if gate == "COUNT_GATE" else [0])
+
+
+def test_hidden_files_are_no_data(cape_run, data):
+    words = ["--data", str(data)]
+    cape_run(*words, **WORDS)
+    (data / ".DS_Store").write_text("a Mac was here")
+    assert "done already" in cape_run(*words, **WORDS)
+
+
+def test_links_in_a_circle_and_to_nowhere_are_read(cape_run, data):
+    (data / "b" / "up").symlink_to(data)
+    (data / "b" / "nowhere").symlink_to(data / "gone")
+    assert "few seed 0: done" in cape_run("--data", str(data), **WORDS)
+
+
+ANSWER = {"answer": {"floor": "few", "within": "as in training", "beyond": {}}, "host": "espnet"}
+
+
+def test_a_dry_run_looks_at_a_users_data_for_its_numbers_and_writes_nothing(
+    cape_run, data, tmp_path
+):
+    said = cape_run("--dry-run", "--data", str(data), **WORDS, **ANSWER)
+    assert "count.py --steps 5 " in said
+    assert not (tmp_path / "out").exists()
+    folder = said.split("# train ")[1].split()[0]
+    cape_run("--data", str(data), **WORDS, **ANSWER)
+    assert [str(one) for one in runs(tmp_path, "few")] == [folder]
+
+
+def test_a_study_of_a_users_data_ends_with_its_answer(cape_run, data, tmp_path):
+    said = cape_run("--data", str(data), **WORDS, **ANSWER)
+    assert "As in training: few " in said
+    assert said.splitlines()[-1] == str(tmp_path / "out" / "counting" / "report" / "index.html")
+
+
+def test_the_benchmark_of_names_runs():
+    options = ["--classes", "2", "--images", "3", "--rounds", "1"]
+    status, said = run_script(sys.executable, ROOT / "benchmarks" / "names.py", *options)
+    assert status == 0
+    assert said.startswith("6 names in ")
