@@ -1,11 +1,19 @@
-"""How often the intervals of ``cape_studies.stats`` are wrong, simulated.
+"""How often the intervals of ``cape_studies.stats`` are wrong, and answers, simulated.
 
-    python benchmarks/intervals.py [--studies 100000] [--csv FILE]
+    python benchmarks/intervals.py [--studies 100000] [--csv FILE] [--answers FILE]
 
 Trainings of a variant are normal, with a spread (standard deviation) that is the variant's own. A
 study is wrong if its interval misses the truth; where pairs are compared, if that of any pair does.
 Found is a difference of five spreads, between variants of equal spread. Games-Howell, the other
 usual procedure for all pairs, stands beside them.
+
+Answers are of items that each training gets right or wrong. Whether it does is the sum of what is
+an item's, what is a variant's with an item, and what is a training's with an item, and of the
+training's own level, all normal. All variants are equally good in the long run, so each "worse" is
+wrong; in another simulation one is worse, and this is found or not. ``by_trainings`` is the share
+of studies that say "worse" wrongly by intervals for the same items, ``bootstrap`` that by the
+two-way bootstrap (Owen's), of one pair, ``by_both`` that by the intervals of answers, and ``wrong``
+that of the answers themselves, which make no claim of few items and near a limit.
 """
 
 import argparse
@@ -19,9 +27,10 @@ import pandas as pd
 from scipy import stats
 from scipy.interpolate import PchipInterpolator
 
-from cape_studies.stats import LEVEL, Estimate, estimate
+from cape_studies.stats import AWAY, ITEMS, LEVEL, Estimate, estimate
 
 RESULTS = Path(__file__).parent / "results" / "intervals.csv"
+ANSWERS = RESULTS.with_name("answers.csv")
 #: what is compared → the spread of each variant
 SPREADS = {
     "a score": [1],
@@ -113,11 +122,128 @@ def rows(studies: int) -> list[dict[str, object]]:
     return found
 
 
+#: what two trainings of a variant share → variances of: an item, a variant with an item, a
+#: training with an item
+SHARED = {"little": (0.4, 0.1, 0.5), "most": (0.3, 0.6, 0.1), "nearly all": (0.3, 0.69, 0.01)}
+LEVELS = 0.05  # the spread of trainings of a variant, where an item's is 1
+#: variants, items, right %, what is shared
+STUDIES = [
+    *((variants, 1000, 50, shared) for variants in (2, 7) for shared in SHARED),
+    (7, 200, 50, "most"),
+    (7, 1000, 90, "most"),
+    (7, 200, 95, "most"),
+    (7, 200, 97, "most"),
+    (7, 200, 99.5, "most"),
+    (7, 200, 99.5, "little"),
+    *((7, items, 70, "most") for items in (9, 20, 30, 50)),
+]
+LOSSES = 5, 10  # points that the worse variant has less
+
+
+def answers(
+    random: np.random.Generator,
+    sizes: tuple[int, int, int, int],
+    right: float,
+    shared: str,
+    less: float = 0,
+) -> np.ndarray:
+    """(variants, trainings, studies, items) booleans: what each training gets right.
+
+    Args:
+        random: draws them.
+        sizes: of the result.
+        right: percent, in the long run.
+        shared: of SHARED.
+        less: percent that the last variant has less.
+    """
+    variants, trainings, studies, items = sizes
+    roots = np.sqrt(SHARED[shared])
+    drawn = roots[2] * random.standard_normal(sizes, np.float32)
+    drawn += roots[1] * random.standard_normal((variants, 1, studies, items), np.float32)
+    drawn += roots[0] * random.standard_normal((studies, items), np.float32)
+    drawn += LEVELS * random.standard_normal((variants, trainings, studies, 1), np.float32)
+    wide = (1 + LEVELS**2) ** 0.5
+    limits = np.full((variants, 1, 1, 1), wide * stats.norm.ppf(1 - right / 100), np.float32)
+    limits[-1] = wide * stats.norm.ppf(1 - (right - less) / 100)
+    return drawn > limits
+
+
+def told(of: np.ndarray) -> dict[str, np.ndarray]:
+    """(studies,) whether a variant is called worse than the best by each rule, and whether the
+    last one is."""
+    scores, items = 100 * of.mean(axis=3), of.shape[3]
+    means = scores.mean(axis=1)
+    best, pairs = means.argmax(axis=0), comb(len(of), 2)
+    single = of.mean(axis=1)  # of an item, over trainings
+    hits = of.sum(axis=3).mean(axis=1)
+    near = np.minimum(hits, items - hits) < AWAY
+    rules = ("by_trainings", "by_both", "wrong", "last")
+    found = {rule: np.zeros(of.shape[2], bool) for rule in rules}
+    for one, other in combinations(range(len(of)), 2):
+        ours = (best == one) | (best == other)
+        error = 100 * (single[one] - single[other]).std(axis=1, ddof=1) / items**0.5
+        alone = differs(estimate(scores[one], scores[other], pairs)) & ours
+        both = differs(estimate(scores[one], scores[other], pairs, error, items)) & ours
+        said = both & ~(near[one] & near[other]) & (items >= ITEMS)
+        found["by_trainings"] |= alone
+        found["by_both"] |= both
+        found["wrong"] |= said
+        if other == len(of) - 1:
+            found["last"] |= said & (best != other)
+    return found
+
+
+def bootstrapped(of: np.ndarray, times: int = 400) -> np.ndarray:
+    """(studies,) whether 0 lies outside of the percentiles of one pair's two-way bootstrap."""
+    random = np.random.default_rng(0)
+    variants, trainings, studies, items = of.shape
+    found = []
+    for study in range(studies):
+        weights = random.multinomial(items, [1 / items] * items, times) / items
+        drawn = random.multinomial(trainings, [1 / trainings] * trainings, (variants, times))
+        scores = np.einsum("vsi,ti->vts", of[:, :, study].astype(float), weights)
+        one, other = (scores * drawn / trainings).sum(axis=2)
+        low, high = np.quantile(one - other, [0.025, 0.975])
+        found.append(low > 0 or high < 0)
+    return np.array(found)
+
+
+def answer_rows(studies: int) -> list[dict[str, object]]:
+    """One for each of STUDIES and number of trainings; shares of ``studies``."""
+    found = []
+    for variants, items, right, shared in STUDIES:
+        for trainings in (3, 5):
+            sizes = variants, trainings, min(studies, 200), items
+            row: dict[str, object] = {"variants": variants, "items": items, "right": right}
+            row |= {"shared": shared, "trainings": trainings}
+            for less in (0, *LOSSES):
+                random = np.random.default_rng(trainings)
+                parts, agree, boot = [], [], []
+                for _ in range(studies // sizes[2]):
+                    of = answers(random, sizes, right, shared, less)
+                    parts.append(told(of))
+                    agree.append((of[:, 0] == of[:, 1]).mean())
+                    if variants == 2 and not less:
+                        boot.append(bootstrapped(of).mean())
+                shares = {rule: np.mean([part[rule] for part in parts]) for rule in parts[0]}
+                if less:
+                    row[f"found_{less}"] = shares["last"]
+                    continue
+                row["agree"] = np.mean(agree)
+                row |= {rule: shares[rule] for rule in ("by_trainings", "by_both", "wrong")}
+                row |= {"bootstrap": np.mean(boot)} if boot else {}
+            found.append(row)
+    return found
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--studies", type=int, default=100_000)
     parser.add_argument("--csv", type=Path, default=RESULTS)
+    parser.add_argument("--answers", type=Path, default=ANSWERS)
     given = parser.parse_args()
-    table = pd.DataFrame(rows(given.studies))
-    table.round(4).to_csv(given.csv, index=False)
-    print(table.to_string(index=False, float_format="{:.3f}".format))
+    made = (rows(given.studies), given.csv), (answer_rows(given.studies // 50), given.answers)
+    for found, path in made:
+        table = pd.DataFrame(found)
+        table.round(4).to_csv(path, index=False)
+        print(table.to_string(index=False, float_format="{:.3f}".format))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cape_plugins.relpos import RelativePositions  # noqa: F401
     from cape_plugins.rotary import Rotary  # noqa: F401
     from cape_plugins.sinusoid import Sinusoids, sinusoid_1d, sinusoid_2d  # noqa: F401
-    from cape_plugins.sizes import Sizes  # noqa: F401
+    from cape_plugins.sizes import Part, Sizes  # noqa: F401
     from cape_plugins.variants import Variant, register_variant  # noqa: F401
 
 _HOME = {
@@ -42,6 +42,7 @@ _HOME = {
     "option": "options",
     "POSITION": "options",
     "Sizes": "sizes",
+    "Part": "sizes",
     "Added": "added",
     "Sinusoids": "sinusoid",
     "Table": "added",

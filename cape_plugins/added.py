@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cape_plugins.checks import check_values
 from cape_plugins.options import POSITION, option
+from cape_plugins.returned import check_embedding
 from cape_plugins.sizes import Part
 
 
@@ -19,8 +20,15 @@ from cape_plugins.sizes import Part
 class Added(Part):
     """The embedding of positions that is added to the content, once, before the first layer.
 
+    A subclass has :meth:`embedding`, or where what is added depends on the content, :meth:`add`
+    alone: a host that cannot give the content then refuses the variant when it builds a model.
     How a subclass is written: :class:`cape_plugins.sizes.Part`.
     """
+
+    @classmethod
+    def needs_content(cls) -> bool:
+        """Whether what is added depends on the content, so that there is no :meth:`embedding`."""
+        return cls.embedding is Added.embedding
 
     def embedding(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         """The embedding of augmented positions (1 or B, N, axes): (1 or B, N, dim).
@@ -28,11 +36,13 @@ class Added(Part):
         It is zero where a position is NaN. ``dtype`` is the content's; an embedding in a wider one
         is rounded once, after the sum.
         """
-        raise NotImplementedError
+        raise ValueError(f"{self.said('add')} needs the content: there is no embedding without it")
 
     def add(self, content: Tensor, positions: Tensor) -> Tensor:
         """(B, N, dim) + the embedding of positions (1 or B, N, axes), in content's dtype."""
-        return (content + self.embedding(positions, content.dtype)).to(content.dtype)
+        embedding = self.embedding(positions, content.dtype)
+        check_embedding(self, embedding, positions, content.shape[2])
+        return (content + embedding).to(content.dtype)
 
 
 @dataclass(eq=False, repr=False)

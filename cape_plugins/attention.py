@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cape_plugins.checks import is_traced
+from cape_plugins.returned import check_bias, check_embedded
 from cape_plugins.sizes import Part
 
 
@@ -56,9 +57,6 @@ class PositionalAttention(Part):
 
     How a subclass is written: :class:`cape_plugins.sizes.Part`.
     """
-
-    def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
 
     def prepare(
         self, queries: Tensor, keys: Tensor, mask: Tensor | None, dtype: torch.dtype
@@ -125,8 +123,9 @@ class PositionalAttention(Part):
         """
         if not is_traced():
             _check(query.shape[2], key.shape[2], given)
-        query, key = self.embed_both(query, key, given)
-        return self.attend(query, key, value, given, dropout, need_weights)
+        embedded = self.embed_both(query, key, given)
+        check_embedded(self, embedded, query, key)
+        return self.attend(*embedded, value, given, dropout, need_weights)
 
     def attend(
         self,
@@ -161,6 +160,7 @@ class PositionalAttention(Part):
     def bias_and_mask(self, query: Tensor, key: Tensor, given: Given) -> Tensor | None:
         """:meth:`bias`, what all layers add and the mask as one: bool, or added to the scores."""
         own = self.bias(query, key, given)
+        check_bias(self, own, query, key)
         shared = given.mask if given.bias is None else given.bias
         return merge(own, shared, dtype_of_scores(query))
 

@@ -10,7 +10,7 @@ two sequences (source and target of a translation) can share Δ and λ.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from cape_plugins import fused
 from cape_plugins.checks import check_count, check_switch, check_values, is_number, is_traced
 from cape_plugins.options import POSITION, check_asked, option
 from cape_plugins.positions import Device, Generator, widest
+from cape_plugins.sizes import Sizes
 
 LocalShift = float | tuple[float, ...] | Tensor
 
@@ -36,7 +37,13 @@ class AsGiven:
     """Leaves positions as given, as ``sinpos`` does. Augmentations override its methods.
 
     A subclass is a frozen dataclass, whose fields are its options (:func:`cape_plugins.option`).
+
+    Attributes:
+        sizes: of the model that it is in, where :class:`cape_plugins.Positions` makes it; their
+            ``spacing`` is the distance between neighbouring tokens.
     """
+
+    sizes: Sizes | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     def draw(
         self, batch_size: int, axes: int = 1, device: Device = None, generator: Generator = None

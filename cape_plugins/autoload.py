@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import warnings
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 # A host's module → the package of ours that registers once that module has been executed.
@@ -24,12 +25,33 @@ _TRIGGERS = {
     # `python -m espnet2.bin.asr_train` finds espnet2.tasks.asr before that imports torch, hence
     # before this hook exists. After torch it imports abs_task: see _when_task_exists.
     "espnet2.tasks.abs_task": "espnet",
+    # imports torch itself, before which this hook does not exist: see _when_imported
+    "transformers.models.auto.configuration_auto": "transformers",
+    "transformers.models.auto.modeling_auto": "transformers",  # imports the former
 }
 
 _EXPLICIT = {
     "timm": "import cape_plugins.timm",
     "fairseq": "--user-dir integrations/fairseq/user_dir",
     "espnet": "python -m cape_plugins.run -m espnet2.bin.asr_train",
+    "transformers": "import cape_plugins.transformers",
+}
+
+
+# Names that mean something in a host, so that no variant of another package may have them.
+_MODELS_OF_TIMM = "models of timm's own"
+MEANT_BY_HOSTS = {
+    "ropepos": "our rope in timm",
+    "univit": "a setting of cape in timm",
+    "sinpos_low": "a setting of sinpos in timm",
+    "cape_low": "a setting of cape in timm",
+    "univit_low": "a setting of cape in timm",
+    "abspos": _MODELS_OF_TIMM,
+    "rope_mixed": _MODELS_OF_TIMM,
+    "rope_ape": _MODELS_OF_TIMM,
+    "rope_mixed_ape": _MODELS_OF_TIMM,
+    "rel_pos": "relative positions of ESPnet's own",
+    "espnet_rel_pos": "relative positions of ESPnet's own",
 }
 
 
@@ -42,7 +64,9 @@ def install() -> None:
             return
         sys.meta_path.insert(0, _HostFinder())
         for trigger in _TRIGGERS:
-            if sys.modules.get(trigger) and not _is_being_imported(trigger):
+            if _is_being_imported(trigger):
+                _when_imported(trigger)
+            elif sys.modules.get(trigger):
                 _host_ready(trigger)
     except Exception as error:
         warn(f"cape_plugins: autoload failed ({type(error).__name__}: {error})")
@@ -113,6 +137,25 @@ def _host_ready(trigger: str) -> None:
             f"python -c 'import {ours}'. To go without: CAPE_PLUGINS_AUTOLOAD=0. "
             f"To load it explicitly: {_EXPLICIT[package]}"
         )
+
+
+def _when_imported(trigger: str) -> None:
+    """Register once a module has run that was being imported when torch was.
+
+    importlib says so by an attribute of the module's spec, which is set to False at the end.
+    """
+
+    class Watched(ModuleSpec):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "_initializing" and not value:
+                self.__class__ = ModuleSpec  # type: ignore[assignment]
+                if trigger in sys.modules:  # else it failed
+                    _host_ready(trigger)
+
+    spec = sys.modules[trigger].__spec__
+    if type(spec) is ModuleSpec:
+        spec.__class__ = Watched
 
 
 def _when_task_exists(base: Any) -> None:

@@ -21,6 +21,11 @@ HOSTS: dict[str, tuple[list[str], str, Callable[[Any], Any]]] = {
     "timm": (["timm"], "timm.models", lambda timm: timm.list_models("vit_tiny_patch16_cape_224")),
     "fairseq": (["fairseq", "fairseq-fixed"], "fairseq.models", lambda f: f.MODEL_REGISTRY),
     "espnet": (["espnet"], "espnet2.tasks.asr", lambda espnet: espnet.encoder_choices.classes),
+    "transformers": (
+        ["transformers"],
+        "transformers.models.auto.modeling_auto",
+        lambda auto: auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    ),
 }
 
 
@@ -36,6 +41,7 @@ def main() -> None:
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     print(f"torch {torch.__version__}, GPU: {cuda}")
     print(f"loading by name: {_autoload()}")
+    print(f"variants: {_variants()}")
     for host, (distributions, module, names) in HOSTS.items():
         found = [f"{each} {_version(each)}" for each in distributions if _version(each)]
         missing = f"not installed: pip install 'cape-plugins[{host}]', or '.[{host}]' in a checkout"
@@ -57,6 +63,18 @@ def _autoload() -> str:
         if os.environ.get(switch) == "0":
             return f"off ({switch}=0)"
     return "off (torch found no entry point: is cape-plugins installed in this environment?)"
+
+
+def _variants() -> str:
+    """The variants, ours and those of each package; a package that fails warns."""
+    from cape_plugins import variants
+
+    of: dict[str, dict[str, None]] = {}
+    for axes in (1, 2):
+        for pos in variants.names(axes):
+            of.setdefault(variants.package(pos, axes), {})[pos] = None
+    ours = ", ".join(of.pop("cape_plugins"))
+    return "; ".join([ours, *(f"of {package}: {', '.join(each)}" for package, each in of.items())])
 
 
 def _state(host: str, module: str, names: Callable[[Any], Any]) -> str:

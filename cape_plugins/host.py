@@ -7,14 +7,16 @@
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import difflib
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from cape_plugins import variants
+from cape_plugins.autoload import warn
 from cape_plugins.module import Positions
-from cape_plugins.options import POSITION, Option, declared
+from cape_plugins.options import POSITION, Option, as_declared, declared
 
 Own = TypeVar("Own")
 
@@ -28,6 +30,8 @@ class Host(Generic[Own]):
         unit: what 1 is as a position: ``tokens``, ``seconds``, ``half images``.
         defaults: in place of those of the classes. None: the host decides when it builds a model.
         sets: options that the host sets itself, so that its users have no say.
+        theirs: options of the host's own models. A variant whose option has such a name is left
+            out, with a warning: its value would go to the model.
         own: a dataclass of options that this host alone has; it checks their values.
         spell: writes an option's name as the host's users type it.
         advice: what to do about another variant's checkpoint, besides building that variant.
@@ -37,13 +41,26 @@ class Host(Generic[Own]):
     unit: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
     sets: frozenset[str] = frozenset()
+    theirs: frozenset[str] = frozenset()
     own: type[Own] | None = None
     spell: Callable[[str], str] = str
     advice: str = "give another checkpoint"
 
     def names(self) -> tuple[str, ...]:
         """The variants."""
-        return variants.names(self.axes)
+        return tuple(pos for pos in variants.names(self.axes) if not self._clash(pos))
+
+    def _clash(self, pos: str) -> str:
+        """The option of a variant that has the name of one of the host's; empty: none."""
+        taken = variants.get(pos, self.axes).options(self.axes).keys() - self.sets
+        return min(taken & {*self.theirs, *declared(self.own)}, default="")
+
+    def check_late(self, pos: str, instead: str = "") -> None:
+        """Warn of a variant that a host cannot have, or cannot have any more (``instead``)."""
+        if clash := self._clash(pos):
+            instead = f"its option {self.spell(clash)} is one of the host's own: rename it"
+        if instead:
+            warn(f"the variant {pos} of {variants.package(pos, self.axes)} is left out: {instead}")
 
     def options(self) -> dict[str, Option]:
         """Name → option of any variant or of the host, as its users see it; not ``pos``."""
@@ -87,11 +104,12 @@ class Host(Generic[Own]):
         every, taken = self.options(), self.taken(pos)
         for name in given:
             if name not in every:
-                known = ", ".join(self.spell(one) for one in every)
-                raise ValueError(f"unknown option {self.spell(name)}: choose one of {known}")
-            if name not in taken and given[name] != every[name].default:
-                raise ValueError(self._refusal(pos, name, given[name]))
-        values = {name: given.get(name, every[name].default) for name in taken}
+                raise ValueError(self.unknown(pos, name))
+        found = {name: as_declared(every[name], value, self.spell) for name, value in given.items()}
+        for name, value in found.items():
+            if name not in taken and value != every[name].default:
+                raise ValueError(self._refusal(pos, name, value))
+        values = {name: found.get(name, every[name].default) for name in taken}
         mine = declared(self.own).keys()
         own = None
         if self.own is not None:
@@ -132,6 +150,13 @@ class Host(Generic[Own]):
         taken = {name: one for name, one in own if one.taken_by is None or one.taken_by(variant)}
         of_variant = variant.options(self.axes)
         return {n: one for n, one in of_variant.items() if n not in self.sets} | taken
+
+    def unknown(self, pos: str, name: str, others: Collection[str] = ()) -> str:
+        """What to say of an option that nobody has; ``others`` are the host's own."""
+        near = difflib.get_close_matches(name, [*self.options(), *others], n=1)
+        guess = f" (did you mean {self.spell(near[0])}?)" if near else ""
+        allowed = ", ".join(map(self.spell, self.taken(pos))) or "no options"
+        return f"unknown option {self.spell(name)}{guess}: {pos} takes {allowed}"
 
     def _refusal(self, pos: str, name: str, value: Any) -> str:
         takers = ", ".join(each for each in self.names() if name in self.taken(each))

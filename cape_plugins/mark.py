@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 _VARIANT = "variant_"
+PACKAGE = "package"  #: setting that is the module of another package's variant
 # How far arithmetic on weights may move a number: an exponential moving average in float32 with
 # decay d is off by up to 6e-8 / (1 - d) of it, 6e-4 with 0.9999. In bfloat16 a step is 4e-3.
 _SAME = 8e-3
@@ -146,6 +147,11 @@ def compare(found: Mapping[str, Tensor], mark: VariantMark) -> list[str]:
         )
     for name, word in mark.words.items():
         kept = [key for key in found if key.startswith(f"{name}=")]
+        if name == PACKAGE and kept and _key_of(name, word) not in kept:
+            raise ValueError(
+                f"the checkpoint was trained with the {mark.pos} of {kept[0].partition('=')[2]}, "
+                f"this model has that of {word}: install the former, or {mark.advice}"
+            )
         if kept and _key_of(name, word) not in kept:
             trained = kept[0].partition("=")[2]
             raise RefusedCheckpoint(

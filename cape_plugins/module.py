@@ -21,10 +21,12 @@ from cape_plugins import variants
 from cape_plugins.attention import Given, PositionalAttention, with_heads
 from cape_plugins.augment import Draw, LocalShift
 from cape_plugins.checks import check_count, check_positions, is_traced
-from cape_plugins.mark import VariantMark
-from cape_plugins.options import declared
+from cape_plugins.mark import PACKAGE, VariantMark
+from cape_plugins.options import as_declared, declared
 from cape_plugins.positions import Generator, with_axes
+from cape_plugins.returned import check_embedding, check_given
 from cape_plugins.sizes import Sizes
+from cape_plugins.tryout import try_out
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -82,9 +84,12 @@ class Positions(nn.Module):
             allowed = ", ".join(taken) or "no options"
             raise ValueError(f"{pos} takes {allowed}, got {', '.join(sorted(unknown))}")
         self.options = {name: one.default for name, one in taken.items()}
-        self.options |= {name: value for name, value in options.items() if value is not None}
+        for name, value in options.items():
+            if value is not None:
+                self.options[name] = as_declared(taken[name], value, spell)
 
-        self.augmentation = self.variant.augments(**self._of(self.variant.augments))
+        of_augmentation = self._of(self.variant.augments)
+        self.augmentation = self.variant.augments(**of_augmentation, sizes=self.sizes)
         adds, attends = self.variant.adds, self.variant.attends
         self.added = None if adds is None else adds(self.sizes, **self._of(adds))
         made: list[PositionalAttention | None] = [None] * layers
@@ -92,7 +97,9 @@ class Positions(nn.Module):
             if layers == 0:
                 raise ValueError(f"{pos} acts in self-attention: give the number of layers")
             count = 1 if self.variant.first_layer_only else layers
-            made[:count] = [attends(self.sizes, **self._of(attends)) for _ in range(count)]
+            new = 1 if self.variant.one_for_all else count
+            different = [attends(self.sizes, **self._of(attends)) for _ in range(new)]
+            made[:count] = different * (count // new)
         self._made = tuple(made)  # a tuple registers nothing: who has the layers, has them too
         plain = [PositionalAttention(self.sizes) if one is None else one for one in made]
         self.attentions = nn.ModuleList(plain)
@@ -100,8 +107,16 @@ class Positions(nn.Module):
         for part in (self.augmentation, self.added, *self._made[:1]):
             for name in declared(type(part), axes) if part is not None else ():
                 self.options[name] = getattr(part, name)
+        for part in (self.added, *self._made):
+            if part is not None:
+                part.pos = pos
+        for part in (self.added, *self._made[:1]):
+            if part is not None:
+                try_out(part)
         training_only = [name for name, one in taken.items() if one.training_only]
         kept = {**self.options, **remembers}
+        if (root := variants.root(pos, axes)) != "cape_plugins":
+            kept[PACKAGE] = root
         self.mark = VariantMark(pos, kept, training_only, spell, advice)
 
     def _of(self, kind: type) -> dict[str, Any]:
@@ -183,7 +198,9 @@ class Positions(nn.Module):
         if self.added is not None and content is not None:
             added = self.added.add(content, moved)
         elif self.added is not None:
-            added = self.added.embedding(moved, dtype).to(dtype)
+            added = self.added.embedding(moved, dtype)
+            check_embedding(self.added, added, moved, self.sizes.dim)
+            added = added.to(dtype)
         first = self._made[0] if self._made else None
         if first is None:
             return added, Given(mask=with_heads(mask))
@@ -192,7 +209,9 @@ class Positions(nn.Module):
             of_keys = self.augment(
                 keys, batch, draw, max_local_shift=max_local_shift, generator=generator
             )
-        return added, first.prepare(moved, of_keys, with_heads(mask), dtype)
+        given = first.prepare(moved, of_keys, with_heads(mask), dtype)
+        check_given(first, given, Given)
+        return added, given
 
     def hand_over(self) -> list[PositionalAttention | None]:
         """The variant's attention of each layer, which is no longer in :attr:`attentions`.

@@ -1,10 +1,12 @@
 """What the parts of a variant must know of the model that they are in, and what they share."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from cape_plugins.checks import check_count, check_positive
+from cape_plugins.options import AXES, declared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,7 @@ class Sizes:
         check_count("heads", self.heads)
         check_count("head_dim", self.head_dim, least=0)
         check_positive("spacing", self.spacing)
-        if self.axes not in (1, 2):
+        if self.axes not in AXES:
             raise ValueError(f"axes must be 1 (sequences) or 2 (images), got {self.axes!r}")
         if self.head_dim == 0:
             if self.dim % self.heads:
@@ -59,17 +61,53 @@ class Part(nn.Module):
     """A part of a variant that is a module: what it adds, or what it does in attention.
 
     A subclass is a dataclass too, ``@dataclass(eq=False, repr=False)``. Its fields are its options
-    (:func:`cape_plugins.option`), and its ``__post_init__`` calls this one's before it makes
-    parameters.
+    (:func:`cape_plugins.option`), and its ``__post_init__`` checks their values and makes
+    parameters as they are to be at first.
+
+    Attributes:
+        pos: the name of the variant, for errors.
 
     Raises:
         ValueError: sizes or options that the variant cannot serve.
     """
 
     sizes: Sizes
+    pos = ""  # without an annotation, which would make it an option
+
+    def __new__(cls, *given: Any, **options: Any) -> Any:
+        """A module that can hold parameters, before ``__post_init__`` makes them."""
+        made = super().__new__(cls)
+        nn.Module.__init__(made)
+        return made
 
     def __post_init__(self) -> None:
-        super().__init__()
+        """Nothing, here; a subclass calls its base class's first."""
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew: those of a new instance.
+
+        For hosts that draw all weights in a way of their own (ESPnet's ``init``).
+        """
+        options = {name: getattr(self, name) for name in declared(type(self), self.sizes.axes)}
+        self.load_state_dict(type(self)(self.sizes, **options).state_dict())
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that weight decay leaves out, for hosts that ask (timm).
+
+        Here all but the matrices of inner layers: tables, scalars and biases are left out, a
+        ``nn.Linear``'s or a convolution's weight decays.
+        """
+        return {
+            f"{name}.{one}".removeprefix(".")
+            for name, module in self.named_modules()
+            for one, parameter in module.named_parameters(recurse=False)
+            if module is self or isinstance(module, nn.Embedding) or parameter.ndim < 2
+        }
+
+    def said(self, method: str) -> str:
+        """How an error names a method: with its class and the variant."""
+        of = f"variant {self.pos}: " if self.pos else ""
+        return f"{of}{type(self).__name__}.{method}"
 
     def extra_repr(self) -> str:
         """The sizes, for ``print(model)``."""

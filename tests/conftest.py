@@ -1,8 +1,11 @@
 """Fixtures of the core's tests."""
 
+import runpy
+
 import pytest
 
-from cape_plugins import fused
+from cape_plugins import fused, variants
+from cape_support import EIGHT, ROOT
 
 
 @pytest.fixture(params=[True, False], ids=["fused", "plain"])
@@ -10,3 +13,18 @@ def both_ways(request, monkeypatch) -> bool:
     """With what is there for speed alone, and without."""
     monkeypatch.setattr(fused.guard, "ON", request.param)
     return request.param
+
+
+@pytest.fixture
+def own_table(monkeypatch):
+    """A table of variants for one test, which may register in it."""
+    variants.load_packages()
+    monkeypatch.setattr(variants, "TABLE", {axes: {**of} for axes, of in variants.TABLE.items()})
+
+
+@pytest.fixture
+def eight(own_table):
+    """Eight encodings of the literature, T5's buckets twice: cape-more's and five of tests."""
+    for path in ("examples/cape-more/cape_more.py", "tests/support/five_variants.py"):
+        runpy.run_path(str(ROOT / path), run_name=path.split("/")[-1].removesuffix(".py"))
+    return EIGHT

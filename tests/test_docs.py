@@ -26,6 +26,8 @@ def given(module: str) -> dict[str, object]:
     made |= dict(mask=torch.ones(2, 1, 1, tokens).bool(), TRAINING=(), weights={})
     made |= dict(positions=token_positions(lengths)[:1, :, None], torch=torch, Fire=cape_fire.Fire)
     made |= dict(model=torch.nn.Identity())
+    made |= dict(new=torch.randn(2, 1, dim), where_all=token_positions([tokens]))
+    made |= dict(where_new=made["where_all"][:, -1:])
     # the installed package has done it
     return made | dict(register_variant=lambda name, variant: None)
 
@@ -53,7 +55,7 @@ def test_how_it_works_names_files_and_functions_that_exist():
             tree = ast.parse((ROOT / "cape_plugins" / folder / row[1]).read_text("utf-8"))
             for name in re.findall(r"`([\w.]+)`", row[2]):
                 assert name.split(".") in defined(tree), f"{folder}/{row[1]}: {name}"
-    assert rows == 9
+    assert rows == 14
     for file in re.findall(r"`([\w/]+\.py)`", HOW):
         assert [*(ROOT / "cape_plugins").glob(f"**/{file.removeprefix('cape_plugins/')}")], file
 

@@ -12,11 +12,13 @@ from cape_plugins import env
 def test_it_prints_versions_and_that_the_hook_is_on(capsys, monkeypatch):
     monkeypatch.setattr(env, "HOSTS", {})
     env.main()
-    ours, python, about_torch, autoload = capsys.readouterr().out.splitlines()
+    ours, python, about_torch, autoload, variants = capsys.readouterr().out.splitlines()
     assert ours == f"cape-plugins {version('cape-plugins')}"
     assert python.startswith(f"Python {sys.version_info.major}.{sys.version_info.minor}.")
     assert about_torch.startswith(f"torch {torch.__version__}, GPU: ")
     assert autoload == "loading by name: on"
+    assert variants.startswith("variants: nopos, abspos, ")
+    assert "; of cape-fire: fire, cape_fire" in variants
 
 
 @pytest.mark.parametrize("switch", ["CAPE_PLUGINS_AUTOLOAD", "TORCH_DEVICE_BACKEND_AUTOLOAD"])

@@ -1,14 +1,17 @@
 """An option is declared once: what a class says of it, what a host makes of it."""
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 
-from cape_plugins import POSITION, option, variants
+from cape_plugins import POSITION, PositionalAttention, Variant, option, variants
 from cape_plugins.augment import Augmentation
 from cape_plugins.host import Host
 from cape_plugins.options import declared
 from cape_plugins.sinusoid import Sinusoids
+from cape_plugins.variants import get
 from cape_support import IMAGES, OURS, SEQUENCES
 
 
@@ -35,6 +38,7 @@ SECONDS = Host(
         "frequency_scale": 30.0,
         "relpos_context": 6.0,
         "random_range": 60.0,
+        "pose_range": 60.0,
     },
     sets=frozenset({"mean_normalize", "spread"}),
     own=Own,
@@ -170,3 +174,60 @@ def test_it_builds_every_variant_and_sets_what_is_its_own(pos, axes):
             chosen = (0.0, chosen)
         assert chosen is None or value == chosen
     assert made.mark.state_dict()["frame_shift"].item() == pytest.approx(0.02)
+
+
+@dataclass(eq=False, repr=False)
+class Kinds(PositionalAttention):
+    kinds_flag: bool = option(True, "a switch")
+    kinds_count: int = option(3, "a number")
+    kinds_sides: tuple[float, ...] | None = option(None, "several")
+    kinds_pair: float | tuple[float, float] = option(1.0, "one or two")
+    kinds_word: Literal["near", "far"] = option("near", "a word")
+
+
+@pytest.fixture
+def kinds(monkeypatch):
+    """A variant with an option of each kind, in the place of rope."""
+    row = Variant(attends=Kinds, axes=(1,))
+    monkeypatch.setattr(variants, "get", lambda p, axes: row if p == "rope" else get(p, axes))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kinds_flag", "false"),
+        ("kinds_flag", 1),
+        ("kinds_count", "three"),
+        ("kinds_count", 2.5),
+        ("kinds_count", True),
+        ("kinds_sides", [1.0, "2"]),
+        ("kinds_pair", (1.0, 2.0, 3.0)),
+        ("kinds_word", "here"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_as_the_user_types_it(kinds, name, value):
+    with pytest.raises(ValueError, match=f"^--{name} must be "):
+        SECONDS.choose("rope", {name: value})
+
+
+def test_a_list_of_yaml_or_json_is_a_tuple_and_none_the_default(kinds):
+    given = {"kinds_sides": [1, 2.5], "kinds_pair": [0, 1], "kinds_flag": False}
+    assert SECONDS.choose("rope", {**given, "kinds_count": None})[0] == {
+        **{"kinds_flag": False, "kinds_count": None, "kinds_word": "near"},
+        **{"kinds_sides": (1, 2.5), "kinds_pair": (0, 1)},
+    }
+
+
+def test_a_variant_whose_option_a_hosts_own_models_have_is_left_out_with_a_warning(kinds):
+    theirs = dataclasses.replace(SECONDS, theirs=frozenset({"kinds_count"}))
+    assert "rope" in SECONDS.names()
+    assert "rope" not in theirs.names()
+    with pytest.warns(RuntimeWarning, match=r"variant rope of cape_plugins .*--kinds_count"):
+        theirs.check_late("rope")
+
+
+def test_a_misspelt_option_is_told_with_the_one_that_may_be_meant_and_those_there_are():
+    with pytest.raises(ValueError, match=r"--relpos_contxt \(did you mean --relpos_context\?\)"):
+        SECONDS.choose("relpos", {"relpos_contxt": 3.0})
+    with pytest.raises(ValueError, match="relpos takes --relpos_context"):
+        SECONDS.choose("relpos", {"width": 3.0})

@@ -5,6 +5,7 @@ The hosts' own commands train, resume and refuse FIRE in tests/HOST/test_fire.py
 
 import ast
 import doctest
+import re
 import sys
 from pathlib import Path
 from textwrap import dedent
@@ -69,6 +70,8 @@ def test_the_page_is_about_the_package_and_the_example_of_its_file_runs():
     text = ast.get_docstring(ast.parse(source))
     example = doctest.DocTestParser().get_doctest(text, names, "cape_fire", None, 0)
     assert doctest.DocTestRunner().run(example) == (0, 4)
+    tested = ROOT / "examples" / "cape-fire" / "test_cape_fire.py"
+    source += tested.read_text("utf-8")
     for excerpt in cape_support.blocks(PAGE, "python"):
         for piece in excerpt.split("    ...\n"):
             assert piece in source, piece
@@ -115,6 +118,23 @@ PACKAGES = {
 
         register_variant("odd", Variant(attends=Odd))
         """,
+    "cape-half": """
+        from cape_plugins import Sinusoids, Variant, register_variant
+
+        register_variant("half", Variant(adds=Sinusoids))
+        raise RuntimeError("in the middle")
+        """,
+    "cape-exit": "import sys; sys.exit(3)",
+    "cape-kind": """
+        from dataclasses import dataclass
+        from cape_plugins import PositionalAttention, Variant, option, register_variant
+
+        @dataclass(eq=False, repr=False)
+        class Kind(PositionalAttention):
+            kind_n: int = option(None, "a natural slip")
+
+        register_variant("kind", Variant(attends=Kind))
+        """,
     "cape-undecorated": """
         from cape_plugins import PositionalAttention, Variant, option, register_variant
 
@@ -128,15 +148,33 @@ PACKAGES = {
 
         register_variant("works", Variant(adds=Sinusoids))
         """,
+    "cape-works-too": """
+        from cape_plugins import Rotary, Sinusoids, Variant, register_variant
+
+        register_variant("works", Variant(attends=Rotary))  # another's name
+        register_variant("other", Variant(adds=Sinusoids))
+        """,
+    "cape-function": """
+        from cape_plugins import Sinusoids, Variant, register_variant
+
+        def register():
+            register_variant("called", Variant(adds=Sinusoids))
+        """,
+    "cape-class": "from cape_plugins import Sinusoids",
 }
+POINTS = {"cape-function": ":register", "cape-class": ":Sinusoids"}
 FAULTS = {
     "cape-broken": "a_module_that_nobody_has",
-    "cape-twice": "variant cape ",
+    "cape-half": "cape_half.py:5",
+    "cape-exit": "SystemExit: 3",
+    "cape-kind": "option kind_n of variant kind .*int | None",
+    "cape-class": "name a module, or a function",
     "cape-other-meaning": "max_local_shift",
     "cape-shadow": "shadow_dropout",
     "cape-odd": "odd_table",
     "cape-undecorated": "Bare with @dataclass(eq=False, repr=False)",
 }
+TAKEN = {"cape-twice": "cape_plugins", "cape-works-too": "cape-works"}  # a name's first owner
 SCRIPT = """
 from cape_plugins import Positions, Sinusoids, Variant, register_variant, variants
 
@@ -145,6 +183,7 @@ for pos in ("cape", "works", "script"):
     asked = dict(max_global_shift=5.0, max_local_shift=0.5) if pos == "cape" else {}
     Positions(pos, dim=8, **asked)
 print("KNOWN", *variants.names(1))
+print(*(variants.package(pos, 1) for pos in ("works", "other", "called", "script")))
 """
 
 
@@ -155,15 +194,53 @@ def test_a_faulty_package_is_one_warning_that_names_it_and_all_others_work(tmp_p
         about = tmp_path / f"{module}-1.0.dist-info"
         about.mkdir()
         (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (about / "entry_points.txt").write_text(f"[cape_plugins.variants]\npoint = {module}\n")
+        point = f"point = {module}{POINTS.get(name, '')}\n"
+        (about / "entry_points.txt").write_text(f"[cape_plugins.variants]\n{point}")
     places = [str(tmp_path), *filter(None, sys.path)]
     status, said = cape_support.run(sys.executable, "-c", SCRIPT, PYTHONPATH=":".join(places))
     assert status == 0, said[-3000:]
     warned = [line for line in said.splitlines() if "RuntimeWarning: cape_plugins" in line]
-    assert len(warned) == len(FAULTS)
+    assert len(warned) == len(FAULTS) + len(TAKEN)
     for package, named in FAULTS.items():
         (line,) = (line for line in warned if f" {package} (" in line)
-        assert named in line
+        assert re.search(re.escape(named).replace(r"\.\*", ".*"), line), line
+        assert f"python -c '{'from' if package in POINTS else 'import'} cape_" in line
+    for package, owner in TAKEN.items():
+        assert any(f"already, of {owner}; that of {package} is" in line for line in warned)
     (known,) = (line.split() for line in said.splitlines() if line.startswith("KNOWN"))
-    assert {"cape", "works", "script"} <= {*known}
-    assert not {"jitter", "shadow", "odd", "bare"} & {*known}
+    assert {"cape", "works", "other", "called", "script"} <= {*known}
+    assert not {"jitter", "shadow", "odd", "kind", "bare", "half"} & {*known}
+    assert said.splitlines()[-1] == "cape-works cape-works-too cape-function __main__"
+
+
+IN_THREADS = """
+import threading
+from cape_plugins import Positions, variants
+
+known = []
+def build():
+    Positions("slow", dim=8)
+    known.append("slow")
+threads = [threading.Thread(target=build) for _ in range(8)]
+[one.start() for one in threads]
+[one.join() for one in threads]
+print(len(known))
+"""
+
+
+def test_all_threads_wait_until_packages_are_loaded_once(tmp_path):
+    (tmp_path / "slow.py").write_text("""
+import time
+from cape_plugins import Positions, Sinusoids, Variant, register_variant
+Positions("cape", dim=8, max_global_shift=1.0, max_local_shift=0.5)  # while it is loaded
+time.sleep(0.3)
+print("loaded")
+register_variant("slow", Variant(adds=Sinusoids))
+""")
+    about = tmp_path / "slow-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: slow\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[cape_plugins.variants]\nslow = slow\n")
+    places = ":".join([str(tmp_path), *filter(None, sys.path)])
+    status, said = cape_support.run(sys.executable, "-c", IN_THREADS, PYTHONPATH=places)
+    assert (status, said) == (0, "loaded\n8\n")

@@ -27,7 +27,7 @@ NAMED = re.search(r"# or ([\w, ]+);", EXAMPLE)
 
 @pytest.mark.parametrize("pos", variants.names(1))
 def test_the_core_without_a_host_runs_with_every_variant(pos):
-    asked = {"max_global_shift", "max_local_shift", "relpos_context", "random_range"}
+    asked = {"max_global_shift", "max_local_shift", "relpos_context", "random_range", "pose_range"}
     asked = (asked | {"abspos_context"}) & variants.get(pos, 1).options(1).keys()
     assert not asked or pos not in NAMED[1].split(", ")  # which need none
     given = "".join(f", {name}=9.0" for name in asked)
@@ -61,13 +61,16 @@ def test_every_variant_and_option_that_it_names_is_one():
     options = {name for pos, axes in every for name in variants.get(pos, axes).options(axes)}
     options |= {"pos", "data", "arch", "required_batch_size_multiple"}  # of hosts and cape-run
     options |= {"model", "model_kwargs", "img_size", "class_token", "global_pool"}  # of timm
+    options |= {"dynamic_img_size", "ref_feat_shape", "rope_type", "encoder"}  # of timm, of ESPnet
+    options |= {"encoder_learned_pos", "lenpen", "ctc_weight"}  # of fairseq, of ESPnet
+    options |= {"dim", "heads", "layers"}  # of Positions
     named = re.findall(r"--([\w-]+)|(\w+)=|(\w+): ", "\n".join(INLINE))
     named = {"".join(one).replace("-", "_") for one in named}
     assert {"max_global_shift", "relpos_context", "random_range", "pos"} <= named
     assert named <= options
     typed = re.findall(r"(?:--pos |pos: )(\w+)", TEXT)
     assert typed
-    assert {*typed} <= {pos for pos, _ in every}
+    assert {*typed} <= {pos for pos, _ in every} | {"espnet_rel_pos"}
 
 
 def test_the_extras_and_the_targets_exist():

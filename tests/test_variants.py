@@ -16,6 +16,7 @@ from cape_plugins import (
     register_variant,
     variants,
 )
+from cape_plugins.autoload import MEANT_BY_HOSTS
 from cape_support import IMAGES, OURS, SEQUENCES
 
 
@@ -30,10 +31,10 @@ ROPE = {"rope_base", "rope_fraction"}
 TILTED, PLAIN = Variant(attends=Tilted), Variant(adds=Sinusoids)
 
 
-def test_ours_come_first_and_images_have_all_but_those_that_count_tokens():
+def test_ours_come_first_and_images_have_all_but_those_of_sequences():
     assert variants.names(1)[: len(SEQUENCES)] == SEQUENCES
     assert variants.names(2)[: len(IMAGES)] == IMAGES
-    assert {*SEQUENCES} - {*IMAGES} == {"abspos", "relpos", "relpos_first"}
+    assert {*SEQUENCES} - {*IMAGES} == {"abspos", "relpos", "relpos_first", "pose_rope"}
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,7 @@ def test_ours_come_first_and_images_have_all_but_those_that_count_tokens():
         ("rope", 2, {"frequency_scale", *ROPE}),
         ("alibi", 2, {"alibi_unit"}),
         ("random_rope", 1, {"frequency_scale", *ROPE, "random_range", "spread"}),
+        ("pose_rope", 1, {"frequency_scale", *ROPE, "pose_range"}),
     ],
 )
 def test_a_variant_takes_what_its_classes_declare(pos, axes, taken):
@@ -144,11 +146,112 @@ class Odd(PositionalAttention):
     odd_table: dict[str, int] | None = option(None, "of a kind that no flag has")  # noqa: RUF009
 
 
+@dataclass(eq=False, repr=False)
+class Slip(PositionalAttention):
+    slip_n: int = option(None, "a default that is no int")
+
+
+@dataclass(eq=False, repr=False)
+class Word(PositionalAttention):
+    word_n: int = option("3", "a default that is no int")
+
+
+@dataclass(eq=False, repr=False)
+class OfNone(PositionalAttention):
+    ofnone_n: None = option(None, "of no kind at all")
+
+
+@dataclass(eq=False, repr=False)
+class Unknown(PositionalAttention):
+    unknown_n: "Missing | None" = option(None, "of a kind of nowhere")  # noqa: F821, RUF009
+
+
+@dataclass(eq=False, repr=False)
+class Bare(PositionalAttention):
+    bare_n: int = 3
+
+
+@dataclass(frozen=True)
+class BareShift(AsGiven):
+    bare_n: int = 3
+
+
 @pytest.mark.parametrize(
-    ("variant", "says"),
-    [(TILTED, "odd_tilt"), (Variant(attends=Odd), "odd_table")],
+    ("name", "variant", "says"),
+    [
+        ("odd", TILTED, r"option tilt of variant odd: call it odd_tilt"),
+        ("odd", Variant(attends=Odd), r"option odd_table of variant odd .*choose int"),
+        ("slip", Variant(attends=Slip), r"option slip_n of variant slip .*write int \| None"),
+        ("word", Variant(attends=Word), r"option word_n of variant word .*'3'"),
+        ("ofnone", Variant(attends=OfNone), r"option ofnone_n of variant ofnone .*choose int"),
+        ("unknown", Variant(attends=Unknown), r"variant unknown: .*Unknown.*Missing"),
+        ("bare", Variant(attends=Bare), r"variant bare: .*bare_n .* = option\(3, "),
+        ("bare", Variant(augments=BareShift), r"variant bare: .*bare_n .* = option\(3, "),
+        ("tilted", Tilted, r"register_variant\('tilted', Variant\(attends=Tilted\)\)"),
+        ("height", Sinusoids, r"Variant\(adds=Sinusoids\)"),
+        ("nothing", None, r"Variant\(attends=…\)"),
+        *((name, PLAIN, name) for name in MEANT_BY_HOSTS),
+        (None, PLAIN, "None"),
+    ],
 )
-def test_a_new_option_begins_with_the_variants_name_and_is_of_a_kind_that_hosts_have(variant, says):
+def test_what_is_wrong_with_a_declaration_is_told_with_variant_option_and_what_to_write(
+    name, variant, says
+):
     """Else it could be an option of a host, or be one that no command line can give."""
+    before = [variants.names(axes) for axes in (1, 2)]
     with pytest.raises(ValueError, match=says):
-        register_variant("odd", variant)
+        register_variant(name, variant)
+    assert [variants.names(axes) for axes in (1, 2)] == before
+
+
+@pytest.mark.parametrize("axes", [1, [1], (3,), (), "1"])
+def test_axes_are_a_tuple(axes):
+    with pytest.raises(ValueError, match=r"axes must be \(1,\), \(2,\) or \(1, 2\)"):
+        Variant(adds=Sinusoids, axes=axes)
+    with pytest.raises(ValueError, match="axes"):
+        option(1, "something", axes=axes)
+
+
+def test_an_option_has_a_help_and_the_unit_of_positions_or_none():
+    with pytest.raises(ValueError, match="help"):
+        option(1, "")
+    with pytest.raises(ValueError, match="POSITION"):
+        option(1.0, "a length", unit="seconds")
+
+
+def test_the_same_source_again_replaces_what_it_registered_and_another_does_not(own_table):
+    """A cell of a notebook that runs twice, a module that is reloaded."""
+    source = """
+from dataclasses import dataclass
+from cape_plugins import PositionalAttention, Variant, option, register_variant
+
+@dataclass(eq=False, repr=False)
+class Again(PositionalAttention):
+    again_n: int = option(DEFAULT, "a number")
+
+register_variant("again", Variant(attends=Again, axes=(1,)))
+register_variant("again_too", Variant(attends=Again, axes=(1,)))
+"""
+    for default in (1, 2):
+        exec(source.replace("DEFAULT", str(default)), {"__name__": "a_cell"})
+        assert variants.get("again", 1).options(1)["again_n"].default == default
+        assert variants.get("again_too", 1).options(1)["again_n"].default == default
+    assert variants.package("again", 1) == "a_cell"
+    with pytest.raises(ValueError, match="again already, of a_cell"):
+        register_variant("again", Variant(adds=Sinusoids, axes=(1,)))
+    with pytest.raises(ValueError, match="again already, of a_cell"):
+        exec(source.replace("DEFAULT", "1"), {"__name__": "another_cell"})
+
+
+def test_a_host_that_has_read_the_table_is_told_of_what_comes_later(own_table, monkeypatch):
+    monkeypatch.setattr(variants, "READERS", {1: [], 2: []})
+    told: list[str] = []
+    variants.tell_of_later(2, told.append)
+    register_variant("late", Variant(adds=Sinusoids, axes=(2,)))
+    register_variant("late_words", Variant(adds=Sinusoids, axes=(1,)))
+    assert told == ["late"]
+
+
+def test_an_unknown_variant_may_be_misspelt_or_of_a_package_that_is_not_here():
+    with pytest.raises(ValueError, match=r"'ropes' \(did you mean rope\?\).*package.*env"):
+        variants.get("ropes", 1)

@@ -37,6 +37,7 @@ from cape_plugins.espnet.options import (
     RELPOS_CONTEXT,
     RELPOS_CONTEXT_FIRST,
     EncoderOptions,
+    check_known,
     check_long_enough,
     choose,
     encoder_conf,
@@ -46,6 +47,7 @@ from cape_plugins.espnet.padding import hide_padding, replace
 from cape_plugins.module import Positions
 from cape_plugins.positions import exact, frame_times, widest
 from cape_plugins.ranks import generator_of_rank
+from cape_plugins.sizes import Part
 
 
 class SignatureOfConf:
@@ -98,7 +100,9 @@ class InSeconds(AbsEncoder):
         return None
 
     def __init__(self, input_size: int, **options: Any) -> None:
-        conf: Any = self.conf()(input_size=input_size, **options)
+        kind = self.conf()
+        check_known(options, kind)
+        conf: Any = kind(input_size=input_size, **options)
         of_variant, own = choose(conf)
         front = self.make_front(conf)
         known = parameters(self.espnets)
@@ -187,14 +191,14 @@ class InSeconds(AbsEncoder):
         return found
 
     def espnet_initialization_fn(self) -> None:
-        """Draw the learnable positions anew, uniform in ± 0.1 as the authors do.
+        """Draw what is learned about positions anew; a table uniform in ± 0.1 as the authors do.
 
         ESPnet calls this by its name after the option ``init``, which draws all weights anew.
         """
         for module in self.modules():
             if isinstance(module, Table):
                 nn.init.uniform_(module.table, -0.1, 0.1)
-            elif isinstance(module, PositionalAttention):
+            elif isinstance(module, Part):
                 module.reset_parameters()
 
     def forward(

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
-from espnet2.asr.encoder.conformer_encoder import TooShortUttError
+from espnet2.asr.encoder.branchformer_encoder import BranchformerEncoder
+from espnet2.asr.encoder.conformer_encoder import ConformerEncoder, TooShortUttError
+from espnet2.asr.encoder.e_branchformer_encoder import EBranchformerEncoder
 
 from cape_plugins.checks import is_number
 from cape_plugins.host import Host
@@ -53,6 +55,13 @@ class EncoderOptions:
             )
 
 
+def parameters(function: Any) -> dict[str, Any]:
+    """The parameters of a class or function of ESPnet, and their defaults."""
+    return {name: one.default for name, one in inspect.signature(function).parameters.items()}
+
+
+_ENCODERS = (BranchformerEncoder, ConformerEncoder, EBranchformerEncoder)
+
 HOST = Host(
     axes=1,
     unit="seconds",
@@ -64,20 +73,17 @@ HOST = Host(
             abspos_context=13.8,  # section 4.2; later frames begin again
             relpos_context=None,  # RELPOS_CONTEXT, or that of the first layer
             random_range=60.0,
+            pose_range=60.0,
             frequency_scale=30.0,  # section 4.2
         )
     ),
     sets=frozenset({"alibi_unit", "mean_normalize", "overflow", "spread"}),
+    theirs=frozenset().union(*map(parameters, _ENCODERS)),
     own=EncoderOptions,
     spell="encoder_conf {}".format,
     advice="give another checkpoint or --output_dir (to start from its weights all the same: "
     "--init_param FILE:::encoder.positions.mark)",
 )
-
-
-def parameters(function: Any) -> dict[str, Any]:
-    """The parameters of a class or function of ESPnet, and their defaults."""
-    return {name: one.default for name, one in inspect.signature(function).parameters.items()}
 
 
 def encoder_conf(espnets: type, defaults: Mapping[str, Any], fixed: Collection[str]) -> type:
@@ -97,6 +103,14 @@ def encoder_conf(espnets: type, defaults: Mapping[str, Any], fixed: Collection[s
             default = tuple(default) if isinstance(default, list) else default
             fields.append((name, Any, dataclasses.field(default=default)))
     return dataclasses.make_dataclass("encoder_conf", fields, kw_only=True)
+
+
+def check_known(options: Mapping[str, Any], kind: type) -> None:
+    """Raise TypeError for an option that is no field of a dataclass of :func:`encoder_conf`."""
+    known = {field.name for field in dataclasses.fields(kind)}
+    pos = options.get("pos", "cape")
+    for name in options.keys() - known:
+        raise TypeError(HOST.unknown(pos if pos in HOST.names() else "cape", name, known))
 
 
 def choose(conf: Any) -> tuple[dict[str, Any], EncoderOptions]:

@@ -9,12 +9,13 @@ flat already.
 import ast
 import copy
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Optional, cast, get_args, get_origin
 
 import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import II, OmegaConf
@@ -23,9 +24,9 @@ from cape_plugins.augment import Augmentation
 from cape_plugins.checks import is_number
 from cape_plugins.host import Host
 from cape_plugins.module import Positions
-from cape_plugins.options import POSITION, Option, declared, option
+from cape_plugins.options import POSITION, Option, alternatives, declared, option
 from cape_plugins.sinusoid import Sinusoids
-from cape_plugins.variants import Variant, get
+from cape_plugins.variants import Variant, get, tell_of_later
 
 # at this position, neighbouring float32 numbers are 2 ** -7 of a token apart
 FURTHEST = 1e5
@@ -78,6 +79,33 @@ class SourceOptions:
             raise ValueError(f"source_bos must be auto, true or false, got {self.source_bos!r}")
 
 
+def _flatten() -> type[FairseqDataclass]:
+    """TransformerConfig without nesting: ``encoder.layers`` becomes ``encoder_layers``."""
+    flat: list[tuple[str, Any, Any]] = []
+    for outer in dataclasses.fields(TransformerConfig):
+        kind: Any = outer.type
+        nested = dataclasses.is_dataclass(kind)
+        prefix = f"{outer.name}_" if nested else ""
+        for one in dataclasses.fields(kind) if nested else (outer,):
+            made = copy.copy(one)
+            if isinstance(made.default, str) and made.default.startswith("${model."):
+                made.default = II("model.decoder_embed_dim")  # fairseq interpolates no other option
+            flat.append((prefix + one.name, one.type, made))
+    flat = [one for one in flat if not one[0].endswith("_name")]
+    return dataclasses.make_dataclass("FlatTransformerConfig", flat, bases=(FairseqDataclass,))
+
+
+def _names_of(*configs: Any) -> Iterator[str]:
+    """Names of the options in dataclasses of fairseq, and in those that stand in them."""
+    for config in configs:
+        for one in dataclasses.fields(config):
+            yield one.name
+            if dataclasses.is_dataclass(one.type):
+                yield from _names_of(one.type)
+
+
+_FlatConfig = _flatten()
+
 #: CAPE's defaults, and relpos' context, are those of the paper's translation experiments (section
 #: 4.3). Nothing is centred: sentences of a pair stay aligned at their first tokens, and decoding
 #: does not know the length.
@@ -88,9 +116,11 @@ HOST = Host(
         "max_global_shift": 5.0,
         "max_local_shift": 0.5,
         "random_range": 256.0,
+        "pose_range": 256.0,
         "relpos_context": 150,
     },
     sets=frozenset({"mean_normalize", "spread", "overflow", "abspos_context", "alibi_unit"}),
+    theirs=frozenset(_names_of(_FlatConfig, TransformerLanguageModelConfig, FairseqConfig)),
     own=SourceOptions,
     spell=flag,
     advice=ANOTHER_CHECKPOINT,
@@ -132,11 +162,17 @@ def choose(options: Mapping[str, Any]) -> Chosen:
 
     Raises:
         ValueError: an option is for another ``pos``, or a value is out of range; a variant checks
-            the values of its own when it is made.
+            the values of its own when it is made. Or the variant needs what fairseq cannot give.
     """
     ours, _ = HOST.split(options)
     pos, every = ours.pop("pos"), HOST.options()
-    ours = {name: _as_declared(value, every[name]) for name, value in ours.items()}
+    adds = get(pos, HOST.axes).adds
+    if adds is not None and adds.needs_content():
+        raise ValueError(
+            f"--pos {pos} adds what depends on the content, which fairseq keeps from its embedding "
+            "of positions: it is for timm and ESPnet, here choose another variant"
+        )
+    ours = {name: _read(value, every[name]) for name, value in ours.items()}
     chosen, source = HOST.choose(pos, ours)
     assert source is not None  # the host has options of its own
     for name, value in chosen.items():
@@ -148,11 +184,17 @@ def choose(options: Mapping[str, Any]) -> Chosen:
     return Chosen(pos, chosen, source)
 
 
-def _as_declared(value: Any, one: Option) -> Any:
-    """A tuple where a command line has a string and a YAML a list."""
-    if not isinstance(one.default, tuple):
+def _read(value: Any, one: Option) -> Any:
+    """The value of a word of a command line, where the flag takes any."""
+    if not isinstance(value, str) or _type_of(one) is not Any:
         return value
-    return tuple(ast.literal_eval(value) if isinstance(value, str) else value)
+    words = {"true": True, "false": False} if bool in alternatives(one.kind) else {}
+    if value.lower() in words:
+        return words[value.lower()]
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value
 
 
 def check_options(options: Mapping[str, Any]) -> Chosen:
@@ -176,48 +218,55 @@ def check_options(options: Mapping[str, Any]) -> Chosen:
     return chosen
 
 
-def _flatten() -> type[FairseqDataclass]:
-    """TransformerConfig without nesting: ``encoder.layers`` becomes ``encoder_layers``."""
-    flat: list[tuple[str, Any, Any]] = []
-    for outer in dataclasses.fields(TransformerConfig):
-        kind: Any = outer.type
-        nested = dataclasses.is_dataclass(kind)
-        prefix = f"{outer.name}_" if nested else ""
-        for one in dataclasses.fields(kind) if nested else (outer,):
-            made = copy.copy(one)
-            if isinstance(made.default, str) and made.default.startswith("${model."):
-                made.default = II("model.decoder_embed_dim")  # fairseq interpolates no other option
-            flat.append((prefix + one.name, one.type, made))
-    flat = [one for one in flat if not one[0].endswith("_name")]
-    return dataclasses.make_dataclass("FlatTransformerConfig", flat, bases=(FairseqDataclass,))
-
-
-def _flags(options: Iterable[Option]) -> type[FairseqDataclass]:
+def flags_of_options(options: Iterable[Option]) -> type[FairseqDataclass]:
     """A flag of fairseq for ``--pos`` and for each option."""
     about = {"help": "the variant of positions"}
     variants = ChoiceEnum(list(HOST.names()))
     flags: list[tuple[str, Any, Any]] = [("pos", variants, field(default="cape", metadata=about))]
     for one in options:
-        metadata = {"help": one.help}
-        flags.append((one.name, _type_of(one), field(default=one.default, metadata=metadata)))
+        type_, help = _type_of(one), one.help
+        if type_ is Any and bool in alternatives(one.kind):
+            help += "; true or false"
+        made = field(default=one.default, metadata={"help": help})
+        flags.append((one.name, type_, made))
     return dataclasses.make_dataclass("PositionFlags", flags, bases=(FairseqDataclass,))
 
 
 def _type_of(one: Option) -> Any:
-    """The type of a flag, of those that OmegaConf and argparse know; Any for a tuple."""
+    """The type of a flag, of those that OmegaConf and argparse know; Any for a word to be read.
+
+    fairseq's flag of a bool has no value, and switches a default of True off.
+    """
+    of = [kind for kind in alternatives(one.kind) if kind is not type(None)]
     if get_origin(one.kind) is Literal:
         return ChoiceEnum(list(get_args(one.kind)))
+    if isinstance(one.default, float):  # one for all axes, of which a text has one
+        return float
+    if one.name in HOST.defaults:
+        return type(HOST.defaults[one.name])
+    if len(of) > 1 or of[0] not in (int, float, bool, str):
+        return Any
     if one.default is None:
-        return Optional[get_args(one.kind)[0]]  # noqa: UP045 - OmegaConf 2.0 knows no `int | None`
-    return type(one.default) if isinstance(one.default, (bool, int, float, str)) else Any
+        return Any if of == [bool] else Optional[of[0]]  # noqa: UP045 - OmegaConf 2.0 knows no `|`
+    return Any if one.default is True else of[0]
 
 
-_FlatConfig = _flatten()
 _EVERY = HOST.options()
-PositionFlags = _flags(_EVERY.values())
-_FlagsWithoutSource = _flags(
+PositionFlags = flags_of_options(_EVERY.values())
+_FlagsWithoutSource = flags_of_options(
     one for name, one in _EVERY.items() if name not in declared(SourceOptions)
 )
+
+
+def _warn_of_later(pos: str) -> None:
+    HOST.check_late(
+        pos,
+        f"fairseq has made its flags, so it has no --pos {pos}: register the variant before "
+        "fairseq is imported, or by an entry point of a package that does not import fairseq",
+    )
+
+
+tell_of_later(HOST.axes, _warn_of_later)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cape_plugins.attention import Given, PositionalAttention
 from cape_plugins.module import Positions
+from cape_plugins.sizes import Part
 from cape_plugins.timm.loading import is_positional
 from cape_plugins.timm.options import HOST, ImageSettings
 from cape_plugins.timm.registry import remedy
@@ -161,5 +162,14 @@ def whole_mask(tokens: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Ten
 
 
 def positional_parameters(model: nn.Module) -> set[str]:
-    """Names of learned positional parameters; like timm's, they get no weight decay."""
-    return {name for name, _ in model.named_parameters() if is_positional(name)}
+    """Names of what is learned about positions and gets no weight decay, as timm's own tables.
+
+    A variant says which of its parameters these are (:meth:`cape_plugins.sizes.Part`).
+    """
+    found = {name for name, _ in model.named_parameters() if is_positional(name)}
+    for prefix, module in model.named_modules():
+        if isinstance(module, Part):
+            free = module.no_weight_decay()
+            decayed = {name for name, _ in module.named_parameters()} - free
+            found -= {f"{prefix}.{name}" for name in decayed}
+    return found

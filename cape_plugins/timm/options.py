@@ -4,13 +4,17 @@
 >>> where = grid_with_prefix(14, 14, settings.extent, prefix=1, like=x)     # (1, 1 + 196, 2)
 """
 
+import dataclasses
 import functools
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from cape_plugins import fused
@@ -40,6 +44,14 @@ class ImageOptions:
         check_positive("extent", self.extent)
 
 
+_OF_TIMM = frozenset(
+    [
+        *inspect.signature(VisionTransformer).parameters,
+        *inspect.signature(NaFlexVit).parameters,
+        *(field.name for field in dataclasses.fields(NaFlexVitCfg)),
+    ]
+)
+
 #: each axis of an image runs from -1 to 1 (section 4.1); Δ and λ are the paper's
 HOST = Host(
     axes=2,
@@ -50,6 +62,7 @@ HOST = Host(
         max_global_scale=1.4,
     ),
     sets=frozenset({"mean_normalize", "random_range", "spread", "alibi_unit"}),
+    theirs=_OF_TIMM,
     own=ImageOptions,
     advice="start from its weights by --pretrained --pretrained-path",
 )
@@ -90,6 +103,7 @@ def image_settings(given: Mapping[str, Any]) -> tuple[ImageSettings, dict[str, A
     Raises:
         ValueError: unknown variant, an option that it does not take or of a wrong kind; or learned
             absolute embeddings are asked for, which are timm's own models.
+        TypeError: an argument that neither the variant nor timm's models have.
     """
     ours, timms = HOST.split(given)
     pos = ours.pop("pos", "cape")
@@ -98,6 +112,8 @@ def image_settings(given: Mapping[str, Any]) -> tuple[ImageSettings, dict[str, A
             "learnable absolute positions (abspos, pos_embed) are timm's own models: create "
             f"vit_tiny_patch16_224 and its like; here pos is one of {', '.join(HOST.names())}"
         )
+    for name in timms.keys() - HOST.theirs:
+        raise TypeError(HOST.unknown(pos, name, HOST.theirs))
     shift = ours.get("max_local_shift")
     if isinstance(shift, list | tuple):  # a list in JSON
         if len(shift) != 2:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from cape_plugins.autoload import warn
 from cape_plugins.timm.options import HOST, options_of
+from cape_plugins.variants import tell_of_later
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": dict(embed_dim=192, depth=12, num_heads=3),
@@ -29,12 +30,14 @@ _HAVE_LOW = ("sinpos", "cape", "univit")
 
 def variants_by_name() -> dict[str, dict[str, Any]]:
     """The part of a model's name for positions → its arguments; univit is CAPE with λ = 1."""
-    named: dict[str, dict[str, Any]] = {
-        _RENAMED.get(pos, pos): dict(pos=pos) for pos in HOST.names()
-    }
+    named = _named(HOST.names())
     named["univit"] = dict(pos="cape", max_global_scale=1.0)
     low = {f"{name}_low": {**named[name], "frequency_scale": LOW} for name in _HAVE_LOW}
     return named | low
+
+
+def _named(variants: Iterable[str]) -> dict[str, dict[str, Any]]:
+    return {_RENAMED.get(pos, pos): dict(pos=pos) for pos in variants}
 
 
 def remedy(patch: int | None, option: str, trained: Any) -> str | None:
@@ -116,14 +119,28 @@ def register_variants(
         shared: default arguments of all models.
         cfg: entries of timm's ``default_cfgs`` that differ from a ViT for 224 pixels.
     """
-    models = {
-        pattern.format(size=size, variant=named): {**shared, **SIZES[size], **variant}
-        for size, (named, variant) in product(sizes, variants_by_name().items())
-    }
-    for name in [name for name in models if is_model(name)]:
-        pos = models.pop(name)["pos"]  # of another package
-        warn(f"the variant {pos} has no model {name}, which is timm's own: it needs another name")
     cfg = {"first_conv": "patch_embed.proj", "classifier": "head", "license": "mit", **cfg}
-    cfgs = generate_default_cfgs({f"{name}.untrained": cfg for name in models})
-    sys.modules[module].default_cfgs.update(cfgs)
-    register_models(module, create, models)
+
+    def register(variants: Mapping[str, dict[str, Any]]) -> None:
+        models = {
+            pattern.format(size=size, variant=named): {**shared, **SIZES[size], **variant}
+            for size, (named, variant) in product(sizes, variants.items())
+        }
+        for name in [name for name in models if is_model(name)]:
+            pos = models.pop(name)["pos"]  # of another package
+            if name not in default_cfgs:
+                warn(
+                    f"the variant {pos} has no model {name}, which is timm's own: it needs "
+                    "another name"
+                )
+        default_cfgs.update(generate_default_cfgs({f"{name}.untrained": cfg for name in models}))
+        register_models(module, create, models)
+
+    def register_later(pos: str) -> None:
+        HOST.check_late(pos)
+        if pos in HOST.names():
+            register(_named([pos]))
+
+    default_cfgs = sys.modules[module].default_cfgs
+    register(variants_by_name())
+    tell_of_later(HOST.axes, register_later)

@@ -73,16 +73,7 @@ class Fire(PositionalAttention):
         check_positive("fire_unit", self.fire_unit)
         width, heads = self.fire_width, self.sizes.heads
         self.function = nn.Sequential(nn.Linear(1, width), nn.ReLU(), nn.Linear(width, heads))
-        self.c, self.multiplier = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the function anew; c and L as at first."""
-        for part in self.function:
-            if isinstance(part, nn.Linear):
-                part.reset_parameters()
-        nn.init.constant_(self.c, 0.1)
-        nn.init.ones_(self.multiplier)
+        self.c, self.multiplier = nn.Parameter(torch.full([1], 0.1)), nn.Parameter(torch.ones(1))
 
     def prepare(
         self, queries: Tensor, keys: Tensor, mask: Tensor | None, dtype: torch.dtype

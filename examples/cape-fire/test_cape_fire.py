@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from cape_fire import Fire
-from cape_plugins import Positions, Sizes, patch_grid, token_positions
+from cape_plugins import Positions, Sizes, patch_grid, testing, token_positions
 
 CAUSAL = torch.ones(1, 6, 6, dtype=torch.bool).tril()
 
@@ -33,6 +33,12 @@ def bias(fire: Fire, positions: Tensor, mask: Tensor | None = None) -> Tensor:
     return fire.bias(query, key, fire.prepare(positions, positions, mask, query.dtype))
 
 
+@pytest.mark.parametrize("axes", [1, 2])
+@pytest.mark.parametrize("check", testing.CHECKS)
+def test_what_every_variant_does(check, axes):
+    check("fire", axes, fire_width=8)
+
+
 @pytest.mark.parametrize("mask", [CAUSAL, torch.zeros(1, 6, 6).masked_fill(~CAUSAL, -torch.inf)])
 def test_in_a_decoder_it_is_the_papers_equation(mask):
     fire = layer()
@@ -42,16 +48,6 @@ def test_in_a_decoder_it_is_the_papers_equation(mask):
         for j in range(i + 1):
             ratio = math.log(0.7 * (i - j) + 1) / math.log(0.7 * max(0.25 * 8, i) + 1)
             torch.testing.assert_close(found[0, :, i, j], fire.function(torch.tensor([ratio])))
-
-
-def test_step_by_step_is_as_at_once():
-    fire, (query, key, value) = layer(), random()
-    positions = token_positions([6])[..., None]
-    at_once, _ = fire(query, key, value, fire.prepare(positions, positions, CAUSAL, query.dtype))
-    for t in range(6):
-        given = fire.prepare(positions[:, t : t + 1], positions[:, : t + 1], None, query.dtype)
-        step, _ = fire(query[:, :, t : t + 1], key[:, :, : t + 1], value[:, :, : t + 1], given)
-        torch.testing.assert_close(step, at_once[:, :, t : t + 1])
 
 
 def test_in_an_encoder_a_query_sees_as_far_as_the_farthest_token_on_either_side():
@@ -70,21 +66,6 @@ def test_a_mask_of_each_head_hides_what_no_head_sees():
     mask = CAUSAL.expand(2, 3, 6, 6).clone()
     mask[:, 1] = False
     torch.testing.assert_close(bias(fire, positions, mask), bias(fire, positions, CAUSAL))
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_padding_changes_nothing(shared):
-    fire, (query, key, value) = layer(), random(5)
-    where = token_positions([5])[..., None]
-    expected, _ = fire(query, key, value, fire.prepare(where, where, None, query.dtype))
-    padded = [torch.cat([x, torch.full_like(x[:, :, :2], 9.0)], dim=2) for x in (query, key, value)]
-    positions = token_positions([5] if shared else [5, 5], 7)[..., None]
-    visible = torch.ones(2, 1, 7, dtype=torch.bool)
-    visible[..., 5:] = False
-    for mask in (visible, torch.zeros(2, 1, 7).masked_fill(~visible, -torch.inf)):
-        found, _ = fire(*padded, fire.prepare(positions, positions, mask, query.dtype))
-        torch.testing.assert_close(found[:, :, :5], expected)
-        assert found.isfinite().all()
 
 
 def test_distances_count_in_tokens_whatever_the_unit_and_a_shift_changes_nothing():

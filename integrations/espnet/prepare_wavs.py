@@ -9,7 +9,8 @@ are skipped. Without the file each ``a.wav`` has an ``a.txt`` beside it. Needs c
 ``cape_studies.data.recordings`` reads the files.
 
 Writes <out>/<split>/wav.scp and text, and <out>/tokens.txt from the transcripts of ``train``.
-Everything is checked first, and nothing is written if anything is wrong.
+Everything is checked first, and nothing is written if anything is wrong. Transcripts are brought to
+Unicode's NFC, so that a letter with an accent is one token.
 """
 
 import argparse

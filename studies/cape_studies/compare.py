@@ -3,9 +3,10 @@
 import math
 from functools import cache
 
+import numpy as np
 import pandas as pd
 
-from cape_studies.evaluate.output import PARTS, made
+from cape_studies.evaluate.output import PARTS, away, made
 from cape_studies.results import Result
 from cape_studies.stats import Estimate, estimate, item_error
 
@@ -85,6 +86,17 @@ class Scores:
             most = 100.0 if self.higher else math.inf
             found = found._replace(low=max(found.low, 0.0), high=min(found.high, most))
         return found
+
+    def away(self, variant: str, condition: str) -> float:
+        """How many items are away from the limits of the score, the mean over its trainings; NaN
+        where items are not stored."""
+        found = [
+            away(how, of[PARTS[how]].to_numpy(float))
+            for seed in self.values[variant, condition].index
+            if (of := self._items.get((variant, condition, seed))) is not None
+            and (how := of["how"].iat[0])
+        ]
+        return float(np.mean(found)) if found else math.nan
 
     def _without_each(self, variant: str, condition: str) -> pd.Series:
         each = []

@@ -132,6 +132,8 @@ class Answer(Part):
     floor: str = "nopos"  # variant without positions, which others must beat
     within: str  # words for the conditions seen in training
     beyond: dict[str, str]  # evaluation → words for its other conditions
+    by: dict[str, str] = {}  # evaluation → words that follow both, where several test the same
+    same_items: bool = False  # whether all conditions are tested on the same items
     chance: float | None = None  # score of who always says the most frequent class, or nothing
     found: str | None = None  # what the data hold, in a sentence
 
@@ -165,10 +167,11 @@ class Study(Part):
         known("host", [self.host], hosts.NAMES)
         self.run = self.run or list(self.variants)
         others = set(self.run) - self.variants.keys()
+        there = [*self.variants]
         if others and "{variant}" in str(self.options):  # which says what its options are
-            others &= set(hosts.variants(self.host))
-            self.variants |= {name: Variant() for name in others}
-        known("run", self.run, self.variants)
+            there += hosts.variants(self.host)
+            self.variants |= {name: Variant() for name in others.intersection(there)}
+        known("run", self.run, there)
         once(self.run, "run")
         once(self.seeds, "seeds")
         for name, variant in self.variants.items():
@@ -190,7 +193,8 @@ class Study(Part):
         known("report.metric", [about.metric], metrics)
         known("report.x", filter(None, [about.x]), metrics)
         about.y_label, about.title = about.y_label or about.metric, about.title or self.title
-        known("answer.beyond", self.answer.beyond if self.answer else (), self.evaluations)
+        for name in ("beyond", "by"):
+            known(f"answer.{name}", getattr(self.answer, name, ()), self.evaluations)
         return self
 
 
@@ -220,6 +224,10 @@ def studies_of(path: Path) -> list[Path]:
     """The YAMLs of a set of studies, or the study's own."""
     names = read_yaml(path).get("studies")
     return [path.parent / f"{name}.yaml" for name in names] if isinstance(names, list) else [path]
+
+
+#: what Hydra says where +KEY=… is there already, the former if its value is not known yet
+ADDED_TWICE = r"(?:Error merging override \+|Could not append .*already at ')([^=']+)"
 
 
 def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> DictConfig:
@@ -257,6 +265,10 @@ def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> 
                 text = said(error, None).partition(" Config search path")[0]
                 if key := re.match(r"Could not (?:override|delete from config.) '([^']+)'", text):
                     text = _no_key(key[1], make()) or text
+                elif key := re.match(ADDED_TWICE, text):
+                    text = f"there is {key[1]} already: {key[1]}=… changes it"
+                elif error.__cause__:
+                    text += f": {said(error.__cause__)}"
                 raise ValueError(f"{path}: {text}") from error
     except (OmegaConfBaseException, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{path}, or a YAML that it names: {said(error, None)}") from error

@@ -1,5 +1,6 @@
 """The figure of scores, to be read on light and on dark pages."""
 
+from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
@@ -7,10 +8,12 @@ from typing import IO, Any
 import matplotlib
 from matplotlib.figure import Figure
 
+from cape_studies import hosts
 from cape_studies.compare import Scores
 
 LINES, MARKERS = ("-", "--", ":", "-."), "osD^vPX*<>"
 GREY = "#767676"  # as far from white as from black
+ASIDE = 0.2  # of the least distance of two conditions, over which their variants are spread
 TEXT = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 STYLE: Any = {**dict.fromkeys(TEXT, GREY), "legend.framealpha": 0, "legend.fontsize": "medium"}
 
@@ -22,7 +25,9 @@ def draw(scores: Scores, out: Path | IO[bytes]) -> None:
 
     Conditions that are numbers stand at these numbers, others side by side. Conditions of training
     are grey. The line has a gap where a training has no score. If the report has ``x``, a metric,
-    its mean is the x-axis, and the conditions stand beside the points.
+    its mean is the x-axis, and the conditions stand beside the points; else the variants of a
+    condition stand a little aside of each other, so that none hides another. The score of chance is
+    a dotted line, where it is known.
 
     Args:
         scores: with the labels of their study's report.
@@ -37,6 +42,10 @@ def draw(scores: Scores, out: Path | IO[bytes]) -> None:
         at = _against(axis, scores) if about.x else _places(axis, scores)
         for variant in scores.variants:
             _draw(axis, scores, variant, at)
+        study = scores.result.study
+        if study.answer and study.answer.chance is not None and scores.metric == about.metric:
+            label = hosts.host(study.host).CHANCE
+            axis.axhline(study.answer.chance, color=GREY, ls=":", lw=1, label=label)
         figure.suptitle(about.title)
         figure.legend(loc="outside lower center", ncols=3)  # legible on a telephone
         figure.savefig(out, dpi=150, transparent=True)
@@ -71,7 +80,11 @@ def _places(axis: Any, scores: Scores) -> At:
     axis.set_xticks(list(places.values()), conditions, rotation=turned)
     for condition in scores.seen:
         axis.axvline(places[condition], color=GREY, alpha=0.25, lw=8, zorder=0)
-    return {key: places[key[1]] for key in scores.found}
+    where = sorted(places.values())
+    room = ASIDE * min((right - left for left, right in pairwise(where)), default=1)
+    of = {name: i - (len(scores.variants) - 1) / 2 for i, name in enumerate(scores.variants)}
+    apart = room / max(1, len(of) - 1)
+    return {key: places[key[1]] + apart * of.get(key[0], 0) for key in scores.found}
 
 
 def _draw(axis: Any, scores: Scores, variant: str, at: At) -> None:

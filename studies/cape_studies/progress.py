@@ -55,7 +55,8 @@ class Shown:
         self._before = sum(run.done() for run in runs)
         self._began, self._stop = time.monotonic(), Event()
         look = "{percentage:3.0f}%|{bar:20}| {desc}"
-        self._bar = tqdm(total=self._many, disable=None, bar_format=look, dynamic_ncols=True)
+        wide = {"bar_format": look, "dynamic_ncols": True}
+        self._bar = tqdm(total=self._many, disable=None, leave=False, **wide)
         self._title, self._thread = title, Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> "Shown":
@@ -80,7 +81,7 @@ class Shown:
     def _counted(self, now: Sequence[Progress | None]) -> str:
         done = self._ended + sum(min(1.0, one.part or 0) for one in now if one)
         self._bar.n = done
-        told = f"{self._ended} of {self._many}"
+        told = f"{self._ended} of {self._many} runs"
         if (gained := done - self._before) > 0.01 and done < self._many:
             left = (time.monotonic() - self._began) * (self._many - done) / gained
             told += f", about {duration(left)} left"
@@ -90,7 +91,7 @@ class Shown:
         while not self._stop.wait(EVERY_LINE_S if self._bar.disable else EVERY_S):
             now = {run: of(run) for run in [*self.running]}
             each = [f"{run.variant} seed {run.seed} {one.told}" for run, one in now.items() if one]
-            line = f"{self._title} {'; '.join([self._counted([*now.values()]), *each])}"
+            line = f"{self._title}: {'; '.join([self._counted([*now.values()]), *each])}"
             if self._bar.disable:
                 process.say(line)
             self._bar.set_description_str(line)

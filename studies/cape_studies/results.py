@@ -9,7 +9,7 @@ import pandas as pd
 
 from cape_studies import work
 from cape_studies.config import Study, read_yaml
-from cape_studies.plan import Plan, Prepared, Run, merge
+from cape_studies.plan import Plan, Prepared, Run
 from cape_studies.scores import TIDY, read, tidy
 from cape_studies.stats import TRAININGS
 
@@ -71,8 +71,7 @@ def of_plan(plan: Plan, command: str) -> Result:
     many = Counter(run.variant for run in done)
     items = [_items(run) for run in done if many[run.variant] >= TRAININGS]
     typed = {
-        name: plan.host.typed(merge(study.options, one.options), one.options, name)
-        for name, one in (study.variants if study.answer else {}).items()
+        run.variant: run.typed() for run in runs if study.answer and run.seed == study.seeds[0]
     }
     return Result(
         study,

@@ -171,6 +171,9 @@ def lacks(options: RunOptions, plans: Sequence[Plan]) -> Iterator[str]:
             yield line
         if plan.study.trainer is None and (line := plan.host.problem(plan.machine)):
             yield line
+        if letters := {*plan.host.APART} & {*str(plan.out)}:
+            what = f"--out {plan.out} has {' and '.join(sorted(letters))}"
+            yield f"{what}, at which {plan.study.host} splits paths: choose another folder"
         for name, data in plan.data.items():
             if plan.out.is_relative_to(data.folder):
                 what = f"--out {plan.out} lies in the data {name}, {data.folder}"

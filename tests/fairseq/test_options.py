@@ -2,6 +2,7 @@
 
 import re
 import sys
+from argparse import ArgumentParser
 from dataclasses import dataclass
 
 import pytest
@@ -9,13 +10,26 @@ import pytest
 pytest.importorskip("fairseq")
 
 from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf, gen_parser_from_dataclass
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 import cape_plugins.fairseq
-from cape_plugins import PositionalAttention, Variant, option, variants
+from cape_plugins import (
+    Augmentation,
+    PositionalAttention,
+    Variant,
+    option,
+    register_variant,
+    variants,
+)
 from cape_plugins.fairseq import __main__ as flags
-from cape_plugins.fairseq.options import HOST, FairseqCapeConfig, aligns_source, choose
+from cape_plugins.fairseq.options import (
+    HOST,
+    FairseqCapeConfig,
+    aligns_source,
+    choose,
+    flags_of_options,
+)
 from cape_plugins.variants import get, names
 from cape_support import run
 
@@ -160,11 +174,57 @@ class Shaped(PositionalAttention):
 
 @pytest.mark.parametrize("given", ["(3, 4)", [3, 4]])
 def test_an_option_of_several_numbers_is_a_string_of_flags_or_a_list_of_yaml(monkeypatch, given):
-    known, row = variants.get, Variant(attends=Shaped, axes=(1,))
-    monkeypatch.setattr(variants, "get", lambda p, axes: row if p == "relpos" else known(p, axes))
+    row = Variant(attends=Shaped, axes=(1,))
+    monkeypatch.setattr(variants, "get", lambda p, axes: row if p == "relpos" else get(p, axes))
     chosen = choose({"pos": "relpos", "relpos_shape": given}).options
     assert chosen == {"relpos_shape": (3, 4)}
     assert choose({"pos": "cape", "relpos_shape": [1, 2]}).pos == "cape"  # its default
+
+
+@dataclass(eq=False, repr=False)
+class Switched(PositionalAttention):
+    """A variant of another package, with options that a flag of fairseq's would get wrong."""
+
+    relpos_on: bool = option(True, "a switch that is on")
+    relpos_off: bool = option(False, "a switch that is off")
+    relpos_perhaps: bool | None = option(None, "a switch")
+    relpos_sides: tuple[float, ...] | None = option(None, "several numbers")
+    relpos_part: float = option(1, "a number that need not be whole")
+
+
+def test_a_switch_that_is_on_takes_true_or_false_and_none_is_what_the_class_decides(monkeypatch):
+    row = Variant(attends=Switched, axes=(1,))
+    monkeypatch.setattr(variants, "get", lambda p, axes: row if p == "relpos" else get(p, axes))
+    parser = ArgumentParser()
+    gen_parser_from_dataclass(parser, flags_of_options(HOST.options().values())())
+    words = "--relpos-on false --relpos-off --relpos-perhaps true --relpos-sides (0.5,2)"
+    given = vars(parser.parse_args([*words.split(), "--relpos-part", "0.5"]))
+    found = choose({**given, "pos": "relpos"}).options
+    assert found == {
+        **{"relpos_on": False, "relpos_off": True, "relpos_perhaps": True},
+        **{"relpos_sides": (0.5, 2), "relpos_part": 0.5},
+    }
+    found = choose({**vars(parser.parse_args([])), "pos": "relpos"}).options
+    assert (found["relpos_on"], found["relpos_off"]) == (True, False)
+    assert found["relpos_perhaps"] is found["relpos_sides"] is None
+    assert "true or false" in parser.format_help()
+    with pytest.raises(ValueError, match="--relpos-on must be bool"):
+        choose({"pos": "relpos", "relpos_on": "perhaps"})
+
+
+def test_a_variant_that_comes_after_the_flags_is_warned_of(own_table):
+    with pytest.warns(RuntimeWarning, match=r"variant late of .*--pos late: .*before fairseq"):
+        register_variant("late", Variant(augments=Augmentation, axes=(1,)))
+
+
+def test_a_variant_with_an_option_of_fairseqs_is_warned_of(own_table):
+    @dataclass(eq=False, repr=False)
+    class Encoder(PositionalAttention):
+        encoder_layers: int = option(3, "which fairseq has")
+
+    with pytest.warns(RuntimeWarning, match=r"variant encoder of .*--encoder-layers"):
+        register_variant("encoder", Variant(attends=Encoder, axes=(1,)))
+    assert "encoder" not in HOST.names()
 
 
 @pytest.mark.parametrize(
@@ -181,7 +241,8 @@ def test_what_is_not_wrong_is_taken(build, pos, allowed):
 
 # option → another value than the default
 OPTIONS = dict(max_global_shift=10.0, max_local_shift=0.25, max_global_scale=1.1, source_scale=1.1)
-OPTIONS |= dict(relpos_context=10, random_range=50.0, frequency_scale=0.5, base=100.0)
+OPTIONS |= dict(relpos_context=10, random_range=50.0, pose_range=90.0)
+OPTIONS |= dict(frequency_scale=0.5, base=100.0)
 
 
 @pytest.mark.parametrize("pos", ["nopos", "cape", "random_rope"])

@@ -45,13 +45,27 @@ class Made(TorchDispatchMode):
 # Variants, and a model of one layer
 
 SEQUENCES = ("nopos", "abspos", "sinpos", "cape", "relpos", "relpos_first", "rope", "cape_rope")
-SEQUENCES += ("alibi", "cape_alibi", "random", "random_rope")
-IMAGES = tuple(pos for pos in SEQUENCES if pos not in ("abspos", "relpos", "relpos_first"))
+SEQUENCES += ("alibi", "cape_alibi", "random", "random_rope", "pose_rope")
+_OF_SEQUENCES = ("abspos", "relpos", "relpos_first", "pose_rope")
+IMAGES = tuple(pos for pos in SEQUENCES if pos not in _OF_SEQUENCES)
 #: (variant, axes) of all that come with this package
 OURS = [(pos, 1) for pos in SEQUENCES] + [(pos, 2) for pos in IMAGES]
 
+#: encodings of the literature, which a fixture of the same name registers
+EIGHT = (
+    "kerple",
+    "cope",
+    "xpos",
+    "t5",
+    "t5_shared",
+    "fourier",
+    "shape",
+    "rotations",
+    "conditional",
+)
+
 OPTIONS = dict(max_global_shift=5.0, max_local_shift=0.5, max_global_scale=1.4)
-OPTIONS |= dict(abspos_context=50, relpos_context=3, random_range=9.0)
+OPTIONS |= dict(abspos_context=50, relpos_context=3, random_range=9.0, pose_range=90.0)
 
 
 def build(pos: str, axes: int = 1, dim: int = 12, **given: Any) -> Positions:
@@ -132,6 +146,17 @@ def run(*command: object, cwd: Path | None = None, **more: object) -> tuple[int,
         text=True,
     )
     return done.returncode, done.stdout
+
+
+def package_of_eight(folder: Path) -> dict[str, str]:
+    """The environment of a process in which a package with :data:`EIGHT` is installed."""
+    about = folder / "eight-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: eight\nVersion: 1\n")
+    points = "more = cape_more\nfive = five_variants\n"
+    (about / "entry_points.txt").write_text(f"[cape_plugins.variants]\n{points}")
+    places = [folder, ROOT / "examples" / "cape-more", ROOT / "tests" / "support", *sys.path]
+    return {"PYTHONPATH": os.pathsep.join(map(str, filter(None, places)))}
 
 
 def shell(script: str, cwd: Path, **more: object) -> str:

@@ -173,14 +173,14 @@ class Height(Added):
 
 register_variant("near", Variant(attends=Near))
 register_variant("height", Variant(adds=Height))
-register_variant("rope_mixed", Variant(attends=Near))  # timm has models of this name
+register_variant("clip", Variant(attends=Near))  # timm has models of this name
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     import timm, cape_plugins.timm
-told = [str(one.message) for one in told if "rope_mixed" in str(one.message)]
-assert any("vit_small_patch16_rope_mixed_224" in one for one in told), told
-stock = timm.create_model("vit_small_patch16_rope_mixed_224", depth=1)
-assert type(stock).__module__ == "timm.models.eva", type(stock)
+told = [str(one.message) for one in told if "clip" in str(one.message)]
+assert any("vit_base_patch16_clip_224" in one for one in told), told
+stock = timm.create_model("vit_base_patch16_clip_224", depth=1)
+assert type(stock).__module__ == "timm.models.vision_transformer", type(stock)
 for name in ("vit_tiny_patch4_near_32", "naflexvit_tiny_patch16_near_gap"):
     model = timm.create_model(name, depth=1, near_slope=2.0)
     assert model.blocks[0].attn.positional.near_slope == 2.0
@@ -192,6 +192,11 @@ model = timm.create_model("vit_tiny_patch4_height_32", depth=1)
 groups = timm.models.group_parameters(model, model.group_matcher())
 (stem,) = (names for names in groups.values() if "cls_token" in names)
 assert "position.added.slope" in stem  # what is learned at the input
+register_variant("late", Variant(attends=Near, axes=(2,)))  # timm has read the table
+for name in ("vit_tiny_patch4_late_32", "naflexvit_tiny_patch16_late_gap"):
+    model = timm.create_model(name, depth=1, near_slope=3.0)
+    assert model.blocks[0].attn.positional.near_slope == 3.0
+assert timm.models.get_pretrained_cfg("vit_tiny_patch4_late_32").input_size == (3, 32, 32)
 try:
     timm.create_model("vit_tiny_patch4_cape_32", depth=1, near_slope=2.0)
 except ValueError as error:

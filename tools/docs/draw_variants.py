@@ -29,6 +29,7 @@ SHOWN: dict[str, dict[str, Any]] = {
     "alibi": {},
     "cape_alibi": CAPE,
     "random_rope": RANDOM,
+    "pose_rope": {"pose_range": 2.0 * TOKENS},
 }
 
 

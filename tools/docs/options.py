@@ -12,15 +12,24 @@ from cape_plugins.espnet import options as espnet
 from cape_plugins.fairseq import options as fairseq
 from cape_plugins.host import Host
 from cape_plugins.options import POSITION, Option
-from cape_plugins.timm import positions as timm
+from cape_plugins.timm import options as timm
 from cape_plugins.timm.registry import variants_by_name
+from cape_plugins.transformers.options import DECODER
 
 PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 MARKS = "<!-- options: made by tools/docs/options.py -->", "<!-- end of options -->"
-HOSTS: dict[str, Host[Any]] = {"timm": timm.HOST, "fairseq": fairseq.HOST, "ESPnet": espnet.HOST}
+HOSTS: dict[str, Host[Any]] = {
+    "timm": timm.HOST,
+    "fairseq": fairseq.HOST,
+    "ESPnet": espnet.HOST,
+    "transformers": DECODER,
+}
 #: what a host takes where the default is None
 DECIDES = {
     ("timm", "max_local_shift"): "half a patch",
+    ("timm", "rope_base"): "100",
+    ("fairseq", "rope_base"): "10000",
+    ("ESPnet", "rope_base"): "10000",
     ("ESPnet", "max_local_shift"): "half the spacing of frames after the convolution",
     ("ESPnet", "relpos_context"): f"{espnet.RELPOS_CONTEXT} seconds; "
     f"`relpos_first` {espnet.RELPOS_CONTEXT_FIRST} seconds",
@@ -78,9 +87,13 @@ def _variants(takers: dict[str, list[str]]) -> str:
     if every == [1] and "nopos" not in shared:
         return "all but `nopos`"
     cell = ", ".join(f"`{pos}`" for pos in shared)
+    more: dict[str, list[str]] = {}  # variants → the hosts that have them besides
     for host, found in having.items():
-        if more := [f"`{pos}`" for pos in found if pos not in shared]:
-            cell += f"; in {host} {', '.join(more)} too"
+        more.setdefault(", ".join(f"`{pos}`" for pos in found if pos not in shared), []).append(
+            host
+        )
+    for others, of in more.items():
+        cell += f"; in {', '.join(of)} {others} too" if others else ""
     return cell
 
 

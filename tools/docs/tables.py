@@ -17,14 +17,15 @@ and ``<!-- /read -->`` and stays; its numbers are filled too.
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import mode
 
 import pandas as pd
+import yaml
 from tabulate import tabulate
 
 from cape_plugins.variants import names
@@ -35,6 +36,7 @@ from cape_studies.compare import Scores, every
 from cape_studies.evaluate.output import made
 from cape_studies.results import NO_ITEMS, Result
 from cape_studies.scores import PARTS, read
+from cape_studies.stats import ITEMS
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "docs"
@@ -43,55 +45,9 @@ MEASURED = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "README.md", *(ROOT / "integrations").glob("*/README.md")]
 PAGES += [HERE / name for name in ("answer.md", "results.md", "cost.md")]
 ANSWER = HERE / "answers" / "my_images.json"  # beside its CSV
-
-#: README's table: a situation and its metric; its data and study; the evaluation, condition and
-#: name of what is tested as in training, and of what is tested beyond
-SITUATIONS = [
-    (
-        "objects elsewhere, top-1 % ↑",
-        "handwritten digits",
-        "digit_canvas_long",
-        ("shift", "0", "middle"),
-        ("shift", "corner", "corner"),
-    ),
-    (
-        "images of other sizes, top-1 % ↑",
-        "CIFAR-10",
-        "cifar10_sizes",
-        ("sizes", "32", "32 pixels"),
-        ("sizes", "64", "64"),
-    ),
-    (
-        "longer sentences, BLEU ↑",
-        "captions",
-        "multi30k_short",
-        ("bleu", "at most 12", "≤ 12 tokens"),
-        ("bleu_long", "more than 15", "> 15"),
-    ),
-    (
-        "longer recordings, WER % ↓",
-        "spoken digits, CTC",
-        "digits_rope",
-        ("length", "3–6", "1–5 s"),
-        ("length", "30–40", "13–26 s"),
-    ),
-]
-#: its rows: what is typed → what studies call it, the first that a study has
-TYPED = {
-    "`nopos`: no positions": ["nopos"],
-    "`abspos`: a learned table, timm's default": ["abspos"],
-    "`sinpos`: like fairseq's default; timm: `sinpos_low`": ["sinpos_low", "sinpos"],
-    "timm's own `vit_small_patch16_rope_224`": ["timm_rope"],
-    "`cape`; timm: `cape_low`": ["cape_low", "cape"],
-    "timm: `cape_low`, `max_global_shift=0`": ["cape_low_shift0"],
-    "`rope`; timm: `ropepos`": ["rope"],
-    '`ropepos`, `class_token=False, global_pool="avg"`': ["rope_gap"],
-    "`ropepos`, objects moved in training": ["rope_moved"],
-    "`cape_rope`; timm: `max_global_shift=1.0`": ["cape_rope"],
-    "`alibi`": ["alibi"],
-    "`relpos`; ESPnet: `relpos_context: 2.5`": ["relpos_2.5s", "relpos"],
-    "`random_rope`": ["random_rope"],
-}
+#: of scores; tables.yaml says what its keys are
+TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+APART = 10  # points between trainings from which on a cell is their range
 FIGURE = {"cape_rope", "rope", "rope_gap", "rope_moved", "nopos"}  # of objects that move
 #: rows of benchmarks/results/intervals.csv that results.md shows
 SIMULATED = [
@@ -168,8 +124,9 @@ def of_items(one: Result, items: pd.DataFrame, name: str) -> Scores:
 def number(of: str, items: bool = False) -> str:
     """A score or a difference with its interval: ``canvas:shift:cape_rope−rope:corner``.
 
-    ``step:vit_small:rope`` is the time of a training step on a GPU, see :func:`steps`, and
-    ``stock:memory:alibi`` one of COSTS.
+    ``step:vit_small:rope`` is the time of a training step on a GPU, see :func:`steps`,
+    ``step:wmt_base:alibi/sinpos`` that beside another variant's, and ``stock:memory:alibi:10s`` one
+    of COSTS. With ``:alone`` at its end a score has no interval.
 
     Args:
         of: which.
@@ -179,12 +136,13 @@ def number(of: str, items: bool = False) -> str:
         KeyError: there is no such score or step.
     """
     if of.startswith("step:"):
-        _, case, variant = of.split(":")
-        return cell(steps().set_index(["case", "variant"]).at[(case, variant), "step"], 2)
+        _, case, compared = of.split(":")
+        variant, _, beside = compared.partition("/")
+        times = steps().set_index(["case", "variant"])["step"]
+        return cell(times[case, variant] / times[case, beside or "nopos"], 2)
     if of.startswith("stock:"):
-        _, what, variant = of.split(":")
-        return beside_stock(what, variant)
-    study, evaluation, variant, condition = of.split(":")
+        return beside_stock(*of.split(":")[1:])
+    study, evaluation, variant, condition, *alone = of.split(":")
     scores = scores_of(study, evaluation)
     (one, *other), (at, *less) = variant.split("−"), condition.split("−")
     digits = 2 if scores.metric == "loss" else 1
@@ -194,79 +152,66 @@ def number(of: str, items: bool = False) -> str:
         found = scores.difference(one, (other or [one])[0], at, (less or [at])[0])
     if not items:
         found = found._replace(items=math.nan)
+    if alone:
+        found = found._replace(items=math.nan, low=math.nan, high=math.nan)
     return shown_tables.cell(found, digits, "+" if differs else "")
 
 
-def of_scores() -> str:
-    """Each variant's scores in four situations, as in training and beyond; the good ones bold."""
-    heads, tested, pages, rows, columns = [""], ["tested on"], ["data"], [], []
-    for situation, data, study, *tests in SITUATIONS:
-        heads += [situation, ""]
-        pages += [f"[{data}](studies/results/{study}.md)", ""]
-        for evaluation, condition, name in tests:
-            tested.append(name)
-            columns.append(column(scores_of(study, evaluation), condition))
-    for typed in TYPED:
-        row = [shown.get(typed, "") for shown in columns]
-        if any(row):
-            rows.append([typed, *row])
-    trainings = ["trainings of each", *(shown["trainings"] for shown in columns)]
-    noise = ["noise", *(shown["noise"] for shown in columns)]
-    return table(heads, [tested, *rows, trainings, noise, pages])
+def of_table(name: str) -> str:
+    """One of TABLES; bold is what :func:`column` says."""
+    shown, columns = TABLES[name], {}
+    rows = {**shown["rows"], "trainings": ""}
+    for head, test in shown.get("columns", {}).items():
+        study, evaluation, condition = test.split(":")
+        columns[head] = column(scores_of(study, evaluation), condition, rows.values())
+    for head, what in shown.get("costs", {}).items():
+        columns[head] = {one: beside_stock(what, one) for one in rows.values()}
+    cells = [[typed, *(of.get(one, "") for of in columns.values())] for typed, one in rows.items()]
+    return table(["", *columns], [row for row in cells if any(row[1:])])
 
 
-def column(scores: Scores, condition: str) -> dict[str, str]:
-    """What is typed → its score; the best bold, and what differs from it neither significantly
-    nor by more than the noise.
+def column(scores: Scores, condition: str, variants: Iterable[str]) -> dict[str, str]:
+    """Variant → its score; "" → the commonest number of trainings.
 
-    Variants without an interval are left out. ``noise`` is half of Welch's 95 % interval of a
-    difference from the best, the median over the others; ``trainings`` how many each variant has.
+    Bold is the best, and what is not significantly different from it. Where trainings are more than
+    APART, there is their range, and where there are fewer than three, their mean; neither is bold.
+    A score of another number of trainings has it in parentheses.
     """
-    shown = {}
-    for typed, called in TYPED.items():
-        found = {name: scores.found.get((name, condition)) for name in called}
-        if has := [name for name, one in found.items() if one and one.known]:
-            shown[typed] = has[0]
-    means = {name: scores.found[name, condition].value for name in shown.values()}
-    best = (max if scores.higher else min)(means, key=lambda name: means[name])
-    apart = {name: scores.difference(name, best, condition) for name in means if name != best}
-    noise = median((one.high - one.low) / 2 for one in apart.values())
-    good = {best}
-    for name, one in apart.items():
-        if not one.differs() and abs(one.value) <= noise:
-            good.add(name)
-    cells = {
-        typed: f"**{means[name]:.1f}**" if name in good else f"{means[name]:.1f}"
-        for typed, name in shown.items()
+    values = {
+        one: scores.values[one, condition] for one in variants if (one, condition) in scores.found
     }
-    trainings = sorted({len(scores.values[name, condition]) for name in means})
-    of = "–".join(map(str, dict.fromkeys([trainings[0], trainings[-1]])))
-    return {**cells, "trainings": of, "noise": f"{noise:.1f}"}
+    means = {one: scores.found[one, condition].value for one in values}
+    usual = mode(len(found) for found in values.values())
+    wide = [one for one, found in values.items() if found.max() - found.min() > APART]
+    sure = [one for one, found in values.items() if one not in wide and len(found) > 2]
+    best = (max if scores.higher else min)(sure, key=lambda one: means[one])
+    cells = {one: f"{mean:.1f}" for one, mean in means.items()}
+    cells |= {one: f"{values[one].min():.0f} to {values[one].max():.0f}" for one in wide}
+    for one in sure:
+        if one == best or not scores.difference(one, best, condition).differs():
+            cells[one] = f"**{cells[one]}**"
+    for one, found in values.items():
+        cells[one] += f" ({len(found)})" if len(found) != usual else ""
+    return {**cells, "": str(usual)}
 
 
-#: rows of a table of ESPnet's Conformer, as digits_conformer names them, and what else is typed
-CONFORMERS = [
-    *("rel_pos", "nopos", "sinpos", "cape", "rope", "cape_rope", "alibi"),
-    *("relpos", "relpos_2.5s"),
-]
-CONFORMERS_TYPED = {
-    "rel_pos": "ESPnet's own `rel_pos`",
-    "relpos_2.5s": "`relpos`, `relpos_context: 2.5`",
-}
+CONFORMERS = {"10s": "conformer_12", "30s": "conformer_12_30s"}  # in benchmarks/results
 #: name of a cost → the file in benchmarks/results, its column
 COSTS = {
     "step": ("steps_h100.csv", "step"),
     "memory": ("steps_h100.csv", "memory"),
     "recognition": ("recognition_h100.csv", "step"),
+    "recognition_memory": ("recognition_h100.csv", "memory"),
 }
 
 
-def beside_stock(what: str, variant: str) -> str:
-    """One of COSTS at 30 s, as a multiple of ESPnet's own Conformer; empty: not measured."""
+def beside_stock(what: str, variant: str, seconds: str = "30s") -> str:
+    """One of COSTS, as a multiple of ESPnet's own Conformer; empty: not measured."""
     file, column = COSTS[what]
     found = pd.read_csv(MEASURED / file)
-    found = found[(found["unit"] == "stock") & (found["case"] == "conformer_12_30s")]
-    measured = found.set_index("variant")[column].get(variant)
+    found = found[(found["unit"] == "stock") & (found["case"] == CONFORMERS[seconds])]
+    names = {"rel_pos": "stock", "relpos_2.5s": ""}  # as digits_conformer calls them
+    measured = found.set_index("variant")[column].get(names.get(variant, variant))
     return cell(measured, 1 if what == "step" else 2)
 
 
@@ -280,18 +225,6 @@ def steps() -> pd.DataFrame:
 def of_gpu() -> str:
     """A training step on a GPU: each variant's time as a multiple of nopos, not compiled."""
     return by_case(steps().pivot(index="variant", columns="case", values="step"))
-
-
-def of_conformer() -> str:
-    """ESPnet's Conformer: word error rates, and time and memory at 30 s as multiples of its own."""
-    scores, rows = scores_of("digits_conformer", "length"), []
-    for variant in CONFORMERS:
-        errors = [cell(scores.found[variant, at].value, 1) for at in ("3–6", "30–40")]
-        measured = "stock" if variant == "rel_pos" else variant
-        costs = [beside_stock(what, measured) for what in COSTS]
-        rows.append([CONFORMERS_TYPED.get(variant, f"`{variant}`"), *errors, *costs])
-    heads = ["`pos`", "3–6 digits, as in training, WER %", "30–40 digits, WER %"]
-    return table([*heads, "time of a training step", "its memory", "time of recognition"], rows)
 
 
 #: cases of benchmarks/results → their names on cost.md
@@ -316,6 +249,25 @@ def of_intervals() -> str:
         for name in SIMULATED
     ]
     return table(["%", *(f"{part}, {trainings} seeds" for part, trainings in shown)], rows)
+
+
+def of_answers() -> str:
+    """How often answers say "worse" wrongly, or find what is worse, by the same script."""
+    found = pd.read_csv(MEASURED / "answers.csv")
+    found = found[(found["variants"] == 7) & (found["items"] >= ITEMS)]
+    shares = "by_trainings", "wrong", "found_5", "found_10"
+    rows = [
+        [
+            *(f"{one[name]:g}" for name in ("items", "right")),
+            f"{100 * one['agree']:.0f}",
+            f"{one['trainings']:g}",
+            *(cell(100 * one[name], 1) for name in shares),
+        ]
+        for _, one in found.iterrows()
+    ]
+    heads = ["test items", "right, %", "two trainings agree on, %", "seeds"]
+    heads += ["wrong by trainings alone, %", "wrong, %"]
+    return table([*heads, "found: 5 points, %", "found: 10 points, %"], rows)
 
 
 def cell(value: float | None, decimals: int) -> str:
@@ -432,14 +384,9 @@ def filled(text: str, items: bool = False) -> str:
 
     def anew(match: re.Match[str]) -> str:
         name = match[1]
-        own = {
-            "gpu": of_gpu,
-            "conformer": of_conformer,
-            "scores": of_scores,
-            "intervals": of_intervals,
-            "answer": of_answer,
-        }
-        return f"<!-- {name} -->\n{own[name]()}<!-- -->"
+        own = {"gpu": of_gpu, "intervals": of_intervals, "answers": of_answers, "answer": of_answer}
+        made = of_table(name) if name in TABLES else own[name]()
+        return f"<!-- {name} -->\n{made}<!-- -->"
 
     text = re.sub(
         r"<!--=(.+?)-->.*?<!--/-->", lambda m: f"<!--={m[1]}-->{number(m[1], items)}<!--/-->", text

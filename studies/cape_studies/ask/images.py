@@ -88,10 +88,10 @@ def prepare(
         found=(
             f"{len(found.train)} classes, {many:,} images to train on and {few:,} to test "
             f"({found.how}), median shorter side {shorter:g} pixels. Trained at {side} × {side} "
-            f"pixels in patches of {patch}, {updates:,} updates, about {updates / each:.3g} epochs"
+            f"pixels in patches of {patch}, {updates:,} updates, {facts.passes(updates / each)}"
         ),
         majority=round(100 * max(map(len, found.test.values())) / few, 2),
-        **own | {"side": side, "patch": patch},
+        **own | {"side": side, "patch": patch, "grid": side // patch},
         **dict(zip(("embed_dim", "depth", "num_heads"), shape, strict=True)),
         updates=updates,
         resolutions=[*dict.fromkeys(math.ceil(one * side / patch) * patch for one in SCALES)],

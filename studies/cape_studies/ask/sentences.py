@@ -2,9 +2,10 @@
 
     python -m cape_studies.ask.sentences --text DIR --out prepared --source en
 
-``DIR`` holds train.SRC and train.TGT, a sentence a line, and perhaps test.SRC and test.TGT (or
-valid). Text whose words are split with @@ is taken as it is. Other text is tokenised by sacremoses
-and split by subword-nmt, whose merges are learned on both languages of training.
+``DIR`` holds train.SRC and train.TGT, a sentence a line, and perhaps a test of both languages:
+test.*, test_2016.* or another name that begins with test, or validation.*, val.*, valid.*, dev.*.
+Text whose words are split with @@ is taken as it is. Other text is tokenised by sacremoses and
+split by subword-nmt, whose merges are learned on both languages of training.
 
 Writes bin/ for fairseq, and facts.yaml. bin/ has train, a test of training's lengths, and the
 longest fifth as tests in bins of equal counts. A test's name is the range of its lengths. The
@@ -19,8 +20,8 @@ import numpy as np
 from fairseq.data import data_utils
 
 from cape_studies.data import facts, subwords
-from cape_studies.data.files import complain
-from cape_studies.data.split import LEAST, apart, drawn, short_and_long
+from cape_studies.data.files import complain, files
+from cape_studies.data.split import LEAST, TESTS, apart, drawn, short_and_long
 from cape_studies.data.text import read_pairs, write_lines
 
 MERGES = 8000
@@ -56,8 +57,8 @@ def look(folder: Path, source: str | None = None) -> Sentences:
         source: the source's language; default: the one whose name comes first.
 
     Raises:
-        ValueError: there are not two languages; files are no pairs or not UTF-8; a line is empty;
-            a pair of the test is in training; or lengths are all alike.
+        ValueError: there are not two languages, or a test has one; files are no pairs or not
+            UTF-8; a line is empty; a pair of the test is in training; or lengths are all alike.
     """
     names = [path.name.removeprefix("train.") for path in sorted(folder.glob("train.*"))]
     languages = [name for name in names if "." not in name]
@@ -68,11 +69,11 @@ def look(folder: Path, source: str | None = None) -> Sentences:
     if source == languages[1]:
         languages.reverse()
     train = _pairs(folder, "train", languages)
-    own = [name for name in ("test", "valid") if (folder / f"{name}.{languages[0]}").exists()]
-    given = _pairs(folder, own[0], languages) if own else []
+    own, unused = _own_tests(folder, languages)
+    given = _pairs(folder, own, languages) if own else []
     known = set(train)
     twice = (i for i, pair in enumerate(given, 1) if pair in known)
-    complain(f"{folder}/{own[0]}.* line {i} stands in train.* too" for i in twice)
+    complain(f"{folder}/{own}.* line {i} stands in train.* too" for i in twice)
     lengths = {pair: _words(pair) for pair in [*train, *given]}  # each pair is in one part only
     if len(lengths) < LEAST:
         raise ValueError(f"{folder} has {len(lengths)} different pairs: {LEAST} are needed")
@@ -82,12 +83,37 @@ def look(folder: Path, source: str | None = None) -> Sentences:
     kept = [pair for pair in short if pair not in brought]
     if inside:
         inside, _ = drawn(inside, MOST_BROUGHT)
-        how = f"from {own[0]}.*" + (", valid.* is not used" if len(own) > 1 else "")
+        how = f"from {own}.*"
     else:
         inside, kept = apart(kept)
         how = "chosen by their text from the shorter ones"
+    how += f" (not used: {unused})" if unused else ""
     tests = {f"1-{limit:g}": inside, **beyond}
     return Sentences((languages[0], languages[1]), kept, tests, how, len(train) + len(given))
+
+
+def _own_tests(folder: Path, languages: list[str]) -> tuple[str | None, str]:
+    """The name of the user's test, without language, and the files that are not used.
+
+    Raises:
+        ValueError: a test has one language alone.
+    """
+    used = {f"train.{language}" for language in languages}
+    there = [path.name for path in files(folder) if path.parent == folder]
+    stems = dict.fromkeys(
+        stem
+        for stem, dot, _ in sorted(name.partition(".") for name in there)
+        if dot and (stem.lower() in TESTS or stem.lower().startswith("test"))
+    )
+    tests = [stem for stem in stems if {f"{stem}.{language}" for language in languages} & {*there}]
+    for stem in tests:
+        one, other = (f"{stem}.{language}" for language in languages)
+        if lacks := {one, other} - {*there}:
+            raise ValueError(f"{folder} has {stem}.* in one language alone: add {lacks.pop()}")
+    order = {name: i for i, name in enumerate(TESTS)}
+    own = min(tests, key=lambda stem: (order.get(stem.lower(), 0.5), stem), default=None)
+    used |= {f"{own}.{language}" for language in languages}
+    return own, ", ".join(name for name in there if name not in used)
 
 
 def _words(pair: str) -> int:
@@ -133,7 +159,8 @@ def prepare(
         for name, pairs in parts.items()
         for i, language in enumerate(found.languages)
     }
-    if sum("@@ " in pair for pair in found.train) < len(found.train) / 10:
+    plain = sum("@@ " in pair for pair in found.train) < len(found.train) / 10
+    if plain:
         sides = {part: subwords.tokenised(lines, part[1]) for part, lines in sides.items()}
         sides, _ = subwords.cut(sides, MERGES)
     (out / "text").mkdir(parents=True)
@@ -158,6 +185,7 @@ def prepare(
     held = ", ".join(f"{len(found.tests[name]):,} of {name}" for name in beyond)
     spare = found.given - sum(map(len, parts.values()))
     more = f". {spare:,} pairs are left out: twice there, or a test has enough" if spare else ""
+    words = "as sacremoses splits it, in subwords of subword-nmt" if plain else "as it is"
     middle = median(_words(pair) for pair in found.train)
     facts.write(
         out,
@@ -165,7 +193,8 @@ def prepare(
             f"{len(order):,} pairs from {' to '.join(found.languages)} to train on, of {within} "
             f"words, {middle:g} in the median. Held out of training: the longest fifth, {held} "
             f"words. Tested within its lengths on {len(found.tests[within]):,} pairs, {found.how}. "
-            f"Trained for {updates:,} updates, about {updates / each:.3g} epochs{more}"
+            f"Text is taken {words}; BLEU is of these tokens, and no sacreBLEU of plain text. "
+            f"Trained for {updates:,} updates, {facts.passes(updates / each)}{more}"
         ),
         source=found.languages[0],
         target=found.languages[1],

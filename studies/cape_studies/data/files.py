@@ -85,7 +85,7 @@ def account(used: Iterable[Path], given: Iterable[Path], reason: str) -> str:
     """How many files are used, and how many are not for a reason."""
     known = dict.fromkeys(used)
     left = kinds(path for path in given if path not in known)
-    return kinds(known) + (f"; left out: {left} ({reason})" if left else "")
+    return (kinds(known) or "no file") + (f"; left out: {left} ({reason})" if left else "")
 
 
 def twice(train: Iterable[Path], tests: Iterable[Path]) -> Iterator[str]:

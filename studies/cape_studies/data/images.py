@@ -10,10 +10,8 @@ from PIL import Image, ImageOps
 from timm.data import get_img_extensions
 
 from cape_studies.data.files import account, complain, files
-from cape_studies.data.split import drawn
+from cape_studies.data.split import TESTS, TRAINS, drawn
 
-TRAINS = "train", "training"
-TESTS = "test", "validation", "val", "testing", "valid", "eval", "evaluation", "dev"
 HELD_OUT = 5  # one in so many
 
 #: class → name for a link → file; timm takes the innermost folder for the class, so the name of a
@@ -89,7 +87,8 @@ def opened(file: Any, name: object) -> Image.Image:
         name: for errors.
 
     Raises:
-        ValueError: it cannot be read, or has more than 8 bits a channel.
+        ValueError: it cannot be read, has more than 8 bits a channel, or shows something in its
+            alpha channel alone, which timm's reader leaves out.
     """
     try:
         with Image.open(file) as image:
@@ -98,9 +97,23 @@ def opened(file: Any, name: object) -> Image.Image:
                     f"it has more than 8 bits a channel (mode {image.mode}), and timm's reader "
                     "makes it white: scale it to 8 bits"
                 )
-            return image.convert("RGB")
+            colours = image.convert("RGB")
+            if image.has_transparency_data and _plain(colours):
+                alpha = image.convert("RGBA").getchannel("A")
+                if not _plain(alpha):
+                    raise ValueError(
+                        "its content is in the alpha channel alone, which timm's reader leaves "
+                        "out: put it on a ground of another colour and save it as RGB"
+                    )
+            return colours
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"{name} cannot be used as an image: {error}") from error
+
+
+def _plain(image: Image.Image) -> bool:
+    """Whether all pixels are alike."""
+    ends: Any = image.getextrema()
+    return all(low == high for low, high in (ends if image.mode == "RGB" else [ends]))
 
 
 def moved(image: Image.Image, right: float, down: float) -> Image.Image:

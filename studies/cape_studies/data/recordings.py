@@ -2,7 +2,8 @@
 
 Each file has a .txt of its name beside it, or one file has all transcripts: a line for each
 utterance with its name, a tab or a space, and the words (TSV or Kaldi's ``text``). An utterance is
-named after its file, with its sub-folder: ``ann/001``. Spaces in names become ``_``.
+named after its file, with its sub-folder: ``ann/001``. Spaces in names become ``_``. Words are
+brought to Unicode's NFC, in which a letter with its accent is one character, as is a token.
 """
 
 import re
@@ -54,6 +55,7 @@ def read(folder: Path, transcripts: Path | None = None) -> tuple[dict[str, Utter
     told = _table(transcripts) if transcripts else {}
     found: dict[str, Utterance] = {}
     faults: list[str] = []
+    changed = 0
     for path in audio:
         name = path.relative_to(folder).with_suffix("").as_posix()
         key = "_".join(name.split())
@@ -67,13 +69,16 @@ def read(folder: Path, transcripts: Path | None = None) -> tuple[dict[str, Utter
                 text = read_text(beside) if beside.is_file() else ""
             if not text.split():
                 raise ValueError(f"{path} has no transcript: looked in {transcripts or beside}")
-            found[key] = Utterance(path, *_heard(path), " ".join(text.split()))
+            composed = unicodedata.normalize("NFC", text)
+            changed += composed != text
+            found[key] = Utterance(path, *_heard(path), " ".join(composed.split()))
         except ValueError as error:
             faults.append(str(error))
     complain(faults)
     texts = [transcripts] if transcripts else [path.with_suffix(".txt") for path in audio]
     used = account([*audio, *texts], every, "neither audio nor its transcript")
-    return found, f"{len(found):,} recordings ({used})"
+    more = f"; {changed:,} transcripts brought to Unicode's NFC" if changed else ""
+    return found, f"{len(found):,} recordings ({used}{more})"
 
 
 def _table(path: Path) -> dict[str, str]:

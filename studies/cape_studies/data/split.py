@@ -11,6 +11,9 @@ BINS = 3  # of the longest fifth
 ONE_IN = 20
 FEW, ENOUGH = 5, 100
 MOST = 500  # items of a test
+#: names of folders, or of files before the first dot, that a user's own split has; the first wins
+TRAINS = "train", "training"
+TESTS = "test", "validation", "val", "testing", "valid", "eval", "evaluation", "dev"
 
 
 def drawn(items: Iterable[str], many: int) -> tuple[list[str], list[str]]:

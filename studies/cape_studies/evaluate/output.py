@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from cape_studies.options import EvaluationOptions
@@ -68,6 +69,24 @@ def made(how: str, sums: Sequence[float]) -> float:
     ours, theirs, *counts = map(int, sums)
     smooth = "exp" if how == "bleu" else "none"
     return BLEU.compute_bleu(counts[:4], counts[4:], ours, theirs, smooth).score
+
+
+def away(how: str, items: np.ndarray) -> float:
+    """How many items are away from the limits of a score: the fewer of those that are not wholly
+    wrong and those that are not wholly right. A mean has no limits.
+
+    Args:
+        how: items make the score.
+        items: (items, parts) what each adds.
+    """
+    if how == "mean":
+        return math.inf
+    if how == "percent":
+        low, high = items[:, 0] > 0, items[:, 0] < items[:, 1]
+    else:  # of BLEU: no matching 4-gram, or nothing but the reference
+        low = items[:, 5] > 0
+        high = (items[:, 2] < items[:, 6]) | (items[:, 0] != items[:, 1])
+    return float(min(low.sum(), high.sum()))
 
 
 def in_bins(

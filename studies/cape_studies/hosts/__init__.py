@@ -49,6 +49,7 @@ class Host(Protocol):
         CHECKPOINT: the file to test in the folder of the training; empty: the folder.
         CONDITION: columns of the evaluation's CSV that name the condition.
         WHOLE: columns whose value must be ``all`` where the condition does not name them.
+        APART: letters at which its commands split lists of paths.
         CHANCE: what needs no training, and has the score that an answer calls chance.
         EVERY_STEP: options that make a training log each update.
     """
@@ -59,6 +60,7 @@ class Host(Protocol):
     CHECKPOINT: str
     CONDITION: tuple[str, ...]
     WHOLE: tuple[str, ...]
+    APART: str
     CHANCE: str
     EVERY_STEP: Options
 

@@ -16,6 +16,7 @@ PACKAGES = ("espnet",)
 CHECKPOINT = ""
 CONDITION: tuple[str, ...] = ("test_set",)
 WHOLE = ("bin",)
+APART = ","
 CHANCE = "empty transcripts"
 EVERY_STEP: Options = {"log_interval": 1}
 
@@ -70,7 +71,7 @@ def problem(machine: Machine) -> str:
 
 
 def typed(options: Options, own: Options, variant: str) -> str:
-    """The encoder's keys in a config."""
+    """The encoder's keys in a config, with its sizes where the options have the recipe's too."""
     conf = {k: v for k, v in options.get("encoder_conf", {}).items() if v is not None}
     if "pos" in conf:
         conf["pos"] = conf["pos"].format(variant=variant)

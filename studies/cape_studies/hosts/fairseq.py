@@ -13,7 +13,9 @@ PACKAGES = ("fairseq-fixed", "fairseq")
 CHECKPOINT = "checkpoint_best.pt"
 CONDITION: tuple[str, ...] = ()
 WHOLE: tuple[str, ...] = ()
+APART = ",:"
 CHANCE = "empty translations"
+SIZES = "encoder-", "decoder-", "share-"  # options that begin so are the model's
 EVERY_STEP: Options = {"log-interval": 1, "log-format": "simple"}
 
 
@@ -78,5 +80,6 @@ def problem(machine: Machine) -> str:
 
 
 def typed(options: Options, own: Options, variant: str) -> str:
-    """The options of fairseq-train."""
-    return " ".join(words({"arch": options["arch"], "pos": variant, **own}))
+    """The options of fairseq-train that make the model, with its sizes."""
+    sizes = {name: one for name, one in options.items() if name.startswith(SIZES)}
+    return " ".join(words({"arch": options["arch"], "pos": variant, **sizes, **own}))

@@ -11,6 +11,7 @@ PACKAGES = ("timm",)
 CHECKPOINT = "last.pth.tar"
 CONDITION: tuple[str, ...] = ("resolution",)
 WHOLE = ("bin",)
+APART = ""
 CHANCE = "always the commonest class"
 EVERY_STEP: Options = {"log-interval": 1}
 

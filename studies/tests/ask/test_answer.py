@@ -1,5 +1,8 @@
 """What the answer says of given scores, and what a user types next."""
 
+import re
+
+import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
@@ -7,13 +10,23 @@ from scipy import stats
 from cape_studies import config as study
 from cape_studies import hosts
 from cape_studies.answer import of_range, sentences
-from cape_studies.plan import merge
+from cape_studies.plan import Plan, merge
 
 GOOD, FLOOR = [80.0, 80.4, 80.2], [70.0, 70.3, 69.8]
 
 
-def answer(chance=20.0, higher=True, **each):
-    return of_range({name: pd.Series(of) for name, of in each.items()}, higher, "nopos", chance)
+def answer(chance=20.0, higher=True, error=0.3, items=200, away=None, **each):
+    """Each variant's scores; ``error`` is what the choice of items gives each of them."""
+    random = np.random.default_rng(0)
+    influences = {name: random.normal(0, error / max(1, items) ** 0.5, items) for name in each}
+    return of_range(
+        {name: pd.Series(of) for name, of in each.items()},
+        higher,
+        "nopos",
+        chance,
+        items={name: pd.Series(of) for name, of in influences.items()} if items else None,
+        away=away,
+    )
 
 
 def words(of, chance=20.0):
@@ -29,18 +42,85 @@ def test_best_alike_and_worse_are_named_with_their_difference_and_its_interval_o
     assert (of["best"], of["cannot_be_told_from_it"], of["worse"]) == ("cape", ["rope"], ["nopos"])
     apart = of["differences"]["nopos"]
     assert apart["value"] == pytest.approx(-10.2, abs=0.01)
-    welch = stats.ttest_ind(FLOOR, [80.3, 80.1, 80.3], equal_var=False)
-    assert (apart["low"], apart["high"]) == pytest.approx(
-        tuple(welch.confidence_interval(0.95 ** (1 / 3)))
-    )
     assert of["floor_beaten"] is True
     said, more = words(of)
-    assert said == (
-        "In testing: cape has the best mean, top1 80.2. "
-        "Not significantly different from it: rope 80.2 (−0.0 [−0.6, +0.6]). "
-        "Worse: nopos 70.0 (−10.2 [−11.0, −9.4])."
+    assert re.fullmatch(
+        r"In testing: cape has the best mean, top1 80\.2\. "
+        r"Not significantly different from it: rope 80\.2 \(−0\.0 \[−\d\.\d, \+\d\.\d\]\)\. "
+        r"Worse: nopos 70\.0 \(−10\.2 \[−1\d\.\d, −\d\.\d\]\)\.",
+        said,
     )
     assert "for all pairs of a range together" in more
+    assert "and other test items" in more
+
+
+def test_the_interval_is_wider_than_welchs_by_what_the_items_add():
+    of = answer(nopos=FLOOR, rope=GOOD, error=1.0)
+    apart = of["differences"]["nopos"]
+    welch = stats.ttest_ind(FLOOR, GOOD, equal_var=False).confidence_interval(0.95)
+    assert apart["low"] < welch.low < welch.high < apart["high"]
+    parts = [np.var(FLOOR, ddof=1) / 3, np.var(GOOD, ddof=1) / 3, 2.0]  # of items: 1² + 1²
+    free = sum(parts) ** 2 / sum(p**2 / n for p, n in zip(parts, [2, 2, 199], strict=True))
+    reach = stats.t.ppf(0.975, free) * sum(parts) ** 0.5
+    assert apart["high"] - apart["value"] == pytest.approx(reach, rel=0.15)  # items are drawn
+
+
+def test_what_holds_for_these_items_alone_is_not_called_worse():
+    of = answer(nopos=[79.0, 79.1, 79.2], rope=GOOD, error=2.0)
+    assert (of["worse"], of["worse_on_these_items"]) == ([], ["nopos"])
+    assert of["floor_beaten"] is False
+    assert "Worse on these test items, perhaps not on others: nopos" in words(of)[0]
+
+
+def test_where_single_items_are_not_stored_nothing_is_said_of_others():
+    of = answer(nopos=FLOOR, rope=GOOD, items=0)
+    assert (of["worse"], of["worse_on_these_items"], of["items"]) == ([], ["nopos"], None)
+    said, more = words(of)
+    assert "Worse on these test items, not tested for others: nopos" in said
+    assert "on the same test items" in more
+
+
+def test_of_few_test_items_nothing_is_claimed_and_how_many_are_needed_is_said():
+    of = answer(nopos=FLOOR, rope=GOOD, items=9)
+    assert (of["worse"], of["worse_on_these_items"], of["floor_beaten"]) == ([], [], None)
+    said = words(of)[0]
+    assert "9 test items" in said
+    assert "30 are needed" in said
+    assert answer(nopos=FLOOR, rope=GOOD, items=30)["worse"] == ["nopos"]
+
+
+def test_scores_near_their_limit_are_not_compared():
+    each = dict(nopos=[60.0, 61.0, 60.5], rope=[99.5] * 3, cape=[98.5, 98.6, 98.5])
+    of = answer(error=0.1, away={"nopos": 79.0, "rope": 1.0, "cape": 3.0}, **each)
+    assert (of["too_near_the_limit"], of["worse"]) == (["cape"], ["nopos"])
+    assert "Too near the limit to compare" in words(of)[0]
+
+
+def test_several_variants_of_the_best_mean_are_named_together():
+    of = answer(nopos=FLOOR, rope=GOOD, cape=[80.2, 80.0, 80.4])
+    assert (of["best"], of["same_mean"]) == ("rope", ["cape"])
+    assert "The best mean, top1 80.2, is that of several: rope, cape." in words(of)[0]
+
+
+def test_where_no_positions_are_best_the_answer_says_that_positions_hurt():
+    of = answer(nopos=GOOD, rope=FLOOR, cape=[60.0, 61.0, 60.5])
+    assert (of["best"], of["floor_beaten"]) == ("nopos", False)
+    assert of["worse_than_floor"] == ["rope", "cape"]
+    assert "worse than it are rope, cape: positions hurt here" in words(of)[0]
+
+
+def test_a_variant_that_is_worse_than_no_positions_is_named_where_another_is_better():
+    of = answer(nopos=FLOOR, rope=GOOD, cape=[60.0, 61.0, 60.5])
+    assert of["worse_than_floor"] == ["cape"]
+    assert "Significantly worse than nopos: cape." in words(of)[0]
+
+
+def test_what_is_said_of_a_backbone_is_not_said_of_positions():
+    of = of_range({"stock": pd.Series(GOOD), "cape": pd.Series(FLOOR)}, True, "stock", None)
+    about = study.load(study.find("my_backbone"))
+    found = {"data": "", "metric": "top1", "chance": None, "ranges": {"in testing": of}}
+    said = sentences(found, about)[0]
+    assert "No variant is significantly better than stock, and worse than it are cape." in said
 
 
 def test_a_floor_that_no_variant_is_ahead_of_is_said():
@@ -93,7 +173,8 @@ def test_of_two_trainings_there_are_means_and_differences_and_nothing_is_told_ap
     assert (of["trainings"], of["worse"], of["floor_beaten"]) == ({"nopos": 2, "rope": 2}, [], None)
     assert words(of) == (
         "In testing: rope has the best mean, top1 80.5. "
-        "Not compared, for want of three trainings of each: nopos 70.5 (−10.0).",
+        "Not compared, for want of three trainings of each with scores that differ: "
+        "nopos 70.5 (−10.0).",
         "",
     )
 
@@ -103,7 +184,8 @@ def test_variants_of_three_trainings_are_compared_beside_one_that_has_fewer():
     assert of["floor_beaten"] is True
     assert of["not_compared"] == ["cape"]
     said, _ = words(of)
-    assert "Not compared, for want of three trainings of each: cape 75.0 (−5.2)." in said
+    assert "Not compared, for want of three trainings of each with" in said
+    assert said.endswith(": cape 75.0 (−5.2).")
 
 
 @pytest.mark.parametrize(
@@ -123,6 +205,23 @@ def test_what_a_user_of_timm_types_next_makes_the_model_that_was_trained():
         model = eval(typed("my_images", variant, *change).split("; ")[1], {"timm": timm})
         assert model.patch_embed.grid_size == (8, 8)
         assert hasattr(model, "cls_token") is (variant != "rope_gap") or model.cls_token is None
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "sizes"),
+    [
+        ("my_sentences", "rope", ["--pos rope", "--encoder-layers 3", "--decoder-embed-dim 128"]),
+        ("my_recordings", "rope", ["pos: rope", "output_size: 128", "num_blocks: 4"]),
+    ],
+)
+def test_what_a_user_types_next_has_the_sizes_of_the_model_that_was_trained(
+    tmp_path, name, variant, sizes
+):
+    pytest.importorskip({"my_sentences": "fairseq", "my_recordings": "espnet2"}[name])
+    plan = Plan(study.find(name), out=tmp_path)
+    plan.prepare(lambda one: None)
+    run = next(run for run in plan.runs() if run.variant == variant)
+    assert [size for size in sizes if size not in run.typed()] == []
 
 
 def typed(name, variant, *changes):

@@ -1,9 +1,12 @@
 """my_recordings beside ESPnet's own rel_pos, in the encoder that the user chooses."""
 
+from importlib import import_module
+from inspect import signature
+
 import pytest
 import yaml
 
-from cape_studies import config
+from cape_studies import config, run
 from cape_studies.plan import Plan
 
 STUDY = config.find("my_recordings")
@@ -20,13 +23,12 @@ def runs(tmp_path, *changes):
     plan = Plan(STUDY, ["seeds=[0]", *changes], out=tmp_path)
     plan.facts |= FACTS
     plan.prepare(lambda one: None)
-    return {run.variant: run for run in plan.runs()}
+    return {one.variant: one for one in plan.runs()}
 
 
-def typed(run):
+def typed(one):
     """What a user types next to have a variant, as ESPnet reads it."""
-    own = run.plan.study.variants[run.variant].options
-    return yaml.safe_load(run.plan.host.typed(run.options, own, run.variant))
+    return yaml.safe_load(one.typed())
 
 
 def test_rel_pos_differs_from_the_other_variants_in_its_positions_alone(tmp_path):
@@ -41,12 +43,13 @@ def test_with_a_conformer_rel_pos_is_the_stock_encoder_and_all_are_built(tmp_pat
     import cape_plugins.espnet  # noqa: F401
 
     found = runs(tmp_path, "encoder=conformer")
-    assert typed(found["rel_pos"]) == {
-        "encoder": "conformer", "encoder_conf": {"rel_pos_type": "latest"}
-    }  # fmt: skip
+    stock = typed(found["rel_pos"])
+    assert stock["encoder"] == "conformer"
+    assert stock["encoder_conf"].items() >= {"rel_pos_type": "latest", "num_blocks": 3}.items()
+    assert "pos" not in stock["encoder_conf"]
     assert typed(found["rope"])["encoder"] == "cape_conformer"
-    for run in found.values():
-        command = run.train_command(run.trained)[3:]
+    for one in found.values():
+        command = one.train_command(one.trained)[3:]
         arguments = tasks.ASRTask.get_parser().parse_args(command)
         arguments.token_list = ["<blank>", "<unk>", "a", "<sos/eos>"]
         tasks.ASRTask.build_model(arguments)
@@ -63,3 +66,39 @@ def test_the_length_of_training_is_epochs_in_all_and_options_epochs_is_told_so(n
     assert config.load(path, ["epochs=20"]).epochs == 20
     with pytest.raises(ValueError, match=r"no options\.epochs: is epochs"):
         config.load(path, ["options.epochs=20"])
+
+
+@pytest.mark.parametrize(
+    ("name", "host", "change"),
+    [
+        ("my_images", "timm", []),
+        ("my_backbone", "timm", []),
+        ("my_sentences", "fairseq", []),
+        ("my_recordings", "espnet2", ["encoder=transformer"]),
+        ("my_recordings", "espnet2", ["encoder=conformer"]),
+    ],
+)
+def test_what_a_study_tells_its_preparation_are_arguments_of_it(name, host, change):
+    pytest.importorskip(host)
+    step = config.load(config.find(name), change).prepare["prepared"]
+    prepare = import_module(step.module).prepare
+    told = {option.replace("-", "_") for option in step.options}
+    assert told <= signature(prepare).parameters.keys()
+
+
+def test_a_conformer_is_tested_by_search_and_by_ctc_alone_each_with_words_of_its_own():
+    study = config.load(STUDY, ["encoder=conformer"])
+    assert study.evaluations["duration"].options["search"]["ctc_weight"] == 0.3
+    assert "search" not in study.evaluations["ctc"].options
+    assert study.answer.by.keys() == study.answer.beyond.keys() == {"duration", "ctc"}
+
+
+@pytest.mark.release
+def test_a_conformer_is_trained_and_both_its_scores_are_in_the_answer(wavs, tmp_path, capsys):
+    pytest.importorskip("espnet2")
+    words = ["my_recordings", "--data", str(wavs), "--out", str(tmp_path / "out"), "--quick"]
+    run.main([*words, "encoder=conformer", "run=[rope]"])
+    said = capsys.readouterr().out
+    for by in ("by search with a CTC weight of 0.3", "by CTC alone"):
+        assert f"In training's durations, {by}: rope has the best mean" in said
+        assert f"Longer than training's, {by}: rope has the best mean" in said

@@ -173,6 +173,13 @@ def deep(path):
     Image.fromarray(np.full((24, 24), 3000, np.uint16)).save(path)
 
 
+def see_through(path):
+    """A square that only the alpha channel shows."""
+    pixels = np.zeros((24, 24, 4), np.uint8)
+    pixels[5:12, 5:12, 3] = 255
+    Image.fromarray(pixels, "RGBA").save(path)
+
+
 def nowhere(path):
     path.unlink()
     path.symlink_to("nothing")
@@ -192,6 +199,7 @@ def latin(path):
         (no_image, r"a/3\.png cannot be used as an image"),
         (lambda path: path.write_bytes(b""), r"a/3\.png cannot be used as an image"),
         (deep, r"a/3\.png .* more than 8 bits a channel \(mode I;16\)"),
+        (see_through, r"a/3\.png .* in the alpha channel alone"),
         (nowhere, r"a/3\.png cannot be used as an image"),
         (in_a_circle, r"a/again is a link to a folder that holds it"),
         (latin, r"caf.udce9\.png' has a name that is not UTF-8"),
@@ -201,6 +209,15 @@ def test_what_cannot_be_used_is_named(classes, spoil, said):
     spoil(classes / "a" / "3.png")
     with pytest.raises(ValueError, match=said):
         prepared(classes)
+
+
+def test_an_image_with_an_alpha_channel_and_colours_is_taken(classes, picture):
+    image = picture(100)
+    image.putalpha(Image.fromarray(np.tri(24, dtype=np.uint8) * 255))
+    image.save(classes / "a" / "100.png")
+    Image.new("RGBA", (24, 24), (0, 0, 0, 255)).save(classes / "a" / "black.png")
+    _, *parts = prepared(classes)
+    assert sum(map(len, parts)) == 32
 
 
 def test_an_image_too_large_for_pillow_is_named(classes, monkeypatch):
@@ -238,7 +255,7 @@ def test_a_class_whose_images_are_of_another_kind_is_named_with_the_kind(classes
 
 
 def test_images_that_are_not_there_are_said(tmp_path):
-    with pytest.raises(ValueError, match="has 0 classes of images"):
+    with pytest.raises(ValueError, match="has 0 classes of images, 2 are needed: no file"):
         images.look(tmp_path)
     with pytest.raises(OSError, match="nothing"):
         images.look(tmp_path / "nothing")

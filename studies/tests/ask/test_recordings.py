@@ -2,6 +2,9 @@
 
 import os
 import shutil
+import subprocess
+import sys
+import unicodedata
 
 import numpy as np
 import pytest
@@ -86,6 +89,84 @@ def test_the_length_of_training_is_that_of_epochs(wavs):
     assert short.items() >= {"max_epoch": 1, "num_iters_per_epoch": 4, "updates": 4}.items()
 
 
+def moved(folder, part):
+    """Bring each recording into the folder that ``part`` gives for its number."""
+    for number in range(60):
+        path = next(folder.glob(f"u{number:02}.[wf]*"))
+        place = folder / part(number)
+        place.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".txt").rename(place / f"{path.stem}.txt")
+        path.rename(place / path.name)
+
+
+@pytest.mark.parametrize("name", ["test", "validation", "Test"])
+def test_the_tests_are_of_a_users_own_test_alone(wavs, name):
+    moved(wavs, lambda number: name if number % 3 == 0 else "train")
+    facts, parts = prepared(wavs)
+    assert f"tested on those in {name}/" in facts["found"]
+    for part, keys in parts.items():
+        whose = {key.split("/")[0] for key in keys}
+        assert whose == {name if part.startswith("test") else "train"}
+    longest = max(int(key[-2:]) for key in parts["test"])
+    assert max(int(key[-2:]) for key in parts["train"]) <= longest
+    assert "longer than the test of training's durations" in facts["found"]
+
+
+def test_what_is_in_neither_part_of_a_users_split_is_left_out_and_counted(wavs):
+    moved(wavs, lambda number: ("train", "test", "train", "valid", "train")[number % 5])
+    facts, parts = prepared(wavs)
+    used = {key.split("/")[0] for part in parts.values() for key in part}
+    assert used == {"train", "test"}
+    assert f"{60 - sum(map(len, parts.values()))} recordings are left out" in facts["found"]
+
+
+def test_a_split_by_speaker_trains_on_nothing_of_those_it_tests(wavs):
+    moved(wavs, lambda number: f"day/ann {number % 4}")
+    facts, parts = prepared(wavs, speaker="ann_([0-9])")
+    heard = {key[8] for part in ("train", "valid") for key in parts[part]}
+    tested = {key[8] for part in parts for key in parts[part] if part.startswith("test")}
+    assert (len(heard), len(tested)) == (3, 1)
+    assert not heard & tested
+    assert f"1 of 4 speakers, of whom nothing is trained on: {tested.pop()}" in facts["found"]
+    assert prepared(wavs, speaker="ann_([0-9])")[1] == parts
+
+
+@pytest.mark.parametrize(
+    ("speaker", "named"),
+    [("[", "no regular expression"), ("bob", "finds nothing in u00"), ("u", "finds one speaker")],
+)
+def test_an_expression_that_tells_no_speakers_apart_is_named(wavs, speaker, named):
+    with pytest.raises(ValueError, match=rf"speaker=.*{named}"):
+        prepared(wavs, speaker=speaker)
+
+
+def test_letters_written_as_one_character_or_as_two_are_one_token(wavs):
+    for number, path in enumerate(sorted(wavs.glob("*.txt"))):
+        form = "NFD" if number % 2 else "NFC"
+        path.write_text(unicodedata.normalize(form, f"olé {number}"), "utf-8")
+    facts, _ = prepared(wavs, token_type="char")
+    tokens = (wavs.parent / "out" / "tokens.txt").read_text("utf-8").splitlines()
+    assert "é" in tokens
+    assert "\u0301" not in tokens
+    assert "30 transcripts brought to Unicode's NFC" in facts["found"]
+
+
+def test_the_frames_of_another_encoder_are_those_that_a_transcript_must_fit_into(wavs):
+    (wavs / "u03.txt").write_text("no " * 18)  # of 0.65 s
+    prepared(wavs)
+    with pytest.raises(ValueError, match=r"u03\.wav .* in 40 ms"):
+        prepared(wavs, frame=0.04)
+
+
+def test_a_word_of_the_command_line_that_is_no_number_is_one_line_with_its_option(wavs):
+    command = [sys.executable, "-m", "cape_studies.ask.recordings", "--wavs", wavs, "--out", "out"]
+    done = subprocess.run([*command, "--frame", "long"], capture_output=True, text=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "--frame" in line
+    assert "long" in line
+
+
 def test_files_of_other_kinds_are_told(wavs):
     (wavs / "more.mp3").write_bytes(b"")
     (wavs / "._u01.wav").write_bytes(b"of a Mac")
@@ -136,6 +217,10 @@ def cut_off(folder):
         (lambda of: shorten(of / "u59.wav"), r"u59\.wav is cut off"),
         (latin, r"udce9\.wav' has a name that is not UTF-8"),
         (everywhere, r"u0\d\.wav of a test .*u0\d\.wav of training"),
+        (
+            lambda of: [path.write_text("one") for path in of.glob("*.txt")],
+            "have one transcript, 'one'",
+        ),
         (
             lambda of: (of / "u03.txt").write_text("no " * 99),
             r"u03\.wav lasts 0\.65 s, .*99 words",

@@ -110,11 +110,36 @@ def test_text_is_taken_as_split_if_much_of_it_is_and_not_for_a_single_mark(text)
     assert "z@@ ." in written()
 
 
+def own(folder, *names, languages=("de", "en")):
+    """A test of one pair under each name."""
+    for number, name in enumerate(names):
+        for language in languages:
+            (folder / f"{name}.{language}").write_text(f"neu {number} {language}\n")
+
+
 def test_a_test_that_is_not_used_is_said(text):
-    for name, word in (("test", "neu"), ("valid", "alt")):
-        for language in ("de", "en"):
-            (text / f"{name}.{language}").write_text(f"{word} {language}\n")
-    assert sentences.look(text).how == "from test.*, valid.* is not used"
+    own(text, "test", "valid")
+    assert sentences.look(text).how == "from test.* (not used: valid.de, valid.en)"
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "dev", "validation", "test_2016_flickr"])
+def test_the_users_own_test_may_have_other_names(text, name):
+    own(text, name)
+    found = sentences.look(text)
+    assert found.how == f"from {name}.*"
+    assert next(iter(found.tests.values())) == ["neu 0 de\tneu 0 en"]
+
+
+def test_a_test_is_taken_before_a_validation_and_other_files_are_named(text):
+    own(text, "dev", "test_2017", "test_2016")
+    (text / "README.md").write_text("mine")
+    said = sentences.look(text).how
+    assert said.startswith("from test_2016.* (not used: README.md, dev.de, dev.en, test_2017.de")
+
+
+def test_how_text_is_split_and_what_bleu_is_of_are_said(text):
+    assert "as sacremoses splits it, in subwords" in prepared(text)[0]["found"]
+    assert "BLEU is of these tokens, and no sacreBLEU" in prepared(text)[0]["found"]
 
 
 # --- faults
@@ -126,7 +151,7 @@ def test_a_test_that_is_not_used_is_said(text):
         (lambda of: lines(of / "train.en", list.pop), r"train\.de and train\.en have 200 and 199"),
         (lambda of: lines(of / "train.en", lambda x: x.__setitem__(4, " ")), "train.en line 5 is"),
         (lambda of: bring(of, ["de", "en"], 7), r"test\.\* line 2 .* train\.\* too"),
-        (lambda of: bring(of, ["de"], 7), "test.en cannot be read"),
+        (lambda of: bring(of, ["de"], 7), r"test\.\* in one language alone: add test\.en"),
         (lambda of: [lines(of / f"train.{x}", few) for x in ("de", "en")], "different pairs: 50"),
         (lambda of: (of / "train.fr").write_text("un\n"), r"train\.de, train\.en, train\.fr"),
         (

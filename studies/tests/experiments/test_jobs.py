@@ -8,7 +8,7 @@ import shutil
 import yaml
 from counting import HERE, STUDY, begins, count, runs, score
 
-from cape_studies import report
+from cape_studies import report, work
 
 FEW = "run=[few]"
 
@@ -239,6 +239,14 @@ def test_a_failure_is_told_with_its_last_lines_and_its_log_and_tried_again(cape_
     (folder / "train" / "mended").touch()
     assert "counting few seed 0: done" in cape_run(FEW, options=options)
     assert (begins(folder), score(folder)) == ([0, 0], "3")
+
+
+def test_an_error_without_words_is_told_by_its_name(cape_run, monkeypatch):
+    def full(run):
+        raise MemoryError
+
+    monkeypatch.setattr(work, "make", full)
+    cape_run(FEW, fails="few seed 0: MemoryError")
 
 
 def test_a_training_or_a_preparation_that_leaves_nothing_has_failed(cape_run, tmp_path):

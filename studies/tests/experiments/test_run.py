@@ -85,6 +85,7 @@ PHOTOS = {"photos": {"what": "photos", "source": "me", "layout": "*.jpg", "files
         (["--data", "x"], {}, "--data x: this study needs no data"),
         ([], {"options": {"steps": "{csv}"}}, "'{csv}': no 'csv' at that step; there is variant"),
         ([], {"trainer": None}, "no train.py of timm"),
+        (["--out", "a,b"], {"host": "fairseq"}, "a,b has ,, at which fairseq splits paths"),
         ([], {"needs": PHOTOS}, "give --data photos=DIR: photos (me), laid out as *.jpg"),
         (["--data", str(HERE)], {"needs": PHOTOS}, f"{HERE} has no *.jpg: photos is photos (me)"),
     ],

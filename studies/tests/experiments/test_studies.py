@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cape_studies import config, report, run
+from cape_studies import config, hosts, report, run
 from cape_studies.command import parsed
 from cape_studies.plan import Plan, Run, merge
 from cape_support import block_with
@@ -70,9 +70,11 @@ def test_a_dry_run_prints_every_command_and_names_data_that_are_missing_and_noth
     name, tmp_path, capsys
 ):
     """So scripts and recipes are there, and what they import is installed."""
+    studies = [config.load(path, (), True) for path in config.studies_of(PATHS[name])]
+    if lacks := [told for one in studies if (told := hosts.missing(one.host))]:
+        pytest.skip(lacks[0])  # Python 3.11 has no transformers
     run.main([name, "--quick", "--dry-run", "--out", str(tmp_path)])
     told = capsys.readouterr()
-    studies = [config.load(path, (), True) for path in config.studies_of(PATHS[name])]
     expected = sum(len(one.run) * len(one.seeds) for one in studies)
     assert f"\n{told.out}".count("\n# train ") == expected
     for one in studies:
@@ -128,6 +130,23 @@ def test_fairseq_has_the_models_with_their_options(name):
             words = one.train_command(one.trained)[1:]
             options.parse_args_and_arch(options.get_training_parser(), words)
         parse(one, COMMANDS)
+
+
+@pytest.mark.parametrize("name", of_host("transformers"))
+def test_transformers_builds_the_models_with_their_options(name):
+    transformers = pytest.importorskip("transformers")
+    from cape_plugins.transformers import augment_positions
+    from cape_studies.evaluate.transformers.options import TextOptions
+    from cape_studies.train_clm import TrainOptions
+
+    for one in runs(name):
+        words = one.train_command(one.trained)
+        given = parsed("", TrainOptions, words[words.index("cape_studies.train_clm") + 1 :])
+        config = transformers.AutoConfig.for_model(given.model_type, **given.config)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        if given.augment:
+            augment_positions(model, given.augment, **given.augment_options)
+        parse(one, TextOptions)
 
 
 @pytest.mark.parametrize("name", of_host("espnet"))

@@ -87,7 +87,7 @@ def test_hydra_is_left_as_fairseqs_own_calls_want_it(path):
         ("seed=[1]", "there is no seed: the study has cost, "),
         ("seeds=[1", "at input '[1'"),
         ("seeds", "Error parsing override 'seeds'"),
-        ("+options.side=9", "An item is already at 'options.side'"),
+        ("+options.side=9", "there is options.side already: options.side=…"),
         ("+options.x=${nowhere}", "Interpolation key 'nowhere' not found"),
     ],
 )
@@ -96,6 +96,11 @@ def test_what_does_not_fit_is_named(path, change, message):
         load(path, change)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_key_that_is_added_twice_is_named_with_what_to_type():
+    with pytest.raises(ValueError, match=r"there is options\.steps already: options\.steps=… "):
+        config.load(config.find("my_images"), ["+options.steps=9"])
 
 
 def test_changes_are_hydras_and_null_takes_a_part_away(path):

@@ -1,0 +1,112 @@
+"""Text files as tokens: splits them by file, trains a byte-level BPE, writes arrays.
+
+    python -m cape_studies.data.tokens --text stdlib --out prepared
+
+Writes tokenizer/ of transformers, and train.npy, valid.npy, test.npy: uint16, each file after the
+tokenizer's end-of-text token. A file's part depends on its name alone.
+"""
+
+import hashlib
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field, PositiveInt
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from cape_studies import command
+from cape_studies.data.files import files
+from cape_studies.data.text import read_text
+from cape_studies.options import CommandOptions
+
+END = "<|endoftext|>"
+PARTS = ("train", "valid", "test")
+
+
+class TokenOptions(CommandOptions):
+    """Split text files into parts, train a byte-level BPE on train, write tokens as arrays."""
+
+    text: str = Field(
+        description="folder; stdlib: the standard library of this Python, without its tests"
+    )
+    out: Path = Field(description="folder to make")
+    pattern: str = Field("*.py", description="names of the files to take")
+    vocabulary: PositiveInt = Field(1024, le=65536, description="number of tokens")
+    held_out: PositiveInt = Field(10, le=50, description="percent of files in test; half in valid")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """``python -m cape_studies.data.tokens``."""
+    command.main("cape_studies.data.tokens", TokenOptions, make, argv)
+
+
+def make(options: TokenOptions) -> None:
+    """Write the folder.
+
+    Raises:
+        ValueError: there are no such files, a part has none, or a file is not UTF-8.
+    """
+    parts: dict[str, list[str]] = {part: [] for part in PARTS}
+    for name, path in _found(options):
+        share = int(hashlib.sha256(name.encode()).hexdigest(), 16) % 200
+        held = share < 2 * options.held_out
+        part = "train" if share >= 3 * options.held_out else "test" if held else "valid"
+        parts[part].append(read_text(path))
+    if empty := [part for part, texts in parts.items() if not texts]:
+        raise ValueError(f"--text {options.text}: no {options.pattern} for {', '.join(empty)}")
+    tokenizer = trained(parts["train"], options.vocabulary)
+    options.out.mkdir(parents=True, exist_ok=True)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=END, eos_token=END, pad_token=END
+    ).save_pretrained(options.out / "tokenizer")
+    end = tokenizer.token_to_id(END)
+    for part, texts in parts.items():
+        found = [[end, *one.ids] for one in tokenizer.encode_batch(texts)]
+        np.save(options.out / f"{part}.npy", np.concatenate(found).astype(np.uint16))
+        characters = sum(map(len, texts))
+        print(
+            f"{part}: {len(texts)} files, {sum(map(len, found)):,} tokens, {characters:,} letters"
+        )
+
+
+def trained(texts: list[str], vocabulary: int) -> Tokenizer:
+    """A byte-level BPE of so many tokens, the first of which ends a text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=[END], initial_alphabet=letters, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def texts_of(tokens: np.ndarray) -> list[np.ndarray]:
+    """The texts of an array, each with the token that it begins with."""
+    return np.split(tokens, np.flatnonzero(tokens == 0))[1:]
+
+
+def _found(options: TokenOptions) -> Iterator[tuple[str, Path]]:
+    """Name within the folder, and path."""
+    stdlib = options.text == "stdlib"
+    folder = Path(sysconfig.get_paths()["stdlib"] if stdlib else options.text)
+    if not folder.is_dir():
+        raise ValueError(f"--text {options.text}: no such folder")
+    for path in files(folder):
+        name = path.relative_to(folder)
+        skipped = {"site-packages", "test", "tests", "idlelib", "lib2to3"} if stdlib else set()
+        if path.match(options.pattern) and not skipped & {*name.parts}:
+            try:
+                path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                if not stdlib:
+                    raise ValueError(f"{path} is not UTF-8") from None
+                continue  # some of its modules are in other encodings
+            yield name.as_posix(), path
+
+
+if __name__ == "__main__":
+    main()

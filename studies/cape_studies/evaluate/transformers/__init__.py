@@ -1,0 +1,7 @@
+"""Loss by length and by position of causal language models: ``cape-transformers-eval``."""
+
+from functools import partial
+
+from cape_studies.command import call
+
+main = partial(call, "transformers")

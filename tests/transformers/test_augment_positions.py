@@ -1,0 +1,151 @@
+"""augment_positions: in training positions change per sample; in evaluation the model is stock."""
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from cape_plugins.transformers import augment_positions
+
+TYPES = ["llama", "qwen3", "mistral", "gemma3_text", "modernbert", "eurobert", "gpt_neox", "phi3"]
+SCALINGS = {
+    "linear": dict(factor=2.0),
+    "dynamic": dict(factor=4.0),
+    "yarn": dict(factor=4.0, original_max_position_embeddings=16),
+    "llama3": dict(
+        factor=4.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=16,
+    ),
+    "longrope": dict(
+        factor=4.0,
+        short_factor=[1.0] * 4,
+        long_factor=[2.0] * 4,
+        original_max_position_embeddings=32,
+    ),
+}
+AUGMENTING = dict(
+    cape_rope=dict(max_global_scale=1.5),
+    random_rope=dict(random_range=100.0),
+    pose_rope=dict(pose_range=100.0),
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@torch.no_grad()
+def serves(model, tokens, pos, **options):
+    """Whether training changes each sample by itself, and evaluation and the state dict nothing."""
+    stock = copy.deepcopy(model)
+    augment_positions(model, pos, **options)
+    longer = [torch.randint(4, 97, (2, n)) for n in (13, 40, 80, 120)]  # the models' length is 64
+    for _ in range(2):
+        assert list(model.state_dict()) == list(stock.state_dict())
+        for one in longer:
+            assert torch.equal(model.eval()(one)[0], stock(one)[0])
+        same = tokens[:1].expand(2, -1)
+        plain = stock.train()(same)[0]
+        assert torch.equal(plain[0], plain[1])
+        stock.eval()
+        first, second = (model.train()(same)[0] for _ in range(2))
+        assert not torch.allclose(first[0], first[1], atol=1e-5)
+        assert not torch.allclose(first, second, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_models_with_one_rotary_table(create, tokens, kind):
+    serves(create(None, kind, "AutoModel"), tokens, "pose_rope", pose_range=100.0)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_with_transformers_scalings(create, tokens, scaling):
+    parameters = dict(rope_type=scaling, rope_theta=1e4, **SCALINGS[scaling])
+    model = create(None, "llama", rope_parameters=parameters)
+    serves(model, tokens, "pose_rope", pose_range=100.0)
+
+
+@pytest.mark.parametrize("pos", AUGMENTING)
+def test_each_variant_that_augments(create, tokens, pos):
+    serves(create(None, "llama"), tokens, pos, **AUGMENTING[pos])
+
+
+@pytest.mark.parametrize("pos", AUGMENTING)
+def test_training_is_that_of_cape_llama(create, tokens, pos):
+    """Two ways to one model: by name with a variant, and transformers' Llama augmented."""
+    ours, stock = create(pos, **AUGMENTING[pos]), create(None, "llama")
+    stock.load_state_dict(ours.state_dict(), strict=False)
+    augment_positions(stock, pos, **AUGMENTING[pos])
+    mask = torch.ones_like(tokens)
+    mask[0, 9:] = 0
+    labels, losses = tokens.masked_fill(mask == 0, -100), []
+    for model in (ours, stock):
+        torch.manual_seed(3)
+        losses.append(model.train()(tokens, attention_mask=mask, labels=labels).loss)
+    torch.testing.assert_close(losses[1], losses[0])
+
+
+def test_a_checkpoint_is_stock(create, tokens, tmp_path):
+    model = create(None, "llama")
+    augment_positions(model, "cape_rope", max_global_scale=1.2)
+    model.train()(tokens, labels=tokens).loss.backward()
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert type(again).__name__ == "LlamaForCausalLM"
+    assert torch.equal(again(tokens).logits, model.eval()(tokens).logits)
+
+
+def test_undo_and_what_is_refused_twice(create, tokens):
+    model = create(None, "llama")
+    undo = augment_positions(model, "cape_rope")
+    with pytest.raises(ValueError, match="cape_rope"):
+        augment_positions(model, "pose_rope")
+    undo()
+    logits = [model.train()(tokens).logits for _ in range(2)]
+    assert torch.equal(*logits)
+    augment_positions(model, "pose_rope")
+
+
+def test_gradient_checkpointing_compile_and_peft_see_the_same_positions(create, tokens):
+    peft = pytest.importorskip("peft")
+    plain = create(None, "llama")
+    saving = copy.deepcopy(plain)
+    saving.gradient_checkpointing_enable()
+    lora = peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(copy.deepcopy(plain), lora)
+    losses = []
+    for model in (plain, saving, adapted):
+        augment_positions(model, "pose_rope", pose_range=100.0)
+        torch.manual_seed(1)
+        losses.append(model.train()(input_ids=tokens, labels=tokens).loss)
+        losses[-1].backward()
+    torch.testing.assert_close(losses[1], losses[0])
+    torch.testing.assert_close(losses[2], losses[0])
+
+
+@pytest.mark.parametrize(
+    ("pos", "options", "named"),
+    [
+        ("rope", {}, "rope"),
+        ("cape", {}, "cape_rope"),
+        ("alibi", {}, "pose_rope"),
+        ("cape_rope", dict(max_global_scale=0.5), "max_global_scale"),
+        ("cape_rope", dict(rope_base=5e5), "rope_base"),
+        ("cape_rope", dict(pose_range=100.0), "pose_range"),
+        ("pose_rope", dict(max_scale=100.0), "max_scale"),
+    ],
+)
+def test_what_is_wrong_is_refused(create, pos, options, named):
+    with pytest.raises(ValueError, match=named):
+        augment_positions(create(None, "llama"), pos, **options)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["bert", "gptj", "bloom", pytest.param("qwen2_vl", marks=pytest.mark.release)],  # 2 billion
+)
+def test_a_model_that_cannot_be_served_is_named(create, kind):
+    model = create(None, kind, "AutoModel")
+    with pytest.raises(ValueError, match=type(model).__name__):
+        augment_positions(model, "cape_rope")

@@ -1,0 +1,144 @@
+"""Folders of weights: shards, the mark, weights of transformers' own Llama, PEFT."""
+
+import json
+import logging
+import os
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+import cape_plugins.transformers  # noqa: F401 - registers
+from cape_plugins.transformers.options import DECODER
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def saved(create, tmp_path):
+    """variant → its model, and its folder."""
+
+    def make(pos, **options):
+        model = create(pos, **options)
+        for parameter in model.parameters():
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
+        model.save_pretrained(tmp_path)
+        return model, tmp_path
+
+    return make
+
+
+def change(folder, **fields):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+@pytest.mark.parametrize("pos", [pos for pos in DECODER.names() if pos != "conditional"])
+@torch.no_grad()
+def test_a_folder_of_shards_is_the_same_model(create, tokens, tmp_path, pos):
+    model = create(pos)
+    for parameter in model.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert sum(name.endswith(".safetensors") for name in os.listdir(tmp_path)) > 1
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(again(tokens).logits, model(tokens).logits)
+    assert again.model.positions.mark.state_dict().keys() == {
+        key.rpartition(".")[2] for key in model.state_dict() if ".mark." in key
+    }
+
+
+@pytest.mark.parametrize(("pos", "other"), [("cape_rope", "rope"), ("nopos", "alibi")])
+def test_another_variants_weights_are_refused(saved, pos, other):
+    _, folder = saved(pos)
+    change(folder, pos=other, **({"max_global_scale": 1.0} if other == "cape_rope" else {}))
+    with pytest.raises(ValueError, match=f"{pos}.*{other}"):
+        AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_an_option_that_changes_results_is_compared_and_one_of_training_told(saved, caplog):
+    _, folder = saved("cape_rope", max_global_scale=1.2)
+    change(folder, max_global_scale=1.4)
+    with caplog.at_level(logging.WARNING):
+        model = AutoModelForCausalLM.from_pretrained(folder)
+    assert "max_global_scale" in caplog.text
+    assert model.state_dict()["model.positions.mark.max_global_scale"] == pytest.approx(1.4)
+    change(folder, frequency_scale=2.0)
+    with pytest.raises(ValueError, match="frequency_scale"):
+        AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_a_state_dict_is_compared_too(create):
+    with pytest.raises(ValueError, match="alibi"):
+        create("rope").load_state_dict(create("alibi").state_dict())
+
+
+@torch.no_grad()
+def test_weights_of_transformers_llama_load(sizes, tokens, tmp_path):
+    from cape_plugins.transformers.models import CapeLlamaConfig, CapeLlamaForCausalLM
+
+    stock = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    stock.save_pretrained(tmp_path)
+    config = CapeLlamaConfig.from_pretrained(tmp_path, pos="cape_rope", max_global_scale=1.2)
+    model, info = CapeLlamaForCausalLM.from_pretrained(
+        tmp_path, config=config, output_loading_info=True
+    )
+    assert not info["missing_keys"] | info["unexpected_keys"]
+    torch.testing.assert_close(model.eval()(tokens).logits, stock(tokens).logits, rtol=0, atol=1e-5)
+    assert model.state_dict()["model.positions.mark.max_global_scale"] == pytest.approx(1.2)
+
+
+@torch.no_grad()
+def test_half_precision_keeps_the_mark(saved):
+    _, folder = saved("cape_rope", max_global_scale=1.2)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    mark = model.model.positions.mark.state_dict()
+    assert mark["max_global_scale"] == torch.tensor(1.2)
+    assert model.model.embed_tokens.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("pos", ["cape_rope", "alibi"])
+def test_peft_adapts_and_loads(saved, tokens, tmp_path, pos):
+    peft = pytest.importorskip("peft")
+    _, folder = saved(pos)
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    lora = peft.LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    model = peft.get_peft_model(base, lora).train()
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
+        assert ("lora" in name) == (parameter.grad is not None)
+    model.save_pretrained(tmp_path / "adapter")
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    again = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    with torch.no_grad():
+        found, expected = again(input_ids=tokens).logits, model.eval()(input_ids=tokens).logits
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.release  # Trainer's start takes seconds
+def test_trainer_resumes(create, tokens, tmp_path):
+    pytest.importorskip("accelerate")
+    rows = [dict(input_ids=row, labels=row) for row in tokens.repeat(4, 1)]
+
+    def train(steps, resume=None):
+        arguments = transformers.TrainingArguments(
+            tmp_path,
+            max_steps=steps,
+            save_steps=2,
+            per_device_train_batch_size=2,
+            report_to=[],
+            disable_tqdm=True,
+            lr_scheduler_type="constant",
+            use_cpu=True,
+        )
+        trainer = transformers.Trainer(create("cape_fire"), arguments, train_dataset=rows)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer.model.state_dict()
+
+    whole, _ = train(4), train(2)
+    resumed = train(4, tmp_path / "checkpoint-2")
+    for name, value in whole.items():
+        torch.testing.assert_close(resumed[name], value, msg=name)

@@ -1,0 +1,195 @@
+"""cape_llama: steps with a cache, padding, packing, generation; rope is transformers' own Llama."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+import transformers
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+
+from cape_plugins.transformers.options import DECODER
+
+VARIANTS = [pos for pos in DECODER.names() if pos != "conditional"]  # refused: other tokens
+ADDING = ["relpos", "alibi", "fire"]  # to the scores
+CLOSE = dict(rtol=1e-4, atol=2e-5)
+CACHES = {
+    "dynamic": lambda model: DynamicCache(config=model.config),
+    "dynamic without configuration": lambda model: DynamicCache(),
+    "static": lambda model: StaticCache(config=model.config, max_cache_len=20),
+}
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def in_steps(model, cache, input_ids, attention_mask=None, position_ids=None):
+    """The logits of a prompt of 7 tokens, two steps, and 4 tokens at once."""
+    found = []
+    for start, stop in [(0, 7), (7, 8), (8, 9), (9, 13)]:
+        named = dict(past_key_values=cache, use_cache=True)
+        if attention_mask is not None:
+            named |= dict(attention_mask=attention_mask[:, :stop])
+        if position_ids is not None:
+            named |= dict(position_ids=position_ids[:, start:stop])
+        found.append(model(input_ids[:, start:stop], **named).logits)
+    return torch.cat(found, dim=1)
+
+
+@pytest.mark.parametrize("pos", VARIANTS)
+@torch.no_grad()
+def test_steps_with_a_cache_are_the_whole_forward(create, tokens, left_padded, pos):
+    model = create(pos)
+    whole = model(tokens).logits
+    padded = model(**left_padded).logits
+    seen = left_padded["attention_mask"].bool()
+    for make in CACHES.values():
+        torch.testing.assert_close(in_steps(model, make(model), tokens), whole, **CLOSE)
+        steps = in_steps(model, make(model), **left_padded)
+        torch.testing.assert_close(steps[seen], padded[seen], **CLOSE)
+    torch.testing.assert_close(padded[:1, 4:], model(tokens[:1, 4:]).logits, **CLOSE)
+
+
+@pytest.mark.parametrize("pos", ADDING)
+@torch.no_grad()
+def test_eager_is_sdpa_and_has_weights(create, left_padded, pos):
+    sdpa, eager = (create(pos, attn=attn) for attn in ("sdpa", "eager"))
+    seen = left_padded["attention_mask"].bool()
+    found = eager(**left_padded, output_attentions=True, output_hidden_states=True)
+    torch.testing.assert_close(found.logits[seen], sdpa(**left_padded).logits[seen], **CLOSE)
+    assert [one.shape for one in found.attentions] == [(2, 4, 13, 13)] * 2
+    assert len(found.hidden_states) == 3
+
+
+def test_rope_is_transformers_llama(create, tokens, left_padded, sizes):
+    ours, stock = create("rope"), LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    unknown = stock.load_state_dict(ours.state_dict(), strict=False)
+    assert not unknown.missing_keys
+    assert all(".mark." in key for key in unknown.unexpected_keys)
+    for given in (dict(input_ids=tokens), left_padded):
+        found, expected = ours(**given).logits, stock(**given).logits
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("pos", ["cape", "rope", *ADDING])
+@torch.no_grad()
+def test_packed_rows_are_texts_alone(create, tokens, pos):
+    model = create(pos)
+    where = torch.cat([torch.arange(5), torch.arange(8)])[None]
+    packed = model(tokens[:1], position_ids=where, use_cache=False).logits
+    for part in (slice(0, 5), slice(5, 13)):
+        alone = model(tokens[:1, part]).logits
+        torch.testing.assert_close(packed[:, part], alone, **CLOSE)
+
+
+@pytest.mark.parametrize("pos", ["cape", "cape_rope", *ADDING])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_generation_with_a_cache_is_generation_without(create, left_padded, pos, beams):
+    model = create(pos)
+    given = {n: one for n, one in left_padded.items() if n != "position_ids"}
+    given |= dict(max_new_tokens=6, do_sample=False, num_beams=beams)
+    expected = model.generate(**given, use_cache=False)
+    assert torch.equal(model.generate(**given), expected)
+    if beams == 1:
+        assert torch.equal(model.generate(**given, cache_implementation="static"), expected)
+
+
+@pytest.mark.parametrize("pos", ["cape_rope", "alibi", "cape_fire"])
+def test_checkpointing_of_gradients_changes_nothing(create, tokens, pos):
+    plain = create(pos).train()
+    saving = copy.deepcopy(plain)
+    saving.gradient_checkpointing_enable()
+    for model in (plain, saving):
+        torch.manual_seed(1)
+        model(tokens, labels=tokens).loss.backward()
+    for (name, one), other in zip(plain.named_parameters(), saving.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, msg=name)
+
+
+@pytest.mark.parametrize("pos", ["cape", "cape_rope", "random_rope", "pose_rope", "cape_alibi"])
+def test_training_changes_positions_of_each_sample(create, tokens, pos):
+    model = create(pos).train()
+    same = tokens[:1].expand(2, -1)
+    torch.manual_seed(0)
+    logits = model(same).logits
+    assert not torch.allclose(logits[0], logits[1], atol=1e-5)
+    torch.testing.assert_close(*model.eval()(same).logits)
+
+
+@pytest.mark.parametrize("pos", ["cape", "cape_rope", "alibi"])
+@torch.no_grad()
+def test_half_precision_is_near(create, tokens, pos):
+    model = create(pos)
+    expected = model(tokens).logits
+    found = model.to(torch.bfloat16)(tokens).logits
+    assert found.dtype == torch.bfloat16
+    assert (found - expected).abs().mean() < 0.05 * expected.abs().mean()
+
+
+@pytest.mark.release  # tracing takes 10 s
+@pytest.mark.parametrize("pos", ["cape_rope", "alibi"])
+@torch.no_grad()
+def test_compiled_it_is_the_same(create, tokens, pos):
+    model = create(pos)
+    compiled = torch.compile(model, backend="aot_eager")
+    torch.testing.assert_close(compiled(tokens).logits, model(tokens).logits, **CLOSE)
+
+
+def test_more_tokens_by_resize(create, tokens):
+    model = create("alibi")
+    expected = model(tokens).logits
+    model.resize_token_embeddings(120)
+    found = model(tokens).logits
+    assert found.shape[-1] == 120
+    torch.testing.assert_close(found[..., :97], expected, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    "auto",
+    [
+        "AutoModel",
+        "AutoModelForSequenceClassification",
+        "AutoModelForTokenClassification",
+        "AutoModelForQuestionAnswering",
+    ],
+)
+def test_other_heads_have_positions_too(create, tokens, auto):
+    model = create("alibi", auto=auto)
+    assert "Cape" in type(model).__name__
+    assert any("variant_alibi" in key for key in model.state_dict())
+    model(tokens)
+
+
+def test_flex_attention_takes_queries_and_keys_but_nothing_added(create):
+    with pytest.raises(ValueError, match="flex_attention"):
+        create("alibi", attn="flex_attention")
+    model = create("alibi")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.set_attn_implementation("flex_attention")
+    with pytest.raises(ValueError, match="flex_attention"):
+        model(torch.ones(1, 4, dtype=torch.long))
+    assert create("cape_rope", attn="flex_attention")
+
+
+@pytest.mark.release
+@torch.no_grad()
+def test_flex_attention_is_sdpa(create, tokens):
+    sdpa, flex = (create("cape_rope", attn=attn) for attn in ("sdpa", "flex_attention"))
+    torch.testing.assert_close(flex(tokens).logits, sdpa(tokens).logits, **CLOSE)
+
+
+def test_a_learned_prefix_has_no_position(create, tokens):
+    """PEFT's prefix tuning: a cache that was filled by no token."""
+    for pos in ("cape_rope", "alibi"):
+        model = create(pos)
+        cache = DynamicCache(config=model.config)
+        for layer in range(2):
+            cache.update(torch.randn(2, 2, 3, 8), torch.randn(2, 2, 3, 8), layer)
+        mask = torch.ones(2, 16, dtype=torch.long)
+        assert model(tokens, past_key_values=cache, attention_mask=mask).logits.isfinite().all()
+
+
+def test_an_unknown_name_is_the_nearest(sizes):
+    for name in ("max_global_scal", "relpos_contxt"):
+        with pytest.raises(ValueError, match=name):
+            transformers.AutoConfig.for_model("cape_llama", **sizes, **{name: 1.1})
