@@ -114,7 +114,7 @@ def own() -> dict:
 def asked(pos: str) -> dict:
     """Values of the options that have no default."""
     values = dict(max_global_shift=5.0, max_local_shift=0.5, random_range=256.0)
-    values |= dict(relpos_context=16.0, abspos_context=64.0)
+    values |= dict(relpos_context=16.0, abspos_context=64.0, pose_range=256.0)
     taken = cape_plugins.variants.get(pos, 1).options(1)
     return {name: value for name, value in values.items() if name in taken}
 
