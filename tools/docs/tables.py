@@ -386,8 +386,7 @@ def filled(text: str, items: bool = False) -> str:
         name = match[1]
         own = {"gpu": of_gpu, "intervals": of_intervals, "answers": of_answers, "answer": of_answer}
         made = of_table(name) if name in TABLES else own[name]()
-        return f"<!-- {name} -->
-{made}<!-- -->"
+        return f"<!-- {name} -->\n{made}<!-- -->"
 
     text = re.sub(
         r"<!--=(.+?)-->.*?<!--/-->", lambda m: f"<!--={m[1]}-->{number(m[1], items)}<!--/-->", text
