@@ -69,7 +69,7 @@ def measure(case: str, sizes: tuple[int, ...], arguments: Namespace, table: Tabl
         kinds = {"shared": shared, "own": own}
         asked = dict(relpos_context=context, max_local_shift=0.5, random_range=1e4)
         taken = get(pos, 1).options(1)
-        options = {name: value for name, value in asked.items() if name in taken}
+        options = {name: asked[name] for name in asked if name in taken}
         if "relpos_context" in options:
             kinds = {"": shared}  # it counts tokens
         elif batch == 1:
