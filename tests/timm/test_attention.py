@@ -126,7 +126,9 @@ def test_blocks_without_positions_are_an_error(create, images):
 
 
 @every_host
-def test_of_what_a_variant_learns_matrices_alone_are_decayed_and_all_reaches_every_layer(create, images, host):
+def test_of_what_a_variant_learns_matrices_alone_are_decayed_and_all_reaches_every_layer(
+    create, images, host
+):
     model = create("fire", host, global_pool="avg")
     names = {name for name, _ in model.named_parameters() if "attn.positional." in name}
     assert {name.split(".")[1] for name in names} == {"0", "1"}
