@@ -76,8 +76,8 @@ def test_all_layers_get_what_is_made_once(create, images, batch, host, checkpoin
     model.train()(batch() if padded else images(2, 3, 64, 96)).sum().backward()
     assert len(seen) == 2 + 2 * checkpointing
     first = seen[0]
-    assert all(torch.equal(given.prepared, first.prepared) for given in seen)
-    assert not torch.equal(first.prepared[0], first.prepared[1])  # each image has its draw
+    assert all(torch.equal(given.queries, first.queries) for given in seen)
+    assert not torch.equal(first.queries[0], first.queries[1])  # each image has its draw
     assert (first.mask is not None) == padded
 
 
@@ -126,11 +126,17 @@ def test_blocks_without_positions_are_an_error(create, images):
 
 
 @every_host
-def test_what_a_variant_learns_is_not_decayed_and_reaches_every_layer(create, images, host):
+def test_of_what_a_variant_learns_matrices_alone_are_decayed_and_all_reaches_every_layer(
+    create, images, host
+):
     model = create("fire", host, global_pool="avg")
     names = {name for name, _ in model.named_parameters() if "attn.positional." in name}
     assert {name.split(".")[1] for name in names} == {"0", "1"}
-    assert names <= model.no_weight_decay()
+    free = names & model.no_weight_decay()
+    assert {name.split("positional.")[1] for name in names - free} == {
+        "function.0.weight",
+        "function.2.weight",
+    }
     model(images(2, 3, 64, 96)).square().sum().backward()
     parameters = dict(model.named_parameters())
     assert all(parameters[name].grad.any() for name in names)
@@ -179,7 +185,7 @@ def test_the_extent_keeps_the_distances_of_patches_at_another_size(create, image
     for model, side in ((small, 4), (large, 8)):
         x = torch.ones(1, 2, 1 + side**2, 16)
         _, given = into_blocks(model, images(1, 3, 16 * side, 16 * side))
-        turned = model.blocks[0].attn.positional.embed(x, given.prepared)[:, :, 1:]
+        turned = model.blocks[0].attn.positional.embed(x, given.queries)[:, :, 1:]
         scores = turned @ turned.mT  # all that matters is the distance
         tables.append(scores.unflatten(2, (side, -1)).unflatten(4, (side, -1)))
     near = tables[1][:, :, :4, :4, :4, :4]
