@@ -92,7 +92,7 @@ class VariantMark(nn.Module):
                 results in evaluation has another value.
         """
         found = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
-        _say(compare(found, self), [self])
+        say(compare(found, self), [self])
         here = getattr(self, _VARIANT + self.pos)
         if local.get("assign_to_params_buffers"):  # then a model may leave the meta device
             here = found.get(_VARIANT + self.pos, torch.empty(0, device="cpu"))
@@ -116,10 +116,10 @@ def _compare_all(model: nn.Module, entries: Mapping[str, Any], prefix: str, *_: 
             before = f"{name}." if name else ""
             found = {k.removeprefix(before): v for k, v in entries.items() if k.startswith(before)}
             warnings |= {*compare(found, mark)}
-    _say(warnings, marks)
+    say(warnings, marks)
 
 
-def _say(warnings: Iterable[str], marks: Iterable[VariantMark]) -> None:
+def say(warnings: Iterable[str], marks: Iterable[VariantMark]) -> None:
     """Log warnings that no mark has given, as given by all of them."""
     said = set().union(*(mark._said for mark in marks))
     for warning in sorted({*warnings} - said):

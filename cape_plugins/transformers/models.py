@@ -32,7 +32,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, eager_atten
 
 from cape_plugins.attention import NOTHING, Given, PositionalAttention
 from cape_plugins.augment import AsGiven
-from cape_plugins.mark import VariantMark, compare
+from cape_plugins.mark import VariantMark, compare, say
 from cape_plugins.module import Positions
 from cape_plugins.ranks import generator_of_rank
 from cape_plugins.sinusoid import Sinusoids
@@ -181,7 +181,7 @@ def _compare(mark: VariantMark, unexpected: Any) -> None:
     """transformers has put a checkpoint's values where ours were: compare, then take ours again."""
     found = dict(mark.named_buffers())
     found |= {key.rpartition(".")[2]: torch.empty(0) for key in unexpected if ".mark." in key}
-    compare(found, mark)
+    say(compare(found, mark), [mark])
     mark.to(next(mark.buffers()).device)
 
 
