@@ -26,7 +26,7 @@ from cape_plugins.positions import patch_grid, token_positions
 DIM, HEADS, LAYERS = 24, 3, 2
 # of variants whose options have no default, for tokens and for patches
 _ASKED: tuple[dict[str, Any], ...] = (
-    dict(max_local_shift=0.5, max_global_shift=5.0, random_range=9.0),
+    dict(max_local_shift=0.5, max_global_shift=5.0, random_range=9.0, pose_range=90.0),
     dict(max_local_shift=0.3, max_global_shift=0.5, random_range=(-1.0, 1.0)),
 )
 

@@ -98,7 +98,7 @@ def test_gradients_per_sample_in_training(pos, axes):
     found = per_sample(weights, same, None)["weight"]
     assert torch.allclose(
         found, found[:1].expand_as(found), rtol=1e-4, atol=1e-4
-    ) != pos.startswith(("cape", "random"))
+    ) != pos.startswith(("cape", "random", "pose"))
 
 
 ATTENDING = [(pos, axes) for pos, axes in OURS if pos in ("rope", "relpos", "alibi")]

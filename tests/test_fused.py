@@ -49,7 +49,8 @@ def test_turned_off_nothing_has_a_gradient_of_its_own(both_ways, pos, axes):
     layer = Layer(pos, axes).bfloat16()
     content = torch.randn(2, 6, 12, dtype=torch.bfloat16, requires_grad=True)
     found = own_gradients(layer(content, places(axes, 6, 4)))
-    piece = pos.startswith(("sinpos", "cape", "random", "relpos", "rope")) and pos != "cape_alibi"
+    kinds = ("sinpos", "cape", "random", "relpos", "rope", "pose")
+    piece = pos.startswith(kinds) and pos != "cape_alibi"
     assert bool(found) == (both_ways and piece)
 
 

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("both_ways")
 
 NAN = math.nan
 ADDING = [case for case in OURS if case[0] in ("abspos", "sinpos", "cape", "random")]
-DRAWING = [case for case in OURS if case[0].startswith(("cape", "random"))]
+DRAWING = [case for case in OURS if case[0].startswith(("cape", "random", "pose"))]
 HIDING = torch.tensor([[[True] * 6], [[True] * 4 + [False] * 2]])  # (B, 1, N), padding
 
 
@@ -430,6 +430,6 @@ def test_infinite_and_complex_positions_and_generators_elsewhere_are_refused(pos
     positions[0, 1] = math.inf
     with pytest.raises(ValueError, match="positions"):
         build(pos, axes)(torch.zeros(1, 6, 12), positions)
-    if pos.startswith(("cape", "random")):
+    if pos.startswith(("cape", "random", "pose")):
         with pytest.raises(ValueError, match="generator"):
             build(pos, axes).augment(patch_grid(2, 3)[None].to("meta"), 1, generator=seeded())

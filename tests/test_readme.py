@@ -21,7 +21,7 @@ PAGES = [
 ]
 
 
-EXAMPLE = block_with(README, "cape_plugins", "python")
+EXAMPLE = block_with(README, "import Positions", "python")
 NAMED = re.search(r"# or ([\w, ]+);", EXAMPLE)
 
 

@@ -148,7 +148,7 @@ def test_on_a_plane_a_base_is_dinov3s_temperature():
 
 
 @pytest.mark.parametrize(
-    "wrong", [dict(rope_base=1.0), dict(rope_fraction=0.0), dict(rope_fraction=0.4)]
+    "wrong", [dict(rope_base=1.0), dict(rope_fraction=0.0), dict(rope_fraction=0.45)]
 )
 def test_a_base_or_a_fraction_that_cannot_be_is_refused(wrong):
     with pytest.raises(ValueError, match=r"base|rope_fraction"):

@@ -15,7 +15,7 @@ from cape_support import OURS
 
 BATCH, HEADS, TOKENS, DIM = 3, 4, 49, 32
 OPTIONS = dict(max_global_shift=0.5, max_local_shift=0.0, max_global_scale=1.4)
-OPTIONS |= dict(abspos_context=60, relpos_context=9, random_range=50.0)
+OPTIONS |= dict(abspos_context=60, relpos_context=9, random_range=50.0, pose_range=90.0)
 EACH = [(axes, pos) for pos, axes in OURS]
 
 
@@ -30,7 +30,7 @@ def build(pos: str, axes: int) -> tuple[Positions, nn.ModuleList]:
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
 @pytest.mark.parametrize(("axes", "pos"), EACH)
 def test_every_variant_and_its_gradients_are_the_cpus(axes, pos, training, device, assert_near):
-    if training and pos.startswith("random"):
+    if training and pos.startswith(("random", "pose")):
         pytest.skip("its positions are drawn, and another device draws others")
     positions, layers = build(pos, axes)
     positions.train(training)
