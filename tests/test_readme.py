@@ -63,7 +63,7 @@ def test_every_variant_and_option_that_it_names_is_one():
     options |= {"model", "model_kwargs", "img_size", "class_token", "global_pool"}  # of timm
     options |= {"dynamic_img_size", "ref_feat_shape", "rope_type", "encoder"}  # of timm, of ESPnet
     options |= {"encoder_learned_pos", "lenpen", "ctc_weight"}  # of fairseq, of ESPnet
-    options |= {"dim", "heads", "layers"}  # of Positions
+    options |= {"dim", "heads", "layers", "model_type", "config_overrides"}  # Positions, run_clm.py
     named = re.findall(r"--([\w-]+)|(\w+)=|(\w+): ", "\n".join(INLINE))
     named = {"".join(one).replace("-", "_") for one in named}
     assert {"max_global_shift", "relpos_context", "random_range", "pos"} <= named
