@@ -1,4 +1,4 @@
-"""What every variant must do, as functions that a test calls: each takes a variant by its name.
+"""What every variant must do, as functions that a test calls: each takes a variant by its name::
 
     @pytest.mark.parametrize("axes", [1, 2])
     @pytest.mark.parametrize("check", testing.CHECKS)
