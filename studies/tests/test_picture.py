@@ -51,7 +51,7 @@ def test_samples_differ_in_training_where_the_variant_augments_and_the_file_is_w
     pos, tmp_path
 ):
     one, another, evaluation = of_variants["panels"](pos).values()
-    augments = pos.startswith(("cape", "random"))
+    augments = pos.startswith(("cape", "random", "pose"))
     assert torch.equal(one, another) != augments
     assert torch.equal(one, evaluation) != augments
     of_variants["draw"](pos, tmp_path / "drawn.png")

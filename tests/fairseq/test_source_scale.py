@@ -25,7 +25,7 @@ def shard(data, tmp_path_factory):
 
 def task_of(folder, **options):
     """fairseq's, without a command line, whose parser takes a second."""
-    own = dict(dataset_impl="mmap", required_seq_len_multiple=1)
+    own = dict(dataset_impl="mmap", required_seq_len_multiple=1, train_subset="train")
     return TranslationTask.setup_task(TranslationConfig(data=str(folder), **own, **options))
 
 

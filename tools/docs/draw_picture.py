@@ -33,7 +33,7 @@ def steps() -> dict[str, Tensor]:
     drawn = SETTINGS.draw(1, 2, generator=generator)
     noise = generator.get_state()
     unscaled = drawn._replace(scale=torch.ones(1))
-    shift_only = Augmentation(max_global_shift=0.5, mean_normalize=False)
+    shift_only = Augmentation(max_global_shift=0.5, max_local_shift=0.0, mean_normalize=False)
 
     def apply(which: Augmentation, draw: Draw) -> Tensor:
         generator.set_state(noise)  # the same local shifts in every step

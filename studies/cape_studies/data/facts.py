@@ -5,6 +5,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_origin
 
 import yaml
 from pydantic import ValidationError, validate_call
@@ -26,7 +27,9 @@ def command(prepare: Callable[..., None]) -> None:
         allow_abbrev=False,
     )
     for name, one in inspect.signature(prepare).parameters.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", required=one.default is one.empty)
+        several = "*" if get_origin(one.annotation) in (list, tuple) else None
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, required=one.default is one.empty, nargs=several)
     given = vars(parser.parse_args())
     try:
         validate_call(prepare)(**given)

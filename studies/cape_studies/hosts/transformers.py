@@ -11,6 +11,7 @@ PACKAGES = ("transformers", "accelerate", "tokenizers")
 CHECKPOINT = "model"
 CONDITION: tuple[str, ...] = ("length",)
 WHOLE = ("position",)
+APART = ""
 CHANCE = "the frequencies of tokens"
 EVERY_STEP: Options = {"log": 1}
 

@@ -167,10 +167,10 @@ def test_a_path_without_a_model_is_an_error(tmp_path):
     ("options", "message"),
     [
         ("--bins 0 10", "--bins: input should be greater than 0"),
-        ("--segment 10 ten", "parsing --segment: Could not find valid parse for .*ten"),
+        ("--segment 10 ten", "--segment: .*'whole', got 'ten'"),
         ("--segment 10 0.5", "--segment: input should be greater than 1"),
-        ("--hops 10 4", "--hops: .* 5, got 4"),
-        ("--hops 20.5", "--hops: .* 20, got 20.5"),
+        ("--hops 10 4", "--hops: .* 5, got '4'"),
+        ("--hops 20.5", "--hops: .* 20, got '20.5'"),
     ],
 )
 def test_options_out_of_range(options, message, capsys):
