@@ -202,7 +202,7 @@ def known(where: str, names: Iterable[str], there: Iterable[str]) -> None:
     """Raise ValueError for the first of the names that does not exist; it lists those that do."""
     for name in names:
         if name not in there:
-            raise ValueError(f"{where}: no {name!r}; there is {', '.join(sorted(there))}")
+            raise ValueError(f"{where}: no {name!r}; there is {', '.join(sorted({*there}))}")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def test_the_readme_trains_on_1024_images_an_update_on_every_kind_of_machine(tra
 
 
 def test_models_of_the_readme_exist():
-    names = re.findall(r"\b((?:vit|deit)_\w*patch\w+)\b(?!\*)", README.read_text())
+    names = re.findall(r"\b((?:vit|deit)_\w*patch\w+)\b(?![*…])", README.read_text())
     patterns = re.findall(r"`((?:naflexvit|vit|deit)_\{[^`]+|vit_\w+\*\w+)`", README.read_text())
     for pattern in patterns:
         parts = [part.split(",") for part in re.split(r"[{}]", pattern)]
