@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import submitit
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from cape_studies import command, config, estimate, hosts, process, work
@@ -278,6 +277,8 @@ def end(options: RunOptions, plans: Iterable[Plan]) -> None:
 def submit(options: RunOptions, run: Run) -> None:
     """Do a run by a job of SLURM: by an earlier call's, if it still waits or runs, else by a new
     one."""
+    import submitit  # takes a while, as pandas in .work: a dry run needs neither
+
     executor = submitit.SlurmExecutor(options.out.resolve() / ".slurm")
     executor.update_parameters(
         job_name=f"cape-run-{run.plan.name}",
