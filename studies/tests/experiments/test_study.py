@@ -41,7 +41,9 @@ def test_a_study_from_windows_is_read_and_one_in_utf16_is_named(path):
     assert load(path.with_name("mine.yaml")).title == "other"
     text = path.read_text("utf-8")
     path.write_text(text, "utf-16")
-    with pytest.raises(ValueError, match=r"mine\.yaml: .*small\.yaml cannot be read: 'utf-8' codec"):
+    with pytest.raises(
+        ValueError, match=r"mine\.yaml: .*small\.yaml cannot be read: 'utf-8' codec"
+    ):
         load(path.with_name("mine.yaml"))
 
 
@@ -199,7 +201,10 @@ def test_a_variant_of_another_package_runs_where_the_options_say_what_a_variant_
     listed = load(config.find("my_images"), "run=[rope,fire]")
     assert list(listed.variants) == listed.run == ["rope", "fire"]
     assert listed.variants["fire"].options == {}
-    with pytest.raises(ValueError, match="run: no 'fir'; there is abspos, alibi, cape, cape_alibi, cape_fire, cape_low, cape_rope, fire"):
+    with pytest.raises(
+        ValueError,
+        match=r"run: no 'fir'; there is abspos, alibi, cape, .*cape_rope, fire",
+    ):
         load(config.find("my_images"), "run=[rope,fir]")
     with pytest.raises(ValueError, match="run: no 'fire'; there is cape, sinpos"):
         load(path, "run=[cape,fire]")  # its options would be those of nothing
