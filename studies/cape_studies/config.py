@@ -36,9 +36,8 @@ from pydantic import (
 )
 
 from cape_studies import hosts
-from cape_studies.command import said
+from cape_studies.command import once, said
 from cape_studies.hosts import Options
-from cape_studies.options import once
 
 Kind = TypeVar("Kind", bound=BaseModel)
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from cape_studies import command, config, estimate, hosts, process, work
-from cape_studies.options import Again, CommandOptions, Pairs, Positional
+from cape_studies.command import Again, CommandOptions, Pairs, Positional
 from cape_studies.plan import Data, Plan, Prepared, Run, known_data, lacking
 from cape_studies.process import say
 from cape_studies.progress import Shown

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from cape_plugins.transformers import augment_positions
 from cape_studies import command
-from cape_studies.options import CommandOptions, Pairs
+from cape_studies.command import CommandOptions, Pairs
 
 
 class TrainOptions(CommandOptions):

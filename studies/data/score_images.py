@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from cape_plugins.module import Positions
-from cape_studies.data.facts import command
+from cape_studies.command import script
 from cape_studies.evaluate.output import Score, write
 from cape_studies.evaluate.timm.evaluate import by_image, check, first_five
 from cape_studies.evaluate.timm.images import loader, open_folder
@@ -35,6 +35,7 @@ def main(
     split: str = "",
     extents: tuple[str, ...] = (),
     step: int = 0,
+    crop_pct: float | None = None,
     batch_size: int = 256,
     workers: int = 4,
     device: str = "cpu",
@@ -50,6 +51,7 @@ def main(
         split: sub-folder of data.
         extents: γ and its rules; default: the model's own.
         step: pixels between the sizes whose logits are averaged; 0: one size.
+        crop_pct: of cape-timm-eval.
         batch_size: images at once.
         workers: processes that load images.
         device: cpu or cuda.
@@ -117,4 +119,4 @@ def right(
 
 
 if __name__ == "__main__":
-    command(main)
+    script(main)

@@ -19,6 +19,7 @@ from typing import Literal
 
 from espnet2.fileio.read_text import read_2columns_text
 
+from cape_studies.command import script
 from cape_studies.data import facts, recordings
 from cape_studies.data.files import complain, twice
 from cape_studies.data.split import FEW, LEAST, MOST, TESTS, TRAINS, apart, drawn, short_and_long
@@ -191,4 +192,4 @@ def prepare(
 
 
 if __name__ == "__main__":
-    facts.command(prepare)
+    script(prepare)

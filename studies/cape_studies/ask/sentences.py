@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from fairseq.data import data_utils
 
+from cape_studies.command import script
 from cape_studies.data import facts, subwords
 from cape_studies.data.files import complain, files
 from cape_studies.data.split import LEAST, TESTS, apart, drawn, short_and_long
@@ -224,4 +225,4 @@ def _sizes(prefix: Path, languages: tuple[str, str]) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    facts.command(prepare)
+    script(prepare)

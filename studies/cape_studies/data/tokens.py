@@ -17,9 +17,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from cape_studies import command
+from cape_studies.command import CommandOptions
 from cape_studies.data.files import files
 from cape_studies.data.text import read_text
-from cape_studies.options import CommandOptions
 
 END = "<|endoftext|>"
 PARTS = ("train", "valid", "test")

@@ -52,7 +52,7 @@ def test(
 ) -> list[str]:
     """``cape-espnet-eval``."""
     given = hosts.words({**options, **own, "model": f"{name}={checkpoint}"})
-    return [PYTHON, "-m", "cape_studies.evaluate.espnet", *given]
+    return [PYTHON, "-m", "cape_studies.evaluate", "espnet", *given]
 
 
 def progress(line: str, options: Options) -> Progress | None:

@@ -59,7 +59,7 @@ def test(
 ) -> list[str]:
     """``cape-fairseq-eval bleu`` or ``loss``."""
     given = {**options, **own, "model": f"{name}={checkpoint}"}
-    start = [PYTHON, "-m", "cape_studies.evaluate.fairseq", str(command), given.pop("data")]
+    start = [PYTHON, "-m", "cape_studies.evaluate", "fairseq", str(command), given.pop("data")]
     return [*start, *words(given)]
 
 

@@ -37,7 +37,7 @@ def test(
     command: str | None, options: Options, name: str, checkpoint: Path, own: Options
 ) -> list[str]:
     """``cape-timm-eval``."""
-    start = [PYTHON, "-m", "cape_studies.evaluate.timm"]
+    start = [PYTHON, "-m", "cape_studies.evaluate", "timm"]
     return [*start, *words({**options, "checkpoint": checkpoint, **own})]
 
 

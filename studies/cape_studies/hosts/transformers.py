@@ -31,7 +31,7 @@ def test(
     command: str | None, options: Options, name: str, checkpoint: Path, own: Options
 ) -> list[str]:
     """``cape-transformers-eval``."""
-    start = [PYTHON, "-m", "cape_studies.evaluate.transformers"]
+    start = [PYTHON, "-m", "cape_studies.evaluate", "transformers"]
     return [*start, *words({**options, "model": f"{name}={checkpoint}", **own})]
 
 

@@ -55,7 +55,7 @@ def test_timm_is_trained_by_train_py_and_tested_by_our_evaluation(tmp_path):
     assert has(command, "--device", "cpu")
     assert "--resume" not in command
     tested = evaluates(first, "sizes")
-    assert tested[1:3] == ["-m", "cape_studies.evaluate.timm"]
+    assert tested[1:4] == ["-m", "cape_studies.evaluate", "timm"]
     assert has(tested, "--checkpoint", first.folder / "train" / "last.pth.tar")
     assert has(tested, "--resolutions", 24, 28, 32)
 
@@ -91,7 +91,7 @@ def test_fairseq_is_trained_by_hydra_with_a_recipe_and_by_fairseq_train_without(
     assert has(command, "--config-name", "multi30k", f"++task.data={corpus.folder}/data-bin")
     assert {"++model.pos=cape", "++common.seed=5", "++common.cpu=true"} < set(command)
     assert f"hydra.run.dir={first.folder}/train" in command
-    assert has(stacked.command, "stack", "--source", f"{corpus.folder}/tokenised/test.en")
+    assert has(stacked.command, "--source", f"{corpus.folder}/tokenised/test.en")
     tested = evaluates(first, "loss_stacked")
     assert has(tested, "loss", stacked.folder)
     assert has(tested, "--model", f"cape={first.folder}/train/checkpoint_best.pt")

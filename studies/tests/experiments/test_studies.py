@@ -118,7 +118,7 @@ def test_fairseq_has_the_models_with_their_options(name):
     from omegaconf import OmegaConf
 
     from cape_plugins.fairseq.architectures import MODELS
-    from cape_studies.evaluate.fairseq.options import COMMANDS
+    from cape_studies.evaluate.fairseq.options import FairseqOptions
 
     config = MODELS["cape_transformer"].config
     for one in runs(name):
@@ -129,7 +129,7 @@ def test_fairseq_has_the_models_with_their_options(name):
         elif one.plan.study.trainer is None:
             words = one.train_command(one.trained)[1:]
             options.parse_args_and_arch(options.get_training_parser(), words)
-        parse(one, COMMANDS)
+        parse(one, FairseqOptions)
 
 
 @pytest.mark.parametrize("name", of_host("transformers"))
@@ -170,7 +170,7 @@ def parse(one, kind) -> None:
     """Read the options of a run's evaluations as their commands do."""
     for test in one.tests.values():
         if test.evaluation.script is None:
-            _, _, _, *words = one.test_command(test, test.scores, test.folder / "items.csv")
+            _, _, _, _, *words = one.test_command(test, test.scores, test.folder / "items.csv")
             parsed("test", kind, words)
 
 

@@ -11,9 +11,8 @@ from timm.models import load_state_dict
 from torch import Tensor
 
 import cape_plugins.timm  # noqa: F401 - registers, also where autoload is switched off
-from cape_studies.command import said
+from cape_studies.command import named, said
 from cape_studies.evaluate.timm.options import TimmOptions
-from cape_studies.options import named
 
 
 @dataclass

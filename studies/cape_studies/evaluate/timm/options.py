@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from typing_extensions import Self  # pydantic's
 
-from cape_studies.options import EvaluationOptions, Pairs, Short
+from cape_studies.command import Pairs, Short
+from cape_studies.evaluate.output import EvaluationOptions
 
 WARM_UP, RUNS = 5, 30  # forwards of a measurement of speed; paper: the mean of 30
 

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from cape_studies.command import named
 from cape_studies.data.tokens import texts_of
 from cape_studies.evaluate.output import Score
 from cape_studies.evaluate.transformers.options import TextOptions
-from cape_studies.options import named
 
 OPTIONS = TextOptions
 

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from typing_extensions import Self  # pydantic's
 
-from cape_studies.options import EvaluationOptions
+from cape_studies.evaluate.output import EvaluationOptions
 
 
 class TextOptions(EvaluationOptions):

@@ -28,7 +28,7 @@ def scored(data, tmp_path, monkeypatch):
     def call(checkpoint: Path, *options: object) -> dict[str, list[int]]:
         csv, items = tmp_path / "o.csv", tmp_path / "i.csv"
         words = ["--checkpoint", checkpoint, "--data", data.parent, "--split", data.name]
-        words += ["--csv", csv, "--items", items, "--workers", 0, *options]
+        words += ["--csv", csv, "--items", items, "--workers", 0, "--crop-pct", 1, *options]
         monkeypatch.setattr(sys, "argv", ["score_images", *map(str, words)])
         runpy.run_path(str(SCRIPT), run_name="__main__")
         check_items(rows(csv), items)
@@ -53,7 +53,7 @@ def by_hand(data: Path, models: dict[int, torch.nn.Module], log: bool = False) -
     each = []
     for size, model in models.items():
         transform = create_transform(
-            size, crop_pct=0.875, interpolation="bicubic", mean=(0.5,) * 3, std=(0.5,) * 3
+            size, crop_pct=1, interpolation="bicubic", mean=(0.5,) * 3, std=(0.5,) * 3
         )
         with torch.no_grad():
             logits = model(torch.stack([transform(image) for image in images]))
