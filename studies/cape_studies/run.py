@@ -168,9 +168,9 @@ def lacks(options: RunOptions, plans: Sequence[Plan]) -> Iterator[str]:
     for plan in plans:
         if line := hosts.missing(plan.study.host):
             yield line
-        if plan.study.trainer is None and (line := plan.host.problem(plan.machine)):
+        if plan.study.trainer is None and (line := plan.host.trainer_lacks(plan.machine)):
             yield line
-        if letters := {*plan.host.APART} & {*str(plan.out)}:
+        if letters := {*plan.host.SPLITS_AT} & {*str(plan.out)}:
             what = f"--out {plan.out} has {' and '.join(sorted(letters))}"
             yield f"{what}, at which {plan.study.host} splits paths: choose another folder"
         for name, data in plan.data.items():

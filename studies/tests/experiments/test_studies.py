@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -136,12 +137,11 @@ def test_fairseq_has_the_models_with_their_options(name):
 def test_transformers_builds_the_models_with_their_options(name):
     transformers = pytest.importorskip("transformers")
     from cape_plugins.transformers import augment_positions
-    from cape_studies.evaluate.transformers.options import TextOptions
-    from cape_studies.train_clm import TrainOptions
+    from cape_studies.evaluate.transformers.evaluate import TextOptions
 
     for one in runs(name):
-        words = one.train_command(one.trained)
-        given = parsed("", TrainOptions, words[words.index("cape_studies.train_clm") + 1 :])
+        _, script, *words = one.train_command(one.trained)
+        given = parsed("", runpy.run_path(script)["TrainOptions"], words)
         config = transformers.AutoConfig.for_model(given.model_type, **given.config)
         model = transformers.AutoModelForCausalLM.from_config(config)
         if given.augment:
