@@ -19,9 +19,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from cape_studies import command, config, estimate, hosts, process, work
+from cape_studies import command, config, estimate, hosts, process, work, yamls
 from cape_studies.command import Again, CommandOptions, Pairs, Positional
-from cape_studies.plan import Data, Plan, Prepared, Run, known_data, lacking
+from cape_studies.needs import Data, known_data, lacking
+from cape_studies.plan import Plan, Prepared, Run
 from cape_studies.process import say
 from cape_studies.progress import Shown
 
@@ -54,7 +55,7 @@ class StudyOptions(CommandOptions):
         """
         if self.study is None:
             raise ValueError("which study? cape-run --list shows them")
-        paths = config.studies_of(config.find(self.study))
+        paths = yamls.studies_of(yamls.find(self.study))
         scripts = self.timm_scripts.resolve() if self.timm_scripts else None
         studies = [config.load(path, self.overrides, self.quick) for path in paths]
         needs = {name: need for one in studies for name, need in one.needs.items()}
@@ -148,8 +149,8 @@ def listing() -> str:
     """All studies and sets of studies in ``configs/studies``, a paragraph each: those of a user's
     own data, small ones, and those as large as in the paper."""
     found = []
-    for path in config.names():
-        paths = config.studies_of(path)
+    for path in yamls.names():
+        paths = yamls.studies_of(path)
         one = config.load(paths[0])
         if paths == [path]:
             about = [f"{path.stem} ({one.host}): {one.title}", f"costs {one.cost}"]
@@ -207,7 +208,7 @@ def seen(one: Prepared) -> dict[str, Any]:
         words = [word.replace(str(one.folder), str(folder)) for word in one.command]
         subprocess.run(words, capture_output=True)
         facts = folder / "facts.yaml"
-        return config.read_yaml(facts) if facts.exists() else {}
+        return yamls.read_yaml(facts) if facts.exists() else {}
 
 
 def do(options: RunOptions, plans: Sequence[Plan], pool: ThreadPoolExecutor) -> list[str]:

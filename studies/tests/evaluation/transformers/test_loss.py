@@ -1,8 +1,5 @@
 """cape-transformers-eval and what it tests: tokens of text files, a training, losses."""
 
-import runpy
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -11,12 +8,10 @@ transformers = pytest.importorskip("transformers")
 
 from cape_studies.evaluate.transformers import evaluate  # noqa: E402
 from cape_studies.evaluate.transformers.evaluate import TextOptions  # noqa: E402
-from cape_support import ROOT  # noqa: E402
+from lab_support import script  # noqa: E402
 
-tokens, train_clm = (
-    SimpleNamespace(**runpy.run_path(str(ROOT / path)))
-    for path in ("studies/data/make_tokens.py", "integrations/transformers/train_clm.py")
-)
+tokens = script("make_tokens.py")
+train_clm = script("../../integrations/transformers/train_clm.py")
 
 SIZES = "hidden_size=16 intermediate_size=24 num_hidden_layers=1 num_attention_heads=2"
 LENGTHS = dict(length=[16, 32, 64], scored=8, bins=[8, 32, 64], trained_length=16)
