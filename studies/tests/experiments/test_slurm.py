@@ -64,6 +64,7 @@ def test_a_failure_of_a_job_is_told_with_its_reason(cape_run, slurm):
     assert "counting few seed 0: failed" in said
 
 
+@pytest.mark.release
 def test_a_job_that_still_runs_is_waited_for_and_does_not_stand_for_another_evaluation(
     cape_run, cape_report, tmp_path, slurm, monkeypatch
 ):

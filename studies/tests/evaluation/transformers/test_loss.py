@@ -86,6 +86,7 @@ def test_transformers_scaling_is_for_its_own_models_and_beyond_training_alone(tr
         scores(trained("cape_llama"), prepared, rope_scaling="yarn")
 
 
+@pytest.mark.release
 def test_a_training_goes_on(prepared, tmp_path, capsys):
     given = ["--data", str(prepared), "--out", str(tmp_path), "--config", *SIZES.split()]
     given += ["--length", "16", "--batch", "4", "--save", "2", "--log", "1"]
