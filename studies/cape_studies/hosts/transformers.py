@@ -1,51 +1,17 @@
-"""transformers: its Trainer trains, in ``train_clm.py``; ``cape-transformers-eval`` tests."""
+"""transformers: a study's own script trains, as by Trainer; ``cape-transformers-eval`` tests."""
 
-from pathlib import Path
-
-from cape_studies import hosts
-from cape_studies.hosts import PYTHON, Machine, Options, Progress, words
-
-MODULE = "transformers"
-AXES = 1
-PACKAGES = ("transformers", "accelerate", "tokenizers")
-CHECKPOINT = "model"
-CONDITION: tuple[str, ...] = ("length",)
-WHOLE = ("position",)
-APART = ""
-CHANCE = "the frequencies of tokens"
-EVERY_STEP: Options = {"log": 1}
+from cape_studies.hosts import Host
 
 
-def train(
-    recipe: Path | None, options: Options, seed: int, folder: Path, machine: Machine
-) -> list[str]:
-    """Trainer, by torchrun on several GPUs."""
-    if recipe is not None:
-        raise ValueError("transformers has no recipes: give options")
-    several = ["-m", "torch.distributed.run", f"--nproc-per-node={machine.gpus}", "--standalone"]
-    start = [PYTHON, *(several if machine.gpus > 1 else []), "-m", "cape_studies.train_clm"]
-    return [*start, *words({**options, "seed": seed, "out": folder, "device": machine.device})]
+class Transformers(Host):
+    """It has models, and no command that trains them."""
+
+    NAME = MODULE = "transformers"
+    PACKAGES = ("transformers", "accelerate", "tokenizers")
+    CHECKPOINT = "model"
+    CONDITION = ("length",)
+    WHOLE = ("position",)
+    CHANCE = "the frequencies of tokens"
 
 
-def test(
-    command: str | None, options: Options, name: str, checkpoint: Path, own: Options
-) -> list[str]:
-    """``cape-transformers-eval``."""
-    start = [PYTHON, "-m", "cape_studies.evaluate.transformers"]
-    return [*start, *words({**options, "model": f"{name}={checkpoint}", **own})]
-
-
-def progress(line: str, options: Options) -> Progress | None:
-    """What ``train_clm`` prints."""
-    return hosts.progress(line)
-
-
-def problem(machine: Machine) -> str:
-    """Nothing: the wheel has its trainer."""
-    return ""
-
-
-def typed(options: Options, own: Options, variant: str) -> str:
-    """The options of cape_studies.train_clm."""
-    names = ("model-type", "config", "augment", "augment-options")
-    return " ".join(words({name: options[name] for name in names if name in options}))
+HOST = Transformers()

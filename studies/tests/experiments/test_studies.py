@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -118,7 +119,7 @@ def test_fairseq_has_the_models_with_their_options(name):
     from omegaconf import OmegaConf
 
     from cape_plugins.fairseq.architectures import MODELS
-    from cape_studies.evaluate.fairseq.options import COMMANDS
+    from cape_studies.evaluate.fairseq.options import FairseqOptions
 
     config = MODELS["cape_transformer"].config
     for one in runs(name):
@@ -129,19 +130,18 @@ def test_fairseq_has_the_models_with_their_options(name):
         elif one.plan.study.trainer is None:
             words = one.train_command(one.trained)[1:]
             options.parse_args_and_arch(options.get_training_parser(), words)
-        parse(one, COMMANDS)
+        parse(one, FairseqOptions)
 
 
 @pytest.mark.parametrize("name", of_host("transformers"))
 def test_transformers_builds_the_models_with_their_options(name):
     transformers = pytest.importorskip("transformers")
     from cape_plugins.transformers import augment_positions
-    from cape_studies.evaluate.transformers.options import TextOptions
-    from cape_studies.train_clm import TrainOptions
+    from cape_studies.evaluate.transformers.evaluate import TextOptions
 
     for one in runs(name):
-        words = one.train_command(one.trained)
-        given = parsed("", TrainOptions, words[words.index("cape_studies.train_clm") + 1 :])
+        _, script, *words = one.train_command(one.trained)
+        given = parsed("", runpy.run_path(script)["TrainOptions"], words)
         config = transformers.AutoConfig.for_model(given.model_type, **given.config)
         model = transformers.AutoModelForCausalLM.from_config(config)
         if given.augment:
@@ -170,7 +170,7 @@ def parse(one, kind) -> None:
     """Read the options of a run's evaluations as their commands do."""
     for test in one.tests.values():
         if test.evaluation.script is None:
-            _, _, _, *words = one.test_command(test, test.scores, test.folder / "items.csv")
+            _, _, _, _, *words = one.test_command(test, test.scores, test.folder / "items.csv")
             parsed("test", kind, words)
 
 

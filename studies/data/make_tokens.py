@@ -1,6 +1,6 @@
 """Text files as tokens: splits them by file, trains a byte-level BPE, writes arrays.
 
-    python -m cape_studies.data.tokens --text stdlib --out prepared
+    python studies/data/make_tokens.py --text stdlib --out tokens
 
 Writes tokenizer/ of transformers, and train.npy, valid.npy, test.npy: uint16, each file after the
 tokenizer's end-of-text token. A file's part depends on its name alone.
@@ -17,9 +17,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from cape_studies import command
+from cape_studies.command import CommandOptions
 from cape_studies.data.files import files
 from cape_studies.data.text import read_text
-from cape_studies.options import CommandOptions
 
 END = "<|endoftext|>"
 PARTS = ("train", "valid", "test")
@@ -38,8 +38,8 @@ class TokenOptions(CommandOptions):
 
 
 def main(argv: list[str] | None = None) -> None:
-    """``python -m cape_studies.data.tokens``."""
-    command.main("cape_studies.data.tokens", TokenOptions, make, argv)
+    """The command line."""
+    command.main("make_tokens.py", TokenOptions, make, argv)
 
 
 def make(options: TokenOptions) -> None:
@@ -82,11 +82,6 @@ def trained(texts: list[str], vocabulary: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
-
-
-def texts_of(tokens: np.ndarray) -> list[np.ndarray]:
-    """The texts of an array, each with the token that it begins with."""
-    return np.split(tokens, np.flatnonzero(tokens == 0))[1:]
 
 
 def _found(options: TokenOptions) -> Iterator[tuple[str, Path]]:
