@@ -46,6 +46,21 @@ def problem(machine: Machine) -> str:
 
 
 def typed(options: Options, own: Options, variant: str) -> str:
-    """The options of cape_studies.train_clm."""
-    names = ("model-type", "config", "augment", "augment-options")
-    return " ".join(words({name: options[name] for name in names if name in options}))
+    """The model, as Python makes it, what changes its positions in training, and the scaling that
+    it was tested with."""
+
+    def named(pairs: Options) -> str:
+        return "".join(f", {key}={value!r}" for key, value in pairs.items() if value is not None)
+
+    config = {**options.get("config", {})}
+    if config.get("pos"):
+        config["pos"] = config["pos"].format(variant=variant)
+    sizes = f"{named(config)}, vocab_size=len(tokenizer)"
+    made = f"AutoConfig.for_model({options['model-type']!r}{sizes})"
+    text = f"model = AutoModelForCausalLM.from_config({made})"
+    if pos := options.get("augment"):
+        text += f"; augment_positions(model, {pos!r}{named(options.get('augment-options', {}))})"
+    for test in options.get("evaluate", {}).values():
+        if scaling := test.get("rope-scaling"):
+            text += f"  # in the test rope_parameters of rope_type {scaling!r}"
+    return text
