@@ -12,6 +12,7 @@ from cape_studies import hosts
 from cape_studies.answer import of_range, sentences
 from cape_studies.plan import Plan, merge
 
+ANSWER = {"data": "", "metric": "top1", "digits": 1}
 GOOD, FLOOR = [80.0, 80.4, 80.2], [70.0, 70.3, 69.8]
 
 
@@ -32,13 +33,7 @@ def answer(chance=20.0, higher=True, error=0.3, items=200, away=None, **each):
 def words(of, chance=20.0):
     """The paragraph of a range, and those behind it."""
     about = study.load(study.find("my_images"))
-    found = {
-        "data": "",
-        "metric": "top1",
-        "digits": 1,
-        "chance": chance,
-        "ranges": {"in testing": of},
-    }
+    found = {**ANSWER, "chance": chance, "ranges": {"in testing": of}}
     first, *others = sentences(found, about)
     return first, " ".join(others)
 
@@ -124,13 +119,7 @@ def test_a_variant_that_is_worse_than_no_positions_is_named_where_another_is_bet
 def test_what_is_said_of_a_backbone_is_not_said_of_positions():
     of = of_range({"stock": pd.Series(GOOD), "cape": pd.Series(FLOOR)}, True, "stock", None)
     about = study.load(study.find("my_backbone"))
-    found = {
-        "data": "",
-        "metric": "top1",
-        "digits": 1,
-        "chance": None,
-        "ranges": {"in testing": of},
-    }
+    found = {**ANSWER, "chance": None, "ranges": {"in testing": of}}
     said = sentences(found, about)[0]
     assert "No variant is significantly better than stock, and worse than it are cape." in said
 
@@ -246,5 +235,5 @@ def test_variants_without_a_score_are_named_and_so_is_an_answer_without_any():
     of = {**answer(nopos=FLOOR, rope=GOOD), "lacking": ["cape"]}
     assert ": cape." in words(of)[0]
     about = study.load(study.find("my_images"))
-    nothing = {"data": "", "metric": "top1", "digits": 1, "chance": 20.0, "ranges": {}}
+    nothing = {**ANSWER, "chance": 20.0, "ranges": {}}
     assert len(sentences(nothing, about)) == 1
