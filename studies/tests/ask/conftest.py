@@ -50,7 +50,7 @@ def text(folder):
 def documents(folder):
     """60 texts of 20 to 1,200 words."""
     draw = random.Random(0)
-    words = "one two three four five six seven eight nine ten eleven twelve".split()
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
     for number in range(60):
         text = " ".join(draw.choices(words, k=20 * (number + 1)))
         (folder / f"{number}.txt").write_text(text, encoding="utf-8")

@@ -208,6 +208,27 @@ def test_what_a_user_of_timm_types_next_makes_the_model_that_was_trained():
         assert hasattr(model, "cls_token") is (variant != "rope_gap") or model.cls_token is None
 
 
+def test_what_a_user_of_transformers_types_next_makes_the_model_that_was_trained():
+    transformers = pytest.importorskip("transformers")
+    from cape_plugins.transformers import augment_positions
+
+    known = {"augment_positions": augment_positions, "tokenizer": range(300)}
+    known |= {name: getattr(transformers, name) for name in ("AutoConfig", "AutoModelForCausalLM")}
+    for variant, sort in {"rope": "Llama", "alibi": "CapeLlama", "pose_rope": "Llama"}.items():
+        told = typed("my_text", variant, "variants.pose_rope.options.augment-options.pose_range=99")
+        made = dict(known)
+        exec(told, made)
+        assert type(made["model"]).__name__ == f"{sort}ForCausalLM"
+        assert made["model"].config.hidden_size == 64
+
+
+def test_losses_have_three_decimals():
+    of = answer(higher=False, chance=5.0, nopos=[3.31, 3.32, 3.33], rope=[3.1, 3.11, 3.12])
+    about = study.load(study.find("my_text"))
+    found = {"data": "", "metric": "loss", "digits": 3, "chance": 5.0, "ranges": {"here": of}}
+    assert "rope has the best mean, loss 3.110." in sentences(found, about)[0]
+
+
 @pytest.mark.parametrize(
     ("name", "variant", "sizes"),
     [

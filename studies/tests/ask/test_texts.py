@@ -84,7 +84,9 @@ def test_the_facts_are_those_of_the_tokens(documents):
     assert f"{tokens:,} in {len(parts['train'])} files to train on" in facts["found"]
     assert facts["updates"] == round(2 * (tokens // 128) / 4)
     windows = sum(len(one) >= facts["longest"] for one in parts["test"])
-    assert f"{windows} of them have 512 tokens: of fewer than 30 nothing is claimed" in facts["found"]
+    assert (
+        f"{windows} of them have 512 tokens: of fewer than 30 nothing is claimed" in facts["found"]
+    )
     assert prepared(documents, updates=7)[0]["updates"] == 7
 
 

@@ -31,6 +31,8 @@ WAVS |= dict(batch_bins=9000, max_epoch=2, num_iters_per_epoch=4, updates=8, max
 WAVS |= dict(frame_shift=0.01)
 FACTS = {"my_images": IMAGES, "my_backbone": IMAGES}
 FACTS["my_sentences"] = {**TEXT, "found": "40 pairs", "within": "1-9"}
+LENGTHS = dict(length=32, lengths=[32, 64, 128], longest=128, scored=16, batch=4)
+FACTS["my_text"] = {**LENGTHS, "updates": 9, "warmup": 1, "chance": 5.5, "found": "60 .txt"}
 FACTS["my_recordings"] = {**WAVS, "found": "9 files", "within": "1 s", "tests": ["1 s=/test"]}
 
 
