@@ -104,7 +104,13 @@ def test_every_number_is_that_of_the_scores_and_one_changed_by_hand_is_not():
 
 
 @pytest.mark.parametrize(
-    "of", ["canvas:shift:cape_rope−rope:17", "canvas:shift:cope:16", "canvas:shift:rope:0:seeds 9", "step:vit_small:cope/rope"]
+    "of",
+    [
+        "canvas:shift:cape_rope−rope:17",
+        "canvas:shift:cope:16",
+        "canvas:shift:rope:0:seeds 9",
+        "step:vit_small:cope/rope",
+    ],
 )
 def test_a_number_that_was_not_measured_is_refused(of):
     with pytest.raises(KeyError):
