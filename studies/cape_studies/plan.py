@@ -194,8 +194,9 @@ class Run:
 
     def typed(self) -> str:
         """The variant as a user of the host types it, with the sizes of the model."""
-        own = self.plan.study.variants[self.variant].options
-        return self.plan.host.typed(merge(self.asked["recipe"], self.options), own, self.variant)
+        own = self.plan.study.variants[self.variant]
+        options = merge(self.asked["recipe"], self.options) | {"evaluate": own.evaluate}
+        return self.plan.host.typed(options, own.options, self.variant)
 
     def train_command(self, folder: Path, more: Options | None = None) -> list[str]:
         """The command that trains into a folder, or goes on from a checkpoint in it.

@@ -26,8 +26,7 @@ from cape_studies.data.split import (
     FEW,
     LEAST,
     MOST,
-    TESTS,
-    TRAINS,
+    brought,
     drawn,
     short_and_long,
     test_and_rest,
@@ -54,14 +53,8 @@ def own_test(names: Iterable[str], speaker: str | None = None) -> tuple[set[str]
     """
     names = [*names]
     if speaker is None:
-        tops = {top.lower(): top for top, inside, _ in (n.partition("/") for n in names) if inside}
-        train, test = (next((n for n in few if n in tops), None) for few in (TRAINS, TESTS))
-        if train is None or test is None:
-            return set(), set(), ""
-        to_train, to_test = (
-            {name for name in names if name.startswith(f"{tops[part]}/")} for part in (train, test)
-        )
-        return to_train, to_test, f"tested on those in {tops[test]}/"
+        to_train, to_test, folder = brought(names)
+        return to_train, to_test, f"tested on those in {folder}/" if folder else ""
     try:
         found = {name: re.search(speaker, name) for name in names}
     except re.error as error:

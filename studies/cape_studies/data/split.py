@@ -33,6 +33,24 @@ def test_and_rest(items: Sequence[str]) -> tuple[list[str], list[str]]:
     return drawn(items, many)
 
 
+def brought(names: Iterable[str]) -> tuple[set[str], set[str], str]:
+    """What a user's own split in sub-folders leaves for training and for tests, and the name of the
+    tests' folder; all three are empty where there is none.
+
+    Args:
+        names: of files, with their sub-folders.
+    """
+    names = [*names]
+    tops = {top.lower(): top for top, inside, _ in (n.partition("/") for n in names) if inside}
+    train, test = (next((n for n in few if n in tops), None) for few in (TRAINS, TESTS))
+    if train is None or test is None:
+        return set(), set(), ""
+    to_train, to_test = (
+        {name for name in names if name.startswith(f"{tops[part]}/")} for part in (train, test)
+    )
+    return to_train, to_test, tops[test]
+
+
 def short_and_long(
     lengths: Mapping[str, float], shown: str
 ) -> tuple[list[str], dict[str, list[str]], float]:

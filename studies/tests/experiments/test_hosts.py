@@ -188,6 +188,8 @@ def test_a_host_that_is_not_installed_is_told_with_the_extra_that_brings_it(
     ("name", "variant", "expected"),
     [
         ("my_sentences", "cape", "--arch cape_transformer_tiny --pos cape"),
+        ("my_text", "alibi", "AutoConfig.for_model('cape_llama', pos='alibi', hidden_size=64, "),
+        ("my_text", "rope_yarn", "  # in the test rope_parameters of rope_type 'yarn'"),
         ("my_recordings", "rope", "{encoder: cape_transformer, encoder_conf: {pos: rope, "),
         ("my_backbone", "stock", "create_model('vit_small_patch16_dinov3', img_size='<side>', pre"),
     ],
@@ -195,5 +197,4 @@ def test_a_host_that_is_not_installed_is_told_with_the_extra_that_brings_it(
 def test_a_host_says_what_a_user_types_to_take_a_variant(name, variant, expected, tmp_path):
     _, found = runs(name, tmp_path)
     one = next(run for run in found if run.variant == variant)
-    own = one.plan.study.variants[variant].options
-    assert expected in one.plan.host.typed(one.options, own, variant)
+    assert expected in one.typed()

@@ -15,7 +15,6 @@ from cape_studies.plan import Plan, Run
 from cape_studies.yamls import merge
 from cape_support import block_with
 from lab_support import rows as rows_of
-from lab_support import script
 
 ROOT = Path(__file__).resolve().parents[3]
 PATHS = {path.stem: path for path in yamls.names()}
@@ -33,6 +32,8 @@ WAVS |= dict(batch_bins=9000, max_epoch=2, num_iters_per_epoch=4, updates=8, max
 WAVS |= dict(frame_shift=0.01)
 FACTS = {"my_images": IMAGES, "my_backbone": IMAGES}
 FACTS["my_sentences"] = {**TEXT, "found": "40 pairs", "within": "1-9"}
+LENGTHS = dict(length=32, lengths=[32, 64, 128], longest=128, scored=16, batch=4)
+FACTS["my_text"] = {**LENGTHS, "updates": 9, "warmup": 1, "chance": 5.5, "found": "60 .txt"}
 FACTS["my_recordings"] = {**WAVS, "found": "9 files", "within": "1 s", "tests": ["1 s=/test"]}
 
 
@@ -139,10 +140,11 @@ def test_transformers_builds_the_models_with_their_options(name):
     transformers = pytest.importorskip("transformers")
     from cape_plugins.transformers import augment_positions
     from cape_studies.evaluate.transformers.evaluate import TextOptions
+    from cape_studies.train_clm import TrainOptions
 
     for one in runs(name):
-        _, trainer, *words = one.train_command(one.trained)
-        given = parsed("", script(trainer).TrainOptions, words)
+        words = one.train_command(one.trained)
+        given = parsed("", TrainOptions, words[words.index("cape_studies.train_clm") + 1 :])
         config = transformers.AutoConfig.for_model(given.model_type, **given.config)
         model = transformers.AutoModelForCausalLM.from_config(config)
         if given.augment:

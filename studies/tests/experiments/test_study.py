@@ -201,10 +201,7 @@ def test_a_variant_of_another_package_runs_where_the_options_say_what_a_variant_
     listed = load(yamls.find("my_images"), "run=[rope,fire]")
     assert list(listed.variants) == listed.run == ["rope", "fire"]
     assert listed.variants["fire"].options == {}
-    with pytest.raises(
-        ValueError,
-        match=r"run: no 'fir'; there is abspos, alibi, cape, .*cape_rope, fire",
-    ):
+    with pytest.raises(ValueError, match=r"run: no 'fir'; there is .*, fire, nopos"):
         load(yamls.find("my_images"), "run=[rope,fir]")
     with pytest.raises(ValueError, match="run: no 'fire'; there is cape, sinpos"):
         load(path, "run=[cape,fire]")  # its options would be those of nothing

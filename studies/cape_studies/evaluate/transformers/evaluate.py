@@ -27,7 +27,7 @@ class TextOptions(EvaluationOptions):
     """Score the last tokens of windows of text after contexts of several lengths, in nats."""
 
     model: list[str] = Field(min_length=1, description="[NAME=]FOLDER, one for each training")
-    data: Path = Field(description="folder that studies/data/make_tokens.py made")
+    data: Path = Field(description="folder that cape_studies.data.tokens made")
     subset: str = Field("test", description="test or valid")
     length: list[PositiveInt] = Field([256, 512, 1024], description="tokens that a model sees")
     scored: PositiveInt = Field(

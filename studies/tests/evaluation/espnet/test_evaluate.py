@@ -275,6 +275,7 @@ def test_mixed_precision_and_processes_that_read_recognise_the_same(work, run):
     assert float(run(*arguments, "--workers", 1)[0]["value"]) < 5
 
 
+@pytest.mark.release
 def test_score_sh_evaluates_what_asr_sh_has_decoded(work, tmp_path):
     # asr.sh leaves exp/<inference>/<set>/text; its data are in dump/raw
     exp = shutil.copytree(work / "exp_word", tmp_path / "exp")

@@ -6,12 +6,10 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
+from cape_studies import train_clm  # noqa: E402
+from cape_studies.data import tokens  # noqa: E402
 from cape_studies.evaluate.transformers import evaluate  # noqa: E402
 from cape_studies.evaluate.transformers.evaluate import TextOptions  # noqa: E402
-from lab_support import script  # noqa: E402
-
-tokens = script("make_tokens.py")
-train_clm = script("../../integrations/transformers/train_clm.py")
 
 SIZES = "hidden_size=16 intermediate_size=24 num_hidden_layers=1 num_attention_heads=2"
 LENGTHS = dict(length=[16, 32, 64], scored=8, bins=[8, 32, 64], trained_length=16)
@@ -48,8 +46,7 @@ def scores(folder, prepared, **options):
 
 
 def test_each_file_is_in_one_part_and_begins_with_the_end(prepared):
-    arrays = [np.load(prepared / f"{part}.npy") for part in tokens.PARTS]
-    parts = [np.split(one, np.flatnonzero(one == 0))[1:] for one in arrays]
+    parts = [tokens.texts_of(np.load(prepared / f"{part}.npy")) for part in tokens.PARTS]
     assert sum(map(len, parts)) == 40
     tokenizer = transformers.AutoTokenizer.from_pretrained(prepared / "tokenizer")
     texts = {tokenizer.decode(text[1:]) for part in parts for text in part}
@@ -89,6 +86,7 @@ def test_transformers_scaling_is_for_its_own_models_and_beyond_training_alone(tr
         scores(trained("cape_llama"), prepared, rope_scaling="yarn")
 
 
+@pytest.mark.release
 def test_a_training_goes_on(prepared, tmp_path, capsys):
     given = ["--data", str(prepared), "--out", str(tmp_path), "--config", *SIZES.split()]
     given += ["--length", "16", "--batch", "4", "--save", "2", "--log", "1"]

@@ -1,8 +1,8 @@
-"""Trains a causal language model by transformers' Trainer, on the arrays of ``make_tokens.py``.
+"""Trains a causal language model by transformers' Trainer, on the arrays of ``data.tokens``.
 
-    python integrations/transformers/train_clm.py --data tokens --out run --steps 400 \\
+    python -m cape_studies.train_clm --data tokens --out run --steps 400 \\
         --config pos=alibi hidden_size=64 intermediate_size=160 num_hidden_layers=3
-    python integrations/transformers/train_clm.py --data tokens --out run --steps 400 \\
+    python -m cape_studies.train_clm --data tokens --out run --steps 400 \\
         --model-type llama --augment pose_rope --augment-options pose_range=1024
 
 The model is in run/model when it is trained; a training that was interrupted goes on.
@@ -26,7 +26,7 @@ from cape_studies.command import CommandOptions, Pairs
 class TrainOptions(CommandOptions):
     """Train a causal language model."""
 
-    data: Path = Field(description="folder that studies/data/make_tokens.py made")
+    data: Path = Field(description="folder that cape_studies.data.tokens made")
     out: Path = Field(description="folder to train into")
     model_type: str = Field("cape_llama", description="of transformers, or ours")
     config: Pairs = Field({}, description="fields of its configuration")
@@ -71,8 +71,8 @@ class Sequences(Dataset):
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command line."""
-    command.main("train_clm.py", TrainOptions, train, argv)
+    """``python -m cape_studies.train_clm``."""
+    command.main("cape_studies.train_clm", TrainOptions, train, argv)
 
 
 def train(options: TrainOptions) -> None:
