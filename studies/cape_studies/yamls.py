@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 
 from cape_studies.command import once, said
 from cape_studies.hosts import Options
@@ -70,13 +67,10 @@ def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> 
     Raises:
         ValueError: it cannot be read or composed.
     """
-    try:
-        changes = OverridesParser.create().parse_overrides([*overrides])
-        chosen = {one.key_or_group: str(one.value()) for one in changes}
-    except HydraException as error:
-        raise ValueError(f"{path}: {said(error, None)}") from error
     groups: set[str] = set()
     try:
+        changes = _read(overrides)
+        chosen = {one.key_or_group: str(one.value()) for one in changes}
         found = merge(KEYS, _whole(path, [path.parent, *folders()], chosen, groups))
         found = merge(found, found.get("quick") or {}) if quick else found
         for one in changes:
@@ -84,6 +78,19 @@ def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> 
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return found
+
+
+def _read(overrides: Sequence[str]) -> list[Any]:
+    """Hydra's ``Override`` of each."""
+    if not overrides:
+        return []
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # takes 0.3 s
+    from hydra.errors import HydraException
+
+    try:
+        return OverridesParser.create().parse_overrides([*overrides])
+    except HydraException as error:
+        raise ValueError(said(error, None)) from error
 
 
 def _whole(
@@ -110,7 +117,7 @@ def _whole(
     return found
 
 
-def _changed(config: dict[str, Any], change: Override) -> dict[str, Any]:
+def _changed(config: dict[str, Any], change: Any) -> dict[str, Any]:
     """A config after a change. Nothing in it is changed in place, as parts may be there twice."""
     name, adds = change.key_or_group, change.is_add()
     value: Any = change.value()
