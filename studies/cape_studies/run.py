@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from cape_studies import command, config, estimate, hosts, process, work, yamls
-from cape_studies.command import Again, CommandOptions, Pairs, Positional
+from cape_studies.command import CommandOptions, Pairs, Typed
 from cape_studies.needs import Data, known_data, lacking
 from cape_studies.plan import Plan, Prepared, Run
 from cape_studies.process import say
@@ -33,13 +33,13 @@ SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 class StudyOptions(CommandOptions):
     """What cape-run and cape-report are told of a study."""
 
-    study: Annotated[str | None, Positional()] = Field(
+    study: Annotated[str | None, Typed(bare=True)] = Field(
         None, description="a name from cape-run --list, or a YAML"
     )
-    overrides: Annotated[list[str], Positional()] = Field(
+    overrides: Annotated[list[str], Typed(bare=True)] = Field(
         [], description="changes in Hydra's grammar: seeds=[0,1] options.epochs=1 ~needs.v2a"
     )
-    data: Annotated[list[str], Again("[NAME=]DIR")] = Field(
+    data: Annotated[list[str], Typed(again="[NAME=]DIR")] = Field(
         [], description="a folder of data that the study needs; again for each"
     )
     out: Path = Field(Path("out"), description="folder of all results")
@@ -96,7 +96,7 @@ class RunOptions(StudyOptions):
 
     jobs: PositiveInt = Field(1, description="runs at a time on this machine")
     cluster: Literal["local", "slurm"] = Field("local", description="where runs are done")
-    sbatch: Annotated[Pairs, Again("KEY=VALUE")] = Field(
+    sbatch: Annotated[Pairs, Typed(again="KEY=VALUE")] = Field(
         {}, description="for SLURM's sbatch: account=x, time=90 (minutes); again for each"
     )
 
