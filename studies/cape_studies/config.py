@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import (
     AfterValidator,
@@ -196,7 +196,7 @@ def known(where: str, names: Iterable[str], there: Iterable[str]) -> None:
             raise ValueError(f"{where}: no {name!r}; there is {', '.join(sorted({*there}))}")
 
 
-def study_of(config: Options, path: Path, facts: Mapping[str, Any]) -> Study:
+def study_of(config: DictConfig, path: Path, facts: Mapping[str, Any]) -> Study:
     """Resolve and check a config.
 
     Args:
@@ -209,12 +209,11 @@ def study_of(config: Options, path: Path, facts: Mapping[str, Any]) -> Study:
         ValueError: something is wrong; names the first fault.
     """
 
-    def resolved(fact: Any) -> Any:
+    def resolved(fact: Any) -> dict[str, Any]:
         OmegaConf.register_new_resolver("facts", fact, replace=True)
-        return OmegaConf.to_container(whole, resolve=True)
+        return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
 
     try:
-        whole = OmegaConf.create(config)
         content = resolved(lambda name: facts.get(name, f"<{name}>"))
         left_open = resolved(facts.get)
         content |= {name: left_open[name] for name in ("prepare", "answer") if name in left_open}

@@ -229,7 +229,6 @@ class Plan:
         path: of the YAML.
         overrides: in Hydra's grammar.
         quick: whether the study's changes for ``--quick`` are made.
-        data: need → data of the user.
         out: folder of all results.
         machine: what each run gets.
         named: digest → folder of runs; studies that share it share new folders too.
@@ -252,7 +251,6 @@ class Plan:
         path: Path,
         overrides: Sequence[str] = (),
         quick: bool = False,
-        data: Mapping[str, Data] | None = None,
         out: Path = Path("out"),
         machine: Machine | None = None,
         named: dict[str, Path] | None = None,
@@ -264,16 +262,20 @@ class Plan:
         self.facts: dict[str, Any] = {}
         self.study: Study = study_of(self._config, path, self.facts)
         self.host = hosts.host(self.study.host)
-        self.data = {name: one for name, one in (data or {}).items() if name in self.study.needs}
+        self.data: dict[str, Data] = {}
         self.places = {name: f"<{name}>" for name in self.study.needs}
         self.marks = dict(self.places)
-        for name, one in self.data.items():
-            self.places[name] = str(one.folder)
-            self.marks[name] = f"{one.folder} {one.contents}"
         if self.study.recipe is not None:
             self.places["recipe"] = str(self.study.recipe)
             self.marks["recipe"] = digest(read_yaml(self.study.recipe))
         self.prepared: list[Prepared] = []
+
+    def bring(self, data: Mapping[str, Data]) -> None:
+        """Take the user's data, of the needs that this study has."""
+        self.data = {name: one for name, one in data.items() if name in self.study.needs}
+        for name, one in self.data.items():
+            self.places[name] = str(one.folder)
+            self.marks[name] = f"{one.folder} {one.contents}"
 
     def prepare(self, make: Callable[[Prepared], Mapping[str, Any] | None]) -> None:
         """Go through the preparations in their order, as one may need the facts of those before it.

@@ -1,23 +1,20 @@
-"""The YAMLs of studies: where they are, and how one is composed of others and changed."""
+"""The YAMLs of studies: where they are, and how Hydra composes one of others and changes it."""
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
+from hydra import compose, initialize_config_dir, version
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from cape_studies.command import once, said
-from cape_studies.hosts import Options
-
-
-class _Loader(yaml.CSafeLoader):
-    """Refuses a key that stands twice in a mapping."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """As in YAML."""
-        once([key.value for key, _ in node.value], f"line {node.start_mark.line + 1}")
-        return super().construct_mapping(node, deep)
+from cape_studies.command import said
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -27,7 +24,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ValueError: it cannot be read, or is not a mapping.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8-sig"), _Loader)
+        content = yaml.load(path.read_text(encoding="utf-8-sig"), yaml.CSafeLoader)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} cannot be read: {said(error, None)}") from error
     if not isinstance(content, dict):
@@ -50,101 +47,66 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-#: keys that can be changed in every study, also in one that has them not
-KEYS: Options = {"run": [], "seeds": [0], "options": {}, "report": {}}
+#: what Hydra says where +KEY=… is there already, the former if its value is not known yet
+ADDED_TWICE = r"(?:Error merging override \+|Could not append .*already at ')([^=']+)"
 
 
-def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> dict[str, Any]:
-    """A study's YAML on what its defaults list names, with changes.
+def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> DictConfig:
+    """The config that Hydra makes from a study's YAML, its defaults list and overrides.
 
-    Hydra reads the changes. It does not compose: that took a fifth of a second for each study.
+    Names in the defaults list are looked for beside the YAML and in ``configs/studies``. Keys that
+    every study has by default, such as ``run`` and ``seeds``, can be overridden in every study.
 
     Args:
         path: of the YAML.
-        overrides: changes in Hydra's grammar: ``options.epochs=1``, ``+options.new=2``, ``~needs``.
+        overrides: changes in Hydra's grammar: ``options.epochs=1``, ``+options.new=2``.
         quick: make the changes that the study lists under ``quick``, before the overrides.
 
     Raises:
         ValueError: it cannot be read or composed.
     """
-    groups: set[str] = set()
-    try:
-        changes = _read(overrides)
-        chosen = {one.key_or_group: str(one.value()) for one in changes}
-        found = merge(KEYS, _whole(path, [path.parent, *folders()], chosen, groups))
-        found = merge(found, found.get("quick") or {}) if quick else found
-        for one in changes:
-            found = found if one.key_or_group in groups else _changed(found, one)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    return found
+    read_yaml(path)
+    # Hydra looks at a value that it replaces or adds to
+    OmegaConf.register_new_resolver("facts", lambda name: f"<{name}>", replace=True)
+    store = ConfigStore.instance().store
+    store("cape_study_keys", {"run": [], "seeds": [0], "options": {}, "report": {}})
+    defaults = ["cape_study_keys", path.stem, "cape_study_quick", "_self_"]
+    store("cape_study", {"defaults": defaults})
+    search = [f"hydra.searchpath=[{json.dumps(f'file://{folder}')}]" for folder in folders()]
+
+    def make(overrides: Sequence[str] = (), changes: Any = None) -> DictConfig:
+        store("cape_study_quick", changes or {})
+        return compose("cape_study", overrides=[*search, *overrides])
+
+    try:  # fairseq's own calls in this process set an older base, of which Hydra 1.3.8 warns
+        with initialize_config_dir(str(path.resolve().parent), version_base="1.3"):
+            try:
+                return make(overrides, make().get("quick") if quick else {})
+            except HydraException as error:
+                text = said(error, None).partition(" Config search path")[0]
+                if key := re.match(r"Could not (?:override|delete from config.) '([^']+)'", text):
+                    text = _no_key(key[1], make()) or text
+                elif key := re.match(ADDED_TWICE, text):
+                    text = f"there is {key[1]} already: {key[1]}=… changes it"
+                elif error.__cause__:
+                    text += f": {said(error.__cause__)}"
+                raise ValueError(f"{path}: {text}") from error
+    except (OmegaConfBaseException, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}, or a YAML that it names: {said(error, None)}") from error
+    finally:
+        version.VersionBase.instance().setbase(version.__compat_version__)
 
 
-def _read(overrides: Sequence[str]) -> list[Any]:
-    """Hydra's ``Override`` of each."""
-    if not overrides:
-        return []
-    from hydra.core.override_parser.overrides_parser import OverridesParser  # takes 0.3 s
-    from hydra.errors import HydraException
-
-    try:
-        return OverridesParser.create().parse_overrides([*overrides])
-    except HydraException as error:
-        raise ValueError(said(error, None)) from error
-
-
-def _whole(
-    path: Path, roots: Sequence[Path], chosen: Mapping[str, str], groups: set[str]
-) -> dict[str, Any]:
-    """A YAML on those of its ``defaults``, in whose list ``_self_`` is itself and ``GROUP: NAME``
-    is ``GROUP/NAME.yaml``, or what is chosen of the group."""
-    own, found = read_yaml(path), dict[str, Any]()
-    for one in own.pop("defaults", ["_self_"]):
-        name = one
-        if isinstance(one, dict):
-            ((group, name),) = one.items()
-            groups.add(group)
-            name = f"{group}/{chosen.get(group, name)}"
-        below = own
-        if name != "_self_":
-            there = [at for root in roots if (at := root / f"{name}.yaml").is_file()]
-            if not there:
-                raise ValueError(
-                    f"{path.name} names {name}, and there is no such YAML in {roots[-1]}"
-                )
-            below = _whole(there[0], roots, chosen, groups)
-        found = merge(found, below)
-    return found
-
-
-def _changed(config: dict[str, Any], change: Any) -> dict[str, Any]:
-    """A config after a change. Nothing in it is changed in place, as parts may be there twice."""
-    name, adds = change.key_or_group, change.is_add()
-    value: Any = change.value()
-    *above, key = name.split(".")
-    there: Any = config
-    for one in above:
-        there = there.get(one) if isinstance(there, Mapping) else None
-    if change.is_sweep_override():
-        raise ValueError(f"{change.input_line} is several values: a list is {name}=[…]")
-    if not (adds or change.is_force_add()) and (there is None or key not in there):
-        keys = ", ".join(sorted(map(str, there or ())))
-        meant = f"is {key}=… meant? " if key in config else ""
-        what = f"{meant}{'.'.join(above) or 'the study'} has {keys}"
-        raise ValueError(f"there is no {name}: {what}{f'; +{name}=… adds it' if above else ''}")
-    if adds and there and not isinstance(there.get(key), Mapping | None):
-        raise ValueError(f"there is {name} already: {name}=… changes it")
-    if change.is_delete():
-        return _without(config, *above, key)
-    for one in (key, *reversed(above)):
-        value = {one: value}
-    return merge(config, value)
-
-
-def _without(config: dict[str, Any], key: str, *below: str) -> dict[str, Any]:
-    if below:
-        return {**config, key: _without(config[key], *below)}
-    return {name: value for name, value in config.items() if name != key}
+def _no_key(name: str, config: DictConfig) -> str | None:
+    """Of a key that does not exist: the keys beside it, and how one is added."""
+    above, _, key = name.rpartition(".")
+    there = OmegaConf.select(config, above) if above else config
+    if not isinstance(there, DictConfig):
+        return None
+    keys = ", ".join(sorted(map(str, there)))
+    meant = f"is {key}=… meant? " if key in config else ""
+    adds = f"; +{name}=… adds it" if above else ""
+    return f"there is no {name}: {meant}{above or 'the study'} has {keys}{adds}"
 
 
 def folders() -> list[Path]:
