@@ -81,7 +81,7 @@ class Host:
 
         ``recipe`` is the host's own YAML; ``options`` are under its own names.
         """
-        raise ValueError(f"{self.MODULE} has no trainer of its own: name a script as trainer")
+        raise NotImplementedError
 
     def test(
         self, command: str | None, options: Options, name: str, checkpoint: Path, own: Options
