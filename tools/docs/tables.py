@@ -133,8 +133,8 @@ def number(of: str, items: bool = False) -> str:
 
     ``step:vit_small:rope`` is the time of a training step on a GPU, see :func:`steps`,
     ``step:wmt_base:alibi/sinpos`` that beside another variant's, and ``stock:memory:alibi:10s`` one
-    of COSTS. With ``:alone`` at its end a score has no interval, with ``:seeds 4 5 6`` it is that of
-    these trainings alone.
+    of COSTS. With ``:alone`` at its end a score has no interval, with ``:seeds 4 5 6`` it is of these
+    trainings alone.
 
     Args:
         of: which.
@@ -151,8 +151,8 @@ def number(of: str, items: bool = False) -> str:
     if of.startswith("stock:"):
         return beside_stock(*of.split(":")[1:])
     study, evaluation, variant, condition, *how = of.split(":")
-    seeds = [one.removeprefix("seeds ").split() for one in how if one != "alone"]
-    scores = scores_of(study, evaluation, tuple(map(int, sum(seeds, []))))
+    seeds = " ".join(one.removeprefix("seeds ") for one in how if one != "alone")
+    scores = scores_of(study, evaluation, tuple(map(int, seeds.split())))
     (one, *other), (at, *less) = variant.split("−"), condition.split("−")
     digits = 2 if scores.metric == "loss" else 1
     differs = bool(other or less)
