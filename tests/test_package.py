@@ -133,7 +133,7 @@ def test_sdists_and_wheels_are_the_same_bytes_wherever_and_whenever_they_are_bui
 
 def bare(folder: Path) -> dict[str, str]:
     """The environment of a process that has nothing of this checkout."""
-    left_out = "PYTHONPATH", "TIMM_SCRIPTS"
+    left_out = "PYTHONPATH", "TIMM_SCRIPTS", "TRANSFORMERS_SCRIPTS"
     return {k: v for k, v in os.environ.items() if k not in left_out} | {"HOME": str(folder)}
 
 

@@ -2,15 +2,12 @@
 
 EuroBERT is the encoder because it is Llama without the causal mask: every layer sees the whole
 text, so that models differ in their positions alone.
-
-What a variant adds to the scores needs the positions of cached keys. They are one more layer of
-transformers' cache, which so is cropped, reordered and repeated as the keys are.
 """
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     EuroBertConfig,
     EuroBertForMaskedLM,
@@ -24,19 +21,23 @@ from transformers import (
     LlamaForTokenClassification,
     LlamaModel,
 )
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, StaticLayer
+from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.eurobert.modeling_eurobert import EuroBertAttention
-from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward
 
-from cape_plugins.attention import NOTHING, Given, PositionalAttention
+from cape_plugins.attention import PositionalAttention
 from cape_plugins.augment import AsGiven
-from cape_plugins.mark import VariantMark, compare, say
 from cape_plugins.module import Positions
 from cape_plugins.ranks import generator_of_rank
 from cape_plugins.sinusoid import Sinusoids
-from cape_plugins.sizes import Part
+from cape_plugins.transformers.attention import (
+    CapeAttention,
+    CapeEuroBertAttention,
+    CapeLlamaAttention,
+    NoTable,
+    adds_to_scores,
+)
+from cape_plugins.transformers.cached import positions_of_keys
+from cape_plugins.transformers.loading import Loads
 from cape_plugins.transformers.options import (
     DECODER,
     ENCODER,
@@ -61,7 +62,6 @@ __all__ = [
     "CapeLlamaModel",
 ]
 
-_PLAIN = PositionalAttention
 _CAN_ADD = ("sdpa", "eager")  # attention implementations that take what is added to the scores
 
 
@@ -90,105 +90,10 @@ class CapeEuroBertConfig(_Options, fields(ENCODER), EuroBertConfig):  # type: ig
     model_type, host, host_type = "cape_eurobert", ENCODER, EuroBertConfig.model_type
 
 
-class _CapeAttention:
-    """Mixed into transformers' attention: the variant's, or theirs where nothing is added."""
-
-    positional: PositionalAttention | None  # None: transformers' own
-    adds_to_scores: bool
-
-    def forward(
-        self: Any,
-        hidden_states: Tensor,
-        position_embeddings: None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        given: Given = NOTHING,
-        **named: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """As transformers'; keys are cached with their positions embedded."""
-        shape = hidden_states.shape[:-1]
-        query, key, value = (
-            project(hidden_states).view(*shape, -1, self.head_dim).transpose(1, 2)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        if self.positional is not None:  # new keys stand where their queries stand
-            here = given._replace(keys=given.queries)
-            query, key = self.positional.embed_both(query, key, here)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
-        dropout = self.attention_dropout if self.training else 0.0
-        implementation = self.config._attn_implementation
-        if self.adds_to_scores:
-            out, weights = self.positional.attend(
-                query, key, value, given, dropout, need_weights=implementation == "eager"
-            )
-            out = out.transpose(1, 2)
-        else:
-            attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-            named |= dict(dropout=dropout, scaling=self.scaling)
-            out, weights = attend(self, query, key, value, attention_mask, **named)
-        return self.o_proj(out.reshape(*shape, -1).contiguous()), weights
-
-
-class CapeLlamaAttention(_CapeAttention, LlamaAttention):
-    """Llama's attention with a variant's positions."""
-
-
-class CapeEuroBertAttention(_CapeAttention, EuroBertAttention):
-    """EuroBERT's attention with a variant's positions."""
-
-
-class _NoTable(nn.Module):
-    """In place of transformers' rotary table, which nobody reads here."""
-
-    def forward(self, *_: Any, **__: Any) -> None:
-        """Nothing."""
-
-
-class _Loads:
-    """Mixed into all our models: their parts are initialised, and the mark is compared."""
-
-    _keys_to_ignore_on_load_missing = (r"positions\.mark\.",)  # of transformers' own weights
-
-    def _init_weights(self: Any, module: nn.Module) -> None:
-        super()._init_weights(module)  # type: ignore[misc]
-        if isinstance(module, Part):  # not all have parameters
-            getattr(module, "reset_parameters", lambda: None)()
-        elif isinstance(module, VariantMark):  # what the checkpoint has not
-            for name, value in module.settings.items():
-                entry = getattr(module, name)
-                if not getattr(entry, "_is_hf_initialized", False):
-                    entry.copy_(torch.tensor(value, dtype=entry.dtype))
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **named: Any) -> Any:
-        """As transformers'.
-
-        Raises:
-            ValueError: the weights are of another variant, or of another value of an option that
-                changes results in evaluation.
-        """
-        model, info = super().from_pretrained(  # type: ignore[misc]
-            *args, output_loading_info=True, **named
-        )
-        for module in model.modules():
-            if isinstance(module, VariantMark):
-                _compare(module, info["unexpected_keys"])
-        return (model, info) if output_loading_info else model
-
-
-def _compare(mark: VariantMark, unexpected: Any) -> None:
-    """transformers has put a checkpoint's values where ours were: compare, then take ours again."""
-    found = dict(mark.named_buffers())
-    found |= {key.rpartition(".")[2]: torch.empty(0) for key in unexpected if ".mark." in key}
-    say(compare(found, mark), [mark])
-    mark.to(next(mark.buffers()).device)
-
-
-class _CapeModel(_Loads):
+class _CapeModel(Loads):
     """Mixed into transformers' base models: positions are made once in a forward."""
 
-    attention: type[_CapeAttention]
+    attention: type[CapeAttention]
     positions: Positions
 
     def __init__(self: Any, config: Any) -> None:
@@ -203,9 +108,9 @@ class _CapeModel(_Loads):
         self.positions = positions(config, config.host)
         check_rope(config, self.positions.options)
         self.adds_by_content = adds_by_content(self.positions)
-        self.rotary_emb = _NoTable()
+        self.rotary_emb = NoTable()
         attentions = self.positions.hand_over()
-        self.adds_to_scores = _adds_to_scores(attentions[0], config.num_key_value_heads)
+        self.adds_to_scores = adds_to_scores(attentions[0], config.num_key_value_heads)
         self._check_implementation()
         known: set[PositionalAttention | None] = set()
         for layer, positional in zip(self.layers, attentions, strict=True):
@@ -247,7 +152,7 @@ class _CapeModel(_Loads):
             where = _without_padding(where, attention_mask)
         if self.adds_to_scores:
             attention_mask = mask = self._mask(content, attention_mask, cache, position_ids)
-            keys = _positions_of_keys(cache, len(self.layers), where, len(content))
+            keys = positions_of_keys(cache, len(self.layers), where, len(content))
         generator = None
         if self.training and self.positions.variant.augments is not AsGiven:
             generator = generator_of_rank(content.device)
@@ -289,59 +194,6 @@ class _CapeModel(_Loads):
             )
 
 
-def _adds_to_scores(attention: PositionalAttention | None, heads_of_keys: int) -> bool:
-    """Whether a variant changes scores, besides queries and keys: then transformers' attention
-    functions are not enough.
-
-    Raises:
-        ValueError: it has parameters of each head, and keys have fewer.
-    """
-    if attention is None:
-        return False
-    device = next((one.device for one in attention.parameters()), torch.device("cpu"))
-    where, heads = torch.zeros(1, 1, 1, device=device), attention.sizes.heads
-    given = attention.prepare(where, where, None, torch.float32)
-    one = torch.zeros(1, heads, 1, attention.sizes.head_dim, device=device)
-    try:
-        attention.embed_both(one, one[:, :heads_of_keys], given)
-    except RuntimeError as error:
-        raise ValueError(
-            f"{type(attention).__name__} is of each head, and there are {heads_of_keys} of keys "
-            f"for {heads} of queries: set num_key_value_heads={heads}"
-        ) from error
-    of_scores = ("bias", "bias_and_mask", "scores", "attend", "forward")
-    own = [n for n in of_scores if getattr(type(attention), n) is not getattr(_PLAIN, n)]
-    return bool(own) or given.bias is not None
-
-
-def _positions_of_keys(cache: Cache | None, index: int, where: Tensor, batch: int) -> Tensor | None:
-    """Positions (B, keys) of all keys so far, or None where they are those of the queries.
-
-    They are layer number ``index`` of the cache, keys of one head and one channel.
-    """
-    if cache is None:
-        return None
-    new = where.expand(batch, -1)[:, None, :, None]
-    while len(cache.layers) < index:  # a cache that was made without a configuration
-        cache.layers.append(cache.layer_class_to_replicate())
-    if len(cache.layers) == index:
-        cache.layers.append(_layer_of_positions(cache, new))
-    stored = cache.layers[index].update(new, new)[0][:, 0, :, 0]
-    return None if stored.shape[1] == where.shape[1] else stored
-
-
-def _layer_of_positions(cache: Cache, like: Tensor) -> Any:
-    """A layer for positions; keys that are there already (a learned prefix) have none, NaN."""
-    first = cache.layers[0]
-    if isinstance(first, StaticLayer):
-        return StaticLayer(first.max_cache_len)
-    layer = DynamicLayer()
-    if seen := first.get_seq_length():
-        none = like.new_full((len(like), 1, seen, 1), torch.nan)
-        layer.update(none, none)
-    return layer
-
-
 def _without_padding(where: Tensor, mask: Any) -> Tensor:
     """Positions (B, N) with NaN where transformers' mask (B, N) has padding."""
     if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] != where.shape[1]:
@@ -349,7 +201,7 @@ def _without_padding(where: Tensor, mask: Any) -> Tensor:
     return where.expand(len(mask), -1).masked_fill(mask == 0, torch.nan)
 
 
-class _WithBase(_Loads):
+class _WithBase(Loads):
     """Mixed into transformers' models with a head: their base model is replaced by ours."""
 
     base: type[Any]
@@ -367,43 +219,25 @@ class CapeLlamaModel(_CapeModel, LlamaModel):
     config_class, attention = CapeLlamaConfig, CapeLlamaAttention
 
 
-class _Llama(_WithBase):
-    config_class, base = CapeLlamaConfig, CapeLlamaModel
-
-
-class CapeLlamaForCausalLM(_Llama, LlamaForCausalLM):
-    """For causal language modelling."""
-
-
-class CapeLlamaForSequenceClassification(_Llama, LlamaForSequenceClassification):
-    """For a class of each text."""
-
-
-class CapeLlamaForQuestionAnswering(_Llama, LlamaForQuestionAnswering):
-    """For the span of a text that answers."""
-
-
-class CapeLlamaForTokenClassification(_Llama, LlamaForTokenClassification):
-    """For a class of each token."""
-
-
 class CapeEuroBertModel(_CapeModel, EuroBertModel):
     """transformers' EuroBertModel with a variant's positions."""
 
     config_class, attention = CapeEuroBertConfig, CapeEuroBertAttention
 
 
-class _EuroBert(_WithBase):
-    config_class, base = CapeEuroBertConfig, CapeEuroBertModel
+def _headed(theirs: type, base: type) -> Any:
+    """transformers' model with a head, on our base model; its name begins with Cape."""
+    about = {"base": base, "config_class": base.config_class, "__module__": __name__}
+    about["__doc__"] = f"transformers' {theirs.__name__} with a variant's positions."
+    return type(f"Cape{theirs.__name__}", (_WithBase, theirs), about)
 
 
-class CapeEuroBertForMaskedLM(_EuroBert, EuroBertForMaskedLM):
-    """For masked language modelling."""
-
-
-class CapeEuroBertForSequenceClassification(_EuroBert, EuroBertForSequenceClassification):
-    """For a class of each text."""
-
-
-class CapeEuroBertForTokenClassification(_EuroBert, EuroBertForTokenClassification):
-    """For a class of each token."""
+CapeLlamaForCausalLM = _headed(LlamaForCausalLM, CapeLlamaModel)
+CapeLlamaForSequenceClassification = _headed(LlamaForSequenceClassification, CapeLlamaModel)
+CapeLlamaForQuestionAnswering = _headed(LlamaForQuestionAnswering, CapeLlamaModel)
+CapeLlamaForTokenClassification = _headed(LlamaForTokenClassification, CapeLlamaModel)
+CapeEuroBertForMaskedLM = _headed(EuroBertForMaskedLM, CapeEuroBertModel)
+CapeEuroBertForSequenceClassification = _headed(
+    EuroBertForSequenceClassification, CapeEuroBertModel
+)
+CapeEuroBertForTokenClassification = _headed(EuroBertForTokenClassification, CapeEuroBertModel)

@@ -52,7 +52,9 @@ def positions(config: Any, host: Host) -> Positions:
         ValueError: unknown variant; an option that it does not take, or out of range; sizes that it
             cannot serve.
     """
-    given = {name: _plain(getattr(config, name)) for name in host.options()}
+    given = {  # a variant that was registered after the fields were made has none
+        name: _plain(getattr(config, name, one.default)) for name, one in host.options().items()
+    }
     options, _ = host.choose(config.pos, given)
     sets = {"overflow": "error", "abspos_context": config.max_position_embeddings}
     made = host.positions(
@@ -89,6 +91,8 @@ def check_names(names: Iterable[str], host: Host) -> None:
     for name in names:
         if name in host.sets:
             raise ValueError(f"{name} is set by the model: leave it out; options are {every}")
+        if name in every:  # of a variant that was registered after the fields were made
+            continue
         if near := difflib.get_close_matches(name, every, n=1, cutoff=0.8):
             raise ValueError(f"unknown option {name}: did you mean {near[0]}?")
 

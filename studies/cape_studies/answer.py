@@ -193,6 +193,7 @@ def of_study(result: Result, every: Sequence[Scores]) -> dict[str, Any] | None:
         "data": about.found,
         "notes": result.notes,
         "metric": every[0].metric,
+        "digits": 1 if every[0].percent else 3,
         "chance": about.chance,
         "ranges": of_ranges(about, every),
         "take": {v: result.typed[v] for v in every[0].variants if v in result.typed},
@@ -203,10 +204,10 @@ def sentences(answer: Mapping[str, Any], study: Study) -> list[str]:
     """The answer in words, a paragraph for each range."""
     assert study.answer is not None
     found = [f"{answer['data']}."] if answer["data"] else []
-    chance = answer["chance"]
-    none = "" if chance is None else f"{hosts.host(study.host).CHANCE} ({chance:.1f})"
+    chance, digits = answer["chance"], answer["digits"]
+    none = "" if chance is None else f"{hosts.host(study.host).CHANCE} ({chance:.{digits}f})"
     for words, of in answer["ranges"].items():
-        text = _in_words(of, study.answer.floor, answer["metric"], none)
+        text = _in_words(of, study.answer.floor, answer["metric"], none, digits)
         found.append(f"{words[0].upper()}{words[1:]}: {text}")
     if not answer["ranges"]:
         found.append("There is no answer: no variant has all scores of a range.")
@@ -216,18 +217,19 @@ def sentences(answer: Mapping[str, Any], study: Study) -> list[str]:
     return found
 
 
-def _in_words(of: Mapping[str, Any], floor: str, metric: str, none: str) -> str:
+def _in_words(of: Mapping[str, Any], floor: str, metric: str, none: str, digits: int) -> str:
     best, means = of["best"], of["means"]
 
     def named(key: str) -> str:
         """``rope 49.3 (−1.3 [−5.0, +2.5])``: the mean, and how far it is from the best."""
-        apart = {name: cell(Estimate(**of["differences"][name]), 1, "+") for name in of[key]}
-        return ", ".join(f"{name} {means[name]:.1f} ({one})" for name, one in apart.items())
+        apart = {name: cell(Estimate(**of["differences"][name]), digits, "+") for name in of[key]}
+        return ", ".join(f"{name} {means[name]:.{digits}f} ({one})" for name, one in apart.items())
 
-    text = [f"{best} has the best mean, {metric} {means[best]:.1f}."]
+    mean = f"{metric} {means[best]:.{digits}f}"
+    text = [f"{best} has the best mean, {mean}."]
     if of["same_mean"]:
         same = ", ".join([best, *of["same_mean"]])
-        text = [f"The best mean, {metric} {means[best]:.1f}, is that of several: {same}."]
+        text = [f"The best mean, {mean}, is that of several: {same}."]
     if few := of["items"] and of["items"] < ITEMS:
         text.append(f"No claim is made of {of['items']} test items: {ITEMS} are needed.")
     if of["cannot_be_told_from_it"]:

@@ -17,6 +17,7 @@ class Scores:
     Attributes:
         result, evaluation, metric: whose scores these are.
         higher: whether higher is better.
+        percent: whether it is of 100.
         variants: those that have been tested, in the study's order.
         trainings: variant → how many.
         conditions: in the order of the tests.
@@ -48,7 +49,7 @@ class Scores:
         }
         self._items = dict(list(items.groupby(["variant", "condition", "seed"], sort=False)))
         self.without = cache(self._without_each)
-        self._percent = rows["how"].isin(["percent", "bleu", "bleu_unsmoothed"]).all()
+        self.percent = rows["how"].isin(["percent", "bleu", "bleu_unsmoothed"]).all()
         self.found = {key: self._score(key) for key in self.values}
         self.differences = {
             (v, c): self.difference(v, base, c)
@@ -82,7 +83,7 @@ class Scores:
         if all(of.index.equals(without[0].index) for of in without):
             less = without[0] - without[1] if len(keys) == 2 else without[0]
             found = found._replace(items=item_error(less))
-        if len(keys) == 1 and self._percent:  # an error rate can exceed 100
+        if len(keys) == 1 and self.percent:  # an error rate can exceed 100
             most = 100.0 if self.higher else math.inf
             found = found._replace(low=max(found.low, 0.0), high=min(found.high, most))
         return found

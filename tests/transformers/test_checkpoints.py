@@ -49,6 +49,11 @@ def test_a_folder_of_shards_is_the_same_model(create, tokens, tmp_path, pos):
     }
 
 
+def test_a_folder_has_what_push_to_hub_uploads_and_no_code(saved):
+    _, folder = saved("alibi")
+    assert {*os.listdir(folder)} == {"config.json", "generation_config.json", "model.safetensors"}
+
+
 @pytest.mark.parametrize(("pos", "other"), [("cape_rope", "rope"), ("nopos", "alibi")])
 def test_another_variants_weights_are_refused(saved, pos, other):
     _, folder = saved(pos)

@@ -19,9 +19,18 @@ from typing import Literal
 
 from espnet2.fileio.read_text import read_2columns_text
 
+from cape_studies.command import script
 from cape_studies.data import facts, recordings
 from cape_studies.data.files import complain, twice
-from cape_studies.data.split import FEW, LEAST, MOST, TESTS, TRAINS, apart, drawn, short_and_long
+from cape_studies.data.split import (
+    FEW,
+    LEAST,
+    MOST,
+    brought,
+    drawn,
+    short_and_long,
+    test_and_rest,
+)
 
 SECONDS = 50  # of a batch
 UPDATES = 1500  # of a short training; more, if needed to see each recording ten times
@@ -44,14 +53,8 @@ def own_test(names: Iterable[str], speaker: str | None = None) -> tuple[set[str]
     """
     names = [*names]
     if speaker is None:
-        tops = {top.lower(): top for top, inside, _ in (n.partition("/") for n in names) if inside}
-        train, test = (next((n for n in few if n in tops), None) for few in (TRAINS, TESTS))
-        if train is None or test is None:
-            return set(), set(), ""
-        to_train, to_test = (
-            {name for name in names if name.startswith(f"{tops[part]}/")} for part in (train, test)
-        )
-        return to_train, to_test, f"tested on those in {tops[test]}/"
+        to_train, to_test, folder = brought(names)
+        return to_train, to_test, f"tested on those in {folder}/" if folder else ""
     try:
         found = {name: re.search(speaker, name) for name in names}
     except re.error as error:
@@ -120,8 +123,8 @@ def prepare(
                 f"the shorter four fifths of the tests do: {LEAST // 2} are needed ({how})"
             )
     else:
-        test, rest = apart(short)
-    valid, train = apart(rest)
+        test, rest = test_and_rest(short)
+    valid, train = test_and_rest(rest)
     within = f"up to {limit:.1f} s"
     tests = {within: test, **beyond}  # name in reports → keys
     names = {name: f"test{i or ''}" for i, name in enumerate(tests)}
@@ -191,4 +194,4 @@ def prepare(
 
 
 if __name__ == "__main__":
-    facts.command(prepare)
+    script(prepare)

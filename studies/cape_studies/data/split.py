@@ -23,7 +23,7 @@ def drawn(items: Iterable[str], many: int) -> tuple[list[str], list[str]]:
     return order[:many], order[many:]
 
 
-def apart(items: Sequence[str]) -> tuple[list[str], list[str]]:
+def test_and_rest(items: Sequence[str]) -> tuple[list[str], list[str]]:
     """Items for a test, and the others.
 
     The test has one in ``ONE_IN``. If that is fewer than ``ENOUGH``, it has ``ENOUGH``, but not
@@ -31,6 +31,24 @@ def apart(items: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     many = min(MOST, max(1, len(items) // ONE_IN, min(ENOUGH, len(items) // FEW)))
     return drawn(items, many)
+
+
+def brought(names: Iterable[str]) -> tuple[set[str], set[str], str]:
+    """What a user's own split in sub-folders leaves for training and for tests, and the name of the
+    tests' folder; all three are empty where there is none.
+
+    Args:
+        names: of files, with their sub-folders.
+    """
+    names = [*names]
+    tops = {top.lower(): top for top, inside, _ in (n.partition("/") for n in names) if inside}
+    train, test = (next((n for n in few if n in tops), None) for few in (TRAINS, TESTS))
+    if train is None or test is None:
+        return set(), set(), ""
+    to_train, to_test = (
+        {name for name in names if name.startswith(f"{tops[part]}/")} for part in (train, test)
+    )
+    return to_train, to_test, tops[test]
 
 
 def short_and_long(

@@ -1,6 +1,6 @@
 """Text files as tokens: splits them by file, trains a byte-level BPE, writes arrays.
 
-    python -m cape_studies.data.tokens --text stdlib --out prepared
+    python -m cape_studies.data.tokens --text stdlib --out tokens
 
 Writes tokenizer/ of transformers, and train.npy, valid.npy, test.npy: uint16, each file after the
 tokenizer's end-of-text token. A file's part depends on its name alone.
@@ -8,7 +8,7 @@ tokenizer's end-of-text token. A file's part depends on its name alone.
 
 import hashlib
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +17,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from cape_studies import command
+from cape_studies.command import CommandOptions
 from cape_studies.data.files import files
 from cape_studies.data.text import read_text
-from cape_studies.options import CommandOptions
 
 END = "<|endoftext|>"
 PARTS = ("train", "valid", "test")
@@ -56,22 +56,36 @@ def make(options: TokenOptions) -> None:
         parts[part].append(read_text(path))
     if empty := [part for part, texts in parts.items() if not texts]:
         raise ValueError(f"--text {options.text}: no {options.pattern} for {', '.join(empty)}")
-    tokenizer = trained(parts["train"], options.vocabulary)
-    options.out.mkdir(parents=True, exist_ok=True)
+    for part, found in write(options.out, parts, options.vocabulary).items():
+        characters = sum(map(len, parts[part]))
+        print(f"{part}: {len(found)} files, {sum(found):,} tokens, {characters:,} letters")
+
+
+def write(out: Path, parts: Mapping[str, Sequence[str]], vocabulary: int) -> dict[str, list[int]]:
+    """Train a tokenizer on the part ``train``, write it and the tokens of each part.
+
+    Args:
+        out: the folder to make.
+        parts: name → texts.
+        vocabulary: number of tokens.
+
+    Returns:
+        Part → the number of tokens of each text, with the one that it begins with.
+    """
+    tokenizer = trained(parts["train"], vocabulary)
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=END, eos_token=END, pad_token=END
-    ).save_pretrained(options.out / "tokenizer")
-    end = tokenizer.token_to_id(END)
+    ).save_pretrained(out / "tokenizer")
+    tokenizer.encode_special_tokens = True  # in a text its name is letters
+    end, sizes = tokenizer.token_to_id(END), {}
     for part, texts in parts.items():
-        found = [[end, *one.ids] for one in tokenizer.encode_batch(texts)]
-        np.save(options.out / f"{part}.npy", np.concatenate(found).astype(np.uint16))
-        characters = sum(map(len, texts))
-        print(
-            f"{part}: {len(texts)} files, {sum(map(len, found)):,} tokens, {characters:,} letters"
-        )
+        found = [np.array([end, *tokenizer.encode(text).ids], np.uint16) for text in texts]
+        np.save(out / f"{part}.npy", np.concatenate(found))
+        sizes[part] = [len(one) for one in found]
+    return sizes
 
 
-def trained(texts: list[str], vocabulary: int) -> Tokenizer:
+def trained(texts: Sequence[str], vocabulary: int) -> Tokenizer:
     """A byte-level BPE of so many tokens, the first of which ends a text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

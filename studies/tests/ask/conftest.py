@@ -47,6 +47,17 @@ def text(folder):
 
 
 @pytest.fixture
+def documents(folder):
+    """60 texts of 20 to 1,200 words."""
+    draw = random.Random(0)
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    for number in range(60):
+        text = " ".join(draw.choices(words, k=20 * (number + 1)))
+        (folder / f"{number}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
 def wavs(folder):
     """60 recordings of 0.5 to 3.5 s, every tenth in FLAC."""
     for number in range(60):

@@ -12,6 +12,7 @@ from cape_studies import hosts
 from cape_studies.answer import of_range, sentences
 from cape_studies.plan import Plan, merge
 
+ANSWER = {"data": "", "metric": "top1", "digits": 1}
 GOOD, FLOOR = [80.0, 80.4, 80.2], [70.0, 70.3, 69.8]
 
 
@@ -32,7 +33,7 @@ def answer(chance=20.0, higher=True, error=0.3, items=200, away=None, **each):
 def words(of, chance=20.0):
     """The paragraph of a range, and those behind it."""
     about = study.load(study.find("my_images"))
-    found = {"data": "", "metric": "top1", "chance": chance, "ranges": {"in testing": of}}
+    found = {**ANSWER, "chance": chance, "ranges": {"in testing": of}}
     first, *others = sentences(found, about)
     return first, " ".join(others)
 
@@ -118,7 +119,7 @@ def test_a_variant_that_is_worse_than_no_positions_is_named_where_another_is_bet
 def test_what_is_said_of_a_backbone_is_not_said_of_positions():
     of = of_range({"stock": pd.Series(GOOD), "cape": pd.Series(FLOOR)}, True, "stock", None)
     about = study.load(study.find("my_backbone"))
-    found = {"data": "", "metric": "top1", "chance": None, "ranges": {"in testing": of}}
+    found = {**ANSWER, "chance": None, "ranges": {"in testing": of}}
     said = sentences(found, about)[0]
     assert "No variant is significantly better than stock, and worse than it are cape." in said
 
@@ -207,6 +208,27 @@ def test_what_a_user_of_timm_types_next_makes_the_model_that_was_trained():
         assert hasattr(model, "cls_token") is (variant != "rope_gap") or model.cls_token is None
 
 
+def test_what_a_user_of_transformers_types_next_makes_the_model_that_was_trained():
+    transformers = pytest.importorskip("transformers")
+    from cape_plugins.transformers import augment_positions
+
+    known = {"augment_positions": augment_positions, "tokenizer": range(300)}
+    known |= {name: getattr(transformers, name) for name in ("AutoConfig", "AutoModelForCausalLM")}
+    for variant, sort in {"rope": "Llama", "alibi": "CapeLlama", "pose_rope": "Llama"}.items():
+        told = typed("my_text", variant, "variants.pose_rope.options.augment-options.pose_range=99")
+        made = dict(known)
+        exec(told, made)
+        assert type(made["model"]).__name__ == f"{sort}ForCausalLM"
+        assert made["model"].config.hidden_size == 64
+
+
+def test_losses_have_three_decimals():
+    of = answer(higher=False, chance=5.0, nopos=[3.31, 3.32, 3.33], rope=[3.1, 3.11, 3.12])
+    about = study.load(study.find("my_text"))
+    found = {"data": "", "metric": "loss", "digits": 3, "chance": 5.0, "ranges": {"here": of}}
+    assert "rope has the best mean, loss 3.110." in sentences(found, about)[0]
+
+
 @pytest.mark.parametrize(
     ("name", "variant", "sizes"),
     [
@@ -234,5 +256,5 @@ def test_variants_without_a_score_are_named_and_so_is_an_answer_without_any():
     of = {**answer(nopos=FLOOR, rope=GOOD), "lacking": ["cape"]}
     assert ": cape." in words(of)[0]
     about = study.load(study.find("my_images"))
-    nothing = {"data": "", "metric": "top1", "chance": 20.0, "ranges": {}}
+    nothing = {**ANSWER, "chance": 20.0, "ranges": {}}
     assert len(sentences(nothing, about)) == 1

@@ -60,7 +60,9 @@ def test_an_encoder_that_there_is_not_is_answered_by_those_that_there_are(tmp_pa
         runs(tmp_path, "encoder=lstm")
 
 
-@pytest.mark.parametrize("name", ["my_images", "my_backbone", "my_sentences", "my_recordings"])
+@pytest.mark.parametrize(
+    "name", ["my_images", "my_backbone", "my_sentences", "my_text", "my_recordings"]
+)
 def test_the_length_of_training_is_epochs_in_all_and_options_epochs_is_told_so(name):
     path = config.find(name)
     assert config.load(path, ["epochs=20"]).epochs == 20
@@ -74,6 +76,7 @@ def test_the_length_of_training_is_epochs_in_all_and_options_epochs_is_told_so(n
         ("my_images", "timm", []),
         ("my_backbone", "timm", []),
         ("my_sentences", "fairseq", []),
+        ("my_text", "transformers", []),
         ("my_recordings", "espnet2", ["encoder=transformer"]),
         ("my_recordings", "espnet2", ["encoder=conformer"]),
     ],

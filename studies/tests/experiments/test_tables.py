@@ -148,6 +148,7 @@ def test_every_table_is_that_of_the_scores_and_a_number_changed_by_hand_is_not(p
     assert tables["filled"](changed) == PAGES[page]
 
 
+@pytest.mark.release
 def test_the_pages_of_results_are_those_of_the_scores():
     pages = tables["results"]()
     there = {

@@ -1,0 +1,94 @@
+"""Attention of transformers' layers with a variant's positions."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.eurobert.modeling_eurobert import EuroBertAttention
+from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward
+
+from cape_plugins.attention import NOTHING, Given, PositionalAttention
+
+_PLAIN = PositionalAttention
+
+
+class CapeAttention:
+    """Mixed into transformers' attention: the variant's, or theirs where nothing is added."""
+
+    positional: PositionalAttention | None  # None: transformers' own
+    adds_to_scores: bool
+
+    def forward(
+        self: Any,
+        hidden_states: Tensor,
+        position_embeddings: None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        given: Given = NOTHING,
+        **named: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As transformers'; keys are cached with their positions embedded."""
+        shape = hidden_states.shape[:-1]
+        query, key, value = (
+            project(hidden_states).view(*shape, -1, self.head_dim).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if self.positional is not None:  # new keys stand where their queries stand
+            here = given._replace(keys=given.queries)
+            query, key = self.positional.embed_both(query, key, here)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        dropout = self.attention_dropout if self.training else 0.0
+        implementation = self.config._attn_implementation
+        if self.adds_to_scores:
+            out, weights = self.positional.attend(
+                query, key, value, given, dropout, need_weights=implementation == "eager"
+            )
+            out = out.transpose(1, 2)
+        else:
+            attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+            named |= dict(dropout=dropout, scaling=self.scaling)
+            out, weights = attend(self, query, key, value, attention_mask, **named)
+        return self.o_proj(out.reshape(*shape, -1).contiguous()), weights
+
+
+class CapeLlamaAttention(CapeAttention, LlamaAttention):
+    """Llama's attention with a variant's positions."""
+
+
+class CapeEuroBertAttention(CapeAttention, EuroBertAttention):
+    """EuroBERT's attention with a variant's positions."""
+
+
+class NoTable(nn.Module):
+    """In place of transformers' rotary table, which nobody reads here."""
+
+    def forward(self, *_: Any, **__: Any) -> None:
+        """Nothing."""
+
+
+def adds_to_scores(attention: PositionalAttention | None, heads_of_keys: int) -> bool:
+    """Whether a variant changes scores, besides queries and keys: then transformers' attention
+    functions are not enough.
+
+    Raises:
+        ValueError: it has parameters of each head, and keys have fewer.
+    """
+    if attention is None:
+        return False
+    device = next((one.device for one in attention.parameters()), torch.device("cpu"))
+    where, heads = torch.zeros(1, 1, 1, device=device), attention.sizes.heads
+    given = attention.prepare(where, where, None, torch.float32)
+    one = torch.zeros(1, heads, 1, attention.sizes.head_dim, device=device)
+    try:
+        attention.embed_both(one, one[:, :heads_of_keys], given)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{type(attention).__name__} is of each head, and there are {heads_of_keys} of keys "
+            f"for {heads} of queries: set num_key_value_heads={heads}"
+        ) from error
+    of_scores = ("bias", "bias_and_mask", "scores", "attend", "forward")
+    own = [n for n in of_scores if getattr(type(attention), n) is not getattr(_PLAIN, n)]
+    return bool(own) or given.bias is not None

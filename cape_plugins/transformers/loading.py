@@ -1,0 +1,49 @@
+"""Weights into our models: parts begin as they want, and the mark names the variant."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from cape_plugins.mark import VariantMark, compare, say
+from cape_plugins.sizes import Part
+
+
+class Loads:
+    """Mixed into all our models: their parts are initialised, and the mark is compared."""
+
+    _keys_to_ignore_on_load_missing = (r"positions\.mark\.",)  # of transformers' own weights
+
+    def _init_weights(self: Any, module: nn.Module) -> None:
+        super()._init_weights(module)  # type: ignore[misc]
+        if isinstance(module, Part):  # not all have parameters
+            getattr(module, "reset_parameters", lambda: None)()
+        elif isinstance(module, VariantMark):  # what the checkpoint has not
+            for name, value in module.settings.items():
+                entry = getattr(module, name)
+                if not getattr(entry, "_is_hf_initialized", False):
+                    entry.copy_(torch.tensor(value, dtype=entry.dtype))
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **named: Any) -> Any:
+        """As transformers'.
+
+        Raises:
+            ValueError: the weights are of another variant, or of another value of an option that
+                changes results in evaluation.
+        """
+        model, info = super().from_pretrained(  # type: ignore[misc]
+            *args, output_loading_info=True, **named
+        )
+        for module in model.modules():
+            if isinstance(module, VariantMark):
+                _compare(module, info["unexpected_keys"])
+        return (model, info) if output_loading_info else model
+
+
+def _compare(mark: VariantMark, unexpected: Any) -> None:
+    """transformers has put a checkpoint's values where ours were: compare, then take ours again."""
+    found = dict(mark.named_buffers())
+    found |= {key.rpartition(".")[2]: torch.empty(0) for key in unexpected if ".mark." in key}
+    say(compare(found, mark), [mark])
+    mark.to(next(mark.buffers()).device)
