@@ -133,8 +133,8 @@ def number(of: str, items: bool = False) -> str:
 
     ``step:vit_small:rope`` is the time of a training step on a GPU, see :func:`steps`,
     ``step:wmt_base:alibi/sinpos`` that beside another variant's, and ``stock:memory:alibi:10s`` one
-    of COSTS. With ``:alone`` at its end a score has no interval, with ``:seeds 4 5 6`` it is of these
-    trainings alone.
+    of COSTS. With ``:alone`` at its end a score has no interval, with ``:seeds 4 5 6`` it is of
+    these trainings alone.
 
     Args:
         of: which.
