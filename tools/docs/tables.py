@@ -152,8 +152,8 @@ def number(of: str, items: bool = False) -> str:
     if of.startswith("stock:"):
         return beside_stock(*of.split(":")[1:])
     study, evaluation, variant, condition, *how = of.split(":")
-    seeds = " ".join(one.removeprefix("seeds ") for one in how if one != "alone").split()
-    scores = scores_of(study, evaluation, tuple(map(int, seeds)))
+    seeds = " ".join(one.removeprefix("seeds ") for one in how if one != "alone")
+    scores = scores_of(study, evaluation, tuple(map(int, seeds.split())))
     (one, *other), (at, *less) = variant.split("−"), condition.split("−")
     digits = 2 if scores.metric == "loss" else 1
     differs = bool(other or less)

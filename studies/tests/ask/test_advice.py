@@ -12,10 +12,10 @@ ASK = (ROOT / "docs" / "ask.md").read_text("utf-8")
 ANSWER = json.loads((ROOT / "docs" / "answers" / "my_images.json").read_text("utf-8"))
 
 
-@pytest.mark.parametrize("name", ["my_images", "my_sentences", "my_recordings"])
+@pytest.mark.parametrize("name", ["my_images", "my_sentences", "my_text", "my_recordings"])
 def test_the_page_lists_the_variants_that_are_trained(name):
     (trains,) = re.findall(rf"^\| `{name}` \|.*\| (.*?) \|$", ASK, re.MULTILINE)
-    listed = re.sub(r" \(.*?\)", "", trains.split(": ")[1]).split(", ")
+    listed = re.sub(r" \(.*?\)", "", trains.split(": ")[1]).replace(" and ", ", ").split(", ")
     assert listed == [*config.load(yamls.find(name)).variants]
 
 
