@@ -3,7 +3,7 @@
 python benchmarks/espnet_hops.py [--paper-size] [--device cuda] [--dtype bfloat16] [--rounds 15]
 
 From samples to the likeliest token of each frame: features, encoder, CTC; random weights, noise
-for audio. For WER against throughput of a trained model: cape-espnet-eval --hops.
+for audio. For WER against throughput of a trained model: studies/data/score_recordings.py.
 """
 
 import torch

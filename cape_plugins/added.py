@@ -75,11 +75,12 @@ class Table(Added):
 
     def embedding(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         """Rows of the table at positions (1 or B, N, 1)."""
-        positions, rows = positions[..., 0] / self.sizes.spacing, self.table.shape[0]
-        padding = positions.isnan()
+        positions, rows = positions[..., 0], self.table.shape[0]
+        padding, spacing = positions.isnan(), self.sizes.spacing
         # A frame of an even number of frames stands between two: 1.5, 2.5, … tokens. round() takes
         # both to 2. Here halves go up, those that arithmetic has made a little smaller too.
-        index = (positions.masked_fill(padding, 0.0) + 0.501).floor().long()  # (B, N)
+        index = torch.div(positions + 0.501 * spacing, spacing, rounding_mode="floor")
+        index = index.masked_fill(padding, 0.0).long()  # (B, N)
         if self.overflow == "wrap":
             index = index.remainder(rows)
         rule = f"abspos has positions 0 … {rows - 1} (give it a larger abspos_context, or shorten "

@@ -236,11 +236,17 @@ def merge(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Tenso
             return bias & mask
     if mask.dtype == torch.bool:
         return torch.where(mask, bias.to(dtype), -torch.inf)
-    # float32 at least, in which hosts' least numbers may be added to
-    both = bias.to(torch.promote_types(bias.dtype, torch.float32)) + mask
-    # the least number is no -inf: a query from which a host hides all keys by it sees all
-    least = both.clamp(min=torch.finfo(dtype).min)
-    return least.masked_fill(both.isneginf(), -torch.inf).to(dtype)
+    # Hosts hide keys by -inf or by the least number of a dtype, and a query from which all keys are
+    # hidden by the latter sees all. Half of it stays a number in dtype when another is added; what
+    # is learned holds neither.
+    bias, mask = (one if one.requires_grad else _half_the_least(one, dtype) for one in (bias, mask))
+    return (bias + mask).to(dtype)
+
+
+def _half_the_least(added: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores in ``dtype``, in which only -inf is less than half of the least."""
+    least = max(torch.finfo(one).min / 2 for one in (added.dtype, dtype))
+    return added.clamp(min=least).masked_fill(added.isneginf(), -torch.inf)
 
 
 def with_class(theirs: nn.Module, kind: Any) -> Any:

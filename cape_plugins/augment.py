@@ -95,11 +95,11 @@ class AsGiven:
 class DistanceAugmentation(AsGiven):
     """CAPE's augmentation for those who see distances alone, which Δ does not change.
 
-    ε has no default, because the right bound depends on the unit of positions; 0 is none.
+    ε has no default, because the right bound depends on the unit of positions; 0 is none. Training
+    asks for it.
 
     Raises:
-        ValueError: a shift is missing, negative or not finite, or the scale is below 1 or not
-            finite.
+        ValueError: a shift is negative or not finite, or the scale is below 1 or not finite.
     """
 
     max_local_shift: float | tuple[float, ...] | None = option(
@@ -118,16 +118,17 @@ class DistanceAugmentation(AsGiven):
     )
 
     @property
-    def shift(self) -> float:
+    def shift(self) -> float | None:
         """The bound of Δ."""
         return 0.0
 
     def __post_init__(self) -> None:
-        check_asked(self)
-        _check_number("max_global_shift", self.shift, least=0.0)
+        if self.shift is not None:
+            _check_number("max_global_shift", self.shift, least=0.0)
         _check_number("max_global_scale", self.max_global_scale, least=1.0)
         check_switch("mean_normalize", self.mean_normalize)
-        _check_local_shift(self.max_local_shift)
+        if self.max_local_shift is not None:
+            _check_local_shift(self.max_local_shift)
 
     def draw(
         self, batch_size: int, axes: int = 1, device: Device = None, generator: Generator = None
@@ -135,15 +136,17 @@ class DistanceAugmentation(AsGiven):
         """Draw Δ and λ for each of B samples, in float32 on the device (default: the CPU).
 
         Raises:
-            ValueError: ``batch_size`` is negative or not an integer, or the generator (default: the
-                device's global one) is of another kind of device.
+            ValueError: ``batch_size`` is negative or not an integer, the generator (default: the
+                device's global one) is of another kind of device, or Δ is missing.
         """
+        if self.shift is None:
+            check_asked(self, training=True)
         check_count("batch_size", batch_size, least=0)
         device = torch.device("cpu" if device is None else device)
         # one call draws both, because each call costs: Δ of all samples first, then λ
         draws = uniform([batch_size * (axes + 1)], device, torch.float32, generator)
         of_shift, of_scale = draws[: batch_size * axes], draws[batch_size * axes :]
-        shift = between(self.shift, of_shift.view(batch_size, axes))
+        shift = between(self.shift or 0.0, of_shift.view(batch_size, axes))
         return Draw(shift, between(math.log(self.max_global_scale), of_scale).exp())
 
     def in_training(
@@ -164,6 +167,8 @@ class DistanceAugmentation(AsGiven):
             needed = f"shift ({batch_size}, {axes}) and scale ({batch_size},)"
             raise ValueError(f"the draw must have {needed}, got {shift} and {scale}")
         local: Any = self.max_local_shift
+        if local is None:
+            check_asked(self, training=True)
         if max_local_shift is not None:  # the settings' own was checked once
             local = max_local_shift
             _check_local_shift(local)
@@ -203,7 +208,7 @@ class Augmentation(DistanceAugmentation):
     )
 
     @property
-    def shift(self) -> Any:
+    def shift(self) -> float | None:
         """The bound of Δ."""
         return self.max_global_shift
 

@@ -130,12 +130,12 @@ class Host(Generic[Own]):
             options: as :meth:`choose` returns them.
             sets: values that the host sets itself, for whichever variant takes them.
             sizes: ``dim``, ``heads``, ``layers`` and the others of
-                :class:`cape_plugins.Positions`, whose errors are raised.
+                :class:`cape_plugins.Positions`, whose errors are raised, those of training too.
         """
         taken = variants.get(pos, self.axes).options(self.axes)
         chosen = {**options, **{name: value for name, value in sets.items() if name in taken}}
         says: dict[str, Any] = dict(axes=self.axes, spell=self.spell, advice=self.advice)
-        return Positions(pos, **says, **sizes, **chosen)
+        return Positions(pos, **says, **sizes, **chosen).train()
 
     def split(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Split one mapping into the options about positions, ``pos`` too, and all others."""

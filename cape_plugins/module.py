@@ -22,7 +22,7 @@ from cape_plugins.attention import Given, PositionalAttention, with_heads
 from cape_plugins.augment import Draw, LocalShift
 from cape_plugins.checks import check_count, check_positions, is_traced
 from cape_plugins.mark import PACKAGE, VariantMark
-from cape_plugins.options import as_declared, declared
+from cape_plugins.options import as_declared, check_asked, declared
 from cape_plugins.positions import Generator, with_axes
 from cape_plugins.returned import check_embedding, check_given
 from cape_plugins.sizes import Sizes
@@ -212,6 +212,17 @@ class Positions(nn.Module):
         given = first.prepare(moved, of_keys, with_heads(mask), dtype)
         check_given(first, given, Given)
         return added, given
+
+    def train(self, mode: bool = True) -> "Positions":
+        """As nn.Module's.
+
+        Raises:
+            ValueError: training needs an option that has no default, because its right value
+                depends on the unit of positions.
+        """
+        if mode:
+            check_asked(self.augmentation, training=True)
+        return super().train(mode)
 
     def hand_over(self) -> list[PositionalAttention | None]:
         """The variant's attention of each layer, which is no longer in :attr:`attentions`.

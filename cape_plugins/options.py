@@ -184,15 +184,19 @@ def _declared(kind: Any, axes: int | None) -> Mapping[str, Option]:
     return MappingProxyType(found)
 
 
-def check_asked(part: Any) -> None:
+def check_asked(part: Any, *, training: bool = False) -> None:
     """Raise ValueError, with values to begin with, if an option that is ``asked`` is None.
 
     A dataclass's ``__post_init__`` calls it; a host that has a default for its unit never sees it.
+    Options of training alone are looked at with ``training``, which :class:`Positions` does when
+    training begins: who loads a model to evaluate it need not know them.
     """
     missing = [
         f"{one.name} ({one.metadata[_ASKED]})"
         for one in dataclasses.fields(part)
-        if one.metadata.get(_ASKED) and getattr(part, one.name) is None
+        if one.metadata.get(_ASKED)
+        and one.metadata[_TRAINING] is training
+        and getattr(part, one.name) is None
     ]
     if missing:
         raise ValueError(

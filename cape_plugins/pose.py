@@ -30,7 +30,7 @@ class SkippedPositions(AsGiven):
     ``pose_range``. The unit of a skip is the mean distance between neighbours, 1 for tokens.
 
     Raises:
-        ValueError: ``pose_range`` is missing, or no number > 0.
+        ValueError: ``pose_range`` is no number > 0; in training, it is missing.
     """
 
     pose_range: float | None = option(
@@ -42,9 +42,8 @@ class SkippedPositions(AsGiven):
     )
 
     def __post_init__(self) -> None:
-        check_asked(self)
-        assert self.pose_range is not None
-        check_positive("pose_range", self.pose_range)
+        if self.pose_range is not None:
+            check_positive("pose_range", self.pose_range)
 
     def in_training(
         self,
@@ -56,6 +55,8 @@ class SkippedPositions(AsGiven):
         generator: Generator = None,
     ) -> Tensor:
         """(1 or B, N, axes) → (B, N, axes); arguments as :meth:`AsGiven.in_training`."""
+        if self.pose_range is None:
+            check_asked(self, training=True)
         assert self.pose_range is not None
         rank, count = _ranks(positions)
         low, high = _ends(positions)  # (1 or B, 1, axes)

@@ -298,4 +298,4 @@ def test_a_host_that_hides_with_the_least_number_does_so_whatever_the_dtype(dtyp
                 assert found[hidden].isneginf().all()
             else:
                 assert found[hidden].isfinite().all()
-                assert (found[hidden] <= torch.finfo(dtype).min / 2).all()
+                assert (found[hidden] < torch.finfo(dtype).min / 2.1).all()

@@ -60,6 +60,7 @@ def test_a_host_that_does_not_import_is_left_out_and_named(broken):
     assert "timm is broken" in said
 
 
+@pytest.mark.release
 def test_a_unit_that_a_case_lacks_is_refused_before_anything_runs():
     status, said = variants("--cases", "vit_small", "--unit", "relpos")
     assert status == 2

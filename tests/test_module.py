@@ -370,9 +370,6 @@ def test_copies_pickles_and_replicas_for_other_devices_give_the_same(pos, axes):
         (dict(pos="sinpos", max_length=9), "max_length"),
         (dict(pos="cape", spread=False), "spread"),
         # whose right value depends on the unit of positions
-        (dict(pos="cape"), "max_global_shift .*tokens"),
-        (dict(pos="cape", max_global_shift=5.0), "max_local_shift .*tokens"),
-        (dict(pos="cape_alibi", layers=1), "max_local_shift"),
         (dict(pos="random"), "random_range"),
         (dict(pos="relpos", layers=1), "relpos_context"),
     ],
@@ -380,6 +377,24 @@ def test_copies_pickles_and_replicas_for_other_devices_give_the_same(pos, axes):
 def test_options_and_sizes_are_checked(options, named):
     with pytest.raises(ValueError, match=named):
         Positions(**{"dim": 8, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (dict(pos="cape"), "max_global_shift .*tokens"),
+        (dict(pos="cape", max_global_shift=5.0), "max_local_shift .*tokens"),
+        (dict(pos="cape_alibi", layers=1), "max_local_shift .*tokens"),
+        (dict(pos="pose_rope", layers=1), "pose_range .*tokens"),
+    ],
+)
+def test_what_training_alone_needs_is_asked_for_when_it_begins(options, named):
+    module, content, where = Positions(**options, dim=8), torch.zeros(1, 3, 8), torch.arange(3.0)
+    with pytest.raises(ValueError, match=named):
+        module(content, where[None])
+    module.eval()(content, where[None])
+    with pytest.raises(ValueError, match=named):
+        torch.nn.Sequential(module).train()
 
 
 def test_none_is_the_default():

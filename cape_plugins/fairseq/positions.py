@@ -25,7 +25,8 @@ def positions_in_batch(
         Positions (B, N) in float32, NaN at padding; a mask, bool (B, 1, N), False at padding.
     """
     real = tokens.ne(padding_idx)
-    index = (real.cumsum(dim=1) - 1).to(torch.float32)  # CUDA's sums of floats vary
+    # whole numbers: CUDA's sums of floats vary, and ONNX has none of bools
+    index = (real.cumsum(dim=1, dtype=torch.int64) - 1).to(torch.float32)
     if spacing != 1.0:
         index = index * spacing
     return torch.where(real, index, math.nan), real[:, None]

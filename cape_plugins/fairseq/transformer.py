@@ -227,7 +227,7 @@ class FairseqCapeDecoder(MakesPositions, TransformerDecoderBase):
         """
         if self.attends_in_all:
             return None
-        return tensor.new_full((len(tensor), len(tensor)), -torch.inf).triu(1)
+        return tensor.new_full((tensor.size(0), tensor.size(0)), -torch.inf).triu(1)
 
     def extract_features(
         self,

@@ -33,8 +33,7 @@ from itertools import compress
 from pathlib import Path
 
 from cape_studies.data.subwords import Lines, binarise, cut, tokenised
-from cape_studies.data.text import read_pairs, write_lines
-from cape_studies.evaluate.fairseq.stacking import join
+from cape_studies.data.text import join, read_pairs, write_lines
 
 SPLITS = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
 SEED = 1  # of how many captions a line has

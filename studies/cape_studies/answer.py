@@ -104,9 +104,10 @@ def of_range(
     """What the answer says about a range, under the keys of ``answer.json``.
 
     The best variant has a key, and so have those of the same mean, and the differences of the
-    others from it. Others say which variants are worse, which are worse on these test items and
-    perhaps not on others, which are not significantly different, which are too near the limit of
-    the score to be compared, and which are not significantly better than chance. ``floor_beaten``
+    others from it. Further keys have the variants that are worse, and those that are worse on these
+    test items and perhaps not on others. Then come those that are not significantly different, and
+    those too near the limit of the score to be compared. ``not_learned`` has those that are not
+    significantly better than chance. ``floor_beaten``
     says whether any variant is significantly better than the floor; it is None if they were not
     compared. ``worse_than_floor`` has those that are significantly worse.
 

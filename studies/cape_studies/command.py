@@ -1,52 +1,86 @@
-"""How the commands start and how they end: an error is one line on stderr."""
+"""How the commands start and how they end: options from a pydantic model, errors of one line."""
 
 import argparse
-import importlib
-import logging
+import ast
+import inspect
 import os
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from inspect import cleandoc
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    create_model,
+    field_validator,
+)
 
-from cape_studies.options import Again, CommandOptions, Positional, Short, first_fault
 
-Kind = type[CommandOptions] | Mapping[str, type[CommandOptions]]
+class Positional:
+    """Marks a field that is typed without its name."""
 
 
-def call(host: str, argv: Sequence[str] | None = None) -> None:
-    """The command of a host; its module ``evaluate`` is imported now, not before.
+@dataclass(frozen=True)
+class Again:
+    """Marks a list whose option takes one word, and is given again for each; ``word`` shows it."""
 
-    The module has ``OPTIONS``, the ``kind`` of :func:`main`, and ``run``, which gives the scores
-    one by one, or None if there are none.
-    """
-    prog = f"cape-{host}-eval"
-    with one_line_errors(prog):
+    word: str
+
+
+@dataclass(frozen=True)
+class Short:
+    """Marks a field whose option has a short name too."""
+
+    name: str
+
+
+class CommandOptions(BaseModel):
+    """Options of a command, a field for each; they are checked before any work."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*")
+    @classmethod
+    def check_list(cls, value: Any) -> Any:
+        """Refuse a value that is given twice: its scores would count as those of two trainings."""
+        once(value if isinstance(value, list) else [], "the list")
+        return value
+
+
+def _pairs(words: Any) -> Any:
+    found: dict[str, Any] = {}
+    for given in words if isinstance(words, list) else ():
+        name, equals, value = given.partition("=")
+        if not equals or not name.replace("-", "_").isidentifier():
+            raise ValueError(f"takes NAME=VALUE, got {given!r}")
         try:
-            module = importlib.import_module(f"cape_studies.evaluate.{host}.evaluate")
-            write = importlib.import_module("cape_studies.evaluate.output").write
-        except ImportError as error:
-            raise ImportError(f"{error}: pip install 'cape-studies[{host}]'") from error
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger().setLevel(logging.WARNING)  # importing fairseq sets INFO or DEBUG
-    with warnings.catch_warnings():
-        # the hosts' calls warn of pinned memory without a GPU and of masks of two types, and in
-        # every batch of autocast's old name
-        warnings.filterwarnings("ignore", category=UserWarning, module="torch")
-        warnings.filterwarnings("ignore", category=FutureWarning, module="espnet2")
-        main(prog, module.OPTIONS, lambda options: write(options, module.run(options)), argv)
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    return found if isinstance(words, list) else words
 
 
-def main(prog: str, kind: Kind, work: Callable[[Any], object], argv: Sequence[str] | None) -> None:
+#: ``NAME=VALUE …``, the values as Python writes them, else text
+Pairs = Annotated[dict[str, Any], BeforeValidator(_pairs)]
+
+
+Kind = TypeVar("Kind", bound=CommandOptions)
+
+
+def main(
+    prog: str, kind: type[Kind], work: Callable[[Kind], object], argv: Sequence[str] | None
+) -> None:
     """Read a command's options and do its work, in :func:`one_line_errors`.
 
     Args:
         prog: the command's name.
-        kind: the class of the options, or word → class for a command that begins with one of them.
+        kind: the class of the options.
         work: is called with the options.
         argv: words of the command line; None: the process's.
     """
@@ -54,21 +88,33 @@ def main(prog: str, kind: Kind, work: Callable[[Any], object], argv: Sequence[st
         work(parsed(prog, kind, argv))
 
 
-def parsed(prog: str, kind: Kind, argv: Sequence[str] | None = None) -> Any:
+def script(function: Callable[..., object]) -> None:
+    """The command of a script whose options are a function's arguments."""
+    work = lambda given: function(**vars(given))  # noqa: E731
+    main(Path(sys.argv[0]).name, options_of(function), work, None)
+
+
+def options_of(function: Callable[..., object]) -> type[CommandOptions]:
+    """The options that are a function's arguments; their help is its module's docstring and its
+    own."""
+    fields: dict[str, Any] = {
+        name: (one.annotation, ... if one.default is one.empty else one.default)
+        for name, one in inspect.signature(function).parameters.items()
+    }
+    said = sys.modules[function.__module__].__doc__, function.__doc__
+    about = "\n\n".join(cleandoc(one or "") for one in said)
+    return create_model("Arguments", __base__=CommandOptions, __doc__=about, **fields)
+
+
+def parsed(prog: str, kind: type[Kind], argv: Sequence[str] | None = None) -> Kind:
     """The options of :func:`main`.
 
     Raises:
         ValueError: an option is wrong; says the first fault.
         SystemExit: status 0 after ``--help``.
     """
-    words = [*(sys.argv[1:] if argv is None else argv)]
-    if isinstance(kind, Mapping):
-        first = _Parser(prog=prog, epilog=f"{prog} WORD --help says what it takes")
-        first.add_argument("word", choices=[*kind])
-        word = first.parse_args(words[:1]).word
-        return parsed(f"{prog} {word}", kind[word], words[1:])
     own = _parser(prog, kind)
-    given, unknown = own.parse_known_intermixed_args(words)
+    given, unknown = own.parse_known_intermixed_args(argv)
     if unknown:
         raise ValueError(f"there is no {unknown[0]}: {' '.join(own.format_usage().split())}")
     try:
@@ -88,29 +134,61 @@ def _parser(prog: str, kind: type[CommandOptions]) -> argparse.ArgumentParser:
     made.formatter_class = argparse.RawDescriptionHelpFormatter
     for name, field in kind.model_fields.items():
         marks = {type(mark): mark for mark in field.metadata}
-        flags = [f"--{name.replace('_', '-')}"]
-        about: dict[str, Any] = {"help": str(field.description).replace("%", "%%")}
+        placed, again, short = Positional in marks, marks.get(Again), marks.get(Short)
+        flags = [short.name] if short else []
+        flags.append(name if placed else f"--{name.replace('_', '-')}")
+        about: dict[str, Any] = {"help": (field.description or "").replace("%", "%%")}
         about["default"] = argparse.SUPPRESS
-        if field.default not in (None, False, [], {}) and not field.is_required():
-            default = field.default if isinstance(field.default, list) else [field.default]
+        if field.default not in (None, False, "", [], (), {}) and not field.is_required():
+            default = field.default if isinstance(field.default, list | tuple) else [field.default]
             about["help"] += f" (default: {' '.join(map(str, default))})"
-        several = get_origin(field.annotation) in (list, dict)
-        if short := marks.get(Short):
-            flags.insert(0, short.name)
-        if Positional in marks:
-            flags = [name]
-            about["nargs"] = "*" if several else None if field.is_required() else "?"
-        elif again := marks.get(Again):
-            about |= {"action": "append", "metavar": again.word}
-        elif field.annotation is bool:
+        if field.annotation is bool:
             about["action"] = "store_true"
+        elif again:
+            about |= {"action": "append", "metavar": again.word}
         else:
-            choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-            about["nargs"] = "*" if several else None
-            about["metavar"] = f"{{{','.join(choices)}}}" if choices else name.upper()
-            about["required"] = field.is_required()
+            kind_of = get_origin(field.annotation)
+            choices = get_args(field.annotation) if kind_of is Literal else ()
+            shown = name if placed else name.upper()
+            about["metavar"] = f"{{{','.join(choices)}}}" if choices else shown
+            one = "?" if placed and not field.is_required() else None
+            about["nargs"] = "*" if kind_of in (list, tuple, dict) else one
+            about |= {} if placed else {"required": field.is_required()}
         made.add_argument(*flags, **about)
     return made
+
+
+def first_fault(error: ValidationError) -> str:
+    """Pydantic's first finding in one line, with the option's name as it is typed."""
+    first = error.errors()[0]
+    name = f"--{str(first['loc'][0]).replace('_', '-')}: " if first["loc"] else ""
+    if isinstance(own := first.get("ctx", {}).get("error"), ValueError):  # from a validator of ours
+        return f"{name}{own}"
+    # for a value of several allowed types there is a finding for each type
+    alike = [one["msg"] for one in error.errors() if one["loc"][:2] == first["loc"][:2]]
+    text = " or ".join(f"{message[0].lower()}{message[1:]}" for message in alike)
+    return f"{name}{text}, got {first['input']!r}"
+
+
+def named(given: str, option: str) -> tuple[str | None, str]:
+    """NAME=PATH in two parts; None and the whole if it has no name, or is an existing path.
+
+    Raises:
+        ValueError: one of the two is empty.
+    """
+    name, equals, path = given.partition("=")
+    if not equals or Path(given).exists():
+        return None, given
+    if not name or not path:
+        raise ValueError(f"{option} takes PATH or NAME=PATH, got {given!r}")
+    return name, path
+
+
+def once(values: Sequence[Any], option: str, hint: str = "") -> None:
+    """Raise ValueError if a value is given twice."""
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"{option} has {value} twice{hint}")
 
 
 @contextmanager

@@ -17,11 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import submitit
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from cape_studies import command, config, estimate, hosts, process, work
-from cape_studies.options import Again, CommandOptions, Pairs, Positional
+from cape_studies.command import Again, CommandOptions, Pairs, Positional
 from cape_studies.plan import Data, Plan, Prepared, Run, known_data, lacking
 from cape_studies.process import say
 from cape_studies.progress import Shown
@@ -169,9 +168,9 @@ def lacks(options: RunOptions, plans: Sequence[Plan]) -> Iterator[str]:
     for plan in plans:
         if line := hosts.missing(plan.study.host):
             yield line
-        if plan.study.trainer is None and (line := plan.host.problem(plan.machine)):
+        if plan.study.trainer is None and (line := plan.host.trainer_lacks(plan.machine)):
             yield line
-        if letters := {*plan.host.APART} & {*str(plan.out)}:
+        if letters := {*plan.host.SPLITS_AT} & {*str(plan.out)}:
             what = f"--out {plan.out} has {' and '.join(sorted(letters))}"
             yield f"{what}, at which {plan.study.host} splits paths: choose another folder"
         for name, data in plan.data.items():
@@ -278,6 +277,8 @@ def end(options: RunOptions, plans: Iterable[Plan]) -> None:
 def submit(options: RunOptions, run: Run) -> None:
     """Do a run by a job of SLURM: by an earlier call's, if it still waits or runs, else by a new
     one."""
+    import submitit  # takes a while, as pandas in .work: a dry run needs neither
+
     executor = submitit.SlurmExecutor(options.out.resolve() / ".slurm")
     executor.update_parameters(
         job_name=f"cape-run-{run.plan.name}",

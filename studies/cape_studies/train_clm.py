@@ -1,8 +1,9 @@
 """Trains a causal language model by transformers' Trainer, on the arrays of ``data.tokens``.
 
-    python -m cape_studies.train_clm --data prepared --out run --config pos=alibi hidden_size=128
-    python -m cape_studies.train_clm --data prepared --out run --model-type llama \\
-        --augment pose_rope --augment-options pose_range=1024
+    python -m cape_studies.train_clm --data tokens --out run --steps 400 \\
+        --config pos=alibi hidden_size=64 intermediate_size=160 num_hidden_layers=3
+    python -m cape_studies.train_clm --data tokens --out run --steps 400 \\
+        --model-type llama --augment pose_rope --augment-options pose_range=1024
 
 The model is in run/model when it is trained; a training that was interrupted goes on.
 """
@@ -19,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from cape_plugins.transformers import augment_positions
 from cape_studies import command
-from cape_studies.options import CommandOptions, Pairs
+from cape_studies.command import CommandOptions, Pairs
 
 
 class TrainOptions(CommandOptions):
@@ -37,7 +38,9 @@ class TrainOptions(CommandOptions):
     learning_rate: PositiveFloat = Field(1e-3, description="its highest; then cosine to 0")
     warmup: NonNegativeInt = Field(20, description="updates of warm-up")
     save: PositiveInt = Field(100, description="updates between checkpoints")
-    log: PositiveInt = Field(20, description="updates between lines of the log")
+    log: PositiveInt | None = Field(
+        None, description="updates between lines of the log; none: a fiftieth of all"
+    )
     seed: NonNegativeInt = Field(0, description="of weights, order and positions")
     device: str = Field("cpu", description="cpu or cuda")
 
@@ -96,7 +99,7 @@ def train(options: TrainOptions) -> None:
         weight_decay=0.1,
         save_steps=options.save,
         save_total_limit=1,
-        logging_steps=options.log,
+        logging_steps=options.log or max(1, options.steps // 50),
         report_to=[],
         disable_tqdm=True,
         seed=options.seed,

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from cape_studies import process, progress, scores
+from cape_studies import process, progress
 from cape_studies.config import read_yaml
 from cape_studies.plan import Data, Prepared, Run, Test
 from cape_studies.process import Failed
@@ -122,6 +122,8 @@ def _train(run: Run, locks: Sequence[IO[str]]) -> None:
 
 def _test(run: Run, test: Test, locks: Sequence[IO[str]]) -> None:
     """Test. ``scores.csv`` comes last, in one move."""
+    from cape_studies import scores  # pandas takes half a second to be imported
+
     csv, items, log = test.folder / ".scores.csv", test.folder / ".items.csv", test.folder / "log"
     process.remove(csv, items)
     command = run.test_command(test, csv, items)

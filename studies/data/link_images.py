@@ -8,7 +8,7 @@
 
 from pathlib import Path
 
-from cape_studies.data.facts import command
+from cape_studies.command import script
 
 
 def main(data: Path, out: Path, train: int = 5000, test: int = 1000, validation: int = 0) -> None:
@@ -45,4 +45,4 @@ def main(data: Path, out: Path, train: int = 5000, test: int = 1000, validation:
 
 
 if __name__ == "__main__":
-    command(main)
+    script(main)

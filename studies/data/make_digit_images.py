@@ -12,7 +12,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from cape_studies.data.facts import command
+from cape_studies.command import script
 
 
 def main(out: Path, sides: tuple[int, ...] = ()) -> None:
@@ -42,4 +42,4 @@ def main(out: Path, sides: tuple[int, ...] = ()) -> None:
 
 
 if __name__ == "__main__":
-    command(main)
+    script(main)

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
+from cape_studies.command import script
 from cape_studies.data import recordings as lists
-from cape_studies.data.facts import command
 from cape_studies.data.text import write_lines
 
 RATE = 8000  # Hz, of all recordings
@@ -129,4 +129,4 @@ def pause(random: np.random.Generator) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    command(main)
+    script(main)

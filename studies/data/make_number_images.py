@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from cape_studies.data.facts import command
+from cape_studies.command import script
 
 COUNTS = {"train": 40, "validation": 5, "test": 10}
 
@@ -41,4 +41,4 @@ def main(images: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    command(main)
+    script(main)

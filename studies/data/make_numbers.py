@@ -14,7 +14,7 @@ from pathlib import Path
 from num2words import num2words
 from subword_nmt.learn_bpe import learn_bpe
 
-from cape_studies.data.facts import command
+from cape_studies.command import script
 from cape_studies.data.subwords import binarise
 from cape_studies.data.text import write_lines
 
@@ -58,4 +58,4 @@ def main(
 
 
 if __name__ == "__main__":
-    command(main)
+    script(main)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from cape_studies.data.facts import command
+from cape_studies.command import script
 
 DIRECTIONS = (1, 0), (0, 1), (-1, 0), (0, -1)
 CORNERS = (1, 1), (-1, 1), (-1, -1), (1, -1)
@@ -72,4 +72,4 @@ def main(
 
 
 if __name__ == "__main__":
-    command(main)
+    script(main)

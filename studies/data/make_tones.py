@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from cape_studies.data.facts import command
+from cape_studies.command import script
 from cape_studies.data.text import write_lines
 
 RATE = 8000  # Hz
@@ -81,4 +81,4 @@ def silence(random: np.random.Generator, seconds: tuple[float, float]) -> np.nda
 
 
 if __name__ == "__main__":
-    command(main)
+    script(main)

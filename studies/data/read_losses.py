@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from cape_studies.data.facts import command
+from cape_studies.command import script
 
 
 def main(log: Path, csv: Path, device: str = "cpu") -> None:
@@ -36,4 +36,4 @@ def main(log: Path, csv: Path, device: str = "cpu") -> None:
 
 
 if __name__ == "__main__":
-    command(main)
+    script(main)

@@ -15,7 +15,7 @@ from typing import Literal
 
 import pandas as pd
 
-from cape_studies.data.facts import command
+from cape_studies.command import script
 
 
 def main(
@@ -68,4 +68,4 @@ def correct(reference: list[str], translation: list[str]) -> float:
 
 
 if __name__ == "__main__":
-    command(main)
+    script(main)

@@ -28,7 +28,7 @@ import cape_plugins.espnet as ours
 from cape_plugins.espnet.options import HOST
 from cape_plugins.espnet.paper.transformer import SpeechTransformerEncoder
 from cape_plugins.variants import names
-from cape_support import environment
+from cape_support import ROOT, environment
 from espnet_support import BRANCHES, CONFORMER, RATE, SIZES, STOCK, make
 
 RECIPE = dict(pos_enc_layer_type="rel_pos", selfattention_layer_type="rel_selfattn")
@@ -183,6 +183,22 @@ def test_a_packed_and_unpacked_model_is_the_same_and_recognises_the_same(
         assert (text, float(one.score)) == (again, float(two.score))
     with pytest.raises(TooShortUttError, match="50 samples"):
         original(torch.zeros(50))
+
+
+def test_without_cape_plugins_a_shared_model_ends_with_the_line_that_the_page_shows(
+    trained, monkeypatch
+):
+    for name in [name for name in asr.encoder_choices.classes if name.startswith("cape_")]:
+        monkeypatch.delitem(asr.encoder_choices.classes, name)
+    with pytest.raises(
+        ValueError, match=r"--encoder must be one of .*: --encoder cape_\w+"
+    ) as said:
+        Speech2Text(trained / "config.yaml", trained / "1epoch.pth")
+    page = (ROOT / "integrations" / "espnet" / "README.md").read_text("utf-8")
+    assert all(
+        part in page for part in ("--encoder must be one of ('conformer', …)", "pip install")
+    )
+    assert str(said.value).startswith("--encoder must be one of ('conformer', ")
 
 
 # --- a checkpoint knows its variant: another ``pos`` does not take its weights

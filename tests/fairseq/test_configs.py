@@ -163,6 +163,7 @@ def test_the_18_layer_recipe_differs_from_that_of_6_in_layers_alone():
     assert six == deep
 
 
+@pytest.mark.release
 def test_fairseq_hydra_train_trains_a_recipe_on_a_small_corpus(data, tmp_path):
     # its dictionaries are not joined
     tiny = {"embed_dim": 16, "ffn_embed_dim": 32, "attention_heads": 2, "layers": 2}

@@ -32,6 +32,7 @@ def test_the_help_on_the_model_lists_its_options():
     assert "--fire-unit" in said
 
 
+@pytest.mark.release
 def test_it_trains_and_a_training_is_resumed(data, trained, tmp_path):
     state = torch.load(trained / "checkpoint_last.pt", weights_only=True)
     model = state["cfg"]["model"]
@@ -44,12 +45,14 @@ def test_it_trains_and_a_training_is_resumed(data, trained, tmp_path):
     assert any(not torch.equal(one, state["model"][key]) for key, one in learned.items())
 
 
+@pytest.mark.release
 def test_it_translates(data, trained):
     flags = "--cpu --beam 2 --required-batch-size-multiple 1 --max-len-b 9"
     said = run(f"fairseq-generate {data} --path {trained}/checkpoint_last.pt {flags}")
     assert said.count("\nH-") == 10
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("flags", "named"),
     [

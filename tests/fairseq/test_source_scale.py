@@ -83,6 +83,7 @@ def test_what_cannot_be_counted_is_asked_for(dictionaries, tmp_path_factory):
         count_source_scale(task)
 
 
+@pytest.mark.release
 def test_fine_tuning_keeps_the_checkpoints_and_another_one_is_refused(data, shard, tmp_path):
     first = train(data, tmp_path / "first", "--max-update 1")[0]["cfg"]["model"]["source_scale"]
     checkpoint = tmp_path / "first" / "checkpoint_last.pt"

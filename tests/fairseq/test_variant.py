@@ -7,8 +7,12 @@ import torch
 
 pytest.importorskip("fairseq")
 
+from fairseq.modules import SinusoidalPositionalEmbedding
+
+from cape_plugins import sinusoid_1d
 from cape_plugins.fairseq.start import check_start
 from cape_plugins.mark import variant_of
+from fairseq_support import configure
 
 
 def test_weights_of_another_variant_are_refused(build):
@@ -108,3 +112,40 @@ def test_weights_of_another_size_are_refused_in_one_line(build):
     ):
         with pytest.raises(ValueError, match=message):
             build(pos).load_state_dict(state)
+
+
+SIZES = "--cpu --encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-attention-heads 2"
+SIZES += " --decoder-attention-heads 2 --encoder-ffn-embed-dim 32 --decoder-ffn-embed-dim 32"
+
+
+def test_sinpos_is_fairseqs_own_transformer_but_for_its_sinusoids(data):
+    """Those begin at 2 and have the sines first; with that, and its frequencies, they are equal."""
+    base = 10_000 ** (8 / 7)  # of 8 frequencies the last is 1/10000 in fairseq
+    ours, stock = (
+        task.build_model(config.model).eval()
+        for config, task in (
+            configure(data, f"{SIZES} --pos sinpos --base {base}", "cape_transformer"),
+            configure(data, SIZES, "transformer"),
+        )
+    )
+    ours.load_state_dict(stock.state_dict())
+    source, target = torch.tensor([[5, 6, 7, 2], [1, 8, 9, 2]]), torch.tensor([[2, 10, 11]] * 2)
+    for stack, tokens in ((stock.encoder, source), (stock.decoder, target)):
+        real = tokens.ne(1)
+        places = real.cumsum(1) - 1.0
+        sines, cosines = stack.embed_positions(tokens).chunk(2, 2)
+        found = torch.cat([cosines, sines], 2)[real]
+        torch.testing.assert_close(found, sinusoid_1d(places + 2, 16, base=base)[real])
+        begin_at_0 = sinusoid_1d(places, 16, base=base) * real[..., None]
+        stack.embed_positions.forward = lambda *_, of=begin_at_0, **__: of
+    expected = stock(source, None, target)[0]
+    torch.testing.assert_close(ours(source, None, target)[0], expected)
+
+
+@pytest.mark.parametrize(("width", "percent"), [(512, 4), (128, 15)])
+def test_its_frequencies_are_at_most_this_much_higher_than_fairseqs(width, percent):
+    """As the page says of Transformer base, and of the models in README's table."""
+    theirs = SinusoidalPositionalEmbedding.get_embedding(2, width)[1, : width // 2].asin()
+    ours = sinusoid_1d(torch.ones(1), width)[0, width // 2 :].asin()
+    assert round(100 * float((ours / theirs).max() - 1)) == percent
+    assert float((ours / theirs).min()) > 0.9999

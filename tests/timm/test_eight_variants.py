@@ -60,6 +60,7 @@ new.load_state_dict(shared.state_dict())
 """
 
 
+@pytest.mark.release
 def test_a_model_of_each_learns_at_two_sizes_with_padding_and_those_for_sequences_are_refused(
     tmp_path,
 ):

@@ -97,9 +97,16 @@ def studies(name: str) -> list[Result]:
 
 
 @cache
-def scores_of(name: str, evaluation: str) -> Scores:
-    """Of one evaluation, by its first metric; of captions also PARTS_OF_BLEU."""
+def scores_of(name: str, evaluation: str, seeds: tuple[int, ...] = ()) -> Scores:
+    """Of one evaluation, by its first metric; of captions also PARTS_OF_BLEU.
+
+    ``seeds``: of these trainings alone.
+    """
     (one,) = studies(name)
+    if seeds:
+        mine = {part: getattr(one, part) for part in ("scores", "items")}
+        mine = {part: of[of["seed"].isin(seeds)] for part, of in mine.items()}
+        one = replace(one, **mine)
     part, _, test = evaluation.partition("_of_")
     if part in PARTS_OF_BLEU:
         items = one.items[(one.items["metric"] == "bleu") & (one.items["evaluation"] == test)]
@@ -126,7 +133,8 @@ def number(of: str, items: bool = False) -> str:
 
     ``step:vit_small:rope`` is the time of a training step on a GPU, see :func:`steps`,
     ``step:wmt_base:alibi/sinpos`` that beside another variant's, and ``stock:memory:alibi:10s`` one
-    of COSTS. With ``:alone`` at its end a score has no interval.
+    of COSTS. With ``:alone`` at its end a score has no interval, with ``:seeds 4 5 6`` it is that of
+    these trainings alone.
 
     Args:
         of: which.
@@ -142,8 +150,9 @@ def number(of: str, items: bool = False) -> str:
         return cell(times[case, variant] / times[case, beside or "nopos"], 2)
     if of.startswith("stock:"):
         return beside_stock(*of.split(":")[1:])
-    study, evaluation, variant, condition, *alone = of.split(":")
-    scores = scores_of(study, evaluation)
+    study, evaluation, variant, condition, *how = of.split(":")
+    seeds = [one.removeprefix("seeds ").split() for one in how if one != "alone"]
+    scores = scores_of(study, evaluation, tuple(map(int, sum(seeds, []))))
     (one, *other), (at, *less) = variant.split("−"), condition.split("−")
     digits = 2 if scores.metric == "loss" else 1
     differs = bool(other or less)
@@ -152,7 +161,7 @@ def number(of: str, items: bool = False) -> str:
         found = scores.difference(one, (other or [one])[0], at, (less or [at])[0])
     if not items:
         found = found._replace(items=math.nan)
-    if alone:
+    if "alone" in how:
         found = found._replace(items=math.nan, low=math.nan, high=math.nan)
     return shown_tables.cell(found, digits, "+" if differs else "")
 

@@ -18,6 +18,7 @@ from typing import Any
 import timm
 from timm.data import create_dataset
 
+from cape_studies.command import script
 from cape_studies.data import facts
 from cape_studies.data.files import complain, twice
 from cape_studies.data.images import Classes, look, opened
@@ -133,4 +134,4 @@ def _backbone(name: str, side: int | None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    facts.command(prepare)
+    script(prepare)

@@ -19,9 +19,18 @@ from typing import Literal
 
 from espnet2.fileio.read_text import read_2columns_text
 
+from cape_studies.command import script
 from cape_studies.data import facts, recordings
 from cape_studies.data.files import complain, twice
-from cape_studies.data.split import FEW, LEAST, MOST, apart, brought, drawn, short_and_long
+from cape_studies.data.split import (
+    FEW,
+    LEAST,
+    MOST,
+    brought,
+    drawn,
+    short_and_long,
+    test_and_rest,
+)
 
 SECONDS = 50  # of a batch
 UPDATES = 1500  # of a short training; more, if needed to see each recording ten times
@@ -114,8 +123,8 @@ def prepare(
                 f"the shorter four fifths of the tests do: {LEAST // 2} are needed ({how})"
             )
     else:
-        test, rest = apart(short)
-    valid, train = apart(rest)
+        test, rest = test_and_rest(short)
+    valid, train = test_and_rest(rest)
     within = f"up to {limit:.1f} s"
     tests = {within: test, **beyond}  # name in reports → keys
     names = {name: f"test{i or ''}" for i, name in enumerate(tests)}
@@ -185,4 +194,4 @@ def prepare(
 
 
 if __name__ == "__main__":
-    facts.command(prepare)
+    script(prepare)

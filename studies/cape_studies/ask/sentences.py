@@ -19,9 +19,10 @@ from typing import NamedTuple
 import numpy as np
 from fairseq.data import data_utils
 
+from cape_studies.command import script
 from cape_studies.data import facts, subwords
 from cape_studies.data.files import complain, files
-from cape_studies.data.split import LEAST, TESTS, apart, drawn, short_and_long
+from cape_studies.data.split import LEAST, TESTS, drawn, short_and_long, test_and_rest
 from cape_studies.data.text import read_pairs, write_lines
 
 MERGES = 8000
@@ -85,7 +86,7 @@ def look(folder: Path, source: str | None = None) -> Sentences:
         inside, _ = drawn(inside, MOST_BROUGHT)
         how = f"from {own}.*"
     else:
-        inside, kept = apart(kept)
+        inside, kept = test_and_rest(kept)
         how = "chosen by their text from the shorter ones"
     how += f" (not used: {unused})" if unused else ""
     tests = {f"1-{limit:g}": inside, **beyond}
@@ -224,4 +225,4 @@ def _sizes(prefix: Path, languages: tuple[str, str]) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    facts.command(prepare)
+    script(prepare)

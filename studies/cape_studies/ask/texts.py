@@ -17,9 +17,10 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from pydantic import Field, PositiveInt
 
+from cape_studies.command import script
 from cape_studies.data import facts, tokens
 from cape_studies.data.files import complain, files, kinds
-from cape_studies.data.split import ENOUGH, LEAST, MOST, apart, brought, drawn
+from cape_studies.data.split import ENOUGH, LEAST, MOST, brought, drawn, test_and_rest
 from cape_studies.data.text import read_text
 from cape_studies.stats import ITEMS
 
@@ -91,7 +92,9 @@ def look(folder: Path, pattern: str = "*") -> Texts:
     else:
         middle = median(len(texts[name]) for name in kept)
         longer = [name for name in kept if len(texts[name]) >= middle]
-        test, _ = drawn(longer, len(apart(kept)[0]))  # longer ones, of which tests can be made
+        test, _ = drawn(
+            longer, len(test_and_rest(kept)[0])
+        )  # longer ones, of which tests can be made
         train = [name for name in kept if name not in {*test}]
         where = "chosen by their names from the longer half"
     spare = len(paths) - len(train) - len(test)
@@ -191,4 +194,4 @@ def _chance(out: Path, longest: int, scored: int) -> float:
 
 
 if __name__ == "__main__":
-    facts.command(prepare)
+    script(prepare)

@@ -23,7 +23,7 @@ def drawn(items: Iterable[str], many: int) -> tuple[list[str], list[str]]:
     return order[:many], order[many:]
 
 
-def apart(items: Sequence[str]) -> tuple[list[str], list[str]]:
+def test_and_rest(items: Sequence[str]) -> tuple[list[str], list[str]]:
     """Items for a test, and the others.
 
     The test has one in ``ONE_IN``. If that is fewer than ``ENOUGH``, it has ``ENOUGH``, but not

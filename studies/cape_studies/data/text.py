@@ -1,10 +1,13 @@
 """Text of a line each: a user's, in UTF-8 with or without a byte order mark, and ours."""
 
 import gzip
+import re
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+# quotes and brackets, also as the Moses tokeniser writes them (&quot;), before the first letter
+FIRST_LETTER = re.compile(r"((?:&#?\w+;|[^\w])*)(\w)(.*)", re.DOTALL)
 MARK = "\ufeff"  # files that were joined have it at the beginning of each
 
 
@@ -63,3 +66,27 @@ def read_pairs(folder: Path, names: Sequence[str]) -> list[tuple[str, str]]:
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     r"""Write lines, each with a ``\n``, in UTF-8."""
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def join(sentences: Sequence[str]) -> str:
+    """Join several sentences into one.
+
+    Full stops between them become commas, and the first letters after these become lower case,
+    also in names, German nouns and "I".
+    """
+    joined = [" ".join(sentence.split()) for sentence in sentences]
+    joined[1:] = [lower_first_letter(sentence) for sentence in joined[1:]]
+    joined[:-1] = [full_stop_to_comma(sentence) for sentence in joined[:-1]]
+    return " ".join(joined)
+
+
+def full_stop_to_comma(sentence: str) -> str:
+    """Replace a final ``.`` or ``word.``; ``...``, ``U.S.`` and a stop before a quote stay."""
+    last = sentence.rpartition(" ")[2]
+    return f"{sentence[:-1]}," if last.endswith(".") and last.count(".") == 1 else sentence
+
+
+def lower_first_letter(sentence: str) -> str:
+    """Lower the first letter, even if quotes come before it."""
+    match = FIRST_LETTER.fullmatch(sentence)
+    return match[1] + match[2].lower() + match[3] if match else sentence

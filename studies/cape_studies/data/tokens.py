@@ -1,6 +1,6 @@
 """Text files as tokens: splits them by file, trains a byte-level BPE, writes arrays.
 
-    python -m cape_studies.data.tokens --text stdlib --out prepared
+    python -m cape_studies.data.tokens --text stdlib --out tokens
 
 Writes tokenizer/ of transformers, and train.npy, valid.npy, test.npy: uint16, each file after the
 tokenizer's end-of-text token. A file's part depends on its name alone.
@@ -17,9 +17,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from cape_studies import command
+from cape_studies.command import CommandOptions
 from cape_studies.data.files import files
 from cape_studies.data.text import read_text
-from cape_studies.options import CommandOptions
 
 END = "<|endoftext|>"
 PARTS = ("train", "valid", "test")

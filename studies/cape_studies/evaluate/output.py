@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from pydantic import Field, NonNegativeInt, model_validator
+from typing_extensions import Self  # pydantic's
 
-from cape_studies.options import EvaluationOptions
+from cape_studies.command import CommandOptions, once
 
 #: How items make a score. percent: 100 × sum of values / sum of weights; mean: sum of values / sum
 #: of weights; bleu: sacreBLEU's BLEU; bleu_unsmoothed: fairseq's, without smoothing; number: items
@@ -25,6 +27,47 @@ STATS = [f"stats_{i}" for i in range(10)]
 #: how items make a score → the columns of what each item adds
 PARTS = {"percent": ["value", "weight"], "mean": ["value", "weight"]}
 PARTS |= {"bleu": STATS, "bleu_unsmoothed": STATS}
+
+
+class EvaluationOptions(CommandOptions):
+    """Options of all commands that evaluate models."""
+
+    device: str | None = Field(
+        None, description="cpu, cuda, …; none: cuda if there is one, else cpu"
+    )
+    workers: NonNegativeInt = Field(0, description="number of processes that load data")
+    amp: bool = Field(False, description="mixed precision")
+    csv: Path | None = Field(
+        None, description="file to write the scores to; none: they are only printed"
+    )
+    items: Path | None = Field(
+        None, description="CSV to write, with what each test item adds to a score"
+    )
+    overwrite: bool = Field(False, description="replace existing files")
+
+    @model_validator(mode="after")
+    def check_run(self) -> Self:
+        """Refuse one file for two outputs."""
+        outputs = [path.resolve() for path in (self.csv, self.items) if path is not None]
+        once(outputs, "the output", ": choose another name")
+        return self
+
+    @property
+    def place(self) -> Any:
+        """The torch.device of ``--device``.
+
+        Raises:
+            ValueError: it cannot be used here.
+        """
+        import torch
+
+        name = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            torch.zeros(1, device=name).item()  # fails for the device 'meta'
+        except (RuntimeError, AssertionError) as error:  # AssertionError: torch without CUDA
+            said = str(error).splitlines()[0]
+            raise ValueError(f"--device {name} cannot be used: {said}") from error
+        return torch.device(name)
 
 
 @dataclass(frozen=True)
@@ -117,17 +160,15 @@ def in_bins(
             yield Score.of({**about, "bin": label}, metric, "percent", [items[i] for i in inside])
 
 
-def write(options: EvaluationOptions, scores: Iterable[Score] | None) -> None:
+def write(options: EvaluationOptions, scores: Iterable[Score]) -> None:
     """Write a command's scores and their items as they come, and print a table at the end.
 
-    The outputs are checked before the first score is made. None writes nothing. A file is
-    NAME.part until all scores are written, so that nobody takes a part for the whole.
+    The outputs are checked before the first score is made. A file is NAME.part until all scores are
+    written, so that nobody takes a part for the whole.
 
     Raises:
         ValueError: a CSV exists, or cannot be written there.
     """
-    if scores is None:
-        return
     for path in filter(None, (options.csv, options.items)):
         if path.suffix != ".csv":  # so that no checkpoint is overwritten
             raise ValueError(f"{path} is no name of a CSV: end it with .csv")

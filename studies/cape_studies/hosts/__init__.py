@@ -1,7 +1,4 @@
-"""The hosts: a module for each, which has all that is the host's. A fourth host is a file here.
-
-Such a module has what :class:`Host` lists.
-"""
+"""The hosts: a file for each, whose ``HOST`` has all that is the host's."""
 
 import importlib.util
 import re
@@ -11,8 +8,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
+#: name → value, in the names of whoever takes them
 Options = dict[str, Any]
 
 PYTHON = sys.executable
@@ -39,33 +37,36 @@ class Progress(NamedTuple):
     told: str
 
 
-class Host(Protocol):
-    """What the module of a host has.
+class Host:
+    """What is a host's: how its trainer is called, what its log says, how its models are tested.
 
     Attributes:
+        NAME: of the host.
         MODULE: must be installed.
         AXES: of its positions, 1 or 2.
         PACKAGES: scores depend on their versions.
         CHECKPOINT: the file to test in the folder of the training; empty: the folder.
         CONDITION: columns of the evaluation's CSV that name the condition.
         WHOLE: columns whose value must be ``all`` where the condition does not name them.
-        APART: letters at which its commands split lists of paths.
+        SPLITS_AT: letters at which its commands split lists of paths.
         CHANCE: what needs no training, and has the score that an answer calls chance.
         EVERY_STEP: options that make a training log each update.
     """
 
+    NAME: str
     MODULE: str
-    AXES: int
+    AXES = 1
     PACKAGES: tuple[str, ...]
     CHECKPOINT: str
-    CONDITION: tuple[str, ...]
-    WHOLE: tuple[str, ...]
-    APART: str
+    CONDITION: tuple[str, ...] = ()
+    WHOLE: tuple[str, ...] = ()
+    SPLITS_AT = ""
     CHANCE: str
-    EVERY_STEP: Options
+    EVERY_STEP: ClassVar[Options] = {}
 
     def words(self, options: Mapping[str, Any]) -> list[str]:
         """Options as words of the host's own commands."""
+        return words(options)
 
     def train(
         self, recipe: Path | None, options: Options, seed: int, folder: Path, machine: Machine
@@ -74,6 +75,7 @@ class Host(Protocol):
 
         ``recipe`` is the host's own YAML; ``options`` are under its own names.
         """
+        raise ValueError(f"{self.MODULE} has no trainer of its own: name a script as trainer")
 
     def test(
         self, command: str | None, options: Options, name: str, checkpoint: Path, own: Options
@@ -82,23 +84,28 @@ class Host(Protocol):
 
         ``command`` is for an evaluation that has several; ``own`` has device and files to write.
         """
+        given = {**options, **own, "model": f"{name}={checkpoint}"}
+        return [PYTHON, "-m", "cape_studies.evaluate", self.NAME, *words(given)]
 
     def progress(self, line: str, options: Options) -> Progress | None:
         """What a line of a training's log says; ``options`` also has those of the recipe."""
+        return progress(line)
 
-    def problem(self, machine: Machine) -> str:
+    def trainer_lacks(self, machine: Machine) -> str:
         """What is missing for the host's own trainer, in a line; empty: nothing."""
+        return ""
 
     def typed(self, options: Options, own: Options, variant: str) -> str:
         """A variant as a user of the host types it, of all options and of the variant's own."""
+        raise NotImplementedError
 
 
 NAMES = sorted(one.name for one in iter_modules(__path__))
 
 
 def host(name: str) -> Host:
-    """The module of a host."""
-    return import_module(f"{__name__}.{name}")
+    """A host by its name."""
+    return import_module(f"{__name__}.{name}").HOST
 
 
 def missing(name: str) -> str:

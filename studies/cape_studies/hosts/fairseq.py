@@ -3,38 +3,11 @@
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from cape_studies.hosts import PYTHON, Machine, Options, Progress, words
+from cape_studies.hosts import PYTHON, Host, Machine, Options, Progress, words
 
-MODULE = "fairseq"
-AXES = 1
-PACKAGES = ("fairseq-fixed", "fairseq")
-CHECKPOINT = "checkpoint_best.pt"
-CONDITION: tuple[str, ...] = ()
-WHOLE: tuple[str, ...] = ()
-APART = ",:"
-CHANCE = "empty translations"
 SIZES = "encoder-", "decoder-", "share-"  # options that begin so are the model's
-EVERY_STEP: Options = {"log-interval": 1, "log-format": "simple"}
-
-
-def train(
-    recipe: Path | None, options: Options, seed: int, folder: Path, machine: Machine
-) -> list[str]:
-    """fairseq starts a process for each GPU."""
-    gpus = machine.gpus
-    scripts = Path(PYTHON).parent
-    if recipe is None:
-        own = {**options, "seed": seed, "save-dir": folder, "cpu": not gpus}
-        own["distributed-world-size"] = gpus or None
-        return [str(scripts / "fairseq-train"), own.pop("data"), *words(own)]
-    own = {**dict(_dotted(options)), "common.seed": seed}
-    own |= {"common.cpu": not gpus, "checkpoint.save_dir": folder}
-    own |= {"distributed_training.distributed_world_size": gpus} if gpus else {}
-    start = [str(scripts / "fairseq-hydra-train"), "--config-dir", str(recipe.parent)]
-    changes = [f"++{name}={_hydra(value)}" for name, value in own.items()]
-    return [*start, "--config-name", recipe.stem, *changes, f"hydra.run.dir={folder}"]
 
 
 def _dotted(options: Options, above: str = "") -> Iterator[tuple[str, Any]]:
@@ -54,32 +27,55 @@ def _hydra(value: Any) -> str:
     return str(value)
 
 
-def test(
-    command: str | None, options: Options, name: str, checkpoint: Path, own: Options
-) -> list[str]:
-    """``cape-fairseq-eval bleu`` or ``loss``."""
-    given = {**options, **own, "model": f"{name}={checkpoint}"}
-    start = [PYTHON, "-m", "cape_studies.evaluate.fairseq", str(command), given.pop("data")]
-    return [*start, *words(given)]
+class Fairseq(Host):
+    """Its two commands train."""
+
+    NAME = MODULE = "fairseq"
+    PACKAGES = ("fairseq-fixed", "fairseq")
+    CHECKPOINT = "checkpoint_best.pt"
+    SPLITS_AT = ",:"
+    CHANCE = "empty translations"
+    EVERY_STEP: ClassVar = {"log-interval": 1, "log-format": "simple"}
+
+    def train(
+        self, recipe: Path | None, options: Options, seed: int, folder: Path, machine: Machine
+    ) -> list[str]:
+        """fairseq starts a process for each GPU."""
+        gpus = machine.gpus
+        scripts = Path(PYTHON).parent
+        if recipe is None:
+            own = {**options, "seed": seed, "save-dir": folder, "cpu": not gpus}
+            own["distributed-world-size"] = gpus or None
+            return [str(scripts / "fairseq-train"), own.pop("data"), *words(own)]
+        own = {**dict(_dotted(options)), "common.seed": seed}
+        own |= {"common.cpu": not gpus, "checkpoint.save_dir": folder}
+        own |= {"distributed_training.distributed_world_size": gpus} if gpus else {}
+        start = [str(scripts / "fairseq-hydra-train"), "--config-dir", str(recipe.parent)]
+        changes = [f"++{name}={_hydra(value)}" for name, value in own.items()]
+        return [*start, "--config-name", recipe.stem, *changes, f"hydra.run.dir={folder}"]
+
+    def test(
+        self, command: str | None, options: Options, name: str, checkpoint: Path, own: Options
+    ) -> list[str]:
+        """``cape-fairseq-eval bleu`` or ``loss``."""
+        given = {**options, **own, "model": f"{name}={checkpoint}"}
+        start = [PYTHON, "-m", "cape_studies.evaluate", self.NAME, str(command), given.pop("data")]
+        return [*start, *words(given)]
+
+    def progress(self, line: str, options: Options) -> Progress | None:
+        """Of ``epoch 003:  50 / 300 loss=2.1, …, num_updates=650, …``, also as JSON."""
+        pattern = r"\bepoch\W+(\d+).*?\bloss\W+([\d.]+).*?num_updates\W+(\d+)"
+        if found := re.search(pattern, line):
+            epoch, loss, updates = found.groups()
+            most = options.get("max-update") or options.get("optimization", {}).get("max_update")
+            part = int(updates) / int(most) if most else None
+            return Progress(part, f"epoch {int(epoch)}, loss {loss}")
+        return None
+
+    def typed(self, options: Options, own: Options, variant: str) -> str:
+        """The options of fairseq-train that make the model, with its sizes."""
+        sizes = {name: one for name, one in options.items() if name.startswith(SIZES)}
+        return " ".join(words({"arch": options["arch"], "pos": variant, **sizes, **own}))
 
 
-def progress(line: str, options: Options) -> Progress | None:
-    """Of ``epoch 003:  50 / 300 loss=2.1, …, num_updates=650, …``, also as JSON."""
-    pattern = r"\bepoch\W+(\d+).*?\bloss\W+([\d.]+).*?num_updates\W+(\d+)"
-    if found := re.search(pattern, line):
-        epoch, loss, updates = found.groups()
-        most = options.get("max-update") or options.get("optimization", {}).get("max_update")
-        part = int(updates) / int(most) if most else None
-        return Progress(part, f"epoch {int(epoch)}, loss {loss}")
-    return None
-
-
-def problem(machine: Machine) -> str:
-    """Nothing: the wheel has its trainer."""
-    return ""
-
-
-def typed(options: Options, own: Options, variant: str) -> str:
-    """The options of fairseq-train that make the model, with its sizes."""
-    sizes = {name: one for name, one in options.items() if name.startswith(SIZES)}
-    return " ".join(words({"arch": options["arch"], "pos": variant, **sizes, **own}))
+HOST = Fairseq()

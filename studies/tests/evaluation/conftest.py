@@ -1,18 +1,19 @@
 """The command that the tests of a folder are of, in this process."""
 
-import importlib
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 import lab_support
+from cape_studies.evaluate import call
 from lab_support import Rows
 
 
 @pytest.fixture
 def main(request) -> Callable[..., None]:
     """The command of the host that the test's folder is named after."""
-    return importlib.import_module(f"cape_studies.evaluate.{request.path.parent.name}").main
+    return partial(call, request.path.parent.name)
 
 
 def filled(arguments: tuple[object, ...], **more: object) -> list[str]:
@@ -25,23 +26,23 @@ def filled(arguments: tuple[object, ...], **more: object) -> list[str]:
 def run(main, tmp_path) -> Callable[..., Rows]:
     """The command, and the rows of its CSV."""
 
-    def call(*arguments: object) -> Rows:
+    def told(*arguments: object) -> Rows:
         path = tmp_path / "o.csv"
         main([*filled(arguments, csv=path, device="cpu", workers=0), "--overwrite"])
         return lab_support.rows(path)
 
-    return call
+    return told
 
 
 @pytest.fixture
 def refused(main, tmp_path, capsys) -> Callable[..., str]:
     """The one line that the command ends with; it leaves no CSV."""
 
-    def call(*arguments: object, status: int = 2) -> str:
+    def told(*arguments: object, status: int = 2) -> str:
         out = tmp_path / "refused.csv"
         words = filled(arguments, csv=out, workers=0)
         line = lab_support.refused(main, capsys, *words, status=status)
         assert not out.exists()
         return line
 
-    return call
+    return told

@@ -117,7 +117,13 @@ def test_data_that_are_named_without_a_preparation_count_too(cape_run, cape_repo
 
 
 @pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("change", ["another label", "another link", "equal size"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "another label",
+        *(pytest.param(one, marks=pytest.mark.release) for one in ("another link", "equal size")),
+    ],
+)
 def test_what_is_made_while_data_change_counts_for_nothing_even_if_they_change_back(
     cape_run, cape_report, data, tmp_path, monkeypatch, gate, change
 ):

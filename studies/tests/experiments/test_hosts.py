@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cape_studies import config, hosts, run
-from cape_studies.hosts import Machine, espnet
+from cape_studies.hosts import Machine
 from cape_studies.plan import Plan, Run
 
 ALONE, FOUR = (Machine(gpus, Path("/scripts")) for gpus in (0, 4))
@@ -40,7 +40,7 @@ def test_options_are_typed_as_argparse_and_as_espnet_read_them():
     plain = "--a 1 --b --c 1 x --d k=2 l=True"
     assert hosts.words(options) == plain.split()
     typed = "--a 1 --b true --c 1 --c x --d k=2 --d l=true --f false"
-    assert espnet.words(options) == typed.split()
+    assert hosts.host("espnet").words(options) == typed.split()
     assert hosts.words({"bins": []}) == ["--bins"]
 
 
@@ -55,7 +55,7 @@ def test_timm_is_trained_by_train_py_and_tested_by_our_evaluation(tmp_path):
     assert has(command, "--device", "cpu")
     assert "--resume" not in command
     tested = evaluates(first, "sizes")
-    assert tested[1:3] == ["-m", "cape_studies.evaluate.timm"]
+    assert tested[1:4] == ["-m", "cape_studies.evaluate", "timm"]
     assert has(tested, "--checkpoint", first.folder / "train" / "last.pth.tar")
     assert has(tested, "--resolutions", 24, 28, 32)
 
@@ -91,7 +91,7 @@ def test_fairseq_is_trained_by_hydra_with_a_recipe_and_by_fairseq_train_without(
     assert has(command, "--config-name", "multi30k", f"++task.data={corpus.folder}/data-bin")
     assert {"++model.pos=cape", "++common.seed=5", "++common.cpu=true"} < set(command)
     assert f"hydra.run.dir={first.folder}/train" in command
-    assert has(stacked.command, "stack", "--source", f"{corpus.folder}/tokenised/test.en")
+    assert has(stacked.command, "--source", f"{corpus.folder}/tokenised/test.en")
     tested = evaluates(first, "loss_stacked")
     assert has(tested, "loss", stacked.folder)
     assert has(tested, "--model", f"cape={first.folder}/train/checkpoint_best.pt")
@@ -162,7 +162,7 @@ def test_a_line_of_a_hosts_log_says_how_far_a_training_is(name):
 
 
 def test_missing_scripts_of_timm_are_told_with_the_commit_to_take():
-    line = hosts.host("timm").problem(Machine(timm_scripts=Path("/nowhere")))
+    line = hosts.host("timm").trainer_lacks(Machine(timm_scripts=Path("/nowhere")))
     assert "no train.py of timm in /nowhere" in line
     assert "checkout aa4b5850" in line
 

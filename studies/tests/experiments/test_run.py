@@ -1,5 +1,7 @@
 """``cape-run`` from its command line to scores."""
 
+import re
+
 import pytest
 from counting import HERE
 
@@ -16,6 +18,12 @@ def test_a_training_on_the_cpu_has_one_thread_or_what_the_user_says(
     with process.locked(tmp_path / "lock") as lock:
         process.call(["printenv", "OMP_NUM_THREADS"], tmp_path / "log", [lock])
     assert process.last_lines(tmp_path / "log")[-1] == threads
+
+
+def test_while_a_study_runs_n_of_n_and_the_time_left_are_said(cape_run):
+    said = cape_run("--jobs", "1")
+    assert re.search(r"\(1 of 2 runs, about \d+ min left\)", said)
+    assert "(2 of 2 runs)" in said
 
 
 def test_an_estimate_times_each_variant_and_trains_nothing(cape_run, tmp_path):

@@ -27,6 +27,9 @@ PATIENCE = 120  # seconds that a loaded machine may take for anything
 sessions = []
 
 
+KILLS = [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.release)]
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left():
     """Of a test that fails."""
@@ -83,7 +86,7 @@ def alive(session):
     return [int(pid) for state, pid in zip(words[::2], words[1::2], strict=True) if state[0] != "Z"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", KILLS)
 def test_a_sweep_that_is_killed_goes_on_from_the_hosts_checkpoint(tmp_path, capsys, number):
     first = held(tmp_path, "run=[few]")
     words = [str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), "run=[few]"]
@@ -103,7 +106,7 @@ def test_a_sweep_that_is_killed_goes_on_from_the_hosts_checkpoint(tmp_path, caps
     assert "went on from a checkpoint: counting few seed 0." in text
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", KILLS)
 def test_a_test_that_is_killed_shows_no_number_and_is_done_again(tmp_path, capsys, number):
     first = start(tmp_path, "run=[few]", gate="TEST_GATE")
     wait_for(lambda: at_its_gate(tmp_path / "out", "TEST_GATE"))

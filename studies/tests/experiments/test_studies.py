@@ -120,7 +120,7 @@ def test_fairseq_has_the_models_with_their_options(name):
     from omegaconf import OmegaConf
 
     from cape_plugins.fairseq.architectures import MODELS
-    from cape_studies.evaluate.fairseq.options import COMMANDS
+    from cape_studies.evaluate.fairseq.options import FairseqOptions
 
     config = MODELS["cape_transformer"].config
     for one in runs(name):
@@ -131,14 +131,14 @@ def test_fairseq_has_the_models_with_their_options(name):
         elif one.plan.study.trainer is None:
             words = one.train_command(one.trained)[1:]
             options.parse_args_and_arch(options.get_training_parser(), words)
-        parse(one, COMMANDS)
+        parse(one, FairseqOptions)
 
 
 @pytest.mark.parametrize("name", of_host("transformers"))
 def test_transformers_builds_the_models_with_their_options(name):
     transformers = pytest.importorskip("transformers")
     from cape_plugins.transformers import augment_positions
-    from cape_studies.evaluate.transformers.options import TextOptions
+    from cape_studies.evaluate.transformers.evaluate import TextOptions
     from cape_studies.train_clm import TrainOptions
 
     for one in runs(name):
@@ -172,7 +172,7 @@ def parse(one, kind) -> None:
     """Read the options of a run's evaluations as their commands do."""
     for test in one.tests.values():
         if test.evaluation.script is None:
-            _, _, _, *words = one.test_command(test, test.scores, test.folder / "items.csv")
+            _, _, _, _, *words = one.test_command(test, test.scores, test.folder / "items.csv")
             parsed("test", kind, words)
 
 

@@ -77,6 +77,22 @@ def test_each_table_has_the_floor_and_the_hosts_own():
         assert {"nopos", own} <= {*tables["TABLES"][name]["rows"].values()}
 
 
+@pytest.mark.parametrize(
+    ("name", "flag"),
+    [("timm", "ref_feat_shape"), ("timm", "dinov3"), ("fairseq", "lenpen"), ("espnet", "ctc_w")],
+)
+def test_each_table_has_the_hosts_best_flag(name, flag):
+    shown = tables["TABLES"][name]
+    assert [typed for typed in (*shown["rows"], *shown["columns"]) if flag in typed]
+
+
+def test_a_number_of_some_trainings_is_of_these_alone():
+    of = "multi30k_short:bleu_long:cape:more than 15:alone"
+    parts = [float(tables["number"](f"{of}:seeds {seeds}")) for seeds in ("1 2 3", "4 5 6")]
+    assert float(tables["number"](of)) == pytest.approx(sum(parts) / 2, abs=0.1)
+    assert parts[0] != parts[1]
+
+
 NUMBERS = [(page, of) for page in PAGES for of in re.findall(r"<!--=(.+?)-->", PAGES[page])]
 
 
@@ -89,7 +105,13 @@ def test_every_number_is_that_of_the_scores_and_one_changed_by_hand_is_not():
 
 
 @pytest.mark.parametrize(
-    "of", ["canvas:shift:cape_rope−rope:17", "canvas:shift:cope:16", "step:vit_small:cope/rope"]
+    "of",
+    [
+        "canvas:shift:cape_rope−rope:17",
+        "canvas:shift:cope:16",
+        "canvas:shift:rope:0:seeds 9",
+        "step:vit_small:cope/rope",
+    ],
 )
 def test_a_number_that_was_not_measured_is_refused(of):
     with pytest.raises(KeyError):
@@ -107,6 +129,7 @@ def test_every_table_is_that_of_the_scores_and_a_number_changed_by_hand_is_not(p
     assert tables["filled"](changed) == PAGES[page]
 
 
+@pytest.mark.release
 def test_the_pages_of_results_are_those_of_the_scores():
     pages = tables["results"]()
     there = {

@@ -50,7 +50,7 @@ if [ "${#sets[@]}" -eq 0 ]; then
 fi
 
 # shellcheck disable=SC2086
-${python} -m cape_studies.evaluate.espnet \
+${python} -m cape_studies.evaluate espnet \
     --model "$(basename "${asr_exp}")=${model}" \
     --data "${sets[@]}" \
     --bins ${bins} \

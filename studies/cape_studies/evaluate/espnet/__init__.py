@@ -2,6 +2,6 @@
 
 from functools import partial
 
-from cape_studies.command import call
+from cape_studies.evaluate import call
 
 main = partial(call, "espnet")

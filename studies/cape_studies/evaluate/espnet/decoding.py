@@ -9,73 +9,48 @@ import torch
 from espnet2.asr.encoder.conformer_encoder import TooShortUttError
 from espnet2.fileio.sound_scp import soundfile_read
 from torch import Tensor
-from torch.utils.benchmark import timer
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from cape_studies.evaluate.espnet.models import Model
 from cape_studies.evaluate.espnet.options import EspnetOptions
-from cape_studies.evaluate.espnet.testset import Utterance, cut
+from cape_studies.evaluate.espnet.testset import Utterance
 
 _logger = logging.getLogger(__name__)
 
 
 def decode(
-    model: Model,
-    utterances: Sequence[Utterance],
-    seconds: float | None,
-    options: EspnetOptions,
-    title: str = "",
-) -> tuple[list[str], float]:
-    """The text of each utterance, and the seconds of computing from samples to tokens.
-
-    Args:
-        model: on its device.
-        utterances: to read.
-        seconds: longest duration of a piece; the texts of pieces are joined. None: no pieces.
-        options: of the command. With ``--hops`` the first piece is decoded once before the time
-            counts.
-        title: of the progress.
+    model: Model, utterances: Sequence[Utterance], options: EspnetOptions, title: str = ""
+) -> list[str]:
+    """The text of each utterance.
 
     Raises:
         ValueError: the model's output is not finite.
     """
     place = torch.device(model.speech2text.device)
-    read = partial(_read, model.prepare, seconds)
+    read = partial(_samples, model)
     loader: Any = DataLoader(utterances, None, num_workers=options.workers, collate_fn=read)  # type: ignore[arg-type]
     texts: list[str] = []
-    computing, warm = 0.0, not options.hops
     with (
         torch.inference_mode(),
         torch.autocast(place.type, torch.bfloat16, enabled=options.amp),
         tqdm(loader, title, disable=None, leave=False) as progress,
     ):
-        for utterance, pieces in zip(utterances, progress, strict=True):
-            parts = []
-            for samples in pieces:
-                speech = samples[None].to(place)
-                if not warm:
-                    _tokens(model, speech)
-                    warm = True
-                began = timer()  # waits for the GPU
-                ids = _tokens(model, speech)
-                computing += timer() - began
-                if ids is None:
-                    _logger.warning("%s is too short for a frame: no text", utterance.name)
-                parts.append(model.hypothesis(ids or []))
-            texts.append(" ".join(filter(None, parts)))
-    return texts, computing
+        for utterance, speech in zip(utterances, progress, strict=True):
+            ids = tokens(model, speech[None].to(place))
+            if ids is None:
+                _logger.warning("%s is too short for a frame: no text", utterance.name)
+            texts.append(model.hypothesis(ids or []))
+    return texts
 
 
-def _read(prepare: Any, seconds: float | None, one: Utterance) -> list[Tensor]:
-    """The samples of each piece, (N,), after ESPnet's preprocessing."""
-    samples, rate = soundfile_read(one.path, "float32")
-    pieces = cut(samples, rate, seconds)
-    prepared = (prepare(one.name, {"speech": piece})["speech"] for piece in pieces)
-    return [torch.from_numpy(piece) for piece in prepared]
+def _samples(model: Model, one: Utterance) -> Tensor:
+    """Of an utterance, (N,), after ESPnet's preprocessing."""
+    prepared: Any = model.prepare(one.name, {"speech": soundfile_read(one.path, "float32")[0]})
+    return torch.from_numpy(prepared["speech"])
 
 
-def _tokens(model: Model, speech: Tensor) -> list[int] | None:
+def tokens(model: Model, speech: Tensor) -> list[int] | None:
     """The tokens of audio (1, N), without blanks; None if it has not a single frame."""
     if speech.shape[1] < model.shortest:
         return None

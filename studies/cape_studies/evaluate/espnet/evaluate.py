@@ -1,8 +1,8 @@
 """WER and CER of ESPnet's ASR models by duration: ``cape-espnet-eval``.
 
-Section 4.2 of the paper: greedy CTC decoding without a language model. WER by duration, WER of
-audio cut into pieces of 10 … 45 s, and WER and throughput for each hop. It takes any model of
+Section 4.2 of the paper: greedy CTC decoding without a language model. It takes any model of
 ``espnet2.bin.asr_train`` with a CTC, and other models with ``--search``.
+``studies/data/score_recordings.py`` has pieces of audio, and hops.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,12 +11,12 @@ from typing import Any
 
 import jiwer
 
+from cape_studies.command import once
 from cape_studies.evaluate.espnet.decoding import decode
 from cape_studies.evaluate.espnet.models import Model, sources, split_name
 from cape_studies.evaluate.espnet.options import EspnetOptions
 from cape_studies.evaluate.espnet.testset import Utterance, read
 from cape_studies.evaluate.output import Score, in_bins
-from cape_studies.options import once
 
 OPTIONS = EspnetOptions
 
@@ -32,20 +32,15 @@ def run(options: EspnetOptions) -> Iterator[Score]:
     sets = {name: read(folder) for name, folder in folders}
     models = [Model(*one, options.search, options.place) for one in sources(options.model)]
     for model in models:
-        for one in options.hops:
-            model.set_hop(one)
         for name, (_, rate) in sets.items():
             if model.rate not in (None, rate):
                 raise ValueError(
                     f"{name} has audio at {rate} Hz, {model.name} was trained at {model.rate} Hz: "
                     "resample the audio"
                 )
-    hops: Sequence[float | None] = options.hops or [None]
-    for model, hop, name, length in product(models, hops, sets, options.segment):
-        if hop is not None:
-            model.set_hop(hop)
+    for model, name in product(models, sets):
         about: dict[str, object] = {"model": model.name, "checkpoint": str(model.file)}
-        about |= {"test_set": name, "segment": None if length == "whole" else length, "hop_ms": hop}
+        about["test_set"] = name
         yield from test(model, sets[name][0], about, options)
 
 
@@ -53,21 +48,23 @@ def test(
     model: Model, utterances: Sequence[Utterance], about: dict[str, Any], options: EspnetOptions
 ) -> Iterator[Score]:
     """Word and character error rates of a model under a condition: over all, and in each bin."""
-    title = " ".join(str(v) for key, v in about.items() if key != "checkpoint" and v is not None)
-    texts, computing = decode(model, utterances, about["segment"], options, title)
+    texts = decode(model, utterances, options, f"{model.name} {about['test_set']}")
+    counted = errors_of(model, utterances, texts)
+    yield from in_bins(about, counted, [one.seconds for one in utterances], options.bins)
+
+
+def errors_of(
+    model: Model, utterances: Sequence[Utterance], texts: Sequence[str]
+) -> dict[str, list[tuple[str, int, int]]]:
+    """``wer`` and ``cer``: of each utterance its name and :func:`errors`."""
     kinds = {"wer": jiwer.process_words, "cer": jiwer.process_characters}
-    counted = {
+    return {
         name: [
             (one.name, *errors(kind, model.reference(one.text), text))
             for one, text in zip(utterances, texts, strict=True)
         ]
         for name, kind in kinds.items()
     }
-    durations = [one.seconds for one in utterances]
-    yield from in_bins(about, counted, durations, options.bins)
-    if options.hops:
-        about, audio = {**about, "bin": "all"}, sum(durations)
-        yield Score(about, "throughput", "number", audio / computing, len(utterances), audio)
 
 
 def errors(process: Callable[..., Any], reference: str, hypothesis: str) -> tuple[int, int]:

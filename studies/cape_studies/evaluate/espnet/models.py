@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from espnet2.asr.frontend.default import DefaultFrontend
 from espnet2.bin.asr_inference import Speech2Text
 from espnet2.tasks.asr import ASRTask
 
 import cape_plugins.espnet  # noqa: F401 - registers, also where autoload is switched off
-from cape_plugins.espnet.paper.frontend import CapeFbank
 from cape_plugins.espnet.paper.model import facts
-from cape_studies.command import said
-from cape_studies.options import named, once
+from cape_studies.command import named, once, said
 
 
 class Model:
@@ -61,20 +58,6 @@ class Model:
         except Exception as error:  # for bad files and options ESPnet has errors of many types
             how = f" with --search {dict(search)}" if search else ""
             raise ValueError(f"{file} cannot be loaded{how}: {said(error, 3)}") from error
-
-    def set_hop(self, milliseconds: float) -> None:
-        """Give the frontend another hop; ``model: cape_asr`` takes its timestamps from it.
-
-        Raises:
-            ValueError: the frontend has no hop to set.
-        """
-        frontend = self.asr.frontend
-        if not isinstance(frontend, DefaultFrontend | CapeFbank) or self.rate is None:
-            kind = type(frontend).__name__
-            raise ValueError(f"--hops needs frontend: cape_fbank or default, not {kind}")
-        # the default frontend reads its hop from stft
-        holder: Any = frontend.stft if isinstance(frontend, DefaultFrontend) else frontend
-        holder.hop_length = round(milliseconds * self.rate / 1000)
 
     def reference(self, text: str) -> str:
         """A transcript as in ESPnet's training and scoring, without non-linguistic symbols."""

@@ -12,9 +12,8 @@ from fairseq.data import Dictionary
 from fairseq.dataclass.utils import overwrite_args_by_name
 
 import cape_plugins.fairseq  # noqa: F401 - registers, also where autoload is switched off
-from cape_studies.command import said
-from cape_studies.evaluate.fairseq.options import ModelOptions
-from cape_studies.options import named
+from cape_studies.command import named, said
+from cape_studies.evaluate.fairseq.options import FairseqOptions
 
 #: Types in fairseq's checkpoints that torch ≥ 2.6 refuses by default: the options of fairseq's own
 #: Transformer, and the counts that ``--eval-bleu`` leaves.
@@ -54,7 +53,7 @@ class Loaded(NamedTuple):
     task: Any
 
 
-def load_model(name: str, path: str, options: ModelOptions) -> Loaded:
+def load_model(name: str, path: str, options: FairseqOptions) -> Loaded:
     """Load a checkpoint.
 
     Raises:

@@ -1,4 +1,4 @@
-"""BLEU and loss by position of fairseq's models, and stacked test sets: ``cape-fairseq-eval``.
+"""BLEU and loss by position of fairseq's models: ``cape-fairseq-eval``.
 
 Section 4.3 of the paper. It takes encoder-decoders of fairseq, ours and fairseq's own.
 """
@@ -10,28 +10,24 @@ from sacrebleu.metrics import BLEU
 from sacremoses import MosesDetokenizer
 
 from cape_studies.data.text import read_lines
-from cape_studies.evaluate.fairseq import stacking
 from cape_studies.evaluate.fairseq.checkpoints import Loaded, load_model, sources
 from cape_studies.evaluate.fairseq.generate import open_test, score_references, translate
-from cape_studies.evaluate.fairseq.options import COMMANDS, BleuOptions, LossOptions, StackOptions
+from cape_studies.evaluate.fairseq.options import FairseqOptions
 from cape_studies.evaluate.output import How, Score
 
-OPTIONS = COMMANDS
+OPTIONS = FairseqOptions
 
 
-def run(options: BleuOptions | LossOptions | StackOptions) -> Iterator[Score] | None:
-    """The scores of the command that the options belong to; stack has none.
+def run(options: FairseqOptions) -> Iterator[Score]:
+    """The scores that are asked for.
 
     Raises:
         ValueError: something does not fit; that is found before any work and before a file is made.
     """
-    if isinstance(options, StackOptions):
-        stacking.write(options)
-        return None
-    return bleu(options) if isinstance(options, BleuOptions) else losses(options)
+    return bleu(options) if options.score == "bleu" else losses(options)
 
 
-def bleu(options: BleuOptions) -> Iterator[Score]:
+def bleu(options: FairseqOptions) -> Iterator[Score]:
     """The scores of test sets, at the checkpoint of each training with the best validation BLEU."""
     found = sources(options.model)
     raw = None if options.reference is None else read_lines(options.reference)
@@ -107,7 +103,7 @@ def bleu_scores(
         yield Score.of(about, metric, how, items)
 
 
-def losses(options: LossOptions) -> Iterator[Score]:
+def losses(options: FairseqOptions) -> Iterator[Score]:
     """The mean negative log loss at each position of the target."""
     found = [(name, path) for name, (path,) in sources(options.model, only_best=True)]
     models = [load_model(*one, options) for one in found]

@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cape_studies.evaluate.fairseq.checkpoints import Loaded
-from cape_studies.evaluate.fairseq.options import BleuOptions, ModelOptions
+from cape_studies.evaluate.fairseq.options import FairseqOptions
 
 _UNKNOWN = "UNKNOWNTOKENINHYP", "UNKNOWNTOKENINREF"  # two words, so that they never match
 
@@ -25,7 +25,7 @@ class Test(NamedTuple):
     about: Mapping[str, object]  # the columns of its scores
 
 
-def open_test(loaded: Loaded, subset: str, options: ModelOptions) -> Test:
+def open_test(loaded: Loaded, subset: str, options: FairseqOptions) -> Test:
     """Open a subset; refuse what the model cannot take.
 
     Raises:
@@ -50,7 +50,7 @@ def open_test(loaded: Loaded, subset: str, options: ModelOptions) -> Test:
                 f"a {side} sentence of {subset!r} has {sizes.max()} tokens; the model was trained "
                 f"for at most {limit}, --max-tokens is {options.max_tokens}"
             )
-    if isinstance(options, BleuOptions):
+    if options.score == "bleu":
         allowed = (options.max_len_a * source + options.max_len_b).astype(int)
         worst = int((target - allowed).argmax())
         if target[worst] - 1 > allowed[worst]:  # sizes count EOS
@@ -61,7 +61,7 @@ def open_test(loaded: Loaded, subset: str, options: ModelOptions) -> Test:
     return test
 
 
-def translate(test: Test, options: BleuOptions) -> list[tuple[str, str]]:
+def translate(test: Test, options: FairseqOptions) -> list[tuple[str, str]]:
     """Hypotheses by beam search and references, in order, without BPE, still tokenised.
 
     Raises:
@@ -85,7 +85,7 @@ def translate(test: Test, options: BleuOptions) -> list[tuple[str, str]]:
     ]
 
 
-def score_references(test: Test, options: ModelOptions) -> list[list[float]]:
+def score_references(test: Test, options: FairseqOptions) -> list[list[float]]:
     """The loss of each token of each reference, in nats, given the true tokens before it.
 
     EOS is included. It is what ``fairseq-generate --score-reference`` writes as P-, without label
@@ -104,7 +104,7 @@ def score_references(test: Test, options: ModelOptions) -> list[list[float]]:
 
 
 @torch.no_grad()
-def _generate(test: Test, generator: Any, options: ModelOptions) -> list[tuple[Any, Any]]:
+def _generate(test: Test, generator: Any, options: FairseqOptions) -> list[tuple[Any, Any]]:
     """The best hypothesis and the target of each sentence."""
     place = options.place
     task, model, pad = test.task, test.model.to(place), test.task.target_dictionary.pad()

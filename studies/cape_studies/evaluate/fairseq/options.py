@@ -1,16 +1,32 @@
-"""The options of ``cape-fairseq-eval``'s three commands."""
+"""The options of ``cape-fairseq-eval``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field, FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import (
+    Field,
+    FiniteFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    model_validator,
+)
+from typing_extensions import Self  # pydantic's
 
-from cape_studies.options import CommandOptions, EvaluationOptions, Positional
+from cape_studies.command import Positional
+from cape_studies.evaluate.output import EvaluationOptions
+
+OF_BLEU = "beam", "lenpen", "max_len_a", "max_len_b", "reference"
 
 
-class ModelOptions(EvaluationOptions):
-    """Of bleu and loss."""
+class FairseqOptions(EvaluationOptions):
+    """Score translation models of fairseq.
 
+    bleu: translate and score; a folder at the checkpoint with the best BLEU on the subset valid.
+    loss: score references by teacher forcing, in nats; a folder by its checkpoint_best.pt.
+    """
+
+    score: Annotated[Literal["bleu", "loss"], Positional()] = Field(description="what to score by")
     data: Annotated[Path, Positional()] = Field(description="folder of binarised data")
     model: list[str] = Field(
         min_length=1, description="[NAME=]PATH: a checkpoint or its folder, one for each training"
@@ -21,11 +37,6 @@ class ModelOptions(EvaluationOptions):
     max_tokens: PositiveInt = Field(
         4096, description="largest number of tokens in a batch, padding included"
     )
-
-
-class BleuOptions(ModelOptions):
-    """Translate and score; a folder at the checkpoint with the best BLEU on the subset valid."""
-
     beam: PositiveInt = Field(4, description="the paper has 4 for en-de and 5 for en-fr")
     lenpen: FiniteFloat = Field(0.6, description="the paper has 0.6 for en-de and 0.8 for en-fr")
     max_len_a: NonNegativeFloat = Field(
@@ -36,23 +47,9 @@ class BleuOptions(ModelOptions):
         None, description="file of the test set's raw lines, for sacreBLEU"
     )
 
-
-class LossOptions(ModelOptions):
-    """Score references by teacher forcing, in nats; a folder by its checkpoint_best.pt."""
-
-
-class StackOptions(CommandOptions):
-    """Join sentences until the target has enough tokens after BPE; binarise as --data."""
-
-    source: Path = Field(description="tokenised text of the source, before BPE")
-    target: Path = Field(description="tokenised text of the target, before BPE")
-    codes: Path = Field(description="codes of subword-nmt, for both languages")
-    data: Path = Field(description="binarised data of the training, for its dictionaries")
-    out: Path = Field(description="folder to make: binarised data with the subset test")
-    min_tokens: PositiveInt = Field(
-        300, description="least number of tokens of a target, without EOS; the paper has 300"
-    )
-
-
-#: the first word of the command → its options
-COMMANDS = {"bleu": BleuOptions, "loss": LossOptions, "stack": StackOptions}
+    @model_validator(mode="after")
+    def check_score(self) -> Self:
+        """Refuse options of the search where nothing is searched."""
+        if self.score == "loss" and (given := self.model_fields_set.intersection(OF_BLEU)):
+            raise ValueError(f"--{min(given).replace('_', '-')} is of bleu, not of loss")
+        return self

@@ -11,10 +11,8 @@ from timm.models import load_state_dict
 from torch import Tensor
 
 import cape_plugins.timm  # noqa: F401 - registers, also where autoload is switched off
-from cape_plugins.module import Positions
-from cape_studies.command import said
+from cape_studies.command import named, said
 from cape_studies.evaluate.timm.options import TimmOptions
-from cape_studies.options import named
 
 
 @dataclass
@@ -47,12 +45,6 @@ class Loaded:
     def patch(self) -> tuple[int, int]:
         """Height and width of a patch in pixels; (1, 1) for a model without patches."""
         return getattr(getattr(self.model, "patch_embed", None), "patch_size", (1, 1))
-
-    @property
-    def extent_modules(self) -> list[Any]:
-        """The parts that have the paper's γ; none in abspos, nopos and timm's rotary ViTs."""
-        placed = ((one, getattr(one, "position", None)) for one in self.model.modules())
-        return [one for one, at in placed if isinstance(at, Positions) and at.has_positions]
 
 
 def load(given: str, options: TimmOptions, device: torch.device) -> Loaded:

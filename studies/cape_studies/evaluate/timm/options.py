@@ -5,10 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from typing_extensions import Self  # pydantic's
 
-from cape_studies.options import EvaluationOptions, Pairs, Short
-
-#: the paper's γ, or one of its rules in Table 6
-Extent = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["ratio", "sqrt"]
+from cape_studies.command import Pairs, Short
+from cape_studies.evaluate.output import EvaluationOptions
 
 WARM_UP, RUNS = 5, 30  # forwards of a measurement of speed; paper: the mean of 30
 
@@ -16,7 +14,8 @@ WARM_UP, RUNS = 5, 30  # forwards of a measurement of speed; paper: the mean of 
 class TimmOptions(EvaluationOptions):
     """Accuracy and speed of timm's classifiers over resolutions, with timm's data pipeline.
 
-    Paper: section 4.1, Tables 1, 3, 4, 5 and 6, Figure 4.
+    Paper: section 4.1, Tables 3, 4 and 5, Figure 4. ``studies/data/score_images.py`` has Tables 1
+    and 6.
     """
 
     checkpoint: Annotated[list[str], Short("-c")] = Field(
@@ -54,11 +53,6 @@ class TimmOptions(EvaluationOptions):
         description="images per second too (Figure 4): the forward alone, --batch-size images on "
         f"--device, median of {RUNS} after {WARM_UP} to warm up; on a CPU per second of core time",
     )
-    extent: list[Extent] = Field(
-        [],
-        description="γ: a number, ratio (R / side of training) or sqrt (its root); none: the "
-        "model's. It changes nothing in models without γ: abspos, nopos, timm's rotary models",
-    )
     moved: float = Field(
         0.0,
         ge=0,
@@ -66,21 +60,12 @@ class TimmOptions(EvaluationOptions):
         description="cut images to squares and move each by this part of its side, to the four "
         "directions in turn; the room is filled with the mean of its edge",
     )
-    tta: PositiveInt | None = Field(
-        None,
-        description="average the logits of resolutions R - TTA, R and R + TTA; paper: 32",
-    )
-
     batch_size: PositiveInt = Field(256, description="largest number of images at once")
     workers: NonNegativeInt = Field(4, description="processes that load images")
 
     @model_validator(mode="after")
     def check_sizes(self) -> Self:
         """Refuse what needs one size for all images where each has its own."""
-        ruled = {"ratio", "sqrt"} & {*self.extent}
-        if "original" in self.resolutions and (self.tta or self.throughput or ruled):
-            raise ValueError(
-                "--resolutions original goes without --tta, --throughput, --extent ratio and "
-                "sqrt, which take sides in pixels"
-            )
+        if "original" in self.resolutions and self.throughput:
+            raise ValueError("--throughput takes sides in pixels: leave out --resolutions original")
         return self

@@ -9,18 +9,50 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from typing_extensions import Self  # pydantic's
 
-from cape_studies.data.tokens import texts_of
-from cape_studies.evaluate.output import Score
-from cape_studies.evaluate.transformers.options import TextOptions
-from cape_studies.options import named
+from cape_studies.command import named
+from cape_studies.evaluate.output import EvaluationOptions, Score
+
+
+class TextOptions(EvaluationOptions):
+    """Score the last tokens of windows of text after contexts of several lengths, in nats."""
+
+    model: list[str] = Field(min_length=1, description="[NAME=]FOLDER, one for each training")
+    data: Path = Field(description="folder that cape_studies.data.tokens made")
+    subset: str = Field("test", description="test or valid")
+    length: list[PositiveInt] = Field([256, 512, 1024], description="tokens that a model sees")
+    scored: PositiveInt = Field(
+        64, description="last tokens of a window, which are scored at every length"
+    )
+    bins: list[PositiveInt] = Field(
+        [64, 128, 256, 512, 1024], description="last positions of bins, at the greatest length"
+    )
+    windows: PositiveInt = Field(1000, description="most windows; each is of one file")
+    rope_scaling: Literal["none", "linear", "dynamic", "yarn"] = Field(
+        "none", description="transformers' own, of a model of its own, beyond --trained-length"
+    )
+    rope_factor: PositiveFloat | None = Field(
+        None, description="its factor; none: length / --trained-length, and 1 for dynamic"
+    )
+    trained_length: PositiveInt = Field(256, description="tokens of a training sequence")
+    batch_tokens: PositiveInt = Field(16384, description="most tokens of a batch")
+
+    @model_validator(mode="after")
+    def check_lengths(self) -> Self:
+        """Refuse to score more tokens than the shortest input has."""
+        if self.scored >= min(self.length):
+            raise ValueError(f"--scored {self.scored} must be below the least --length")
+        return self
+
 
 OPTIONS = TextOptions
 
@@ -57,9 +89,10 @@ def read_windows(options: TextOptions) -> Tensor:
     """
     path, longest = options.data / f"{options.subset}.npy", max(options.length)
     try:
-        texts = texts_of(np.load(path))
+        tokens = np.load(path)
     except OSError as error:
         raise ValueError(f"--data: {path} cannot be read: {error}") from error
+    texts = np.split(tokens, np.flatnonzero(tokens == 0))[1:]  # each begins with token 0
     found = [one[:longest] for one in texts if len(one) >= longest][: options.windows]
     if not found:
         raise ValueError(f"--length {longest}: no text of {path} has so many tokens")

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from cape_studies.evaluate.espnet.models import Model  # noqa: E402
 from cape_studies.evaluate.espnet.options import EspnetOptions  # noqa: E402
 
 RATE = 8000
+SCRIPT = ROOT / "studies" / "data" / "score_recordings.py"
 PITCH = {"low": 400, "high": 1600}
 TOKENS = ["<blank>", "<unk>", "high", "low", "<sos/eos>"]
 CPU = torch.device("cpu")
@@ -126,7 +128,7 @@ def load(folder: Path) -> Model:
 def decoded(model: Model, folder: Path, **options: object) -> list[str]:
     utterances, _ = testset.read(folder)
     given = EspnetOptions(model=["m"], data=["d"], **options)
-    return decoding.decode(model, utterances, None, given)[0]
+    return decoding.decode(model, utterances, given)
 
 
 def test_words_are_recognised_and_counted_by_duration(work, run):
@@ -142,7 +144,7 @@ def test_words_are_recognised_and_counted_by_duration(work, run):
     ]
     assert all(float(row["value"]) < 5 for row in found)  # 0 where this was written
     assert list(found[0]) == [
-        *("model", "checkpoint", "test_set", "segment", "hop_ms", "bin"),
+        *("model", "checkpoint", "test_set", "bin"),
         *("metric", "value", "how", "items", "weight"),
     ]
 
@@ -195,15 +197,6 @@ def test_greedy_decoding_is_the_likeliest_token_of_each_frame(work, stock):
         assert text == model.hypothesis([i for i in expected if i not in (0, model.asr.eos)])
 
 
-def test_the_texts_of_pieces_are_joined(work, run):
-    given = ("--model", f"cape={work / 'exp_word'}", "--data", work / "long", "--bins")
-    pieces, _, whole, _ = run(*given, "--segment", 2, "whole")
-    assert (pieces["segment"], whole["segment"]) == ("2.0", "")
-    # cut in the pauses, as many of all words are wrong
-    assert (pieces["weight"], pieces["value"]) == (whole["weight"], whole["value"])
-    assert (whole["weight"], float(whole["value"]) < 5) == ("71", True)
-
-
 def test_several_models_and_errors_of_utterances_add_up_to_the_rates(work, stock, run, tmp_path):
     found = run(
         *("--model", f"ours={work / 'exp_word'}", f"stock={stock}", "--bins", 1, 2),
@@ -215,20 +208,54 @@ def test_several_models_and_errors_of_utterances_add_up_to_the_rates(work, stock
         assert float(row["value"]) > 50 if row["model"] == "stock" else float(row["value"]) < 5
 
 
-def test_a_sweep_of_hops_changes_the_frames_and_measures_throughput(work, run):
-    given = ("--model", work / "exp_word", "--data", work / "long", "--bins", "--hops", 8, 16)
-    found = [row for row in run(*given) if row["metric"] == "throughput"]
-    assert [(row["hop_ms"], row["how"]) for row in found] == [("8.0", "number"), ("16.0", "number")]
+@pytest.fixture
+def scored(work, tmp_path, monkeypatch):
+    """Options of studies/data/score_recordings.py → the rows of its CSV."""
+
+    def call(*options: object) -> list[dict[str, str]]:
+        csv, items = tmp_path / "o.csv", tmp_path / "i.csv"
+        words = ["--model", work / "exp_word", "--data", work / "long", *options]
+        words += ["--csv", csv, "--items", items]
+        monkeypatch.setattr(sys, "argv", ["score_recordings", *map(str, words)])
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+        found = rows(csv)
+        check_items([row for row in found if row["how"] == "percent"], items)
+        return found
+
+    return call
+
+
+def test_the_texts_of_pieces_are_joined(scored):
+    pieces, _, whole, _ = scored("--pieces", 2, 100)
+    assert (pieces["condition"], whole["condition"]) == ("2", "100")
+    # cut in the pauses, as many of all words are wrong
+    assert (pieces["weight"], pieces["value"]) == (whole["weight"], whole["value"])
+    assert (whole["weight"], float(whole["value"]) < 5) == ("71", True)
+
+
+def test_a_sweep_of_hops_changes_the_frames_and_measures_throughput(work, scored):
+    found = [row for row in scored("--hops", 8, 16) if row["metric"] == "throughput"]
+    assert [(row["condition"], row["how"]) for row in found] == [("8", "number"), ("16", "number")]
     assert all(float(row["value"]) > 1 and row["weight"] == "17.75" for row in found)
 
-    model = load(work / "exp_word")
+    model, set_hop = load(work / "exp_word"), runpy.run_path(str(SCRIPT))["set_hop"]
     speech, lengths = torch.randn(1, RATE), torch.tensor([RATE])
     frames = {}
     with torch.no_grad():
         for hop in (8, 10, 16):
-            model.set_hop(hop)
+            set_hop(model, hop)
             frames[hop] = model.asr.encode(speech, lengths)[1].item()
     assert frames == {8: 42, 10: 34, 16: 21}  # a third of 126, 101 and 63
+
+
+@pytest.mark.parametrize(
+    "options", ["--pieces 10 ten", "--pieces 10 0.5", "--hops 10 4", "--hops 20.5"]
+)
+def test_hops_and_pieces_out_of_range_are_one_line(scored, options, capsys):
+    with pytest.raises(SystemExit) as stop:
+        scored(*options.split())
+    assert stop.value.code == 2
+    assert options.split()[0] in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["exp_word", "exp_char"])
@@ -248,6 +275,7 @@ def test_mixed_precision_and_processes_that_read_recognise_the_same(work, run):
     assert float(run(*arguments, "--workers", 1)[0]["value"]) < 5
 
 
+@pytest.mark.release
 def test_score_sh_evaluates_what_asr_sh_has_decoded(work, tmp_path):
     # asr.sh leaves exp/<inference>/<set>/text; its data are in dump/raw
     exp = shutil.copytree(work / "exp_word", tmp_path / "exp")

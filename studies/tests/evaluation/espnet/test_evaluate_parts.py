@@ -1,9 +1,12 @@
 """What ``cape-espnet-eval`` is made of, without a model: data, cuts, counts, options."""
 
 import re
+import runpy
 
 import numpy as np
 import pytest
+
+from cape_support import ROOT
 
 pytest.importorskip("espnet2")
 jiwer = pytest.importorskip("jiwer")
@@ -13,9 +16,10 @@ from espnet2.train.preprocessor import CommonPreprocessor  # noqa: E402
 
 from cape_studies.evaluate import espnet  # noqa: E402
 from cape_studies.evaluate.espnet import evaluate, models, testset  # noqa: E402
-from cape_studies.evaluate.espnet.testset import cut  # noqa: E402
 
 RATE = 8000
+SCRIPT = runpy.run_path(str(ROOT / "studies" / "data" / "score_recordings.py"))
+cut = SCRIPT["cut"]
 
 
 # --- counting
@@ -50,7 +54,7 @@ def test_pieces_follow_each_other_and_cover_the_audio():
     ("seconds", "expected"), [(3.9, [3.9]), (4.0, [3, 1]), (6.9, [3, 3.9]), (7.0, [3, 3, 1])]
 )
 def test_less_than_a_second_at_the_end_stays_with_the_piece_before(seconds, expected, monkeypatch):
-    monkeypatch.setattr(testset, "quietest", lambda samples, rate: len(samples))
+    monkeypatch.setitem(cut.__globals__, "quietest", lambda samples, rate: len(samples))
     pieces = cut(np.ones(round(seconds * RATE)), RATE, 3.0)
     assert [len(piece) / RATE for piece in pieces] == expected
 
@@ -167,10 +171,6 @@ def test_a_path_without_a_model_is_an_error(tmp_path):
     ("options", "message"),
     [
         ("--bins 0 10", "--bins: input should be greater than 0"),
-        ("--segment 10 ten", "--segment: .*'whole', got 'ten'"),
-        ("--segment 10 0.5", "--segment: input should be greater than 1"),
-        ("--hops 10 4", "--hops: .* 5, got '4'"),
-        ("--hops 20.5", "--hops: .* 20, got '20.5'"),
     ],
 )
 def test_options_out_of_range(options, message, capsys):

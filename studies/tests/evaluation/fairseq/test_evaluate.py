@@ -4,6 +4,8 @@ import argparse
 import math
 import re
 import shutil
+import subprocess
+import sys
 from io import StringIO
 from itertools import zip_longest
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from cape_studies.evaluate import fairseq
+from cape_support import ROOT
 from fairseq_support import PAIRS
 from lab_support import check_items, rows
 
@@ -107,8 +109,9 @@ def abspos(train):
 def stacked(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stacked") / "long"
     text = ("--source", corpus / "tok.en", "--target", corpus / "tok.de", "--min-tokens", 100)
-    given = ("stack", *text, "--codes", corpus / "codes", "--data", corpus / "bin", "--out", folder)
-    fairseq.main(list(map(str, given)))
+    given = (*text, "--codes", corpus / "codes", "--data", corpus / "bin", "--out", folder)
+    script = ROOT / "studies" / "data" / "stack_sentences.py"
+    subprocess.run([sys.executable, script, *map(str, given)], check=True)
     return folder
 
 

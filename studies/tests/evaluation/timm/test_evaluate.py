@@ -21,7 +21,6 @@ from cape_studies.evaluate.timm.options import TimmOptions  # noqa: E402
 CPU = torch.device("cpu")
 SMALL = dict(depth=1, embed_dim=32, num_heads=2)
 both = pytest.mark.parametrize("checkpoint", ["cape", "abspos"], indirect=True)
-WHOLE = ("--resolutions", 24, "--crop-pct", 1)
 
 
 @pytest.fixture
@@ -72,46 +71,6 @@ def test_accuracy_is_that_of_a_plain_loop_over_timms_transforms(checkpoint, data
     assert 20 < float(rows[2]["value"]) < 100  # it has learned, so the counts mean something
 
 
-TTA = ("--tta", 8, "--resolutions", 16, "--crop-pct", 1)
-
-
-def test_tta_averages_logits_over_three_sizes(cape, data, run):
-    rows = run("-c", cape, "--data", data, *TTA)
-    model = load(cape)
-    assert rows[0]["tta"] == "8"
-    assert counted(rows) == [by_hand(model, data, 8, 16, 24)]
-    assert counted(rows) == [by_hand(model, data, 8, 16, 24, log=True)]  # as the authors do it
-    assert counted(rows) != [by_hand(model, data, 16)]
-
-
-def test_the_ratio_of_extent_is_that_of_each_size_of_tta(cape, data, run):
-    rows = run("-c", cape, "--data", data, *TTA, "--extent", "ratio")
-    models = [load(cape, extent=extent) for extent in (0.5, 1.0, 1.5)]
-
-    def by_size(images: torch.Tensor) -> torch.Tensor:
-        return models[images.shape[-1] // 8 - 1](images)
-
-    assert counted(rows) == [by_hand(by_size, data, 8, 16, 24)]
-
-
-def test_extent_follows_the_rules_of_table_6(cape, data, run):
-    extents = ("1", "ratio", "sqrt", "0.25")
-    rows = run("-c", cape, "--data", data, *WHOLE, "--extent", *extents)
-    assert tuple(row["extent"] for row in rows[::2]) == extents
-    models = [load(cape, extent=gamma) for gamma in (1.0, 1.5, 1.5**0.5, 0.25)]
-    assert counted(rows) == [by_hand(model, data, 24) for model in models]
-
-
-def test_extent_is_for_models_with_coordinates(abspos, data, run, caplog):
-    rows = run("-c", abspos, "--data", data, "--extent", "1", "ratio")
-    assert [row["extent"] for row in rows] == ["", ""]
-    assert "--extent has no effect" in caplog.text
-    for name, has in (("alibi", True), ("nopos", False)):
-        model = timm.create_model(f"vit_tiny_patch4_{name}_32", **SMALL)
-        loaded = loading.Loaded(model, "", "", 32, {}, CPU)
-        assert loaded.extent_modules == [model] * has
-
-
 @both
 def test_plain_state_dicts_and_safetensors_give_the_same_model(checkpoint, tmp_path):
     expected = load(checkpoint)
@@ -149,7 +108,7 @@ def test_several_models_and_folders_make_one_csv_and_one_table(
     options = ("--data", data, tmp_path / "again", "--resolutions", 16, 24, "--crop-pct", 1)
     rows = run("-c", f"ours={cape}", abspos, *options, "--amp")
     assert [row["model"] for row in rows] == ["ours"] * 8 + ["vit_tiny_patch16_224"] * 8
-    about = "model checkpoint dataset split resolution bin extent moved tta crop_pct"
+    about = "model checkpoint dataset split resolution bin moved crop_pct"
     about += " interpolation precision metric value how items weight"
     assert list(rows[0]) == about.split()
     assert (rows[0]["checkpoint"], rows[0]["precision"]) == (str(cape), "float16")
@@ -160,7 +119,7 @@ def test_several_models_and_folders_make_one_csv_and_one_table(
     head, *lines = capsys.readouterr().out.strip().splitlines()
     assert len(lines) == 16
     # the others do not change
-    assert head.split() == [*about.split()[:5], "extent", "metric", "value"]
+    assert head.split() == [*about.split()[:5], "metric", "value"]
 
 
 def test_several_splits_in_one_call_give_the_rows_of_several_calls(cape, data, tmp_path, run):

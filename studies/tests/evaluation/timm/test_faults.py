@@ -23,8 +23,6 @@ def checkpoint(cape, tmp_path) -> Path:
     ("options", "message"),
     [
         ("--resolutions 18", "18 × 18 pixels: Input height (18) should be"),
-        ("--tta 32", "-16 × -16 pixels"),
-        ("--extent nan", "--extent: "),
         ("--model vit_tinny", "Unknown model (vit_tinny)"),
         ("--model vit_tiny_patch16_224", "vit_tiny_patch16_224"),
         ("--model-kwargs num_classes=7", "size mismatch for head.weight: copying a param"),
@@ -33,9 +31,7 @@ def checkpoint(cape, tmp_path) -> Path:
         ("--crop-pct 1.5", "--crop-pct: "),
         ("--split test", "validation/test"),
         ("--resolutions big", "--resolutions: "),
-        ("--resolutions 16 original --tta 8", "--tta"),
         ("--resolutions original --throughput", "--throughput"),
-        ("--resolutions original --extent 1 sqrt", "--extent"),
     ],
 )
 def test_a_wrong_option_is_one_line_before_any_work(options, message, data, cape, refused):

@@ -9,7 +9,7 @@ transformers = pytest.importorskip("transformers")
 from cape_studies import train_clm  # noqa: E402
 from cape_studies.data import tokens  # noqa: E402
 from cape_studies.evaluate.transformers import evaluate  # noqa: E402
-from cape_studies.evaluate.transformers.options import TextOptions  # noqa: E402
+from cape_studies.evaluate.transformers.evaluate import TextOptions  # noqa: E402
 
 SIZES = "hidden_size=16 intermediate_size=24 num_hidden_layers=1 num_attention_heads=2"
 LENGTHS = dict(length=[16, 32, 64], scored=8, bins=[8, 32, 64], trained_length=16)
@@ -86,6 +86,7 @@ def test_transformers_scaling_is_for_its_own_models_and_beyond_training_alone(tr
         scores(trained("cape_llama"), prepared, rope_scaling="yarn")
 
 
+@pytest.mark.release
 def test_a_training_goes_on(prepared, tmp_path, capsys):
     given = ["--data", str(prepared), "--out", str(tmp_path), "--config", *SIZES.split()]
     given += ["--length", "16", "--batch", "4", "--save", "2", "--log", "1"]

@@ -1,10 +1,17 @@
 """Stacked test sets, on captions of Multi30k's test set of 2016, tokenised by sacremoses."""
 
+import runpy
+import sys
+
 import pytest
 
+from cape_studies.data import text
+from cape_support import ROOT
+
 pytest.importorskip("fairseq")
-stacking = pytest.importorskip("cape_studies.evaluate.fairseq.stacking")
 cutter = pytest.importorskip("cape_studies.data.subwords").cutter
+SCRIPT = ROOT / "studies" / "data" / "stack_sentences.py"
+stack = runpy.run_path(str(SCRIPT))["stack"]
 
 ENGLISH = [
     "A man in an orange hat starring at something .",
@@ -28,7 +35,7 @@ def words(line):
 
 
 def test_inner_full_stops_become_commas_and_first_letters_lower_case():
-    assert stacking.join(ENGLISH[:3]) == (
+    assert text.join(ENGLISH[:3]) == (
         "A man in an orange hat starring at something , "
         "a Boston Terrier is running on lush green grass in front of a white fence , "
         "a girl in karate uniform breaking a stick with a front kick ."
@@ -36,10 +43,10 @@ def test_inner_full_stops_become_commas_and_first_letters_lower_case():
 
 
 def test_sentences_are_stacked_in_order_until_the_target_is_long_enough():
-    pairs, tokens, left_off = stacking.stack(ENGLISH, GERMAN, words, min_tokens=20)
+    pairs, tokens, left_off = stack(ENGLISH, GERMAN, words, min_tokens=20)
     assert tokens == [words(target) for _, target in pairs] == [23, 27]
-    assert pairs[0] == (stacking.join(ENGLISH[:2]), stacking.join(GERMAN[:2]))
-    assert pairs[1] == (stacking.join(ENGLISH[2:4]), stacking.join(GERMAN[2:4]))
+    assert pairs[0] == (text.join(ENGLISH[:2]), text.join(GERMAN[:2]))
+    assert pairs[1] == (text.join(ENGLISH[2:4]), text.join(GERMAN[2:4]))
     assert left_off == 1
 
 
@@ -50,8 +57,8 @@ def test_tokens_are_counted_after_bpe_of_the_changed_text():
         seen.append(line)
         return len(line)
 
-    stacking.stack(ENGLISH[:2], GERMAN[:2], count, min_tokens=100)
-    assert seen == [GERMAN[0], stacking.join(GERMAN[:2])]
+    stack(ENGLISH[:2], GERMAN[:2], count, min_tokens=100)
+    assert seen == [GERMAN[0], text.join(GERMAN[:2])]
 
 
 @pytest.mark.parametrize(
@@ -74,22 +81,25 @@ def test_tokens_are_counted_after_bpe_of_the_changed_text():
     ],
 )
 def test_only_a_final_full_stop_and_the_first_letter_change(change, sentence, changed):
-    assert getattr(stacking, change)(sentence) == changed
+    assert getattr(text, change)(sentence) == changed
 
 
-def test_what_does_not_fit_is_refused(tmp_path):
-    given = dict.fromkeys(("source", "target", "codes", "data", "out"), tmp_path)
-    with pytest.raises(ValueError, match="holds no binarised data"):
-        stacking.write(stacking.StackOptions(**given))
+def test_what_does_not_fit_is_refused(tmp_path, monkeypatch, capsys):
+    names = ("source", "target", "codes", "data", "out")
+    given = [word for name in names for word in (f"--{name}", str(tmp_path))]
+    monkeypatch.setattr(sys, "argv", ["stack", *given])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert "holds no binarised data" in capsys.readouterr().err
     with pytest.raises(ValueError, match="5 source lines for 4 target lines"):
-        stacking.stack(ENGLISH, GERMAN[:4], words, 300)
+        stack(ENGLISH, GERMAN[:4], words, 300)
     with pytest.raises(ValueError, match="all 5 sentences have fewer than 300"):
-        stacking.stack(ENGLISH, GERMAN, words, 300)
+        stack(ENGLISH, GERMAN, words, 300)
 
 
 def test_lines_end_at_newlines_alone(tmp_path):
     (tmp_path / "text").write_text("one\u2028line\nanother\n", encoding="utf-8")
-    assert stacking.read_lines(tmp_path / "text") == ["one\u2028line", "another"]
+    assert text.read_lines(tmp_path / "text") == ["one\u2028line", "another"]
 
 
 def test_a_file_that_is_no_bpe_codes_is_refused():
