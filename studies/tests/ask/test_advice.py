@@ -1,4 +1,4 @@
-"""What README and docs say of the four studies of a user's data is what these train."""
+"""What README and docs say of the studies of a user's data is what these train."""
 
 import json
 import re
@@ -12,7 +12,7 @@ ASK = (ROOT / "docs" / "ask.md").read_text("utf-8")
 ANSWER = json.loads((ROOT / "docs" / "answers" / "my_images.json").read_text("utf-8"))
 
 
-@pytest.mark.parametrize("name", ["my_images", "my_sentences", "my_recordings"])
+@pytest.mark.parametrize("name", ["my_images", "my_sentences", "my_text", "my_recordings"])
 def test_the_page_lists_the_variants_that_are_trained(name):
     (trains,) = re.findall(rf"^\| `{name}` \|.*\| (.*?) \|$", ASK, re.MULTILINE)
     listed = re.sub(r" \(.*?\)", "", trains.split(": ")[1]).split(", ")
