@@ -1,4 +1,4 @@
-"""A study, from its YAML: composed with others, changed in Hydra's grammar, checked by pydantic.
+"""A study, from its YAML: Hydra composes it, and pydantic checks it.
 
 Options are mappings in the host's own names and are given to its commands as they are. Strings in
 them may hold places in braces: the names of needs and prepared folders, ``{recipe}``, its path, and
@@ -13,16 +13,18 @@ YAML as ``${facts:NAME}``. Paths of recipes and scripts are relative to the YAML
 ``configs/studies``.
 """
 
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra import compose, initialize_config_dir, version
+from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import (
     AfterValidator,
@@ -202,15 +204,6 @@ def known(where: str, names: Iterable[str], there: Iterable[str]) -> None:
             raise ValueError(f"{where}: no {name!r}; there is {', '.join(sorted({*there}))}")
 
 
-class _Loader(yaml.CSafeLoader):
-    """Refuses a key that stands twice in a mapping."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """As in YAML."""
-        once([key.value for key, _ in node.value], f"line {node.start_mark.line + 1}")
-        return super().construct_mapping(node, deep)
-
-
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file.
 
@@ -218,7 +211,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ValueError: it cannot be read, or is not a mapping.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8-sig"), _Loader)
+        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} cannot be read: {said(error, None)}") from error
     if not isinstance(content, dict):
@@ -232,102 +225,69 @@ def studies_of(path: Path) -> list[Path]:
     return [path.parent / f"{name}.yaml" for name in names] if isinstance(names, list) else [path]
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with the values of ``over``, mapping by mapping."""
-    found = {**base, **over}
-    for key in base.keys() & over.keys():
-        if isinstance(base[key], Mapping) and isinstance(over[key], Mapping):
-            found[key] = merge(base[key], over[key])
-    return found
+#: what Hydra says where +KEY=… is there already, the former if its value is not known yet
+ADDED_TWICE = r"(?:Error merging override \+|Could not append .*already at ')([^=']+)"
 
 
-#: keys that can be changed in every study, also in one that has them not
-KEYS: Options = {"run": [], "seeds": [0], "options": {}, "report": {}}
+def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> DictConfig:
+    """The config that Hydra makes from a study's YAML, its defaults list and overrides.
 
-
-def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> dict[str, Any]:
-    """A study's YAML on what its defaults list names, with changes.
-
-    Hydra reads the changes. It does not compose: that took a fifth of a second for each study.
+    Names in the defaults list are looked for beside the YAML and in ``configs/studies``. Keys that
+    every study has by default, such as ``run`` and ``seeds``, can be overridden in every study.
 
     Args:
         path: of the YAML.
-        overrides: changes in Hydra's grammar: ``options.epochs=1``, ``+options.new=2``, ``~needs``.
+        overrides: changes in Hydra's grammar: ``options.epochs=1``, ``+options.new=2``.
         quick: make the changes that the study lists under ``quick``, before the overrides.
 
     Raises:
         ValueError: it cannot be read or composed.
     """
-    try:
-        changes = OverridesParser.create().parse_overrides([*overrides])
-        chosen = {one.key_or_group: str(one.value()) for one in changes}
-    except HydraException as error:
-        raise ValueError(f"{path}: {said(error, None)}") from error
-    groups: set[str] = set()
-    try:
-        found = merge(KEYS, _whole(path, [path.parent, *folders()], chosen, groups))
-        found = merge(found, found.get("quick") or {}) if quick else found
-        for one in changes:
-            found = found if one.key_or_group in groups else _changed(found, one)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    return found
+    read_yaml(path)
+    # Hydra looks at a value that it replaces or adds to
+    OmegaConf.register_new_resolver("facts", lambda name: f"<{name}>", replace=True)
+    store = ConfigStore.instance().store
+    store("cape_study_keys", {"run": [], "seeds": [0], "options": {}, "report": {}})
+    defaults = ["cape_study_keys", path.stem, "cape_study_quick", "_self_"]
+    store("cape_study", {"defaults": defaults})
+    search = [f"hydra.searchpath=[{json.dumps(f'file://{folder}')}]" for folder in folders()]
+
+    def make(overrides: Sequence[str] = (), changes: Any = None) -> DictConfig:
+        store("cape_study_quick", changes or {})
+        return compose("cape_study", overrides=[*search, *overrides])
+
+    try:  # fairseq's own calls in this process set an older base, of which Hydra 1.3.8 warns
+        with initialize_config_dir(str(path.resolve().parent), version_base="1.3"):
+            try:
+                return make(overrides, make().get("quick") if quick else {})
+            except HydraException as error:
+                text = said(error, None).partition(" Config search path")[0]
+                if key := re.match(r"Could not (?:override|delete from config.) '([^']+)'", text):
+                    text = _no_key(key[1], make()) or text
+                elif key := re.match(ADDED_TWICE, text):
+                    text = f"there is {key[1]} already: {key[1]}=… changes it"
+                elif error.__cause__:
+                    text += f": {said(error.__cause__)}"
+                raise ValueError(f"{path}: {text}") from error
+    except (OmegaConfBaseException, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}, or a YAML that it names: {said(error, None)}") from error
+    finally:
+        version.VersionBase.instance().setbase(version.__compat_version__)
 
 
-def _whole(
-    path: Path, roots: Sequence[Path], chosen: Mapping[str, str], groups: set[str]
-) -> dict[str, Any]:
-    """A YAML on those of its ``defaults``, in whose list ``_self_`` is itself and ``GROUP: NAME``
-    is ``GROUP/NAME.yaml``, or what is chosen of the group."""
-    own, found = read_yaml(path), {}
-    for one in own.pop("defaults", ["_self_"]):
-        name = one
-        if isinstance(one, dict):
-            ((group, name),) = one.items()
-            groups.add(group)
-            name = f"{group}/{chosen.get(group, name)}"
-        below = own
-        if name != "_self_":
-            there = [at for root in roots if (at := root / f"{name}.yaml").is_file()]
-            if not there:
-                raise ValueError(
-                    f"{path.name} names {name}, and there is no such YAML in {roots[-1]}"
-                )
-            below = _whole(there[0], roots, chosen, groups)
-        found = merge(found, below)
-    return found
+def _no_key(name: str, config: DictConfig) -> str | None:
+    """Of a key that does not exist: the keys beside it, and how one is added."""
+    above, _, key = name.rpartition(".")
+    there = OmegaConf.select(config, above) if above else config
+    if not isinstance(there, DictConfig):
+        return None
+    keys = ", ".join(sorted(map(str, there)))
+    meant = f"is {key}=… meant? " if key in config else ""
+    adds = f"; +{name}=… adds it" if above else ""
+    return f"there is no {name}: {meant}{above or 'the study'} has {keys}{adds}"
 
 
-def _changed(config: dict[str, Any], change: Override) -> dict[str, Any]:
-    """A config after a change. Nothing in it is changed in place, as parts may be there twice."""
-    name, value, adds = change.key_or_group, change.value(), change.is_add()
-    *above, key = name.split(".")
-    there: Any = config
-    for one in above:
-        there = there.get(one) if isinstance(there, Mapping) else None
-    if change.is_sweep_override():
-        raise ValueError(f"{change.input_line} is several values: a list is {name}=[…]")
-    if not (adds or change.is_force_add()) and (there is None or key not in there):
-        keys = ", ".join(sorted(map(str, there or ())))
-        meant = f"is {key}=… meant? " if key in config else ""
-        what = f"{meant}{'.'.join(above) or 'the study'} has {keys}"
-        raise ValueError(f"there is no {name}: {what}{f'; +{name}=… adds it' if above else ''}")
-    if adds and there and not isinstance(there.get(key), Mapping | None):
-        raise ValueError(f"there is {name} already: {name}=… changes it")
-    if change.is_delete():
-        return _without(config, *above, key)
-    for one in (key, *reversed(above)):
-        value = {one: value}
-    return merge(config, value)
-
-
-def _without(config: dict[str, Any], key: str, *below: str) -> dict[str, Any]:
-    if below:
-        return {**config, key: _without(config[key], *below)}
-    return {name: value for name, value in config.items() if name != key}
-
-
-def study_of(config: Options, path: Path, facts: Mapping[str, Any]) -> Study:
+def study_of(config: DictConfig, path: Path, facts: Mapping[str, Any]) -> Study:
     """Resolve and check a config.
 
     Args:
@@ -340,12 +300,11 @@ def study_of(config: Options, path: Path, facts: Mapping[str, Any]) -> Study:
         ValueError: something is wrong; names the first fault.
     """
 
-    def resolved(fact: Any) -> Any:
+    def resolved(fact: Any) -> dict[str, Any]:
         OmegaConf.register_new_resolver("facts", fact, replace=True)
-        return OmegaConf.to_container(whole, resolve=True)
+        return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
 
     try:
-        whole = OmegaConf.create(config)
         content = resolved(lambda name: facts.get(name, f"<{name}>"))
         left_open = resolved(facts.get)
         content |= {name: left_open[name] for name in ("prepare", "answer") if name in left_open}

@@ -26,9 +26,11 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 import cape_plugins
 from cape_studies import config, hosts
-from cape_studies.config import Evaluation, Need, Prepare, Study, merge, read_yaml
+from cape_studies.config import Evaluation, Need, Prepare, Study, read_yaml
 from cape_studies.data.files import digests
 from cape_studies.hosts import PYTHON, Machine, Options, Progress
 
@@ -37,6 +39,12 @@ def digest(value: object) -> str:
     """Ten hexadecimal digits that identify a JSON-like value."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def merge(base: Options, over: Options) -> Options:
+    """``base`` with the values of ``over``, mapping by mapping."""
+    merged = OmegaConf.merge(OmegaConf.create(base), over)
+    return OmegaConf.to_container(merged)  # type: ignore[return-value]
 
 
 def fill(value: Any, places: Mapping[str, object]) -> Any:

@@ -21,6 +21,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from cape_studies import command, config, estimate, hosts, process, work
 from cape_studies.command import Again, CommandOptions, Pairs, Positional
+from cape_studies.hosts import Options
 from cape_studies.plan import Data, Plan, Prepared, Run, known_data, lacking
 from cape_studies.process import say
 from cape_studies.progress import Shown
@@ -150,15 +151,27 @@ def listing() -> str:
     found = []
     for path in config.names():
         paths = config.studies_of(path)
-        one = config.load(paths[0])
+        one = _outline(paths[0])
         if paths == [path]:
-            about = [f"{path.stem} ({one.host}): {one.title}", f"costs {one.cost}"]
-            about += [f"needs {name}: {need.what}" for name, need in one.needs.items()]
+            about = [f"{path.stem} ({one['host']}): {one['title']}", f"costs {one['cost']}"]
+            about += [f"needs {name}: {need['what']}" for name, need in one["needs"].items()]
         else:
             about = [f"{path.stem}: {' + '.join(each.stem for each in paths)}"]
         text = textwrap.fill("; ".join(about), 100, subsequent_indent="    ")
-        found.append((not one.answer, one.large, text))
+        found.append(("answer" not in one, one.get("large", False), text))
     return "\n".join(text for *_, text in sorted(found))
+
+
+def _outline(path: Path) -> Options:
+    """A study's keys, those of its defaults list too. Hydra would compose all studies, and take a
+    quarter of a minute."""
+    own, found = config.read_yaml(path), Options(needs={})
+    for base in own.get("defaults", ()):
+        if isinstance(base, str) and base != "_self_":
+            roots = [path.parent, *config.folders()]
+            found |= _outline(next(at for one in roots if (at := one / f"{base}.yaml").is_file()))
+    needs = {**found["needs"], **own.get("needs", {})}
+    return {**found, **own, "needs": {name: need for name, need in needs.items() if need}}
 
 
 def lacks(options: RunOptions, plans: Sequence[Plan]) -> Iterator[str]:
