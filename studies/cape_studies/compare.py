@@ -6,8 +6,8 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
-from cape_studies.config import merge
 from cape_studies.evaluate.output import PARTS, away, made
+from cape_studies.plan import merge
 from cape_studies.results import Result
 from cape_studies.stats import Estimate, estimate, item_error
 
