@@ -195,7 +195,8 @@ def column(scores: Scores, condition: str, variants: Iterable[str]) -> dict[str,
     wide = [one for one, found in values.items() if found.max() - found.min() > APART]
     sure = [one for one, found in values.items() if one not in wide and len(found) > 2]
     best = (max if scores.higher else min)(sure, key=lambda one: means[one])
-    cells = {one: f"{mean:.1f}" for one, mean in means.items()}
+    digits = 2 if scores.metric == "loss" else 1
+    cells = {one: f"{mean:.{digits}f}" for one, mean in means.items()}
     cells |= {one: f"{values[one].min():.0f} to {values[one].max():.0f}" for one in wide}
     for one in sure:
         if one == best or not scores.difference(one, best, condition).differs():

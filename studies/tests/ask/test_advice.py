@@ -1,4 +1,4 @@
-"""What README and docs say of the four studies of a user's data is what these train."""
+"""What README and docs say of the studies of a user's data is what these train."""
 
 import json
 import re

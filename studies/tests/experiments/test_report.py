@@ -139,6 +139,19 @@ def test_two_tests_of_the_same_trainings_are_compared_training_by_training(small
     assert (found.low, found.high) == pytest.approx(tuple(pairs.confidence_interval()))
 
 
+def test_rows_that_are_two_tests_of_the_same_trainings_are_pairs_too(small):
+    variants = {"nopos": {"options": {"a": 1}}, "cape": {}}
+    variants["sinpos"] = {"evaluate": {"sizes": {"rope-scaling": "yarn"}}}
+    scores = scores_of(changed(small, variants=variants))
+    cape, sinpos, nopos = (scores.values[v, "64"] for v in ("cape", "sinpos", "nopos"))
+    found = scores.difference("sinpos", "cape", "64")
+    pairs = stats.ttest_rel(sinpos, cape)
+    assert (found.low, found.high) == pytest.approx(tuple(pairs.confidence_interval()))
+    other = scores.difference("nopos", "cape", "64")
+    welch = stats.ttest_ind(nopos, cape, equal_var=False)
+    assert (other.low, other.high) == pytest.approx(tuple(welch.confidence_interval()))
+
+
 def test_more_trainings_of_one_variant_count_all():
     many = of_seeds(more=(3, 4, 5))
     assert row(reported(many), "cape", 1)[1] == "6 and 3"
