@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 
 from cape_studies.evaluate.output import PARTS, away, made
-from cape_studies.plan import merge
 from cape_studies.results import Result
 from cape_studies.stats import Estimate, estimate, item_error
+from cape_studies.yamls import merge
 
 
 class Scores:
