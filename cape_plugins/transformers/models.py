@@ -225,7 +225,7 @@ class CapeEuroBertModel(_CapeModel, EuroBertModel):
     config_class, attention = CapeEuroBertConfig, CapeEuroBertAttention
 
 
-def _headed(theirs: type, base: type) -> Any:
+def _headed(theirs: type, base: Any) -> Any:
     """transformers' model with a head, on our base model; its name begins with Cape."""
     about = {"base": base, "config_class": base.config_class, "__module__": __name__}
     about["__doc__"] = f"transformers' {theirs.__name__} with a variant's positions."

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from cape_studies.evaluate.output import PARTS, away, made
+from cape_studies.plan import merge
 from cape_studies.results import Result
 from cape_studies.stats import Estimate, estimate, item_error
 
@@ -66,12 +67,19 @@ class Scores:
     def paired(self, variant: str, other: str) -> bool:
         """Whether trainings of a seed are pairs, as they start from the same trained weights.
 
-        They are the same trainings, under two conditions, or go on from one (``after`` in the
-        study). Other trainings of a seed share at most the order of the data.
+        They are the same trainings, under two conditions or in two tests, or go on from one
+        (``after`` in the study). Other trainings of a seed share at most the order of the data.
         """
         about = self.result.study.variants
-        starts = {about[name].after or name for name in (variant, other)}
-        return len(starts) == 1
+        one, two = (about[name].after or name for name in (variant, other))
+        otherwise = about[one].evaluate != about[two].evaluate
+        return one == two or (otherwise and self._asked(one) == self._asked(two))
+
+    def _asked(self, variant: str) -> str:
+        """What a variant's training is asked for."""
+        study = self.result.study
+        own = study.variants[variant]
+        return f"{own.recipe} {merge(study.options, own.options)}".replace("{variant}", variant)
 
     def _score(self, *keys: tuple[str, str]) -> Estimate:
         """The score of a variant and condition, or for two keys the first score less the second."""

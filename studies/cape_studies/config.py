@@ -1,4 +1,4 @@
-"""A study, from its YAML: composed with others, changed in Hydra's grammar, checked by pydantic.
+"""What a study may say: pydantic checks it.
 
 Options are mappings in the host's own names and are given to its commands as they are. Strings in
 them may hold places in braces: the names of needs and prepared folders, ``{recipe}``, its path, and
@@ -14,15 +14,10 @@ YAML as ``${facts:NAME}``. Paths of recipes and scripts are relative to the YAML
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import (
     AfterValidator,
@@ -38,6 +33,7 @@ from pydantic import (
 from cape_studies import hosts
 from cape_studies.command import once, said
 from cape_studies.hosts import Options
+from cape_studies.yamls import composed, folders
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -116,8 +112,7 @@ class Report(Part):
     baseline: str = ""  # variant to compare with; default: the first
     evaluation: str = ""  # the one that is shown first; default: the first
     metric: str = ""  # the one that is shown first; default: the first
-    x: str = ""  # metric to draw the first one against, such as throughput; default: none
-    x_label: str = ""  # of the figure: what the conditions are, or x, with the unit
+    x_label: str = ""  # of the figure: what the conditions are, with the unit
     y_label: str = ""  # of the figure; default: the metric
     title: str = ""  # of the figure; default: the study's
     trained_on: list[str] = []  # conditions seen in training
@@ -188,7 +183,6 @@ class Study(Part):
         metrics = self.evaluations[about.evaluation].metrics
         about.metric = about.metric or next(iter(metrics))
         known("report.metric", [about.metric], metrics)
-        known("report.x", filter(None, [about.x]), metrics)
         about.y_label, about.title = about.y_label or about.metric, about.title or self.title
         for name in ("beyond", "by"):
             known(f"answer.{name}", getattr(self.answer, name, ()), self.evaluations)
@@ -202,136 +196,11 @@ def known(where: str, names: Iterable[str], there: Iterable[str]) -> None:
             raise ValueError(f"{where}: no {name!r}; there is {', '.join(sorted({*there}))}")
 
 
-class _Loader(yaml.CSafeLoader):
-    """Refuses a key that stands twice in a mapping."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """As in YAML."""
-        once([key.value for key, _ in node.value], f"line {node.start_mark.line + 1}")
-        return super().construct_mapping(node, deep)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file.
-
-    Raises:
-        ValueError: it cannot be read, or is not a mapping.
-    """
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8-sig"), _Loader)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} cannot be read: {said(error, None)}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must be a mapping")
-    return content
-
-
-def studies_of(path: Path) -> list[Path]:
-    """The YAMLs of a set of studies, or the study's own."""
-    names = read_yaml(path).get("studies")
-    return [path.parent / f"{name}.yaml" for name in names] if isinstance(names, list) else [path]
-
-
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with the values of ``over``, mapping by mapping."""
-    found = {**base, **over}
-    for key in base.keys() & over.keys():
-        if isinstance(base[key], Mapping) and isinstance(over[key], Mapping):
-            found[key] = merge(base[key], over[key])
-    return found
-
-
-#: keys that can be changed in every study, also in one that has them not
-KEYS: Options = {"run": [], "seeds": [0], "options": {}, "report": {}}
-
-
-def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> dict[str, Any]:
-    """A study's YAML on what its defaults list names, with changes.
-
-    Hydra reads the changes. It does not compose: that took a fifth of a second for each study.
-
-    Args:
-        path: of the YAML.
-        overrides: changes in Hydra's grammar: ``options.epochs=1``, ``+options.new=2``, ``~needs``.
-        quick: make the changes that the study lists under ``quick``, before the overrides.
-
-    Raises:
-        ValueError: it cannot be read or composed.
-    """
-    try:
-        changes = OverridesParser.create().parse_overrides([*overrides])
-        chosen = {one.key_or_group: str(one.value()) for one in changes}
-    except HydraException as error:
-        raise ValueError(f"{path}: {said(error, None)}") from error
-    groups: set[str] = set()
-    try:
-        found = merge(KEYS, _whole(path, [path.parent, *folders()], chosen, groups))
-        found = merge(found, found.get("quick") or {}) if quick else found
-        for one in changes:
-            found = found if one.key_or_group in groups else _changed(found, one)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    return found
-
-
-def _whole(
-    path: Path, roots: Sequence[Path], chosen: Mapping[str, str], groups: set[str]
-) -> dict[str, Any]:
-    """A YAML on those of its ``defaults``, in whose list ``_self_`` is itself and ``GROUP: NAME``
-    is ``GROUP/NAME.yaml``, or what is chosen of the group."""
-    own, found = read_yaml(path), {}
-    for one in own.pop("defaults", ["_self_"]):
-        name = one
-        if isinstance(one, dict):
-            ((group, name),) = one.items()
-            groups.add(group)
-            name = f"{group}/{chosen.get(group, name)}"
-        below = own
-        if name != "_self_":
-            there = [at for root in roots if (at := root / f"{name}.yaml").is_file()]
-            if not there:
-                raise ValueError(
-                    f"{path.name} names {name}, and there is no such YAML in {roots[-1]}"
-                )
-            below = _whole(there[0], roots, chosen, groups)
-        found = merge(found, below)
-    return found
-
-
-def _changed(config: dict[str, Any], change: Override) -> dict[str, Any]:
-    """A config after a change. Nothing in it is changed in place, as parts may be there twice."""
-    name, value, adds = change.key_or_group, change.value(), change.is_add()
-    *above, key = name.split(".")
-    there: Any = config
-    for one in above:
-        there = there.get(one) if isinstance(there, Mapping) else None
-    if change.is_sweep_override():
-        raise ValueError(f"{change.input_line} is several values: a list is {name}=[…]")
-    if not (adds or change.is_force_add()) and (there is None or key not in there):
-        keys = ", ".join(sorted(map(str, there or ())))
-        meant = f"is {key}=… meant? " if key in config else ""
-        what = f"{meant}{'.'.join(above) or 'the study'} has {keys}"
-        raise ValueError(f"there is no {name}: {what}{f'; +{name}=… adds it' if above else ''}")
-    if adds and there and not isinstance(there.get(key), Mapping | None):
-        raise ValueError(f"there is {name} already: {name}=… changes it")
-    if change.is_delete():
-        return _without(config, *above, key)
-    for one in (key, *reversed(above)):
-        value = {one: value}
-    return merge(config, value)
-
-
-def _without(config: dict[str, Any], key: str, *below: str) -> dict[str, Any]:
-    if below:
-        return {**config, key: _without(config[key], *below)}
-    return {name: value for name, value in config.items() if name != key}
-
-
-def study_of(config: Options, path: Path, facts: Mapping[str, Any]) -> Study:
+def study_of(config: DictConfig, path: Path, facts: Mapping[str, Any]) -> Study:
     """Resolve and check a config.
 
     Args:
-        config: of :func:`composed`.
+        config: of :func:`cape_studies.yamls.composed`.
         path: of its YAML.
         facts: those that preparations have written. One that lacks is ``<NAME>``, and null in
             ``prepare`` and ``answer``: an option that is left open is chosen by the preparation.
@@ -340,12 +209,11 @@ def study_of(config: Options, path: Path, facts: Mapping[str, Any]) -> Study:
         ValueError: something is wrong; names the first fault.
     """
 
-    def resolved(fact: Any) -> Any:
+    def resolved(fact: Any) -> dict[str, Any]:
         OmegaConf.register_new_resolver("facts", fact, replace=True)
-        return OmegaConf.to_container(whole, resolve=True)
+        return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
 
     try:
-        whole = OmegaConf.create(config)
         content = resolved(lambda name: facts.get(name, f"<{name}>"))
         left_open = resolved(facts.get)
         content |= {name: left_open[name] for name in ("prepare", "answer") if name in left_open}
@@ -362,35 +230,3 @@ def study_of(config: Options, path: Path, facts: Mapping[str, Any]) -> Study:
 def load(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> Study:
     """A study whose facts are not known."""
     return study_of(composed(path, overrides, quick), path, {})
-
-
-def folders() -> list[Path]:
-    """``configs/studies`` of this package's checkout, of the current folder, or of the wheel."""
-    package = Path(__file__).resolve().parent
-    roots = package.parents[1], Path.cwd(), package / "_files"
-    there = [root / "configs" / "studies" for root in roots]
-    return [folder for folder in there if folder.is_dir()][:1]
-
-
-def names() -> list[Path]:
-    """The YAMLs of all studies."""
-    return sorted(path for folder in folders() for path in folder.glob("*.yaml"))
-
-
-def find(name: str) -> Path:
-    """The YAML of a study: a path, or a name in :func:`folders`.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if name.endswith(".yaml") and Path(name).is_file():
-        return Path(name)
-    there = {path.stem: path for path in names()}
-    if name not in there:
-        near = get_close_matches(name, there)
-        like = f"similar names are {', '.join(near)}; " if near else ""
-        raise ValueError(
-            f"no study {name!r} in configs/studies: {like}cape-run --list shows all. For a study "
-            "of your own give the path of its NAME.yaml"
-        )
-    return there[name]

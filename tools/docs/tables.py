@@ -23,13 +23,14 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import mode
+from typing import Any
 
 import pandas as pd
 import yaml
 from tabulate import tabulate
 
 from cape_plugins.variants import names
-from cape_studies import config, figure, report
+from cape_studies import config, figure, report, yamls
 from cape_studies import tables as shown_tables
 from cape_studies.answer import BRACKETS, of_ranges, sentences
 from cape_studies.compare import Scores, every
@@ -81,7 +82,7 @@ def stored(path: Path) -> list[Result]:
     note = f"{path.name}: single test items are not stored, so that intervals"
     found = []
     for name, scores in read(path).groupby("study", sort=False):
-        study = config.load(config.find(str(name)))
+        study = config.load(yamls.find(str(name)))
         for variant in scores["variant"].unique():  # one that the study has no more
             study.variants.setdefault(variant, config.Variant())
         mine = items[items["study"] == name]
@@ -194,7 +195,8 @@ def column(scores: Scores, condition: str, variants: Iterable[str]) -> dict[str,
     wide = [one for one, found in values.items() if found.max() - found.min() > APART]
     sure = [one for one, found in values.items() if one not in wide and len(found) > 2]
     best = (max if scores.higher else min)(sure, key=lambda one: means[one])
-    cells = {one: f"{mean:.1f}" for one, mean in means.items()}
+    digits = 2 if scores.metric == "loss" else 1
+    cells = {one: f"{mean:.{digits}f}" for one, mean in means.items()}
     cells |= {one: f"{values[one].min():.0f} to {values[one].max():.0f}" for one in wide}
     for one in sure:
         if one == best or not scores.difference(one, best, condition).differs():
@@ -361,7 +363,7 @@ def pictures() -> None:
         scores = Scores(one, one.study.report.evaluation, one.study.report.metric)
         scores.variants = [one for one in scores.variants if one in FIGURE] or scores.variants
         figure.draw(scores, RESULTS / f"{name}.png")
-    figure.draw(scores_of("digit_univit", "sizes"), RESULTS / "digit_univit.png")
+    figure.draw(scores_of("digit_univit", "sizes"), RESULTS / "digit_univit.png", by_speed)
     figure.draw(answered()[0], HERE / "answer.png")
     losses = scores_of("multi30k_short", "loss_long")
     losses.variants = [one for one in losses.variants if one in CAPTIONS]
@@ -369,6 +371,18 @@ def pictures() -> None:
     words = by_words()
     words.found, words.variants = words.differences, [v for v in words.variants if v != "sinpos"]
     figure.draw(words, RESULTS / "multi30k_short.png")
+
+
+def by_speed(axis: Any, scores: Scores) -> figure.At:
+    """Mean throughput, with the conditions' names beside the points."""
+    means = Scores(scores.result, scores.evaluation, "throughput").found
+    axis.set(xlabel="images per second of a CPU core (batches of 16)")
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter("{x:g}")
+    for (variant, condition), one in scores.found.items():
+        point = means[variant, condition].value, one.value
+        axis.annotate(condition, point, (2, 2), textcoords="offset points", fontsize="x-small")
+    return {key: means[key].value for key in scores.found}
 
 
 def by_words() -> Scores:

@@ -62,7 +62,7 @@ class Espnet(Host):
         """The encoder's keys in a config, with its sizes if the options have the recipe's too."""
         conf = {k: v for k, v in options.get("encoder_conf", {}).items() if v is not None}
         if "pos" in conf:
-            conf["pos"] = conf["pos"].format(variant=variant)
+            conf = {"pos": conf.pop("pos").format(variant=variant), **conf}
         shown = {**own, "encoder": options.get("encoder", "cape_transformer"), "encoder_conf": conf}
         how: Any = {"sort_keys": False, "default_flow_style": True, "width": 1000}
         return str(yaml.safe_dump(shown, **how)).strip()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cape_studies import config, hosts, run
+from cape_studies import hosts, run, yamls
 from cape_studies.hosts import Machine
 from cape_studies.plan import Plan, Run
 
@@ -15,7 +15,7 @@ ALONE, FOUR = (Machine(gpus, Path("/scripts")) for gpus in (0, 4))
 
 def runs(name, tmp_path, machine=ALONE):
     """Preparations and all runs of a study of the checkout, its data not there."""
-    plan = Plan(config.find(name), out=tmp_path, machine=machine)
+    plan = Plan(yamls.find(name), out=tmp_path, machine=machine)
     plan.prepare(lambda one: None)
     return plan.prepared, [Run(plan, variant, 5) for variant in plan.study.variants]
 
@@ -190,7 +190,7 @@ def test_a_host_that_is_not_installed_is_told_with_the_extra_that_brings_it(
         ("my_sentences", "cape", "--arch cape_transformer_tiny --pos cape"),
         ("my_text", "alibi", "AutoConfig.for_model('cape_llama', pos='alibi', hidden_size=64, "),
         ("my_text", "rope_yarn", "  # in the test rope_parameters of rope_type 'yarn'"),
-        ("my_recordings", "rope", "{encoder: cape_transformer, encoder_conf: {pos: rope, "),
+        ("my_recordings", "rope", "pos: rope}}"),
         ("my_backbone", "stock", "create_model('vit_small_patch16_dinov3', img_size='<side>', pre"),
     ],
 )
