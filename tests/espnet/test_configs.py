@@ -1,5 +1,6 @@
 """configs/espnet: ESPnet's own parser accepts every recipe, and builds what it says."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -143,6 +144,17 @@ def test_the_quickstart_is_complete():
     _, stats, _ = model(speech, lengths, torch.tensor([[3, 2], [4, 3]]), torch.tensor([2, 2]))
     for _, criterion, _ in parse("quickstart").best_model_criterion:
         assert stats[criterion] is not None
+
+
+def test_the_quickstart_takes_espnets_own_positions_as_its_page_says(tmp_path):
+    page = (CONFIGS.parents[1] / "integrations" / "espnet" / "README.md").read_text("utf-8")
+    (words,) = re.findall(r"set `pos: espnet_rel_pos` in a copy .*? not for it", page, re.DOTALL)
+    copy = yaml.safe_load((CONFIGS / "quickstart.yaml").read_text())
+    copy["encoder_conf"]["pos"] = "espnet_rel_pos"
+    for name in re.findall("`([a-z_]+)`", words):
+        del copy["encoder_conf"][name]
+    (tmp_path / "quickstart.yaml").write_text(yaml.safe_dump(copy))
+    assert step(f"{tmp_path}/quickstart").encoder.pos == "espnet_rel_pos"
 
 
 def test_the_seq2seq_recipes_decoder_drops_layers():

@@ -36,6 +36,11 @@ def test_rel_pos_differs_from_the_other_variants_in_its_positions_alone(tmp_path
     assert found["rel_pos"]["encoder_conf"]["pos"] == "espnet_rel_pos"
     assert found["rope"]["encoder_conf"]["pos"] == "rope"
     assert {one["encoder"] for one in found.values()} == {"cape_transformer"}
+    # rel_pos is never without it
+    scales = {name: one["encoder_conf"].get("content_scale") for name, one in found.items()}
+    assert "content_scale" not in found["rel_pos"]["encoder_conf"]
+    assert scales.pop("rel_pos") is None
+    assert {*scales.values()} == {"sqrt"}
 
 
 def test_with_a_conformer_rel_pos_is_the_stock_encoder_and_all_are_built(tmp_path):
