@@ -61,8 +61,8 @@ def test_every_variant_and_option_that_it_names_is_one():
     options = {name for pos, axes in every for name in variants.get(pos, axes).options(axes)}
     options |= {"pos", "data", "arch", "required_batch_size_multiple"}  # of hosts and cape-run
     options |= {"model", "model_kwargs", "img_size", "class_token", "global_pool"}  # of timm
-    options |= {"dynamic_img_size", "ref_feat_shape", "rope_type", "encoder"}  # of timm, of ESPnet
-    options |= {"encoder_learned_pos", "lenpen", "ctc_weight"}  # of fairseq, of ESPnet
+    options |= {"dynamic_img_size", "ref_feat_shape", "rope_type", "aa"}  # of timm
+    options |= {"encoder_learned_pos", "lenpen", "ctc_weight", "encoder"}  # of fairseq, of ESPnet
     options |= {"dim", "heads", "layers", "model_type", "config_overrides"}  # Positions, run_clm.py
     named = re.findall(r"--([\w-]+)|(\w+)=|(\w+): ", "\n".join(INLINE))
     named = {"".join(one).replace("-", "_") for one in named}

@@ -22,22 +22,19 @@ from pydantic import (
 )
 
 
-class Positional:
-    """Marks a field that is typed without its name."""
-
-
 @dataclass(frozen=True)
-class Again:
-    """Marks a list whose option takes one word, and is given again for each; ``word`` shows it."""
+class Typed:
+    """How a field is typed, where that is not ``--name`` and its words.
 
-    word: str
+    Attributes:
+        bare: without its name.
+        short: with this name too.
+        again: with one word, which is shown as this, and again for each of a list.
+    """
 
-
-@dataclass(frozen=True)
-class Short:
-    """Marks a field whose option has a short name too."""
-
-    name: str
+    bare: bool = False
+    short: str = ""
+    again: str = ""
 
 
 class CommandOptions(BaseModel):
@@ -49,7 +46,7 @@ class CommandOptions(BaseModel):
     @classmethod
     def check_list(cls, value: Any) -> Any:
         """Refuse a value that is given twice: its scores would count as those of two trainings."""
-        once(value if isinstance(value, list) else [], "the list")
+        once(value if isinstance(value, list | tuple) else [], "the list")
         return value
 
 
@@ -133,10 +130,9 @@ def _parser(prog: str, kind: type[CommandOptions]) -> argparse.ArgumentParser:
     made = _Parser(prog, description=cleandoc(kind.__doc__ or ""), allow_abbrev=False)
     made.formatter_class = argparse.RawDescriptionHelpFormatter
     for name, field in kind.model_fields.items():
-        marks = {type(mark): mark for mark in field.metadata}
-        placed, again, short = Positional in marks, marks.get(Again), marks.get(Short)
-        flags = [short.name] if short else []
-        flags.append(name if placed else f"--{name.replace('_', '-')}")
+        typed = next((one for one in field.metadata if isinstance(one, Typed)), Typed())
+        flags = [typed.short] if typed.short else []
+        flags.append(name if typed.bare else f"--{name.replace('_', '-')}")
         about: dict[str, Any] = {"help": (field.description or "").replace("%", "%%")}
         about["default"] = argparse.SUPPRESS
         if field.default not in (None, False, "", [], (), {}) and not field.is_required():
@@ -144,16 +140,16 @@ def _parser(prog: str, kind: type[CommandOptions]) -> argparse.ArgumentParser:
             about["help"] += f" (default: {' '.join(map(str, default))})"
         if field.annotation is bool:
             about["action"] = "store_true"
-        elif again:
-            about |= {"action": "append", "metavar": again.word}
+        elif typed.again:
+            about |= {"action": "append", "metavar": typed.again}
         else:
             kind_of = get_origin(field.annotation)
             choices = get_args(field.annotation) if kind_of is Literal else ()
-            shown = name if placed else name.upper()
+            shown = name if typed.bare else name.upper()
             about["metavar"] = f"{{{','.join(choices)}}}" if choices else shown
-            one = "?" if placed and not field.is_required() else None
+            one = "?" if typed.bare and not field.is_required() else None
             about["nargs"] = "*" if kind_of in (list, tuple, dict) else one
-            about |= {} if placed else {"required": field.is_required()}
+            about |= {} if typed.bare else {"required": field.is_required()}
         made.add_argument(*flags, **about)
     return made
 

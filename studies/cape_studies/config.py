@@ -1,4 +1,4 @@
-"""A study, from its YAML: Hydra composes it, and pydantic checks it.
+"""What a study may say: pydantic checks it.
 
 Options are mappings in the host's own names and are given to its commands as they are. Strings in
 them may hold places in braces: the names of needs and prepared folders, ``{recipe}``, its path, and
@@ -13,17 +13,10 @@ YAML as ``${facts:NAME}``. Paths of recipes and scripts are relative to the YAML
 ``configs/studies``.
 """
 
-import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
-from hydra import compose, initialize_config_dir, version
-from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import (
@@ -40,6 +33,7 @@ from pydantic import (
 from cape_studies import hosts
 from cape_studies.command import once, said
 from cape_studies.hosts import Options
+from cape_studies.yamls import composed, folders
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -118,8 +112,7 @@ class Report(Part):
     baseline: str = ""  # variant to compare with; default: the first
     evaluation: str = ""  # the one that is shown first; default: the first
     metric: str = ""  # the one that is shown first; default: the first
-    x: str = ""  # metric to draw the first one against, such as throughput; default: none
-    x_label: str = ""  # of the figure: what the conditions are, or x, with the unit
+    x_label: str = ""  # of the figure: what the conditions are, with the unit
     y_label: str = ""  # of the figure; default: the metric
     title: str = ""  # of the figure; default: the study's
     trained_on: list[str] = []  # conditions seen in training
@@ -190,7 +183,6 @@ class Study(Part):
         metrics = self.evaluations[about.evaluation].metrics
         about.metric = about.metric or next(iter(metrics))
         known("report.metric", [about.metric], metrics)
-        known("report.x", filter(None, [about.x]), metrics)
         about.y_label, about.title = about.y_label or about.metric, about.title or self.title
         for name in ("beyond", "by"):
             known(f"answer.{name}", getattr(self.answer, name, ()), self.evaluations)
@@ -204,94 +196,11 @@ def known(where: str, names: Iterable[str], there: Iterable[str]) -> None:
             raise ValueError(f"{where}: no {name!r}; there is {', '.join(sorted({*there}))}")
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file.
-
-    Raises:
-        ValueError: it cannot be read, or is not a mapping.
-    """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} cannot be read: {said(error, None)}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must be a mapping")
-    return content
-
-
-def studies_of(path: Path) -> list[Path]:
-    """The YAMLs of a set of studies, or the study's own."""
-    names = read_yaml(path).get("studies")
-    return [path.parent / f"{name}.yaml" for name in names] if isinstance(names, list) else [path]
-
-
-#: what Hydra says where +KEY=… is there already, the former if its value is not known yet
-ADDED_TWICE = r"(?:Error merging override \+|Could not append .*already at ')([^=']+)"
-
-
-def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> DictConfig:
-    """The config that Hydra makes from a study's YAML, its defaults list and overrides.
-
-    Names in the defaults list are looked for beside the YAML and in ``configs/studies``. Keys that
-    every study has by default, such as ``run`` and ``seeds``, can be overridden in every study.
-
-    Args:
-        path: of the YAML.
-        overrides: changes in Hydra's grammar: ``options.epochs=1``, ``+options.new=2``.
-        quick: make the changes that the study lists under ``quick``, before the overrides.
-
-    Raises:
-        ValueError: it cannot be read or composed.
-    """
-    read_yaml(path)
-    # Hydra looks at a value that it replaces or adds to
-    OmegaConf.register_new_resolver("facts", lambda name: f"<{name}>", replace=True)
-    store = ConfigStore.instance().store
-    store("cape_study_keys", {"run": [], "seeds": [0], "options": {}, "report": {}})
-    defaults = ["cape_study_keys", path.stem, "cape_study_quick", "_self_"]
-    store("cape_study", {"defaults": defaults})
-    search = [f"hydra.searchpath=[{json.dumps(f'file://{folder}')}]" for folder in folders()]
-
-    def make(overrides: Sequence[str] = (), changes: Any = None) -> DictConfig:
-        store("cape_study_quick", changes or {})
-        return compose("cape_study", overrides=[*search, *overrides])
-
-    try:  # fairseq's own calls in this process set an older base, of which Hydra 1.3.8 warns
-        with initialize_config_dir(str(path.resolve().parent), version_base="1.3"):
-            try:
-                return make(overrides, make().get("quick") if quick else {})
-            except HydraException as error:
-                text = said(error, None).partition(" Config search path")[0]
-                if key := re.match(r"Could not (?:override|delete from config.) '([^']+)'", text):
-                    text = _no_key(key[1], make()) or text
-                elif key := re.match(ADDED_TWICE, text):
-                    text = f"there is {key[1]} already: {key[1]}=… changes it"
-                elif error.__cause__:
-                    text += f": {said(error.__cause__)}"
-                raise ValueError(f"{path}: {text}") from error
-    except (OmegaConfBaseException, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}, or a YAML that it names: {said(error, None)}") from error
-    finally:
-        version.VersionBase.instance().setbase(version.__compat_version__)
-
-
-def _no_key(name: str, config: DictConfig) -> str | None:
-    """Of a key that does not exist: the keys beside it, and how one is added."""
-    above, _, key = name.rpartition(".")
-    there = OmegaConf.select(config, above) if above else config
-    if not isinstance(there, DictConfig):
-        return None
-    keys = ", ".join(sorted(map(str, there)))
-    meant = f"is {key}=… meant? " if key in config else ""
-    adds = f"; +{name}=… adds it" if above else ""
-    return f"there is no {name}: {meant}{above or 'the study'} has {keys}{adds}"
-
-
 def study_of(config: DictConfig, path: Path, facts: Mapping[str, Any]) -> Study:
     """Resolve and check a config.
 
     Args:
-        config: of :func:`composed`.
+        config: of :func:`cape_studies.yamls.composed`.
         path: of its YAML.
         facts: those that preparations have written. One that lacks is ``<NAME>``, and null in
             ``prepare`` and ``answer``: an option that is left open is chosen by the preparation.
@@ -321,35 +230,3 @@ def study_of(config: DictConfig, path: Path, facts: Mapping[str, Any]) -> Study:
 def load(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> Study:
     """A study whose facts are not known."""
     return study_of(composed(path, overrides, quick), path, {})
-
-
-def folders() -> list[Path]:
-    """``configs/studies`` of this package's checkout, of the current folder, or of the wheel."""
-    package = Path(__file__).resolve().parent
-    roots = package.parents[1], Path.cwd(), package / "_files"
-    there = [root / "configs" / "studies" for root in roots]
-    return [folder for folder in there if folder.is_dir()][:1]
-
-
-def names() -> list[Path]:
-    """The YAMLs of all studies."""
-    return sorted(path for folder in folders() for path in folder.glob("*.yaml"))
-
-
-def find(name: str) -> Path:
-    """The YAML of a study: a path, or a name in :func:`folders`.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if name.endswith(".yaml") and Path(name).is_file():
-        return Path(name)
-    there = {path.stem: path for path in names()}
-    if name not in there:
-        near = get_close_matches(name, there)
-        like = f"similar names are {', '.join(near)}; " if near else ""
-        raise ValueError(
-            f"no study {name!r} in configs/studies: {like}cape-run --list shows all. For a study "
-            "of your own give the path of its NAME.yaml"
-        )
-    return there[name]

@@ -1,5 +1,6 @@
 """The figure of scores, to be read on light and on dark pages."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -20,55 +21,13 @@ STYLE: Any = {**dict.fromkeys(TEXT, GREY), "legend.framealpha": 0, "legend.fonts
 At = dict[tuple[str, str], float]  # (variant, condition) → where on the x-axis
 
 
-def draw(scores: Scores, out: Path | IO[bytes]) -> None:
-    """Score against condition: a line for each variant, with its interval shaded.
-
-    Conditions that are numbers stand at these numbers, others side by side. Conditions of training
-    are grey. The line has a gap where a training has no score. If the report has ``x``, a metric,
-    its mean is the x-axis, and the conditions stand beside the points; else the variants of a
-    condition stand a little aside of each other, so that none hides another. The score of chance is
-    a dotted line, where it is known.
-
-    Args:
-        scores: with the labels of their study's report.
-        out: the picture.
-    """
-    about = scores.result.study.report
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6.4, 4.8), layout="constrained")
-        axis = figure.subplots()
-        axis.set(xlabel=about.x_label, ylabel=about.y_label)
-        axis.grid(alpha=0.3)
-        at = _against(axis, scores) if about.x else _places(axis, scores)
-        for variant in scores.variants:
-            _draw(axis, scores, variant, at)
-        study = scores.result.study
-        if study.answer and study.answer.chance is not None and scores.metric == about.metric:
-            label = hosts.host(study.host).CHANCE
-            axis.axhline(study.answer.chance, color=GREY, ls=":", lw=1, label=label)
-        figure.suptitle(about.title)
-        figure.legend(loc="outside lower center", ncols=3)  # legible on a telephone
-        figure.savefig(out, dpi=150, transparent=True)
-
-
 def of_variant(index: int) -> dict[str, str]:
     """A variant's colour, line and marker: ten colours, then the same colours in dashes."""
     of_ten, tens = index % 10, index // 10 % len(LINES)
     return {"color": f"C{of_ten}", "ls": LINES[tens], "marker": MARKERS[of_ten]}
 
 
-def _against(axis: Any, scores: Scores) -> At:
-    """Means of the report's ``x``, with the conditions' names beside the points."""
-    means = Scores(scores.result, scores.evaluation, scores.result.study.report.x).found
-    axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_formatter("{x:g}")
-    for (variant, condition), one in scores.found.items():
-        point = means[variant, condition].value, one.value
-        axis.annotate(condition, point, (2, 2), textcoords="offset points", fontsize="x-small")
-    return {key: means[key].value for key in scores.found}
-
-
-def _places(axis: Any, scores: Scores) -> At:
+def places(axis: Any, scores: Scores) -> At:
     """The conditions' numbers, else their order."""
     conditions = scores.conditions
     try:
@@ -85,6 +44,39 @@ def _places(axis: Any, scores: Scores) -> At:
     of = {name: i - (len(scores.variants) - 1) / 2 for i, name in enumerate(scores.variants)}
     apart = room / max(1, len(of) - 1)
     return {key: places[key[1]] + apart * of.get(key[0], 0) for key in scores.found}
+
+
+def draw(
+    scores: Scores, out: Path | IO[bytes], place: Callable[[Any, Scores], At] = places
+) -> None:
+    """Score against condition: a line for each variant, with its interval shaded.
+
+    Conditions that are numbers stand at these numbers, others side by side. Conditions of training
+    are grey. The line has a gap where a training has no score. The variants of a condition stand a
+    little aside of each other, so that none hides another. The score of chance is a dotted line,
+    where it is known.
+
+    Args:
+        scores: with the labels of their study's report.
+        out: the picture.
+        place: sets the x-axis, and gives where scores stand.
+    """
+    about = scores.result.study.report
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 4.8), layout="constrained")
+        axis = figure.subplots()
+        axis.set(xlabel=about.x_label, ylabel=about.y_label)
+        axis.grid(alpha=0.3)
+        at = place(axis, scores)
+        for variant in scores.variants:
+            _draw(axis, scores, variant, at)
+        study = scores.result.study
+        if study.answer and study.answer.chance is not None and scores.metric == about.metric:
+            label = hosts.host(study.host).CHANCE
+            axis.axhline(study.answer.chance, color=GREY, ls=":", lw=1, label=label)
+        figure.suptitle(about.title)
+        figure.legend(loc="outside lower center", ncols=3)  # legible on a telephone
+        figure.savefig(out, dpi=150, transparent=True)
 
 
 def _draw(axis: Any, scores: Scores, variant: str, at: At) -> None:

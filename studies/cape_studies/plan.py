@@ -1,7 +1,7 @@
 """What a study asks for: preparations, trainings and tests, each with its folder and its command.
 
-This module names and says; nothing here is done. :mod:`.work` does one preparation or run, by the
-commands of :mod:`.process`; :mod:`.run` is the command line, which does all of them.
+This module names and says; nothing here is done. :mod:`.work` does one preparation or run, by
+:mod:`.process`, which starts and ends commands; :mod:`.run` is the command line, which does all.
 
 A folder is named after what was asked: its name has a digest of the resolved configuration and of
 the user's data. So equal configurations of two studies are one folder, and another option, or data
@@ -16,35 +16,23 @@ count; ``config.yaml`` has them.
 
 import hashlib
 import json
-import os
-import socket
-import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-from importlib.metadata import distributions
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
-import cape_plugins
-from cape_studies import config, hosts
-from cape_studies.config import Evaluation, Need, Prepare, Study, read_yaml
-from cape_studies.data.files import digests
+from cape_studies import hosts
+from cape_studies.config import Evaluation, Prepare, Study, study_of
 from cape_studies.hosts import PYTHON, Machine, Options, Progress
+from cape_studies.needs import Data
+from cape_studies.yamls import composed, folders, merge, read_yaml
 
 
 def digest(value: object) -> str:
     """Ten hexadecimal digits that identify a JSON-like value."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
-
-
-def merge(base: Options, over: Options) -> Options:
-    """``base`` with the values of ``over``, mapping by mapping."""
-    merged = OmegaConf.merge(OmegaConf.create(base), over)
-    return OmegaConf.to_container(merged)  # type: ignore[return-value]
 
 
 def fill(value: Any, places: Mapping[str, object]) -> Any:
@@ -66,56 +54,11 @@ def fill(value: Any, places: Mapping[str, object]) -> Any:
 
 def script_name(path: Path | None) -> str | None:
     """A script, as it counts in a digest: by its path in the checkout, else by its whole path."""
-    for folder in config.folders():
+    for folder in folders():
         root = folder.parents[1].resolve()
         if path and path.is_relative_to(root):
             return path.relative_to(root).as_posix()
     return str(path) if path else None
-
-
-@cache
-def machine(gpus: int) -> str:
-    """This machine, as ``config.yaml`` notes it; a process of its own frees the GPU's memory."""
-    name = [PYTHON, "-c", "import torch; print(torch.cuda.get_device_name())"]
-    device = f"{gpus} x {_said(name)}" if gpus else "cpu"
-    return f"{socket.gethostname()}, {os.cpu_count()} cores, {device}"
-
-
-@cache
-def versions(host: str) -> dict[str, str]:
-    """Versions and commit, as ``config.yaml`` notes them."""
-    wanted = {"torch", *hosts.host(host).PACKAGES}
-    found = {one.name: one.version for one in distributions() if one.name in wanted}
-    commit = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    own = {"cape-plugins": cape_plugins.__version__, "commit": _said([*commit, "--abbrev=40"])}
-    return {**own, **dict(sorted(found.items()))}
-
-
-def _said(command: Sequence[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
-
-
-@dataclass(frozen=True)
-class Data:
-    """A folder of the user's, as it was when the command began.
-
-    Attributes:
-        folder: its path.
-        contents, changes: see :func:`cape_studies.data.files.digests`; empty if it is not there.
-    """
-
-    folder: Path
-    contents: str
-    changes: str
-
-    @classmethod
-    def now(cls, folder: Path) -> "Data":
-        """The folder as it is."""
-        return cls(folder, *(digests(folder) if folder.is_dir() else ("", "")))
-
-    def changed(self) -> bool:
-        """Whether anything in it was changed since, even if that was taken back."""
-        return Data.now(self.folder) != self
 
 
 @dataclass(frozen=True)
@@ -278,22 +221,6 @@ class Run:
         own["overwrite"] = True
         return self.plan.host.test(one.command, options, self.variant, self.checkpoint, own)
 
-    def here(self) -> dict[str, Any]:
-        """The machine, the data, and versions, also of scripts: what else scores depend on."""
-        plan = self.plan
-        found = dict(versions(plan.study.host))
-        for one in plan.prepared:
-            if one.done():
-                found[f"prepared {one.name}"] = str(read_yaml(one.beside(".yaml"))["made"])
-        if self.start and self.start.note.exists():
-            found["training that it starts from"] = str(read_yaml(self.start.note)["ended"])
-        scripts = [plan.study.trainer, *(one.evaluation.script for one in self.tests.values())]
-        found |= {
-            f"script {path.name}": digest(path.read_text("utf-8")) for path in scripts if path
-        }
-        data = {name: one.changes for name, one in plan.data.items()}
-        return {"machine": machine(plan.machine.gpus), "data": data, "versions": found}
-
 
 class Plan:
     """A study with all that a command line says of it.
@@ -302,7 +229,6 @@ class Plan:
         path: of the YAML.
         overrides: in Hydra's grammar.
         quick: whether the study's changes for ``--quick`` are made.
-        data: need → data of the user.
         out: folder of all results.
         machine: what each run gets.
         named: digest → folder of runs; studies that share it share new folders too.
@@ -325,7 +251,6 @@ class Plan:
         path: Path,
         overrides: Sequence[str] = (),
         quick: bool = False,
-        data: Mapping[str, Data] | None = None,
         out: Path = Path("out"),
         machine: Machine | None = None,
         named: dict[str, Path] | None = None,
@@ -333,20 +258,24 @@ class Plan:
         self.path, self.name, self.quick = path, path.stem, quick
         self.out, self.machine = out, machine or Machine()
         self.named = {} if named is None else named
-        self._config = config.composed(path, overrides, quick)
+        self._config = composed(path, overrides, quick)
         self.facts: dict[str, Any] = {}
-        self.study: Study = config.study_of(self._config, path, self.facts)
+        self.study: Study = study_of(self._config, path, self.facts)
         self.host = hosts.host(self.study.host)
-        self.data = {name: one for name, one in (data or {}).items() if name in self.study.needs}
+        self.data: dict[str, Data] = {}
         self.places = {name: f"<{name}>" for name in self.study.needs}
         self.marks = dict(self.places)
-        for name, one in self.data.items():
-            self.places[name] = str(one.folder)
-            self.marks[name] = f"{one.folder} {one.contents}"
         if self.study.recipe is not None:
             self.places["recipe"] = str(self.study.recipe)
             self.marks["recipe"] = digest(read_yaml(self.study.recipe))
         self.prepared: list[Prepared] = []
+
+    def bring(self, data: Mapping[str, Data]) -> None:
+        """Take the user's data, of the needs that this study has."""
+        self.data = {name: one for name, one in data.items() if name in self.study.needs}
+        for name, one in self.data.items():
+            self.places[name] = str(one.folder)
+            self.marks[name] = f"{one.folder} {one.contents}"
 
     def prepare(self, make: Callable[[Prepared], Mapping[str, Any] | None]) -> None:
         """Go through the preparations in their order, as one may need the facts of those before it.
@@ -360,7 +289,7 @@ class Plan:
             self.places[name], self.marks[name] = str(one.folder), one.folder.name
             if (facts := one.folder / "facts.yaml").exists():
                 self.facts |= read_yaml(facts)
-            self.study = config.study_of(self._config, self.path, self.facts)
+            self.study = study_of(self._config, self.path, self.facts)
 
     def _prepared(self, name: str, step: Prepare) -> Prepared:
         program = ["-m", step.module] if step.module else [str(step.script)]
@@ -378,40 +307,3 @@ class Plan:
     def runs(self) -> list[Run]:
         """Of all variants and seeds that are asked for, seed by seed."""
         return [Run(self, name, seed) for seed in self.study.seeds for name in self.study.run]
-
-
-def known_data(given: Sequence[str], needs: Mapping[str, Need]) -> dict[str, Path]:
-    """The folders of ``--data``, each NAME=DIR, or DIR alone where one folder is needed.
-
-    A name ends at the first "=", as paths may have more of them.
-
-    Raises:
-        ValueError: a folder has no name, and several or none are needed; or a name has two folders.
-    """
-    found: dict[str, Path] = {}
-    for word in given:
-        name, equals, folder = word.partition("=")
-        if not equals or name not in needs:
-            if len(needs) != 1:
-                one_of = f"give NAME=DIR, NAME one of {', '.join(sorted(needs))}"
-                raise ValueError(
-                    f"--data {word}: {one_of if needs else 'this study needs no data'}"
-                )
-            (name,), folder = needs, word
-        if name in found:
-            raise ValueError(f"--data has {name} twice: {found[name]} and {folder}")
-        found[name] = Path(folder).resolve()
-    return found
-
-
-def lacking(needs: Mapping[str, Need], data: Mapping[str, Path]) -> Iterator[str]:
-    """A line for each folder of data that is missing or has not what it should."""
-    for name, need in needs.items():
-        about = f"{need.what} ({need.source}), laid out as {need.layout}"
-        folder = data.get(name)
-        if folder is None:
-            yield f"give --data {name}=DIR: {about}"
-        elif not folder.is_dir():
-            yield f"no such folder: {folder}; {name} is {about}"
-        elif none := [one for one in need.files if not any(folder.glob(one))]:
-            yield f"{folder} has no {none[0]}: {name} is {about}"

@@ -8,10 +8,11 @@ from typing import Any
 import pandas as pd
 
 from cape_studies import work
-from cape_studies.config import Study, read_yaml
+from cape_studies.config import Study
 from cape_studies.plan import Plan, Prepared, Run
 from cape_studies.scores import TIDY, read, tidy
 from cape_studies.stats import TRAININGS
+from cape_studies.yamls import read_yaml
 
 NO_ITEMS = pd.DataFrame(columns=["variant", "seed", "evaluation", "condition", "metric", "item"])
 

@@ -19,10 +19,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from cape_studies import command, config, estimate, hosts, process, work
-from cape_studies.command import Again, CommandOptions, Pairs, Positional
+from cape_studies import command, estimate, hosts, process, work, yamls
+from cape_studies.command import CommandOptions, Pairs, Typed
 from cape_studies.hosts import Options
-from cape_studies.plan import Data, Plan, Prepared, Run, known_data, lacking
+from cape_studies.needs import Data, known_data, lacking
+from cape_studies.plan import Plan, Prepared, Run
 from cape_studies.process import say
 from cape_studies.progress import Shown
 
@@ -33,13 +34,13 @@ SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 class StudyOptions(CommandOptions):
     """What cape-run and cape-report are told of a study."""
 
-    study: Annotated[str | None, Positional()] = Field(
+    study: Annotated[str | None, Typed(bare=True)] = Field(
         None, description="a name from cape-run --list, or a YAML"
     )
-    overrides: Annotated[list[str], Positional()] = Field(
+    overrides: Annotated[list[str], Typed(bare=True)] = Field(
         [], description="changes in Hydra's grammar: seeds=[0,1] options.epochs=1 ~needs.v2a"
     )
-    data: Annotated[list[str], Again("[NAME=]DIR")] = Field(
+    data: Annotated[list[str], Typed(again="[NAME=]DIR")] = Field(
         [], description="a folder of data that the study needs; again for each"
     )
     out: Path = Field(Path("out"), description="folder of all results")
@@ -55,15 +56,16 @@ class StudyOptions(CommandOptions):
         """
         if self.study is None:
             raise ValueError("which study? cape-run --list shows them")
-        paths = config.studies_of(config.find(self.study))
         scripts = self.timm_scripts.resolve() if self.timm_scripts else None
-        studies = [config.load(path, self.overrides, self.quick) for path in paths]
-        needs = {name: need for one in studies for name, need in one.needs.items()}
+        given: dict[str, Any] = {"quick": self.quick, "out": self.out.resolve(), "named": {}}
+        given["machine"] = hosts.Machine(self.gpus, scripts)
+        paths = yamls.studies_of(yamls.find(self.study))
+        plans = [Plan(path, self.overrides, **given) for path in paths]
+        needs = {name: need for one in plans for name, need in one.study.needs.items()}
         folders = known_data(self.data, needs)
         data = {name: Data.now(folder) for name, folder in folders.items()}
-        given: dict[str, Any] = {"quick": self.quick, "data": data, "out": self.out.resolve()}
-        given |= {"machine": hosts.Machine(self.gpus, scripts), "named": {}}
-        plans = [Plan(path, self.overrides, **given) for path in paths]
+        for plan in plans:
+            plan.bring(data)
         return plans, list(lacking(needs, folders))
 
     def words(self) -> Iterator[str]:
@@ -96,7 +98,7 @@ class RunOptions(StudyOptions):
 
     jobs: PositiveInt = Field(1, description="runs at a time on this machine")
     cluster: Literal["local", "slurm"] = Field("local", description="where runs are done")
-    sbatch: Annotated[Pairs, Again("KEY=VALUE")] = Field(
+    sbatch: Annotated[Pairs, Typed(again="KEY=VALUE")] = Field(
         {}, description="for SLURM's sbatch: account=x, time=90 (minutes); again for each"
     )
 
@@ -149,8 +151,8 @@ def listing() -> str:
     """All studies and sets of studies in ``configs/studies``, a paragraph each: those of a user's
     own data, small ones, and those as large as in the paper."""
     found = []
-    for path in config.names():
-        paths = config.studies_of(path)
+    for path in yamls.names():
+        paths = yamls.studies_of(path)
         one = _outline(paths[0])
         if paths == [path]:
             about = [f"{path.stem} ({one['host']}): {one['title']}", f"costs {one['cost']}"]
@@ -165,10 +167,10 @@ def listing() -> str:
 def _outline(path: Path) -> Options:
     """A study's keys, those of its defaults list too. Hydra would compose all studies, and take a
     quarter of a minute."""
-    own, found = config.read_yaml(path), Options(needs={})
+    own, found = yamls.read_yaml(path), Options(needs={})
     for base in own.get("defaults", ()):
         if isinstance(base, str) and base != "_self_":
-            roots = [path.parent, *config.folders()]
+            roots = [path.parent, *yamls.folders()]
             found |= _outline(next(at for one in roots if (at := one / f"{base}.yaml").is_file()))
     needs = {**found["needs"], **own.get("needs", {})}
     return {**found, **own, "needs": {name: need for name, need in needs.items() if need}}
@@ -220,7 +222,7 @@ def seen(one: Prepared) -> dict[str, Any]:
         words = [word.replace(str(one.folder), str(folder)) for word in one.command]
         subprocess.run(words, capture_output=True)
         facts = folder / "facts.yaml"
-        return config.read_yaml(facts) if facts.exists() else {}
+        return yamls.read_yaml(facts) if facts.exists() else {}
 
 
 def do(options: RunOptions, plans: Sequence[Plan], pool: ThreadPoolExecutor) -> list[str]:

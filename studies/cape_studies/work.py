@@ -5,16 +5,23 @@ counts for nothing.
 """
 
 import os
+import socket
+import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import IO, Any
 
-from cape_studies import process, progress
-from cape_studies.config import read_yaml
-from cape_studies.plan import Data, Prepared, Run, Test
+import cape_plugins
+from cape_studies import hosts, process, progress
+from cape_studies.hosts import PYTHON
+from cape_studies.needs import Data
+from cape_studies.plan import Prepared, Run, Test, digest
 from cape_studies.process import Failed
+from cape_studies.yamls import read_yaml
 
 
 def prepare(one: Prepared, fresh: bool = False) -> None:
@@ -94,9 +101,9 @@ def _train(run: Run, locks: Sequence[IO[str]]) -> None:
         with process.locked(run.start.lock) as lock:
             _train(run.start, [*locks, lock])
     process.remove(run.note)
-    about, plan, here = run.folder / "config.yaml", run.plan, run.here()
+    about, plan, now = run.folder / "config.yaml", run.plan, here(run)
     before = read_yaml(about)["trained"] if run.trained.exists() and about.exists() else []
-    if before and before[-1].get("data") != here["data"]:
+    if before and before[-1].get("data") != now["data"]:
         process.say(f"{run.label}: data were changed since it began, so it begins from nothing")
         before = []  # even if they are again as they were
     if not before:  # tests of an earlier training are not of this one
@@ -111,7 +118,7 @@ def _train(run: Run, locks: Sequence[IO[str]]) -> None:
         **run.asked,
         "data": {name: str(one.folder) for name, one in plan.data.items()},
         "prepared": {one.folder.name: one.asked for one in plan.prepared},
-        "trained": [*before, {"began": _now(), "command": command, **here}],
+        "trained": [*before, {"began": _now(), "command": command, **now}],
     }
     process.write(about, asked)
     seconds = _call(command, run.log, locks, plan.data.values(), plan.machine.gpus)
@@ -136,7 +143,7 @@ def _test(run: Run, test: Test, locks: Sequence[IO[str]]) -> None:
         found = scores.summed(test.evaluation, host, items)
         found.to_csv(test.folder / "items.csv", index=False)
         items.unlink()
-    process.write(test.folder / "config.yaml", {"command": command, "tested": _now(), **run.here()})
+    process.write(test.folder / "config.yaml", {"command": command, "tested": _now(), **here(run)})
     os.replace(csv, test.scores)
 
 
@@ -165,13 +172,50 @@ def state(run: Run) -> tuple[str, str]:
 
 def changed(run: Run) -> list[str]:
     """What is otherwise now than when a run was trained or tested, a line each."""
-    now, found = run.here()["versions"], dict[str, None]()
+    now, found = here(run)["versions"], dict[str, None]()
     tests = [read_yaml(test.folder / "config.yaml") for test in run.tests.values()]
     for then in [*read_yaml(run.folder / "config.yaml")["trained"], *tests]:
         for what, was in then["versions"].items():
             if what in now and was != now[what]:
                 found[f"{what} was {was}, now it is {now[what]}"] = None
     return [*found]
+
+
+def here(run: Run) -> dict[str, Any]:
+    """The machine, the data, and versions, also of scripts: what else scores depend on."""
+    plan = run.plan
+    found = dict(_versions(plan.study.host))
+    for one in plan.prepared:
+        if one.done():
+            found[f"prepared {one.name}"] = str(read_yaml(one.beside(".yaml"))["made"])
+    if run.start and run.start.note.exists():
+        found["training that it starts from"] = str(read_yaml(run.start.note)["ended"])
+    scripts = [plan.study.trainer, *(one.evaluation.script for one in run.tests.values())]
+    found |= {f"script {path.name}": digest(path.read_text("utf-8")) for path in scripts if path}
+    data = {name: one.changes for name, one in plan.data.items()}
+    return {"machine": _machine(plan.machine.gpus), "data": data, "versions": found}
+
+
+@cache
+def _machine(gpus: int) -> str:
+    """This machine, as ``config.yaml`` notes it; a process of its own frees the GPU's memory."""
+    name = [PYTHON, "-c", "import torch; print(torch.cuda.get_device_name())"]
+    device = f"{gpus} x {_said(name)}" if gpus else "cpu"
+    return f"{socket.gethostname()}, {os.cpu_count()} cores, {device}"
+
+
+@cache
+def _versions(host: str) -> dict[str, str]:
+    """Versions and commit, as ``config.yaml`` notes them."""
+    wanted = {"torch", *hosts.host(host).PACKAGES}
+    found = {one.name: one.version for one in distributions() if one.name in wanted}
+    commit = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    own = {"cape-plugins": cape_plugins.__version__, "commit": _said([*commit, "--abbrev=40"])}
+    return {**own, **dict(sorted(found.items()))}
+
+
+def _said(command: Sequence[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 def _now() -> str:

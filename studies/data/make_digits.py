@@ -71,7 +71,9 @@ def main(
         lines = []
         for index in range(count):
             speakers = alone if part == "unheard" else spoken
-            samples, words = join(random, speakers, PARTS[part], random.integers(fewest, most + 1))
+            samples, words = join(
+                random, speakers, PARTS[part], int(random.integers(fewest, most + 1))
+            )
             key = f"{name}_{index:05d}"
             soundfile.write(folder / f"{key}.wav", samples, RATE, subtype="PCM_16")
             lines.append(f"{key} {' '.join(words)}")
@@ -112,7 +114,7 @@ def join(
     random: np.random.Generator, spoken: Spoken, part: range, digits: int
 ) -> tuple[np.ndarray, list[str]]:
     """One utterance: samples in [-1, 1], and its words."""
-    speaker = random.choice(sorted(spoken))
+    speaker = str(random.choice(sorted(spoken)))
     pieces = [pause(random)]
     words = []
     for digit in random.integers(10, size=digits).tolist():

@@ -48,7 +48,7 @@ def main(
     draw = random.Random(0).randint
     for number, path in enumerate(paths):
         image = Image.open(path)
-        size = tuple(round(side * canvas) for side in image.size)
+        size = [round(side * canvas) for side in image.size]
         room = [(whole - side) // 2 for whole, side in zip(size, image.size, strict=True)]
         if max(shifts, default=jitter) > min(room):
             raise ValueError(f"--canvas {canvas:g} has {min(room)} pixels around {path}")

@@ -68,7 +68,9 @@ def test_a_language_model_is_trained_and_scored_with_a_longer_context_too(text):
     assert float(perplexity) > 1.5
     score = script[script.index("fairseq-eval-lm") :]
     longer = score.replace("--tokens-per-sample 128 --max-tokens 1024", "--tokens-per-sample 512")
-    assert "will be skipped" in shell(longer, text, CUDA_VISIBLE_DEVICES="")
+    skipped = shell(longer, text, CUDA_VISIBLE_DEVICES="")
+    assert "will be skipped" in skipped
+    assert "Perplexity: 1.00" in skipped
     (overrides,) = re.findall(r"--model-overrides\s+\"{'tokens.*?}\"", README.read_text("utf-8"))
     found = shell(f"{longer.strip()} {overrides}", text, CUDA_VISIBLE_DEVICES="")
     assert "will be skipped" not in found

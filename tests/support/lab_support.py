@@ -1,14 +1,26 @@
 """What the tests of the evaluation commands share."""
 
 import csv
+import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cape_studies.evaluate.output import made
 
 Rows = list[dict[str, str]]
+SCRIPTS = Path(__file__).parents[2] / "studies" / "data"
+
+
+def script(path: str) -> Any:
+    """A script of studies/data, or elsewhere in the checkout, as a module."""
+    spec: Any = importlib.util.spec_from_file_location(Path(path).stem, SCRIPTS / path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def rows(path: Path) -> Rows:

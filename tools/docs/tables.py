@@ -23,13 +23,14 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import mode
+from typing import Any
 
 import pandas as pd
 import yaml
 from tabulate import tabulate
 
 from cape_plugins.variants import names
-from cape_studies import config, figure, report
+from cape_studies import config, figure, report, yamls
 from cape_studies import tables as shown_tables
 from cape_studies.answer import BRACKETS, of_ranges, sentences
 from cape_studies.compare import Scores, every
@@ -81,7 +82,7 @@ def stored(path: Path) -> list[Result]:
     note = f"{path.name}: single test items are not stored, so that intervals"
     found = []
     for name, scores in read(path).groupby("study", sort=False):
-        study = config.load(config.find(str(name)))
+        study = config.load(yamls.find(str(name)))
         for variant in scores["variant"].unique():  # one that the study has no more
             study.variants.setdefault(variant, config.Variant())
         mine = items[items["study"] == name]
@@ -133,7 +134,7 @@ def number(of: str, items: bool = False) -> str:
 
     ``step:vit_small:rope`` is the time of a training step on a GPU, see :func:`steps`,
     ``step:wmt_base:alibi/sinpos`` that beside another variant's, and ``stock:memory:alibi:10s`` one
-    of COSTS. With ``:alone`` at its end a score has no interval, with ``:seeds 4 5 6`` it is that of
+    of COSTS. With ``:alone`` at its end a score has no interval, with ``:seeds 4 5 6`` it is of
     these trainings alone.
 
     Args:
@@ -151,8 +152,8 @@ def number(of: str, items: bool = False) -> str:
     if of.startswith("stock:"):
         return beside_stock(*of.split(":")[1:])
     study, evaluation, variant, condition, *how = of.split(":")
-    seeds = [one.removeprefix("seeds ").split() for one in how if one != "alone"]
-    scores = scores_of(study, evaluation, tuple(map(int, sum(seeds, []))))
+    seeds = " ".join(one.removeprefix("seeds ") for one in how if one != "alone")
+    scores = scores_of(study, evaluation, tuple(map(int, seeds.split())))
     (one, *other), (at, *less) = variant.split("−"), condition.split("−")
     digits = 2 if scores.metric == "loss" else 1
     differs = bool(other or less)
@@ -362,7 +363,7 @@ def pictures() -> None:
         scores = Scores(one, one.study.report.evaluation, one.study.report.metric)
         scores.variants = [one for one in scores.variants if one in FIGURE] or scores.variants
         figure.draw(scores, RESULTS / f"{name}.png")
-    figure.draw(scores_of("digit_univit", "sizes"), RESULTS / "digit_univit.png")
+    figure.draw(scores_of("digit_univit", "sizes"), RESULTS / "digit_univit.png", by_speed)
     figure.draw(answered()[0], HERE / "answer.png")
     losses = scores_of("multi30k_short", "loss_long")
     losses.variants = [one for one in losses.variants if one in CAPTIONS]
@@ -370,6 +371,18 @@ def pictures() -> None:
     words = by_words()
     words.found, words.variants = words.differences, [v for v in words.variants if v != "sinpos"]
     figure.draw(words, RESULTS / "multi30k_short.png")
+
+
+def by_speed(axis: Any, scores: Scores) -> figure.At:
+    """Mean throughput, with the conditions' names beside the points."""
+    means = Scores(scores.result, scores.evaluation, "throughput").found
+    axis.set(xlabel="images per second of a CPU core (batches of 16)")
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter("{x:g}")
+    for (variant, condition), one in scores.found.items():
+        point = means[variant, condition].value, one.value
+        axis.annotate(condition, point, (2, 2), textcoords="offset points", fontsize="x-small")
+    return {key: means[key].value for key in scores.found}
 
 
 def by_words() -> Scores:

@@ -10,14 +10,14 @@ import hashlib
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from cape_studies import command
-from cape_studies.command import CommandOptions
+from cape_studies.command import script
 from cape_studies.data.files import files
 from cape_studies.data.text import read_text
 
@@ -25,38 +25,29 @@ END = "<|endoftext|>"
 PARTS = ("train", "valid", "test")
 
 
-class TokenOptions(CommandOptions):
-    """Split text files into parts, train a byte-level BPE on train, write tokens as arrays."""
-
-    text: str = Field(
-        description="folder; stdlib: the standard library of this Python, without its tests"
-    )
-    out: Path = Field(description="folder to make")
-    pattern: str = Field("*.py", description="names of the files to take")
-    vocabulary: PositiveInt = Field(1024, le=65536, description="number of tokens")
-    held_out: PositiveInt = Field(10, le=50, description="percent of files in test; half in valid")
+Vocabulary = Annotated[int, Field(gt=0, le=65536)]  # of uint16
 
 
-def main(argv: list[str] | None = None) -> None:
-    """``python -m cape_studies.data.tokens``."""
-    command.main("cape_studies.data.tokens", TokenOptions, make, argv)
+def make(text: str, out: Path, pattern: str = "*.py", vocabulary: Vocabulary = 1024) -> None:
+    """Write the folder. A tenth of the files is in test, a twentieth in valid.
 
-
-def make(options: TokenOptions) -> None:
-    """Write the folder.
+    Args:
+        text: folder; stdlib: the standard library of this Python, without its tests.
+        out: folder to make.
+        pattern: names of the files to take.
+        vocabulary: number of tokens.
 
     Raises:
         ValueError: there are no such files, a part has none, or a file is not UTF-8.
     """
     parts: dict[str, list[str]] = {part: [] for part in PARTS}
-    for name, path in _found(options):
+    for name, path in _found(text, pattern):
         share = int(hashlib.sha256(name.encode()).hexdigest(), 16) % 200
-        held = share < 2 * options.held_out
-        part = "train" if share >= 3 * options.held_out else "test" if held else "valid"
+        part = "train" if share >= 30 else "test" if share < 20 else "valid"
         parts[part].append(read_text(path))
     if empty := [part for part, texts in parts.items() if not texts]:
-        raise ValueError(f"--text {options.text}: no {options.pattern} for {', '.join(empty)}")
-    for part, found in write(options.out, parts, options.vocabulary).items():
+        raise ValueError(f"--text {text}: no {pattern} for {', '.join(empty)}")
+    for part, found in write(out, parts, vocabulary).items():
         characters = sum(map(len, parts[part]))
         print(f"{part}: {len(found)} files, {sum(found):,} tokens, {characters:,} letters")
 
@@ -103,16 +94,16 @@ def texts_of(tokens: np.ndarray) -> list[np.ndarray]:
     return np.split(tokens, np.flatnonzero(tokens == 0))[1:]
 
 
-def _found(options: TokenOptions) -> Iterator[tuple[str, Path]]:
+def _found(text: str, pattern: str) -> Iterator[tuple[str, Path]]:
     """Name within the folder, and path."""
-    stdlib = options.text == "stdlib"
-    folder = Path(sysconfig.get_paths()["stdlib"] if stdlib else options.text)
+    stdlib = text == "stdlib"
+    folder = Path(sysconfig.get_paths()["stdlib"] if stdlib else text)
     if not folder.is_dir():
-        raise ValueError(f"--text {options.text}: no such folder")
+        raise ValueError(f"--text {text}: no such folder")
     for path in files(folder):
         name = path.relative_to(folder)
         skipped = {"site-packages", "test", "tests", "idlelib", "lib2to3"} if stdlib else set()
-        if path.match(options.pattern) and not skipped & {*name.parts}:
+        if path.match(pattern) and not skipped & {*name.parts}:
             try:
                 path.read_text(encoding="utf-8")
             except UnicodeDecodeError:
@@ -123,4 +114,4 @@ def _found(options: TokenOptions) -> Iterator[tuple[str, Path]]:
 
 
 if __name__ == "__main__":
-    main()
+    script(make)

@@ -161,10 +161,9 @@ def in_bins(
 
 
 def write(options: EvaluationOptions, scores: Iterable[Score]) -> None:
-    """Write a command's scores and their items as they come, and print a table at the end.
+    """Write a command's scores and their items, and print a table.
 
-    The outputs are checked before the first score is made. A file is NAME.part until all scores are
-    written, so that nobody takes a part for the whole.
+    The outputs are checked before the first score is made. A file is NAME.part until it is whole.
 
     Raises:
         ValueError: a CSV exists, or cannot be written there.
@@ -177,22 +176,18 @@ def write(options: EvaluationOptions, scores: Iterable[Score]) -> None:
         if not os.access(path.parent, os.W_OK):
             raise ValueError(f"{path} cannot be written: there is no such folder, or not for you")
     rows: list[dict[str, object]] = []
-    begun: dict[Path, Path] = {}
+    adds: list[dict[str, object]] = []
     for one in scores:
         about = {**one.about, "metric": one.metric}
         values = {"value": one.value, "how": one.how, "items": one.count, "weight": one.weight}
         rows.append({**about, **values})
-        names = ["item", *PARTS.get(one.how, [])]
-        adds = [dict(zip(names, item, strict=True)) for item in one.items]
-        adds = [{**about, "how": one.how, **add} for add in adds]
-        for out, lines in ((options.csv, rows[-1:]), (options.items, adds)):
-            if out is not None and lines:
-                frame = pd.DataFrame(lines, dtype=object)  # else integers beside None are floats
-                new = out not in begun
-                part = begun.setdefault(out, out.with_name(f"{out.name}.part"))
-                frame.to_csv(part, mode="w" if new else "a", header=new, index=False)
-    for out, part in begun.items():
-        part.replace(out)
+        names = ["how", "item", *PARTS.get(one.how, [])]
+        adds += [about | dict(zip(names, (one.how, *item), strict=True)) for item in one.items]
+    for out, lines in ((options.csv, rows), (options.items, adds)):
+        if out is not None and lines:
+            part = out.with_name(f"{out.name}.part")
+            pd.DataFrame(lines, dtype=object).to_csv(part, index=False)  # 1 stays 1 beside None
+            part.replace(out)
     print(f"\n{table(rows)}")
 
 

@@ -28,6 +28,12 @@ class Machine:
         """The device by torch's name."""
         return "cuda" if self.gpus else "cpu"
 
+    @property
+    def python(self) -> list[str]:
+        """Python, for several GPUs by torchrun."""
+        several = "-m", "torch.distributed.run", f"--nproc-per-node={self.gpus}", "--standalone"
+        return [PYTHON, *(several if self.gpus > 1 else ())]
+
 
 class Progress(NamedTuple):
     """What a line of a training's log says: the part that is done, if that is known; and in words,
@@ -75,7 +81,7 @@ class Host:
 
         ``recipe`` is the host's own YAML; ``options`` are under its own names.
         """
-        raise ValueError(f"{self.MODULE} has no trainer of its own: name a script as trainer")
+        raise NotImplementedError
 
     def test(
         self, command: str | None, options: Options, name: str, checkpoint: Path, own: Options

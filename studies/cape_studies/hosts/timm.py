@@ -30,10 +30,8 @@ class Timm(Host):
         own |= {"device-modules": "cape_plugins.timm"}
         own |= {"output": folder.parent, "experiment": folder.name}
         own["resume"] = last if last.exists() else None
-        several = "-m", "torch.distributed.run", f"--nproc-per-node={machine.gpus}", "--standalone"
-        start = [PYTHON, *(several if machine.gpus > 1 else ())]
         script = f"{machine.timm_scripts or '<timm-scripts>'}/train.py"
-        return [*start, script, *words({"config": recipe, **options, **own})]
+        return [*machine.python, script, *words({"config": recipe, **options, **own})]
 
     def test(
         self, command: str | None, options: Options, name: str, checkpoint: Path, own: Options

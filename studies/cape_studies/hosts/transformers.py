@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import ClassVar
 
-from cape_studies.hosts import PYTHON, Host, Machine, Options, words
+from cape_studies.hosts import Host, Machine, Options, words
 
 
 class Transformers(Host):
@@ -23,10 +23,8 @@ class Transformers(Host):
         """Trainer, by torchrun on several GPUs."""
         if recipe is not None:
             raise ValueError("transformers has no recipes: give options")
-        several = "-m", "torch.distributed.run", f"--nproc-per-node={machine.gpus}", "--standalone"
-        start = [PYTHON, *(several if machine.gpus > 1 else ()), "-m", "cape_studies.train_clm"]
         own = {"seed": seed, "out": folder, "device": machine.device}
-        return [*start, *words({**options, **own})]
+        return [*machine.python, "-m", "cape_studies.train_clm", *words({**options, **own})]
 
     def typed(self, options: Options, own: Options, variant: str) -> str:
         """The model, as Python makes it, what changes its positions in training, and the scaling

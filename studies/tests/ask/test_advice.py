@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from cape_studies import config
+from cape_studies import config, yamls
 from cape_support import ROOT
 
 ASK = (ROOT / "docs" / "ask.md").read_text("utf-8")
@@ -15,8 +15,8 @@ ANSWER = json.loads((ROOT / "docs" / "answers" / "my_images.json").read_text("ut
 @pytest.mark.parametrize("name", ["my_images", "my_sentences", "my_text", "my_recordings"])
 def test_the_page_lists_the_variants_that_are_trained(name):
     (trains,) = re.findall(rf"^\| `{name}` \|.*\| (.*?) \|$", ASK, re.MULTILINE)
-    listed = re.sub(r" \(.*?\)", "", trains.split(": ")[1]).split(", ")
-    assert listed == [*config.load(config.find(name)).variants]
+    listed = re.sub(r" \(.*?\)", "", trains.split(": ")[1]).replace(" and ", ", ").split(", ")
+    assert listed == [*config.load(yamls.find(name)).variants]
 
 
 def test_cape_rope_of_images_is_what_readme_recommends():
@@ -29,7 +29,7 @@ README = (ROOT / "README.md").read_text("utf-8")
 
 
 def images(variant):
-    return config.load(config.find("my_images")).variants[variant].options
+    return config.load(yamls.find("my_images")).variants[variant].options
 
 
 def test_timms_own_rotary_vit_is_asked_with_what_timm_offers_for_other_sizes():

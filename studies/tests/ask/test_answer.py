@@ -10,7 +10,8 @@ from scipy import stats
 from cape_studies import config as study
 from cape_studies import hosts
 from cape_studies.answer import of_range, sentences
-from cape_studies.plan import Plan, merge
+from cape_studies.plan import Plan
+from cape_studies.yamls import find, merge
 
 ANSWER = {"data": "", "metric": "top1", "digits": 1}
 GOOD, FLOOR = [80.0, 80.4, 80.2], [70.0, 70.3, 69.8]
@@ -32,7 +33,7 @@ def answer(chance=20.0, higher=True, error=0.3, items=200, away=None, **each):
 
 def words(of, chance=20.0):
     """The paragraph of a range, and those behind it."""
-    about = study.load(study.find("my_images"))
+    about = study.load(find("my_images"))
     found = {**ANSWER, "chance": chance, "ranges": {"in testing": of}}
     first, *others = sentences(found, about)
     return first, " ".join(others)
@@ -118,7 +119,7 @@ def test_a_variant_that_is_worse_than_no_positions_is_named_where_another_is_bet
 
 def test_what_is_said_of_a_backbone_is_not_said_of_positions():
     of = of_range({"stock": pd.Series(GOOD), "cape": pd.Series(FLOOR)}, True, "stock", None)
-    about = study.load(study.find("my_backbone"))
+    about = study.load(find("my_backbone"))
     found = {**ANSWER, "chance": None, "ranges": {"in testing": of}}
     said = sentences(found, about)[0]
     assert "No variant is significantly better than stock, and worse than it are cape." in said
@@ -202,7 +203,7 @@ def test_what_a_user_of_timm_types_next_makes_the_model_that_was_trained():
     timm = pytest.importorskip("timm")
     shape = "{patch_size: 2, embed_dim: 64, depth: 1, num_heads: 2}"
     change = ["options.img-size=16", f"options.model-kwargs={shape}"]
-    for variant in study.load(study.find("my_images")).variants:
+    for variant in study.load(find("my_images")).variants:
         model = eval(typed("my_images", variant, *change).split("; ")[1], {"timm": timm})
         assert model.patch_embed.grid_size == (8, 8)
         assert hasattr(model, "cls_token") is (variant != "rope_gap") or model.cls_token is None
@@ -224,7 +225,7 @@ def test_what_a_user_of_transformers_types_next_makes_the_model_that_was_trained
 
 def test_losses_have_three_decimals():
     of = answer(higher=False, chance=5.0, nopos=[3.31, 3.32, 3.33], rope=[3.1, 3.11, 3.12])
-    about = study.load(study.find("my_text"))
+    about = study.load(find("my_text"))
     found = {"data": "", "metric": "loss", "digits": 3, "chance": 5.0, "ranges": {"here": of}}
     assert "rope has the best mean, loss 3.110." in sentences(found, about)[0]
 
@@ -240,14 +241,14 @@ def test_what_a_user_types_next_has_the_sizes_of_the_model_that_was_trained(
     tmp_path, name, variant, sizes
 ):
     pytest.importorskip({"my_sentences": "fairseq", "my_recordings": "espnet2"}[name])
-    plan = Plan(study.find(name), out=tmp_path)
+    plan = Plan(find(name), out=tmp_path)
     plan.prepare(lambda one: None)
     run = next(run for run in plan.runs() if run.variant == variant)
     assert [size for size in sizes if size not in run.typed()] == []
 
 
 def typed(name, variant, *changes):
-    about = study.load(study.find(name), changes)
+    about = study.load(find(name), changes)
     own = about.variants[variant].options
     return hosts.host(about.host).typed(merge(about.options, own), own, variant)
 
@@ -255,6 +256,6 @@ def typed(name, variant, *changes):
 def test_variants_without_a_score_are_named_and_so_is_an_answer_without_any():
     of = {**answer(nopos=FLOOR, rope=GOOD), "lacking": ["cape"]}
     assert ": cape." in words(of)[0]
-    about = study.load(study.find("my_images"))
+    about = study.load(find("my_images"))
     nothing = {**ANSWER, "chance": 20.0, "ranges": {}}
     assert len(sentences(nothing, about)) == 1

@@ -1,15 +1,15 @@
 """my_recordings beside ESPnet's own rel_pos, in the encoder that the user chooses."""
 
-from importlib import import_module
 from inspect import signature
 
 import pytest
 import yaml
 
-from cape_studies import config, run
+from cape_studies import config, run, yamls
 from cape_studies.plan import Plan
+from lab_support import script
 
-STUDY = config.find("my_recordings")
+STUDY = yamls.find("my_recordings")
 
 
 #: as the preparation writes them
@@ -64,7 +64,7 @@ def test_an_encoder_that_there_is_not_is_answered_by_those_that_there_are(tmp_pa
     "name", ["my_images", "my_backbone", "my_sentences", "my_text", "my_recordings"]
 )
 def test_the_length_of_training_is_epochs_in_all_and_options_epochs_is_told_so(name):
-    path = config.find(name)
+    path = yamls.find(name)
     assert config.load(path, ["epochs=20"]).epochs == 20
     with pytest.raises(ValueError, match=r"no options\.epochs: is epochs"):
         config.load(path, ["options.epochs=20"])
@@ -83,8 +83,8 @@ def test_the_length_of_training_is_epochs_in_all_and_options_epochs_is_told_so(n
 )
 def test_what_a_study_tells_its_preparation_are_arguments_of_it(name, host, change):
     pytest.importorskip(host)
-    step = config.load(config.find(name), change).prepare["prepared"]
-    prepare = import_module(step.module).prepare
+    step = config.load(yamls.find(name), change).prepare["prepared"]
+    prepare = script(str(step.script)).prepare
     told = {option.replace("-", "_") for option in step.options}
     assert told <= signature(prepare).parameters.keys()
 

@@ -14,8 +14,10 @@ pytest.importorskip("timm")
 
 from timm.data import create_dataset
 
-from cape_studies.ask import images
 from cape_studies.data.images import moved
+from lab_support import SCRIPTS, script
+
+images = script("prepare_images.py")
 
 
 def prepared(folder, **options):
@@ -269,7 +271,7 @@ def test_training_without_a_test_is_said(classes):
 
 
 def test_fewer_images_than_a_batch_end_with_a_line_and_what_to_type(classes):
-    command = [sys.executable, "-m", "cape_studies.ask.images", "--images", classes]
+    command = [sys.executable, SCRIPTS / "prepare_images.py", "--images", classes]
     out = classes.parent / "out"
     done = subprocess.run(
         [*command, "--out", out, "--batch-size", "64"], capture_output=True, text=True

@@ -15,7 +15,9 @@ pytest.importorskip("espnet2")
 
 from espnet2.fileio.read_text import read_2columns_text
 
-from cape_studies.ask import recordings
+from lab_support import SCRIPTS, script
+
+recordings = script("prepare_recordings.py")
 
 
 def prepared(folder, **options):
@@ -159,7 +161,7 @@ def test_the_frames_of_another_encoder_are_those_that_a_transcript_must_fit_into
 
 
 def test_a_word_of_the_command_line_that_is_no_number_is_one_line_with_its_option(wavs):
-    command = [sys.executable, "-m", "cape_studies.ask.recordings", "--wavs", wavs, "--out", "out"]
+    command = [sys.executable, SCRIPTS / "prepare_recordings.py", "--wavs", wavs, "--out", "out"]
     done = subprocess.run([*command, "--frame", "long"], capture_output=True, text=True)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()

@@ -10,7 +10,9 @@ pytest.importorskip("fairseq")
 
 from fairseq.data.data_utils import load_indexed_dataset
 
-from cape_studies.ask import sentences
+from lab_support import script
+
+sentences = script("prepare_sentences.py")
 
 
 def prepared(folder, **options):

@@ -11,8 +11,10 @@ import yaml
 pytest.importorskip("transformers")
 
 from cape_studies import report, run
-from cape_studies.ask import texts
 from cape_studies.data.tokens import texts_of
+from lab_support import script
+
+texts = script("prepare_texts.py")
 
 
 def prepared(folder, **options):

@@ -6,12 +6,11 @@ import sys
 import pytest
 
 from cape_studies.data import text
-from cape_support import ROOT
+from lab_support import SCRIPTS, script
 
 pytest.importorskip("fairseq")
 cutter = pytest.importorskip("cape_studies.data.subwords").cutter
-SCRIPT = ROOT / "studies" / "data" / "stack_sentences.py"
-stack = runpy.run_path(str(SCRIPT))["stack"]
+stack = script("stack_sentences.py").stack
 
 ENGLISH = [
     "A man in an orange hat starring at something .",
@@ -89,7 +88,7 @@ def test_what_does_not_fit_is_refused(tmp_path, monkeypatch, capsys):
     given = [word for name in names for word in (f"--{name}", str(tmp_path))]
     monkeypatch.setattr(sys, "argv", ["stack", *given])
     with pytest.raises(SystemExit):
-        runpy.run_path(str(SCRIPT), run_name="__main__")
+        runpy.run_path(str(SCRIPTS / "stack_sentences.py"), run_name="__main__")
     assert "holds no binarised data" in capsys.readouterr().err
     with pytest.raises(ValueError, match="5 source lines for 4 target lines"):
         stack(ENGLISH, GERMAN[:4], words, 300)

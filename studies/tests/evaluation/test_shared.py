@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt, ValidationError
 
 import cape_plugins
 from cape_studies import command
-from cape_studies.command import CommandOptions, Pairs, Positional, Short, named
+from cape_studies.command import CommandOptions, Pairs, Typed, named
 from cape_studies.evaluate import output
 from cape_studies.evaluate.output import EvaluationOptions, Score, write
 from cape_support import ROOT, commands, run
@@ -100,8 +100,8 @@ def test_an_error_of_ours_is_not_taken_for_bad_input():
 class Small(CommandOptions):
     """Of a command."""
 
-    folder: Annotated[Path, Positional()] = Field(description="where")
-    path: Annotated[list[str], Short("-p")] = Field(min_length=1, description="100 % of it")
+    folder: Annotated[Path, Typed(bare=True)] = Field(description="where")
+    path: Annotated[list[str], Typed(short="-p")] = Field(min_length=1, description="100 % of it")
     sizes: list[PositiveInt] = Field([8, 16], description="of images")
     edges: list[float] = Field([1.0, 2.5], description="in s")
     limits: list[Annotated[int, Field(gt=0)] | Literal["auto"]] = Field([], description="or auto")

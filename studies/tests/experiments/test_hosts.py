@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cape_studies import config, hosts, run
+from cape_studies import hosts, run, yamls
 from cape_studies.hosts import Machine
 from cape_studies.plan import Plan, Run
 
@@ -15,7 +15,7 @@ ALONE, FOUR = (Machine(gpus, Path("/scripts")) for gpus in (0, 4))
 
 def runs(name, tmp_path, machine=ALONE):
     """Preparations and all runs of a study of the checkout, its data not there."""
-    plan = Plan(config.find(name), out=tmp_path, machine=machine)
+    plan = Plan(yamls.find(name), out=tmp_path, machine=machine)
     plan.prepare(lambda one: None)
     return plan.prepared, [Run(plan, variant, 5) for variant in plan.study.variants]
 

@@ -1,5 +1,6 @@
 """What cape-report makes of scores and of what each test item adds to them."""
 
+import io
 import json
 import math
 from dataclasses import replace
@@ -7,12 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from scipy import stats
 
 from cape_studies import figure, report
 from cape_studies.compare import Scores
-from cape_studies.config import Study, load
+from cape_studies.config import Study
 from cape_studies.results import NO_ITEMS, Result
 from cape_studies.scores import TIDY
 
@@ -309,31 +309,16 @@ def test_the_figure_has_the_score_of_chance_where_it_is_known(small, figures):
     assert {*lines["always the commonest class"]} == {10.0}
 
 
-def test_the_figure_has_a_score_against_another_metric_with_the_condition_at_each_point(
-    small, figures
-):
+def test_a_figure_may_have_its_scores_at_other_places(small, figures):
+    scores = scores_of(small)
     speed = {"24": 400, "32": 225, "64": 56}
-    place = {"metric": "throughput", "how": "number"}
-    faster = small.scores.assign(value=small.scores["condition"].map(speed), **place)
-    metrics = {"top1": "higher", "throughput": "higher"}
-    changes = {"evaluations": {"sizes": {"metrics": metrics}}}
-    changes["report"] = {**STUDY["report"], "x": "throughput"}
-    small = replace(changed(small, **changes), scores=pd.concat([small.scores, faster]))
-    reported(small)
-    (axis,), found = figures[0].axes, scores_of(small).found
+    figure.draw(scores, io.BytesIO(), lambda _, of: {key: speed[key[1]] for key in of.found})
+    (axis,) = figures[0].axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in axis.lines}
     assert lines.keys() == {"cape", "sinpos", "nopos"}
-    expected = [[speed[at], found["cape", at].value] for at in ("64", "32", "24")]
-    assert lines["cape"] == expected
-    beside = {(one.get_text(), one.xy) for one in axis.texts}
-    assert {(at, (speed[at], found["nopos", at].value)) for at in speed} < beside
-
-
-def test_x_is_a_metric_of_the_evaluation_that_is_drawn(tmp_path):
-    study = tmp_path / "one.yaml"
-    study.write_text(yaml.safe_dump({**STUDY, "report": {"x": "speed"}}))
-    with pytest.raises(ValueError, match=r"report\.x: no 'speed'"):
-        load(study)
+    assert lines["cape"] == [
+        [speed[at], scores.found["cape", at].value] for at in ("64", "32", "24")
+    ]
 
 
 def test_no_two_of_forty_variants_are_drawn_alike():

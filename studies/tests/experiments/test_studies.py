@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from cape_studies import config, hosts, report, run
+from cape_studies import config, hosts, report, run, yamls
 from cape_studies.command import parsed
-from cape_studies.plan import Plan, Run, merge
+from cape_studies.plan import Plan, Run
+from cape_studies.yamls import merge
 from cape_support import block_with
 from lab_support import rows as rows_of
 
 ROOT = Path(__file__).resolve().parents[3]
-PATHS = {path.stem: path for path in config.names()}
-SINGLE = [name for name, path in PATHS.items() if config.studies_of(path) == [path]]
+PATHS = {path.stem: path for path in yamls.names()}
+SINGLE = [name for name, path in PATHS.items() if yamls.studies_of(path) == [path]]
 PAGE = ROOT / "docs" / "studies.md"
 
 
@@ -52,7 +53,7 @@ def runs(name: str) -> list[Run]:
 @functools.cache
 def host_of(path: Path) -> str:
     """The host that a study names, itself or in the first config of its defaults list."""
-    content = config.read_yaml(path)
+    content = yamls.read_yaml(path)
     if "host" in content:
         return content["host"]
     return host_of(path.parent / f"{content['defaults'][0].removeprefix('/')}.yaml")
@@ -72,7 +73,7 @@ def test_a_dry_run_prints_every_command_and_names_data_that_are_missing_and_noth
     name, tmp_path, capsys
 ):
     """So scripts and recipes are there, and what they import is installed."""
-    studies = [config.load(path, (), True) for path in config.studies_of(PATHS[name])]
+    studies = [config.load(path, (), True) for path in yamls.studies_of(PATHS[name])]
     if lacks := [told for one in studies if (told := hosts.missing(one.host))]:
         pytest.skip(lacks[0])  # Python 3.11 has no transformers
     run.main([name, "--quick", "--dry-run", "--out", str(tmp_path)])
@@ -92,7 +93,7 @@ def test_every_study_is_on_the_page_of_experiments_or_of_results():
     pages = [(ROOT / "docs" / name).read_text("utf-8") for name in ("experiments.md", "results.md")]
     told = {*re.findall(r"`(\w+)`", pages[0]), *re.findall(r"\[(\w+)\]\(", pages[1])}
     sets = ("demo", "demo_short")
-    parts = {one for name in sets for one in config.read_yaml(PATHS[name])["studies"]}
+    parts = {one for name in sets for one in yamls.read_yaml(PATHS[name])["studies"]}
     assert {*PATHS} - parts <= told  # parts stand there as sets
 
 

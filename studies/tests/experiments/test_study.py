@@ -4,7 +4,7 @@ import pytest
 import yaml
 from hydra import version
 
-from cape_studies import config
+from cape_studies import config, yamls
 from cape_studies.run import StudyOptions
 
 STUDY = {
@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_named(path, change, message):
 
 def test_a_key_that_is_added_twice_is_named_with_what_to_type():
     with pytest.raises(ValueError, match=r"there is options\.steps already: options\.steps=… "):
-        config.load(config.find("my_images"), ["+options.steps=9"])
+        config.load(yamls.find("my_images"), ["+options.steps=9"])
 
 
 def test_changes_are_hydras_and_null_takes_a_part_away(path):
@@ -127,7 +127,7 @@ def test_a_study_is_composed_of_others_beside_it_and_in_the_checkout(path):
     digits = load(write(path.parent, {"defaults": ["demo_timm", "_self_"], "seeds": [3]}, "mine"))
     assert (
         digits.trainer
-        == config.find("demo_timm").parents[2] / "integrations/timm/train_lightning.py"
+        == yamls.find("demo_timm").parents[2] / "integrations/timm/train_lightning.py"
     )
     with pytest.raises(ValueError, match=r"bad\.yaml: .*Could not load 'nowhere'"):
         load(write(path.parent, {"defaults": ["nowhere", "_self_"]}, "bad"))
@@ -185,10 +185,10 @@ def test_paths_are_those_of_the_yaml(path):
 
 
 def test_a_name_is_found_in_a_checkout_and_an_unknown_one_is_told_the_others(monkeypatch, path):
-    assert config.find("cifar10").name == "cifar10.yaml"
-    assert config.find(str(path)) == path
+    assert yamls.find("cifar10").name == "cifar10.yaml"
+    assert yamls.find(str(path)) == path
     with pytest.raises(ValueError, match=r"no study 'cifar100' in .* cifar10, .*--list"):
-        config.find("cifar100")
+        yamls.find("cifar100")
 
 
 @pytest.mark.parametrize("content", ["- a\n- b\n", "a: [\n", None])
@@ -201,10 +201,10 @@ def test_what_is_no_yaml_mapping_is_refused(tmp_path, content):
 
 
 def test_a_variant_of_another_package_runs_where_the_options_say_what_a_variant_is(path):
-    listed = load(config.find("my_images"), "run=[rope,fire]")
+    listed = load(yamls.find("my_images"), "run=[rope,fire]")
     assert list(listed.variants) == listed.run == ["rope", "fire"]
     assert listed.variants["fire"].options == {}
     with pytest.raises(ValueError, match=r"run: no 'fir'; there is .*, fire, nopos"):
-        load(config.find("my_images"), "run=[rope,fir]")
+        load(yamls.find("my_images"), "run=[rope,fir]")
     with pytest.raises(ValueError, match="run: no 'fire'; there is cape, sinpos"):
         load(path, "run=[cape,fire]")  # its options would be those of nothing

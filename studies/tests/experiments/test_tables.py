@@ -86,6 +86,26 @@ def test_each_table_has_the_hosts_best_flag(name, flag):
     assert [typed for typed in (*shown["rows"], *shown["columns"]) if flag in typed]
 
 
+@pytest.mark.parametrize(
+    ("evaluation", "pair", "condition"),
+    [
+        ("bleu", ("cape", "relpos"), "at most 12"),
+        ("bleu_long", ("relpos", "cape"), "more than 15"),
+        ("loss_long", ("cape", "sinpos"), "14–16"),
+        ("loss_long", ("relpos", "cape"), "26–50"),
+    ],
+)
+def test_what_the_claims_say_of_captions_the_new_trainings_alone_say_too(
+    evaluation, pair, condition
+):
+    found = [
+        tables["scores_of"]("multi30k_short", evaluation, seeds).difference(*pair, condition)
+        for seeds in ((), (4, 5, 6))
+    ]
+    assert found[0].differs() == found[1].differs()
+    assert not found[0].differs() or (found[0].value > 0) == (found[1].value > 0)
+
+
 def test_a_number_of_some_trainings_is_of_these_alone():
     of = "multi30k_short:bleu_long:cape:more than 15:alone"
     parts = [float(tables["number"](f"{of}:seeds {seeds}")) for seeds in ("1 2 3", "4 5 6")]

@@ -13,7 +13,7 @@ from pydantic import (
 )
 from typing_extensions import Self  # pydantic's
 
-from cape_studies.command import Positional
+from cape_studies.command import Typed
 from cape_studies.evaluate.output import EvaluationOptions
 
 OF_BLEU = "beam", "lenpen", "max_len_a", "max_len_b", "reference"
@@ -26,8 +26,10 @@ class FairseqOptions(EvaluationOptions):
     loss: score references by teacher forcing, in nats; a folder by its checkpoint_best.pt.
     """
 
-    score: Annotated[Literal["bleu", "loss"], Positional()] = Field(description="what to score by")
-    data: Annotated[Path, Positional()] = Field(description="folder of binarised data")
+    score: Annotated[Literal["bleu", "loss"], Typed(bare=True)] = Field(
+        description="what to score by"
+    )
+    data: Annotated[Path, Typed(bare=True)] = Field(description="folder of binarised data")
     model: list[str] = Field(
         min_length=1, description="[NAME=]PATH: a checkpoint or its folder, one for each training"
     )

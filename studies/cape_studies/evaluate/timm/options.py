@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from typing_extensions import Self  # pydantic's
 
-from cape_studies.command import Pairs, Short
+from cape_studies.command import Pairs, Typed
 from cape_studies.evaluate.output import EvaluationOptions
 
 WARM_UP, RUNS = 5, 30  # forwards of a measurement of speed; paper: the mean of 30
@@ -18,7 +18,7 @@ class TimmOptions(EvaluationOptions):
     and 6.
     """
 
-    checkpoint: Annotated[list[str], Short("-c")] = Field(
+    checkpoint: Annotated[list[str], Typed(short="-c")] = Field(
         min_length=1,
         description="[NAME=]FILE: train.py's checkpoint, a state dict, or a .safetensors file",
     )

@@ -14,13 +14,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from typing_extensions import Self  # pydantic's
 
 from cape_studies.command import named
 from cape_studies.evaluate.output import EvaluationOptions, Score
+
+BATCH_TOKENS = 16384  # the most of a batch
 
 
 class TextOptions(EvaluationOptions):
@@ -38,13 +40,11 @@ class TextOptions(EvaluationOptions):
     )
     windows: PositiveInt = Field(1000, description="most windows; each is of one file")
     rope_scaling: Literal["none", "linear", "dynamic", "yarn"] = Field(
-        "none", description="transformers' own, of a model of its own, beyond --trained-length"
-    )
-    rope_factor: PositiveFloat | None = Field(
-        None, description="its factor; none: length / --trained-length, and 1 for dynamic"
+        "none",
+        description="transformers' own, of a model of its own, beyond --trained-length; the factor "
+        "is length / --trained-length, and 1 for dynamic",
     )
     trained_length: PositiveInt = Field(256, description="tokens of a training sequence")
-    batch_tokens: PositiveInt = Field(16384, description="most tokens of a batch")
 
     @model_validator(mode="after")
     def check_lengths(self) -> Self:
@@ -111,15 +111,12 @@ def load(folder: Path, length: int, options: TextOptions) -> nn.Module:
         theirs = getattr(config, "rope_parameters", None)
         if theirs is None or config.model_type.startswith("cape_"):
             raise ValueError(f"--rope-scaling is of transformers' rotary models, not {folder}")
-        factor = options.rope_factor
-        if factor is None:
-            dynamic = options.rope_scaling == "dynamic"
-            factor = 1.0 if dynamic else length / options.trained_length
+        dynamic = options.rope_scaling == "dynamic"
         config.max_position_embeddings = options.trained_length
         config.rope_parameters = {
             "rope_type": options.rope_scaling,
             "rope_theta": theirs["rope_theta"],
-            "factor": factor,
+            "factor": 1.0 if dynamic else length / options.trained_length,
             "original_max_position_embeddings": options.trained_length,
         }
     model = AutoModelForCausalLM.from_pretrained(folder, config=config)
@@ -130,7 +127,7 @@ def load(folder: Path, length: int, options: TextOptions) -> nn.Module:
 def losses(model: nn.Module, windows: Tensor, options: TextOptions) -> Tensor:
     """Nats of each token but the first, (windows, length - 1)."""
     found = []
-    for batch in windows.split(max(1, options.batch_tokens // windows.shape[1])):
+    for batch in windows.split(max(1, BATCH_TOKENS // windows.shape[1])):
         tokens = batch.to(options.place)
         with torch.autocast(options.place.type, torch.bfloat16, enabled=options.amp):
             logits = model(tokens, use_cache=False).logits[:, :-1].float()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cape_support import ROOT
-from lab_support import check_items, rows
+from lab_support import SCRIPTS, check_items, rows, script
 
 pytest.importorskip("espnet2")
 pytest.importorskip("jiwer")
@@ -28,7 +28,7 @@ from cape_studies.evaluate.espnet.models import Model  # noqa: E402
 from cape_studies.evaluate.espnet.options import EspnetOptions  # noqa: E402
 
 RATE = 8000
-SCRIPT = ROOT / "studies" / "data" / "score_recordings.py"
+SCRIPT = SCRIPTS / "score_recordings.py"
 PITCH = {"low": 400, "high": 1600}
 TOKENS = ["<blank>", "<unk>", "high", "low", "<sos/eos>"]
 CPU = torch.device("cpu")
@@ -238,7 +238,7 @@ def test_a_sweep_of_hops_changes_the_frames_and_measures_throughput(work, scored
     assert [(row["condition"], row["how"]) for row in found] == [("8", "number"), ("16", "number")]
     assert all(float(row["value"]) > 1 and row["weight"] == "17.75" for row in found)
 
-    model, set_hop = load(work / "exp_word"), runpy.run_path(str(SCRIPT))["set_hop"]
+    model, set_hop = load(work / "exp_word"), script("score_recordings.py").set_hop
     speech, lengths = torch.randn(1, RATE), torch.tensor([RATE])
     frames = {}
     with torch.no_grad():

@@ -1,12 +1,11 @@
 """What ``cape-espnet-eval`` is made of, without a model: data, cuts, counts, options."""
 
 import re
-import runpy
 
 import numpy as np
 import pytest
 
-from cape_support import ROOT
+from lab_support import script
 
 pytest.importorskip("espnet2")
 jiwer = pytest.importorskip("jiwer")
@@ -18,8 +17,8 @@ from cape_studies.evaluate import espnet  # noqa: E402
 from cape_studies.evaluate.espnet import evaluate, models, testset  # noqa: E402
 
 RATE = 8000
-SCRIPT = runpy.run_path(str(ROOT / "studies" / "data" / "score_recordings.py"))
-cut = SCRIPT["cut"]
+scoring = script("score_recordings.py")
+cut = scoring.cut
 
 
 # --- counting
@@ -54,7 +53,7 @@ def test_pieces_follow_each_other_and_cover_the_audio():
     ("seconds", "expected"), [(3.9, [3.9]), (4.0, [3, 1]), (6.9, [3, 3.9]), (7.0, [3, 3, 1])]
 )
 def test_less_than_a_second_at_the_end_stays_with_the_piece_before(seconds, expected, monkeypatch):
-    monkeypatch.setitem(cut.__globals__, "quietest", lambda samples, rate: len(samples))
+    monkeypatch.setattr(scoring, "quietest", lambda samples, rate: len(samples))
     pieces = cut(np.ones(round(seconds * RATE)), RATE, 3.0)
     assert [len(piece) / RATE for piece in pieces] == expected
 

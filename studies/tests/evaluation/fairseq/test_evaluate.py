@@ -273,6 +273,7 @@ def test_other_dictionaries_are_refused(corpus, best, refused, tmp_path):
         ("bleu bin --model .", "./checkpoint_best.pt cannot be loaded"),
         ("loss bin --model a=CAPE", "cape/checkpoint_best.pt cannot be loaded"),
         ("bleu bin --model PT --reference there.csv", f"there.csv has 1 lines, .* has {N} "),
+        ("loss bin --model PT --beam 2", "--beam is of bleu, not of loss"),
         ("bleu bin --model PT --reference there.csv --gen-subset test,valid", "--gen-subset"),
     ],
 )

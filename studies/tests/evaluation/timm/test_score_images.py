@@ -8,8 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from cape_support import ROOT
-from lab_support import check_items, rows
+from lab_support import SCRIPTS, check_items, rows
 
 timm = pytest.importorskip("timm")
 
@@ -18,7 +17,7 @@ from timm.data import create_transform  # noqa: E402
 from cape_studies.evaluate.timm import loading  # noqa: E402
 from cape_studies.evaluate.timm.options import TimmOptions  # noqa: E402
 
-SCRIPT = ROOT / "studies" / "data" / "score_images.py"
+SCRIPT = SCRIPTS / "score_images.py"
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ def prepared(tmp_path_factory):
     for i in range(40):
         lines = [f"def name_{i}_{j}(value): return value + {j}" for j in range(20)]
         (folder / f"{i}.py").write_text("\n".join(lines))
-    tokens.main(["--text", str(folder), "--out", str(out), "--vocabulary", "300"])
+    tokens.make(str(folder), out, vocabulary=300)
     return out
 
 

@@ -1,6 +1,6 @@
 """A user's text files: checked, split by file, cut into tokens, and what a study of them needs.
 
-    python -m cape_studies.ask.texts --text DIR --out prepared
+    python studies/data/prepare_texts.py --text DIR --out prepared
 
 ``DIR`` holds text files in UTF-8, of any name at any depth. If it has ``train/`` and ``test/`` (or
 ``validation``, ``val``), tests are of the latter alone. Else some files of the longer half are for

@@ -1,6 +1,6 @@
 """A user's pairs of sentences: checked, the longest held out, cut into subwords, binarised.
 
-    python -m cape_studies.ask.sentences --text DIR --out prepared --source en
+    python studies/data/prepare_sentences.py --text DIR --out prepared --source en
 
 ``DIR`` holds train.SRC and train.TGT, a sentence a line, and perhaps a test of both languages:
 test.*, test_2016.* or another name that begins with test, or validation.*, val.*, valid.*, dev.*.

@@ -1,6 +1,6 @@
 """A user's recordings: checked, the longest held out, and what a study of them needs.
 
-    python -m cape_studies.ask.recordings --wavs DIR --out prepared
+    python studies/data/prepare_recordings.py --wavs DIR --out prepared
 
 ``DIR`` holds WAV or FLAC files at any depth, each with its transcript in a .txt of the same name
 beside it. If it has ``train/`` and ``test/`` (or ``validation``, ``val``), tests are of the latter

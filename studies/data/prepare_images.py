@@ -1,6 +1,6 @@
 """A user's images: checked, split into train and test by links, and what a study of them needs.
 
-    python -m cape_studies.ask.images --images DIR --out prepared
+    python studies/data/prepare_images.py --images DIR --out prepared
 
 ``DIR`` holds ``train/<class>/*`` and ``test/<class>/*`` (or ``validation``, ``val``), or only
 ``<class>/*``. In the second case a fifth of each class is for testing: the images whose names have

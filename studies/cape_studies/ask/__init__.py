@@ -1,1 +1,0 @@
-"""Studies of a user's own data: what the data hold, what a study costs, and its answer."""
