@@ -386,6 +386,7 @@ def test_fairseq_knows_our_models_and_the_user_dir_registers_them_no_second_time
     assert "cape_plugins" not in process.stderr
 
 
+@pytest.mark.release
 @needs("espnet2")
 def test_espnet_and_espnet3_know_our_encoder():
     code = """

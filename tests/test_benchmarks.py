@@ -53,6 +53,7 @@ def broken(tmp_path):
     return make
 
 
+@pytest.mark.release
 def test_a_host_that_does_not_import_is_left_out_and_named(broken):
     path = f"{broken('timm')}:{ROOT}"
     status, said = variants("--tiny", "--cases", "vit_small", PYTHONPATH=path)

@@ -48,6 +48,7 @@ def test_the_longest_sample_follows_from_the_task(build_lm):
         model(torch.full((1, 9), 5))
 
 
+@pytest.mark.release
 def test_it_trains_and_is_scored_by_fairseq_eval_lm(tmp_path):
     # on the way: post-norm with ADMIN, radam, and resuming with the scales of the checkpoint
     text, data = tmp_path / "text", tmp_path / "bin"

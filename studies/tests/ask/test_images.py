@@ -270,6 +270,7 @@ def test_training_without_a_test_is_said(classes):
         prepared(classes)
 
 
+@pytest.mark.release
 def test_fewer_images_than_a_batch_end_with_a_line_and_what_to_type(classes):
     command = [sys.executable, SCRIPTS / "prepare_images.py", "--images", classes]
     out = classes.parent / "out"

@@ -22,7 +22,12 @@ from lab_support import rows
 # --- ways in and out
 
 
-@pytest.mark.parametrize("host", ["timm", "fairseq", "espnet", "transformers"])
+OTHERS = [
+    pytest.param(one, marks=pytest.mark.release) for one in ("fairseq", "espnet", "transformers")
+]
+
+
+@pytest.mark.parametrize("host", ["timm", *OTHERS])
 def test_a_command_without_its_host_says_in_one_line_what_to_install(host):
     missing = {"espnet": "espnet2"}.get(host, host)
     code = f"import sys, runpy\nsys.modules[{missing!r}] = None\n"
