@@ -69,7 +69,7 @@ def test_a_study_says_what_is_done_and_expected(name):
 
 
 def first(name: str) -> bool:
-    """Whether ``make test`` has a study too: of a user's data, or the one that others begin with."""
+    """Whether ``make test`` has it: of a user's data, or what others begin with."""
     return name.startswith("my_") or name in ("cifar10", "digits", "multi30k", "stdlib_code")
 
 
