@@ -86,7 +86,7 @@ part_1() {
     [ -z "$before" ] || stock=(--stock vit_small_patch16_rope_mixed_224 vit_small_patch16_224)
     if [ -n "$dry" ]; then
         few=(--rounds 1 --tiny) sizes=(1 1 1) images=1 lengths=(64) compiler=aot_eager
-        first+=("${rest[@]}" abspos random random_rope) some=(cape)
+        first+=("${rest[@]}" abspos random random_rope pose_rope) some=(cape)
         stock=(--stock vit_small_patch16_224)
     fi
     local cases=(--cases vit_small asr_36 wmt_base --batch "${sizes[@]}" "${few[@]}")
