@@ -19,7 +19,7 @@ from cape_plugins.augment import AsGiven, Draw, LocalShift, uniform
 from cape_plugins.checks import check_positive
 from cape_plugins.options import POSITION, check_asked, option
 from cape_plugins.positions import Generator
-from cape_plugins.random_positions import _ranks
+from cape_plugins.random_positions import ranked
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SkippedPositions(AsGiven):
         if self.pose_range is None:
             check_asked(self, training=True)
         assert self.pose_range is not None
-        rank, count = _ranks(positions)
+        rank, count = ranked(positions)
         low, high = _ends(positions)  # (1 or B, 1, axes)
         gap = (high - low) / (count - 1).clamp(min=1)
         shape = [batch_size, 1, positions.shape[2]]

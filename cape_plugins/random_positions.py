@@ -95,7 +95,7 @@ def randomise(positions: Tensor, low: float, high: float, generator: Generator =
     Tokens that share a coordinate, such as a row of patches, share its draw: a grid stays a grid.
     Positions (B, N, axes) are float32 or float64, as is the result; NaN stays NaN.
     """
-    (rank, count), device = _ranks(positions), positions.device
+    (rank, count), device = ranked(positions), positions.device
     draws = uniform([*positions.shape], device, positions.dtype, generator)  # (B, N, axes)
     unused = torch.arange(positions.shape[1], device=device)[:, None] >= count
     draws = draws.masked_fill(unused, 1.0).sort(dim=1).values.gather(1, rank)
@@ -104,12 +104,12 @@ def randomise(positions: Tensor, low: float, high: float, generator: Generator =
 
 def spread_evenly(positions: Tensor, low: float, high: float) -> Tensor:
     """The mean of :func:`randomise`: of n positions, number i lands i / (n + 1) into the range."""
-    rank, count = _ranks(positions)
+    rank, count = ranked(positions)
     fraction = (rank + 1).to(positions.dtype) / (count + 1).to(positions.dtype)  # (B, N, axes)
     return (low + (high - low) * fraction).masked_fill(positions.isnan(), math.nan)
 
 
-def _ranks(positions: Tensor) -> tuple[Tensor, Tensor]:
+def ranked(positions: Tensor) -> tuple[Tensor, Tensor]:
     """Ranks of the coordinates, (B, N, axes), and the number of distinct ones, (B, 1, axes).
 
     A rank is the number of distinct smaller coordinates on its axis. NaN has the highest rank, and
