@@ -1,7 +1,7 @@
 """``cape-run``: train a study's variants by the host's own trainer, and test them.
 
-This module is the command line and the order of things: all preparations, then all runs, side by
-side here or as jobs of SLURM. What they are is in :mod:`.plan`; :mod:`.work` does each.
+This module is the command line and the order of things: all preparations, those of different
+studies side by side, then all runs, side by side here or as jobs of SLURM. What they are is in :mod:`.plan`; :mod:`.work` does each.
 """
 
 import os
@@ -234,13 +234,18 @@ def do(options: RunOptions, plans: Sequence[Plan], pool: ThreadPoolExecutor) -> 
         anew.add(one.folder)
         if fresh or not one.done():
             print(f"preparing {one.folder}", flush=True)
-            pool.submit(work.prepare, one, fresh).result()
+            work.prepare(one, fresh)
 
-    for plan in plans:
+    def ready(plan: Plan) -> str | None:
         try:
             plan.prepare(prepare)
         except process.Failed as error:
-            return [f"{plan.name} cannot be prepared: {error.line}"]
+            return f"{plan.name} cannot be prepared: {error.line}"
+        return None
+
+    if failed := [*filter(None, pool.map(ready, plans))]:
+        return failed
+    for plan in plans:
         if plan.study.answer:
             print(f"{plan.name}: {plan.study.answer.found}", flush=True)
         if options.estimate:
@@ -251,7 +256,6 @@ def do(options: RunOptions, plans: Sequence[Plan], pool: ThreadPoolExecutor) -> 
     runs = [run for plan in plans for run in plan.runs()]
     for run in runs if options.fresh else ():
         work.forget(run)
-    failed: list[str] = []
     with Shown(runs, Path(str(options.study)).stem) as shown:
 
         def one(run: Run) -> None:
