@@ -1,7 +1,8 @@
 """``cape-run``: train a study's variants by the host's own trainer, and test them.
 
 This module is the command line and the order of things: all preparations, those of different
-studies side by side, then all runs, side by side here or as jobs of SLURM. What they are is in :mod:`.plan`; :mod:`.work` does each.
+studies side by side, then all runs, side by side here or as jobs of SLURM. What they are is in
+:mod:`.plan`; :mod:`.work` does each.
 """
 
 import os

@@ -1,53 +1,39 @@
 """Decodes utterances one by one, by greedy CTC or by ESPnet's own search."""
 
 import logging
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
+import soundfile
 import torch
 from espnet2.asr.encoder.conformer_encoder import TooShortUttError
-from espnet2.fileio.sound_scp import soundfile_read
 from torch import Tensor
-from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from cape_studies.data.recordings import Utterance
 from cape_studies.evaluate.espnet.models import Model
 from cape_studies.evaluate.espnet.options import EspnetOptions
-from cape_studies.evaluate.espnet.testset import Utterance
 
 _logger = logging.getLogger(__name__)
 
 
 def decode(
-    model: Model, utterances: Sequence[Utterance], options: EspnetOptions, title: str = ""
+    model: Model, utterances: Mapping[str, Utterance], options: EspnetOptions, title: str = ""
 ) -> list[str]:
     """The text of each utterance.
 
     Raises:
         ValueError: the model's output is not finite.
     """
-    place = torch.device(model.speech2text.device)
-    read = partial(_samples, model)
-    loader: Any = DataLoader(utterances, None, num_workers=options.workers, collate_fn=read)  # type: ignore[arg-type]
+    kind = torch.device(model.speech2text.device).type
     texts: list[str] = []
-    with (
-        torch.inference_mode(),
-        torch.autocast(place.type, torch.bfloat16, enabled=options.amp),
-        tqdm(loader, title, disable=None, leave=False) as progress,
-    ):
-        for utterance, speech in zip(utterances, progress, strict=True):
-            ids = tokens(model, speech[None].to(place))
+    with torch.inference_mode(), torch.autocast(kind, torch.bfloat16, enabled=options.amp):
+        for name, one in tqdm(utterances.items(), title, disable=None, leave=False):
+            ids = tokens(model, model.heard(name, soundfile.read(one.path, dtype="float32")[0]))
             if ids is None:
-                _logger.warning("%s is too short for a frame: no text", utterance.name)
+                _logger.warning("%s is too short for a frame: no text", name)
             texts.append(model.hypothesis(ids or []))
     return texts
-
-
-def _samples(model: Model, one: Utterance) -> Tensor:
-    """Of an utterance, (N,), after ESPnet's preprocessing."""
-    prepared: Any = model.prepare(one.name, {"speech": soundfile_read(one.path, "float32")[0]})
-    return torch.from_numpy(prepared["speech"])
 
 
 def tokens(model: Model, speech: Tensor) -> list[int] | None:

@@ -5,17 +5,18 @@ Section 4.2 of the paper: greedy CTC decoding without a language model. It takes
 ``studies/data/score_recordings.py`` has pieces of audio, and hops.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
 import jiwer
 
 from cape_studies.command import once
+from cape_studies.data.recordings import Utterance
 from cape_studies.evaluate.espnet.decoding import decode
 from cape_studies.evaluate.espnet.models import Model, sources, split_name
 from cape_studies.evaluate.espnet.options import EspnetOptions
-from cape_studies.evaluate.espnet.testset import Utterance, read
+from cape_studies.evaluate.espnet.testset import read
 from cape_studies.evaluate.output import Score, in_bins
 
 OPTIONS = EspnetOptions
@@ -38,32 +39,25 @@ def run(options: EspnetOptions) -> Iterator[Score]:
                     f"{name} has audio at {rate} Hz, {model.name} was trained at {model.rate} Hz: "
                     "resample the audio"
                 )
-    for model, name in product(models, sets):
-        about: dict[str, object] = {"model": model.name, "checkpoint": str(model.file)}
-        about["test_set"] = name
-        yield from test(model, sets[name][0], about, options)
-
-
-def test(
-    model: Model, utterances: Sequence[Utterance], about: dict[str, Any], options: EspnetOptions
-) -> Iterator[Score]:
-    """Word and character error rates of a model under a condition: over all, and in each bin."""
-    texts = decode(model, utterances, options, f"{model.name} {about['test_set']}")
-    counted = errors_of(model, utterances, texts)
-    yield from in_bins(about, counted, [one.seconds for one in utterances], options.bins)
+    for model, (name, (utterances, _)) in product(models, sets.items()):
+        about = {"model": model.name, "checkpoint": str(model.file), "test_set": name}
+        texts = decode(model, utterances, options, f"{model.name} {name}")
+        counted = errors_of(model, utterances, texts)
+        seconds = [one.seconds for one in utterances.values()]
+        yield from in_bins(about, counted, seconds, options.bins)
 
 
 def errors_of(
-    model: Model, utterances: Sequence[Utterance], texts: Sequence[str]
+    model: Model, utterances: Mapping[str, Utterance], texts: Sequence[str]
 ) -> dict[str, list[tuple[str, int, int]]]:
     """``wer`` and ``cer``: of each utterance its name and :func:`errors`."""
     kinds = {"wer": jiwer.process_words, "cer": jiwer.process_characters}
     return {
-        name: [
-            (one.name, *errors(kind, model.reference(one.text), text))
-            for one, text in zip(utterances, texts, strict=True)
+        metric: [
+            (name, *errors(kind, model.reference(one.text), text))
+            for (name, one), text in zip(utterances.items(), texts, strict=True)
         ]
-        for name, kind in kinds.items()
+        for metric, kind in kinds.items()
     }
 
 

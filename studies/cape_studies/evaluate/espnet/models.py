@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from espnet2.bin.asr_inference import Speech2Text
 from espnet2.tasks.asr import ASRTask
@@ -58,6 +59,11 @@ class Model:
         except Exception as error:  # for bad files and options ESPnet has errors of many types
             how = f" with --search {dict(search)}" if search else ""
             raise ValueError(f"{file} cannot be loaded{how}: {said(error, 3)}") from error
+
+    def heard(self, name: str, samples: np.ndarray) -> torch.Tensor:
+        """Audio (N,) of an utterance after ESPnet's preprocessing, on the device, (1, N)."""
+        prepared = self.prepare(name, {"speech": samples})["speech"]
+        return torch.from_numpy(prepared)[None].to(self.speech2text.device)
 
     def reference(self, text: str) -> str:
         """A transcript as in ESPnet's training and scoring, without non-linguistic symbols."""
