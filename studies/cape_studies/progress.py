@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from threading import Event, Thread
-from types import TracebackType
 
 from tqdm import tqdm
 
@@ -63,12 +62,7 @@ class Shown:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
         self._bar.close()

@@ -42,7 +42,7 @@ def main(
     for number, right, found in read(done.stdout):
         lines[len(right)].append((number, correct(right, found), 1))
     write(
-        EvaluationOptions(csv=csv, items=items, overwrite=True),
+        EvaluationOptions.model_validate({"csv": csv, "items": items, "overwrite": True}),
         (Score.of({"condition": n}, "numbers", "percent", lines[n]) for n in sorted(lines)),
     )
 
