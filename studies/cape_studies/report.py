@@ -37,8 +37,7 @@ class ReportOptions(StudyOptions):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; ends with status 2 and one line on stderr if something is wrong."""
-    with command.one_line_errors("cape-report"):
-        show(command.parsed("cape-report", ReportOptions, argv))
+    command.main("cape-report", ReportOptions, show, argv)
 
 
 def show(options: ReportOptions) -> None:

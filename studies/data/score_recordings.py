@@ -27,10 +27,8 @@ from torch.utils.benchmark import timer
 
 from cape_plugins.espnet.paper.frontend import CapeFbank
 from cape_studies.command import script
-from cape_studies.evaluate.espnet.decoding import tokens
-from cape_studies.evaluate.espnet.evaluate import errors_of
+from cape_studies.evaluate.espnet.evaluate import EspnetOptions, errors_of
 from cape_studies.evaluate.espnet.models import Model, sources
-from cape_studies.evaluate.espnet.options import EspnetOptions
 from cape_studies.evaluate.espnet.testset import read
 from cape_studies.evaluate.output import Score, write
 
@@ -83,9 +81,9 @@ def main(
                 for piece in cut(soundfile.read(one.path, dtype="float32")[0], rate, seconds):
                     speech = loaded.heard(name, piece)
                     if not computing:
-                        tokens(loaded, speech)  # the first takes longer
+                        loaded.tokens(speech)  # the first takes longer
                     began = timer()  # waits for the GPU
-                    ids = tokens(loaded, speech)
+                    ids = loaded.tokens(speech)
                     computing += timer() - began
                     parts.append(loaded.hypothesis(ids or []))
                 texts.append(" ".join(filter(None, parts)))

@@ -53,7 +53,7 @@ def make(text: str, out: Path, pattern: str = "*.py", vocabulary: Vocabulary = 1
 
 
 def write(out: Path, parts: Mapping[str, Sequence[str]], vocabulary: int) -> dict[str, list[int]]:
-    """Train a tokenizer on the part ``train``, write it and the tokens of each part.
+    """Train a byte-level BPE on the part ``train``, write it and the tokens of each part.
 
     Args:
         out: the folder to make.
@@ -63,7 +63,14 @@ def write(out: Path, parts: Mapping[str, Sequence[str]], vocabulary: int) -> dic
     Returns:
         Part → the number of tokens of each text, with the one that it begins with.
     """
-    tokenizer = trained(parts["train"], vocabulary)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=[END], initial_alphabet=letters, show_progress=False
+    )
+    tokenizer.train_from_iterator(parts["train"], trainer)
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=END, eos_token=END, pad_token=END
     ).save_pretrained(out / "tokenizer")
@@ -74,19 +81,6 @@ def write(out: Path, parts: Mapping[str, Sequence[str]], vocabulary: int) -> dic
         np.save(out / f"{part}.npy", np.concatenate(found))
         sizes[part] = [len(one) for one in found]
     return sizes
-
-
-def trained(texts: Sequence[str], vocabulary: int) -> Tokenizer:
-    """A byte-level BPE of so many tokens, the first of which ends a text."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    letters = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=[END], initial_alphabet=letters, show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
 
 
 def texts_of(tokens: np.ndarray) -> list[np.ndarray]:

@@ -23,9 +23,8 @@ yaml = pytest.importorskip("yaml")
 from espnet2.bin import asr_inference  # noqa: E402
 from espnet2.tasks.asr import ASRTask  # noqa: E402
 
-from cape_studies.evaluate.espnet import decoding, testset  # noqa: E402
+from cape_studies.evaluate.espnet import evaluate, testset  # noqa: E402
 from cape_studies.evaluate.espnet.models import Model  # noqa: E402
-from cape_studies.evaluate.espnet.options import EspnetOptions  # noqa: E402
 
 RATE = 8000
 SCRIPT = SCRIPTS / "score_recordings.py"
@@ -127,8 +126,8 @@ def load(folder: Path) -> Model:
 
 def decoded(model: Model, folder: Path, **options: object) -> list[str]:
     utterances, _ = testset.read(folder)
-    given = EspnetOptions(model=["m"], data=["d"], **options)
-    return decoding.decode(model, utterances, given)
+    given = evaluate.EspnetOptions(model=["m"], data=["d"], **options)
+    return evaluate.decode(model, utterances, given)
 
 
 def test_words_are_recognised_and_counted_by_duration(work, run):
