@@ -11,7 +11,6 @@ from cape_studies.hosts import Progress
 from cape_studies.plan import Run
 
 EVERY_S, EVERY_LINE_S = 2.0, 300.0  # seconds until it is shown anew: on a terminal, and elsewhere
-TAIL = 20_000  # bytes of a log that are looked at
 
 
 def of(run: Run) -> Progress | None:
@@ -19,12 +18,9 @@ def of(run: Run) -> Progress | None:
     if run.note.exists():
         return Progress(1.0, "trained, in its tests")
     try:
-        with run.log.open("rb") as file:
-            file.seek(max(0, run.log.stat().st_size - TAIL))
-            text = file.read().decode(errors="replace")
+        lines = process.last_lines(run.log)
     except OSError:
         return None
-    lines = text.rpartition("\n$ ")[2].splitlines()  # behind the command
     return next(filter(None, map(run.progress, reversed(lines))), None)
 
 
