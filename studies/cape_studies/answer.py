@@ -20,7 +20,7 @@ from cape_studies import hosts
 from cape_studies.compare import Scores
 from cape_studies.config import Answer, Study
 from cape_studies.results import Result
-from cape_studies.stats import AWAY, ITEMS, Estimate, all_pairs, estimate, influence
+from cape_studies.stats import AWAY, ITEMS, Estimate, all_pairs, estimate, influence, item_error
 from cape_studies.tables import cell
 
 BRACKETS = (
@@ -163,20 +163,17 @@ def of_range(
             name
             for name, one in each.items()
             if chance is not None
-            and not _better(_with_items(one, items[name] if many else None), chance, higher)
+            and not _better(
+                estimate(one, error=item_error(items[name]) if many else None, items=many),
+                chance,
+                higher,
+            )
         ],
         "means": {name: means[name] for name in order},
         "trainings": {name: len(one) for name, one in each.items()},
         "lacking": [*lacking],
         "items": many or None,
     }
-
-
-def _with_items(one: pd.Series, items: pd.Series | None) -> Estimate:
-    """A score, with its interval for other items too where they are known."""
-    if items is None:
-        return estimate(one)
-    return estimate(one, error=math.sqrt((items**2).sum()), items=len(items))
 
 
 def _better(one: Estimate, number: float, higher: bool) -> bool:

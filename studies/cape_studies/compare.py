@@ -8,7 +8,7 @@ import pandas as pd
 
 from cape_studies.evaluate.output import PARTS, away, made
 from cape_studies.results import Result
-from cape_studies.stats import Estimate, estimate, item_error
+from cape_studies.stats import Estimate, estimate, influence, item_error
 from cape_studies.yamls import merge
 
 
@@ -90,7 +90,7 @@ class Scores:
         without = [self.without(*key) for key in keys]
         if all(of.index.equals(without[0].index) for of in without):
             less = without[0] - without[1] if len(keys) == 2 else without[0]
-            found = found._replace(items=item_error(less))
+            found = found._replace(items=item_error(influence(less)))
         if len(keys) == 1 and self.percent:  # an error rate can exceed 100
             most = 100.0 if self.higher else math.inf
             found = found._replace(low=max(found.low, 0.0), high=min(found.high, most))

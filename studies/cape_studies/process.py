@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,6 +25,7 @@ from tqdm import tqdm
 
 SECONDS_TO_END = 10.0  # a command has them after SIGTERM
 LINES = 5  # of a failed command's log are shown
+TAIL = 20_000  # bytes of a log that are looked at
 
 _starting = threading.Lock()
 _running: set[subprocess.Popen[str]] = set()
@@ -126,7 +126,8 @@ def call(command: Sequence[str], log: Path, locks: Sequence[IO[str]], gpus: int 
         raise SystemExit("interrupted")
     if code:
         how = f"exit status {code}" if code > 0 else f"ended by {signal.Signals(-code).name}"
-        raise Failed([how, *last_lines(log)], log)
+        shown = [line.rstrip()[:300] for line in last_lines(log)[-LINES:]]
+        raise Failed([how, *shown], log)
     return time.monotonic() - began
 
 
@@ -151,16 +152,17 @@ def _end(running: Iterable[subprocess.Popen[str]]) -> None:
 
 
 def last_lines(log: Path) -> list[str]:
-    """The last lines that the last command of a log wrote, those that say something; each state of
-    a progress bar is a line."""
-    found: deque[str] = deque(maxlen=LINES)
-    with log.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if line.startswith("$ "):  # the command itself
-                found.clear()
-            elif line.strip():
-                found.append(line.rstrip()[:300])
-    return [*found]
+    """The lines that the last command of a log wrote, those that say something, of the log's last
+    bytes; each state of a progress bar is a line.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL))
+        text = file.read().decode(errors="replace")
+    # what comes first is the command itself, or half a line
+    return [line for line in text.rpartition("\n$ ")[2].splitlines()[1:] if line.strip()]
 
 
 def remove(*paths: Path) -> None:

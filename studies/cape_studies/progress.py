@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from threading import Event, Thread
-from types import TracebackType
 
 from tqdm import tqdm
 
@@ -12,7 +11,6 @@ from cape_studies.hosts import Progress
 from cape_studies.plan import Run
 
 EVERY_S, EVERY_LINE_S = 2.0, 300.0  # seconds until it is shown anew: on a terminal, and elsewhere
-TAIL = 20_000  # bytes of a log that are looked at
 
 
 def of(run: Run) -> Progress | None:
@@ -20,12 +18,9 @@ def of(run: Run) -> Progress | None:
     if run.note.exists():
         return Progress(1.0, "trained, in its tests")
     try:
-        with run.log.open("rb") as file:
-            file.seek(max(0, run.log.stat().st_size - TAIL))
-            text = file.read().decode(errors="replace")
+        lines = process.last_lines(run.log)
     except OSError:
         return None
-    lines = text.rpartition("\n$ ")[2].splitlines()  # behind the command
     return next(filter(None, map(run.progress, reversed(lines))), None)
 
 
@@ -63,12 +58,7 @@ class Shown:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
         self._bar.close()

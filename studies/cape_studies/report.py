@@ -37,14 +37,13 @@ class ReportOptions(StudyOptions):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; ends with status 2 and one line on stderr if something is wrong."""
-    with command.one_line_errors("cape-report"):
-        show(command.parsed("cape-report", ReportOptions, argv))
+    command.main("cape-report", ReportOptions, show, argv)
 
 
 def show(options: ReportOptions) -> None:
     """Write a report; print its answers, its notes, and where the page is."""
     sections = [section(one) for one in read(options)]
-    page = _write(sections, options.write or options.out / Path(str(options.study)).stem / "report")
+    page = write(sections, options.write or options.out / Path(str(options.study)).stem / "report")
     lines = []
     for one in sections:
         result: Result = one["result"]
@@ -74,21 +73,20 @@ def read(options: StudyOptions) -> list[Result]:
     return found
 
 
-def write(found: Sequence[Result], out: Path) -> Path:
+def write(sections: Sequence[Mapping[str, Any]], out: Path) -> Path:
     """Write scores.csv, scores-items.csv.xz, table.md, index.html and figure.png; and answer.json
     for a user's own data. Of several studies each has its own figure-STUDY.png and answer.
+
+    Args:
+        sections: of :func:`section`, one for each study.
+        out: the folder.
 
     Returns:
         The page.
 
     Raises:
-        ValueError: a score is not what its items make.
         OSError: a file cannot be written.
     """
-    return _write([section(one) for one in found], out)
-
-
-def _write(sections: Sequence[Mapping[str, Any]], out: Path) -> Path:
     found: list[Result] = [one["result"] for one in sections]
     page = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
     template = jinja2.Template(page, autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -109,7 +107,11 @@ def _write(sections: Sequence[Mapping[str, Any]], out: Path) -> Path:
 
 
 def section(result: Result) -> dict[str, Any]:
-    """What the page shows of a study."""
+    """What the page shows of a study.
+
+    Raises:
+        ValueError: a score is not what its items make.
+    """
     every = compare.every(result)
     picture = io.BytesIO()
     answer = of_study(result, every)

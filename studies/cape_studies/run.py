@@ -1,7 +1,8 @@
 """``cape-run``: train a study's variants by the host's own trainer, and test them.
 
 This module is the command line and the order of things: all preparations, those of different
-studies side by side, then all runs, side by side here or as jobs of SLURM. What they are is in :mod:`.plan`; :mod:`.work` does each.
+studies side by side, then all runs, side by side here or as jobs of SLURM. What they are is in
+:mod:`.plan`; :mod:`.work` does each.
 """
 
 import os
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -276,21 +277,16 @@ def do(options: RunOptions, plans: Sequence[Plan], pool: ThreadPoolExecutor) -> 
         for later in (False, True):  # first those that others start from
             for _ in pool.map(one, [run for run in runs if bool(run.start) == later]):
                 pass
-    if not failed:
-        end(options, plans)
-    return failed
-
-
-def end(options: RunOptions, plans: Iterable[Plan]) -> None:
-    """Print the answer for a user's own data, or how a report is made."""
+    if failed:
+        return failed
     if any(plan.study.answer for plan in plans):
         from cape_studies import report  # takes seconds, and imports this module
 
-        report.show(
-            report.ReportOptions(**options.model_dump(include={*StudyOptions.model_fields}))
-        )
+        given = options.model_dump(include={*StudyOptions.model_fields})
+        report.show(report.ReportOptions(**given))
     else:
         print(shlex.join(["cape-report", *options.words()]))
+    return []
 
 
 def submit(options: RunOptions, run: Run) -> None:

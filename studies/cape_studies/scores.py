@@ -97,13 +97,10 @@ def conditions(rows: pd.DataFrame, evaluation: Evaluation, host: str, path: Path
         labels = [f"{low + 1}–{high}" for low, high in pairwise(edges)]
         found = pd.cut(rows[names[0]], edges, labels=labels).astype(object)
     elif names:
-        found = rows[names].map(text).agg(" ".join, axis=1)
+        # 0.5, and 8 for 8.0
+        each = rows[names].map(lambda one: f"{one:g}" if isinstance(one, float) else str(one))
+        found = each.agg(" ".join, axis=1)
     return rows.assign(condition=found).dropna(subset="condition")
-
-
-def text(value: object) -> str:
-    """A condition's name: 0.5, and 8 for 8.0."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def summed(evaluation: Evaluation, host: str, raw: Path) -> pd.DataFrame:

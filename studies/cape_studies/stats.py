@@ -106,28 +106,22 @@ def all_pairs(
         error, items = None, 0
         if influences is not None:
             less = influences[one] - influences[other]
-            error, items = math.sqrt((less**2).sum()), len(less)
+            error, items = item_error(less), len(less)
         found[one, other] = estimate(each[one], each[other], pairs, error, items)
     return found
 
 
 def influence(without: pd.Series) -> pd.Series:
-    """What each test item changes of a score; the root of the sum of the squares is the standard
-    error that the choice of items gives it, by the jackknife.
+    """What each test item changes of a score, (items,); of fewer than two items NaN.
 
     Args:
         without: (items,) the score without each item.
     """
     many = len(without)
-    return (without - without.mean()) * math.sqrt((many - 1) / many)
+    return (without - without.mean()) * (math.sqrt((many - 1) / many) if many > 1 else math.nan)
 
 
-def item_error(without: np.ndarray | pd.Series) -> float:
-    """The standard error that the choice of test items gives a score, by the jackknife.
-
-    Args:
-        without: (items,) the score without each item. Of fewer than two items, and of a NaN among
-            them, the error is NaN.
-    """
-    many = len(without)
-    return float(np.asarray(without).std() * math.sqrt(many - 1)) if many > 1 else math.nan
+def item_error(influences: pd.Series) -> float:
+    """The standard error that the choice of test items gives a score, by the jackknife; NaN where
+    an :func:`influence` is NaN, or there is none."""
+    return float(np.linalg.norm(influences)) if len(influences) else math.nan

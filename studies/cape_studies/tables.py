@@ -60,7 +60,9 @@ def _grid(
     Args:
         found: scores, or differences from the variant ``base``.
     """
-    study, digits = scores.result.study, _digits(scores)
+    study = scores.result.study
+    most = max(float(one.abs().max()) for one in scores.values.values())
+    digits = 2 if most >= 10 else 3
     rows, few = [], False
     for variant in scores.variants:
         mine = {c: one for (v, c), one in found.items() if v == variant}
@@ -115,9 +117,3 @@ def cell(one: Estimate, digits: int, sign: str = "", each: Sequence[float] | pd.
 
 def _number(number: float, digits: int, sign: str = "") -> str:
     return "–" if number != number else f"{number:{sign}.{digits}f}".replace("-", "−")
-
-
-def _digits(scores: Scores) -> int:
-    """Decimals: two if a score is 10 or more, else three."""
-    most = max(float(one.abs().max()) for one in scores.values.values())
-    return 2 if most >= 10 else 3

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 import transformers
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
-from torch.utils.data import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from cape_plugins.transformers import augment_positions
@@ -55,21 +54,6 @@ class Progress(transformers.TrainerCallback):
             print(f"step {state.global_step}/{state.max_steps} loss={loss:.3f}", flush=True)
 
 
-class Sequences(Dataset):
-    """Sequences of so many tokens, one after the other; each is its own labels."""
-
-    def __init__(self, path: Path, length: int) -> None:
-        tokens = np.load(path)
-        many = len(tokens) // length
-        self.tokens = torch.from_numpy(tokens[: many * length].astype(np.int64)).view(many, length)
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
-        return dict(input_ids=self.tokens[number], labels=self.tokens[number])
-
-
 def main(argv: list[str] | None = None) -> None:
     """``python -m cape_studies.train_clm``."""
     command.main("cape_studies.train_clm", TrainOptions, train, argv)
@@ -106,7 +90,9 @@ def train(options: TrainOptions) -> None:
         data_seed=options.seed,
         use_cpu=options.device == "cpu",
     )
-    data = Sequences(options.data / "train.npy", options.length)
+    tokens = torch.from_numpy(np.load(options.data / "train.npy").astype(np.int64))
+    whole = [one for one in tokens.split(options.length) if len(one) == options.length]
+    data: Any = [dict(input_ids=one, labels=one) for one in whole]  # all that Trainer asks for
     trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[Progress()])
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train(resume_from_checkpoint=any(options.out.glob("checkpoint-*")) or None)

@@ -17,8 +17,6 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from espnet2.fileio.read_text import read_2columns_text
-
 from cape_studies.command import script
 from cape_studies.data import facts, recordings
 from cape_studies.data.files import complain, twice
@@ -148,8 +146,7 @@ def prepare(
             link.symlink_to(found[key].path.resolve())
             parts[name][key] = found[key]._replace(path=link)
     recordings.write(out, parts, kind)
-    read = read_2columns_text(out / "train" / "wav.scp")  # as ESPnet does
-    trained = sum(seconds[key] for key in read)
+    trained = sum(seconds[key] for key in train)
     bins = batch_bins or SECONDS * rate
     each = trained * rate / bins  # updates of a pass
     updates = round(epochs * each) if epochs else max(UPDATES, round(10 * each))
@@ -168,7 +165,7 @@ def prepare(
     facts.write(
         out,
         found=(
-            f"{account} at {rate} Hz, {sum(seconds.values()) / 3600:.1f} hours; {len(read):,} "
+            f"{account} at {rate} Hz, {sum(seconds.values()) / 3600:.1f} hours; {len(train):,} "
             f"({trained / 3600:.1f} hours) to train on, of "
             f"{median(seconds[key] for key in train):.1f} s in the median, and {len(valid)} to "
             f"choose checkpoints. To test: {held}; {split}. "

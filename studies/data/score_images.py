@@ -61,7 +61,8 @@ def main(
     """
     for one in extents:
         gamma(one, 1, 1)
-    sides = sorted({side + of for side in resolutions for of in around(step)})
+    around = (-step, 0, step) if step else (0,)
+    sides = sorted({side + of for side in resolutions for of in around})
     more: dict[str, Any] = {
         "resolutions": sides,
         "device": device,
@@ -74,17 +75,12 @@ def main(
 
     def scores() -> Iterator[Score]:
         for side, rule in product(resolutions, extents or [""]):
-            hits = right(loaded, folder, [side + of for of in around(step)], rule, options)
+            hits = right(loaded, folder, [side + of for of in around], rule, options)
             about = {"condition": f"{side} {rule}".strip()}
             for metric, each in by_image(folder, hits).items():
                 yield Score.of(about, metric, "percent", each)
 
     write(options, scores())
-
-
-def around(step: int) -> Sequence[int]:
-    """What is added to a resolution."""
-    return (-step, 0, step) if step else (0,)
 
 
 def gamma(rule: str, side: int, trained: int) -> float:

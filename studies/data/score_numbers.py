@@ -10,12 +10,12 @@ themselves that these n may be bad ones. At the lengths of training that costs a
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Literal
 
-import pandas as pd
-
 from cape_studies.command import script
+from cape_studies.evaluate.output import EvaluationOptions, Score, write
 
 
 def main(
@@ -38,18 +38,13 @@ def main(
     ]
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=True)
     print(done.stdout)
-    lines = [
-        {"condition": len(right), "item": number, "value": correct(right, found)}
-        for number, right, found in read(done.stdout)
-    ]
-    scores = pd.DataFrame(lines).assign(metric="numbers", how="percent", weight=1)
-    order = ["condition", "metric", "how", "item", "value", "weight"]
-    scores.to_csv(items, columns=order, index=False)
-    found = scores.groupby(["condition", "metric", "how"])["value"].agg(["mean", "size"])
-    found = found.set_axis(["value", "items"], axis=1).reset_index()
-    found["value"] *= 100
-    order = ["condition", "metric", "value", "how", "items"]
-    found.to_csv(csv, columns=order, index=False)
+    lines = defaultdict(list)
+    for number, right, found in read(done.stdout):
+        lines[len(right)].append((number, correct(right, found), 1))
+    write(
+        EvaluationOptions.model_validate({"csv": csv, "items": items, "overwrite": True}),
+        (Score.of({"condition": n}, "numbers", "percent", lines[n]) for n in sorted(lines)),
+    )
 
 
 def read(text: str) -> list[tuple[int, list[str], list[str]]]:

@@ -19,18 +19,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import soundfile
 import torch
 from espnet2.asr.frontend.default import DefaultFrontend
-from espnet2.fileio.sound_scp import soundfile_read
 from pydantic import Field
 from torch.utils.benchmark import timer
 
 from cape_plugins.espnet.paper.frontend import CapeFbank
 from cape_studies.command import script
-from cape_studies.evaluate.espnet.decoding import tokens
-from cape_studies.evaluate.espnet.evaluate import errors_of
+from cape_studies.evaluate.espnet.evaluate import EspnetOptions, errors_of
 from cape_studies.evaluate.espnet.models import Model, sources
-from cape_studies.evaluate.espnet.options import EspnetOptions
 from cape_studies.evaluate.espnet.testset import read
 from cape_studies.evaluate.output import Score, write
 
@@ -78,22 +76,21 @@ def main(
                 set_hop(loaded, hop)
             about = {"condition": " ".join(f"{one:g}" for one in (hop, seconds) if one) or "all"}
             texts, computing = [], 0.0
-            for one in utterances:
+            for name, one in utterances.items():
                 parts = []
-                for piece in cut(soundfile_read(one.path, "float32")[0], rate, seconds):
-                    prepared = loaded.prepare(one.name, {"speech": piece})["speech"]
-                    speech = torch.from_numpy(prepared)[None].to(options.place)
+                for piece in cut(soundfile.read(one.path, dtype="float32")[0], rate, seconds):
+                    speech = loaded.heard(name, piece)
                     if not computing:
-                        tokens(loaded, speech)  # the first takes longer
+                        loaded.tokens(speech)  # the first takes longer
                     began = timer()  # waits for the GPU
-                    ids = tokens(loaded, speech)
+                    ids = loaded.tokens(speech)
                     computing += timer() - began
                     parts.append(loaded.hypothesis(ids or []))
                 texts.append(" ".join(filter(None, parts)))
             for metric, errors in errors_of(loaded, utterances, texts).items():
                 yield Score.of(about, metric, "percent", errors)
             if hop is not None:
-                audio = sum(one.seconds for one in utterances)
+                audio = sum(one.seconds for one in utterances.values())
                 speed = audio / computing
                 yield Score(about, "throughput", "number", speed, len(utterances), audio)
 

@@ -41,10 +41,10 @@ def make(text: str, out: Path, pattern: str = "*.py", vocabulary: Vocabulary = 1
         ValueError: there are no such files, a part has none, or a file is not UTF-8.
     """
     parts: dict[str, list[str]] = {part: [] for part in PARTS}
-    for name, path in _found(text, pattern):
+    for name, content in _found(text, pattern):
         share = int(hashlib.sha256(name.encode()).hexdigest(), 16) % 200
         part = "train" if share >= 30 else "test" if share < 20 else "valid"
-        parts[part].append(read_text(path))
+        parts[part].append(content)
     if empty := [part for part, texts in parts.items() if not texts]:
         raise ValueError(f"--text {text}: no {pattern} for {', '.join(empty)}")
     for part, found in write(out, parts, vocabulary).items():
@@ -53,7 +53,7 @@ def make(text: str, out: Path, pattern: str = "*.py", vocabulary: Vocabulary = 1
 
 
 def write(out: Path, parts: Mapping[str, Sequence[str]], vocabulary: int) -> dict[str, list[int]]:
-    """Train a tokenizer on the part ``train``, write it and the tokens of each part.
+    """Train a byte-level BPE on the part ``train``, write it and the tokens of each part.
 
     Args:
         out: the folder to make.
@@ -63,7 +63,14 @@ def write(out: Path, parts: Mapping[str, Sequence[str]], vocabulary: int) -> dic
     Returns:
         Part → the number of tokens of each text, with the one that it begins with.
     """
-    tokenizer = trained(parts["train"], vocabulary)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=[END], initial_alphabet=letters, show_progress=False
+    )
+    tokenizer.train_from_iterator(parts["train"], trainer)
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=END, eos_token=END, pad_token=END
     ).save_pretrained(out / "tokenizer")
@@ -76,41 +83,26 @@ def write(out: Path, parts: Mapping[str, Sequence[str]], vocabulary: int) -> dic
     return sizes
 
 
-def trained(texts: Sequence[str], vocabulary: int) -> Tokenizer:
-    """A byte-level BPE of so many tokens, the first of which ends a text."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    letters = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=[END], initial_alphabet=letters, show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
-
-
 def texts_of(tokens: np.ndarray) -> list[np.ndarray]:
     """The texts of an array, each with the token that it begins with."""
     return np.split(tokens, np.flatnonzero(tokens == 0))[1:]
 
 
-def _found(text: str, pattern: str) -> Iterator[tuple[str, Path]]:
-    """Name within the folder, and path."""
+def _found(text: str, pattern: str) -> Iterator[tuple[str, str]]:
+    """Name within the folder, and text."""
     stdlib = text == "stdlib"
     folder = Path(sysconfig.get_paths()["stdlib"] if stdlib else text)
     if not folder.is_dir():
         raise ValueError(f"--text {text}: no such folder")
+    skipped = {"site-packages", "test", "tests", "idlelib", "lib2to3"} if stdlib else set()
     for path in files(folder):
         name = path.relative_to(folder)
-        skipped = {"site-packages", "test", "tests", "idlelib", "lib2to3"} if stdlib else set()
         if path.match(pattern) and not skipped & {*name.parts}:
             try:
-                path.read_text(encoding="utf-8")
-            except UnicodeDecodeError:
-                if not stdlib:
-                    raise ValueError(f"{path} is not UTF-8") from None
-                continue  # some of its modules are in other encodings
-            yield name.as_posix(), path
+                yield name.as_posix(), read_text(path)
+            except ValueError:
+                if not stdlib:  # some of its modules are in other encodings
+                    raise
 
 
 if __name__ == "__main__":

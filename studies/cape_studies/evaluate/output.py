@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import Field, model_validator
 from typing_extensions import Self  # pydantic's
 
 from cape_studies.command import CommandOptions, once
@@ -35,7 +35,6 @@ class EvaluationOptions(CommandOptions):
     device: str | None = Field(
         None, description="cpu, cuda, …; none: cuda if there is one, else cpu"
     )
-    workers: NonNegativeInt = Field(0, description="number of processes that load data")
     amp: bool = Field(False, description="mixed precision")
     csv: Path | None = Field(
         None, description="file to write the scores to; none: they are only printed"

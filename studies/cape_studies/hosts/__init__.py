@@ -52,6 +52,7 @@ class Host:
         AXES: of its positions, 1 or 2.
         PACKAGES: scores depend on their versions.
         CHECKPOINT: the file to test in the folder of the training; empty: the folder.
+        MODEL: the option that its evaluation takes NAME=CHECKPOINT by.
         CONDITION: columns of the evaluation's CSV that name the condition.
         WHOLE: columns whose value must be ``all`` where the condition does not name them.
         SPLITS_AT: letters at which its commands split lists of paths.
@@ -64,6 +65,7 @@ class Host:
     AXES = 1
     PACKAGES: tuple[str, ...]
     CHECKPOINT: str
+    MODEL = "model"
     CONDITION: tuple[str, ...] = ()
     WHOLE: tuple[str, ...] = ()
     SPLITS_AT = ""
@@ -88,10 +90,12 @@ class Host:
     ) -> list[str]:
         """The command of ``cape_studies.evaluate`` that tests a checkpoint under the model's name.
 
-        ``command`` is for an evaluation that has several; ``own`` has device and files to write.
+        ``command`` is for an evaluation that has several, and comes with ``data`` before the other
+        options; ``own`` has device and files to write.
         """
-        given = {**options, **own, "model": f"{name}={checkpoint}"}
-        return [PYTHON, "-m", "cape_studies.evaluate", self.NAME, *words(given)]
+        given = {**options, **own, self.MODEL: f"{name}={checkpoint}"}
+        bare = [command, given.pop("data")] if command else []
+        return [PYTHON, "-m", "cape_studies.evaluate", self.NAME, *bare, *words(given)]
 
     def progress(self, line: str, options: Options) -> Progress | None:
         """What a line of a training's log says; ``options`` also has those of the recipe."""

@@ -54,14 +54,6 @@ class Fairseq(Host):
         changes = [f"++{name}={_hydra(value)}" for name, value in own.items()]
         return [*start, "--config-name", recipe.stem, *changes, f"hydra.run.dir={folder}"]
 
-    def test(
-        self, command: str | None, options: Options, name: str, checkpoint: Path, own: Options
-    ) -> list[str]:
-        """``cape-fairseq-eval bleu`` or ``loss``."""
-        given = {**options, **own, "model": f"{name}={checkpoint}"}
-        start = [PYTHON, "-m", "cape_studies.evaluate", self.NAME, str(command), given.pop("data")]
-        return [*start, *words(given)]
-
     def progress(self, line: str, options: Options) -> Progress | None:
         """Of ``epoch 003:  50 / 300 loss=2.1, …, num_updates=650, …``, also as JSON."""
         pattern = r"\bepoch\W+(\d+).*?\bloss\W+([\d.]+).*?num_updates\W+(\d+)"

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import ClassVar
 
-from cape_studies.hosts import PYTHON, Host, Machine, Options, Progress, words
+from cape_studies.hosts import Host, Machine, Options, Progress, words
 
 COMMIT = "aa4b5850"  # of pytorch-image-models, whose train.py was tried
 
@@ -16,6 +16,7 @@ class Timm(Host):
     AXES = 2
     PACKAGES = ("timm",)
     CHECKPOINT = "last.pth.tar"
+    MODEL = "checkpoint"
     CONDITION = ("resolution",)
     WHOLE = ("bin",)
     CHANCE = "always the commonest class"
@@ -32,13 +33,6 @@ class Timm(Host):
         own["resume"] = last if last.exists() else None
         script = f"{machine.timm_scripts or '<timm-scripts>'}/train.py"
         return [*machine.python, script, *words({"config": recipe, **options, **own})]
-
-    def test(
-        self, command: str | None, options: Options, name: str, checkpoint: Path, own: Options
-    ) -> list[str]:
-        """``cape-timm-eval``."""
-        start = [PYTHON, "-m", "cape_studies.evaluate", self.NAME]
-        return [*start, *words({**options, "checkpoint": checkpoint, **own})]
 
     def progress(self, line: str, options: Options) -> Progress | None:
         """Of ``Train: 3 [ 50/781 …] Loss: 2.1 (2.3)``."""

@@ -9,15 +9,19 @@ import lab_support
 from cape_studies.evaluate import call
 from lab_support import Rows
 
+Main = partial[None]
+
 
 @pytest.fixture
-def main(request) -> Callable[..., None]:
+def main(request) -> Main:
     """The command of the host that the test's folder is named after."""
     return partial(call, request.path.parent.name)
 
 
-def filled(arguments: tuple[object, ...], **more: object) -> list[str]:
-    """Arguments, with the options that are not among them."""
+def filled(main: Main, arguments: tuple[object, ...], **more: object) -> list[str]:
+    """Arguments of a host's command, with the options that are not among them."""
+    if main.args == ("timm",):
+        more["workers"] = 0
     more = {f"--{name}": value for name, value in more.items() if f"--{name}" not in arguments}
     return [*map(str, arguments), *(str(word) for option in more.items() for word in option)]
 
@@ -28,7 +32,7 @@ def run(main, tmp_path) -> Callable[..., Rows]:
 
     def told(*arguments: object) -> Rows:
         path = tmp_path / "o.csv"
-        main([*filled(arguments, csv=path, device="cpu", workers=0), "--overwrite"])
+        main([*filled(main, arguments, csv=path, device="cpu"), "--overwrite"])
         return lab_support.rows(path)
 
     return told
@@ -40,7 +44,7 @@ def refused(main, tmp_path, capsys) -> Callable[..., str]:
 
     def told(*arguments: object, status: int = 2) -> str:
         out = tmp_path / "refused.csv"
-        words = filled(arguments, csv=out, workers=0)
+        words = filled(main, arguments, csv=out)
         line = lab_support.refused(main, capsys, *words, status=status)
         assert not out.exists()
         return line

@@ -56,7 +56,8 @@ def test_timm_is_trained_by_train_py_and_tested_by_our_evaluation(tmp_path):
     assert "--resume" not in command
     tested = evaluates(first, "sizes")
     assert tested[1:4] == ["-m", "cape_studies.evaluate", "timm"]
-    assert has(tested, "--checkpoint", first.folder / "train" / "last.pth.tar")
+    checkpoint = first.folder / "train" / "last.pth.tar"
+    assert has(tested, "--checkpoint", f"{first.variant}={checkpoint}")
     assert has(tested, "--resolutions", 24, 28, 32)
 
 

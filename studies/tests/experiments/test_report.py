@@ -88,7 +88,7 @@ def small() -> Result:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> str:
-    return report.write([of_seeds()], tmp_path_factory.mktemp("page")).read_text()
+    return report.write([report.section(of_seeds())], tmp_path_factory.mktemp("page")).read_text()
 
 
 def scores_of(result: Result) -> Scores:
@@ -271,7 +271,8 @@ def test_an_answer_is_for_other_items_too_where_they_are_stored(small):
 
 
 def test_the_answer_is_written_with_what_must_be_known_of_the_runs(small, tmp_path):
-    report.write([replace(changed(small, **ANSWER), notes=["Not finished: one."])], tmp_path)
+    unfinished = replace(changed(small, **ANSWER), notes=["Not finished: one."])
+    report.write([report.section(unfinished)], tmp_path)
     answer = json.loads((tmp_path / "answer.json").read_text())
     assert answer["notes"] == ["Not finished: one."]
     assert answer["ranges"]["at 32"]["trainings"] == {"cape": 3, "sinpos": 3, "nopos": 3}
@@ -326,11 +327,11 @@ def test_no_two_of_forty_variants_are_drawn_alike():
 
 
 def test_a_report_replaces_an_earlier_one_with_all_its_files(small, tmp_path):
-    report.write([small], tmp_path)
+    report.write([report.section(small)], tmp_path)
     (tmp_path / "answer.json").write_text("{}")  # of another study
     (tmp_path / "figure-other.png").write_text("")
     (tmp_path / "mine.txt").write_text("")
-    report.write([small], tmp_path)
+    report.write([report.section(small)], tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {
         *("scores.csv", "scores-items.csv.xz", "table.md", "index.html", "figure.png", "mine.txt"),
     }
@@ -351,7 +352,7 @@ def test_a_report_replaces_an_earlier_one_with_all_its_files(small, tmp_path):
 def test_scores_that_do_not_fit_are_refused(small, tmp_path, changes, message):
     spoilt = replace(small, **{name: how(small) for name, how in changes.items()})
     with pytest.raises(ValueError, match=message):
-        report.write([spoilt], tmp_path / "report")
+        report.section(spoilt)
     assert not (tmp_path / "report").exists()
 
 

@@ -170,7 +170,7 @@ def test_espnet_builds_the_models_with_their_options(name):
     from espnet2.tasks.asr import ASRTask
 
     import cape_plugins.espnet  # noqa: F401
-    from cape_studies.evaluate.espnet.options import EspnetOptions
+    from cape_studies.evaluate.espnet.evaluate import EspnetOptions
 
     for one in runs(name):
         if one.plan.study.trainer is None:

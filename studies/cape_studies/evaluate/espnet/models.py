@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from espnet2.asr.encoder.conformer_encoder import TooShortUttError
 from espnet2.bin.asr_inference import Speech2Text
 from espnet2.tasks.asr import ASRTask
 
@@ -58,6 +60,40 @@ class Model:
         except Exception as error:  # for bad files and options ESPnet has errors of many types
             how = f" with --search {dict(search)}" if search else ""
             raise ValueError(f"{file} cannot be loaded{how}: {said(error, 3)}") from error
+
+    def heard(self, name: str, samples: np.ndarray) -> torch.Tensor:
+        """Audio (N,) of an utterance after ESPnet's preprocessing, on the device, (1, N)."""
+        prepared = self.prepare(name, {"speech": samples})["speech"]
+        return torch.from_numpy(prepared)[None].to(self.speech2text.device)
+
+    def tokens(self, speech: torch.Tensor) -> list[int] | None:
+        """The tokens of audio (1, N), without blanks; None if it has not a single frame.
+
+        Raises:
+            ValueError: the model's output is not finite.
+        """
+        if speech.shape[1] < self.shortest:
+            return None
+        try:
+            if not self.searches:
+                return self._greedy(speech)
+            found = self.speech2text(speech[0])
+        except TooShortUttError:
+            return None
+        return (found[0] if isinstance(found, tuple) else found)[0][2]  # intermediate CTC
+
+    def _greedy(self, speech: torch.Tensor) -> list[int]:
+        """The likeliest token of each frame, with repeats merged and without blanks.
+
+        asr_inference with a beam of one differs: it sums the alignments of a text.
+        """
+        asr = self.asr
+        out, _ = asr.encode(speech, torch.tensor([speech.shape[1]]))
+        (logits,) = asr.ctc.ctc_lo(out[0] if isinstance(out, tuple) else out)  # intermediate CTC
+        if not bool(logits.isfinite().all()):
+            raise ValueError("the model's output is not finite: did its training diverge?")
+        left_out = {asr.blank_id, asr.sos, asr.eos}
+        return [i for i in logits.argmax(dim=1).unique_consecutive().tolist() if i not in left_out]
 
     def reference(self, text: str) -> str:
         """A transcript as in ESPnet's training and scoring, without non-linguistic symbols."""

@@ -1,23 +1,15 @@
 """Test sets in Kaldi's format."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 import soundfile
 from espnet2.fileio.read_text import read_2columns_text
 
-
-class Utterance(NamedTuple):
-    """One line of wav.scp: its id, audio file, transcript, and duration in seconds."""
-
-    name: str
-    path: str
-    text: str
-    seconds: float
+from cape_studies.data.recordings import Utterance
 
 
-def read(folder: Path) -> tuple[list[Utterance], int]:
-    """The utterances of a folder in the order of wav.scp, and their sampling rate in Hz.
+def read(folder: Path) -> tuple[dict[str, Utterance], int]:
+    """The utterances of a folder by name, in the order of wav.scp, and their rate in Hz.
 
     Relative paths in wav.scp start at the current folder, as in ESPnet.
 
@@ -39,5 +31,9 @@ def read(folder: Path) -> tuple[list[Utterance], int]:
     if len(kinds) != 1 or next(iter(kinds))[1] != 1:
         shown = ", ".join(f"{hz} Hz × {many} ({key})" for (hz, many), key in kinds.items())
         raise ValueError(f"{folder} needs mono audio of one sampling rate, it has {shown or 'no'}")
-    utterances = [Utterance(key, wavs[key], texts[key], one.duration) for key, one in heads.items()]
-    return utterances, next(iter(kinds))[0]
+    ((rate, _),) = kinds
+    found = {
+        key: Utterance(Path(wavs[key]), one.duration, rate, texts[key])
+        for key, one in heads.items()
+    }
+    return found, rate

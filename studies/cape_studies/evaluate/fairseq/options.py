@@ -39,6 +39,7 @@ class FairseqOptions(EvaluationOptions):
     max_tokens: PositiveInt = Field(
         4096, description="largest number of tokens in a batch, padding included"
     )
+    workers: NonNegativeInt = Field(0, description="processes that load data")
     beam: PositiveInt = Field(4, description="the paper has 4 for en-de and 5 for en-fr")
     lenpen: FiniteFloat = Field(0.6, description="the paper has 0.6 for en-de and 0.8 for en-fr")
     max_len_a: NonNegativeFloat = Field(

@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from typing_extensions import Self  # pydantic's
 
 from cape_studies.command import named
+from cape_studies.data.tokens import texts_of
 from cape_studies.evaluate.output import EvaluationOptions, Score
 
 BATCH_TOKENS = 16384  # the most of a batch
@@ -92,8 +93,8 @@ def read_windows(options: TextOptions) -> Tensor:
         tokens = np.load(path)
     except OSError as error:
         raise ValueError(f"--data: {path} cannot be read: {error}") from error
-    texts = np.split(tokens, np.flatnonzero(tokens == 0))[1:]  # each begins with token 0
-    found = [one[:longest] for one in texts if len(one) >= longest][: options.windows]
+    long = [one[:longest] for one in texts_of(tokens) if len(one) >= longest]
+    found = long[: options.windows]
     if not found:
         raise ValueError(f"--length {longest}: no text of {path} has so many tokens")
     return torch.from_numpy(np.stack(found).astype(np.int64))

@@ -100,7 +100,7 @@ def folder(tmp_path):
 def test_a_test_set_has_utterances_of_one_rate(folder):
     utterances, rate = testset.read(folder)
     assert rate == RATE
-    assert [(u.name, u.text, u.seconds) for u in utterances] == [
+    assert [(name, u.text, u.seconds) for name, u in utterances.items()] == [
         ("a", "one two", 0.1),
         ("b", "", 0.1),
     ]
