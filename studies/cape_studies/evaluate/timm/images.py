@@ -43,11 +43,15 @@ def sizes(folder: ImageDataset) -> list[tuple[int, int]]:
 
     Raises:
         OSError: one is no image.
+        ValueError: one is larger than PIL allows.
     """
     found = []
-    for path, _ in folder.reader.samples:
-        with Image.open(path) as image:
-            found.append((image.height, image.width))
+    try:
+        for path, _ in folder.reader.samples:
+            with Image.open(path) as image:
+                found.append((image.height, image.width))
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"{path}: {error}") from error
     return found
 
 
