@@ -86,16 +86,21 @@ def main(
 
 
 def script(function: Callable[..., object]) -> None:
-    """The command of a script whose options are a function's arguments; their help is its module's
-    docstring and its own."""
+    """The command of a script whose options are a function's arguments."""
+    work = lambda given: function(**vars(given))  # noqa: E731
+    main(Path(sys.argv[0]).name, options_of(function), work, None)
+
+
+def options_of(function: Callable[..., object]) -> type[CommandOptions]:
+    """The options that are a function's arguments; their help is its module's docstring and its
+    own."""
     fields: dict[str, Any] = {
         name: (one.annotation, ... if one.default is one.empty else one.default)
         for name, one in inspect.signature(function).parameters.items()
     }
     said = sys.modules[function.__module__].__doc__, function.__doc__
     about = "\n\n".join(cleandoc(one or "") for one in said)
-    kind = create_model("Arguments", __base__=CommandOptions, __doc__=about, **fields)
-    main(Path(sys.argv[0]).name, kind, lambda given: function(**vars(given)), None)
+    return create_model("Arguments", __base__=CommandOptions, __doc__=about, **fields)
 
 
 def parsed(prog: str, kind: type[Kind], argv: Sequence[str] | None = None) -> Kind:
@@ -112,15 +117,7 @@ def parsed(prog: str, kind: type[Kind], argv: Sequence[str] | None = None) -> Ki
     try:
         return kind(**vars(given))
     except ValidationError as error:
-        # of a value of several allowed types there is a finding for each type
-        first, *others = error.errors()
-        name = f"--{str(first['loc'][0]).replace('_', '-')}: " if first["loc"] else ""
-        raised = first.get("ctx", {}).get("error")
-        if isinstance(raised, ValueError):  # from a validator of ours
-            raise ValueError(f"{name}{raised}") from None
-        alike = [one["msg"] for one in (first, *others) if one["loc"][:2] == first["loc"][:2]]
-        text = " or ".join(f"{message[0].lower()}{message[1:]}" for message in alike)
-        raise ValueError(f"{name}{text}, got {first['input']!r}") from None
+        raise ValueError(first_fault(error)) from None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -155,6 +152,18 @@ def _parser(prog: str, kind: type[CommandOptions]) -> argparse.ArgumentParser:
             about |= {} if typed.bare else {"required": field.is_required()}
         made.add_argument(*flags, **about)
     return made
+
+
+def first_fault(error: ValidationError) -> str:
+    """Pydantic's first finding in one line, with the option's name as it is typed."""
+    first = error.errors()[0]
+    name = f"--{str(first['loc'][0]).replace('_', '-')}: " if first["loc"] else ""
+    if isinstance(own := first.get("ctx", {}).get("error"), ValueError):  # from a validator of ours
+        return f"{name}{own}"
+    # for a value of several allowed types there is a finding for each type
+    alike = [one["msg"] for one in error.errors() if one["loc"][:2] == first["loc"][:2]]
+    text = " or ".join(f"{message[0].lower()}{message[1:]}" for message in alike)
+    return f"{name}{text}, got {first['input']!r}"
 
 
 def named(given: str, option: str) -> tuple[str | None, str]:

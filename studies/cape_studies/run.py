@@ -228,11 +228,10 @@ def seen(one: Prepared) -> dict[str, Any]:
 
 def do(options: RunOptions, plans: Sequence[Plan], pool: ThreadPoolExecutor) -> list[str]:
     """Prepare, train and test; returns a line for each step that failed."""
-    anew: set[Path] = set()
+    first: dict[Path, Prepared] = {}  # who makes a shared one anew
 
     def prepare(one: Prepared) -> None:
-        fresh = options.fresh and one.folder not in anew
-        anew.add(one.folder)
+        fresh = options.fresh and first.setdefault(one.folder, one) is one  # one step, for threads
         if fresh or not one.done():
             print(f"preparing {one.folder}", flush=True)
             work.prepare(one, fresh)
@@ -244,8 +243,8 @@ def do(options: RunOptions, plans: Sequence[Plan], pool: ThreadPoolExecutor) -> 
             return f"{plan.name} cannot be prepared: {error.line}"
         return None
 
-    if failed := [*filter(None, pool.map(ready, plans))]:
-        return failed
+    if unprepared := [*filter(None, pool.map(ready, plans))]:
+        return unprepared
     for plan in plans:
         if plan.study.answer:
             print(f"{plan.name}: {plan.study.answer.found}", flush=True)
@@ -257,6 +256,7 @@ def do(options: RunOptions, plans: Sequence[Plan], pool: ThreadPoolExecutor) -> 
     runs = [run for plan in plans for run in plan.runs()]
     for run in runs if options.fresh else ():
         work.forget(run)
+    failed: list[str] = []
     with Shown(runs, Path(str(options.study)).stem) as shown:
 
         def one(run: Run) -> None:

@@ -44,13 +44,13 @@ def sources(arguments: Sequence[str], *, only_best: bool = False) -> list[tuple[
 
 
 class Loaded(NamedTuple):
-    """A checkpoint's model, in float32 on the CPU, in eval mode, its task with other data, the
-    columns of its scores, and the dataset that it is tested on, once one is opened."""
+    """A checkpoint's model, in float32 on the CPU, in eval mode, and its task, with other data;
+    under the name of its training."""
 
+    name: str
+    path: str
     model: Any
     task: Any
-    about: dict[str, object]
-    dataset: Any = None
 
 
 def load_model(name: str, path: str, options: FairseqOptions) -> Loaded:
@@ -77,4 +77,4 @@ def load_model(name: str, path: str, options: FairseqOptions) -> Loaded:
                 f"{path} was trained with other dictionaries: {old} and {new} differ; binarise "
                 f"with fairseq-preprocess --srcdict/--tgtdict from {trained_on}"
             )
-    return Loaded(model.eval(), task, {"model": name, "checkpoint": path})
+    return Loaded(name, path, model.eval(), task)

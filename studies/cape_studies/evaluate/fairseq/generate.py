@@ -1,7 +1,8 @@
 """Runs fairseq's generator, or its scorer of references, on every sentence exactly once."""
 
+from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from fairseq import utils
@@ -15,23 +16,31 @@ from cape_studies.evaluate.fairseq.options import FairseqOptions
 _UNKNOWN = "UNKNOWNTOKENINHYP", "UNKNOWNTOKENINREF"  # two words, so that they never match
 
 
-def open_test(loaded: Loaded, subset: str, options: FairseqOptions) -> Loaded:
+class Test(NamedTuple):
+    """A model, its task, and the dataset that it is tested on."""
+
+    model: Any
+    task: Any
+    dataset: Any
+    about: Mapping[str, object]  # the columns of its scores
+
+
+def open_test(loaded: Loaded, subset: str, options: FairseqOptions) -> Test:
     """Open a subset; refuse what the model cannot take.
 
     Raises:
         ValueError: the subset is missing, is empty, or has no references; or a sentence is longer
             than the model, a batch or a hypothesis allows.
     """
-    task, about = loaded.task, {**loaded.about, "subset": subset}
+    model, task = loaded.model, loaded.task
+    about = {"model": loaded.name, "checkpoint": loaded.path, "subset": subset}
     try:
         task.load_dataset(subset)
     except FileNotFoundError as error:
         pair = f"{task.cfg.source_lang}-{task.cfg.target_lang}"
-        raise ValueError(
-            f"{error}, of {pair} as in the training of {about['checkpoint']}"
-        ) from error
-    limits = utils.resolve_max_positions(task.max_positions(), loaded.model.max_positions())
-    test = loaded._replace(about=about, dataset=task.dataset(subset))
+        raise ValueError(f"{error}, of {pair} as in the training of {loaded.path}") from error
+    limits = utils.resolve_max_positions(task.max_positions(), model.max_positions())
+    test = Test(model, task, task.dataset(subset), about)
     source, target = test.dataset.src_sizes, test.dataset.tgt_sizes
     if len(source) == 0 or target is None:
         raise ValueError(f"the subset {subset!r} in {options.data} is empty or has no target side")
@@ -52,7 +61,7 @@ def open_test(loaded: Loaded, subset: str, options: FairseqOptions) -> Loaded:
     return test
 
 
-def translate(test: Loaded, options: FairseqOptions) -> list[tuple[str, str]]:
+def translate(test: Test, options: FairseqOptions) -> list[tuple[str, str]]:
     """Hypotheses by beam search and references, in order, without BPE, still tokenised.
 
     Raises:
@@ -76,7 +85,7 @@ def translate(test: Loaded, options: FairseqOptions) -> list[tuple[str, str]]:
     ]
 
 
-def score_references(test: Loaded, options: FairseqOptions) -> list[list[float]]:
+def score_references(test: Test, options: FairseqOptions) -> list[list[float]]:
     """The loss of each token of each reference, in nats, given the true tokens before it.
 
     EOS is included. It is what ``fairseq-generate --score-reference`` writes as P-, without label
@@ -95,7 +104,7 @@ def score_references(test: Loaded, options: FairseqOptions) -> list[list[float]]
 
 
 @torch.no_grad()
-def _generate(test: Loaded, generator: Any, options: FairseqOptions) -> list[tuple[Any, Any]]:
+def _generate(test: Test, generator: Any, options: FairseqOptions) -> list[tuple[Any, Any]]:
     """The best hypothesis and the target of each sentence."""
     place = options.place
     task, model, pad = test.task, test.model.to(place), test.task.target_dictionary.pad()
