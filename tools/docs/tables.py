@@ -16,6 +16,7 @@ and ``<!-- /read -->`` and stays; its numbers are filled too.
 
 import json
 import math
+import operator
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -183,8 +184,8 @@ def of_table(name: str) -> str:
 def column(scores: Scores, condition: str, variants: Iterable[str]) -> dict[str, str]:
     """Variant → its score; "" → the commonest number of trainings.
 
-    Bold is the best, and what is not significantly different from it. Where trainings are more than
-    APART, there is their range, and where there are fewer than three, their mean; neither is bold.
+    Bold: no other of the column is significantly better. Where trainings are more than APART,
+    there is their range, and where there are fewer than three, their mean; neither is bold.
     A score of another number of trainings has it in parentheses.
     """
     values = {
@@ -194,12 +195,13 @@ def column(scores: Scores, condition: str, variants: Iterable[str]) -> dict[str,
     usual = mode(len(found) for found in values.values())
     wide = [one for one, found in values.items() if found.max() - found.min() > APART]
     sure = [one for one, found in values.items() if one not in wide and len(found) > 2]
-    best = (max if scores.higher else min)(sure, key=lambda one: means[one])
+    better = operator.gt if scores.higher else operator.lt
     digits = 2 if scores.metric == "loss" else 1
     cells = {one: f"{mean:.{digits}f}" for one, mean in means.items()}
     cells |= {one: f"{values[one].min():.0f} to {values[one].max():.0f}" for one in wide}
     for one in sure:
-        if one == best or not scores.difference(one, best, condition).differs():
+        ahead = [two for two in sure if better(means[two], means[one])]
+        if not any(scores.difference(one, two, condition).differs() for two in ahead):
             cells[one] = f"**{cells[one]}**"
     for one, found in values.items():
         cells[one] += f" ({len(found)})" if len(found) != usual else ""

@@ -38,15 +38,22 @@ def corner():
     return scores, tables["column"](scores, "corner", CORNER)
 
 
-def test_bold_is_the_best_and_what_is_not_significantly_different_from_it(corner):
+def test_bold_is_what_no_other_of_the_column_is_significantly_ahead_of(corner):
     scores, cells = corner
-    ranged = {name for name in CORNER if " to " in cells[name]}
-    means = {one: scores.found[one, "corner"].value for one in CORNER if one not in ranged}
-    best = max(means, key=means.get)
-    for name in means:
-        level = name == best or not scores.difference(name, best, "corner").differs()
-        assert cells[name].startswith("**") == level, name
+    means = {one: scores.found[one, "corner"].value for one in CORNER if " to " not in cells[one]}
+    for name, mean in means.items():
+        ahead = [one for one in means if means[one] > mean]
+        behind = any(scores.difference(name, one, "corner").differs() for one in ahead)
+        assert cells[name].startswith("**") != behind, name
     assert any(not cells[name].startswith("**") for name in means)
+
+
+def test_what_is_behind_another_than_the_best_is_not_bold():
+    scores = tables["scores_of"]("cifar10_sizes", "sizes")
+    cells = tables["column"](scores, "32", ["abspos", "rope", "timm_dinov3"])
+    assert not scores.difference("abspos", "timm_dinov3", "32").differs()  # the column's best
+    assert cells["abspos"] == "54.2"
+    assert cells["rope"].startswith("**")
 
 
 def test_a_cell_whose_trainings_lie_far_apart_is_their_range(corner):
