@@ -204,6 +204,7 @@ def prepare(
         subsets=",".join(found.tests),
         within=within,
         longest=max(ENDED_AT, *(int(sizes[name][1].max()) for name in found.tests)),
+        range=max(int(one.max()) for one in sizes.values()),  # of random_rope
     )
 
 
