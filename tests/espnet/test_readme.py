@@ -40,10 +40,17 @@ def test_the_quickstart_prepares_trains_and_recognises(tmp_path):
     assert (tmp_path / "exp" / "cape" / "valid.cer_ctc.best.pth").exists()
 
 
-@pytest.mark.parametrize("page", ["README.md", "integrations/espnet/README.md"])
-def test_a_pages_config_makes_models_that_run_with_each_encoder_that_it_names(page, build):
+@pytest.mark.parametrize(
+    ("page", "part"),
+    [
+        ("README.md", "encoder_conf:"),
+        ("integrations/espnet/README.md", "was: conformer"),
+        ("integrations/espnet/README.md", "encoder: cape_transformer"),
+    ],
+)
+def test_a_pages_config_makes_models_that_run_with_each_encoder_that_it_names(page, part, build):
     """With ESPnet's default frontend, whose hop ``model: cape_asr`` compares."""
-    block = block_with(ROOT / page, "encoder_conf:", "yaml")
+    block = block_with(ROOT / page, part, "yaml")
     settings = {"frontend": "default", "frontend_conf": {"fs": 16000}, **yaml.safe_load(block)}
     settings["encoder_conf"] |= dict(output_size=16, attention_heads=2, num_blocks=1)
     for name in {settings["encoder"], *re.findall(r"cape_\w+", block)}:
