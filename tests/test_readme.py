@@ -61,24 +61,12 @@ def test_every_variant_and_option_that_it_names_is_one():
     options = {name for pos, axes in every for name in variants.get(pos, axes).options(axes)}
     options |= {"pos", "data", "arch", "required_batch_size_multiple"}  # of hosts and cape-run
     options |= {"model", "model_kwargs", "img_size", "class_token", "global_pool"}  # of timm
-    options |= {
-        "dynamic_img_size",
-        "ref_feat_shape",
-        "rope_type",
-        "aa",
-        "scale",
-        "init_values",
-    }  # of timm
+    options |= {"dynamic_img_size", "ref_feat_shape", "rope_type", "init_values"}  # of timm
+    options |= {"aa", "scale"}  # of timm's train.py
     options |= {"encoder_learned_pos", "lenpen", "beam"}  # of fairseq
     options |= {"ctc_weight", "encoder", "content_scale", "rel_pos_type"}  # of ESPnet
-    options |= {
-        "dim",
-        "heads",
-        "layers",
-        "model_type",
-        "config_overrides",
-        "rope_parameters",
-    }  # Positions, run_clm.py
+    options |= {"dim", "heads", "layers"}  # of Positions
+    options |= {"model_type", "config_overrides", "rope_parameters"}  # run_clm.py, transformers
     named = re.findall(r"--([\w-]+)|(\w+)=|(\w+): ", "\n".join(INLINE))
     named = {"".join(one).replace("-", "_") for one in named}
     assert {"max_global_shift", "relpos_context", "random_range", "pos"} <= named
