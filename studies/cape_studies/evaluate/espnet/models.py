@@ -33,7 +33,7 @@ class Model:
 
     Raises:
         ValueError: the model cannot be built with these weights, or has no CTC and no ``--search``;
-            or the search does not have such an option.
+            or the search does not have such an option, or a beam of all tokens.
     """
 
     def __init__(self, name: str, file: Path, search: Mapping[str, Any], place: Any) -> None:
@@ -56,6 +56,10 @@ class Model:
             self.prepare: Any = ASRTask.build_preprocess_fn(args, train=False)
             if self.asr.ctc is None and not search:
                 raise ValueError("it has no CTC (ctc_weight: 0), so it needs --search")
+            tokens = len(args.token_list)
+            if search and self.speech2text.beam_search.beam_size >= tokens:
+                # ESPnet fails on a wider beam, and of one as wide writes nothing
+                raise ValueError(f"beam_size must be less than its {tokens} tokens")
             self.rate, _, self.shortest = facts(self.asr.frontend)
         except Exception as error:  # for bad files and options ESPnet has errors of many types
             how = f" with --search {dict(search)}" if search else ""

@@ -178,6 +178,7 @@ def test_a_decoder_is_searched_as_by_asr_inference(work, run, refused, tmp_path)
     for wrong, message in {
         "beam=2": "with --search {'beam': 2}: .* unexpected keyword argument 'beam'",
         "beam_size=x": "--search .*beam_size.* is not an instance of int",
+        f"beam_size={len(TOKENS)}": f"must be less than its {len(TOKENS)} tokens",
         "beam_size": "--search: takes NAME=VALUE, got 'beam_size'",
     }.items():
         assert re.search(message, refused(*arguments, "--search", wrong))
