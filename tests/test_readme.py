@@ -65,6 +65,7 @@ def test_every_variant_and_option_that_it_names_is_one():
     options |= {"aa", "scale"}  # of timm's train.py
     options |= {"encoder_learned_pos", "lenpen", "beam"}  # of fairseq
     options |= {"ctc_weight", "encoder", "content_scale", "rel_pos_type"}  # of ESPnet
+    options |= {"model_conf", "use_cnn_module"}  # of ESPnet
     options |= {"dim", "heads", "layers"}  # of Positions
     options |= {"model_type", "config_overrides", "rope_parameters"}  # run_clm.py, transformers
     named = re.findall(r"--([\w-]+)|(\w+)=|(\w+): ", "\n".join(INLINE))
