@@ -1,7 +1,7 @@
 """What a variant adds to the content at the input: the base class, and a learned table.
 
 >>> table = Table(Sizes(dim=512), abspos_context=1024)
->>> x = table.add(content, token_positions([50])[..., None])    # (B, 50, 512)
+>>> x = table(content, token_positions([50])[..., None], content.dtype)     # (B, 50, 512)
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,17 @@ class Added(Part):
 
     A subclass has :meth:`embedding`, or where what is added depends on the content, :meth:`add`
     alone: a host that cannot give the content then refuses the variant when it builds a model.
-    How a subclass is written: :class:`cape_plugins.sizes.Part`.
+    Both are called by :meth:`forward`, so that hooks on this module (offload, ZeRO-3, pruning) act
+    before its weights are read. How a subclass is written: :class:`cape_plugins.sizes.Part`.
     """
+
+    def forward(self, content: Tensor | None, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """:meth:`add`, in content's dtype; without content the embedding alone, in ``dtype``."""
+        if content is not None:
+            return self.add(content, positions)
+        embedding = self.embedding(positions, dtype)
+        check_embedding(self, embedding, positions, self.sizes.dim)
+        return embedding.to(dtype)
 
     @classmethod
     def needs_content(cls) -> bool:

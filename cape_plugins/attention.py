@@ -6,6 +6,7 @@
 >>> out, _ = attention(query, key, value, given)            # (B, heads, queries, head_dim)
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cape_plugins.checks import is_traced
-from cape_plugins.returned import check_bias, check_embedded
+from cape_plugins.returned import check_bias, check_embedded, check_given
 from cape_plugins.sizes import Part
 
 
@@ -46,6 +47,11 @@ class Given(NamedTuple):
 
 NOTHING = Given()
 
+#: new keys and values (B, heads, new, head_dim), keys embedded → all of them, (B, heads, keys, ·)
+Cache = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+#: embedded queries, keys and values → what attention gives, and its weights or None
+Attend = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+
 
 @dataclass(eq=False, repr=False)
 class PositionalAttention(Part):
@@ -55,17 +61,26 @@ class PositionalAttention(Part):
     the attention of every layer as an argument. Queries and keys have positions of their own: the
     same in an encoder, one and all so far in a step of decoding.
 
-    How a subclass is written: :class:`cape_plugins.sizes.Part`.
+    All other methods are called by :meth:`forward`, so that hooks on this module (offload, ZeRO-3,
+    pruning) act before its weights are read. How a subclass is written:
+    :class:`cape_plugins.sizes.Part`.
+
+    Attributes:
+        prepares: whether :meth:`prepare` is called in :meth:`forward` of each layer, and not once
+            before all: of a variant that is ``one_for_all``, whose ``prepare`` may use parameters.
     """
+
+    prepares = False  # without an annotation, which would make it an option
 
     def prepare(
         self, queries: Tensor, keys: Tensor, mask: Tensor | None, dtype: torch.dtype
     ) -> Given:
         """What the methods below get, made once for all layers of a forward.
 
-        It may use options and sizes, but no parameters: each layer has its own (but for variants
-        that are ``one_for_all``). The row of a query or a key may depend on its own position alone,
-        and not on the other positions: a cache keeps keys as :meth:`embed` has left them.
+        It may use options and sizes, but no parameters: each layer has its own. Of a variant that
+        is ``one_for_all`` it is called in each layer, and may use them. The row of a query or a key
+        may depend on its own position alone, and not on the other positions: a cache keeps keys as
+        :meth:`embed` has left them.
 
         Args:
             queries: positions (1 or B, queries, axes), augmented, float32 at least, in the host's
@@ -102,6 +117,9 @@ class PositionalAttention(Part):
         given: Given = NOTHING,
         dropout: float = 0.0,
         need_weights: bool = False,
+        *,
+        cache: Cache | None = None,
+        attend: Attend | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Embed positions in queries and keys, then attend.
 
@@ -112,6 +130,11 @@ class PositionalAttention(Part):
             given: prepared positions of both, and the mask.
             dropout: on the attention weights; 0 outside training.
             need_weights: also return the weights before dropout.
+            cache: in a step of decoding ``key`` and ``value`` are of the new tokens, which stand
+                where their queries stand. The cache gets them, keys with positions embedded, and
+                returns all so far.
+            attend: a host's own function in place of :meth:`attend`, for a variant that adds
+                nothing to the scores; it gets no mask from here.
 
         Returns:
             (B, heads, queries, head_dim), and the weights, float32 at least
@@ -121,11 +144,21 @@ class PositionalAttention(Part):
             ValueError: the number of queries or keys is not that of ``given``, or the heads of the
                 keys do not divide those of the queries.
         """
-        if not is_traced():
-            _check(query.shape[2], key.shape[2], given)
-        embedded = self.embed_both(query, key, given)
+        if self.prepares and given.queries is not None and given.keys is not None:
+            given = self.prepare(given.queries, given.keys, given.mask, query.dtype)
+            check_given(self, given, Given)
+        rows = given if cache is None else given._replace(keys=given.queries)
+        _check_rows(query, key, rows)
+        embedded = self.embed_both(query, key, rows)
         check_embedded(self, embedded, query, key)
-        return self.attend(*embedded, value, given, dropout, need_weights)
+        query, key = embedded
+        if cache is not None:
+            key, value = cache(key, value)
+        if attend is not None:
+            return attend(query, key, value)
+        _check_rows(query, key, given)
+        _check_scores(query, key, given)
+        return self.attend(query, key, value, given, dropout, need_weights)
 
     def attend(
         self,
@@ -136,11 +169,7 @@ class PositionalAttention(Part):
         dropout: float = 0.0,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """:meth:`forward` for queries and keys in which positions are embedded already.
-
-        For a cache of keys: :meth:`embed` new keys once by ``given.queries``, keep them, and attend
-        with all of them.
-        """
+        """:meth:`forward` for queries and keys in which positions are embedded already."""
         key, value = (for_each_head(x, query.shape[1]) for x in (key, value))
         if need_weights:
             weights = weights_of(self.scores(query, key, given))
@@ -165,20 +194,34 @@ class PositionalAttention(Part):
         return merge(own, shared, dtype_of_scores(query))
 
 
-def _check(queries: int, keys: int, given: Given) -> None:
-    """Raise ValueError unless what is given is of so many queries and keys."""
-    for what, count, rows in (("queries", queries, given.queries), ("keys", keys, given.keys)):
-        if rows is not None and rows.shape[1] != count:
+def _check_rows(query: Tensor, key: Tensor, given: Given) -> None:
+    """Raise ValueError unless there is a row for each query and for each key."""
+    if is_traced():
+        return
+    for what, of, rows in (("queries", query, given.queries), ("keys", key, given.keys)):
+        if rows is not None and rows.shape[1] != of.shape[2]:
             raise ValueError(
-                f"{count} {what} have positions for {rows.shape[1]}: give Positions the positions "
-                "of the queries, and by keys= those of the keys"
+                f"{of.shape[2]} {what} have positions for {rows.shape[1]}: give Positions the "
+                "positions of the queries, and by keys= those of the keys"
             )
-    for what, one in (("mask", given.mask), ("bias", given.bias)):
+
+
+def _check_scores(query: Tensor, key: Tensor, given: Given) -> None:
+    """Raise ValueError unless mask and bias are of the scores.
+
+    One row or one column of a mask may stand for all, of a bias not: a step whose keys= was
+    forgotten has the distance to one key.
+    """
+    if is_traced():
+        return
+    queries, keys = query.shape[2], key.shape[2]
+    for what, one, for_all in (("mask", given.mask, (1,)), ("bias", given.bias, ())):
         sizes = (queries, keys) if one is None else one.shape[-2:]
-        if sizes[0] not in (1, queries) or sizes[1] not in (1, keys):
+        if sizes[0] not in (*for_all, queries) or sizes[1] not in (*for_all, keys):
             raise ValueError(
                 f"the {what} is of {sizes[0]} queries and {sizes[1]} keys, there are {queries} and "
-                f"{keys}: it must be (…, {queries}, {keys}), a row for each query that is there"
+                f"{keys}: it must be (…, {queries}, {keys}), and Positions needs the positions of "
+                "the keys, by keys=, where they are others than the queries"
             )
 
 

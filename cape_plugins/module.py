@@ -24,7 +24,7 @@ from cape_plugins.checks import check_count, check_positions, is_traced
 from cape_plugins.mark import PACKAGE, VariantMark
 from cape_plugins.options import as_declared, check_asked, declared
 from cape_plugins.positions import Generator, with_axes
-from cape_plugins.returned import check_embedding, check_given
+from cape_plugins.returned import check_given
 from cape_plugins.sizes import Sizes
 from cape_plugins.tryout import try_out
 
@@ -110,6 +110,9 @@ class Positions(nn.Module):
         for part in (self.added, *self._made):
             if part is not None:
                 part.pos = pos
+        for part in self._made[:1] if self.variant.one_for_all else ():
+            assert part is not None
+            part.prepares = True
         for part in (self.added, *self._made[:1]):
             if part is not None:
                 try_out(part)
@@ -195,13 +198,9 @@ class Positions(nn.Module):
         )
         dtype = torch.float32 if dtype is None else dtype
         added = content
-        if self.added is not None and content is not None:
-            added = self.added.add(content, moved)
-        elif self.added is not None:
-            added = self.added.embedding(moved, dtype)
-            check_embedding(self.added, added, moved, self.sizes.dim)
-            added = added.to(dtype)
-        first = self._made[0] if self._made else None
+        if self.added is not None:
+            added = self.added(content, moved, dtype)
+        first = self._first(positions.device)
         if first is None:
             return added, Given(mask=with_heads(mask))
         of_keys = moved
@@ -209,9 +208,25 @@ class Positions(nn.Module):
             of_keys = self.augment(
                 keys, batch, draw, max_local_shift=max_local_shift, generator=generator
             )
+        if first.prepares:
+            return added, Given(moved, of_keys, with_heads(mask))
         given = first.prepare(moved, of_keys, with_heads(mask), dtype)
         check_given(first, given, Given)
         return added, given
+
+    def _first(self, device: torch.device) -> PositionalAttention | None:
+        """The attention that prepares for all; a replica of nn.DataParallel has its own."""
+        first = self._made[0] if self._made else None
+        if first is None or not getattr(self, "_is_replica", False):
+            return first
+        if self.attentions:
+            return self.attentions[0]  # type: ignore[return-value]
+        if any(one.device != device for one in first.buffers()):
+            raise ValueError(
+                f"{first.said('prepare')} may read a buffer, which nn.DataParallel leaves on "
+                "another device: train by DistributedDataParallel (torchrun), or on one GPU"
+            )
+        return first
 
     def train(self, mode: bool = True) -> "Positions":
         """As nn.Module's.

@@ -135,15 +135,26 @@ def check_cache(pos: str, axes: int, **options: Any) -> None:
     x = content(2, tokens)
     for attention in _layers(made):
         at_once, _ = attention(query, key, value, positions(x, where, seen)[1])
-        kept = key[:, :, :0]
+        cache = Kept()
         for t in range(tokens):
             now = slice(t, t + 1)
             _, given = positions(x[:, now], where[:, now], keys=where[:, : t + 1])
-            own = given._replace(keys=given.queries)  # a new key is where its query is
-            turned, new = attention.embed_both(query[:, :, now], key[:, :, now], own)
-            kept = torch.cat([kept, new], dim=2)
-            step, _ = attention.attend(turned, kept, value[:, :, : t + 1], given)
+            new = query[:, :, now], key[:, :, now], value[:, :, now]
+            step, _ = attention(*new, given, cache=cache)
             assert_close(step, at_once[:, :, now])
+
+
+class Kept:
+    """A cache of keys and values, as plain as can be: the argument ``cache`` of attention."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values so far, (B, heads, keys, head_dim)."""
+        self.parts.append((key, value))
+        keys, values = (torch.cat(each, dim=2) for each in zip(*self.parts, strict=True))
+        return keys, values
 
 
 def check_training(pos: str, axes: int, **options: Any) -> None:

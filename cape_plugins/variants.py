@@ -54,8 +54,8 @@ class Variant:
         augments: how positions change in training, before ``adds`` and ``attends`` see them.
         attends: what positions do in self-attention; None leaves the host's own.
         first_layer_only: whether ``attends`` sits in the first layer only.
-        one_for_all: whether all layers share one module, its parameters too. Then ``prepare`` may
-            use parameters; they get the gradients of all layers.
+        one_for_all: whether all layers share one module, its parameters too. Then ``prepare`` is
+            called in each layer and may use parameters, which get the gradients of all layers.
         axes: for positions with so many axes: 1 in sequences, 2 in images.
     """
 

@@ -18,7 +18,7 @@ from fairseq.modules import MultiheadAttention, transformer_layer
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import Tensor, nn
 
-from cape_plugins.attention import NOTHING, Given, PositionalAttention
+from cape_plugins.attention import NOTHING, Cache, Given, PositionalAttention
 
 
 class StackPositions(NamedTuple):
@@ -80,12 +80,10 @@ class FairseqCapeAttention(MultiheadAttention):
         """
         stack, padding = POSITIONS.get(), key_padding_mask
         given = NOTHING if stack is None else stack.given
-        q, k = self._split(self.q_proj(query)), self._split(self.k_proj(query))
-        # new keys are at the positions of the queries, in decoding too
-        q, k = self.positional.embed_both(q, k, given._replace(keys=given.queries))
-        v = self._split(self.v_proj(query))  # (B, heads, T, head_dim)
+        q, k, v = (self._split(one(query)) for one in (self.q_proj, self.k_proj, self.v_proj))
+        cache = None
         if incremental_state is not None:
-            k, v, padding = self._continue(incremental_state, k, v, padding)
+            padding, cache = self._continue(incremental_state, k, padding)
         if stack is None or incremental_state is not None:  # the last query sees all but padding
             seen = None if padding is None else ~padding[:, None, None].bool()
             given = given.seeing(seen, q.dtype)
@@ -94,7 +92,7 @@ class FairseqCapeAttention(MultiheadAttention):
         given = given.seeing(attn_mask, q.dtype)  # (B or 1, 1, T or 1, S)
         drop = self.dropout_module
         dropout = drop.p if drop.training or drop.apply_during_inference else 0.0
-        out, _ = self.positional.attend(q, k, v, given, dropout)
+        out, _ = self.positional(q, k, v, given, dropout, cache=cache)
         return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None  # (T, B, dim)
 
     def _split(self, x: Tensor) -> Tensor:
@@ -102,23 +100,28 @@ class FairseqCapeAttention(MultiheadAttention):
         return x.unflatten(2, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
 
     def _continue(
-        self, incremental_state: dict[str, Any], k: Tensor, v: Tensor, padding: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Put earlier steps before this one, and remember them, as fairseq does."""
+        self, incremental_state: dict[str, Any], new: Tensor, padding: Tensor | None
+    ) -> tuple[Tensor | None, Cache]:
+        """Padding of earlier steps and of this one, and what remembers keys, as fairseq does."""
         saved = self._get_input_buffer(incremental_state)
-        if saved.get("prev_key") is not None:
-            k = torch.cat([saved["prev_key"], k], dim=2)
-            v = torch.cat([saved["prev_value"], v], dim=2)
+        before = saved.get("prev_key")
         padding = self._append_prev_key_padding_mask(
             key_padding_mask=padding,
             prev_key_padding_mask=saved.get("prev_key_padding_mask"),
-            batch_size=k.shape[0],
-            src_len=k.shape[2],
+            batch_size=new.shape[0],
+            src_len=new.shape[2] + (0 if before is None else before.shape[2]),
             static_kv=False,
         )
-        saved.update(prev_key=k, prev_value=v, prev_key_padding_mask=padding)
-        self._set_input_buffer(incremental_state, saved)
-        return k, v, padding
+
+        def cache(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            if before is not None:
+                k = torch.cat([before, k], dim=2)
+                v = torch.cat([saved["prev_value"], v], dim=2)
+            saved.update(prev_key=k, prev_value=v, prev_key_padding_mask=padding)
+            self._set_input_buffer(incremental_state, saved)
+            return k, v
+
+        return padding, cache
 
 
 class TakesPositions:

@@ -35,22 +35,29 @@ class CapeAttention:
             project(hidden_states).view(*shape, -1, self.head_dim).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        if self.positional is not None:  # new keys stand where their queries stand
-            here = given._replace(keys=given.queries)
-            query, key = self.positional.embed_both(query, key, here)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
         dropout = self.attention_dropout if self.training else 0.0
         implementation = self.config._attn_implementation
-        if self.adds_to_scores:
-            out, weights = self.positional.attend(
-                query, key, value, given, dropout, need_weights=implementation == "eager"
-            )
-            out = out.transpose(1, 2)
-        else:
+
+        def theirs(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
             attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-            named |= dict(dropout=dropout, scaling=self.scaling)
-            out, weights = attend(self, query, key, value, attention_mask, **named)
+            how = named | dict(dropout=dropout, scaling=self.scaling)
+            out, weights = attend(self, query, key, value, attention_mask, **how)
+            return out.transpose(1, 2), weights
+
+        def cached(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            if past_key_values is None:
+                return key, value
+            return past_key_values.update(key, value, self.layer_idx)
+
+        if self.positional is None:
+            out, weights = theirs(query, *cached(key, value))
+        else:
+            attend = None if self.adds_to_scores else theirs
+            need_weights = implementation == "eager"
+            out, weights = self.positional(
+                query, key, value, given, dropout, need_weights, cache=cached, attend=attend
+            )
+        out = out.transpose(1, 2)
         return self.o_proj(out.reshape(*shape, -1).contiguous()), weights
 
 
