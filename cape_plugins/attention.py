@@ -68,9 +68,10 @@ class PositionalAttention(Part):
     Attributes:
         prepares: whether :meth:`prepare` is called in :meth:`forward` of each layer, and not once
             before all: of a variant that is ``one_for_all``, whose ``prepare`` may use parameters.
+        acts: False in a layer that the variant leaves out, where the mask alone counts.
     """
 
-    prepares = False  # without an annotation, which would make it an option
+    prepares, acts = False, True  # without annotations, which would make them options
 
     def prepare(
         self, queries: Tensor, keys: Tensor, mask: Tensor | None, dtype: torch.dtype
@@ -144,6 +145,8 @@ class PositionalAttention(Part):
             ValueError: the number of queries or keys is not that of ``given``, or the heads of the
                 keys do not divide those of the queries.
         """
+        if not self.acts:
+            given = Given(mask=given.mask)
         if self.prepares and given.queries is not None and given.keys is not None:
             given = self.prepare(given.queries, given.keys, given.mask, query.dtype)
             check_given(self, given, Given)
@@ -170,13 +173,27 @@ class PositionalAttention(Part):
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """:meth:`forward` for queries and keys in which positions are embedded already."""
-        key, value = (for_each_head(x, query.shape[1]) for x in (key, value))
+        _check_heads(key, query.shape[1])
+        every = for_each_head(key, query.shape[1]) if need_weights or self.has_bias else key
         if need_weights:
-            weights = weights_of(self.scores(query, key, given))
+            weights = weights_of(self.scores(query, every, given))
+            value = for_each_head(value, query.shape[1])
             return F.dropout(weights, dropout).to(value.dtype) @ value, weights
-        bias = self.bias_and_mask(query, key, given)
-        scale = query.shape[3] ** -0.5
-        return F.scaled_dot_product_attention(query, key, value, bias, dropout, scale=scale), None
+        bias = self.bias_and_mask(query, every, given)
+        how: dict[str, Any] = dict(scale=query.shape[3] ** -0.5)
+        if key.shape[1] != query.shape[1]:
+            # CUDA's fused kernels take grouped heads where there is no mask
+            if bias is not None and query.device.type != "cpu":
+                key, value = (for_each_head(x, query.shape[1]) for x in (key, value))
+            else:
+                how["enable_gqa"] = True
+        return F.scaled_dot_product_attention(query, key, value, bias, dropout, **how), None
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether this layer adds something of queries and keys to the scores."""
+        own, base = type(self), PositionalAttention
+        return own.bias is not base.bias or own.bias_and_mask is not base.bias_and_mask
 
     def scores(self, query: Tensor, key: Tensor, given: Given) -> Tensor:
         """What the softmax gets, (B, heads, queries, keys)."""
@@ -229,9 +246,13 @@ def for_each_head(x: Tensor, heads: int) -> Tensor:
     """Keys or values (B, fewer heads, N, d) as (B, heads, N, d): each serves neighbouring heads."""
     if x.shape[1] == heads:
         return x
-    if heads % x.shape[1]:
-        raise ValueError(f"{x.shape[1]} heads of keys do not divide {heads} heads of queries")
+    _check_heads(x, heads)
     return x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def _check_heads(key: Tensor, heads: int) -> None:
+    if heads % key.shape[1]:
+        raise ValueError(f"{key.shape[1]} heads of keys do not divide {heads} heads of queries")
 
 
 def weights_of(scores: Tensor) -> Tensor:

@@ -9,9 +9,10 @@ two sequences (source and target of a translation) can share Δ and λ.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,9 +42,12 @@ class AsGiven:
     Attributes:
         sizes: of the model that it is in, where :class:`cape_plugins.Positions` makes it; their
             ``spacing`` is the distance between neighbouring tokens.
+        alone: values of options with which a token's position in evaluation depends on no other
+            token, as in a decoder.
     """
 
     sizes: Sizes | None = field(default=None, kw_only=True, repr=False, compare=False)
+    alone: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def draw(
         self, batch_size: int, axes: int = 1, device: Device = None, generator: Generator = None
@@ -116,6 +120,7 @@ class DistanceAugmentation(AsGiven):
     mean_normalize: bool = option(
         True, "subtract each sample's mean position, in training and evaluation (section 3.2)"
     )
+    alone = MappingProxyType({"mean_normalize": False})
 
     @property
     def shift(self) -> float | None:

@@ -95,12 +95,17 @@ def is_plain(*tensors: Tensor) -> bool:
 def check_positions(positions: Tensor) -> None:
     """Raise ValueError unless positions are NaN or numbers that our dtypes hold exactly.
 
-    They must not be complex, bool or infinite, nor integers too large for float64 (on CUDA:
-    :func:`check_values`).
+    They must not be complex, bool, infinite or of less than float32, nor integers too large for
+    float64 (on CUDA: :func:`check_values`).
     """
     if positions.is_complex() or positions.dtype == torch.bool:
         raise ValueError(f"positions must be real numbers, got {positions.dtype}")
     if positions.is_floating_point():
+        if positions.dtype.itemsize < 4:
+            raise ValueError(
+                f"positions of {positions.dtype} are rounded already: keep them float32 or integer "
+                "(FSDP2's mixed precision casts float inputs: cast_forward_inputs=False)"
+            )
         rule = "positions must be finite, or NaN for padding"
         check_values(positions, lambda: positions.abs() != math.inf, rule)
         return

@@ -5,9 +5,12 @@
 >>> for attention in positions.attentions:                      # one for each layer
 ...     out, _ = attention(query, key, value, given)            # (B, heads, N, head_dim)
 
-A step of decoding has one new token, and keys of all tokens so far:
+A decoder's are counted, its mask is causal, and a step has new tokens and a cache of keys:
 
->>> new, given = positions(new, where_new, keys=where_all)      # (B, 1, 512)
+>>> positions = Positions("rope", dim=512, heads=8, layers=6, causal=True)
+>>> x, given = positions(x)                                     # (B, N, 512)
+>>> new, given = positions(new, past=7)                         # (B, 1, 512), after 7 others
+>>> out, _ = attention(query, key, value, given, cache=cache)
 """
 
 from collections.abc import Callable, Mapping
@@ -18,13 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from cape_plugins import variants
-from cape_plugins.attention import Given, PositionalAttention, with_heads
-from cape_plugins.augment import Draw, LocalShift
+from cape_plugins.attention import Given, PositionalAttention, merge, with_heads
+from cape_plugins.augment import AsGiven, Draw, LocalShift
+from cape_plugins.causal import check_mask, earlier, place, reads_keys
 from cape_plugins.checks import check_count, check_positions, is_traced
 from cape_plugins.mark import PACKAGE, VariantMark
 from cape_plugins.options import as_declared, check_asked, declared
 from cape_plugins.positions import Generator, with_axes
 from cape_plugins.returned import check_given
+from cape_plugins.sinusoid import Sinusoids
 from cape_plugins.sizes import Sizes
 from cape_plugins.tryout import try_out
 
@@ -42,6 +47,9 @@ class Positions(nn.Module):
         layers: number of layers, for :attr:`attentions`.
         axes: of a position: 1 in sequences, 2 in images.
         spacing: between neighbouring tokens, in the unit of positions (:class:`Sizes`).
+        causal: of a decoder: nothing depends on later tokens or on the length. Options that centre
+            or spread positions are off, the mask is causal, and the content is multiplied by
+            :attr:`content_scale`.
         remembers: what else changes results in evaluation, so that checkpoints keep it: name →
             number.
         spell: writes an option's name as the host's users type it.
@@ -69,6 +77,7 @@ class Positions(nn.Module):
         layers: int = 0,
         axes: int = 1,
         spacing: float = 1.0,
+        causal: bool = False,
         remembers: Mapping[str, float | None] = _NONE,
         spell: Callable[[str], str] = str,
         advice: str = "give another checkpoint",
@@ -83,6 +92,9 @@ class Positions(nn.Module):
         if unknown := options.keys() - taken.keys():
             allowed = ", ".join(taken) or "no options"
             raise ValueError(f"{pos} takes {allowed}, got {', '.join(sorted(unknown))}")
+        if causal:
+            options |= _alone(self.variant.augments, options)
+        self.causal = causal
         self.options = {name: one.default for name, one in taken.items()}
         for name, value in options.items():
             if value is not None:
@@ -92,6 +104,8 @@ class Positions(nn.Module):
         self.augmentation = self.variant.augments(**of_augmentation, sizes=self.sizes)
         adds, attends = self.variant.adds, self.variant.attends
         self.added = None if adds is None else adds(self.sizes, **self._of(adds))
+        if causal and (told := self.needs_others()):
+            raise ValueError(f"{pos} needs other tokens, which a decoder's step lacks: {told}")
         made: list[PositionalAttention | None] = [None] * layers
         if attends is not None:
             if layers == 0:
@@ -101,8 +115,9 @@ class Positions(nn.Module):
             different = [attends(self.sizes, **self._of(attends)) for _ in range(new)]
             made[:count] = different * (count // new)
         self._made = tuple(made)  # a tuple registers nothing: who has the layers, has them too
-        plain = [PositionalAttention(self.sizes) if one is None else one for one in made]
-        self.attentions = nn.ModuleList(plain)
+        self.attentions = nn.ModuleList(
+            _without(self.sizes) if one is None else one for one in made
+        )
         # a default of None is decided by the part that declares it
         for part in (self.augmentation, self.added, *self._made[:1]):
             for name in declared(type(part), axes) if part is not None else ():
@@ -116,6 +131,7 @@ class Positions(nn.Module):
         for part in (self.added, *self._made[:1]):
             if part is not None:
                 try_out(part)
+        self.reads_keys = reads_keys(self._made[0] if self._made else None)
         training_only = [name for name, one in taken.items() if one.training_only]
         kept = {**self.options, **remembers}
         if (root := variants.root(pos, axes)) != "cape_plugins":
@@ -127,6 +143,21 @@ class Positions(nn.Module):
         return {name: self.options[name] for name in declared(kind, self.sizes.axes)}
 
     @property
+    def content_scale(self) -> float:
+        """What a decoder's content is multiplied by where sinusoids are added: √dim, else 1.
+
+        Sinusoids are about 1, and embeddings of tokens are drawn smaller (Vaswani et al. 2017,
+        section 3.4); a table begins as small as they do.
+        """
+        return self.sizes.dim**0.5 if isinstance(self.added, Sinusoids) else 1.0
+
+    def needs_others(self) -> str:
+        """What to do so that a token's position in evaluation depends on no other; empty: none."""
+        if self.added is not None and self.added.needs_content():
+            return "it adds what depends on the content; use it in an encoder"
+        return self.augmentation.needs_whole_sequence(training=False)
+
+    @property
     def has_positions(self) -> bool:
         """Whether positions reach the model at all; else nothing is computed."""
         return self.variant.has_positions
@@ -134,14 +165,16 @@ class Positions(nn.Module):
     def forward(
         self,
         content: Tensor | None,
-        positions: Tensor,
+        positions: Tensor | None = None,
         mask: Tensor | None = None,
         draw: Draw | None = None,
         *,
         keys: Tensor | None = None,
+        past: int = 0,
         max_local_shift: LocalShift | None = None,
         generator: Generator = None,
         dtype: torch.dtype | None = None,
+        draws: bool = True,
     ) -> tuple[Tensor | None, Given]:
         """Augment positions, add their embedding to the content, prepare them for attention.
 
@@ -149,12 +182,13 @@ class Positions(nn.Module):
             content: (B, N, dim), any float dtype. None for a host that adds what it is given.
             positions: (B, N), or (B, N, 2) with two axes; (1, N[, 2]) if all samples share them.
                 NaN marks padding and tokens without a position, and nothing is added there.
-                Integers are converted to float64, so that timestamps stay exact. float16 and
-                bfloat16 are converted to float32. They do not hold every integer above 2,048 and
-                256, so prefer float32.
+                Integers are converted to float64, so that timestamps stay exact. With ``causal``
+                they may be left out: tokens are counted from 0 on, without those that a mask
+                (B, 1, past + N) hides, which is padding.
             mask: which keys queries see, (1 or B, 1 or N, 1 or keys), or with an axis of heads
                 before the queries: bool, True where a query sees a key, or of a float dtype, added
-                to the scores. None: all. A query that sees no key gets 0 from attention.
+                to the scores. None: all. A query that sees no key gets 0 from attention. With
+                ``causal`` later tokens are hidden besides, unless ``keys`` are given.
             draw: Δ and λ of each sample, for sequences that share them. Only variants with CAPE's
                 augmentation use them, in training. Default: drawn here.
             max_local_shift: ε in place of the option's, for positions whose spacing changes from
@@ -162,9 +196,13 @@ class Positions(nn.Module):
                 (B, N, axes).
             keys: positions of the keys, (1 or B, keys[, 2]), where they are others than the
                 content's tokens: all tokens so far in a step with a cache of keys, or another
-                sequence. In training they share Δ and λ with ``positions``, and each has its ε.
+                sequence. In training they share Δ and λ, given by ``draw``, and each has its ε.
+            past: how many tokens a cache of keys holds already. With ``causal`` it says where the
+                new tokens and the keys are, unless ``positions`` and ``keys`` do.
             generator: source of randomness in training.
             dtype: of the layers, where there is no content. Default: float32.
+            draws: False for evaluation's positions in training mode too: those of tokens that are
+                generated, whose cached keys keep the positions that they got.
 
         Returns:
             (B, N, dim) in content's dtype, summed in float32 at least; without content the
@@ -172,30 +210,34 @@ class Positions(nn.Module):
             attention of every layer gets.
 
         Raises:
-            ValueError: shapes do not fit; content is not of a float dtype, or the mask of neither
-                bool nor a float dtype; positions are complex, bool or infinite, or integers beyond
-                ± 2^53, or beyond a table; ε is below 0 or not finite (on CUDA:
-                :func:`cape_plugins.checks.check_values`); or ``keys`` are given to a variant whose
-                positions depend on the whole sequence.
+            ValueError: positions are left out without ``causal``; shapes do not fit; content is not
+                of a float dtype; the mask is neither bool nor of a float dtype, is of zeros and
+                ones, or hides later tokens on which positions depend; positions are complex, bool,
+                infinite or of less than float32, integers beyond ± 2^53, or beyond a table; ε is
+                below 0 or not finite (on CUDA: :func:`cape_plugins.checks.check_values`); or
+                ``keys`` are given to a variant whose positions depend on the whole sequence, or
+                that draws, in training without ``draw``.
         """
+        if keys is None and (self.causal or positions is None):
+            positions, keys, mask = self._place(content, positions, mask, past)
+        assert positions is not None  # for mypy
         self._check_shapes(content, positions, keys)
-        self._check_mask(mask, positions, positions if keys is None else keys)
+        check_mask(mask, positions, positions if keys is None else keys, self.needs_others())
+        if content is not None and self.causal and self.content_scale != 1.0:
+            content = content * self.content_scale
         if not self.has_positions:
             return content, Given(mask=with_heads(mask))
         batch = positions.shape[0] if draw is None else draw.scale.shape[0]
         if content is not None:
             batch, dtype = content.shape[0], content.dtype
+        if keys is positions:
+            keys = None  # a sequence that attends to itself
         if keys is not None:
-            if told := self.augmentation.needs_whole_sequence(self.training):
-                raise ValueError(
-                    f"{self.pos} with keys=: a token's position depends on the whole sequence, "
-                    f"which a step or another sequence does not have: {told}"
-                )
-            if draw is None:
-                draw = self.draw(batch, positions.device, generator)
-        moved = self.augment(
-            positions, batch, draw, max_local_shift=max_local_shift, generator=generator
+            self._check_keys(draw, draws)
+        drawn: dict[str, Any] = dict(
+            max_local_shift=max_local_shift, generator=generator, draws=draws
         )
+        moved = self.augment(positions, batch, draw, **drawn)
         dtype = torch.float32 if dtype is None else dtype
         added = content
         if self.added is not None:
@@ -204,15 +246,55 @@ class Positions(nn.Module):
         if first is None:
             return added, Given(mask=with_heads(mask))
         of_keys = moved
-        if keys is not None:
-            of_keys = self.augment(
-                keys, batch, draw, max_local_shift=max_local_shift, generator=generator
-            )
+        unread = past > 0 and not self.reads_keys  # a cache has embedded them already
+        if keys is not None and not unread:
+            of_keys = self.augment(keys, batch, draw, **drawn)
         if first.prepares:
             return added, Given(moved, of_keys, with_heads(mask))
         given = first.prepare(moved, of_keys, with_heads(mask), dtype)
         check_given(first, given, Given)
+        if unread:
+            given = given._replace(keys=None)
+        if self.variant.first_layer_only and given.mask is None:  # other layers need the mask alone
+            given = given._replace(mask=with_heads(mask))
         return added, given
+
+    def _place(
+        self, content: Tensor | None, positions: Tensor | None, mask: Tensor | None, past: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Positions of a decoder's tokens and of its keys, and its mask, in which it is causal."""
+        if not self.causal:
+            raise ValueError("give positions; only with causal=True tokens are counted")
+        check_count("past", past, least=0)
+        if positions is None:
+            if content is None or self.sizes.axes > 1:
+                raise ValueError("give positions: only tokens of content in a sequence are counted")
+            positions, keys = place(content.shape[1], past, mask, content.device)
+            keys = keys if past else positions
+        elif past:
+            raise ValueError(f"past={past} with positions of your own needs those of all by keys=")
+        else:
+            keys = positions
+        count = positions.shape[1]
+        check_mask(mask, positions, keys)
+        hides = earlier(count, past + count, positions.device)
+        dtype = torch.float32 if content is None else content.dtype
+        return positions, keys, merge(with_heads(mask), with_heads(hides), dtype)
+
+    def _check_keys(self, draw: Draw | None, draws: bool) -> None:
+        """Raise ValueError if keys and queries would not be of one sequence, or of one draw."""
+        training = self.training and draws
+        if told := self.augmentation.needs_whole_sequence(training):
+            raise ValueError(
+                f"{self.pos} with keys=: a token's position depends on the whole sequence, "
+                f"which a step or another sequence does not have: {told}"
+            )
+        if training and draw is None and self.variant.augments is not AsGiven:
+            raise ValueError(
+                f"{self.pos} draws positions in training, and keys of a cache keep those of their "
+                "own step: call eval(), or give draws=False in each step, the first too; for "
+                "another sequence give draw=, from Positions.draw"
+            )
 
     def _first(self, device: torch.device) -> PositionalAttention | None:
         """The attention that prepares for all; a replica of nn.DataParallel has its own."""
@@ -264,11 +346,12 @@ class Positions(nn.Module):
         *,
         max_local_shift: LocalShift | None = None,
         generator: Generator = None,
+        draws: bool = True,
     ) -> Tensor:
         """The augmented positions, (1 or B, N, axes), float32 at least; see :meth:`forward`."""
         check_positions(positions)
         wide = with_axes(positions)
-        if not self.training:
+        if not (self.training and draws):
             return self.augmentation.in_evaluation(wide)
         return self.augmentation.in_training(
             wide, batch_size, draw, max_local_shift=max_local_shift, generator=generator
@@ -296,25 +379,25 @@ class Positions(nn.Module):
                 f"{[1, *wanted]}), got {list(positions.shape)}"
             )
 
-    def _check_mask(self, mask: Tensor | None, queries: Tensor, keys: Tensor) -> None:
-        if mask is None or is_traced():
-            return
-        if mask.dtype != torch.bool and not mask.is_floating_point():
-            raise ValueError(
-                f"mask must be bool, True where a query sees a key, or of a float dtype, added to "
-                f"the scores; got {mask.dtype}: call its .bool()"
-            )
-        sizes = queries.shape[1], keys.shape[1]
-        fits = mask.ndim in (3, 4) and all(
-            is_ in (1, wanted) for is_, wanted in zip(mask.shape[-2:], sizes, strict=True)
-        )
-        if not fits:
-            raise ValueError(
-                f"mask must be (1 or B, 1 or {sizes[0]}, 1 or {sizes[1]}), of queries and of keys, "
-                f"or (1 or B, 1 or heads, …); got {list(mask.shape)}"
-            )
-
     def extra_repr(self) -> str:
         """The variant and its options, for ``print(model)``."""
         options = "".join(f", {name}={value!r}" for name, value in self.options.items())
         return f"{self.pos!r}, {self.sizes}{options}"
+
+
+def _without(sizes: Sizes) -> PositionalAttention:
+    """Attention of a layer that has no positions."""
+    made = PositionalAttention(sizes)
+    made.acts = False
+    return made
+
+
+def _alone(augments: type[AsGiven], options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Options of a decoder; ValueError if the user has said something else."""
+    for name, value in augments.alone.items():
+        if options.get(name) not in (None, value):
+            raise ValueError(
+                f"{name}={options[name]!r} makes a token's position depend on later ones, which a "
+                f"decoder does not know: leave {name} out, or causal=True"
+            )
+    return augments.alone

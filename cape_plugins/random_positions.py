@@ -13,6 +13,7 @@ not their distances.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ class RandomPositions(AsGiven):
         "whether evaluation spreads tokens over the range; off where their number is unknown "
         "(step-by-step decoding) or they are spread evenly already (images)",
     )
+    alone = MappingProxyType({"spread": False})
 
     def __post_init__(self) -> None:
         check_asked(self)

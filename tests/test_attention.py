@@ -220,12 +220,16 @@ def test_positions_that_depend_on_the_whole_sequence_are_refused_in_a_step(pos):
 def test_another_sequence_shares_shift_and_scale_in_training():
     module = build("cape_rope", 2, max_local_shift=0.0, mean_normalize=False)
     here, there = places(2), places(2)[:, :4] + 0.5
-    _, given = module(None, here, keys=there, generator=torch.Generator().manual_seed(0))
-    _, moved = module(None, here, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(given.queries, moved.queries)
     draw = module.draw(1, here.device, torch.Generator().manual_seed(0))
-    _, keys = module(None, there, draw=draw)
-    torch.testing.assert_close(given.keys, keys.queries)
+    _, given = module(None, here, draw=draw, keys=there)
+    for found, where in ((given.queries, here), (given.keys, there)):
+        torch.testing.assert_close(found, module(None, where, draw=draw)[1].queries)
+    with pytest.raises(ValueError, match="draw="):  # keys of a cache would have other draws
+        module(None, here, keys=there)
+    _, given = module(None, here, keys=there, draws=False)
+    module.eval()
+    for found, where in ((given.queries, here), (given.keys, there)):
+        torch.testing.assert_close(found, module(None, where)[1].queries)
 
 
 def test_heads_of_keys_that_do_not_divide_those_of_queries_are_refused():

@@ -137,22 +137,50 @@ def test_attention_of_ones_own_learns_it_with_variants_that_act_there(name):
     assert right(trained(own()[name], 200)) > 0.9
 
 
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Content is multiplied by 8 where sinusoids are added, and errors are too."""
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-4)
+
+
+def decoder(name: str) -> tuple[nn.Module, torch.Tensor]:
+    """The page's, with two heads of keys for four of queries, and content of seven tokens."""
+    model = run(CACHE, **Plain().names)["Decoder"](name, **asked(name)).eval()
+    for parameter in model.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    return model, torch.randn(2, 7, 64)
+
+
+@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", names(1))
-def test_the_decoder_of_the_page_gives_step_by_step_what_it_gives_at_once(name):
-    options, taken = asked(name), cape_plugins.variants.get(name, 1).options(1)
-    options |= {one: False for one in ("mean_normalize", "spread") if one in taken}
-    model = run(CACHE, **Plain().names)["Decoder"](name, **options).eval()
-    content, where = torch.randn(2, 7, 64), torch.arange(7.0).expand(2, 7).clone()
-    where[1] -= 2  # padded on the left
-    where[1, :2] = math.nan
-    sees = torch.ones(2, 7, 7, dtype=torch.bool).tril() & ~where.isnan()[:, None]
-    at_once, cache = model(content, where, where, sees, []), []
+def test_the_decoder_of_the_page_gives_step_by_step_what_it_gives_at_once(name, training):
+    model, content = decoder(name)
+    model.train(training)  # it generates while it trains, as reinforcement learning does
+    real = torch.ones(2, 1, 7, dtype=torch.bool)
+    real[1, :, :2] = False  # padded on the left
+    at_once, kept = model(content, [], real), []
+    for some in (slice(0, 3), *(slice(t, t + 1) for t in range(3, 7))):
+        step = model(content[:, some], kept, real[..., : some.stop])
+        close(step, at_once[:, some])
+    alone = model(content[1:, 2:], [])
+    close(alone, at_once[1:, 2:])  # padding changes nothing
+    prefix = model(content[:, :4], [], real[..., :4])
+    close(prefix, at_once[:, :4])  # nor do later tokens
+
+
+@pytest.mark.parametrize("name", names(1))
+def test_the_decoder_of_the_page_takes_packed_sentences(name):
+    model, content = decoder(name)
+    where = torch.tensor([[0.0, 1.0, 2.0, 3.0, 0.0, 1.0, 2.0]])
+    apart = torch.zeros(1, 7, 7, dtype=torch.bool)
+    apart[:, :4, :4] = apart[:, 4:, 4:] = True
+    packed, kept = model(content, [], apart, where), []
+    close(packed[:, 4:], model(content[:, 4:], []))
     for t in range(7):
         now = slice(t, t + 1)
         step = model(
-            content[:, now], where[:, now], where[:, : t + 1], sees[:, now, : t + 1], cache
+            content[:, now], kept, apart[:, now, : t + 1], where[:, now], where[:, : t + 1]
         )
-        torch.testing.assert_close(step, at_once[:, now])
+        close(step, packed[:, now])
 
 
 def cape1d(content: torch.Tensor, frames: list[int]) -> torch.Tensor:

@@ -157,7 +157,7 @@ def test_all_forms_of_a_mask_hide_the_same_keys(pos, axes):
 
 @pytest.mark.parametrize(("pos", "axes"), OURS)
 def test_samples_may_share_a_mask_that_hides_later_tokens(pos, axes):
-    layer, content = Layer(pos, axes).eval(), torch.randn(2, 6, 12)
+    layer, content = Layer(pos, axes, causal=True).eval(), torch.randn(2, 6, 12)
     causal = torch.ones(6, 6, dtype=torch.bool).tril()
     other = torch.cat([content[:, :3], torch.randn(2, 3, 12)], dim=1)
     for mask in (causal[None], causal[None, None]):

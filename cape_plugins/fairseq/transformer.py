@@ -74,6 +74,7 @@ class MakesPositions:
         stack: the encoder's or the decoder's part of the options.
         sets: options of variants that the encoder or the decoder sets itself.
         spacing: between neighbouring tokens.
+        causal: see :class:`cape_plugins.Positions`; the masks are fairseq's.
         remembers: what else checkpoints keep, see :class:`cape_plugins.Positions`.
         others, named: fairseq's arguments.
     """
@@ -86,6 +87,7 @@ class MakesPositions:
         stack: Any,
         sets: Mapping[str, Any],
         spacing: float = 1.0,
+        causal: bool = False,
         remembers: Mapping[str, float] | None = None,
         **named: Any,
     ) -> None:
@@ -95,6 +97,7 @@ class MakesPositions:
             heads=stack.attention_heads,
             layers=stack.layers,
             spacing=spacing,
+            causal=causal,
             remembers=remembers or {},
         )
         # one for each layer, in the order in which fairseq builds them: it does not number layers
@@ -117,6 +120,7 @@ class MakesPositions:
         mask: Tensor | None = None,
         draw: Draw | None = None,
         keys: Tensor | None = None,
+        past: int = 0,
     ) -> tuple[StackPositions, Draw | None]:
         """What fairseq adds and what self-attention gets, and the draw of Δ and λ.
 
@@ -126,6 +130,7 @@ class MakesPositions:
             mask: bool (B or 1, 1 or N, N), True where self-attention sees a key.
             draw: Δ and λ. Default: drawn here if the variant needs them.
             keys: (B or 1, keys), positions of the keys where they are others.
+            past: tokens whose keys are cached.
         """
         device = positions.device
         generator = generator_of_rank(device) if self.training and self.draws else None
@@ -136,7 +141,8 @@ class MakesPositions:
             positions,
             mask,
             draw,
-            keys=keys,
+            keys=positions if keys is None else keys,  # so that the mask stays as it is
+            past=past,
             max_local_shift=self.max_local_shift,
             generator=generator,
             # fairseq's buffer `version` has the model's dtype in half precision, however it is cast
@@ -211,9 +217,9 @@ class FairseqCapeDecoder(MakesPositions, TransformerDecoderBase):
 
     def __init__(self, cfg: TransformerConfig, *others: Any, **named: Any) -> None:
         chosen = choose(vars(cfg))
-        # not spread: decoding does not know how many tokens there will be
-        sets = {"abspos_context": cfg.max_target_positions, "spread": False}
-        super().__init__(cfg, *others, chosen=chosen, stack=cfg.decoder, sets=sets, **named)
+        sets = {"abspos_context": cfg.max_target_positions}
+        stack = cfg.decoder
+        super().__init__(cfg, *others, chosen=chosen, stack=stack, sets=sets, causal=True, **named)
         self.source_bos = chosen.source_bos
 
     def build_decoder_layer(self, cfg: TransformerConfig, *others: Any) -> nn.Module:
@@ -240,17 +246,17 @@ class FairseqCapeDecoder(MakesPositions, TransformerDecoderBase):
     ) -> tuple[Tensor, dict[str, Any]]:
         """As fairseq's; ``attn`` leaves out the column of BOS, so that it fits the source."""
         (batch, steps), device = prev_output_tokens.shape, prev_output_tokens.device
-        mask = keys = None
+        mask, keys, past = None, None, 0
         if incremental_state is None:
             positions, mask = positions_in_batch(prev_output_tokens, self.padding_idx)
             if self.attends and not full_context_alignment:
                 mask = mask.expand(-1, steps, -1).tril()
         else:  # all rows are equally long: finished ones hold padding, which counts
             keys = torch.arange(steps, dtype=torch.float32, device=device)[None]
-            positions = keys[:, -1:]  # a step's
+            positions, past = keys[:, -1:], steps - 1  # a step's
         shared = encoder_out.get(DRAW) if encoder_out is not None else None
         draw = Draw(*shared) if shared else None
-        stack, _ = self.make_positions(positions, batch, mask, draw, keys)
+        stack, _ = self.make_positions(positions, batch, mask, draw, keys, past)
         with during(POSITIONS, stack):
             features, extra = super().extract_features(
                 prev_output_tokens,
