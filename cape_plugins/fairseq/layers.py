@@ -19,6 +19,7 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import Tensor, nn
 
 from cape_plugins.attention import NOTHING, Given, PositionalAttention
+from cape_plugins.learned import learned, with_learned
 
 
 class StackPositions(NamedTuple):
@@ -34,6 +35,7 @@ class StackPositions(NamedTuple):
 
 
 POSITIONS: ContextVar[StackPositions | None] = ContextVar("POSITIONS", default=None)
+_LEARNED = "given_"  # before the names of a layer's arguments
 
 
 @contextmanager
@@ -47,9 +49,13 @@ def during(variable: ContextVar[Any], value: Any) -> Iterator[None]:
 
 
 def hand_positions(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Forward pre-hook of a layer: positions become its argument ``given``."""
+    """Forward pre-hook of a layer: positions become its argument ``given``.
+
+    What needs a gradient in them becomes arguments too: fairseq's checkpointing is reentrant.
+    """
     if (stack := POSITIONS.get()) is not None:
-        kwargs = {"given": stack.given, **kwargs}
+        found = {_LEARNED + name: x for name, x in learned(stack.given).items()}
+        kwargs = {"given": stack.given, **found, **kwargs}
     return args, kwargs
 
 
@@ -155,6 +161,10 @@ class TakesPositions:
 
     def forward(self, *args: Any, given: Given | None = None, **kwargs: Any) -> Any:
         """The layer's; ``given`` is for its self-attention, and replaces fairseq's own masks."""
+        names = [name for name in kwargs if name.startswith(_LEARNED)]
+        found = {name.removeprefix(_LEARNED): kwargs.pop(name) for name in names}
+        if given is not None:
+            given = with_learned(given, found)
         with during(POSITIONS, None if given is None else StackPositions(None, given)):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 

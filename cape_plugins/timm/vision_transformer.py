@@ -17,6 +17,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from cape_plugins.attention import NOTHING, Given
+from cape_plugins.learned import learned, with_learned
 from cape_plugins.timm.attention import (
     block_classes,
     class_position,
@@ -182,10 +183,20 @@ class VisionTransformerCape(LoadsWeights, timm_vit.VisionTransformer):
         x, given = self._embed(self.patch_embed(x), attn_mask, is_causal)
         x, found = self.norm_pre(x), []
         for index, block in enumerate(blocks):
-            x = checkpoint(block, x, given) if self.grad_checkpointing else block(x, given)
+            x = _checkpoint(block, x, given) if self.grad_checkpointing else block(x, given)
             if index in kept:
                 found.append(x)
         return x, found
+
+
+def _checkpoint(block: nn.Module, x: Tensor, given: Given) -> Tensor:
+    """timm's checkpointing of a block; reentrant, it sees tensors among the arguments alone."""
+    found = learned(given)
+
+    def run(x: Tensor, *tensors: Tensor) -> Any:
+        return block(x, with_learned(given, dict(zip(found, tensors, strict=True))))
+
+    return checkpoint(run, x, *found.values())
 
 
 def checkpoint_filter_fn(
