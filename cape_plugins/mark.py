@@ -145,39 +145,47 @@ def compare(found: Mapping[str, Tensor], mark: VariantMark) -> list[str]:
             f"the checkpoint was trained with {spell('pos')} {theirs[0]}, this model has "
             f"{mark.pos}: {_remedy(mark, 'pos', theirs[0])}, or {mark.advice}"
         )
-    for name, word in mark.words.items():
-        kept = [key for key in found if key.startswith(f"{name}=")]
-        if name == PACKAGE and kept and _key_of(name, word) not in kept:
+    for name, value in {**mark.words, **mark.settings}.items():
+        trained = _kept(found, name, value)
+        if trained is None or _is_same(trained, value):
+            continue
+        if name == PACKAGE:
             raise ValueError(
-                f"the checkpoint was trained with the {mark.pos} of {kept[0].partition('=')[2]}, "
-                f"this model has that of {word}: install the former, or {mark.advice}"
+                f"the checkpoint was trained with the {mark.pos} of {trained}, this model has that "
+                f"of {value}: install the former, or {mark.advice}"
             )
-        if kept and _key_of(name, word) not in kept:
-            trained = kept[0].partition("=")[2]
-            raise RefusedCheckpoint(
-                f"the checkpoint was trained with {spell(name)} {trained}, this model has {word}: "
-                f"{_remedy(mark, name, trained)}, or {mark.advice}"
-            )
-    for name, value in mark.settings.items():
-        if name not in found or found[name].is_meta:
-            continue
-        mine = torch.tensor(value, dtype=torch.float32, device="cpu")  # whatever the default is
-        other = found[name].to("cpu", torch.float32)
-        if mine.shape == other.shape and torch.allclose(mine, other, rtol=_SAME, atol=1e-12):
-            continue
-        number = other.tolist()
-        told = f"the checkpoint was trained with {spell(name)} {_shown(number)}, this model has "
+        told = f"the checkpoint was trained with {spell(name)} {_shown(trained)}, this model has "
         told += _shown(value)
         if name not in mark.training_only:
-            raise RefusedCheckpoint(f"{told}: {_remedy(mark, name, number)}, or {mark.advice}")
+            raise RefusedCheckpoint(f"{told}: {_remedy(mark, name, trained)}, or {mark.advice}")
         warnings.append(told)
     return warnings
 
 
+def _kept(found: Mapping[str, Tensor], name: str, value: Any) -> Any:
+    """The value of a setting in a checkpoint: numbers, or a word, ``value`` if it is one; or None.
+
+    None is of no such entry, or of one on the meta device, which has no number.
+    """
+    if name in found:
+        return None if found[name].is_meta else found[name].to("cpu", torch.float32).tolist()
+    words = [key.partition("=")[2] for key in found if key.startswith(f"{name}=")]
+    own = _as_key(value) if isinstance(value, str) else None
+    return value if own in words else next(iter(words), None)
+
+
+def _is_same(trained: Any, value: Any) -> bool:
+    """Whether a checkpoint's value is a model's, but for what arithmetic on weights does to it."""
+    if isinstance(trained, str) or isinstance(value, str):
+        return trained == value
+    # whatever the default device and dtype are
+    mine, other = (torch.tensor(x, dtype=torch.float32, device="cpu") for x in (value, trained))
+    return mine.shape == other.shape and torch.allclose(mine, other, rtol=_SAME, atol=1e-12)
+
+
 def _remedy(mark: VariantMark, name: str, trained: Any) -> str:
     told = None if mark.remedy is None else mark.remedy(name, trained)
-    value = trained if isinstance(trained, str) else _shown(trained)
-    return told or f"set {mark.spell(name)} {value}"
+    return told or f"set {mark.spell(name)} {_shown(trained)}"
 
 
 def variant_of(entries: Iterable[str]) -> str | None:
@@ -190,7 +198,11 @@ def variant_of(entries: Iterable[str]) -> str | None:
 
 
 def _key_of(name: str, word: str) -> str:
-    return f"{name}={word}".replace(".", "_")  # a buffer's name has no dot
+    return f"{name}={_as_key(word)}"
+
+
+def _as_key(word: str) -> str:
+    return word.replace(".", "_")  # a buffer's name has no dot
 
 
 def _is_numeric(value: Any) -> bool:
@@ -199,7 +211,9 @@ def _is_numeric(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """Numbers as people write them: a checkpoint's are float32."""
+    """A word, or numbers as people write them: a checkpoint's are float32."""
+    if isinstance(value, str):
+        return value
     if isinstance(value, tuple | list):
         return ", ".join(map(_shown, value))
     return f"{value:g}"

@@ -108,6 +108,33 @@ def test_another_value_of_what_changes_training_alone_is_a_warning_and_not_kept(
     assert marked(model.state_dict()) == marked(Model().state_dict())
 
 
+def mark(training_only=(), **settings):
+    return VariantMark("demo", settings, training_only, "--{}".format)
+
+
+@pytest.mark.parametrize(("trained", "value"), [("normal", "v1.5"), ("v1.5", 2.5), (2.5, "normal")])
+def test_a_word_is_as_a_number_an_error_or_where_training_alone_has_it_a_warning(
+    trained, value, said
+):
+    state = mark(kind=trained).state_dict()
+    with pytest.raises(ValueError, match="--kind"):
+        mark(kind=value).load_state_dict(state)
+    model = mark(["kind"], kind=value)
+    model.load_state_dict(state)
+    (line,) = said.messages
+    assert "--kind" in line
+    assert model.state_dict().keys() == mark(kind=value).state_dict().keys()
+    for of_training in ([], ["kind"]):
+        mark(of_training, kind=trained).load_state_dict(state)
+    assert said.messages == [line]
+
+
+def test_a_setting_without_a_number_is_not_compared():
+    """As on the meta device, where the shapes of a checkpoint's entries are all that there is."""
+    state = {name: each.to("meta") for name, each in mark(width=2.0).state_dict().items()}
+    mark(width=3.0).load_state_dict(state)
+
+
 def test_what_a_host_wants_remembered_is_compared_too():
     state = Model(remembers={"frame_shift": 0.01, "unknown": None}).state_dict()
     assert "positions.mark.unknown" not in state

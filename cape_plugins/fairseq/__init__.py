@@ -4,6 +4,7 @@ Importing this package registers them, as ``cape_plugins.autoload`` does by itse
 integrations/fairseq/user_dir`` on request.
 """
 
+from argparse import Namespace
 from importlib import import_module
 
 
@@ -11,6 +12,9 @@ from importlib import import_module
 # this module has run no further than here.
 def register() -> None:
     """Add the models, their architectures and ``radam`` to fairseq's registries.
+
+    Let torch load a ``Namespace`` too. Checkpoints of fairseq hold one where a task, an optimizer
+    or a model has options without a dataclass, and torch ≥ 2.6 loads known types alone.
 
     It imports fairseq if needed. A second call changes nothing. A call while fairseq is being
     imported works once fairseq's sub-packages ``models`` and ``optim`` exist.
@@ -24,6 +28,7 @@ def register() -> None:
         raise ImportError(
             f"cape_plugins.fairseq needs fairseq ({error}): pip install 'cape-plugins[fairseq]'"
         ) from error
+    import_module("torch.serialization").add_safe_globals([Namespace])
     import_module(f"{__name__}.paper.radam").register_radam()
     import_module(f"{__name__}.architectures").register_architectures()
 

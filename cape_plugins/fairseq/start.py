@@ -5,7 +5,6 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 from omegaconf import OmegaConf
@@ -73,9 +72,6 @@ def _start_of(checkpoint: Any) -> tuple[str | None, bool]:
 
 def stored_options(path: str) -> dict[str, Any]:
     """The model's options in a checkpoint of fairseq."""
-    # fairseq's own Transformers store them as a Namespace, which torch ≥ 2.6 refuses to load; the
-    # trainer will load the same file
-    torch.serialization.add_safe_globals([Namespace])
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
     # older fairseq stored them as `args`
     options = (state.get("cfg") or {}).get("model") or state.get("args") or {}

@@ -46,6 +46,7 @@ from cape_plugins.fairseq.positions import positions_in_batch, prepend_bos
 from cape_plugins.fairseq.source_scale import count_source_scale
 from cape_plugins.fairseq.start import check_start, settle
 from cape_plugins.mark import compare_first, variant_of
+from cape_plugins.module import Positions
 from cape_plugins.ranks import generator_of_rank
 
 # key of the encoder's output: [shift (B, 1), scale (B,)] in training with cape, else absent
@@ -121,6 +122,7 @@ class MakesPositions:
         draw: Draw | None = None,
         keys: Tensor | None = None,
         past: int = 0,
+        draws: bool = True,
     ) -> tuple[StackPositions, Draw | None]:
         """What fairseq adds and what self-attention gets, and the draw of Δ and λ.
 
@@ -131,11 +133,15 @@ class MakesPositions:
             draw: Δ and λ. Default: drawn here if the variant needs them.
             keys: (B or 1, keys), positions of the keys where they are others.
             past: tokens whose keys are cached.
+            draws: whether training draws here. If not, positions are those of evaluation, moved by
+                Δ and λ where ``draw`` has them.
         """
         device = positions.device
-        generator = generator_of_rank(device) if self.training and self.draws else None
-        if draw is None:
+        generator = generator_of_rank(device) if self.training and self.draws and draws else None
+        if draws and draw is None:
             draw = self.positions.draw(batch, device, generator)
+        if self.training and not draws and draw is not None:
+            positions, keys = (_moved(self.positions, x, draw) for x in (positions, keys))
         embedding, given = self.positions(
             None,
             positions,
@@ -143,12 +149,21 @@ class MakesPositions:
             draw,
             keys=positions if keys is None else keys,  # so that the mask stays as it is
             past=past,
+            draws=draws,
             max_local_shift=self.max_local_shift,
             generator=generator,
             # fairseq's buffer `version` has the model's dtype in half precision, however it is cast
             dtype=self.version.dtype,
         )
         return StackPositions(embedding, given), draw
+
+
+def _moved(made: Positions, where: Any, draw: Draw) -> Any:
+    """Positions (B or 1, N) moved by Δ and λ alone, (B, N); None stays."""
+    if where is None:
+        return None
+    batch = draw.scale.shape[0]
+    return made.augment(where, batch, draw, max_local_shift=0.0)[..., 0]
 
 
 class FairseqCapeEncoder(MakesPositions, TransformerEncoderBase):
@@ -182,8 +197,12 @@ class FairseqCapeEncoder(MakesPositions, TransformerEncoderBase):
         src_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
         token_embeddings: Tensor | None = None,
+        draws: bool = True,
     ) -> dict[str, list[Tensor]]:
-        """As fairseq's; the output's length counts an inserted BOS (one more column)."""
+        """As fairseq's; the output's length counts an inserted BOS (one more column).
+
+        ``draws`` is whether training draws Δ, ε and λ.
+        """
         if self.source_bos:
             src_tokens, inserted = prepend_bos(
                 src_tokens, bos=self.dictionary.bos(), padding_idx=self.padding_idx
@@ -195,12 +214,19 @@ class FairseqCapeEncoder(MakesPositions, TransformerEncoderBase):
                     nn.functional.pad(token_embeddings, (0, 0, 1, 0)),
                 )
         positions, mask = positions_in_batch(src_tokens, self.padding_idx, self.spacing)
-        stack, draw = self.make_positions(positions, len(src_tokens), mask)
+        stack, draw = self.make_positions(positions, len(src_tokens), mask, draws=draws)
         with during(POSITIONS, stack):
             out = super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
         if draw is not None:
             out[DRAW] = list(draw)
         return out
+
+    def forward_torchscript(self, net_input: dict[str, Tensor]) -> Any:
+        """As fairseq's, by which its generator encodes: nothing is drawn, in training neither.
+
+        A generator keeps keys, so its tokens are those of evaluation.
+        """
+        return super().forward_torchscript({**net_input, "draws": False})
 
     def reorder_encoder_out(self, encoder_out: dict[str, Any], new_order: Tensor) -> Any:
         """As fairseq's, which drops keys it does not know; sentences keep their Δ and λ."""
@@ -244,7 +270,10 @@ class FairseqCapeDecoder(MakesPositions, TransformerDecoderBase):
         *others: Any,
         **named: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """As fairseq's; ``attn`` leaves out the column of BOS, so that it fits the source."""
+        """As fairseq's; ``attn`` leaves out the column of BOS, so that it fits the source.
+
+        A step (``incremental_state``) draws nothing, in training neither: earlier keys are kept.
+        """
         (batch, steps), device = prev_output_tokens.shape, prev_output_tokens.device
         mask, keys, past = None, None, 0
         if incremental_state is None:
@@ -256,7 +285,8 @@ class FairseqCapeDecoder(MakesPositions, TransformerDecoderBase):
             positions, past = keys[:, -1:], steps - 1  # a step's
         shared = encoder_out.get(DRAW) if encoder_out is not None else None
         draw = Draw(*shared) if shared else None
-        stack, _ = self.make_positions(positions, batch, mask, draw, keys, past)
+        draws = incremental_state is None
+        stack, _ = self.make_positions(positions, batch, mask, draw, keys, past, draws)
         with during(POSITIONS, stack):
             features, extra = super().extract_features(
                 prev_output_tokens,

@@ -24,9 +24,11 @@ WANTED = [[torch.tensor([20, 21]), torch.tensor([15])], [torch.tensor([30])]]
 SAMPLE = {"net_input": {"src_tokens": SOURCES, "src_lengths": LENGTHS}}
 
 
-def generate(models, words, search=None, **inputs):
+def generate(models, words, search=None, train=False, **inputs):
     lengths = dict(beam_size=3, max_len_a=0, max_len_b=12, min_len=4)
     generator = SequenceGenerator(models, words, search_strategy=search, **lengths)
+    for model in models:
+        model.train(train)  # after the generator, which puts models into evaluation when it is made
     return generator.generate(models, SAMPLE, **inputs)
 
 
@@ -52,6 +54,49 @@ def test_beam_search_scores_as_full_decoding_of_the_sentence_alone(build, dictio
         assert len(hypotheses) == 3
         for hypothesis in hypotheses:
             assert_scores_are_those_of_full_decoding(models, row, hypothesis)
+
+
+@pytest.mark.parametrize("pos", names(1))
+def test_a_generator_called_in_training_gives_the_translations_of_evaluation(
+    build, dictionary, pos
+):
+    """As criteria do that sample: encoder and steps draw nothing, as keys are kept."""
+    models = [build(pos)]
+    expected = generate(models, dictionary)
+    for found, wanted in zip(generate(models, dictionary, train=True), expected, strict=True):
+        for one, other in zip(found, wanted, strict=True):
+            assert torch.equal(one["tokens"], other["tokens"])
+            assert torch.equal(one["positional_scores"], other["positional_scores"])
+
+
+def test_a_language_model_samples_in_training_as_in_evaluation(build_lm):
+    for pos in names(1):
+        model, logits = build_lm(pos), []
+        for train in (False, True):
+            model.train(train)
+            state = {}
+            steps = [PREFIX[:, :step] for step in (1, 2)]
+            logits.append([model.decoder(one, incremental_state=state)[0] for one in steps])
+        for expected, found in zip(*logits, strict=True):
+            assert torch.equal(expected, found), pos
+
+
+@pytest.mark.parametrize("pos", ["cape", "cape_rope", "cape_alibi"])
+def test_steps_by_hand_in_training_share_the_shift_and_scale_of_the_source(
+    build, seen_positions, pos
+):
+    """The encoder, called as in training, has drawn them. No step draws an ε."""
+    model = build(pos, train=True, max_global_scale=2.0, max_local_shift=0.5)
+    encoded = model.encoder(SOURCES, LENGTHS)
+    (shift, scale), state = encoded["cape_draw"], {}
+    assert len(scale.unique()) == 2
+    for step in range(1, 4):
+        seen_positions.clear()
+        before = torch.full((2, step), 5)
+        model.decoder(before, encoder_out=encoded, incremental_state=state)
+        expected = (torch.arange(float(step)) + shift) * scale[:, None]
+        for found in seen_positions:  # of the query, and of all keys where the variant needs them
+            torch.testing.assert_close(found, expected[:, -found.shape[1] :])
 
 
 @SOME

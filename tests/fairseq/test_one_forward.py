@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("fairseq")
 
+import shared_variant
 from cape_support import in_turns, replica
 
 PAD, EOS = 1, 2
@@ -77,6 +78,15 @@ def test_two_forwards_before_one_backward_with_checkpointing(build, pos, options
     for mine, plain in zip(found, gradients(build(pos, train=True, **options)), strict=True):
         # torch takes another kernel of attention where nothing needs a gradient
         torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kept", ["checkpoint_activations", "offload_activations"])
+def test_what_layers_share_gets_its_gradients_with_checkpointing(build, kept, monkeypatch):
+    """fairseq's is reentrant: a tuple's tensors would go backward once for each layer."""
+    shared_variant.register(monkeypatch, "nopos")
+    found, plain = (gradients(build("nopos", train=True, **o)) for o in ({kept: True}, {}))
+    for mine, expected in zip(found, plain, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("one_model", [True, False])

@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import shared_variant
+from cape_plugins.timm.vision_transformer import VisionTransformerCape
 from cape_support import in_turns, replica
 from timm_support import EVAS, STILL
 
@@ -34,6 +36,24 @@ def train_on_two_sizes(model: nn.Module, images, between=lambda: None) -> Tensor
     second = model(images(2, 3, 64, 96))
     (first.square().sum() + second.square().sum()).backward()
     return gradients(model)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_layers_share_gets_its_gradients_with_checkpointing(monkeypatch, reentrant):
+    """In one of a block's arguments that is a tuple, reentrant checkpointing sees no tensors."""
+    shared_variant.register(monkeypatch)
+    torch.manual_seed(0)
+    model = VisionTransformerCape(
+        pos="shared", img_size=32, patch_size=16, embed_dim=16, num_heads=2, depth=3
+    )
+    image, found = torch.randn(2, 3, 32, 32), []
+    monkeypatch.setattr("timm.layers.config._USE_REENTRANT_CKPT", reentrant)
+    for checkpointing in (False, True):
+        model.set_grad_checkpointing(checkpointing)
+        model(image).square().sum().backward()
+        assert all(p.grad is not None for p in model.blocks.parameters())
+        found.append(gradients(model))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
 @every_model_and_twin
