@@ -139,6 +139,7 @@ class Positions(nn.Module):
         max_local_shift: LocalShift | None = None,
         generator: Generator = None,
         dtype: torch.dtype | None = None,
+        draws: bool = True,
     ) -> tuple[Tensor | None, Given]:
         """Augment positions, add their embedding to the content, prepare them for attention.
 
@@ -162,6 +163,8 @@ class Positions(nn.Module):
                 sequence. In training they share Δ and λ with ``positions``, and each has its ε.
             generator: source of randomness in training.
             dtype: of the layers, where there is no content. Default: float32.
+            draws: False for evaluation's positions in training mode too: those of tokens that are
+                generated, whose cached keys keep the positions that they got.
 
         Returns:
             (B, N, dim) in content's dtype, summed in float32 at least; without content the
@@ -179,20 +182,22 @@ class Positions(nn.Module):
         self._check_mask(mask, positions, positions if keys is None else keys)
         if not self.has_positions:
             return content, Given(mask=with_heads(mask))
+        training = self.training and draws
         batch = positions.shape[0] if draw is None else draw.scale.shape[0]
         if content is not None:
             batch, dtype = content.shape[0], content.dtype
         if keys is not None:
-            if told := self.augmentation.needs_whole_sequence(self.training):
+            if told := self.augmentation.needs_whole_sequence(training):
                 raise ValueError(
                     f"{self.pos} with keys=: a token's position depends on the whole sequence, "
                     f"which a step or another sequence does not have: {told}"
                 )
-            if draw is None:
+            if draw is None and draws:
                 draw = self.draw(batch, positions.device, generator)
-        moved = self.augment(
-            positions, batch, draw, max_local_shift=max_local_shift, generator=generator
+        drawn: dict[str, Any] = dict(
+            max_local_shift=max_local_shift, generator=generator, draws=draws
         )
+        moved = self.augment(positions, batch, draw, **drawn)
         dtype = torch.float32 if dtype is None else dtype
         added = content
         if self.added is not None and content is not None:
@@ -206,9 +211,7 @@ class Positions(nn.Module):
             return added, Given(mask=with_heads(mask))
         of_keys = moved
         if keys is not None:
-            of_keys = self.augment(
-                keys, batch, draw, max_local_shift=max_local_shift, generator=generator
-            )
+            of_keys = self.augment(keys, batch, draw, **drawn)
         given = first.prepare(moved, of_keys, with_heads(mask), dtype)
         check_given(first, given, Given)
         return added, given
@@ -249,11 +252,12 @@ class Positions(nn.Module):
         *,
         max_local_shift: LocalShift | None = None,
         generator: Generator = None,
+        draws: bool = True,
     ) -> Tensor:
         """The augmented positions, (1 or B, N, axes), float32 at least; see :meth:`forward`."""
         check_positions(positions)
         wide = with_axes(positions)
-        if not self.training:
+        if not (self.training and draws):
             return self.augmentation.in_evaluation(wide)
         return self.augmentation.in_training(
             wide, batch_size, draw, max_local_shift=max_local_shift, generator=generator
