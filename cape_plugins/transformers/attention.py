@@ -1,5 +1,6 @@
 """Attention of transformers' layers with a variant's positions."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -9,9 +10,30 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.eurobert.modeling_eurobert import EuroBertAttention
 from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward
 
-from cape_plugins.attention import NOTHING, Given, PositionalAttention
+from cape_plugins.attention import Given, PositionalAttention
 
 _PLAIN = PositionalAttention
+#: What transformers calls the cache: ``cache`` from 5.24 on, ``past_key_values`` before.
+NAMES_OF_CACHE = ("cache", "past_key_values")
+
+
+def name_of_cache(forward: Any) -> str:
+    """What a method of transformers calls the cache.
+
+    Raises:
+        ImportError: it has another name for it.
+    """
+    names = inspect.signature(forward).parameters
+    for name in NAMES_OF_CACHE:
+        if name in names:
+            return name
+    raise ImportError(
+        f"{forward.__qualname__} of the transformers that is installed takes no argument "
+        f"{' or '.join(NAMES_OF_CACHE)}: pip install 'cape-plugins[transformers]'"
+    )
+
+
+_CACHE = name_of_cache(LlamaAttention.forward)
 
 
 class CapeAttention:
@@ -25,11 +47,17 @@ class CapeAttention:
         hidden_states: Tensor,
         position_embeddings: None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        given: Given = NOTHING,
+        *,
+        given: Given,
+        keys_to: Cache | None,
         **named: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """As transformers'; keys are cached with their positions embedded."""
+        """As transformers'; keys are cached with their positions embedded.
+
+        ``given`` and ``keys_to``, the cache, come from our model by names of ours: a name that
+        transformers changes cannot lose them.
+        """
+        named.pop(_CACHE, None)  # the same cache, or None
         shape = hidden_states.shape[:-1]
         query, key, value = (
             project(hidden_states).view(*shape, -1, self.head_dim).transpose(1, 2)
@@ -45,9 +73,9 @@ class CapeAttention:
             return out.transpose(1, 2), weights
 
         def cached(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            if past_key_values is None:
+            if keys_to is None:
                 return key, value
-            return past_key_values.update(key, value, self.layer_idx)
+            return keys_to.update(key, value, self.layer_idx)
 
         if self.positional is None:
             out, weights = theirs(query, *cached(key, value))

@@ -9,16 +9,20 @@ which are not saved.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
 from cape_plugins.augment import AsGiven
 from cape_plugins.options import declared
 from cape_plugins.ranks import generator_of_rank
 from cape_plugins.rotary import Rotary
+from cape_plugins.transformers.cached import draws, remember
 from cape_plugins.transformers.options import DECODER
 from cape_plugins.variants import get, names
 
@@ -46,7 +50,7 @@ def augment_positions(model: nn.Module, pos: str, **options: Any) -> Callable[[]
     owner, tables = _tables_of(model)
     handles = [
         owner.register_forward_pre_hook(hooks.begin, with_kwargs=True),
-        owner.register_forward_hook(hooks.end),
+        owner.register_forward_hook(hooks.end, always_call=True),
     ]
     for table in tables:
         table.cape_plugins_augments = pos  # type: ignore[assignment]
@@ -62,41 +66,61 @@ def augment_positions(model: nn.Module, pos: str, **options: Any) -> Callable[[]
     return undo
 
 
+@dataclass
+class _Forward:
+    """One forward of a model that draws."""
+
+    mask: Tensor | None  # True or 1 where a token is no padding
+    given: Tensor | None = None  # positions, and what has become of them
+    moved: Tensor | None = None
+    kept: dict[str, Any] = field(default_factory=dict)  # of the table that is running
+
+
+#: The forward that runs in this thread, so that replicas (nn.DataParallel) have their own; None
+#: where nothing is drawn.
+_FORWARD: ContextVar[_Forward | None] = ContextVar("_FORWARD", default=None)
+
+
 class _Hooks:
-    """Around a model's forward and that of its rotary tables; each only acts in training."""
+    """Around a model's forward and that of its rotary tables."""
 
     def __init__(self, augmentation: AsGiven) -> None:
         self.augmentation = augmentation
-        self.mask: Tensor | None = None  # of this forward: True or 1 where a token is no padding
-        self.given: Tensor | None = None  # of this forward: positions, and what has become of them
-        self.moved: Tensor | None = None
-        self.kept: dict[str, Any] = {}
 
     def begin(self, owner: nn.Module, args: Any, named: dict[str, Any]) -> None:
-        """A forward begins: positions are drawn anew."""
-        self.given = self.moved = None
-        mask = named.get("attention_mask")
-        self.mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+        """A forward begins: positions are drawn anew, unless it is a step with cached keys."""
+        forward = None
+        if draws(owner.training, _cache_in([*args, *named.values()]), named.get("use_cache")):
+            mask = named.get("attention_mask")
+            forward = _Forward(mask if isinstance(mask, Tensor) and mask.ndim == 2 else None)
+        _FORWARD.set(forward)
 
-    def end(self, owner: nn.Module, *_: Any) -> None:
-        """A forward ends: was a table asked for?"""
-        if owner.training and self.given is None:
+    def end(self, owner: nn.Module, args: Any, out: Any) -> None:
+        """A forward ends, or has failed: was a table asked for?"""
+        forward = _FORWARD.get()
+        _FORWARD.set(None)
+        if out is None:  # it has failed
+            return
+        if forward is not None and forward.given is None:
             raise ValueError(f"{type(owner).__name__} has a rotary table, but does not use it")
+        remember(_cache_in(out.values() if isinstance(out, dict) else out), forward is not None)
 
     def augment(self, table: nn.Module, args: Any, named: dict[str, Any]) -> Any:
         """Give a rotary table augmented positions, (B, N) float32; all tables the same."""
-        if not table.training:
+        forward = _FORWARD.get()
+        if forward is None:
             return None
-        self.kept = {**vars(table), "_buffers": dict(table._buffers)}
+        forward.kept = {**vars(table), "_buffers": dict(table._buffers)}
         content, *rest = args or [named["x"]]
         positions = rest[0] if rest else named["position_ids"]
-        if positions is not self.given:
-            self.given, self.moved = positions, self._moved(positions, content)
+        if positions is not forward.given:
+            forward.given = positions
+            forward.moved = self._moved(positions, content, forward.mask)
         if rest:
-            return (content, self.moved, *rest[1:]), named
-        return args, {**named, "position_ids": self.moved}
+            return (content, forward.moved, *rest[1:]), named
+        return args, {**named, "position_ids": forward.moved}
 
-    def _moved(self, positions: Tensor, content: Tensor) -> Tensor:
+    def _moved(self, positions: Tensor, content: Tensor, mask: Tensor | None) -> Tensor:
         if positions.ndim != 2:
             raise ValueError(
                 f"position_ids of shape {list(positions.shape)}: augment_positions serves those of "
@@ -105,8 +129,8 @@ class _Hooks:
         batch, device = len(content), content.device
         where = positions.float().expand(batch, -1)
         known = where
-        if self.mask is not None and self.mask.shape == where.shape:
-            known = where.masked_fill(self.mask == 0, torch.nan)
+        if mask is not None and mask.shape == where.shape:
+            known = where.masked_fill(mask == 0, torch.nan)
         moved = self.augmentation.in_training(
             known[..., None], batch, generator=generator_of_rank(device)
         )[..., 0]
@@ -114,9 +138,15 @@ class _Hooks:
 
     def restore(self, table: nn.Module, *_: Any) -> None:
         """Forget what a dynamic scaling has made of augmented positions."""
-        if table.training and self.kept:
-            vars(table).update(self.kept)
-            self.kept = {}
+        forward = _FORWARD.get()
+        if forward is not None:
+            vars(table).update(forward.kept)
+            forward.kept = {}
+
+
+def _cache_in(values: Iterable[Any]) -> Cache | None:
+    """The cache of keys among arguments or results, whatever transformers calls it."""
+    return next((one for one in values if isinstance(one, Cache)), None)
 
 
 def _augmentation(pos: str, given: dict[str, Any]) -> AsGiven:

@@ -30,13 +30,15 @@ from cape_plugins.module import Positions
 from cape_plugins.ranks import generator_of_rank
 from cape_plugins.sinusoid import Sinusoids
 from cape_plugins.transformers.attention import (
+    NAMES_OF_CACHE,
     CapeAttention,
     CapeEuroBertAttention,
     CapeLlamaAttention,
     NoTable,
     adds_to_scores,
+    name_of_cache,
 )
-from cape_plugins.transformers.cached import positions_of_keys
+from cape_plugins.transformers.cached import count, draws, positions_of_keys, remember
 from cape_plugins.transformers.loading import Loads
 from cape_plugins.transformers.options import (
     DECODER,
@@ -62,6 +64,7 @@ __all__ = [
     "CapeLlamaModel",
 ]
 
+_CACHE = name_of_cache(LlamaModel.forward)
 _CAN_ADD = ("sdpa", "eager")  # attention implementations that take what is added to the scores
 
 
@@ -135,41 +138,62 @@ class _CapeModel(Loads):
         use_cache: bool | None = None,
         **named: Any,
     ) -> Any:
-        """As transformers'."""
+        """As transformers', whose name for the cache is ``cache`` from 5.24 on: both are taken.
+
+        Without ``position_ids``, positions are counted from an ``attention_mask`` (B, N).
+
+        Raises:
+            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; the cache does not
+                fit, as :mod:`cape_plugins.transformers.cached`; or gradient checkpointing would
+                drop it.
+        """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         self._check_implementation()
         content = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        cache = None
+        their_cache = _one(past_key_values, named.pop("cache", None))
+        cache = self._cache(their_cache, use_cache)
         if self.config.host is DECODER:
-            cache = self._cache(past_key_values, use_cache)
-            named |= dict(past_key_values=cache, use_cache=cache is not None)
+            named |= {_CACHE: cache, "use_cache": cache is not None}
         if position_ids is None:
             seen = 0 if cache is None else cache.get_seq_length()
-            position_ids = torch.arange(content.shape[1], device=content.device)[None] + seen
+            order = torch.arange(content.shape[1], device=content.device)[None] + seen
+            position_ids = count(attention_mask, order)
         where, mask, keys = position_ids.float(), None, None
-        if self.adds_by_content or self.positions.augmentation.needs_whole_sequence(self.training):
+        drawn = False
+        if self.positions.variant.augments is not AsGiven:
+            drawn = draws(self.training, their_cache, use_cache)
+            remember(cache, drawn)
+        if self.adds_by_content or self.positions.augmentation.needs_whole_sequence(drawn):
             where = _without_padding(where, attention_mask)
         if self.adds_to_scores:
+            keys = positions_of_keys(cache, where, len(content), attention_mask)
             attention_mask = mask = self._mask(content, attention_mask, cache, position_ids)
-            keys = positions_of_keys(cache, len(self.layers), where, len(content))
-        generator = None
-        if self.training and self.positions.variant.augments is not AsGiven:
-            generator = generator_of_rank(content.device)
+        generator = generator_of_rank(content.device) if drawn else None
         content, given = self.positions(
-            content * self.content_scale, where, mask, keys=keys, generator=generator
+            content * self.content_scale, where, mask, keys=keys, generator=generator, draws=drawn
         )
         return super().forward(  # type: ignore[misc]
             inputs_embeds=content,
             attention_mask=attention_mask,
             position_ids=position_ids,
             given=given,
+            keys_to=cache,
             **named,
         )
 
     def _cache(self: Any, cache: Cache | None, use_cache: bool | None) -> Cache | None:
         """The cache that transformers would make; made here, as positions need it first."""
-        if self.gradient_checkpointing and self.training:
+        if self.config.host is ENCODER:
+            if cache is not None:
+                raise ValueError(f"{type(self).__name__} is an encoder: it takes no cache of keys")
+            return None
+        if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+            if cache is not None and cache.get_seq_length() > 0:
+                raise ValueError(
+                    "a cache that holds keys cannot be used with gradient checkpointing in "
+                    "training: call gradient_checkpointing_disable(), or give no cache"
+                )
             return None
         if cache is None and (self.config.use_cache if use_cache is None else use_cache):
             return DynamicCache(config=self.config)
@@ -192,6 +216,14 @@ class _CapeModel(Loads):
                 f"{self.config.pos} adds to the scores of attention, which attn_implementation "
                 f"{chosen} does not take: choose {' or '.join(_CAN_ADD)}, or another pos"
             )
+
+
+def _one(*caches: Cache | None) -> Cache | None:
+    """The one that is given, by whichever name."""
+    given = [one for one in caches if one is not None]
+    if len(given) > 1:
+        raise ValueError(f"give the cache by one name, {' or '.join(NAMES_OF_CACHE)}")
+    return given[0] if given else None
 
 
 def _without_padding(where: Tensor, mask: Any) -> Tensor:
