@@ -6,6 +6,8 @@ integrations/fairseq/user_dir`` on request.
 
 from importlib import import_module
 
+from cape_plugins.fairseq.relies import RELIES
+
 
 # Before any import of fairseq: the autoload hook calls this in the middle of that import, when
 # this module has run no further than here.
@@ -16,16 +18,14 @@ def register() -> None:
     imported works once fairseq's sub-packages ``models`` and ``optim`` exist.
 
     Raises:
-        ImportError: fairseq cannot be imported.
+        ImportError: fairseq is missing, or lacks a part that the models are built from.
     """
     try:
         import_module("fairseq")  # may come back here through the hook; then the rest is done
+        import_module(f"{__name__}.paper.radam").register_radam()
+        import_module(f"{__name__}.architectures").register_architectures()
     except ImportError as error:
-        raise ImportError(
-            f"cape_plugins.fairseq needs fairseq ({error}): pip install 'cape-plugins[fairseq]'"
-        ) from error
-    import_module(f"{__name__}.paper.radam").register_radam()
-    import_module(f"{__name__}.architectures").register_architectures()
+        raise RELIES.error(str(error)) from error
 
 
 register()
