@@ -3,6 +3,7 @@
 # make install-demo: what make demo needs · make install: what all others need too
 # make lint · make test · make test-release: what only a release needs
 # make test-py311 · make test-fairseq-0.12: older hosts, each in its own environment
+# make test-newest: the newest release of each host, in an environment of its own
 # make docs: the documentation site, in OUT/docs
 # make dist: sdists and wheels of cape-plugins and cape-studies, checked
 # make bench [DEVICE=cuda DTYPE=bfloat16]
@@ -11,6 +12,7 @@
 VENV ?= .venv
 VENV_PY311 ?= .venv-py311
 VENV_0_12 ?= .venv-fairseq-0.12
+VENV_NEWEST ?= .venv-newest
 OUT ?= out
 # The study of one host, or the set of all three: $(call OF_HOST,demo) is demo_timm, or demo.
 OF_HOST = $(1)$(if $(HOST),_$(HOST))
@@ -34,7 +36,7 @@ PROSE = *.md .github benchmarks cape_plugins configs constraints docs examples i
 # What decides what is installed.
 PACKAGE = pyproject.toml studies/pyproject.toml examples/cape-fire/pyproject.toml
 
-.PHONY: install install-demo install-fairseq-0.12 demo demo-full test test-release test-py311 test-fairseq-0.12 lint format docs dist bench clean help
+.PHONY: install install-demo install-fairseq-0.12 demo demo-full test test-release test-py311 test-fairseq-0.12 test-newest lint format docs dist bench clean help
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -79,6 +81,17 @@ test-py311:
 test-fairseq-0.12: install-fairseq-0.12
 	$(call PYTEST,$(BIN_0_12),"not release and not gpu") tests/fairseq/test_command_line.py \
 		$(filter-out %_benchmarks.py,$(wildcard tests/test_*.py))
+
+# What a new release may break: a model of every pos, a training step, cached = whole, saved = loaded.
+# Hosts are upgraded each time: there is no stamp.
+test-newest:
+	@sh tools/install "$(VENV_NEWEST)" "$(PYTHON)" newest
+	$(VENV_NEWEST)/bin/python -m cape_plugins.env
+	$(call PYTEST,$(VENV_NEWEST)/bin,"not release and not gpu") tests/test_relies.py \
+		$(addprefix tests/timm/test_,models.py checkpoints.py one_forward.py) \
+		$(addprefix tests/fairseq/test_,generation.py language_model.py one_forward.py variant.py) \
+		$(addprefix tests/espnet/test_,encoders.py loading.py one_forward.py) \
+		$(addprefix tests/transformers/test_,decoder.py encoder.py checkpoints.py augment_positions.py)
 
 lint: install
 	$(BIN)/ruff check .

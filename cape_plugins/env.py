@@ -2,8 +2,8 @@
 
     python -m cape_plugins.env
 
-prints versions, whether loading by name is on, and for each host whether it knows our models or
-why it does not.
+prints versions, whether loading by name is on, and for each host whether our models were tested
+with its version, or why it does not know them.
 """
 
 import importlib
@@ -78,7 +78,7 @@ def _variants() -> str:
 
 
 def _state(host: str, module: str, names: Callable[[Any], Any]) -> str:
-    """Import the host, as a user's program does, and look for our names."""
+    """Import the host, as a user's program does, look for our names, and compare what they need."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -86,9 +86,14 @@ def _state(host: str, module: str, names: Callable[[Any], Any]) -> str:
         except Exception as error:
             return f"cannot be imported ({type(error).__name__}: {_one_line(error)})"
     if any("cape" in name for name in known):
-        return "knows our models"
+        return _fits(host)
     said = [str(one.message) for one in caught if "cape_plugins" in str(one.message)]
     return [*said, f"does not know our models; register with: import cape_plugins.{host}"][0]
+
+
+def _fits(host: str) -> str:
+    relies = importlib.import_module(f"cape_plugins.{host}.relies").RELIES
+    return f"{relies.state}; {relies.mismatch}" if relies.mismatch else relies.state
 
 
 def _one_line(error: BaseException) -> str:

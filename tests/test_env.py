@@ -1,6 +1,7 @@
 """``python -m cape_plugins.env``: what it says of an environment."""
 
 import sys
+from importlib import import_module
 from importlib.metadata import version
 
 import pytest
@@ -52,8 +53,19 @@ def test_of_a_host_that_does_not_know_our_models_the_reason_is_given(capsys, mon
 
 
 @pytest.mark.parametrize("host", env.HOSTS)
-def test_the_hosts_that_are_here_know_our_models(capsys, monkeypatch, host):
+def test_of_a_host_that_knows_our_models_it_says_whether_they_were_tested_with_it(
+    capsys, monkeypatch, host
+):
     pytest.importorskip(env.HOSTS[host][1])
     monkeypatch.setattr(env, "HOSTS", {host: env.HOSTS[host]})
     env.main()
-    assert capsys.readouterr().out.splitlines()[-1].endswith(": knows our models")
+    line = capsys.readouterr().out.splitlines()[-1]
+    relies = import_module(f"cape_plugins.{host}.relies").RELIES
+    assert line == f"{' '.join(relies.installed)}: {relies.state}"
+
+    monkeypatch.setitem(vars(relies), "installed", (relies.installed[0], "999999.1"))
+    monkeypatch.setitem(vars(relies), "mismatch", "Block.forward takes (y), in ours it is (x)")
+    env.main()
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert ": newer than tested (" in line
+    assert line.endswith("); Block.forward takes (y), in ours it is (x)")

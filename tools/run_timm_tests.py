@@ -22,8 +22,10 @@ from pathlib import Path
 import pytest
 
 ENVIRONMENT = "TIMM_CHECKOUT"
-# ours → what each of them is compared with
+# ours → what each of them is compared with; a twin with its own stock model
 STOCK = {"vit_*": "vit_tiny_patch16_224", "naflexvit_*": "naflexvit_base_patch16_gap"}
+# of timm's rotary modules cat, dinov3 and mixed at least one each, which have no tiny size
+MODELS = ["*_tiny_*", "vit_small_patch16_dinov3_cape", "vit_small_patch16_rope_mixed_cape_224"]
 LEFT_OUT = (
     "test_model_inference",  # these download published weights, which our models do not have
     "test_model_load_pretrained",
@@ -89,7 +91,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     ours = [
         name
-        for module in (cape_plugins.timm.vision_transformer, cape_plugins.timm.naflexvit)
+        for module in (
+            cape_plugins.timm.vision_transformer,
+            cape_plugins.timm.naflexvit,
+            cape_plugins.timm.eva,
+        )
         for name in module.default_cfgs
         if any(fnmatch.fnmatch(name, pattern) for pattern in options.models)
     ]
@@ -135,7 +141,11 @@ def compare(outcomes: dict[str, dict[str, str]], stock: dict[str, str]) -> list[
 
 def stock_of(name: str) -> str:
     """timm's model that one of ours is compared with."""
-    return next(stock for pattern, stock in STOCK.items() if fnmatch.fnmatch(name, pattern))
+    from cape_plugins.timm.eva import TWINS
+
+    return TWINS.get(name) or next(
+        stock for pattern, stock in STOCK.items() if fnmatch.fnmatch(name, pattern)
+    )
 
 
 def find_tests(checkout: Path) -> Path:
@@ -160,7 +170,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--models", nargs="+", default=["*_tiny_*"], help="patterns (default: %(default)s)"
+        "--models", nargs="+", default=MODELS, help="patterns (default: %(default)s)"
     )
     which.add_argument("--all", dest="models", action="store_const", const=["*"], help="every size")
     options = parser.parse_args(arguments)

@@ -5,6 +5,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from cape_plugins.espnet.relies import RELIES
+
 # ESPnet's ASR tasks: each has its own choices. espnet3's is a copy of espnet2's, in the same wheel.
 _TASKS = ("espnet2.tasks.asr", "espnet3.systems.esp2_asr.task")
 
@@ -27,10 +29,7 @@ def register() -> bool:
         try:
             tasks = [importlib.import_module(_TASKS[0])]
         except ImportError as error:
-            raise ImportError(
-                f"cape_plugins.espnet needs ESPnet ≥ 202511 ({error}): "
-                "pip install 'cape-plugins[espnet]'"
-            ) from error
+            raise RELIES.error(str(error)) from error
     served = [_register_with(task) for task in tasks]
     return all(served)
 
@@ -42,10 +41,7 @@ def _register_with(task: ModuleType) -> bool:
     if asr_task is None or None in choices.values():
         if asr_task is None and getattr(task.__spec__, "_initializing", False):
             return False
-        raise ImportError(
-            f"{task.__name__} has no ASRTask with choices of encoders: cape_plugins.espnet knows "
-            "ESPnet 202511 and 202611"
-        )
+        raise RELIES.error(f"{task.__name__} has no ASRTask with choices of encoders")
 
     from cape_plugins.espnet import encoder
     from cape_plugins.espnet.loading import keep_config

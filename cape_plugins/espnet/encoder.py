@@ -44,6 +44,7 @@ from cape_plugins.espnet.options import (
     parameters,
 )
 from cape_plugins.espnet.padding import hide_padding, replace
+from cape_plugins.espnet.relies import RELIES
 from cape_plugins.module import Positions
 from cape_plugins.positions import exact, frame_times, widest
 from cape_plugins.ranks import generator_of_rank
@@ -100,6 +101,7 @@ class InSeconds(AbsEncoder):
         return None
 
     def __init__(self, input_size: int, **options: Any) -> None:
+        RELIES.check()
         kind = self.conf()
         check_known(options, kind)
         conf: Any = kind(input_size=input_size, **options)

@@ -7,6 +7,8 @@ integrations/fairseq/user_dir`` on request.
 from argparse import Namespace
 from importlib import import_module
 
+from cape_plugins.fairseq.relies import RELIES
+
 
 # Before any import of fairseq: the autoload hook calls this in the middle of that import, when
 # this module has run no further than here.
@@ -20,17 +22,15 @@ def register() -> None:
     imported works once fairseq's sub-packages ``models`` and ``optim`` exist.
 
     Raises:
-        ImportError: fairseq cannot be imported.
+        ImportError: fairseq is missing, or lacks a part that the models are built from.
     """
     try:
         import_module("fairseq")  # may come back here through the hook; then the rest is done
+        import_module(f"{__name__}.paper.radam").register_radam()
+        import_module(f"{__name__}.architectures").register_architectures()
     except ImportError as error:
-        raise ImportError(
-            f"cape_plugins.fairseq needs fairseq ({error}): pip install 'cape-plugins[fairseq]'"
-        ) from error
+        raise RELIES.error(str(error)) from error
     import_module("torch.serialization").add_safe_globals([Namespace])
-    import_module(f"{__name__}.paper.radam").register_radam()
-    import_module(f"{__name__}.architectures").register_architectures()
 
 
 register()

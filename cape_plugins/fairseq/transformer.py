@@ -43,6 +43,7 @@ from cape_plugins.fairseq.options import (
     plain_options,
 )
 from cape_plugins.fairseq.positions import positions_in_batch, prepend_bos
+from cape_plugins.fairseq.relies import RELIES
 from cape_plugins.fairseq.source_scale import count_source_scale
 from cape_plugins.fairseq.start import check_start, settle
 from cape_plugins.mark import compare_first, variant_of
@@ -329,7 +330,9 @@ class FairseqCapeModel:
 
         Raises:
             ValueError: an option is out of range, or the training set is needed and cannot be read.
+            ImportError: this fairseq is another than our models rely on.
         """
+        RELIES.check()
         cfg = as_config(cfg)
         chosen = cls.check_options(plain_options(cfg))
         # fairseq-train has checked it already. It is left out where a model is built to generate:

@@ -4,24 +4,19 @@ The modules vision_transformer, naflexvit and eva have the names of timm's files
 registry and tests group models by module.
 """
 
+from cape_plugins.timm.relies import RELIES
+
 
 def register() -> None:
     """Register the models with timm; idempotent.
 
     Raises:
-        ImportError: timm is missing, too old, or lacks a part that the models are built from.
+        ImportError: timm is missing, or lacks a part that the models are built from.
     """
     try:
-        import timm
-        from packaging.version import Version  # timm needs it too
-
-        if Version(timm.__version__) < Version("1.0.31.dev0"):
-            raise ImportError(f"found {timm.__version__} in {timm.__path__[0]}")
         from cape_plugins.timm import eva, naflexvit, vision_transformer  # noqa: F401 - they register
     except ImportError as error:
-        raise ImportError(
-            f"cape_plugins.timm needs timm ≥ 1.0.31 ({error}): pip install 'cape-plugins[timm]'"
-        ) from error
+        raise RELIES.error(str(error)) from error
 
 
 def list_models(filter: str | list[str] = "") -> list[str]:

@@ -30,6 +30,7 @@ from cape_plugins.augment import Augmentation
 from cape_plugins.options import declared
 from cape_plugins.timm.options import HOST, image_settings
 from cape_plugins.timm.registry import register_models
+from cape_plugins.timm.relies import RELIES
 
 __all__ = ["EvaCape"]
 
@@ -165,6 +166,7 @@ class EvaCape(timm_eva.Eva):
 
 def _create(name: str, pretrained: bool, *, stock: str, **kwargs: Any) -> nn.Module:
     """The twin of timm's model ``stock``; ``kwargs`` are timm's, and Δ, ε, λ."""
+    RELIES.check()
     given = {option: kwargs.pop(option) for option in _OURS if option in kwargs}
     settings, _ = image_settings({"pos": "cape_rope", **given})
     bounds = {option: settings.options[option] for option in _OURS}

@@ -37,6 +37,7 @@ from cape_plugins.timm.loading import (
 )
 from cape_plugins.timm.options import ImageSettings, after_prefix, image_settings
 from cape_plugins.timm.registry import SIZES, build, register_variants
+from cape_plugins.timm.relies import RELIES
 from cape_plugins.variants import get
 
 __all__ = ["NaFlexVitCape"]
@@ -160,6 +161,7 @@ class NaFlexVitCape(LoadsWeights, naflexvit.NaFlexVit):
     embeds: NaFlexEmbedsCape
 
     def __init__(self, cfg: naflexvit.NaFlexVitCfg | None = None, **kwargs: Any) -> None:
+        RELIES.check()
         settings, kwargs = image_settings(kwargs)
         cfg = cfg or naflexvit.NaFlexVitCfg()
         given = {**vars(cfg), **kwargs}

@@ -34,6 +34,7 @@ from cape_plugins.timm.loading import (
 )
 from cape_plugins.timm.options import grid_with_prefix, image_settings
 from cape_plugins.timm.registry import SIZES, build, register_variants
+from cape_plugins.timm.relies import RELIES
 
 __all__ = ["VisionTransformerCape"]
 
@@ -64,6 +65,7 @@ class VisionTransformerCape(LoadsWeights, timm_vit.VisionTransformer):
     """
 
     def __init__(self, *args: Any, dynamic_img_size: bool = True, **kwargs: Any) -> None:
+        RELIES.check()
         settings, kwargs = image_settings(kwargs)
         kwargs.update(block_classes(settings.pos, kwargs))
         kwargs.update(pos_embed="none", dynamic_img_size=dynamic_img_size)

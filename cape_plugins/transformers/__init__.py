@@ -15,6 +15,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from cape_plugins.transformers.relies import RELIES
+
 #: type → what transformers calls its tables of models → our class
 TYPES = {
     "cape_llama": {
@@ -61,10 +63,7 @@ def register() -> None:
                 mapping = getattr(models, f"{table}_MAPPING")
                 mapping._reverse_config_mapping.setdefault(classes["CONFIG"], kind)
     except (ImportError, AttributeError) as error:
-        raise ImportError(
-            f"cape_plugins.transformers needs transformers ≥ 5.23 ({error}): "
-            "pip install 'cape-plugins[transformers]'"
-        ) from error
+        raise RELIES.error(str(error)) from error
 
 
 class _Models(ModuleType):
@@ -76,12 +75,14 @@ class _Models(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        RELIES.check()
         return getattr(import_module("cape_plugins.transformers.models"), name)
 
 
 def __getattr__(name: str) -> Any:
     """``augment_positions``, whose module imports PyTorch."""
     if name == "augment_positions":
+        RELIES.check()
         return import_module("cape_plugins.transformers.augment").augment_positions
     raise AttributeError(name)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from cape_plugins.espnet.encoder import InSeconds
 from cape_plugins.espnet.paper.layer_drop import drop_layers
+from cape_plugins.espnet.relies import RELIES
 
 # the model, with its regularisation for TED-LIUM; for WSJ the three rates of 0.1 are 0.4
 SECTION_4_2: dict[str, Any] = dict(
@@ -101,5 +102,6 @@ class LayerDropTransformerDecoder(TransformerDecoder):
     # --print_config reads the signature
     @functools.wraps(TransformerDecoder.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        RELIES.check()
         super().__init__(*args, **kwargs)
         drop_layers(self.decoders, self.decoders.layer_drop_rate)
