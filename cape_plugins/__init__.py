@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from cape_plugins.added import Added, Table  # noqa: F401
     from cape_plugins.alibi import Alibi, distances  # noqa: F401
     from cape_plugins.attention import Given, PositionalAttention, as_bool  # noqa: F401
-    from cape_plugins.augment import AsGiven, Augmentation, DistanceAugmentation, Draw  # noqa: F401
+    from cape_plugins.augment import (  # noqa: F401
+        AsGiven,
+        Augmentation,
+        DistanceAugmentation,
+        Draw,
+        uniform,
+    )
     from cape_plugins.module import Positions  # noqa: F401
     from cape_plugins.options import POSITION, option  # noqa: F401
     from cape_plugins.positions import frame_times, patch_grid, token_positions  # noqa: F401
@@ -30,6 +36,7 @@ _HOME = {
     # positions, and what a model of one's own does with them
     "Positions": "module",
     "Draw": "augment",
+    "uniform": "augment",
     "Given": "attention",
     "frame_times": "positions",
     "patch_grid": "positions",

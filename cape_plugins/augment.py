@@ -21,6 +21,7 @@ from cape_plugins import fused
 from cape_plugins.checks import check_count, check_switch, check_values, is_number, is_traced
 from cape_plugins.options import POSITION, check_asked, option
 from cape_plugins.positions import Device, Generator, widest
+from cape_plugins.ranks import of_rank
 from cape_plugins.sizes import Sizes
 
 LocalShift = float | tuple[float, ...] | Tensor
@@ -243,7 +244,11 @@ def mean(positions: Tensor) -> Tensor:
 def uniform(
     shape: list[int], device: torch.device, dtype: torch.dtype, generator: Generator
 ) -> Tensor:
-    """Uniform in [0, 1), drawn on the device; ValueError if the generator is of another kind."""
+    """Uniform in [0, 1), drawn on the device; without a generator, each process its own.
+
+    Raises:
+        ValueError: the generator is of another kind of device.
+    """
     if generator is not None and generator.device.type != device.type:
         raise ValueError(
             f"the generator lives on {generator.device.type}, the positions on {device.type}: "
@@ -251,7 +256,7 @@ def uniform(
         )
     # out of place, as torch.vmap wants it; torch.compile knows the first form only
     if generator is None:
-        return torch.rand(shape, device=device, dtype=dtype)
+        return of_rank(torch.rand(shape, device=device, dtype=dtype))
     return torch.rand(shape, device=device, dtype=dtype, generator=generator)
 
 

@@ -9,7 +9,6 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from cape_plugins import frame_times, patch_grid, sinusoid_1d, sinusoid_2d, token_positions
 from cape_plugins.attention import PositionalAttention
-from cape_plugins.ranks import generator_of_rank
 from cape_support import OURS, OnCuda, build, fakes_cuda
 
 pytestmark = fakes_cuda
@@ -54,7 +53,6 @@ def test_functions_stay_on_their_device(fake):
         lengths = torch.empty(2, dtype=torch.long, device=CUDA)
         assert sinusoid_1d(token_positions(lengths, 6), 8).device.type == "cuda"
         assert sinusoid_2d(patch_grid(2, 3, device=CUDA), 8).device.type == "cuda"
-        assert generator_of_rank(CUDA) is None
 
 
 def test_the_modes_find_what_they_are_for(fake):

@@ -47,7 +47,6 @@ from cape_plugins.espnet.padding import hide_padding, replace
 from cape_plugins.espnet.relies import RELIES
 from cape_plugins.module import Positions
 from cape_plugins.positions import exact, frame_times, widest
-from cape_plugins.ranks import generator_of_rank
 from cape_plugins.sizes import Part
 
 
@@ -245,9 +244,7 @@ class InSeconds(AbsEncoder):
             seconds = times[:, middle : times.shape[1] - middle : self.stride]
             seconds = seconds.masked_fill(padding, math.nan)
             mask[:, 0].fill_(True)  # of an empty utterance, whose attention to nothing could be NaN
-            # each process shifts its utterances by draws of its own
-            generator = generator_of_rank(x.device) if self.training else None
-            x, given = self.positions(x * self.scale, seconds, mask[:, None], generator=generator)
+            x, given = self.positions(x * self.scale, seconds, mask[:, None])
             x = self.dropout(x), given
         if self.takes_masks:
             theirs.setdefault("masks", padding)

@@ -22,7 +22,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 from hydra.core.hydra_config import HydraConfig
 from torch import Tensor, nn
 
-from cape_plugins.augment import AsGiven, Draw
+from cape_plugins.augment import Draw
 from cape_plugins.fairseq import weights
 from cape_plugins.fairseq.errors import one_line
 from cape_plugins.fairseq.layers import (
@@ -48,7 +48,6 @@ from cape_plugins.fairseq.source_scale import count_source_scale
 from cape_plugins.fairseq.start import check_start, settle
 from cape_plugins.mark import compare_first, variant_of
 from cape_plugins.module import Positions
-from cape_plugins.ranks import generator_of_rank
 
 # key of the encoder's output: [shift (B, 1), scale (B,)] in training with cape, else absent
 DRAW = "cape_draw"
@@ -107,7 +106,6 @@ class MakesPositions:
         layers_of_ours = [one is not None for one in self.to_install]
         super().__init__(cfg, *others, **named)  # type: ignore[call-arg]
         self.positions = positions
-        self.draws = positions.variant.augments is not AsGiven
         self.attends, self.attends_in_all = any(layers_of_ours), all(layers_of_ours)
         # ε where neighbours are less than a token apart, so that they cannot change places
         local = positions.options.get("max_local_shift")
@@ -137,10 +135,8 @@ class MakesPositions:
             draws: whether training draws here. If not, positions are those of evaluation, moved by
                 Δ and λ where ``draw`` has them.
         """
-        device = positions.device
-        generator = generator_of_rank(device) if self.training and self.draws and draws else None
         if draws and draw is None:
-            draw = self.positions.draw(batch, device, generator)
+            draw = self.positions.draw(batch, positions.device)
         if self.training and not draws and draw is not None:
             positions, keys = (_moved(self.positions, x, draw) for x in (positions, keys))
         embedding, given = self.positions(
@@ -152,7 +148,6 @@ class MakesPositions:
             past=past,
             draws=draws,
             max_local_shift=self.max_local_shift,
-            generator=generator,
             # fairseq's buffer `version` has the model's dtype in half precision, however it is cast
             dtype=self.version.dtype,
         )

@@ -20,7 +20,6 @@ from transformers.cache_utils import Cache
 
 from cape_plugins.augment import AsGiven
 from cape_plugins.options import declared
-from cape_plugins.ranks import generator_of_rank
 from cape_plugins.rotary import Rotary
 from cape_plugins.transformers.cached import draws, remember
 from cape_plugins.transformers.options import DECODER
@@ -44,8 +43,14 @@ def augment_positions(model: nn.Module, pos: str, **options: Any) -> Callable[[]
     Raises:
         ValueError: the variant augments nothing, or does not turn queries and keys; an option that
             it does not take, or out of range; or the model does not make its rotary tables from
-            ``position_ids`` in one place, or is augmented already.
+            ``position_ids`` in one place, is augmented already, or is split over ranks that share
+            each sample (tensor parallelism), where each would draw positions of its own.
     """
+    if any((getattr(one, "_tp_size", None) or 1) > 1 for one in model.modules()):
+        raise ValueError(
+            f"{type(model).__name__} is split over ranks by tensor parallelism (tp_plan), and each "
+            "would draw other positions for one sample: train it by data parallelism or FSDP"
+        )
     hooks = _Hooks(_augmentation(pos, options))
     owner, tables = _tables_of(model)
     handles = [
@@ -126,14 +131,12 @@ class _Hooks:
                 f"position_ids of shape {list(positions.shape)}: augment_positions serves those of "
                 "(B, N), one number for each token"
             )
-        batch, device = len(content), content.device
+        batch = len(content)
         where = positions.float().expand(batch, -1)
         known = where
         if mask is not None and mask.shape == where.shape:
             known = where.masked_fill(mask == 0, torch.nan)
-        moved = self.augmentation.in_training(
-            known[..., None], batch, generator=generator_of_rank(device)
-        )[..., 0]
+        moved = self.augmentation.in_training(known[..., None], batch)[..., 0]
         return torch.where(moved.isnan(), where, moved)  # padding has positions here
 
     def restore(self, table: nn.Module, *_: Any) -> None:

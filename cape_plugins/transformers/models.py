@@ -27,7 +27,6 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from cape_plugins.attention import PositionalAttention
 from cape_plugins.augment import AsGiven
 from cape_plugins.module import Positions
-from cape_plugins.ranks import generator_of_rank
 from cape_plugins.sinusoid import Sinusoids
 from cape_plugins.transformers.attention import (
     NAMES_OF_CACHE,
@@ -169,9 +168,8 @@ class _CapeModel(Loads):
         if self.adds_to_scores:
             keys = positions_of_keys(cache, where, len(content), attention_mask)
             attention_mask = mask = self._mask(content, attention_mask, cache, position_ids)
-        generator = generator_of_rank(content.device) if drawn else None
         content, given = self.positions(
-            content * self.content_scale, where, mask, keys=keys, generator=generator, draws=drawn
+            content * self.content_scale, where, mask, keys=keys, draws=drawn
         )
         return super().forward(  # type: ignore[misc]
             inputs_embeds=content,

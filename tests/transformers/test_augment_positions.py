@@ -149,3 +149,10 @@ def test_a_model_that_cannot_be_served_is_named(create, kind):
     model = create(None, kind, "AutoModel")
     with pytest.raises(ValueError, match=type(model).__name__):
         augment_positions(model, "cape_rope")
+
+
+def test_a_model_that_is_split_over_ranks_is_refused(create):
+    model = create(None, "llama")
+    model._tp_size = 2  # what from_pretrained(tp_plan="auto") notes
+    with pytest.raises(ValueError, match="tp_plan"):
+        augment_positions(model, "cape_rope")
