@@ -199,7 +199,6 @@ def stock(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stock")
     line = TRAIN.replace("cape_transformer_tiny", "transformer_tiny").replace("\n", " ")
     flags = f"--no-token-positional-embeddings --max-update 3 --save-dir {folder}"
-    flags += " --encoder-ffn-embed-dim 128 --decoder-ffn-embed-dim 128"  # as ours of that name
     run(f"fairseq-train {data} {line} {flags}")
     return folder
 
