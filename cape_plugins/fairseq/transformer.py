@@ -106,9 +106,10 @@ class MakesPositions:
         self.positions = positions
         self.draws = positions.variant.augments is not AsGiven
         self.attends, self.attends_in_all = any(layers_of_ours), all(layers_of_ours)
-        # ε where neighbours are less than a token apart, so that they cannot change places
+        # ε where neighbours are less than a token apart, so that they cannot change places; farther
+        # apart it stays, as section 3.3 draws the source's and the target's alike
         local = positions.options.get("max_local_shift")
-        self.max_local_shift = None if local is None or spacing == 1.0 else local * spacing
+        self.max_local_shift = None if local is None or spacing >= 1.0 else local * spacing
         if positions.added is not None:
             self.embed_positions = EmbedPositions()
 
