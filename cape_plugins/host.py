@@ -151,11 +151,24 @@ class Host(Generic[Own]):
         of_variant = variant.options(self.axes)
         return {n: one for n, one in of_variant.items() if n not in self.sets} | taken
 
-    def unknown(self, pos: str, name: str, others: Collection[str] = ()) -> str:
-        """What to say of an option that nobody has; ``others`` are the host's own."""
-        near = difflib.get_close_matches(name, [*self.options(), *others], n=1)
+    def unknown(
+        self,
+        pos: str,
+        name: str,
+        others: Collection[str] = (),
+        taken: Collection[str] | None = None,
+    ) -> str:
+        """What to say of an option that nobody has.
+
+        Args:
+            pos: the variant.
+            name: the option.
+            others: options of the host's own that it may be a misspelling of.
+            taken: the options of ``pos``, where that is no variant but the host's own positions.
+        """
+        near = difflib.get_close_matches(name, [*(taken or self.options()), *others], n=1)
         guess = f" (did you mean {self.spell(near[0])}?)" if near else ""
-        allowed = ", ".join(map(self.spell, self.taken(pos))) or "no options"
+        allowed = ", ".join(map(self.spell, taken or self.taken(pos))) or "no options"
         return f"unknown option {self.spell(name)}{guess}: {pos} takes {allowed}"
 
     def _refusal(self, pos: str, name: str, value: Any) -> str:

@@ -6,7 +6,8 @@ its variants are not half there, and all others work.
 """
 
 import traceback
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, distributions, entry_points
 
 from cape_plugins import variants
 from cape_plugins.autoload import warn
@@ -53,7 +54,48 @@ def _place(error: BaseException) -> str:
     return f", {of_package[-1].filename}:{of_package[-1].lineno}" if of_package else ""
 
 
-_POINTS = entry_points(group=GROUP)
-variants.PACKAGES.update({one.module.partition(".")[0]: package_of(one) for one in _POINTS})
-for _point in _POINTS:
-    load(_point)
+def find() -> list[EntryPoint]:
+    """The entry points of all packages; one whose list cannot be read costs a warning."""
+    try:
+        return [*entry_points(group=GROUP)]
+    except Exception:  # of a line without "=": which package has it, nobody has said
+        found: dict[str, list[EntryPoint]] = {}
+        for each in distributions():
+            try:
+                # as entry_points: the first of a name is the one that is imported
+                found.setdefault(each.name, [*each.entry_points.select(group=GROUP)])
+            except Exception as error:
+                warn(
+                    f"cape_plugins could not read the entry points of {each.name} "
+                    f"({type(error).__name__}: {error}); all others work"
+                )
+        return [one for of in found.values() for one in of]
+
+
+def load_all(points: Iterable[EntryPoint]) -> None:
+    """:func:`load` each; one that names no module costs a warning, as any that fails."""
+    known: list[EntryPoint] = []
+    for point in points:
+        try:
+            known += [point] if point.module else []
+        except Exception:  # Python's own has no better words for it
+            of = point.dist.name if point.dist else "a package"
+            warn(
+                f"cape_plugins could not load the variants of {of}: its entry point {point.name} = "
+                f"{point.value} is none, write module or module:function; all others work"
+            )
+    variants.PACKAGES.update(owners(known))
+    for point in known:
+        load(point)
+
+
+def owners(points: Iterable[EntryPoint]) -> dict[str, str]:
+    """Module → package, for the modules of entry points and the namespaces of one package alone."""
+    found = {one.module: package_of(one) for one in points}
+    roots: dict[str, set[str]] = {}
+    for module, package in found.items():
+        roots.setdefault(module.partition(".")[0], set()).add(package)
+    return {root: of.pop() for root, of in roots.items() if len(of) == 1} | found
+
+
+load_all(find())

@@ -113,8 +113,10 @@ class Registered(NamedTuple):
     @property
     def package(self) -> str:
         """The package, or where there is none the module, that registered it."""
-        root = self.module.partition(".")[0]
-        return PACKAGES.get(root) or self.loading or root
+        parts = self.module.split(".")
+        inner = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+        named = next((PACKAGES[one] for one in inner if one in PACKAGES), None)
+        return named or self.loading or parts[0]
 
     @property
     def classes(self) -> list[tuple[str, str]]:
@@ -124,7 +126,7 @@ class Registered(NamedTuple):
 
 #: axes of positions → name → what is registered
 TABLE: dict[int, dict[str, Registered]] = {axes: {} for axes in AXES}
-#: top-level module → package that has an entry point in it
+#: module → package that has an entry point in it; a top-level one where it is of one package alone
 PACKAGES: dict[str, str] = {}
 _LOADING: ContextVar[str | None] = ContextVar("LOADING", default=None)
 _WRITE = threading.RLock()  # held while nothing is imported

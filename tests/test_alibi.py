@@ -64,6 +64,17 @@ def test_under_a_causal_mask_it_is_the_papers_row_of_the_keys_positions():
     torch.testing.assert_close(module(query, key, value, given)[0], expected)
 
 
+def test_a_token_without_a_position_is_near_all_and_moves_nothing():
+    """As padding and the class token: 0 for it, and a gradient of 0."""
+    where = torch.tensor([[0.0, math.nan, 3.0]], requires_grad=True)
+    found = distances(where[..., None, None], where[:, None, :, None])
+    assert found.tolist() == [[[0, 0, 3], [0, 0, 0], [3, 0, 0]]]
+    found.sum().backward()
+    assert where.grad.tolist() == [[-2, 0, 2]]
+    slope = 2**-8  # of a single head
+    assert bias(where.detach(), heads=1)[0, 0, 0].tolist() == [0, 0, -3 * slope]
+
+
 @pytest.mark.parametrize("heads", [0, -1, 2.5])
 def test_a_number_of_heads_that_is_none_is_refused(heads):
     with pytest.raises(ValueError, match="heads"):

@@ -5,6 +5,7 @@ The hosts' own commands train, resume and refuse FIRE in tests/HOST/test_fire.py
 
 import ast
 import doctest
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 
 import cape_fire
 import cape_support
-from cape_plugins import Positions, token_positions, variants
+from cape_plugins import Positions, packages, token_positions, variants
 from cape_plugins.host import Host
 from cape_support import ROOT, block_with
 
@@ -187,15 +188,88 @@ print(*(variants.package(pos, 1) for pos in ("works", "other", "called", "script
 """
 
 
+def install(folder, name, module, source, points):
+    """Write a package of one module, a dotted name, into a folder of ``sys.path``."""
+    path = folder / f"{module.replace('.', '/')}.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(dedent(source))
+    about = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[cape_plugins.variants]\n{points}")
+
+
+ONE = """
+from cape_plugins import Sinusoids, Variant, register_variant
+register_variant("NAME", Variant(adds=Sinusoids))
+"""
+
+
+@pytest.fixture
+def load(own_table, tmp_path, monkeypatch):
+    """Load the packages of a folder into a table of this test's own; the warnings."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(variants, "PACKAGES", {})
+
+    def load():
+        ours = [one for one in packages.find() if one.dist._path.parent == tmp_path]
+        packages.load_all(ours)
+
+    return load
+
+
+def test_of_two_packages_in_one_namespace_the_one_that_works_stays(load, tmp_path):
+    """Whichever comes first, and where one imports the other."""
+    for name in ("one", "two"):
+        source = ONE.replace("NAME", f"of_{name}")
+        install(
+            tmp_path, f"shared-{name}", f"shared_space.{name}", source, f"x = shared_space.{name}"
+        )
+    fails = "import shared_space.two\n" + ONE.replace("NAME", "of_none") + "1 / 0"
+    for name in ("a", "z"):
+        install(
+            tmp_path, f"shared-{name}", f"shared_space.{name}", fails, f"x = shared_space.{name}"
+        )
+    with pytest.warns(RuntimeWarning, match="shared-[az] .*ZeroDivisionError") as warned:
+        load()
+    assert len(warned) == 2
+    assert {"of_one", "of_two"} <= {*variants.names(1)}
+    assert "of_none" not in variants.names(1)
+    assert [variants.package(f"of_{name}", 1) for name in ("one", "two")] == [
+        "shared-one",
+        "shared-two",
+    ]
+
+
+def test_a_malformed_entry_point_is_a_warning_and_all_others_work(load, tmp_path):
+    install(tmp_path, "good-one", "good_one", ONE.replace("NAME", "good"), "x = good_one")
+    install(tmp_path, "not-python", "not_python", "", "x = not python!\ny = not_python")
+    install(tmp_path, "no-value", "no_value", "", "no_value")
+    with pytest.warns(RuntimeWarning) as warned:
+        load()
+    said = [str(one.message) for one in warned]
+    assert [name for name in ("not-python", "no-value") if any(name in one for one in said)] == [
+        "not-python",
+        "no-value",
+    ]
+    assert len(said) == 2
+    assert variants.package("good", 1) == "good-one"
+
+
+def test_a_variant_that_is_registered_before_packages_are_loaded_has_its_packages_name(
+    load, tmp_path
+):
+    """Its module is called otherwise than its package."""
+    install(tmp_path, "early-bird", "early.inner", ONE.replace("NAME", "early"), "x = early.inner")
+    importlib.import_module("early.inner")
+    load()
+    assert variants.package("early", 1) == "early-bird"
+
+
 def test_a_faulty_package_is_one_warning_that_names_it_and_all_others_work(tmp_path):
     for name, source in PACKAGES.items():
         module = name.replace("-", "_")
-        (tmp_path / f"{module}.py").write_text(dedent(source))
-        about = tmp_path / f"{module}-1.0.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        point = f"point = {module}{POINTS.get(name, '')}\n"
-        (about / "entry_points.txt").write_text(f"[cape_plugins.variants]\n{point}")
+        install(tmp_path, name, module, source, f"point = {module}{POINTS.get(name, '')}\n")
     places = [str(tmp_path), *filter(None, sys.path)]
     status, said = cape_support.run(sys.executable, "-c", SCRIPT, PYTHONPATH=":".join(places))
     assert status == 0, said[-3000:]

@@ -105,6 +105,16 @@ def test_half_precision_is_rounded_once(axes, dtype):
         assert torch.equal(one, module.embed(other, table))  # together as one by one
 
 
+def test_keys_of_another_sequence_turn_with_their_own_positions():
+    """As many as there are queries: shapes do not tell them apart."""
+    module = Rotary(Sizes(dim=2, heads=1))  # one pair of channels, which turns 1 radian a token
+    x, half = torch.tensor([1.0, 0.0]).view(1, 1, 1, 2), torch.full((1, 1, 1), math.pi / 2)
+    given = module.prepare(torch.zeros(1, 1, 1), half, None, torch.float32)
+    query, key = module.embed_both(x, x, given)
+    torch.testing.assert_close(query, x)
+    torch.testing.assert_close(key, torch.tensor([0.0, 1.0]).view(1, 1, 1, 2))
+
+
 def test_positions_in_float64_are_used():
     seconds = 3600 + torch.arange(6, dtype=torch.float64) / 100
     exact = (seconds * 30).cos().float()
@@ -148,7 +158,13 @@ def test_on_a_plane_a_base_is_dinov3s_temperature():
 
 
 @pytest.mark.parametrize(
-    "wrong", [dict(rope_base=1.0), dict(rope_fraction=0.0), dict(rope_fraction=0.45)]
+    "wrong",
+    [
+        dict(rope_base=1.0),
+        dict(rope_fraction=0.0),
+        dict(rope_fraction=0.45),
+        dict(rope_fraction=1.5),  # of more channels than there are
+    ],
 )
 def test_a_base_or_a_fraction_that_cannot_be_is_refused(wrong):
     with pytest.raises(ValueError, match=r"base|rope_fraction"):

@@ -46,6 +46,23 @@ class Blind(PositionalAttention):
 
 
 @dataclass(eq=False, repr=False)
+class BlindToNumbers(PositionalAttention):
+    """Has no mask that is added to the scores."""
+
+    def prepare(self, queries, keys, mask, dtype):
+        taken = mask is not None and mask.dtype == torch.bool
+        return super().prepare(queries, keys, mask if taken else None, dtype)
+
+
+@dataclass(eq=False, repr=False)
+class Doubles(PositionalAttention):
+    """Is another where samples share their positions."""
+
+    def embed(self, x, rows):
+        return x * x.shape[0] / rows.shape[0]
+
+
+@dataclass(eq=False, repr=False)
 class Idle(PositionalAttention):
     """Has a parameter that nobody uses."""
 
@@ -61,6 +78,8 @@ class Idle(PositionalAttention):
         (Neighbour, testing.check_cache),
         (Blind, testing.check_mask),
         (Blind, testing.check_padding),
+        (BlindToNumbers, testing.check_padding),
+        (Doubles, testing.check_batch),
         (Idle, testing.check_training),
     ],
 )

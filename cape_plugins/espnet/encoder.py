@@ -102,7 +102,7 @@ class InSeconds(AbsEncoder):
     def __init__(self, input_size: int, **options: Any) -> None:
         RELIES.check()
         kind = self.conf()
-        check_known(options, kind)
+        check_known(options, kind, self.fixed)
         conf: Any = kind(input_size=input_size, **options)
         of_variant, own = choose(conf)
         front = self.make_front(conf)

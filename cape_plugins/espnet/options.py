@@ -16,6 +16,7 @@ from cape_plugins.host import Host
 from cape_plugins.options import POSITION, option
 
 ESPNET_REL_POS = "espnet_rel_pos"  # the pos of ESPnet's own relative positions
+_TAKEN_BY_REL_POS = ("frame_shift",)
 
 # Seconds to each side of relative positions: in every layer (section 4.2), in the first (appendix)
 RELPOS_CONTEXT, RELPOS_CONTEXT_FIRST = 26.8, 27.6
@@ -105,12 +106,24 @@ def encoder_conf(espnets: type, defaults: Mapping[str, Any], fixed: Collection[s
     return dataclasses.make_dataclass("encoder_conf", fields, kw_only=True)
 
 
-def check_known(options: Mapping[str, Any], kind: type) -> None:
-    """Raise TypeError for an option that is no field of a dataclass of :func:`encoder_conf`."""
+def check_known(options: Mapping[str, Any], kind: type, fixed: Collection[str]) -> None:
+    """Raise TypeError for an option that is no field of a dataclass of :func:`encoder_conf`.
+
+    ``fixed`` are those of ESPnet's class that users cannot give.
+    """
+    ours = {*HOST.options(), "pos"}
     known = {field.name for field in dataclasses.fields(kind)}
     pos = options.get("pos", "cape")
     for name in options.keys() - known:
-        raise TypeError(HOST.unknown(pos if pos in HOST.names() else "cape", name, known))
+        if name in fixed:
+            raise TypeError(
+                f"encoder_conf {name} cannot be set in cape_transformer, whose front and layers "
+                "are the paper's: leave it out, or choose encoder: cape_conformer, which takes it"
+            )
+        theirs = known - ours - {"input_size"}  # which ESPnet gives
+        if pos == ESPNET_REL_POS:
+            raise TypeError(HOST.unknown(pos, name, theirs, _TAKEN_BY_REL_POS))
+        raise TypeError(HOST.unknown(pos if pos in HOST.names() else "cape", name, theirs))
 
 
 def choose(conf: Any) -> tuple[dict[str, Any], EncoderOptions]:
@@ -133,7 +146,7 @@ def choose(conf: Any) -> tuple[dict[str, Any], EncoderOptions]:
     ours = {name: getattr(conf, name) for name in HOST.options()}
     refused = {"pos_enc_layer_type", "selfattention_layer_type", "attention_layer_type"}
     if pos == ESPNET_REL_POS:
-        refused |= ours.keys() - {"frame_shift"}
+        refused |= ours.keys() - {*_TAKEN_BY_REL_POS}
     else:
         refused |= {"zero_triu", "max_pos_emb_len", "ctc_trim"}
     for field in dataclasses.fields(conf):

@@ -88,7 +88,7 @@ ARCHITECTURES = {
     },
     "cape_transformer_wmt_en_fr": {},  # as in the paper, the sizes of wmt_en_de
     "cape_transformer_tiny": _symmetric(
-        embed_dim=64, ffn_embed_dim=128, attention_heads=2, layers=2
+        embed_dim=64, ffn_embed_dim=64, attention_heads=2, layers=2
     ),
 }
 

@@ -20,22 +20,28 @@ def check_start(pos: str, checkpoint: Any) -> None:
     ``checkpoint`` has fairseq's checkpoint options as attributes.
 
     Raises:
-        ValueError: the checkpoint was trained with another ``--pos``; or with fairseq's own
+        ValueError: the checkpoint was trained with another ``--pos`` or with fairseq's own
             positions, unless ``--finetune-from-model`` takes its weights alone.
     """
-    path, finetunes = _start_of(checkpoint)
-    if path is None:
+    path, weights_alone = _start_of(checkpoint)
+    if path is None or weights_alone:
         return
     theirs = stored_options(path).get("pos")
-    if theirs == pos or (theirs is None and finetunes):
+    if theirs == pos:
         return
-    made, instead = "fairseq's own positions", "take its weights with --finetune-from-model"
+    made, instead = "fairseq's own positions", ""
     if theirs is not None:
-        made, instead = f"--pos {theirs}", f"train with --pos {theirs}"
+        made, instead = f"--pos {theirs}", f"train with --pos {theirs}, "
     raise ValueError(
         f"the checkpoint to start from, {path}, was trained with {made}, this training has "
-        f"--pos {pos}: {instead}, or {ANOTHER_CHECKPOINT}"
+        f"--pos {pos}: {instead}take its weights with --finetune-from-model and a new --save-dir, "
+        f"or {ANOTHER_CHECKPOINT}"
     )
+
+
+def finetunes(cfg: Any) -> bool:
+    """Whether a training takes the weights alone of its checkpoint; ``cfg`` as in settle."""
+    return _start_of((cfg._get_parent() or {}).get("checkpoint"))[1]
 
 
 def settle(cfg: Any, name: str, measure: Callable[[str], Any]) -> None:
@@ -58,16 +64,16 @@ def settle(cfg: Any, name: str, measure: Callable[[str], Any]) -> None:
 def _start_of(checkpoint: Any) -> tuple[str | None, bool]:
     """The checkpoint that fairseq-train will start from, and whether it takes only the weights."""
     path = getattr(checkpoint, "restore_file", None)
-    finetunes = False
+    weights_alone = False
     if path == "checkpoint_last.pt":  # fairseq's default, the only name that it looks for there
         path = f"{checkpoint.save_dir}/{path}"
         if not PathManager.exists(path):
             path = checkpoint.continue_once
             if path is None:
-                path, finetunes = checkpoint.finetune_from_model, True
+                path, weights_alone = checkpoint.finetune_from_model, True
     if path is None or not PathManager.exists(path):
         return None, False
-    return path, finetunes
+    return path, weights_alone
 
 
 def stored_options(path: str) -> dict[str, Any]:

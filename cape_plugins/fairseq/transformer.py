@@ -45,7 +45,7 @@ from cape_plugins.fairseq.options import (
 from cape_plugins.fairseq.positions import positions_in_batch, prepend_bos
 from cape_plugins.fairseq.relies import RELIES
 from cape_plugins.fairseq.source_scale import count_source_scale
-from cape_plugins.fairseq.start import check_start, settle
+from cape_plugins.fairseq.start import check_start, finetunes, settle
 from cape_plugins.mark import compare_first, variant_of
 from cape_plugins.module import Positions
 
@@ -107,9 +107,10 @@ class MakesPositions:
         super().__init__(cfg, *others, **named)  # type: ignore[call-arg]
         self.positions = positions
         self.attends, self.attends_in_all = any(layers_of_ours), all(layers_of_ours)
-        # ε where neighbours are less than a token apart, so that they cannot change places
+        # ε where neighbours are less than a token apart, so that they cannot change places; farther
+        # apart it stays, as section 3.3 draws the source's and the target's alike
         local = positions.options.get("max_local_shift")
-        self.max_local_shift = None if local is None or spacing == 1.0 else local * spacing
+        self.max_local_shift = None if local is None or spacing >= 1.0 else local * spacing
         if positions.added is not None:
             self.embed_positions = EmbedPositions()
 
@@ -303,9 +304,14 @@ class FairseqCapeModel:
     Attributes:
         config: the options, a dataclass.
         encoder_class, decoder_class: what the model is made of.
+        chosen_pos: ``--pos``.
+        finetunes: whether the training takes the weights alone of the checkpoint that it starts
+            from, which may be of another ``--pos``.
     """
 
     config: type[FairseqDataclass]
+    chosen_pos = ""
+    finetunes = False
     encoder_class: type[FairseqCapeEncoder] = FairseqCapeEncoder
     decoder_class: type[FairseqCapeDecoder] = FairseqCapeDecoder
 
@@ -340,6 +346,7 @@ class FairseqCapeModel:
         options = {**plain_options(cfg), "no_token_positional_embeddings": True}
         config = TransformerConfig.from_namespace(Namespace(**options))
         model = super().build_model(config, task)  # type: ignore[misc]
+        model.chosen_pos, model.finetunes = chosen.pos, finetunes(cfg)
         compare_first(model)
         return model
 
@@ -349,10 +356,13 @@ class FairseqCapeModel:
     ) -> Any:
         """As fairseq's; weights of fairseq's own Transformer are completed.
 
+        So are those of another variant, where ``--finetune-from-model`` takes them.
+
         Raises:
             ValueError: the weights are of another variant, or of a Transformer of other sizes.
         """
-        if strict and variant_of(state_dict) is None:
+        trained = variant_of(state_dict)
+        if strict and (trained is None or (self.finetunes and trained != self.chosen_pos)):
             state_dict = weights.complete(state_dict, self)
         return super().load_state_dict(state_dict, strict, *args, **kwargs)  # type: ignore[misc]
 

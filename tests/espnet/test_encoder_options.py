@@ -181,8 +181,24 @@ def test_an_option_that_nobody_has_is_refused_by_name(name, option):
 
 @pytest.mark.parametrize("option", ["input_layer", "activation_type", "cnn_module_kernel"])
 def test_the_papers_transformer_takes_no_option_that_would_change_nothing(option):
-    with pytest.raises(TypeError, match=option):
-        make("cape_transformer", **{option: 31})
+    for pos in ("cape", "espnet_rel_pos"):
+        with pytest.raises(TypeError, match=f"encoder_conf {option} .*cape_conformer") as error:
+            make("cape_transformer", pos, **{option: 31})
+        assert "did you mean" not in str(error.value)
+    make("cape_conformer", cnn_module_kernel=31)
+
+
+def test_a_misspelled_option_is_answered_for_the_pos_that_was_given():
+    for pos, given, meant, takes in (
+        ("espnet_rel_pos", "num_block", "num_blocks", "espnet_rel_pos takes .*frame_shift$"),
+        ("espnet_rel_pos", "frame_shfit", "frame_shift", "espnet_rel_pos takes"),
+        ("rope", "max_global_shfit", "max_global_shift", "rope takes .*rope_base"),
+    ):
+        with pytest.raises(TypeError, match=f"{given} .*{meant}.*{takes}"):
+            make("cape_conformer", pos, **{given: 3})
+    with pytest.raises(TypeError, match="espnet_rel_pos") as error:
+        make("cape_conformer", "espnet_rel_pos", max_global_shfit=3)
+    assert "max_global_shift" not in str(error.value)
 
 
 NOT_TAKEN = [

@@ -11,6 +11,7 @@ pytest.importorskip("fairseq")
 
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
+from cape_plugins.mark import variant_of
 from cape_support import ROOT
 from fairseq_support import PAIRS, TRAIN, call, preprocess, ratio, run, train
 
@@ -199,7 +200,6 @@ def stock(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stock")
     line = TRAIN.replace("cape_transformer_tiny", "transformer_tiny").replace("\n", " ")
     flags = f"--no-token-positional-embeddings --max-update 3 --save-dir {folder}"
-    flags += " --encoder-ffn-embed-dim 128 --decoder-ffn-embed-dim 128"  # as ours of that name
     run(f"fairseq-train {data} {line} {flags}")
     return folder
 
@@ -222,6 +222,30 @@ def test_fine_tuning_starts_from_the_weights_of_fairseqs_own_transformer(data, s
         assert torch.equal(ours["model"][name], value), name
     expected = evaluate(stock / "checkpoint_last.pt", data)
     assert torch.equal(evaluate(tmp_path / "ours" / "checkpoint_last.pt", data), expected)
+
+
+def test_fine_tuning_starts_from_the_weights_of_another_pos_and_resumes_as_itself(data, tmp_path):
+    """At a learning rate of 0 the weights then are the same, but for what is about positions."""
+    theirs, _ = train(data, tmp_path / "theirs", "--pos abspos --max-update 1")
+    start = f"--finetune-from-model {tmp_path}/theirs/checkpoint_last.pt --lr 0"
+    flags = f"--pos relpos {start} --max-update"
+    ours, said = train(data, tmp_path / "ours", f"{flags} 1")
+    assert "--pos abspos" in said
+    same = [name for name in theirs["model"] if ".positions." not in name]
+    assert len(same) > 60
+    for name in same:
+        assert torch.equal(ours["model"][name], theirs["model"][name]), name
+    assert variant_of(ours["model"]) == "relpos"
+    again, said = train(data, tmp_path / "ours", f"{flags} 2")  # its own checkpoint comes first
+    assert "--pos abspos" not in said
+    name = "decoder.layers.1.self_attn.positional.keys"
+    assert torch.equal(again["model"][name], ours["model"][name])
+    assert_one_line(
+        f"fairseq-train {data} {TRAIN} --pos cape {start} --save-dir {tmp_path}/ours".replace(
+            "\n", " "
+        ),
+        "--pos relpos.*--pos cape.*--finetune-from-model",
+    )
 
 
 def evaluate(path, data):

@@ -57,6 +57,20 @@ def test_local_shifts_are_independent_in_source_and_target(build, seen_positions
     assert not torch.isin(source, target).any()
 
 
+@pytest.mark.parametrize(("scale", "most"), [(1.25, 0.5), (1.0, 0.5), (0.8, 0.4)])
+def test_the_sources_local_shift_is_the_targets_and_less_where_tokens_are_nearer(
+    build, seen_positions, scale, most
+):
+    """Section 3.3 draws both alike; nearer tokens must not change places."""
+    model = build("cape", train=True, max_global_shift=0.0, source_scale=scale)
+    for _ in range(30):
+        forward(model)
+    source = torch.stack(seen_positions[::2]) - scale * torch.arange(5.0)
+    target = torch.stack(seen_positions[1::2]) - torch.arange(5.0)
+    assert 0.95 * most < source.abs().max() <= most + 1e-6
+    assert 0.475 < target.abs().max() <= 0.5 + 1e-6
+
+
 def test_source_tokens_closer_than_one_keep_their_order(build, seen_positions):
     model = build("cape", train=True, source_scale=0.1)
     for _ in range(20):

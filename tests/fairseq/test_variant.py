@@ -78,7 +78,8 @@ def test_training_does_not_start_from_another_variant(tmp_path):
     def check(pos, **where):
         check_start(pos, Namespace(**{**default, **where}))
 
-    names = ("restore_file", "finetune_from_model", "continue_once")
+    check("cape", finetune_from_model=str(path))  # it takes the weights alone
+    names = ("restore_file", "continue_once")
     for where in ({"save_dir": str(tmp_path)}, *({name: str(path)} for name in names)):
         check("sinpos", **where)
         with pytest.raises(ValueError, match=r"--pos sinpos.*--pos cape"):
