@@ -9,8 +9,8 @@ them may hold places in braces: the names of needs and prepared folders, ``{reci
     {csv}, {items}           in evaluations by a script: the CSVs to write
 
 What the data decide is written by a preparation to ``facts.yaml`` in its folder, and stands in the
-YAML as ``${facts:NAME}``. Paths of recipes and scripts are relative to the YAML, else to
-``configs/studies``.
+YAML as ``${facts:NAME}``. ``${oc.env:NAME}`` is refused, as a report shows all settings. Paths of
+recipes and scripts are relative to the YAML, else to ``configs/studies``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ from pydantic import (
 from cape_studies import hosts
 from cape_studies.command import once, said
 from cape_studies.hosts import Options
-from cape_studies.yamls import composed, folders
+from cape_studies.yamls import composed, folders, interpolations
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -42,7 +42,22 @@ def _without_null(parts: Any) -> Any:
     return {k: v for k, v in parts.items() if v is not None} if isinstance(parts, dict) else parts
 
 
-Parts = Annotated[dict[str, Kind], BeforeValidator(_without_null)]
+def _file_name(name: str) -> str:
+    if {"/", "\\"} & {*name}:
+        raise ValueError(f"{name!r} is the name of a file or folder in OUT: leave out slashes")
+    return name
+
+
+#: Parts by name, which files and folders are named after.
+Parts = Annotated[
+    dict[Annotated[str, AfterValidator(_file_name)], Kind], BeforeValidator(_without_null)
+]
+
+
+def _inside(path: str) -> str:
+    if Path(path).is_absolute() or ".." in Path(path).parts:
+        raise ValueError(f"{path!r} must be in the folder of the training: leave out / and ..")
+    return path
 
 
 def _first(path: Path, info: ValidationInfo) -> Path:
@@ -141,7 +156,8 @@ class Study(Part):
     prepare: Parts[Prepare] = {}  # folders by name, made in this order
     recipe: File | None = None  # a config file of the host; none: options alone
     trainer: File | None = None  # a script in place of the host's trainer
-    checkpoint: str | None = None  # the file to test in the folder of the training, "." for all
+    #: the file to test in the folder of the training, "." for all
+    checkpoint: Annotated[str, AfterValidator(_inside)] | None = None
     epochs: float | None = Field(None, gt=0)  # my_…: passes over the data; null: by their number
     options: Options = {}  # of the trainer: name → value; null leaves one out
     variants: Parts[Variant] = Field(min_length=1)  # by name
@@ -210,8 +226,8 @@ def study_of(config: DictConfig, path: Path, facts: Mapping[str, Any]) -> Study:
     """
 
     def resolved(fact: Any) -> dict[str, Any]:
-        OmegaConf.register_new_resolver("facts", fact, replace=True)
-        return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+        with interpolations(fact):
+            return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
 
     try:
         content = resolved(lambda name: facts.get(name, f"<{name}>"))

@@ -38,15 +38,19 @@ def digest(value: object) -> str:
 def fill(value: Any, places: Mapping[str, object]) -> Any:
     """A value with the places in all its strings filled.
 
+    Places are filled as text: from a Path ``{trained.…}`` could reach the environment.
+
     Raises:
         ValueError: a place is not defined for this step.
     """
     if isinstance(value, str):
         try:
-            return value.format_map(places)
+            return value.format_map({name: str(place) for name, place in places.items()})
         except KeyError as error:
             there = ", ".join(places)
             raise ValueError(f"{value!r}: no {error} at that step; there is {there}") from error
+        except AttributeError as error:
+            raise ValueError(f"{value!r}: a place is a name in braces, without a dot") from error
     if isinstance(value, Mapping):
         return {key: fill(one, places) for key, one in value.items()}
     return [fill(one, places) for one in value] if isinstance(value, list) else value

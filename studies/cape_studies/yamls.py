@@ -2,10 +2,11 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from hydra import compose, initialize_config_dir, version
@@ -13,6 +14,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 
 from cape_studies.command import said
 
@@ -47,6 +49,28 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+@contextmanager
+def interpolations(fact: Callable[[str], Any]) -> Iterator[None]:
+    """``${facts:NAME}`` is what ``fact`` gives of the name; ``${oc.env:NAME}`` is refused.
+
+    Settings stand in ``config.yaml`` and on a report's page, where secrets of the environment must
+    not be.
+    """
+
+    def refused(name: str, *_: Any) -> NoReturn:
+        raise ValueError(
+            f"${{oc.env:{name}}} would show a variable of the environment in the report: give its "
+            "value as an override, KEY=VALUE"
+        )
+
+    OmegaConf.register_new_resolver("facts", fact, replace=True)
+    OmegaConf.register_new_resolver("oc.env", refused, replace=True)
+    try:
+        yield
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+
+
 #: what Hydra says where +KEY=… is there already, the former if its value is not known yet
 ADDED_TWICE = r"(?:Error merging override \+|Could not append .*already at ')([^=']+)"
 
@@ -66,8 +90,6 @@ def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> 
         ValueError: it cannot be read or composed.
     """
     read_yaml(path)
-    # Hydra looks at a value that it replaces or adds to
-    OmegaConf.register_new_resolver("facts", lambda name: f"<{name}>", replace=True)
     store = ConfigStore.instance().store
     store("cape_study_keys", {"run": [], "seeds": [0], "options": {}, "report": {}})
     defaults = ["cape_study_keys", path.stem, "cape_study_quick", "_self_"]
@@ -79,7 +101,10 @@ def composed(path: Path, overrides: Sequence[str] = (), quick: bool = False) -> 
         return compose("cape_study", overrides=[*search, *overrides])
 
     try:  # fairseq's own calls in this process set an older base, of which Hydra 1.3.8 warns
-        with initialize_config_dir(str(path.resolve().parent), version_base="1.3"):
+        with (
+            interpolations(lambda name: f"<{name}>"),  # Hydra looks at a value that it replaces
+            initialize_config_dir(str(path.resolve().parent), version_base="1.3"),
+        ):
             try:
                 return make(overrides, make().get("quick") if quick else {})
             except HydraException as error:
@@ -126,9 +151,11 @@ def find(name: str) -> Path:
     """The YAML of a study: a path, or a name in :func:`folders`.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or it is not the name of a folder.
     """
     if name.endswith(".yaml") and Path(name).is_file():
+        if Path(name).name == "...yaml":  # its report's folder would be OUT/..
+            raise ValueError(f"{name} is named '..' without .yaml: give it a name of letters")
         return Path(name)
     there = {path.stem: path for path in names()}
     if name not in there:

@@ -1,4 +1,4 @@
-"""What the evaluation commands share: their ways in and out, options, scores and items."""
+"""What the evaluation commands share: their ways in and out, and options."""
 
 import os
 import re
@@ -14,10 +14,7 @@ from pydantic import Field, PositiveInt, ValidationError
 import cape_plugins
 from cape_studies import command
 from cape_studies.command import CommandOptions, Pairs, Typed, named
-from cape_studies.evaluate import output
-from cape_studies.evaluate.output import EvaluationOptions, Score, write
 from cape_support import ROOT, commands, run
-from lab_support import rows
 
 # --- ways in and out
 
@@ -187,12 +184,6 @@ def test_options_that_do_not_exist_are_refused_in_python_too():
         Small(folder=Path("d"), path=["a"], sise=3)
 
 
-def test_a_device_that_cannot_compute_is_refused():
-    assert EvaluationOptions().place in (torch.device("cpu"), torch.device("cuda"))
-    with pytest.raises(ValueError, match="--device meta cannot be used"):
-        print(EvaluationOptions(device="meta").place)
-
-
 @pytest.mark.parametrize(
     ("host", "wanted"),
     [
@@ -217,112 +208,3 @@ def test_a_name_is_what_stands_before_the_equals_sign_unless_that_is_a_path(tmp_
     assert named(f"{tmp_path}/a=b", "--model") == (None, f"{tmp_path}/a=b")
     with pytest.raises(ValueError, match="--model takes PATH or NAME=PATH, got '=b'"):
         named("=b", "--model")
-
-
-def test_no_output_is_another_output(tmp_path):
-    (tmp_path / "b").mkdir()
-    with pytest.raises(ValueError, match=r"the output has .*/a.csv twice: choose another name"):
-        EvaluationOptions(csv=tmp_path / "a.csv", items=tmp_path / "b" / ".." / "a.csv")
-
-
-# --- scores and items
-
-
-def test_items_make_the_score_that_stands_beside_them(tmp_path, capsys):
-    about, ones = {"model": "m", "size": 8, "logn": None}, [("a", 1, 1), ("b", 0, 3)]
-    made = [Score.of(about, "top1", "percent", ones), Score.of(about, "x", "mean", ones)]
-    options = EvaluationOptions(csv=tmp_path / "o.csv", items=tmp_path / "i.csv")
-    write(options, [Score({**about, "logn": 0}, "speed", "number", 12.5, 4), *made])
-    columns = ["metric", "value", "how", "items", "weight"]
-    assert [[row[name] for name in columns] for row in rows(tmp_path / "o.csv")] == [
-        ["speed", "12.5", "number", "4", ""],
-        ["top1", "25.0", "percent", "2", "4"],
-        ["x", "0.25", "mean", "2", "4"],
-    ]
-    shared = {"model": "m", "size": "8", "logn": "", "how": "percent"}
-    first, second, *others = rows(tmp_path / "i.csv")
-    assert first == {**shared, "metric": "top1", "item": "a", "value": "1", "weight": "1"}
-    assert second == {**shared, "metric": "top1", "item": "b", "value": "0", "weight": "3"}
-    assert [row["metric"] for row in others] == ["x", "x"]
-    lines = capsys.readouterr().out.strip().splitlines()
-    # what is the same in all lines is left out
-    assert [line.split() for line in lines] == [
-        *(["model", "logn", "metric", "value"], ["m", "0", "speed", "12.50"]),
-        *(["m", "None", "top1", "25.00"], ["m", "None", "x", "0.25"]),
-    ]
-    nothing = Score.of(about, "x", "mean", [("a", 0, 0)])
-    assert nothing.value != nothing.value  # NaN
-
-
-@pytest.mark.parametrize(
-    ("step", "labels", "bins"),
-    [
-        (0, ["<10", "10-15", "15-20", ">=20"], [1, 1, 2, 2, 3, 3, 4, 4]),
-        (1, ["<=10", "11-15", "16-20", ">20"], [1, 1, 1, 2, 2, 3, 3, 4]),
-    ],
-)
-def test_an_edge_begins_a_bin_and_ends_one_of_whole_numbers(step, labels, bins):
-    sizes = [1, 9, 10, 14, 15, 19, 20, 500]
-    counted = {"wer": [(size, 1, 1) for size in sizes]}
-    every, *found = output.in_bins({"model": "m"}, counted, sizes, [15, 10, 20], step)
-    assert (every.about, every.count) == ({"model": "m", "bin": "all"}, 8)
-    assert [one.about["bin"] for one in found] == labels
-    inside = {item[0]: i for i, one in enumerate(found, 1) for item in one.items}
-    assert [inside[size] for size in sizes] == bins
-    assert (
-        len(list(output.in_bins({}, counted, sizes, [600], step))) == 2
-    )  # empty ones are left out
-    assert len(list(output.in_bins({}, counted, sizes, [], step))) == 1
-
-
-def test_bleu_is_sacrebleus_and_without_smoothing_fairseqs():
-    from sacrebleu.metrics import BLEU
-
-    bleu, lines = BLEU(), ["the cat sat on the mat", "a dog"]
-    references = ["the cat sat on a mat", "a dog barks"]
-    sums = bleu._extract_corpus_statistics(lines, [references])
-    items = [(i, *statistics) for i, statistics in enumerate(sums)]
-    score = Score.of({}, "bleu", "bleu", items)
-    assert score.value == bleu.corpus_score(lines, [references]).score
-    assert (score.count, score.weight) == (2, 9)
-    none_of_four = [("a", 5, 5, 3, 2, 1, 0, 5, 4, 3, 2)]
-    assert Score.of({}, "bleu", "bleu_unsmoothed", none_of_four).value == 0
-    assert Score.of({}, "bleu", "bleu", none_of_four).value > 0
-
-
-def test_an_old_file_stays_as_it_is_until_the_one_that_replaces_it_is_done(tmp_path):
-    path, stop = tmp_path / "a.csv", [KeyboardInterrupt, None]
-    options = EvaluationOptions(csv=path, overwrite=True)
-    path.write_text("old")
-
-    def scores():
-        yield Score({"model": "m"}, "x", "number", 1.0)
-        assert path.read_text() == "old"
-        if error := stop.pop(0):
-            raise error
-
-    with pytest.raises(KeyboardInterrupt):
-        write(options, scores())
-    assert path.read_text() == "old"
-    write(options, scores())
-    assert len(rows(path)) == 1
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"items": "model.pt", "overwrite": True}, "model.pt .*[.]csv"),
-        ({"csv": os.devnull, "overwrite": True}, f"{os.devnull} .*[.]csv"),
-        ({"csv": "there.csv"}, "there.csv exists: .*--overwrite"),
-        ({"csv": "no/a.csv"}, "no/a.csv cannot be written"),
-    ],
-)
-def test_a_place_where_no_csv_can_be_is_refused_before_any_work(
-    options, message, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    Path("there.csv").write_text("scores")
-    with pytest.raises(ValueError, match=message):
-        write(EvaluationOptions(**options), map(pytest.fail, ["a score was made"]))
-    assert [*Path().iterdir()] == [Path("there.csv")]

@@ -3,8 +3,9 @@
 import pytest
 import yaml
 from hydra import version
+from omegaconf import OmegaConf
 
-from cape_studies import config, yamls
+from cape_studies import config, plan, yamls
 from cape_studies.run import StudyOptions
 
 STUDY = {
@@ -208,3 +209,66 @@ def test_a_variant_of_another_package_runs_where_the_options_say_what_a_variant_
         load(yamls.find("my_images"), "run=[rope,fir]")
     with pytest.raises(ValueError, match="run: no 'fire'; there is cape, sinpos"):
         load(path, "run=[cape,fire]")  # its options would be those of nothing
+
+
+# --- what a study may not reach
+
+
+@pytest.mark.parametrize("part", ["needs", "prepare", "variants", "evaluations"])
+@pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside", "a\\b"])
+def test_what_a_study_names_stays_in_out(path, part, name):
+    content = {**STUDY, part: {name: next(iter(STUDY[part].values()))}, "report": {}}
+    with pytest.raises(ValueError, match=rf"small\.yaml: {part}\..*slashes") as error:
+        load(write(path.parent, content))
+    assert repr(name) in str(error.value)
+
+
+def test_a_studys_report_stays_in_out(tmp_path):
+    file = write(tmp_path, STUDY, "..")
+    with pytest.raises(ValueError, match=r"\.\.\.yaml is named '\.\.'"):
+        yamls.find(str(file))
+    assert yamls.find(str(write(tmp_path, STUDY, "a..b"))).stem == "a..b"
+
+
+@pytest.mark.parametrize("file", ["../../x.pth", "/x.pth", "a/../../x.pth"])
+def test_the_tested_checkpoint_is_one_of_the_training(path, file):
+    with pytest.raises(ValueError, match=r"checkpoint: .*x\.pth"):
+        load(path, f"+checkpoint={file}")
+    assert load(path, "+checkpoint=a/x..pth").checkpoint == "a/x..pth"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("options.x", "${oc.env:SECRET}"),
+        ("options.x", "${oc.env:SECRET,none}"),
+        ("options.x", "a${oc.decode:'${oc.env:SECRET}'}b"),
+        ("report.x_label", "${${protocol}:SECRET}"),
+        ("quick.options.x", "${oc.env:SECRET}"),
+    ],
+)
+def test_a_study_does_not_read_the_environment(path, monkeypatch, key, value):
+    monkeypatch.setenv("SECRET", "s3cret")
+    content = {**STUDY, "protocol": "oc.env"}
+    at = content
+    for part in key.split(".")[:-1]:
+        at[part] = dict(at[part])
+        at = at[part]
+    at[key.rpartition(".")[2]] = value
+    with pytest.raises(ValueError, match=r"oc\.env:SECRET.*KEY=VALUE") as error:
+        load(write(path.parent, content), quick=True)
+    assert "s3cret" not in str(error.value)
+    with pytest.raises(ValueError, match=r"oc\.env:SECRET"):
+        load(write(path.parent, STUDY), "+options.x=${oc.env:SECRET}")
+    # others in this process still may
+    assert OmegaConf.to_object(OmegaConf.create({"a": "${oc.env:SECRET}"})) == {"a": "s3cret"}
+
+
+def test_a_place_is_filled_as_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("SECRET", "s3cret")
+    reach = "{trained.exists.__func__.__globals__[os].environ[SECRET]}"
+    with pytest.raises(ValueError, match="without a dot"):
+        plan.fill({"x": [reach]}, {"trained": tmp_path})
+    assert plan.fill({"x": ["{trained}-{seed}"]}, {"trained": tmp_path, "seed": 3}) == {
+        "x": [f"{tmp_path}-3"]
+    }

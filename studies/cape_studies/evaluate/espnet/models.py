@@ -43,7 +43,7 @@ class Model:
         try:
             self.speech2text = Speech2Text(config, file, device=str(place), **chosen)
             self.asr: Any = self.speech2text.asr_model
-            state = torch.load(file, map_location="cpu", weights_only=False)
+            state = torch.load(file, map_location="cpu", weights_only=True)
             # ESPnet loads with strict=False; older checkpoints lack the mark
             wrong = set(state.get("module", state)) ^ set(self.asr.state_dict())
             if wrong := {name for name in wrong if ".mark." not in name}:

@@ -1,6 +1,7 @@
 """From a checkpoint file to a timm model that takes images of any size."""
 
 import argparse
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,10 @@ from torch import Tensor
 import cape_plugins.timm  # noqa: F401 - registers, also where autoload is switched off
 from cape_studies.command import named, said
 from cape_studies.evaluate.timm.options import TimmOptions
+
+#: What timm.create_model itself takes, such as ``pretrained`` and ``checkpoint_path``: with it timm
+#: would open other weights, here or at a URL that the file names.
+OF_OTHER_WEIGHTS = {*inspect.signature(timm.create_model).parameters} - {"kwargs"}
 
 
 @dataclass
@@ -53,11 +58,13 @@ def load(given: str, options: TimmOptions, device: torch.device) -> Loaded:
     If the model's constructor has ``dynamic_img_size``, it is set, so that one checkpoint can be
     tested at all sizes. timm's abspos ViTs then interpolate their table in the forward.
 
-    Architecture, its arguments and the crop come from ``options``, else from the file.
+    Architecture, its arguments and the crop come from ``options``, else from the file. Nothing
+    that a file says makes timm open another file, or anything on the net.
 
     Raises:
         ValueError: there is no such file or model; the file cannot be read; its weights do not fit
-            the model, or were trained with another variant or with other settings.
+            the model, or were trained with another variant or with other settings; or a model of
+            the Hugging Face Hub or other weights are asked for.
     """
     label, path = named(given, "--checkpoint")
     content: dict[str, Any] = {}
@@ -80,6 +87,16 @@ def load(given: str, options: TimmOptions, device: torch.device) -> Loaded:
     recorded = {key: args.get(own) for key, own in names.items()}  # timm leaves out None
     recorded |= args.get("model_kwargs") or {}
     kwargs = recorded | options.model_kwargs
+    if not timm.is_model(name):  # create_model would fetch hf-hub:…
+        raise ValueError(
+            f"{path}: timm has no model {name!r} of its own, and none is fetched: give --model "
+            "NAME, one of timm.list_models()"
+        )
+    if others := OF_OTHER_WEIGHTS & kwargs.keys():
+        raise ValueError(
+            f"{path}: {min(others)}={kwargs[min(others)]!r} asks timm for other weights, which are "
+            "not opened here: leave it out of the model's arguments"
+        )
     try:
         model = _create(name, kwargs)
         model.load_state_dict(weights)

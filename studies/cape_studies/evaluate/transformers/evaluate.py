@@ -103,11 +103,16 @@ def read_windows(options: TextOptions) -> Tensor:
 def load(folder: Path, length: int, options: TextOptions) -> nn.Module:
     """A model in evaluation, with transformers' scaling for this length if asked for.
 
+    Its folder alone is read: no model of the Hugging Face Hub, and no code that a folder names.
+
     Raises:
-        ValueError: the folder cannot be read; or the model is ours, which transformers does not
+        ValueError: it is no folder of a model; or the model is ours, which transformers does not
             scale.
     """
-    config = AutoConfig.from_pretrained(folder)
+    if not (folder / "config.json").is_file():  # transformers would ask the Hub for such a name
+        raise ValueError(f"--model: {folder} is no folder with transformers' config.json")
+    here = dict(local_files_only=True, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(folder, **here)
     if options.rope_scaling != "none" and length > options.trained_length:
         theirs = getattr(config, "rope_parameters", None)
         if theirs is None or config.model_type.startswith("cape_"):
@@ -120,7 +125,7 @@ def load(folder: Path, length: int, options: TextOptions) -> nn.Module:
             "factor": 1.0 if dynamic else length / options.trained_length,
             "original_max_position_embeddings": options.trained_length,
         }
-    model = AutoModelForCausalLM.from_pretrained(folder, config=config)
+    model = AutoModelForCausalLM.from_pretrained(folder, config=config, **here)
     return model.eval().to(options.place)
 
 

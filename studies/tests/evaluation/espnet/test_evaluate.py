@@ -334,6 +334,19 @@ def test_weights_that_are_not_the_models_are_an_error(work, tmp_path, refused, s
     assert re.search(message, line)
 
 
+def test_nothing_but_weights_is_read_from_a_checkpoint(work, monkeypatch):
+    read, torch_load = [], torch.load
+
+    def counted(file, **more):
+        read.append(more["weights_only"])
+        return torch_load(file, **more)
+
+    monkeypatch.setattr(torch, "load", counted)
+    load(work / "exp_word")
+    # the last is ours; ESPnet before 202611 asks for more by itself
+    assert read[-1] is True
+
+
 def test_a_model_that_diverged_is_an_error(work):
     model = load(work / "exp_word")
     torch.nn.init.constant_(model.asr.ctc.ctc_lo.bias, float("nan"))

@@ -1,6 +1,7 @@
 """cape-timm-eval with what is faulty: one line and no result."""
 
 import shutil
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +24,12 @@ def checkpoint(cape, tmp_path) -> Path:
     ("options", "message"),
     [
         ("--resolutions 18", "18 × 18 pixels: Input height (18) should be"),
-        ("--model vit_tinny", "Unknown model (vit_tinny)"),
+        ("--model vit_tinny", "timm has no model 'vit_tinny'"),
         ("--model vit_tiny_patch16_224", "vit_tiny_patch16_224"),
         ("--model-kwargs num_classes=7", "size mismatch for head.weight: copying a param"),
         ("--model-kwargs dept=2", "dept"),
         ("--model-kwargs num_heads=0", "'num_heads': 0"),
+        ("--model-kwargs pretrained=True", "pretrained=True"),
         ("--crop-pct 1.5", "--crop-pct: "),
         ("--split test", "validation/test"),
         ("--resolutions big", "--resolutions: "),
@@ -81,6 +83,42 @@ def test_other_positions_than_the_weights_are_marked_with_are_refused(
 ):
     error = refused("-c", cape, "--model", model, "--model-kwargs", kwargs, "--data", data)
     assert f"{cape} does not fit {model} with " in error
+    assert told in error
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """A connection fails the test, whatever its caller catches."""
+
+    def connect(*where, **_):
+        pytest.fail(f"connected to {where}")
+
+    for name in ("connect", "connect_ex"):
+        monkeypatch.setattr(socket.socket, name, connect)
+    monkeypatch.setattr(socket, "getaddrinfo", connect)
+
+
+@pytest.mark.parametrize(
+    ("arch", "kwargs", "told"),
+    [
+        ("hf-hub:someone/vit", {}, "'hf-hub:someone/vit'"),
+        ("https://somewhere/vit", {}, "'https://somewhere/vit'"),
+        ("local-dir:.", {}, "'local-dir:.'"),
+        (CAPE, {"pretrained": True, "pretrained_cfg": {"url": "https://a/b"}}, "pretrained=True"),
+        (CAPE, {"pretrained_cfg": {"hf_hub_id": "someone/vit"}}, "pretrained_cfg="),
+        (CAPE, {"checkpoint_path": "https://a/b.pth"}, "checkpoint_path='https://a/b.pth'"),
+        ("resnet18", {"cache_dir": "elsewhere"}, "cache_dir='elsewhere'"),
+    ],
+)
+def test_a_checkpoint_opens_nothing_that_it_names(
+    arch, kwargs, told, data, checkpoint, refused, offline
+):
+    content = torch.load(checkpoint, weights_only=False)
+    content["arch"] = arch
+    content["args"].model_kwargs.update(kwargs)
+    torch.save(content, checkpoint)
+    error = refused("-c", checkpoint, "--data", data)
+    assert f"{checkpoint}: " in error
     assert told in error
 
 

@@ -1,5 +1,10 @@
 """cape-transformers-eval and what it tests: tokens of text files, a training, losses."""
 
+import json
+import shutil
+import socket
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -100,3 +105,27 @@ def test_a_training_goes_on(prepared, tmp_path, capsys):
 def test_a_text_that_is_too_short_is_told(prepared):
     with pytest.raises(ValueError, match="so many tokens"):
         evaluate.read_windows(TextOptions(model=["a=b"], data=prepared, length=[100_000]))
+
+
+def test_a_model_is_read_from_its_folder_alone(trained, prepared, tmp_path, monkeypatch):
+    def connect(*where, **_):
+        pytest.fail(f"connected to {where}")
+
+    monkeypatch.setattr(socket, "getaddrinfo", connect)
+    monkeypatch.chdir(tmp_path)
+    adapter = {"base_model_name_or_path": "someone/model", "peft_type": "LORA"}
+    Path("adapter").mkdir()
+    Path("adapter", "adapter_config.json").write_text(json.dumps(adapter))
+    for name in ("someone/model", "adapter"):
+        with pytest.raises(ValueError, match=f"{name} is no folder with .*config.json"):
+            scores(name, prepared)
+    coded = Path(shutil.copytree(trained("llama"), "coded"))
+    config = json.loads((coded / "config.json").read_text())
+    unknown = config | {"model_type": "unknown", "auto_map": {"AutoConfig": "code.Config"}}
+    (coded / "config.json").write_text(json.dumps(unknown))
+    (coded / "code.py").write_text("raise SystemExit('its code was run')")
+    with pytest.raises(ValueError, match="custom code"):
+        scores(coded, prepared)
+    theirs = config | {"auto_map": {"AutoModelForCausalLM": "someone/model--code.Model"}}
+    (coded / "config.json").write_text(json.dumps(theirs))
+    assert scores(coded, prepared)  # of the class that transformers itself has

@@ -1,0 +1,211 @@
+"""cape-fairseq-eval against fairseq's own generator, sentence by sentence, and n-grams counted by
+hand, with all options away from their defaults."""
+
+import functools
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from fairseq_support import PAIRS, preprocess
+from lab_support import check_items, rows
+
+options = pytest.importorskip("fairseq.options")
+
+from fairseq import tasks  # noqa: E402
+from fairseq.dataclass.configs import GenerationConfig  # noqa: E402
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf  # noqa: E402
+
+from cape_studies.evaluate.fairseq import checkpoints, evaluate, generate  # noqa: E402
+from cape_studies.evaluate.fairseq.options import FairseqOptions  # noqa: E402
+
+SEARCH = dict(beam=3, lenpen=1.7, max_len_a=0.5, max_len_b=9)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    # words in two parts, as subword_nmt writes them; sources of seven words each, as fairseq ends
+    # a translation by the longest source of its batch
+    cut = [
+        (" ".join([*en.split(), *["the"] * 6][:7]), de.replace("schläft", "schl@@ äft"))
+        for en, de in PAIRS
+    ]
+    return Path(preprocess(tmp_path_factory.mktemp("data"), cut))
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    """A checkpoint of an untrained model, the model, and its task with the subset valid."""
+    words = [str(data), "--arch", "cape_transformer_tiny", "--cpu", "--dropout", "0"]
+    args = options.parse_args_and_arch(options.get_training_parser(), input_args=words)
+    cfg = convert_namespace_to_omegaconf(args)
+    task = tasks.setup_task(cfg.task)
+    torch.manual_seed(0)
+    model = task.build_model(cfg.model)
+    torch.nn.init.normal_(model.decoder.embed_tokens.weight, std=0.3)
+    torch.nn.init.normal_(model.encoder.embed_tokens.weight, std=1.0)
+    path = tmp_path_factory.mktemp("model") / "checkpoint1.pt"
+    history = [{"criterion_name": "cross_entropy", "optimizer_name": "Adam",
+                "lr_scheduler_state": {}, "num_updates": 0}]  # fmt: skip
+    plain = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)  # as its Trainer does it
+    state = {"cfg": plain, "args": None, "model": model.state_dict(), "optimizer_history": history}
+    torch.save(state | {"extra_state": {"epoch": 1}, "task_state": {}}, path)
+    task.load_dataset("valid")
+    return path, model.eval(), task
+
+
+def by_hand(trained, **config: object) -> list[dict]:
+    """What fairseq's generator finds for each sentence alone."""
+    _, model, task = trained
+    dataset = task.dataset("valid")
+    found = []
+    for i in range(len(dataset)):
+        generator = task.build_generator([model], GenerationConfig(**config))
+        with torch.no_grad():
+            found.append(task.inference_step(generator, [model], dataset.collater([dataset[i]])))
+    return [one[0][0] for one in found]
+
+
+def ngrams(words: list[str], n: int) -> Counter:
+    return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+
+
+def test_translations_are_those_of_fairseqs_generator(data, trained, run, tmp_path, capsys):
+    (tmp_path / "raw.de").write_text("".join(f"{de}\n" for _, de in PAIRS), encoding="utf-8")
+    words = [w for name, v in SEARCH.items() for w in (f"--{name.replace('_', '-')}", v)]
+    found = run(
+        *("bleu", data, "--model", f"mine={trained[0]}", "--gen-subset", "valid", *words),
+        *("--max-tokens", 30, "--reference", tmp_path / "raw.de"),
+        *("--items", tmp_path / "items.csv"),
+    )
+    check_items(found, tmp_path / "items.csv")
+    target = trained[2].target_dictionary
+    expected, sums = [], [0] * 10
+    for i, ((_, reference), best) in enumerate(zip(PAIRS, by_hand(trained, **SEARCH), strict=True)):
+        text = " ".join(target[int(one)] for one in best["tokens"] if one != target.eos())
+        ours, theirs = text.replace("@@ ", "").split(), reference.split()
+        counts = [(ngrams(ours, n) & ngrams(theirs, n)).total() for n in (1, 2, 3, 4)]
+        totals = [max(0, len(ours) - n) for n in range(4)]
+        item = [len(ours), len(theirs), *counts, *totals]
+        sums = [a + b for a, b in zip(sums, item, strict=True)]
+        expected.append([str(i), *map(str, item)])
+    assert len({row[1] for row in expected}) > 1
+    assert sum(sums[2:3]) > 0
+    items = rows(tmp_path / "items.csv")
+    parts = ["item", *(f"stats_{i}" for i in range(10))]
+    for metric in ("bleu", "sacrebleu"):  # letters and spaces alone: both count the same words
+        assert [[r[p] for p in parts] for r in items if r["metric"] == metric] == expected
+    tokenised, plain = found
+    about = ("model", "checkpoint", "subset", "metric", "how", "items", "weight")
+    shared = ["mine", str(trained[0]), "valid"]
+    weight = [str(len(PAIRS)), str(sums[1])]
+    assert [tokenised[one] for one in about] == [*shared, "bleu", "bleu_unsmoothed", *weight]
+    assert [plain[one] for one in about] == [*shared, "sacrebleu", "bleu", *weight]
+    printed = capsys.readouterr().out
+    assert f"mine {trained[0]} valid sacrebleu: BLEU" in printed
+    assert "not comparable" not in printed
+
+
+@pytest.mark.parametrize("amp", [False, True])
+def test_losses_are_those_of_the_model_given_the_true_tokens(data, trained, run, amp):
+    found = run(
+        *("loss", data, "--model", trained[0], "--gen-subset", "valid", "--max-tokens", 25),
+        *["--amp"] * amp,
+    )
+    _, model, task = trained
+    dataset, columns = task.dataset("valid"), {}
+    for i in range(len(dataset)):
+        sample = dataset.collater([dataset[i]])
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=amp):
+            logits = model(**sample["net_input"])[0][0].float()
+        right = logits.log_softmax(-1).gather(-1, sample["target"][0][:, None])[:, 0]
+        for position, loss in enumerate((-right).tolist(), 1):
+            columns.setdefault(position, []).append(loss)
+    assert [(int(row["position"]), row["items"]) for row in found] == [
+        (position, str(len(column))) for position, column in columns.items()
+    ]
+    values = [sum(column) / len(column) for column in columns.values()]
+    tolerance = 0.05 if amp else 1e-4
+    assert [float(row["value"]) for row in found] == pytest.approx(values, abs=tolerance)
+    assert {(row["model"], row["subset"], row["metric"], row["how"]) for row in found} == {
+        (str(trained[0]), "valid", "loss", "mean")
+    }
+
+
+def test_unknown_words_of_hypothesis_and_reference_never_match(trained, data, monkeypatch):
+    path, _, _ = trained
+    given = FairseqOptions(
+        score="bleu", data=data, model=["m"], gen_subset="valid", device="cpu", max_len_b=15
+    )
+    loaded = checkpoints.load_model("m", str(path), given)
+    test = generate.open_test(loaded, "valid", given)
+    unknown = test.task.target_dictionary.unk()
+    of_set = type(test.dataset).__getitem__
+
+    def item(dataset, i):
+        found = of_set(dataset, i)
+        found["target"] = torch.where(found["target"] > 4, unknown, found["target"])
+        return found
+
+    monkeypatch.setattr(type(test.dataset), "__getitem__", item)
+    always = functools.partial(GenerationConfig, unkpen=-1000.0)
+    monkeypatch.setattr(generate, "GenerationConfig", always)
+    translations = generate.translate(test, given)
+    ours, theirs = ({*" ".join(side).split()} for side in zip(*translations, strict=True))
+    assert len(ours) == 1
+    assert not ours & theirs
+    tokenised, plain = evaluate.bleu_scores({}, translations, "de")
+    assert {item[3] for item in tokenised.items + plain.items} == {0}
+
+
+def test_a_loss_that_is_no_number_is_refused(data, trained, refused, tmp_path):
+    state = torch.load(trained[0], weights_only=False)
+    state["model"]["decoder.embed_tokens.weight"][5] = math.nan
+    torch.save(state, tmp_path / "bad.pt")
+    words = ("--gen-subset", "valid", "--model", tmp_path / "bad.pt")
+    assert "is not finite: the training has failed" in refused("loss", data, *words)
+
+
+def test_checkpoints_are_found_in_the_order_of_their_epochs(tmp_path):
+    for name in ("1.pt", "12.pt", "2.pt", "_2_300.pt", "_best.pt", "_last.pt", "x.pt"):
+        (tmp_path / f"checkpoint{name}").write_text("")
+    file, best = f"{tmp_path}/checkpoint2.pt", f"{tmp_path}/checkpoint_best.pt"
+    names = [name for _, paths in checkpoints.sources([str(tmp_path)]) for name in paths]
+    assert [Path(name).name for name in names][:1] == ["checkpoint1.pt"]
+    assert [Path(name).name for name in names][-1:] == ["checkpoint12.pt"]
+    assert {Path(name).name for name in names[1:-1]} == {"checkpoint2.pt", "checkpoint_2_300.pt"}
+    assert checkpoints.sources([f"a={tmp_path}", file], only_best=True) == [
+        *(("a", [best]), (file, [file]))
+    ]
+    (tmp_path / "empty").mkdir()
+    (_, alone), = checkpoints.sources([f"a={tmp_path}/empty"])  # fmt: skip
+    assert alone == [f"{tmp_path}/empty/checkpoint_best.pt"]
+    with pytest.raises(ValueError, match="--model takes"):
+        checkpoints.sources(["=x"])
+
+
+def test_the_defaults_are_the_papers(data):
+    given = FairseqOptions(score="bleu", data=data, model=["m"])
+    assert (given.beam, given.lenpen, given.max_len_a, given.max_len_b) == (4, 0.6, 0, 200)
+    assert (given.gen_subset, given.max_tokens, given.workers) == ("test", 4096, 0)
+    assert given.reference is None
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        *((f"loss d --model m --{name} 2", f"--{name} is of bleu") for name in (
+            "beam", "lenpen", "max-len-a", "max-len-b", "reference")),
+        ("bleu d --model", "--model: list should have at least 1 item"),
+        ("bleu d --model m --lenpen inf", "--lenpen: input should be a finite number"),
+        ("bleu d --model m --max-len-a -1", "--max-len-a: "),
+        ("bleu d --model m --max-len-b -1", "--max-len-b: "),
+        ("bleu d --model m --beam 0", "--beam: "),
+        ("both d --model m", "score: input should be 'bleu' or 'loss'"),
+    ],
+)  # fmt: skip
+def test_wrong_options_are_told(refused, words, told):
+    assert told in refused(*words.split())
