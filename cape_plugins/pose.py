@@ -10,13 +10,14 @@ the cost of short ones.
     >>> moved = augmentation.in_training(positions, batch_size=8)   # (8, 256, 1), 0 … 1023
 """
 
+import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from cape_plugins.augment import AsGiven, Draw, LocalShift, uniform
-from cape_plugins.checks import check_positive
+from cape_plugins.checks import check_positive, is_traced
 from cape_plugins.options import POSITION, check_asked, option
 from cape_plugins.positions import Generator
 from cape_plugins.random_positions import ranked
@@ -58,6 +59,7 @@ class SkippedPositions(AsGiven):
         if self.pose_range is None:
             check_asked(self, training=True)
         assert self.pose_range is not None
+        self._warn_of_length(positions.shape[1])
         rank, count = ranked(positions)
         low, high = _ends(positions)  # (1 or B, 1, axes)
         gap = (high - low) / (count - 1).clamp(min=1)
@@ -68,6 +70,16 @@ class SkippedPositions(AsGiven):
         room = (self.pose_range / gap.where(gap > 0, torch.inf) - count).clamp(min=0.0).floor()
         skipped = (skip * (room + 1)).floor() * gap
         return positions + skipped * (rank >= chunk)
+
+    def _warn_of_length(self, count: int) -> None:
+        """Say that positions of so many tokens do not skip; padding counts, as nothing waits."""
+        least = count * (1.0 if self.sizes is None else self.sizes.spacing)
+        if not is_traced() and self.pose_range is not None and least > self.pose_range:
+            warnings.warn(
+                f"pose_range {self.pose_range:g} is below the length of this input, {least:g}: its "
+                "positions do not skip. Give the longest input that will be tested",
+                stacklevel=3,
+            )
 
     def needs_whole_sequence(self, training: bool) -> str:
         """Chunks are of a sequence; evaluation leaves positions as they are."""

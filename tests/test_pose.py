@@ -1,6 +1,7 @@
 """PoSE: two chunks, one skip, within the range; as the authors' code draws."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -85,3 +86,13 @@ def test_a_text_that_is_as_long_as_the_range_does_not_skip():
 def test_a_range_that_is_none_is_refused(span):
     with pytest.raises(ValueError, match="pose_range"):
         SkippedPositions(pose_range=span)
+
+
+def test_a_range_below_the_text_is_said_where_nothing_skips():
+    positions = token_positions([12])[..., None]
+    with pytest.warns(UserWarning, match=r"pose_range 10 .* 12"):
+        moved = SkippedPositions(pose_range=10.0).in_training(positions, batch_size=2)
+    assert torch.equal(moved, positions.expand(2, -1, -1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SkippedPositions(pose_range=12.0).in_training(positions, batch_size=2)

@@ -105,17 +105,19 @@ class NoTable(nn.Module):
 
 
 def adds_to_scores(attention: PositionalAttention | None, heads_of_keys: int) -> bool:
-    """Whether a variant changes scores, besides queries and keys: then transformers' attention
-    functions are not enough.
+    """Whether a variant changes scores, or the mask, besides queries and keys: then transformers'
+    attention functions are not enough.
 
     Raises:
         ValueError: it has parameters of each head, and keys have fewer.
     """
     if attention is None:
         return False
-    device = next((one.device for one in attention.parameters()), torch.device("cpu"))
+    held = [*attention.parameters(), *attention.buffers()]
+    device = held[0].device if held else torch.device("cpu")
     where, heads = torch.zeros(1, 1, 1, device=device), attention.sizes.heads
-    given = attention.prepare(where, where, None, torch.float32)
+    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+    given = attention.prepare(where, where, mask, torch.float32)
     one = torch.zeros(1, heads, 1, attention.sizes.head_dim, device=device)
     try:
         attention.embed_both(one, one[:, :heads_of_keys], given)
@@ -126,4 +128,13 @@ def adds_to_scores(attention: PositionalAttention | None, heads_of_keys: int) ->
         ) from error
     of_scores = ("bias", "bias_and_mask", "scores", "attend", "forward")
     own = [n for n in of_scores if getattr(type(attention), n) is not getattr(_PLAIN, n)]
-    return bool(own) or given.bias is not None
+    narrows = given.mask is not None and given.mask is not mask  # such as a window
+    return bool(own) or narrows or given.bias is not None
+
+
+def can_only_add(model: Any) -> None:
+    """Say of a model what transformers asks: it has neither flash nor flex attention, and no plan
+    for tensor parallelism, as what is added to scores is of all heads."""
+    model._supports_flash_attn = model._supports_flex_attn = False
+    model.config.base_model_tp_plan = None
+    model._tp_plan = {}

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
+from cape_plugins.attention import with_class
+
 #: methods of a layer that move keys, besides update
 _MOVES = ("reset", "crop", "reorder_cache", "batch_repeat_interleave", "batch_select_indices")
 _DRAWN = "cape_plugins_drawn"  # of a cache whose keys have positions that were drawn in training
@@ -91,6 +93,10 @@ def _keeping(theirs: Any) -> Any:
     return type(theirs.__name__, (theirs,), about)
 
 
+#: made here, as torch.compile knows no class that is made while it looks
+_KINDS = {kind: _keeping(kind) for kind in (DynamicLayer, StaticLayer)}
+
+
 def _again(theirs: Any) -> Any:
     kind = _keeping(theirs)
     return kind.__new__(kind)
@@ -116,11 +122,13 @@ def positions_of_keys(
         return None
     if not cache.layers:  # a cache that was made without a configuration
         cache.layers.append(cache.layer_class_to_replicate())
-    layer = cache.layers[0]
+    layer: Any = cache.layers[0]
     new = where.expand(batch, -1)[:, None, :, None]
     if not hasattr(layer, "positions"):
-        layer.positions = _first(layer, new, mask)
-        layer.__class__ = _keeping(type(layer))
+        first = _first(layer, new, mask)
+        kind = _KINDS.get(type(layer)) or _keeping(type(layer))
+        layer = cache.layers[0] = with_class(layer, kind)
+        layer.positions = first
     if not isinstance(layer, StaticLayer):
         keys, known = layer.get_seq_length(), layer.positions.get_seq_length()
         if keys != known:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from cape_plugins.mark import VariantMark, compare, say
+from cape_plugins.options import declared
 from cape_plugins.sizes import Part
 
 
@@ -38,7 +39,20 @@ class Loads:
         for module in model.modules():
             if isinstance(module, VariantMark):
                 _compare(module, info["unexpected_keys"])
+            elif isinstance(module, Part):
+                _fill_unsaved(module)
         return (model, info) if output_loading_info else model
+
+
+def _fill_unsaved(part: Part) -> None:
+    """Numbers into buffers that are not saved: transformers has made them empty."""
+    unsaved = dict(part.named_buffers()).keys() - part.state_dict().keys()
+    if not unsaved:
+        return
+    options = {name: getattr(part, name) for name in declared(type(part), part.sizes.axes)}
+    new = dict(type(part)(part.sizes, **options).named_buffers())
+    for name in unsaved:
+        part.get_buffer(name).copy_(new[name])
 
 
 def _compare(mark: VariantMark, unexpected: Any) -> None:

@@ -23,6 +23,7 @@ from transformers import (
 )
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from cape_plugins.attention import PositionalAttention
 from cape_plugins.augment import AsGiven
@@ -35,6 +36,7 @@ from cape_plugins.transformers.attention import (
     CapeLlamaAttention,
     NoTable,
     adds_to_scores,
+    can_only_add,
     name_of_cache,
 )
 from cape_plugins.transformers.cached import count, draws, positions_of_keys, remember
@@ -46,7 +48,9 @@ from cape_plugins.transformers.options import (
     check_names,
     check_rope,
     fields,
+    plain_numbers,
     positions,
+    settle_rope,
 )
 
 __all__ = [
@@ -75,7 +79,10 @@ class _Options:
 
     def __post_init__(self, **others: Any) -> None:
         check_names(others, self.host)
+        plain_numbers(self, self.host)
+        theirs = (self.rope_parameters or {}).get("rope_theta", others.get("rope_theta"))  # type: ignore[attr-defined]
         super().__post_init__(**others)  # type: ignore[misc]
+        settle_rope(self, theirs)
         with torch.device("meta"):
             positions(self, self.host)
 
@@ -99,14 +106,19 @@ class _CapeModel(Loads):
     positions: Positions
 
     def __init__(self: Any, config: Any) -> None:
-        """Built by transformers, then positions are put in.
+        """Built by transformers, then positions are put in; errors are those of ``put_in``."""
+        super().__init__(config)  # type: ignore[call-arg]
+        self.put_in_positions()
+
+    def put_in_positions(self: Any) -> None:
+        """Make a model of transformers one with a variant's positions.
 
         Raises:
             ValueError: as :func:`cape_plugins.transformers.options.positions`; rope_parameters say
                 something else than the options; or the attention implementation cannot take what
                 the variant adds to the scores.
         """
-        super().__init__(config)  # type: ignore[call-arg]
+        config = self.config
         self.positions = positions(config, config.host)
         check_rope(config, self.positions.options)
         self.adds_by_content = adds_by_content(self.positions)
@@ -114,6 +126,8 @@ class _CapeModel(Loads):
         attentions = self.positions.hand_over()
         self.adds_to_scores = adds_to_scores(attentions[0], config.num_key_value_heads)
         self._check_implementation()
+        if self.adds_to_scores:
+            can_only_add(self)
         known: set[PositionalAttention | None] = set()
         for layer, positional in zip(self.layers, attentions, strict=True):
             layer.self_attn.__class__ = self.attention
@@ -232,15 +246,20 @@ def _without_padding(where: Tensor, mask: Any) -> Tensor:
 
 
 class _WithBase(Loads):
-    """Mixed into transformers' models with a head: their base model is replaced by ours."""
+    """Mixed into transformers' models with a head: their base model becomes ours."""
 
     base: type[Any]
 
     def __init__(self: Any, config: Any) -> None:
         super().__init__(config)  # type: ignore[call-arg]
-        if not isinstance(getattr(self, self.base_model_prefix), self.base):
-            setattr(self, self.base_model_prefix, self.base(config))
-            self.post_init()  # again: it ties the head to the base model's embedding
+        base = getattr(self, self.base_model_prefix)
+        if not isinstance(base, self.base):
+            base.__class__ = self.base
+            # what outputs can be asked for: transformers notes it where a class builds a model
+            _CAN_RECORD_REGISTRY[base] = base._can_record_outputs
+            base.put_in_positions()
+        if base.adds_to_scores:
+            can_only_add(self)
 
 
 class CapeLlamaModel(_CapeModel, LlamaModel):
@@ -256,8 +275,12 @@ class CapeEuroBertModel(_CapeModel, EuroBertModel):
 
 
 def _headed(theirs: type, base: Any) -> Any:
-    """transformers' model with a head, on our base model; its name begins with Cape."""
+    """transformers' model with a head, on our base model; its name begins with Cape.
+
+    All have the base model by one name, so that a language model's folder begins any of them.
+    """
     about = {"base": base, "config_class": base.config_class, "__module__": __name__}
+    about["base_model_prefix"] = base.base_model_prefix
     about["__doc__"] = f"transformers' {theirs.__name__} with a variant's positions."
     return type(f"Cape{theirs.__name__}", (_WithBase, theirs), about)
 

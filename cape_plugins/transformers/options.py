@@ -7,12 +7,15 @@
 import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
+from numbers import Number
 from typing import Any
 
 from cape_plugins.added import Added
 from cape_plugins.host import Host
 from cape_plugins.module import Positions
 
+#: of rotations, where a configuration gives none: transformers' default_theta
+LLAMAS_BASE = 10_000.0
 #: Of a decoder nothing is centred and nothing spread: a step does not know how long a text will be.
 #: Δ and ε are those of the paper's translation (section 4.3), relpos' context too; ranges are
 #: Llama's length, max_position_embeddings.
@@ -25,7 +28,7 @@ DECODER: Host[None] = Host(
         "random_range": 2048.0,
         "pose_range": 2048.0,
         "relpos_context": 150.0,
-        "rope_base": 10_000.0,
+        "rope_base": LLAMAS_BASE,
     },
     sets=frozenset({"mean_normalize", "spread", "overflow", "abspos_context", "alibi_unit"}),
     advice="load its folder without overriding these",
@@ -41,6 +44,7 @@ def fields(host: Host) -> type:
     They are of any kind, because the options check their values.
     """
     every = {"pos": "cape_rope", **{name: one.default for name, one in host.options().items()}}
+    every["rope_base"] = None  # transformers' rope_theta, if that is given
     listed = [(name, Any, dataclasses.field(default=value)) for name, value in every.items()]
     return dataclasses.make_dataclass("PositionFields", listed, eq=False, repr=False, kw_only=True)
 
@@ -53,7 +57,7 @@ def positions(config: Any, host: Host) -> Positions:
             cannot serve.
     """
     given = {  # a variant that was registered after the fields were made has none
-        name: _plain(getattr(config, name, one.default)) for name, one in host.options().items()
+        name: getattr(config, name, one.default) for name, one in host.options().items()
     }
     options, _ = host.choose(config.pos, given)
     sets = {"overflow": "error", "abspos_context": config.max_position_embeddings}
@@ -97,10 +101,31 @@ def check_names(names: Iterable[str], host: Host) -> None:
             raise ValueError(f"unknown option {name}: did you mean {near[0]}?")
 
 
+def settle_rope(config: Any, theirs: float | None) -> None:
+    """One base of rotations, whether ``rope_base`` or transformers' ``rope_theta`` was given.
+
+    Args:
+        config: with transformers' ``rope_parameters``, in which a default stands by now.
+        theirs: the rope_theta that was given; None if none was.
+
+    Raises:
+        ValueError: both were given, and differ.
+    """
+    ours, kept = config.rope_base, config.rope_parameters or {}
+    if ours is None:
+        takes = "rope_base" in config.host.taken(config.pos)
+        config.rope_base = float(theirs if takes and theirs is not None else LLAMAS_BASE)
+    elif theirs is None and kept:
+        kept["rope_theta"] = ours
+    elif theirs is not None and theirs != ours:
+        raise _two_bases(ours, theirs)
+
+
 def check_rope(config: Any, options: Mapping[str, Any]) -> None:
     """Raise ValueError if transformers' own settings of rotary positions contradict the options.
 
-    Of a model alone: ``from_pretrained`` sets fields one after the other.
+    Of a model alone: ``from_pretrained`` and run_clm.py's ``--config_overrides`` set fields one
+    after the other. There a rope_base is enough where rope_theta is the default.
     """
     theirs = config.rope_parameters or {}
     kind, base = theirs.get("rope_type", "default"), theirs.get("rope_theta")
@@ -109,12 +134,29 @@ def check_rope(config: Any, options: Mapping[str, Any]) -> None:
             f"rope_parameters with rope_type {kind} are for transformers' own {config.host_type}: "
             "leave them out, or use that model with cape_plugins.transformers.augment_positions"
         )
-    if "rope_base" in options and base is not None and base != options["rope_base"]:
-        raise ValueError(
-            f"rope_parameters say rope_theta {base:g}, rope_base is {options['rope_base']:g}: set "
-            f"rope_base={base:g}"
-        )
+    if "rope_base" not in options or base is None or base == options["rope_base"]:
+        return
+    if base != LLAMAS_BASE:
+        raise _two_bases(options["rope_base"], base)
+    theirs["rope_theta"] = options["rope_base"]
 
 
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value  # JSON has no tuples
+def _two_bases(ours: float, theirs: float) -> ValueError:
+    return ValueError(
+        f"rope_base is {ours:g}, and transformers' rope_theta {theirs:g}: they are one number, "
+        "give one of them, or both alike"
+    )
+
+
+def plain_numbers(config: Any, host: Host) -> None:
+    """Options that are NumPy's numbers become Python's, which JSON has."""
+    for name in host.options():
+        value = getattr(config, name, None)
+        if isinstance(value, list | tuple):
+            setattr(config, name, type(value)(map(_python, value)))
+        elif isinstance(value, Number):
+            setattr(config, name, _python(value))
+
+
+def _python(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value

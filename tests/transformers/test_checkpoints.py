@@ -10,6 +10,8 @@ import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import cape_plugins.transformers  # noqa: F401 - registers
+from cape_plugins import Given, PositionalAttention, Variant, register_variant
+from cape_plugins.attention import with_heads
 from cape_plugins.transformers.options import DECODER
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -92,6 +94,77 @@ def test_weights_of_transformers_llama_load(sizes, tokens, tmp_path):
     assert not info["missing_keys"] | info["unexpected_keys"]
     torch.testing.assert_close(model.eval()(tokens).logits, stock(tokens).logits, rtol=0, atol=1e-5)
     assert model.state_dict()["model.positions.mark.max_global_scale"] == pytest.approx(1.2)
+
+
+class Turns(PositionalAttention):
+    """Rotary as half of all code has it: a buffer that is not saved, and no parameters."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        half = self.sizes.head_dim // 2
+        self.register_buffer("inv_freq", 100.0 ** (-torch.arange(half) / half), persistent=False)
+
+    def prepare(self, queries, keys, mask, dtype):
+        rows = [one.nan_to_num(0.0)[..., :1] * self.inv_freq for one in (queries, keys)]
+        return Given(*rows, with_heads(mask))
+
+    def embed(self, x, rows):
+        cos, sin = (torch.cat([of(rows[:, None])] * 2, -1) for of in (torch.cos, torch.sin))
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat([-second, first], -1) * sin
+
+
+class Gains(Turns):
+    """The same with a parameter, which is ½ at first."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.gain = torch.nn.Parameter(torch.full((1,), 0.5))
+
+    def embed(self, x, rows):
+        return super().embed(x, rows) * self.gain
+
+
+register_variant("turns_unsaved", Variant(attends=Turns))
+register_variant("gains_unsaved", Variant(attends=Gains))
+
+
+@pytest.mark.parametrize("pos", ["turns_unsaved", "gains_unsaved"])
+@torch.no_grad()
+def test_buffers_that_are_not_saved_have_their_numbers(saved, tokens, pos):
+    model, folder = saved(pos)
+    again = AutoModelForCausalLM.from_pretrained(folder).eval()
+    torch.testing.assert_close(again(tokens).logits, model(tokens).logits)
+
+
+def test_what_a_folder_has_not_begins_as_a_new_model(sizes, tmp_path):
+    from cape_plugins.transformers.models import CapeLlamaConfig, CapeLlamaForCausalLM
+
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(tmp_path)
+    config = CapeLlamaConfig.from_pretrained(tmp_path, pos="gains_unsaved")
+    model = CapeLlamaForCausalLM.from_pretrained(tmp_path, config=config)
+    for layer in model.model.layers:
+        assert layer.self_attn.positional.gain.item() == 0.5
+        assert layer.self_attn.positional.inv_freq[0] == 1.0
+
+
+@pytest.mark.parametrize("auto", ["QuestionAnswering", "SequenceClassification"])
+def test_a_language_models_folder_begins_any_head(saved, auto):
+    model, folder = saved("alibi")
+    head = getattr(transformers, f"AutoModelFor{auto}").from_pretrained(folder)
+    assert torch.equal(head.model.embed_tokens.weight, model.model.embed_tokens.weight)
+
+
+@pytest.mark.parametrize("auto", ["AutoModelForCausalLM", "AutoModelForTokenClassification"])
+def test_a_base_model_is_built_once_and_keeps_checkpointing_of_gradients(create, monkeypatch, auto):
+    built, init = [], transformers.LlamaModel.__init__
+    monkeypatch.setattr(
+        transformers.LlamaModel, "__init__", lambda self, c: (built.append(1), init(self, c))[1]
+    )
+    model = create("alibi", auto=auto, gradient_checkpointing=True)
+    assert model.is_gradient_checkpointing
+    assert all(layer.gradient_checkpointing for layer in model.model.layers)
+    assert len(built) == 1
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import transformers
 
@@ -28,23 +29,64 @@ def test_what_is_wrong_is_refused(sizes, options, named):
         config(sizes | options)
 
 
+def built(made):
+    model = transformers.AutoModel.from_config(made)
+    return model.positions.options["rope_base"], model.config.rope_parameters["rope_theta"]
+
+
+def test_a_scaling_is_refused_when_a_model_is_built(sizes):
+    scaled = config(sizes, rope_parameters=dict(rope_type="yarn", factor=2.0))
+    with pytest.raises(ValueError, match="augment_positions"):
+        built(scaled)
+
+
+@pytest.mark.parametrize("pos", ["rope", "cape_rope"])
 @pytest.mark.parametrize(
-    ("theirs", "named"),
+    "given",
     [
-        (dict(rope_type="yarn", factor=2.0), "augment_positions"),
-        (dict(rope_type="default", rope_theta=5e5), "rope_base"),
+        dict(rope_base=5e5),
+        dict(rope_theta=5e5),
+        dict(rope_base=5e5, rope_theta=5e5),
+        dict(rope_base=5e5, rope_parameters=None),
+        dict(rope_parameters=dict(rope_type="default", rope_theta=5e5)),
     ],
 )
-def test_rope_parameters_that_say_something_else_are_refused_when_a_model_is_built(
-    sizes, theirs, named, tmp_path
-):
-    with pytest.raises(ValueError, match=named):
-        transformers.AutoModelForCausalLM.from_config(config(sizes, rope_parameters=theirs))
-    transformers.LlamaConfig(**sizes, rope_parameters=theirs).save_pretrained(tmp_path)
-    if theirs["rope_type"] == "default":
-        kind = type(config(sizes))
-        given = kind.from_pretrained(tmp_path, pos="rope", rope_base=5e5)
-        transformers.AutoModelForCausalLM.from_config(given)
+def test_one_base_of_rotations_by_either_name(sizes, tmp_path, pos, given):
+    made = config(sizes, pos=pos, **given)
+    assert (made.rope_base, built(made)) == (5e5, (5e5, 5e5))
+    made.save_pretrained(tmp_path)
+    again = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert (again.rope_base, built(again)) == (5e5, (5e5, 5e5))
+
+
+def test_without_a_base_it_is_transformers_default(sizes):
+    assert built(config(sizes, pos="rope")) == (1e4, 1e4)
+    assert config(sizes, pos="alibi", rope_theta=5e5).pos == "alibi"  # which turns nothing
+
+
+def test_two_bases_are_refused_in_one_form(sizes, tmp_path):
+    with pytest.raises(ValueError, match=r"rope_base.*rope_theta"):
+        config(sizes, rope_base=5e5, rope_theta=2e5)
+    transformers.LlamaConfig(**sizes, rope_theta=5e5).save_pretrained(tmp_path)
+    kind = type(config(sizes))
+    assert built(kind.from_pretrained(tmp_path)) == (5e5, 5e5)
+    assert built(kind.from_pretrained(tmp_path, rope_base=5e5)) == (5e5, 5e5)
+    with pytest.raises(ValueError, match=r"rope_base.*rope_theta"):
+        built(kind.from_pretrained(tmp_path, rope_base=1e4))
+
+
+@pytest.mark.parametrize(
+    ("option", "kept"),
+    [
+        (dict(pos="pose_rope", pose_range=np.int64(90)), 90),
+        (dict(pos="cape_rope", max_global_scale=np.float64(1.5)), 1.5),
+        (dict(pos="random_rope", random_range=(0, np.int64(90))), [0, 90]),
+    ],
+)
+def test_numbers_of_numpy_are_kept_as_pythons(sizes, tmp_path, option, kept):
+    (name,) = option.keys() - {"pos"}
+    config(sizes, **option).save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())[name] == kept
 
 
 def test_options_are_in_config_json(sizes, tmp_path):
@@ -66,6 +108,8 @@ def test_config_overrides_of_run_clm(sizes):
     made.update_from_string("relpos_context=150")
     model = transformers.AutoModelForCausalLM.from_config(made)
     assert model.model.positions.options["max_global_shift"] == 7.5
+    made.update_from_string("pos=rope,max_global_shift=5.0,rope_base=500000.0")
+    assert built(made) == (5e5, 5e5)
 
 
 def test_another_packages_options_are_fields_too(sizes):

@@ -1,7 +1,6 @@
 """cape_llama: steps with a cache, padding, packing, generation; rope is transformers' own Llama."""
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -163,11 +162,14 @@ def test_flex_attention_takes_queries_and_keys_but_nothing_added(create):
     with pytest.raises(ValueError, match="flex_attention"):
         create("alibi", attn="flex_attention")
     model = create("alibi")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    advertised = model._supports_flex_attn, model._supports_flash_attn, model.supports_tp_plan
+    assert not any(advertised)
+    with pytest.raises(ValueError, match="flex_attention"):
         model.set_attn_implementation("flex_attention")
+    model.config._attn_implementation = "flex_attention"
     with pytest.raises(ValueError, match="flex_attention"):
         model(torch.ones(1, 4, dtype=torch.long))
+    assert create("cape_rope").supports_tp_plan
     assert create("cape_rope", attn="flex_attention")
 
 
