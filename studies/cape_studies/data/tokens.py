@@ -41,7 +41,8 @@ def make(
     """Write the folder. A fifth of the folders is in test, a tenth in valid.
 
     Args:
-        text: folder; stdlib: the standard library of this Python, without its tests.
+        text: folder; stdlib: the standard library of this Python, without its tests, and without
+            encodings, a fifth of its files, which are alike.
         out: folder to make.
         pattern: names of the files to take.
         vocabulary: number of tokens.
@@ -143,10 +144,10 @@ def _found(text: str, pattern: str) -> Iterator[tuple[str, str]]:
     folder = Path(sysconfig.get_paths()["stdlib"] if stdlib else text)
     if not folder.is_dir():
         raise ValueError(f"--text {text}: no such folder")
-    skipped = {"site-packages", "test", "tests", "idlelib", "lib2to3"} if stdlib else set()
+    skipped = {"site-packages", "test", "tests", "idlelib", "lib2to3", "encodings"}
     for path in files(folder):
         name = path.relative_to(folder)
-        if path.match(pattern) and not skipped & {*name.parts}:
+        if path.match(pattern) and not (stdlib and skipped & {*name.parts}):
             try:
                 yield name.as_posix(), read_text(path)
             except ValueError:
