@@ -5,7 +5,8 @@
     python -m cape_studies.train_clm --data tokens --out run --steps 400 \\
         --model-type llama --augment pose_rope --augment-options pose_range=1024
 
-The model is in run/model when it is trained; a training that was interrupted goes on.
+The model is in run/model when it is trained; a training that was interrupted goes on. Of data with
+train-labels.npy only what has a label there is learned.
 """
 
 from pathlib import Path
@@ -20,6 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from cape_plugins.transformers import augment_positions
 from cape_studies import command
 from cape_studies.command import CommandOptions, Pairs
+
+NO_LABEL = -100  # of train-labels.npy: transformers learns nothing there
 
 
 class TrainOptions(CommandOptions):
@@ -90,9 +93,17 @@ def train(options: TrainOptions) -> None:
         data_seed=options.seed,
         use_cpu=options.device == "cpu",
     )
-    tokens = torch.from_numpy(np.load(options.data / "train.npy").astype(np.int64))
-    whole = [one for one in tokens.split(options.length) if len(one) == options.length]
-    data: Any = [dict(input_ids=one, labels=one) for one in whole]  # all that Trainer asks for
+    path = options.data / "train.npy"
+    labels = options.data / "train-labels.npy"
+    tokens, learned = (
+        torch.from_numpy(np.load(one).astype(np.int64)).split(options.length)
+        for one in (path, labels if labels.exists() else path)
+    )
+    data: Any = [  # all that Trainer asks for
+        dict(input_ids=one, labels=other)
+        for one, other in zip(tokens, learned, strict=True)
+        if len(one) == options.length
+    ]
     trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[Progress()])
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train(resume_from_checkpoint=any(options.out.glob("checkpoint-*")) or None)

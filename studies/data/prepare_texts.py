@@ -4,7 +4,8 @@
 
 ``DIR`` holds text files in UTF-8, of any name at any depth. If it has ``train/`` and ``test/`` (or
 ``validation``, ``val``), tests are of the latter alone. Else some files of the longer half are for
-testing. No text is in both parts.
+testing. No text is in both parts, and none of which training has a fifth of the runs of 16 tokens
+is tested: of the user's own tests it is refused, of ours it is left out.
 
 Writes tokenizer/, train.npy and test.npy, as ``cape_studies.data.tokens`` does, and facts.yaml. A
 test is the beginning of a file, of 4 times the tokens of a training sequence, or 2 times.
@@ -37,11 +38,15 @@ class Texts(NamedTuple):
 
     Attributes:
         train, test: texts of each part; those of a part are different.
+        names: of the tests.
+        own: whether the tests are the user's.
         how: what is there and where the tests come from, in words.
     """
 
     train: list[str]
     test: list[str]
+    names: list[str]
+    own: bool
     how: str
 
 
@@ -100,7 +105,8 @@ def look(folder: Path, pattern: str = "*") -> Texts:
     spare = len(paths) - len(train) - len(test)
     left = f"; left out: {spare:,} that are empty, there twice or in no part" if spare else ""
     how = f"{kinds(paths.values())}{left}. {len(test):,} files are for testing, {where}"
-    return Texts([texts[name] for name in train], [texts[name] for name in test], how)
+    trains, tests = ([texts[name] for name in part] for part in (train, test))
+    return Texts(trains, tests, test, bool(own), how)
 
 
 def prepare(
@@ -126,11 +132,21 @@ def prepare(
         updates: of a training, in place of epochs.
 
     Raises:
-        ValueError: see :func:`look`; or tests are too short, or there is less than a batch.
+        ValueError: see :func:`look`; tests are too short, or in training; or there is less than a
+            batch.
     """
     found = look(text, pattern)
     sizes = tokens.write(out, {"train": found.train, "test": found.test}, vocabulary)
     length, longest = _lengths(sizes["test"], length)
+    leaking = tokens.leaks(out, "test", longest)
+    if leaking and (found.own or len(leaking) == sum(one >= longest for one in sizes["test"])):
+        complain(
+            f"{text / found.names[i]} is in training: of a test's first {longest} tokens fewer "
+            f"than {tokens.LEAK:.0%} of the runs of {tokens.RUN} may be there"
+            for i in leaking
+        )
+    tokens.leave_out(out, "test", leaking)
+    sizes["test"] = [one for i, one in enumerate(sizes["test"]) if i not in leaking]
     batch = batch or TOKENS // length
     train, every = sum(sizes["train"]), sizes["train"] + sizes["test"]
     sequences = train // length
@@ -144,12 +160,13 @@ def prepare(
     updates = updates or max(1, round(epochs * each if epochs else seen))
     scored = min(SCORED, length // 2)
     windows = sum(one >= longest for one in sizes["test"])
+    left = f"; {len(leaking)} of them are left out, as they are in training" if leaking else ""
     few = f": of fewer than {ITEMS} nothing is claimed" if windows < ITEMS else ""
     lengths = [one for one in (length, 2 * length, 4 * length) if one <= longest]
     facts.write(
         out,
         found=(
-            f"{found.how}: {windows:,} of them have {longest:,} tokens{few}. "
+            f"{found.how}{left}: {windows:,} of them have {longest:,} tokens{few}. "
             f"{sum(every):,} tokens of a byte-level BPE, {train:,} in {len(found.train):,} files "
             f"to train on, {median(every):,.0f} a file in the median. Trained on {length} tokens "
             f"for {updates:,} updates of {batch} sequences, {facts.passes(updates / each)}; the "

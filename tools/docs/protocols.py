@@ -1,8 +1,9 @@
 """Writes studies/results/protocols.csv from git: ``python tools/docs/protocols.py``.
 
 To be run after results are committed. The table says when the protocol of each study and its first
-results were committed, and what changed its YAML afterwards. It is stored, as pages are made where
-there is no history too.
+results were committed, and what changed its YAML afterwards. Where scores stand under another study
+than the file's name, it says what was added to the YAML of that name, which runs them now. It is
+stored, as pages are made where there is no history too.
 """
 
 import csv
@@ -38,7 +39,8 @@ def main() -> None:
         columns = pd.read_csv(path, nrows=0).columns
         if "study" not in columns or "seed" not in columns:
             continue
-        for study in pd.read_csv(path, usecols=["study"])["study"].unique():
+        found = pd.read_csv(path, usecols=["study"])["study"].unique()
+        for study in found:
             yaml = ROOT / "configs" / "studies" / f"{study}.yaml"
             if study in seen or not yaml.exists():
                 continue
@@ -48,6 +50,9 @@ def main() -> None:
             rows += [[study, "protocol", *next(have, ["", "", ""])], [study, "results", *result]]
             later = [about for about, _ in whole if rank[about[0]] > rank[result[0]]]
             rows += [[study, "changed", *about] for about in later]
+        runs = ROOT / "configs" / "studies" / f"{path.stem}.yaml"
+        if len(found) == 1 and path.stem not in found and runs.exists():
+            rows += [[path.stem, "added", *about] for about, _ in commits(runs)]
     with (RESULTS / "protocols.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
 

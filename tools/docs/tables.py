@@ -323,16 +323,22 @@ def results() -> dict[Path, str]:
             target = path.with_suffix(".md")
             before = target.read_text("utf-8") if target.exists() else ""
             read = re.search(r"<!-- read -->.*?<!-- /read -->\n", before, flags=re.DOTALL)
-            first, rest = "\n".join(map(page, studies(path.stem))).split("\n", 1)
+            shown = "\n".join(page(one, path.stem) for one in studies(path.stem))
+            first, rest = shown.split("\n", 1)
             by_hand = f"\n{filled(read[0], items=True)}" if read else ""
             pages[target] = f"{first}\n{by_hand}{rest}"
     return pages
 
 
-def page(result: Result) -> str:
-    """Of a study: when its protocol was written, and the tables of every evaluation and metric."""
+def page(result: Result, file: str) -> str:
+    """Of a study: when its protocol was written, and the tables of every evaluation and metric.
+
+    Args:
+        result: of the study.
+        file: the name of its CSV, which may be that of another study that runs it now.
+    """
     shown = [table for scores in every(result) for table in shown_tables.tables(scores)]
-    result.notes.append(protocol(result.name))
+    result.notes.extend([protocol(result.name), *added(file)])
     return report.markdown({"result": result, "said": [], "tables": shown})
 
 
@@ -356,6 +362,17 @@ def protocol(study: str) -> str:
     ]
     text = f"Protocol, in {yaml}: {when}."
     return f"{text} The file changed afterwards in: {'; '.join(changes)}." if changes else text
+
+
+def added(file: str) -> list[str]:
+    """What the YAML of another study has added to the protocol of scores."""
+    rows = pd.read_csv(RESULTS / "protocols.csv", keep_default_na=False)
+    rows = rows[(rows["study"] == file) & (rows["what"] == "added")]
+    if rows.empty:
+        return []
+    commits = [f"`{one}` ({date}) {about}" for one, date, about in rows.to_numpy()[:, 2:]]
+    yaml = f"[{file}.yaml](../../configs/studies/{file}.yaml)"
+    return [f"Added to the protocol, in {yaml}, which runs it now: {'; '.join(commits)}."]
 
 
 def pictures() -> None:

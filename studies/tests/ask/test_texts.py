@@ -108,6 +108,23 @@ def test_a_text_that_holds_the_tokenizers_end_is_one_text(documents):
     assert sum(map(len, parts.values())) == 60
 
 
+def copied(folder, test, train, words):
+    """A test begins with words of training, and is no copy."""
+    taken = (folder / train).read_text().split()[100 : 100 + words]
+    (folder / test).write_text(" ".join(taken + (folder / test).read_text().split()))
+
+
+def test_a_chosen_test_that_is_in_training_is_left_out(documents):
+    before = texts.look(documents)
+    test = max(before.names, key=lambda name: int(name.removesuffix(".txt")))
+    train = max({f"{i}.txt" for i in range(60)} - {*before.names}, key=lambda one: int(one[:-4]))
+    tested = len(prepared(documents)[1]["test"])
+    copied(documents, test, train, 800)
+    facts, parts = prepared(documents)
+    assert len(parts["test"]) == tested - 1
+    assert "1 of them are left out, as they are in training" in facts["found"]
+
+
 # --- faults
 
 
@@ -122,6 +139,13 @@ def in_both(folder):
     (folder / "train" / "same.txt").write_bytes((folder / "test" / "0.txt").read_bytes())
 
 
+def in_part(folder):
+    """A test of one's own begins with a fourth of the words of a text of training."""
+    moved(folder, 9, "test")
+    moved(folder, 51, "train")
+    copied(folder, "test/16.txt", "train/59.txt", 300)
+
+
 def short(folder):
     for path in folder.iterdir():
         path.write_text(path.read_text()[:40])
@@ -132,6 +156,7 @@ def short(folder):
     [
         (few, {}, "has 49 different texts: 50 are needed"),
         (in_both, {}, r"test/0\.txt of a test has the text of .*train/same\.txt"),
+        (in_part, {}, r"test/16\.txt is in training"),
         (lambda of: (of / "3.txt").write_bytes(b"caf\xe9"), {}, r"3\.txt is not UTF-8: line 1"),
         (lambda of: (of / "3.txt").write_text("é", "utf-16"), {}, r"3\.txt is not UTF-8: line 1"),
         (lambda of: None, {"pattern": "*.md"}, r"no files .* \*\.md"),

@@ -43,7 +43,7 @@ class TextOptions(EvaluationOptions):
     rope_scaling: Literal["none", "linear", "dynamic", "yarn"] = Field(
         "none",
         description="transformers' own, of a model of its own, beyond --trained-length; the factor "
-        "is length / --trained-length, and 1 for dynamic",
+        "is length / --trained-length",
     )
     trained_length: PositiveInt = Field(256, description="tokens of a training sequence")
 
@@ -117,12 +117,11 @@ def load(folder: Path, length: int, options: TextOptions) -> nn.Module:
         theirs = getattr(config, "rope_parameters", None)
         if theirs is None or config.model_type.startswith("cape_"):
             raise ValueError(f"--rope-scaling is of transformers' rotary models, not {folder}")
-        dynamic = options.rope_scaling == "dynamic"
         config.max_position_embeddings = options.trained_length
         config.rope_parameters = {
             "rope_type": options.rope_scaling,
             "rope_theta": theirs["rope_theta"],
-            "factor": 1.0 if dynamic else length / options.trained_length,
+            "factor": length / options.trained_length,
             "original_max_position_embeddings": options.trained_length,
         }
     model = AutoModelForCausalLM.from_pretrained(folder, config=config, **here)

@@ -91,6 +91,13 @@ def test_transformers_scaling_is_for_its_own_models_and_beyond_training_alone(tr
         scores(trained("cape_llama"), prepared, rope_scaling="yarn")
 
 
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn"])
+def test_a_scaling_has_the_factor_of_the_length(trained, prepared, kind):
+    options = TextOptions(model=["a=b"], data=prepared, **LENGTHS, rope_scaling=kind)
+    found = evaluate.load(trained("llama"), 64, options).config.rope_parameters
+    assert (found["rope_type"], found["factor"]) == (kind, 4)  # 64 / 16
+
+
 @pytest.mark.release
 def test_a_training_goes_on(prepared, tmp_path, capsys):
     given = ["--data", str(prepared), "--out", str(tmp_path), "--config", *SIZES.split()]

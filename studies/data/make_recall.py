@@ -1,0 +1,95 @@
+"""Associative recall: pairs of a key and a value, then the keys again, among filler.
+
+    python studies/data/make_recall.py --out recall --length 32 --pairs 7
+
+After Zoology's MQAR (Arora et al. 2023). A sequence begins with the tokenizer's end-of-text token
+and the pairs. Then each key stands once more, anywhere among filler, and the value behind it is
+what a model has to recall. Longer tests have as many pairs, and more filler.
+
+Writes what ``cape_studies.train_clm`` reads, tokenizer/ and train.npy, and valid.npy and test.npy,
+of all lengths. Beside each are its labels: what is to be recalled; nothing else is learned.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from pydantic import PositiveInt
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from cape_studies.command import script
+from cape_studies.train_clm import NO_LABEL
+
+KINDS = {"end": 1, "key": 32, "value": 32, "filler": 16}  # how many tokens of each, in this order
+#: the first token of each kind
+END, KEY, VALUE, FILLER = np.cumsum([0, *KINDS.values()])[:-1].tolist()
+
+
+def make(
+    out: Path,
+    length: PositiveInt = 32,
+    pairs: PositiveInt = 7,
+    train: PositiveInt = 64_000,
+    test: PositiveInt = 300,
+    times: tuple[PositiveInt, ...] = (1, 2, 4),
+    seed: int = 1,
+) -> None:
+    """Write the folder.
+
+    Args:
+        out: folder to make.
+        length: tokens of a training sequence.
+        pairs: of a sequence.
+        train: sequences.
+        test: sequences of each length, in valid and in test.
+        times: lengths of these, as multiples of training's.
+        seed: of all sequences.
+
+    Raises:
+        ValueError: there are more pairs than keys, or than a sequence has room for.
+    """
+    if pairs > min(KINDS["key"], (length - 1) // 4):
+        raise ValueError(
+            f"--pairs {pairs}: there are {KINDS['key']} keys, and each takes 4 of --length {length}"
+        )
+    draw = np.random.default_rng(seed)
+    out.mkdir(parents=True, exist_ok=True)
+    names = [f"{kind}{i}" for kind, many in KINDS.items() for i in range(many)]
+    vocabulary = models.WordLevel({name: i for i, name in enumerate(names)}, unk_token=names[END])
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(vocabulary), **dict.fromkeys(("bos_token", "eos_token"), "end0")
+    ).save_pretrained(out / "tokenizer")
+    for part, many, lengths in (
+        ("train", train, (1,)),
+        ("valid", test, times),
+        ("test", test, times),
+    ):
+        made = [sequences(draw, many, one * length, pairs) for one in lengths]
+        tokens, labels = (
+            np.concatenate([one.ravel() for one in of]) for of in zip(*made, strict=True)
+        )
+        np.save(out / f"{part}.npy", tokens.astype(np.uint16))
+        np.save(out / f"{part}-labels.npy", labels.astype(np.int16))
+
+
+def sequences(
+    draw: np.random.Generator, many: int, length: int, pairs: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens, (many, length), and of those to recall the same as labels."""
+    tokens = FILLER + draw.integers(KINDS["filler"], size=(many, length))
+    labels = np.full(tokens.shape, NO_LABEL)
+    end = 1 + 2 * pairs  # of the pairs
+    for row, own in zip(tokens, labels, strict=True):
+        keys = KEY + draw.permutation(KINDS["key"])[:pairs]
+        values = VALUE + draw.integers(KINDS["value"], size=pairs)
+        row[:end] = [END, *np.c_[keys, values].ravel()]
+        before = np.sort(draw.integers(length - end - 2 * pairs + 1, size=pairs))
+        at = end + before + 2 * np.arange(pairs)  # before: filler up to each
+        order = draw.permutation(pairs)
+        row[at] = keys[order]
+        row[at + 1] = own[at + 1] = values[order]
+    return tokens, labels
+
+
+if __name__ == "__main__":
+    script(make)
