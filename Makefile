@@ -4,6 +4,7 @@
 # make lint · make test · make test-release: what only a release needs
 # make test-py311 · make test-fairseq-0.12: older hosts, each in its own environment
 # make docs: the documentation site, in OUT/docs
+# make figures: docs/figures/*.png, and the published numbers of docs/evidence.md
 # make dist: sdists and wheels of cape-plugins and cape-studies, checked
 # make bench [DEVICE=cuda DTYPE=bfloat16]
 # Each sets up what it needs, in VENV; nothing is installed again when nothing changed.
@@ -34,7 +35,7 @@ PROSE = *.md .github benchmarks cape_plugins configs constraints docs examples i
 # What decides what is installed.
 PACKAGE = pyproject.toml studies/pyproject.toml examples/cape-fire/pyproject.toml
 
-.PHONY: install install-demo install-fairseq-0.12 demo demo-full test test-release test-py311 test-fairseq-0.12 lint format docs dist bench clean help
+.PHONY: install install-demo install-fairseq-0.12 demo demo-full test test-release test-py311 test-fairseq-0.12 lint format docs figures dist bench clean help
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -93,6 +94,9 @@ format: install
 
 docs: install
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -c docs . $(OUT)/docs
+
+figures: install
+	$(BIN)/python tools/docs/figures.py
 
 # Sdists and wheels of both, the same bytes each time
 dist: install
