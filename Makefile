@@ -5,6 +5,7 @@
 # make test-py311 · make test-fairseq-0.12: older hosts, each in its own environment
 # make test-newest: the newest release of each host, in an environment of its own
 # make docs: the documentation site, in OUT/docs
+# make figures: docs/figures/*.png, and the published numbers of docs/evidence.md
 # make dist: sdists and wheels of cape-plugins and cape-studies, checked
 # make bench [DEVICE=cuda DTYPE=bfloat16]
 # Each sets up what it needs, in VENV; nothing is installed again when nothing changed.
@@ -36,7 +37,7 @@ PROSE = *.md .github benchmarks cape_plugins configs constraints docs examples i
 # What decides what is installed.
 PACKAGE = pyproject.toml studies/pyproject.toml examples/cape-fire/pyproject.toml
 
-.PHONY: install install-demo install-fairseq-0.12 demo demo-full test test-release test-py311 test-fairseq-0.12 test-newest lint format docs dist bench clean help
+.PHONY: install install-demo install-fairseq-0.12 demo demo-full test test-release test-py311 test-fairseq-0.12 test-newest lint format docs figures dist bench clean help
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -106,6 +107,9 @@ format: install
 
 docs: install
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -c docs . $(OUT)/docs
+
+figures: install
+	$(BIN)/python tools/docs/figures.py
 
 # Sdists and wheels of both, the same bytes each time
 dist: install

@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 import timm
+import torch
 from timm.data import create_dataset
 
 from cape_studies.command import script
@@ -109,28 +110,42 @@ def _linked(classes: Classes, out: Path, part: str) -> int:
 
 
 def _backbone(name: str, side: int | None) -> dict[str, Any]:
-    """The image size and patch of a backbone, its twin, and timm's shift of its coordinates by a
-    quarter of the side, in the model's own unit.
+    """What a study of a backbone needs: its image size, patch and twin, and in its own unit a shift
+    of its coordinates by a quarter of the side.
+
+    timm's rope and rope_ape count patches, without a reference. ``ref_feat_shape`` is then the
+    patches a side of training, so that the angles of other sizes stay in training's range. It is
+    None where a model sets its own, or has no use for one.
 
     Raises:
         ValueError: timm does not know the model, or it has no twin.
     """
-    import cape_plugins.timm  # noqa: F401 - registers the twins
+    from cape_plugins.timm.eva import TWINS
 
     base, dot, tag = name.partition(".")
-    twins = f"{base}_cape", base.replace("_rope_", "_rope_cape_", 1)
-    twin = next((one for one in twins if timm.is_model(one) and one != base), None)
-    if twin is None or not timm.is_model(base):
-        known = ", ".join(one for one in timm.list_models("*cape*") if "dinov3" in one)
+    twin = {stock: ours for ours, stock in TWINS.items()}.get(base)
+    if twin is None:
+        known = ", ".join(one for one in TWINS.values() if "dinov3" in one)
         raise ValueError(
             f"options.model={name} has no _cape twin in timm: choose a rotary backbone, such as "
-            f"those of {known}"
+            f"{known}"
         )
     about: Any = timm.get_pretrained_cfg(name)
     side = side or int(about.input_size[-1])
     patch = int(re.findall(r"patch(\d+)", base)[0])
-    units = 1 if "rope_" not in base else side / patch / 2
-    return {"side": side, "patch": patch, "twin": f"{twin}{dot}{tag}", "shift_coords": units / 2}
+    with torch.device("meta"):  # without its weights
+        rotary: Any = timm.create_model(base).rope
+    counts = not isinstance(rotary, timm.layers.RotaryEmbeddingDinoV3)  # patches
+    own = getattr(rotary, "ref_feat_shape", None)
+    lacks = own is None and isinstance(rotary, timm.layers.RotaryEmbeddingCat)
+    across = (own[-1] if own else side // patch) if counts else 2
+    return {
+        "side": side,
+        "patch": patch,
+        "twin": f"{twin}{dot}{tag}",
+        "shift_coords": across / 4,
+        "ref_feat_shape": side // patch if lacks else None,
+    }
 
 
 if __name__ == "__main__":

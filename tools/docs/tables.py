@@ -45,7 +45,7 @@ HERE = ROOT / "docs"
 RESULTS = ROOT / "studies" / "results"
 MEASURED = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "README.md", *(ROOT / "integrations").glob("*/README.md")]
-PAGES += [HERE / name for name in ("answer.md", "results.md", "cost.md")]
+PAGES += [HERE / name for name in ("answer.md", "evidence.md", "results.md", "cost.md")]
 ANSWER = HERE / "answers" / "my_images.json"  # beside its CSV
 #: of scores; tables.yaml says what its keys are
 TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))

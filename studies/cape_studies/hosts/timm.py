@@ -61,7 +61,8 @@ class Timm(Host):
         name = options["model"].format(variant=variant)
         kwargs = {"img_size": options["img-size"], **(options.get("model-kwargs") or {})}
         kwargs |= {"pretrained": True} if options.get("pretrained") else {}
-        pairs = "".join(f", {key}={value!r}" for key, value in kwargs.items())
+        given = {key: value for key, value in kwargs.items() if value is not None}
+        pairs = "".join(f", {key}={value!r}" for key, value in given.items())
         return f"import cape_plugins.timm; timm.create_model({name!r}{pairs})"
 
 

@@ -195,8 +195,11 @@ def test_variants_of_three_trainings_are_compared_beside_one_that_has_fewer():
 )
 def test_what_a_user_of_a_backbone_types_next_has_its_weights(variant, model):
     change = ["variants.cape.options.model=twin", "options.img-size=256"]
-    said = typed("my_backbone", variant, *change)
+    grid = "options.model-kwargs.ref_feat_shape"
+    said = typed("my_backbone", variant, *change, f"{grid}=null")
     assert f"create_model('{model}', img_size=256, pretrained=True)" in said
+    said = typed("my_backbone", variant, *change, f"{grid}=16")
+    assert f"create_model('{model}', img_size=256, ref_feat_shape=16, pretrained=True)" in said
 
 
 def test_what_a_user_of_timm_types_next_makes_the_model_that_was_trained():

@@ -7,11 +7,13 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 
 pytest.importorskip("timm")
 
+import timm
 from timm.data import create_dataset
 
 from cape_studies.data.images import moved
@@ -154,6 +156,60 @@ def test_a_backbone_has_its_own_side_its_twin_and_its_unit_of_shifts(classes):
     assert facts["resolutions"] == [192, 256, 384, 512]
     with pytest.raises(ValueError, match="has no _cape twin"):
         prepared(classes, model="resnet18")
+
+
+def test_a_backbone_that_counts_patches_gets_those_of_training(classes):
+    facts, *_ = prepared(classes, model="vit_small_patch16_rope_224.naver_in1k")
+    assert (facts["side"], facts["ref_feat_shape"]) == (224, 14)
+    facts, *_ = prepared(classes, model="vit_base_patch16_rope_ape_224", side=256)
+    assert facts["ref_feat_shape"] == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "quarter"),
+    [
+        ("vit_small_patch16_rope_224", 3.5),  # of 14 patches
+        ("vit_small_patch16_rope_mixed_224", 3.5),
+        ("vit_pe_core_tiny_patch16_384", 6.0),  # of 24, its own reference
+        ("eva02_tiny_patch14_336", 4.0),  # of 16, its own reference; it has 24
+        ("vit_base_patch16_lingbot", 0.5),  # from -1 to 1
+    ],
+)
+def test_a_quarter_of_the_side_is_in_the_unit_of_each_backbone(name, quarter, classes):
+    facts, *_ = prepared(classes, model=name)
+    assert facts["shift_coords"] == quarter
+    assert timm.is_model(facts["twin"].partition(".")[0])
+
+
+def rotated(name, size, **kwargs):
+    """What timm's rotation of a grid is, of a shallow model."""
+    model = timm.create_model(name, depth=1, dynamic_img_size=True, **kwargs)
+    found = model.rope.get_embed((size, size))
+    return found if isinstance(found, torch.Tensor) else torch.stack([*found])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_small_patch16_rope_224",
+        "vit_small_patch16_rope_ape_224",
+        "vit_small_patch16_rope_mixed_224",
+        "vit_medium_patch16_rope_reg1_gap_256",
+        "vit_pe_core_tiny_patch16_384",
+        "vit_tiny_patch16_dinov3_qkvb",
+        "eva02_tiny_patch14_336",
+    ],
+)
+def test_ref_feat_shape_is_given_where_it_changes_larger_images_and_not_trainings(name, classes):
+    side, patch = timm.get_pretrained_cfg(name).input_size[-1], int(name.split("patch")[1][:2])
+    grid = side // patch
+    torch.manual_seed(0)
+    own = [rotated(name, size) for size in (grid, 2 * grid)]
+    torch.manual_seed(0)
+    given = [rotated(name, size, ref_feat_shape=grid) for size in (grid, 2 * grid)]
+    same, larger = map(torch.allclose, own, given)
+    facts, *_ = prepared(classes, model=name)
+    assert facts["ref_feat_shape"] == (grid if same and not larger else None)
 
 
 def test_moved_images_lie_a_quarter_aside_on_the_mean_of_their_edge():

@@ -26,6 +26,7 @@ PAGE = ROOT / "docs" / "studies.md"
 IMAGES = dict(side=32, patch=4, embed_dim=64, depth=1, num_heads=2, updates=9, classes=3)
 IMAGES |= dict(resolutions=[24, 32], majority=40.0)
 IMAGES |= dict(found="30 images", twin="vit_small_patch16_dinov3_cape", shift_coords=0.5)
+IMAGES |= dict(ref_feat_shape=None)
 TEXT = dict(source="de", target="en", updates=9, warmup=2, subsets="1-9,10-12", longest=200)
 TEXT |= dict(range=60)
 WAVS = dict(rate=8000, token_type="word", n_fft=256, win_length=200, hop_length=80, n_mels=40)
