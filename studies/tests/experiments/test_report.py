@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from cape_studies import figure, report
+from cape_studies import figure, page
 from cape_studies.compare import Scores
 from cape_studies.config import Study
-from cape_studies.results import NO_ITEMS, Result
-from cape_studies.scores import TIDY
+from cape_studies.results import of_study
+from cape_studies.tidy import NO_ITEMS, TIDY, Result
 
 SIZES = ("24", "32", "64")
 STUDY = {
@@ -57,18 +57,18 @@ def of_seeds(seeds=(0, 1, 2), more=()) -> Result:
     each += [("cape", seed) for seed in more]
     scores, items = zip(*(rows_of(*one) for one in each), strict=True)
     whole = pd.concat(items) if len(seeds) > 2 else NO_ITEMS
-    return Result(Study.model_validate(STUDY), pd.concat(scores), whole)
+    return of_study(Study.model_validate(STUDY), pd.concat(scores), whole)
 
 
 def changed(small: Result, **changes) -> Result:
     """The same scores of a study with other keys."""
-    return replace(small, study=Study.model_validate({**STUDY, **changes}))
+    return of_study(Study.model_validate({**STUDY, **changes}), small.scores, small.items)
 
 
 @pytest.fixture(autouse=True)
 def figures(monkeypatch, request):
     """They take most of a report's time: what is drawn is kept, and no picture made of it."""
-    if "page" in request.fixturenames:  # which has them
+    if "html" in request.fixturenames:  # which has them
         return None
     made = []
 
@@ -87,8 +87,8 @@ def small() -> Result:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory) -> str:
-    return report.write([report.section(of_seeds())], tmp_path_factory.mktemp("page")).read_text()
+def html(tmp_path_factory) -> str:
+    return page.write([page.section(of_seeds())], tmp_path_factory.mktemp("page")).read_text()
 
 
 def scores_of(result: Result) -> Scores:
@@ -97,7 +97,7 @@ def scores_of(result: Result) -> Scores:
 
 def reported(result: Result) -> str:
     """The tables of a report."""
-    return report.markdown(report.section(result))
+    return page.markdown(page.section(result))
 
 
 def row(text: str, variant: str, table: int = 0) -> list[str]:
@@ -257,22 +257,22 @@ def test_chance_is_a_row_of_the_scores_and_an_answer_has_no_table_of_single_pair
 def test_an_answer_is_for_other_items_too_where_they_are_stored(small):
     """The same images in all conditions are the same items."""
     one = changed(small, answer={**ANSWER["answer"], "same_items": True})
-    answer = report.section(one)["answer"]["ranges"]
+    answer = page.section(one)["answer"]["ranges"]
     assert {of["items"] for of in answer.values()} == {200}
-    without = report.section(replace(one, items=NO_ITEMS))["answer"]["ranges"]
+    without = page.section(replace(one, items=NO_ITEMS))["answer"]["ranges"]
     assert {of["items"] for of in without.values()} == {None}
     for words, of in answer.items():
         for name, apart in of["differences"].items():
             alone = without[words]["differences"][name]
             assert apart["value"] == pytest.approx(alone["value"])
             assert apart["low"] != alone["low"]
-    other = report.section(changed(small, **ANSWER))["answer"]["ranges"]
+    other = page.section(changed(small, **ANSWER))["answer"]["ranges"]
     assert {of["items"] for of in other.values()} == {200, 400}
 
 
 def test_the_answer_is_written_with_what_must_be_known_of_the_runs(small, tmp_path):
     unfinished = replace(changed(small, **ANSWER), notes=["Not finished: one."])
-    report.write([report.section(unfinished)], tmp_path)
+    page.write([page.section(unfinished)], tmp_path)
     answer = json.loads((tmp_path / "answer.json").read_text())
     assert answer["notes"] == ["Not finished: one."]
     assert answer["ranges"]["at 32"]["trainings"] == {"cape": 3, "sinpos": 3, "nopos": 3}
@@ -327,11 +327,11 @@ def test_no_two_of_forty_variants_are_drawn_alike():
 
 
 def test_a_report_replaces_an_earlier_one_with_all_its_files(small, tmp_path):
-    report.write([report.section(small)], tmp_path)
+    page.write([page.section(small)], tmp_path)
     (tmp_path / "answer.json").write_text("{}")  # of another study
     (tmp_path / "figure-other.png").write_text("")
     (tmp_path / "mine.txt").write_text("")
-    report.write([report.section(small)], tmp_path)
+    page.write([page.section(small)], tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {
         *("scores.csv", "scores-items.csv.xz", "table.md", "index.html", "figure.png", "mine.txt"),
     }
@@ -352,16 +352,16 @@ def test_a_report_replaces_an_earlier_one_with_all_its_files(small, tmp_path):
 def test_scores_that_do_not_fit_are_refused(small, tmp_path, changes, message):
     spoilt = replace(small, **{name: how(small) for name, how in changes.items()})
     with pytest.raises(ValueError, match=message):
-        report.section(spoilt)
+        page.section(spoilt)
     assert not (tmp_path / "report").exists()
 
 
 # --- the page
 
 
-def test_the_page_stands_alone_and_has_it_all(page):
-    assert "http" not in page.replace('http-equiv="Content-Security-Policy"', "")
-    sources = [part.split('"')[1] for part in page.split(" src")[1:]]
+def test_the_page_stands_alone_and_has_it_all(html):
+    assert "http" not in html.replace('http-equiv="Content-Security-Policy"', "")
+    sources = [part.split('"')[1] for part in html.split(" src")[1:]]
     assert len(sources) == 1
     assert all(one.startswith("data:image/png;base64,iVBOR") for one in sources)
     for part in (
@@ -370,5 +370,5 @@ def test_the_page_stands_alone_and_has_it_all(page):
         "sizes, top1 ↑, difference from sinpos",
         "epochs: 2",
     ):
-        assert part in page, part
-    assert page.count("<td><strong>") == 3 + 2  # the column 32 of scores and of differences
+        assert part in html, part
+    assert html.count("<td><strong>") == 3 + 2  # the column 32 of scores and of differences

@@ -5,7 +5,7 @@ import yaml
 from hydra import version
 
 from cape_studies import config, yamls
-from cape_studies.run import StudyOptions
+from cape_studies.asked import StudyOptions
 
 STUDY = {
     "title": "small",
