@@ -12,6 +12,7 @@ limit, such as 100 %, are not compared.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -92,12 +93,14 @@ def sample(variant: str, scores: Sequence[tuple[Scores, str]], same: bool) -> Sa
         return Sample(trainings, away=away)
     parts, names = [], set()
     for i, ((one, condition), of) in enumerate(zip(scores, without, strict=True)):
-        names |= {(0 if same else i, item) for item in one.items(variant, condition)}
+        names |= {(0 if same else i, *item) for item in one.items(variant, condition)}
         keys = [(0 if same or unit.startswith(OF_GROUP) else i, unit) for unit in of.index]
         parts.append(influence(of).set_axis(pd.Index(keys, tupleize_cols=False)))
     influences = pd.concat(parts).groupby(level=0).sum() / len(parts)
-    grouped = any(unit.startswith(OF_GROUP) for _, unit in influences.index)
-    return Sample(trainings, influences, len(names), grouped, away)
+    sizes = Counter(unit for _, unit, _ in names)
+    grouped = any(unit.startswith(OF_GROUP) for unit in sizes)
+    of_units = [sizes[unit] for _, unit in influences.index] if grouped else []
+    return Sample(trainings, influences, len(names), of_units, away)
 
 
 def of_range(
@@ -179,7 +182,7 @@ def of_range(
         "trainings": {name: len(one.trainings) for name, one in each.items()},
         "lacking": [*lacking],
         "items": min((of.items for of in each.values() if of.items), default=None),
-        "groups": min((of.groups for of in each.values() if of.groups), default=None),
+        "groups": min((len(of.sizes) for of in each.values() if len(of.sizes)), default=None),
     }
 
 
@@ -197,7 +200,7 @@ def of_result(result: Result, every: Sequence[Scores]) -> dict[str, Any] | None:
         "data": about.found,
         "notes": result.notes,
         "metric": every[0].metric,
-        "digits": 1 if every[0].percent else 3,
+        "digits": 1 if every[0].percent or every[0].most >= 10 else 3,
         "chance": about.chance,
         "chance_is": result.chance,
         "floor": about.floor,

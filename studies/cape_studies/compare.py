@@ -20,6 +20,7 @@ class Scores:
         result, evaluation, metric: whose scores these are.
         higher: whether higher is better.
         percent: whether it is of 100.
+        most: the greatest score, in absolute value.
         chance: the score of who learns nothing; None: not known of this metric.
         variants: those that have been tested, in the study's order.
         trainings: variant → how many.
@@ -59,6 +60,7 @@ class Scores:
         self._items = dict(list(items.groupby(["variant", "condition", "seed"], sort=False)))
         self.without = cache(self._without_each)
         self.percent = rows["how"].isin(["percent", "bleu", "bleu_unsmoothed"]).all()
+        self.most = float(rows["value"].abs().max())
         answer = result.answer if metric == result.report.metric else None
         self.chance = answer.chance if answer else None
         self.found = {key: self._score(key) for key in self.values}
@@ -109,12 +111,13 @@ class Scores:
         ]
         return float(np.mean(found)) if found else math.nan
 
-    def items(self, variant: str, condition: str) -> pd.Index:
-        """The names of its test items; empty where :attr:`without` is."""
+    def items(self, variant: str, condition: str) -> set[tuple[str, str]]:
+        """Its test items, each after the unit of :attr:`without` that it is in; none where that is
+        empty."""
         if not len(self.without(variant, condition)):
-            return pd.Index([])
-        seed = self.values[variant, condition].index[0]
-        return pd.Index(self._items[variant, condition, seed]["item"].unique())
+            return set()
+        of = self._items[variant, condition, self.values[variant, condition].index[0]]
+        return {*zip(of["unit"], of["item"], strict=True)}
 
     def _without_each(self, variant: str, condition: str) -> pd.Series:
         each: list[pd.Series] = []

@@ -11,20 +11,21 @@ ways, with Satterthwaite's degrees of freedom. The third term of that sum, which
 what both share, is left out; so the interval is wider than needed, and never narrower. A bootstrap
 of trainings and items estimates the same sum, but of three trainings it has too little of it.
 Items that belong together, as those of one speaker, are left out together: the jackknife is then of
-groups.
+groups, with as many degrees of freedom as groups of one size would have, and no more.
 
 What is said of a pair depends on these two variants alone: see :class:`Pair`. Another variant only
 counts among the pairs, and that once it has ``TRAININGS`` trainings.
 
-B. L. Welch, Biometrika 34 (1947) 28; Z. Šidák, J. Am. Stat. Assoc. 62 (1967) 626; A. C. Tamhane,
-J. Am. Stat. Assoc. 74 (1979) 471; J. W. Tukey, Ann. Math. Stat. 29 (1958) 614; A. C. Cameron,
-J. B. Gelbach and D. L. Miller, J. Bus. Econ. Stat. 29 (2011) 238; F. E. Satterthwaite, Biometrics
-Bull. 2 (1946) 110; A. B. Owen, Ann. Appl. Stat. 1 (2007) 386 for the bootstrap. How often they are
-wrong is simulated in ``benchmarks/intervals.py``.
+L. Kish, Survey Sampling (1965), for groups of unequal size; B. L. Welch, Biometrika 34 (1947) 28;
+Z. Šidák, J. Am. Stat. Assoc. 62 (1967) 626; A. C. Tamhane, J. Am. Stat. Assoc. 74 (1979) 471; J. W.
+Tukey, Ann. Math. Stat. 29 (1958) 614; A. C. Cameron, J. B. Gelbach and D. L. Miller, J. Bus. Econ.
+Stat. 29 (2011) 238; F. E. Satterthwaite, Biometrics Bull. 2 (1946) 110; A. B. Owen, Ann. Appl.
+Stat. 1 (2007) 386 for the bootstrap. How often they are wrong is simulated in
+``benchmarks/intervals.py``.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import permutations
@@ -73,24 +74,26 @@ class Estimate(NamedTuple):
 
 
 def estimate(
-    one: Any, other: Any = None, pairs: int = 1, error: Any = None, items: int = 0
+    one: Any, other: Any = None, pairs: int = 1, error: Any = None, units: float = 0
 ) -> Estimate:
     """The mean of a variant's scores; or that less another variant's, by Welch's t.
 
     Args:
         one, other: (trainings, ...) scores. Further axes are further studies, as in a simulation.
         pairs: how many pairs are compared together.
-        error: the standard error by the choice of so many ``items``, or groups of them. The
-            interval is then for other items too; without it, for the same.
+        error: the standard error by the choice of so many ``units``: test items, or groups of
+            them. The interval is then for other items too; without it, for the same.
     """
     groups = [np.asarray(of, float) for of in (one, other) if of is not None]
     means = [of.mean(axis=0) for of in groups]
     value: Any = means[0] - means[1] if len(means) == 2 else means[0]
     if min(map(len, groups)) < TRAININGS:
         return Estimate(value)
-    parts = [(of.var(axis=0, ddof=1) / len(of), len(of) - 1) for of in groups]
-    parts += [] if error is None else [(np.square(error), items - 1)]
+    parts: Any = [(of.var(axis=0, ddof=1) / len(of), len(of) - 1) for of in groups]
+    parts += [] if error is None else [(np.square(error), units - 1)]
     variance, free = _summed(parts)
+    if error is not None:  # of few groups Satterthwaite's own error is large
+        free = np.minimum(free, units - 1)
     reach = stats.t.isf((1 - LEVEL ** (1 / pairs)) / 2, free) * np.sqrt(variance)
     return Estimate(value, value - reach, value + reach)
 
@@ -111,14 +114,15 @@ class Sample:
         influences: (units,) :func:`influence` of each test item, or group of items; empty where
             items are not stored.
         items: how many test items there are; 0: not known.
-        grouped: whether items belong together; then ``influences`` are of groups.
+        sizes: (units,) how many test items are in each group, if ``influences`` are of groups;
+            empty: items do not belong together.
         away: how many items are away from the limits of the score; NaN: not known.
     """
 
     trainings: Any
     influences: pd.Series = field(default_factory=lambda: pd.Series(dtype=float))
     items: int = 0
-    grouped: bool = False
+    sizes: Sequence[int] = ()
     away: float = math.nan
 
     @cached_property
@@ -128,21 +132,22 @@ class Sample:
         return len(each) >= TRAININGS and not np.isnan(each).any()
 
     @property
-    def groups(self) -> int:
-        """The number of groups; 0 where items do not belong together."""
-        return len(self.influences) if self.grouped else 0
+    def units(self) -> float:
+        """How many test items there are; of groups, how many of one size count as much (Kish)."""
+        sizes = np.asarray(self.sizes, float)
+        return sizes.sum() ** 2 / (sizes**2).sum() if len(sizes) else len(self.influences)
 
     @property
     def of_others(self) -> bool:
         """Whether something can be said of other test items."""
-        return len(self.influences) >= (GROUPS if self.grouped else 2)
+        return len(self.influences) >= (GROUPS if len(self.sizes) else 2)
 
     def estimate(self) -> Estimate:
         """The mean, for other items too where that can be said."""
         if not self.of_others:
             return estimate(self.trainings)
         error = item_error(self.influences)
-        return estimate(self.trainings, error=error, items=len(self.influences))
+        return estimate(self.trainings, error=error, units=self.units)
 
 
 class Pair(NamedTuple):
@@ -192,7 +197,7 @@ def all_pairs(each: Mapping[str, Sample]) -> dict[tuple[str, str], Pair]:
         if a.of_others and b.of_others and a.influences.index.equals(b.influences.index):
             error = item_error(a.influences - b.influences)
             if not math.isnan(error):
-                units = len(a.influences)
+                units = min(a.units, b.units)
                 others = estimate(a.trainings, b.trainings, level, error, units)
         here = estimate(a.trainings, b.trainings, level)
         known = [of.items for of in (a, b) if of.items]
@@ -257,8 +262,9 @@ def smallest_difference(
         return math.inf
     item, spread = TYPICAL[metric]
     one = spread**2 / trainings
-    parts = [(one, trainings - 1)] * 2 + [(item**2 / items, (groups or items) - 1)]
-    variance, free = _summed(parts)
+    units = groups or items
+    variance, free = _summed([(one, trainings - 1)] * 2 + [(item**2 / items, units - 1)])
+    free = min(free, units - 1)
     level = LEVEL ** (1 / math.comb(variants, 2))
     reach = stats.t.isf((1 - level) / 2, free) + stats.t.ppf(POWER, free)
     return float(reach * math.sqrt(variance))

@@ -37,7 +37,8 @@ class Table(NamedTuple):
 def tables(scores: Scores) -> list[Table]:
     """Scores; and differences from the baseline, if there is one."""
     arrow = f"{'↑ higher' if scores.higher else '↓ lower'} is better."
-    title = f"{', '.join(dict.fromkeys([scores.evaluation, scores.metric]))} {arrow[0]}"
+    names = dict.fromkeys(filter(None, [scores.evaluation, scores.metric]))
+    title = f"{', '.join(names)} {arrow[0]}"
     arrow += " In bold: conditions seen in training." if scores.seen else ""
     found = [_grid(scores, scores.found, title, arrow)]
     if scores.differences:
@@ -59,8 +60,7 @@ def _grid(
     Args:
         found: scores, or differences from the variant ``base``.
     """
-    most = max(float(one.abs().max()) for one in scores.values.values())
-    digits = 2 if most >= 10 else 3
+    digits = 2 if scores.most >= 10 else 3
     rows, few = [], False
     for variant in scores.variants:
         mine = {c: one for (v, c), one in found.items() if v == variant}

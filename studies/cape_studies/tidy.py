@@ -62,11 +62,12 @@ class Result:
     next: dict[str, list[str]] = field(default_factory=dict)
 
 
-def read(path: Path, columns: Sequence[str] = ()) -> pd.DataFrame:
+def read(path: Path, columns: Sequence[str] = (), strict: bool = False) -> pd.DataFrame:
     """A CSV, compressed or not. A value that is empty or not finite becomes NaN.
 
     Raises:
-        ValueError: it cannot be read, or lacks one of the columns; names the file.
+        ValueError: it cannot be read, or lacks one of the columns; or, if ``strict``, a value is
+            text. Names the file.
     """
     words = "model", "checkpoint", "variant", "condition", "metric", "how", "item", "group"
     types: dict[Any, Any] = dict.fromkeys(words, str)
@@ -78,5 +79,9 @@ def read(path: Path, columns: Sequence[str] = ()) -> pd.DataFrame:
     known(f"columns of {path}", columns, rows)
     for name in rows.columns.intersection(["value", "weight", *STATS]):
         numbers = pd.to_numeric(rows[name], errors="coerce")
+        text = numbers.isna() & rows[name].notna() & (rows[name].astype(str).str.lower() != "nan")
+        if strict and text.any():
+            at = f"{path}: row {text.argmax() + 2}"
+            raise ValueError(f"{at}: {name} is {rows[name][text].iat[0]!r}, which is no number")
         rows[name] = numbers.replace([np.inf, -np.inf], np.nan)
     return rows

@@ -76,14 +76,14 @@ def test_scores_that_are_all_equal_are_no_certainty():
 THIRD = [1.0, 2.0, 4.0]
 
 
-def pairs_of(items=0, units=40, grouped=False, **each):
+def pairs_of(items=0, units=40, sizes=(), **each):
     """All pairs of variants with influences, of so many items each; and the influences."""
     random = np.random.default_rng(0)
     numbers = items if isinstance(items, dict) else dict.fromkeys(each, items)
     drawn = {name: pd.Series(random.normal(size=units)) for name in each}
     none = pd.Series(dtype=float)
     samples = {
-        name: Sample(of, drawn[name] if numbers[name] else none, numbers[name], grouped)
+        name: Sample(of, drawn[name] if numbers[name] else none, numbers[name], sizes)
         for name, of in each.items()
     }
     return all_pairs(samples), drawn
@@ -116,7 +116,7 @@ def test_an_interval_for_other_items_too_has_the_sum_of_both_variances():
     of = found["a", "b"].others
     error2 = ((drawn["a"] - drawn["b"]) ** 2).sum()
     parts = np.array([stats.sem(ONE) ** 2, stats.sem(OTHER) ** 2, error2])
-    free = parts.sum() ** 2 / (parts**2 / [2, 3, 39]).sum()
+    free = min(39, parts.sum() ** 2 / (parts**2 / [2, 3, 39]).sum())
     assert of.high - of.value == pytest.approx(stats.t.ppf(0.975, free) * parts.sum() ** 0.5)
 
 
@@ -135,13 +135,21 @@ def test_items_of_other_names_are_not_the_same_items():
     assert all_pairs({"a": one, "b": one})["a", "b"].others is not None
 
 
-def test_nothing_is_said_of_others_beyond_four_groups_and_beyond_five_the_groups_are_the_units():
-    four, _ = pairs_of(40, units=4, grouped=True, a=ONE, b=OTHER)
-    assert four["a", "b"].others is None
-    assert four["a", "b"].claimed
-    five, drawn = pairs_of(40, units=5, grouped=True, a=ONE, b=OTHER)
+def test_nothing_is_said_of_others_beyond_four_groups():
+    found, _ = pairs_of(40, units=4, sizes=[10] * 4, a=ONE, b=OTHER)
+    assert found["a", "b"].others is None
+    assert found["a", "b"].claimed
+
+
+@pytest.mark.parametrize(("sizes", "free"), [([8] * 5, 4), ([20, 5, 5, 5, 5], 2.2)])
+def test_of_groups_there_are_as_many_degrees_of_freedom_as_of_groups_of_one_size(sizes, free):
+    """40² / (20² + 4 · 5²) = 3.2 groups; of trainings alone there would be 4.6."""
+    found, drawn = pairs_of(40, units=5, sizes=sizes, a=ONE, b=OTHER)
     error = item_error(drawn["a"] - drawn["b"])
-    assert five["a", "b"].others == estimate(ONE, OTHER, error=error, items=5)
+    parts = np.array([stats.sem(ONE) ** 2, stats.sem(OTHER) ** 2, error**2])
+    assert parts.sum() ** 2 / (parts**2 / [2, 3, free]).sum() > free
+    of = found["a", "b"].others
+    assert of.high - of.value == pytest.approx(stats.t.ppf(0.975, free) * parts.sum() ** 0.5)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +181,7 @@ def test_the_smallest_difference_is_what_80_of_100_studies_find():
         a, b = random.normal(0, spread, (2, 3))
         items = random.normal(apart, item, 200)
         error = stats.sem(items)
-        found += estimate(a + items.mean(), b, error=error, items=200).differs()
+        found += estimate(a + items.mean(), b, error=error, units=200).differs()
     assert 0.77 < found / 1000 < 0.86
 
 
@@ -294,7 +302,7 @@ def test_differences_of_five_spreads_are_found_by_three_trainings_of_two_and_by_
 
 @pytest.mark.release
 def test_the_table_in_docs_is_of_this_simulation(simulated):
-    stored = pd.read_csv(intervals.RESULTS).set_index(["compared", "trainings"])
+    stored = pd.read_csv(intervals.RESULTS / "intervals.csv").set_index(["compared", "trainings"])
     assert stored.index.equals(simulated.index)
     assert stored["wrong"].to_numpy() == pytest.approx(simulated["wrong"].to_numpy(), abs=0.02)
 
@@ -319,7 +327,7 @@ def test_answers_that_are_simulated_are_those_that_are_given():
 
 
 def test_an_answer_says_worse_wrongly_in_5_of_100_studies_at_the_most():
-    found = pd.read_csv(intervals.ANSWERS)
+    found = pd.read_csv(intervals.RESULTS / "answers.csv")
     assert {3, 5} == {*found["trainings"]}
     noise = 2 * (0.05 * 0.95 / 2000) ** 0.5
     assert found["wrong"].max() <= 0.05 + noise
@@ -328,9 +336,33 @@ def test_an_answer_says_worse_wrongly_in_5_of_100_studies_at_the_most():
     assert (found[found["items"] < 30]["wrong"] == 0).all()
 
 
+@pytest.mark.parametrize("name", ["groups", "unfinished"])
+def test_so_do_answers_of_groups_and_of_unfinished_studies(name):
+    found = pd.read_csv(intervals.RESULTS / f"{name}.csv")
+    noise = 2 * (0.05 * 0.95 / 2000) ** 0.5
+    assert found["wrong"].max() <= 0.05 + noise
+    assert found[{"groups": "by_items", "unfinished": "by_trainings"}[name]].max() > 0.2
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("name", ["groups", "unfinished"])
+def test_the_table_of_them_is_of_this_simulation(name):
+    stored = pd.read_csv(intervals.RESULTS / f"{name}.csv")
+    again = pd.DataFrame(intervals.MADE[name][0](200))
+    assert stored["wrong"].to_numpy() == pytest.approx(again["wrong"].to_numpy(), abs=0.08)
+
+
+def test_the_jackknife_of_groups_in_the_simulation_is_that_of_answers():
+    single = np.random.default_rng(0).normal(size=(1, 12))
+    sizes = [5, 4, 3]
+    parts = np.split(single[0], [5, 9])
+    without = pd.Series([np.concatenate(parts[:i] + parts[i + 1 :]).mean() for i in range(3)])
+    assert intervals.item_errors(single, sizes)[0] == pytest.approx(item_error(influence(without)))
+
+
 @pytest.mark.release
 def test_the_table_of_answers_is_of_this_simulation():
-    stored = pd.read_csv(intervals.ANSWERS)
+    stored = pd.read_csv(intervals.RESULTS / "answers.csv")
     again = pd.DataFrame(intervals.answer_rows(200))
     for column in ("agree", "by_trainings", "wrong", "found_5", "found_10"):
         assert stored[column].to_numpy() == pytest.approx(again[column].to_numpy(), abs=0.11)

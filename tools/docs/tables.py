@@ -290,6 +290,32 @@ def of_answers() -> str:
     return table([*heads, "found: 5 points, %", "found: 10 points, %"], rows)
 
 
+def of_groups() -> str:
+    """How often answers of items in groups say "worse" wrongly, by the same script."""
+    found = pd.read_csv(MEASURED / "groups.csv")
+    found = found[found["trainings"] == 5]
+    rows = [
+        [
+            *(f"{one[name]:g}" for name in ("variants", "groups", "largest", "alike")),
+            *(cell(100 * one[name], 1) for name in ("by_items", "wrong")),
+        ]
+        for _, one in found.iterrows()
+    ]
+    heads = ["variants", "groups", "items of the largest", "alike in a group"]
+    return table([*heads, "wrong if items counted, %", "wrong, %"], rows)
+
+
+def of_unfinished() -> str:
+    """How often answers of unfinished studies say "worse" wrongly, by the same script."""
+    found = pd.read_csv(MEASURED / "unfinished.csv")
+    shares = ("by_trainings", "wrong")
+    rows = [
+        [one["trainings"], *(cell(100 * one[name], 1) for name in shares)]
+        for _, one in found.iterrows()
+    ]
+    return table(["trainings of each variant", "by trainings alone, %", "wrong, %"], rows)
+
+
 def cell(value: float | None, decimals: int) -> str:
     """As text; nothing where nothing was measured."""
     return "" if value is None or pd.isna(value) else f"{value:.{decimals}f}"
@@ -414,6 +440,7 @@ def filled(text: str, items: bool = False) -> str:
     def anew(match: re.Match[str]) -> str:
         name = match[1]
         own = {"gpu": of_gpu, "intervals": of_intervals, "answers": of_answers, "answer": of_answer}
+        own |= {"groups": of_groups, "unfinished": of_unfinished}
         made = of_table(name) if name in TABLES else own[name]()
         return f"<!-- {name} -->\n{made}<!-- -->"
 

@@ -30,7 +30,7 @@ def answer(chance=20.0, higher=True, error=0.3, items=200, groups=0, away=None, 
         units = groups or numbers[name]
         influences = pd.Series(random.normal(0, error / max(1, units) ** 0.5, units), dtype=float)
         aside = (away or {}).get(name, math.nan)
-        samples[name] = Sample(pd.Series(of), influences, numbers[name], groups > 0, aside)
+        samples[name] = Sample(pd.Series(of), influences, numbers[name], [1] * groups, aside)
     return of_range(samples, higher, "nopos", chance)
 
 
