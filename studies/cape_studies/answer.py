@@ -235,11 +235,12 @@ def _in_words(answer: Mapping[str, Any], of: Mapping[str, Any]) -> Iterator[str]
         return ", ".join(f"{name} {means[name]:.{digits}f} ({one})" for name, one in apart.items())
 
     mean = f"{metric} {means[best]:.{digits}f}"
-    ahead = [*means].index(best) > 0 and not of["same_mean"]
+    first = next(iter(means))  # of too few trainings, if it is another
+    ahead = first != best and not math.isclose(means[first], means[best])
     those = f" of those with {TRAININGS} trainings or more" if ahead else ""
     if of["same_mean"]:
         same = ", ".join([best, *of["same_mean"]])
-        yield f"The best mean, {mean}, is that of several: {same}."
+        yield f"The best mean{those}, {mean}, is that of several: {same}."
     else:
         yield f"{best} has the best mean{those}, {mean}."
     if of["groups"] and of["groups"] < GROUPS:

@@ -32,9 +32,6 @@ class Scores:
             Empty where items are not stored for all trainings, or not the same.
         found: (variant, condition) → score.
         differences: (variant, condition) → the variant's score less the baseline's.
-
-    Raises:
-        ValueError: a score is not what its items make.
     """
 
     def __init__(self, result: Result, evaluation: str, metric: str) -> None:
@@ -128,6 +125,7 @@ class Scores:
             how = of["how"].iat[0]
             of = of.set_index("unit")[PARTS[how]].sort_index()
             total = of.to_numpy(float).sum(axis=0)
+            of = of if of.index.is_unique else of.groupby(level=0).sum()
             of = of if of.index.is_unique else of.groupby(level=0).sum()
             if not math.isclose(score := made(how, total), value, rel_tol=1e-3, abs_tol=1e-3):
                 about = f"{self.result.name}: {variant} {seed} {self.evaluation} {condition}"

@@ -11,7 +11,7 @@ from cape_studies import command, page
 from cape_studies.command import CommandOptions, Typed
 from cape_studies.items import PARTS
 from cape_studies.settings import Answer, Report, known
-from cape_studies.tidy import NO_ITEMS, SCORE, TIDY, Result, read
+from cape_studies.tidy import NO_ITEMS, SCORE, TIDY, Result, check, read
 
 REQUIRED = ["variant", "seed", "condition", "metric", "value"]
 #: how the laboratory may have made the score of items, tried in this order
@@ -90,6 +90,7 @@ def result(options: CompareOptions) -> Result:
     ranges = "trained_on" in rows
     rows["trained_on"] = _truth(path, rows, "trained_on") if ranges else False
     items = _items(options.items, rows) if options.items else NO_ITEMS
+    check(rows, items)
     how = items.groupby(["evaluation", "metric"])["how"].first() if len(items) else {}
     keys = zip(rows["evaluation"], rows["metric"], strict=True)
     rows["how"] = [how.get(key, "number") for key in keys]

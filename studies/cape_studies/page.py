@@ -20,7 +20,7 @@ def show(results: Sequence[Result], out: Path) -> None:
     """Write a report, and print its answers, its notes, how to go on, and where the page is.
 
     Raises:
-        ValueError, OSError: see :func:`section` and :func:`write`.
+        OSError: a file cannot be written.
     """
     sections = [section(one) for one in results]
     page = write(sections, out)
@@ -72,11 +72,7 @@ def write(sections: Sequence[Mapping[str, Any]], out: Path) -> Path:
 
 
 def section(result: Result) -> dict[str, Any]:
-    """What the page shows of a study.
-
-    Raises:
-        ValueError: a score is not what its items make.
-    """
+    """What the page shows of a study."""
     every = compare.every(result)
     picture = io.BytesIO()
     answer = of_result(result, every)

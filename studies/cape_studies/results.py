@@ -15,7 +15,7 @@ from cape_studies.config import Study
 from cape_studies.plan import Plan, Prepared, Run
 from cape_studies.scores import tidy
 from cape_studies.stats import TRAININGS
-from cape_studies.tidy import NO_ITEMS, TIDY, Result, read
+from cape_studies.tidy import NO_ITEMS, TIDY, Result, check, read
 from cape_studies.yamls import merge, read_yaml
 
 
@@ -44,9 +44,11 @@ def of_plan(plan: Plan, command: Sequence[str]) -> Result:
     for run in filter(Run.done, runs):
         try:
             done[run] = read_yaml(run.folder / "config.yaml"), _scores(run), _items(run)
+            check(*done[run][1:])
         except ValueError as error:
+            done.pop(run, None)
             told = f"{run.label} is left out, as {error}"
-            spoilt.append(f"{told}. Remove the folder of that file, then: {again}")
+            spoilt.append(f"{told}. Remove the tests in {run.folder}, then: {again}")
     left = standing([run for run in runs if not run.done()])
     if not done:
         none = f"{plan.name} has no scores yet: {again} makes them. {left}"
@@ -121,20 +123,22 @@ def _next(run: Run, command: Sequence[str]) -> Iterator[str]:
     if losses:
         yield converged(losses)
     yield f"to make it: {run.typed()}"
-    study = run.plan.study
-    if study.answer and (keys := study.answer.size):
-        left = {"run", *keys}
-        words = [word for word in command if word.partition("=")[0] not in left]
-        sizes = [f"{key}={_value(study.options, key)}" for key in keys]
-        words += [f"run=[{run.variant}]", *sizes]
+    if run.plan.study.answer:
+        typed = {"run": f"[{run.variant}]", **sizes(run)}
+        left = {key.lstrip("+") for key in typed}
+        words = [one for one in command if one.partition("=")[0].lstrip("+") not in left]
+        words += [f"{key}={one}" for key, one in typed.items()]
         yield f"to train it at your size, with other numbers: {shlex.join(words)}"
 
 
-def _value(options: Mapping[str, Any], key: str) -> Any:
-    """The value of ``options.model-kwargs.depth``."""
-    found: Any = {"options": options}
-    for part in key.split("."):
-        found = found[part]
+def sizes(run: Run) -> dict[str, Any]:
+    """What the answer says of its models' sizes, as it is typed → the value here."""
+    about, found = run.plan.study.answer, {}
+    for key in about.size if about else ():
+        value: Any = {"options": merge(run.asked["recipe"], run.options)}
+        for part in key.lstrip("+").split("."):
+            value = value[part]
+        found[key] = value
     return found
 
 
@@ -202,5 +206,8 @@ def _scores(run: Run) -> pd.DataFrame:
 def _items(run: Run) -> pd.DataFrame:
     """The items of all evaluations, those that are stored."""
     files = {name: test.folder / "items.csv" for name, test in run.tests.items()}
-    found = [read(path).assign(evaluation=name) for name, path in files.items() if path.exists()]
+    needed = ["condition", "metric", "how", "item"]
+    found = [
+        read(path, needed).assign(evaluation=of) for of, path in files.items() if path.exists()
+    ]
     return pd.concat([NO_ITEMS, *found]).assign(variant=run.variant, seed=run.seed)

@@ -4,6 +4,7 @@ This and what is made of it (:mod:`.compare`, :mod:`.answer`, :mod:`.tables`, :m
 :mod:`.page`) knows nothing of how scores come about.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from cape_studies.items import STATS
+from cape_studies.items import PARTS, STATS, made
 from cape_studies.settings import Answer, Report, known
 
 TIDY = [
@@ -85,3 +86,19 @@ def read(path: Path, columns: Sequence[str] = (), strict: bool = False) -> pd.Da
             raise ValueError(f"{at}: {name} is {rows[name][text].iat[0]!r}, which is no number")
         rows[name] = numbers.replace([np.inf, -np.inf], np.nan)
     return rows
+
+
+def check(scores: pd.DataFrame, items: pd.DataFrame) -> None:
+    """Compare scores with what their items make.
+
+    Raises:
+        ValueError: they are not the same; names the first.
+    """
+    values = scores.set_index(SCORE)["value"].dropna()
+    for key, of in items.groupby(SCORE, sort=False):
+        how = of["how"].iat[0]
+        score = made(how, of[PARTS[how]].to_numpy(float).sum(axis=0))
+        value = values.get(key, score)
+        if not math.isclose(score, value, rel_tol=1e-3, abs_tol=1e-3):
+            about = " ".join(str(part) for part in key if part != "")
+            raise ValueError(f"{about} is {value:g}, its items make {score:g}")

@@ -39,7 +39,7 @@ from cape_studies.items import PARTS, made
 from cape_studies.page import markdown
 from cape_studies.results import of_study
 from cape_studies.stats import ITEMS
-from cape_studies.tidy import NO_ITEMS, Result, read
+from cape_studies.tidy import NO_ITEMS, Result, check, read
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "docs"
@@ -94,6 +94,7 @@ def stored(path: Path) -> list[Result]:
         for variant in scores["variant"].unique():  # one that the study has no more
             study.variants.setdefault(variant, config.Variant())
         mine = items[items["study"] == name]
+        check(scores, mine)
         notes = [] if len(mine) else [f"{note} are for other trainings on the same items."]
         found.append(of_study(study, scores, mine, notes))
     return found

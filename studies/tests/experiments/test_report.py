@@ -14,7 +14,7 @@ from cape_studies import figure, page
 from cape_studies.compare import Scores
 from cape_studies.config import Study
 from cape_studies.results import of_study
-from cape_studies.tidy import NO_ITEMS, TIDY, Result
+from cape_studies.tidy import NO_ITEMS, TIDY, Result, check
 
 SIZES = ("24", "32", "64")
 STUDY = {
@@ -343,17 +343,13 @@ def test_a_report_replaces_an_earlier_one_with_all_its_files(small, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"items": lambda of: of.items.assign(weight=math.nan)}, "its items make nan"),
-        ({"items": lambda of: of.items[2:]}, "its items make"),
-    ],
+    "change",
+    [lambda of: of.assign(weight=math.nan), lambda of: of[2:], lambda of: of.assign(how="mean")],
 )
-def test_scores_that_do_not_fit_are_refused(small, tmp_path, changes, message):
-    spoilt = replace(small, **{name: how(small) for name, how in changes.items()})
-    with pytest.raises(ValueError, match=message):
-        page.section(spoilt)
-    assert not (tmp_path / "report").exists()
+def test_scores_that_their_items_do_not_make_are_refused(small, change):
+    check(small.scores, small.items)
+    with pytest.raises(ValueError, match=r"cape 0 sizes 24 top1 is .*, its items make"):
+        check(small.scores, change(small.items))
 
 
 # --- the page
