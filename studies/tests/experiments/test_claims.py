@@ -123,6 +123,28 @@ def test_a_damaged_file_costs_its_own_row_and_its_run_is_named(folder, capsys, n
     assert f"Remove the tests in {file.parents[1]}" in said
 
 
+def test_a_training_that_went_on_from_a_checkpoint_is_named(folder):
+    (config,) = (folder / "out" / "runs").glob("rope-seed1-*/config.yaml")
+    before = config.read_text()
+    content = yaml.safe_load(before)
+    config.write_text(yaml.safe_dump({**content, "trained": 2 * content["trained"]}))
+    try:
+        answer = answered(folder)
+    finally:
+        config.write_text(before)
+    told = "Was interrupted and went on from a checkpoint: toy rope seed 1."
+    assert told in answer["notes"]
+    assert told not in answered(folder)["notes"]
+
+
+def test_of_a_set_of_studies_those_that_have_no_scores_yet_are_named(folder, capsys):
+    later = {**STUDY, "options": {"model": "{variant}", "img-size": 16}}
+    (folder / "later.yaml").write_text(yaml.safe_dump(later))
+    (folder / "both.yaml").write_text(yaml.safe_dump({"studies": ["toy", "later"]}))
+    report.main([str(folder / "both.yaml"), "--out", str(folder / "out")])
+    assert "later has no scores yet" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "name", ["my_images", "my_backbone", "my_sentences", "my_text", "my_recordings"]
 )

@@ -11,9 +11,11 @@ import pytest
 from scipy import stats
 
 from cape_studies import figure, page
+from cape_studies.answer import sample
 from cape_studies.compare import Scores
 from cape_studies.config import Study
 from cape_studies.results import of_study
+from cape_studies.stats import item_error
 from cape_studies.tidy import NO_ITEMS, TIDY, Result, check
 
 SIZES = ("24", "32", "64")
@@ -130,6 +132,17 @@ def test_trainings_are_pairs_of_a_seed_only_if_they_go_on_from_the_same_weights(
     students = stats.ttest_rel(cape, sinpos)
     assert (pairs.low, pairs.high) == pytest.approx(tuple(students.confidence_interval()))
     assert "Student's t of pairs of a seed" in reported(tuned)
+
+
+def test_pairs_of_a_seed_are_those_seeds_that_both_variants_have(small):
+    many = of_seeds(more=(3, 4))
+    variants = {"nopos": {}, "sinpos": {}, "cape": {"after": "sinpos"}}
+    scores = scores_of(changed(many, variants=variants))
+    cape, sinpos = scores.values["cape", "64"], scores.values["sinpos", "64"]
+    assert (len(cape), len(sinpos)) == (5, 3)
+    pairs = stats.ttest_rel(cape.loc[[0, 1, 2]], sinpos)
+    found = scores.differences["cape", "64"]
+    assert (found.low, found.high) == pytest.approx(tuple(pairs.confidence_interval()))
 
 
 def test_two_tests_of_the_same_trainings_are_compared_training_by_training(small):
@@ -268,6 +281,67 @@ def test_an_answer_is_for_other_items_too_where_they_are_stored(small):
             assert apart["low"] != alone["low"]
     other = page.section(changed(small, **ANSWER))["answer"]["ranges"]
     assert {of["items"] for of in other.values()} == {200, 400}
+
+
+def right_of(small, condition, variant="cape"):
+    """Each item of a condition, averaged over trainings: 100 or 0, and so on."""
+    mine = small.items[small.items["variant"] == variant].query("condition == @condition")
+    return 100 * mine.groupby("item")["value"].mean()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_the_error_of_a_mean_of_two_conditions_is_of_the_same_items_or_of_others(small, same):
+    scores = scores_of(small)
+    found = sample("cape", [(scores, "24"), (scores, "64")], same)
+    one, other = right_of(small, "24"), right_of(small, "64")
+    apart = math.hypot(stats.sem(one), stats.sem(other)) / 2
+    error = stats.sem((one + other) / 2) if same else apart
+    assert item_error(found.influences) == pytest.approx(error)
+    assert found.items == len(found.influences) == (200 if same else 400)
+    assert found.trainings.tolist() == pytest.approx(
+        ((scores.values["cape", "24"] + scores.values["cape", "64"]) / 2).tolist()
+    )
+
+
+def test_items_away_from_the_limits_are_those_of_all_conditions(small):
+    scores = scores_of(small)
+    found = sample("cape", [(scores, "24"), (scores, "64")], same=True)
+    hits = [small.scores.query(f"variant == 'cape' and condition == '{c}'") for c in ("24", "64")]
+    wrong = [2 * (100 - of["value"].mean()) for of in hits]  # of 200 images; fewer than are right
+    assert found.away == pytest.approx(sum(min(one, 200 - one) for one in wrong))
+
+
+def test_a_group_is_one_unit_in_all_conditions(small):
+    """Ten speakers, each with 20 items in each of two conditions, whose names are others."""
+    items = small.items[small.items["item"].str.len() < 9]
+    speaker = items["item"].str[:-4].astype(int) % 10
+    items = items.assign(
+        group="speaker " + speaker.astype(str), item=items["item"] + items["condition"]
+    )
+    scores = scores_of(replace(small, items=items))
+    found = sample("cape", [(scores, "24"), (scores, "64")], same=False)
+    assert [*found.sizes] == [40] * 10
+    assert (found.items, found.units) == (400, 10)
+    of_speaker = [
+        right_of(small, c).groupby(lambda item: int(item[:-4]) % 10).mean() for c in ("24", "64")
+    ]
+    error = stats.sem((of_speaker[0] + of_speaker[1]) / 2)
+    assert item_error(found.influences) == pytest.approx(error)
+
+
+def test_items_of_an_empty_group_stand_alone(small):
+    items = small.items.assign(group=np.where(small.items["item"] < "1", "first", None))
+    scores = scores_of(replace(small, items=items))
+    first = small.items.query("variant == 'cape' and seed == 0 and condition == '24'")["item"] < "1"
+    assert len(scores.without("cape", "24")) == 200 - first.sum() + 1
+
+
+def test_items_that_differ_among_the_trainings_of_a_variant_are_of_no_use(small):
+    mine = small.items["item"].eq("7.png") & small.items["seed"].eq(1)
+    items = small.items.assign(item=small.items["item"].mask(mine, "x.png"))
+    scores = scores_of(replace(small, items=items))
+    assert scores.without("cape", "24").empty
+    assert sample("cape", [(scores, "24")], same=True).influences.empty
 
 
 def test_the_answer_is_written_with_what_must_be_known_of_the_runs(small, tmp_path):
