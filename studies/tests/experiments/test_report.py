@@ -334,6 +334,8 @@ def test_items_of_an_empty_group_stand_alone(small):
     scores = scores_of(replace(small, items=items))
     first = small.items.query("variant == 'cape' and seed == 0 and condition == '24'")["item"] < "1"
     assert len(scores.without("cape", "24")) == 200 - first.sum() + 1
+    sizes = sample("cape", [(scores, "24")], same=True).sizes
+    assert sorted(sizes) == [1] * (200 - first.sum()) + [first.sum()]
 
 
 def test_items_that_differ_among_the_trainings_of_a_variant_are_of_no_use(small):
