@@ -123,22 +123,21 @@ def _next(run: Run, command: Sequence[str]) -> Iterator[str]:
     if losses:
         yield converged(losses)
     yield f"to make it: {run.typed()}"
-    if run.plan.study.answer:
-        typed = {"run": f"[{run.variant}]", **sizes(run)}
-        left = {key.lstrip("+") for key in typed}
-        words = [one for one in command if one.partition("=")[0].lstrip("+") not in left]
-        words += [f"{key}={one}" for key, one in typed.items()]
-        yield f"to train it at your size, with other numbers: {shlex.join(words)}"
+    typed = {"run": f"[{run.variant}]", **sizes(run)}
+    left = {key.lstrip("+") for key in typed}
+    words = [one for one in command if one.partition("=")[0].lstrip("+") not in left]
+    words += [f"{key}={one}" for key, one in typed.items()]
+    yield f"to train it at your size, with other numbers: {shlex.join(words)}"
 
 
 def sizes(run: Run) -> dict[str, Any]:
-    """What the answer says of its models' sizes, as it is typed → the value here."""
-    about, found = run.plan.study.answer, {}
+    """The sizes of its models that the study names, as they are typed → their values here."""
+    about, found = run.plan.study.answer, dict[str, Any]()
     for key in about.size if about else ():
         value: Any = {"options": merge(run.asked["recipe"], run.options)}
         for part in key.lstrip("+").split("."):
-            value = value[part]
-        found[key] = value
+            value = value.get(part) if isinstance(value, Mapping) else None
+        found |= {} if value is None else {key: value}
     return found
 
 

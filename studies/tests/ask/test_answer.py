@@ -256,6 +256,8 @@ def test_what_is_near_a_limit_with_the_floor_is_not_compared_with_it():
     ("losses", "said"),
     [
         ([5.0, 4.0, 3.0, 2.0], "still falling"),
+        ([0.05, 0.04, 0.03, 0.02], "still falling"),
+        ([50.0, 30.0, 20.0, 19.5, 19.3, 19.2, 19.1, 19.0], "no longer falling"),
         ([5.0, 3.0, 2.0, 1.95, 1.92, 1.90, 1.90, 1.90], "no longer falling"),
         ([5.0, 2.0, 1.5, 2.5], "trained for too long"),
         ([5.0, 4.0], "losses: 5, 4"),

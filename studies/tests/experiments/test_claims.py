@@ -84,13 +84,14 @@ def test_one_training_of_a_third_variant_does_not_let_the_items_of_two_be_forgot
 
 def test_how_to_go_on_with_the_best_is_told(folder, capsys, monkeypatch):
     monkeypatch.setattr(Run, "validated", lambda self: [4.0, 3.0, 2.0, 1.0], raising=False)
-    answered(folder)
+    answered(folder, "run=[nopos,rope]", "options.img-size=8")
     said = capsys.readouterr().out
     (weights,) = (folder / "out" / "runs").glob("nopos-seed0-*/train/model.pth")
     assert f"its weights, of seed 0: {weights}\n" in said
     assert "validation losses: 3, 2, 1: still falling" in said
     assert "create_model('nopos', img_size=8)" in said
-    assert "'run=[nopos]' options.img-size=8" in said
+    assert f"{folder / 'out'} 'run=[nopos]' options.img-size=8\n" in said
+    assert said.count("options.img-size=8") == 1  # what was typed is not typed twice
     assert "its weights" in said.split("nopos:\n")[1]
     assert "rope:\n" not in said
 
@@ -159,3 +160,10 @@ def test_the_sizes_that_a_study_names_are_taken_when_they_are_typed(tmp_path, na
         for part in key.split(".")[1:]:
             changed = changed[part]
         assert changed == other
+
+
+def test_a_size_that_the_user_left_out_is_not_typed(tmp_path):
+    plan = Plan(find("my_images"), ["options.model-kwargs.depth=null"], out=tmp_path)
+    plan.prepare(lambda one: None)
+    found = [key.rpartition(".")[2] for key in sizes(plan.runs()[0])]
+    assert found == ["img-size", "embed_dim", "num_heads"]
