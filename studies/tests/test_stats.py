@@ -185,6 +185,15 @@ def test_the_smallest_difference_is_what_80_of_100_studies_find():
     assert 0.77 < found / 1000 < 0.86
 
 
+def test_of_five_groups_the_smallest_difference_has_four_degrees_of_freedom():
+    item, spread = TYPICAL["top1"]
+    parts = np.array([spread**2 / 5, spread**2 / 5, item**2 / 300])
+    assert parts.sum() ** 2 / (parts**2 / 4).sum() > 4  # Satterthwaite's
+    reach = stats.t.ppf(0.975, 4) + stats.t.ppf(0.8, 4)
+    found = smallest_difference("top1", 300, 5, 2, groups=5)
+    assert found == pytest.approx(reach * parts.sum() ** 0.5)
+
+
 def test_more_items_and_trainings_find_less_and_more_variants_or_fewer_groups_find_more():
     usual = smallest_difference("wer", 200, 5, 7)
     assert smallest_difference("wer", 800, 5, 7) < usual
