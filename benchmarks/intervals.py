@@ -1,6 +1,6 @@
 """How often the intervals of ``cape_studies.stats`` are wrong, and answers, simulated.
 
-    python benchmarks/intervals.py [--studies 100000] [--csv FILE] [--answers FILE]
+    python benchmarks/intervals.py [--studies 100000] [--out benchmarks/results]
 
 Trainings of a variant are normal, with a spread (standard deviation) that is the variant's own. A
 study is wrong if its interval misses the truth; where pairs are compared, if that of any pair does.
@@ -14,6 +14,11 @@ wrong; in another simulation one is worse, and this is found or not. ``by_traini
 of studies that say "worse" wrongly by intervals for the same items, ``bootstrap`` that by the
 two-way bootstrap (Owen's), of one pair, ``by_both`` that by the intervals of answers, and ``wrong``
 that of the answers themselves, which make no claim of few items and near a limit.
+
+In two more simulations of answers items belong together, as recordings of a speaker do: a variant
+may suit a speaker (``alike`` is the part of what is a variant's with an item that is the same for
+all of a speaker); and studies are not finished, so that variants have different numbers of
+trainings. ``by_items`` takes items of a group for independent.
 """
 
 import argparse
@@ -27,10 +32,10 @@ import pandas as pd
 from scipy import stats
 from scipy.interpolate import PchipInterpolator
 
-from cape_studies.stats import AWAY, ITEMS, LEVEL, Estimate, estimate
+from cape_studies.stats import AWAY, GROUPS, ITEMS, LEVEL, Estimate, estimate
+from cape_studies.stats import TRAININGS as LEAST
 
-RESULTS = Path(__file__).parent / "results" / "intervals.csv"
-ANSWERS = RESULTS.with_name("answers.csv")
+RESULTS = Path(__file__).parent / "results"
 #: what is compared → the spread of each variant
 SPREADS = {
     "a score": [1],
@@ -146,6 +151,8 @@ def answers(
     right: float,
     shared: str,
     less: float = 0,
+    groups: Sequence[int] = (),
+    alike: float = 0,
 ) -> np.ndarray:
     """(variants, trainings, studies, items) booleans: what each training gets right.
 
@@ -155,11 +162,18 @@ def answers(
         right: percent, in the long run.
         shared: of SHARED.
         less: percent that the last variant has less.
+        groups: how many items each group has.
+        alike: the part of what is a variant's with an item that is the same for its group.
     """
     variants, trainings, studies, items = sizes
     roots = np.sqrt(SHARED[shared])
     drawn = roots[2] * random.standard_normal(sizes, np.float32)
-    drawn += roots[1] * random.standard_normal((variants, 1, studies, items), np.float32)
+    own = random.standard_normal((variants, 1, studies, items), np.float32)
+    if groups:
+        of_group = random.standard_normal((variants, 1, studies, len(groups)), np.float32)
+        own *= (1 - alike) ** 0.5
+        own += alike**0.5 * np.repeat(of_group, groups, axis=3)
+    drawn += roots[1] * own
     drawn += roots[0] * random.standard_normal((studies, items), np.float32)
     drawn += LEVELS * random.standard_normal((variants, trainings, studies, 1), np.float32)
     wide = (1 + LEVELS**2) ** 0.5
@@ -168,23 +182,39 @@ def answers(
     return drawn > limits
 
 
-def told(of: np.ndarray) -> dict[str, np.ndarray]:
+def item_errors(single: np.ndarray, groups: Sequence[int] = ()) -> np.ndarray:
+    """(studies,) the jackknife's standard error of the mean over (studies, items), or groups."""
+    sizes = np.array(groups) if groups else np.ones(single.shape[1], int)
+    sums = np.add.reduceat(single, [0, *sizes.cumsum()[:-1]], axis=1)
+    left = (single.sum(axis=1, keepdims=True) - sums) / (sizes.sum() - sizes)
+    return left.std(axis=1) * (len(sizes) - 1) ** 0.5
+
+
+def told(of: Sequence[np.ndarray], groups: Sequence[int] = ()) -> dict[str, np.ndarray]:
     """(studies,) whether a variant is called worse than the best by each rule, and whether the
-    last one is."""
-    scores, items = 100 * of.mean(axis=3), of.shape[3]
-    means = scores.mean(axis=1)
-    best, pairs = means.argmax(axis=0), comb(len(of), 2)
-    single = of.mean(axis=1)  # of an item, over trainings
-    hits = of.sum(axis=3).mean(axis=1)
-    near = np.minimum(hits, items - hits) < AWAY
+    last one is.
+
+    Args:
+        of: for each variant (trainings, studies, items); those of few trainings are not compared.
+        groups: how many items each group has.
+    """
+    of = [one for one in of if len(one) >= LEAST]
+    studies, items = of[0].shape[1:]
+    scores = [100 * one.mean(axis=2) for one in of]
+    best, pairs = np.argmax([one.mean(axis=0) for one in scores], axis=0), comb(len(of), 2)
+    single = [one.mean(axis=0) for one in of]  # of an item, over trainings
+    hits = [one.sum(axis=2).mean(axis=0) for one in of]
+    near = np.minimum(hits, items - np.array(hits)) < AWAY
     rules = ("by_trainings", "by_both", "wrong", "last")
-    found = {rule: np.zeros(of.shape[2], bool) for rule in rules}
+    found = {rule: np.zeros(studies, bool) for rule in rules}
+    units = sum(groups) ** 2 / sum(one**2 for one in groups) if groups else items
     for one, other in combinations(range(len(of)), 2):
         ours = (best == one) | (best == other)
-        error = 100 * (single[one] - single[other]).std(axis=1, ddof=1) / items**0.5
+        error = 100 * item_errors(single[one] - single[other], groups)
         alone = differs(estimate(scores[one], scores[other], pairs)) & ours
-        both = differs(estimate(scores[one], scores[other], pairs, error, items)) & ours
-        said = both & ~(near[one] & near[other]) & (items >= ITEMS)
+        both = differs(estimate(scores[one], scores[other], pairs, error, units)) & ours
+        enough = items >= ITEMS and (not groups or len(groups) >= GROUPS)
+        said = both & ~(near[one] & near[other]) & enough
         found["by_trainings"] |= alone
         found["by_both"] |= both
         found["wrong"] |= said
@@ -236,14 +266,85 @@ def answer_rows(studies: int) -> list[dict[str, object]]:
     return found
 
 
+#: variants, right %, the items of each group, the part that is alike in a group
+GROUPED = [
+    *((7, 70, [300 // groups] * groups, 0.3) for groups in (1, 2, 3, 4, 5, 10, 30)),
+    (2, 70, [60] * 5, 0.3),
+    (7, 70, [60] * 5, 0.05),
+    (7, 70, [60] * 5, 0.9),
+    (7, 70, [150, 75, 40, 20, 15], 0.3),
+    (2, 70, [150, 75, 40, 20, 15], 0.3),
+    (7, 70, [100, 80, *[15] * 8], 0.3),
+    (7, 70, [180, *[10] * 12], 0.3),
+]
+
+
+def grouped_rows(studies: int) -> list[dict[str, object]]:
+    """One for each of GROUPED and number of trainings; shares of ``studies``."""
+    found = []
+    for variants, right, groups, alike in GROUPED:
+        for trainings in (3, 5):
+            random = np.random.default_rng(trainings)
+            sizes = variants, trainings, 200, sum(groups)
+            parts = []
+            for _ in range(studies // sizes[2]):
+                of = answers(random, sizes, right, "most", 0, groups, alike)
+                one = told(of, groups) if len(groups) > 1 else told(of)
+                share = one["wrong"].mean() if len(groups) > 1 else 0.0  # of one: no claim
+                parts.append((told(of)["wrong"].mean(), share))
+            by_items, wrong = np.mean(parts, axis=0)
+            row: dict[str, object] = {"variants": variants, "groups": len(groups)}
+            row |= {"largest": max(groups), "items": sum(groups), "alike": alike}
+            found.append(row | {"trainings": trainings, "by_items": by_items, "wrong": wrong})
+    return found
+
+
+#: trainings of each variant so far; several: one looks so often, and "worse" at any is wrong
+UNFINISHED: dict[str, list[Sequence[int]]] = {
+    "3 3 1": [(3, 3, 1)],
+    "5 5 1": [(5, 5, 1)],
+    "3 3 3 2 2 2 2": [(3, 3, 3, 2, 2, 2, 2)],
+    "5 5 5 5 4 4 4": [(5, 5, 5, 5, 4, 4, 4)],
+    "5 5 5 3 3 2 1": [(5, 5, 5, 3, 3, 2, 1)],
+    "5 3 1 1 1 1 1": [(5, 3, 1, 1, 1, 1, 1)],
+    "3, 4 and 5 of two, looked at each time": [(many,) * 2 for many in (3, 4, 5)],
+    "3, 4 and 5 of seven, looked at each time": [(many,) * 7 for many in (3, 4, 5)],
+}
+
+
+def unfinished_rows(studies: int) -> list[dict[str, object]]:
+    """One for each of UNFINISHED; shares of ``studies``."""
+    found = []
+    for name, looks in UNFINISHED.items():
+        variants, most = len(looks[0]), max(map(max, looks))
+        random = np.random.default_rng(variants)
+        parts = []
+        for _ in range(studies // 200):
+            drawn = answers(random, (variants, most, 200, 200), 70, "most")
+            each = [[of[:n] for of, n in zip(drawn, look, strict=True)] for look in looks]
+            said = pd.DataFrame([told(of) for of in each])[["by_trainings", "wrong"]]
+            parts.append([np.any([*said[rule]], axis=0).mean() for rule in said])
+        alone, wrong = np.mean(parts, axis=0)
+        found.append({"trainings": name, "by_trainings": alone, "wrong": wrong})
+    return found
+
+
+#: file → what makes its rows, and how many of ``--studies`` it simulates
+MADE = {
+    "intervals": (rows, 1),
+    "answers": (answer_rows, 50),
+    "groups": (grouped_rows, 25),
+    "unfinished": (unfinished_rows, 25),
+}
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--studies", type=int, default=100_000)
-    parser.add_argument("--csv", type=Path, default=RESULTS)
-    parser.add_argument("--answers", type=Path, default=ANSWERS)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--only", choices=MADE, nargs="*", default=[*MADE], help="these files")
     given = parser.parse_args()
-    made = (rows(given.studies), given.csv), (answer_rows(given.studies // 50), given.answers)
-    for found, path in made:
-        table = pd.DataFrame(found)
-        table.round(4).to_csv(path, index=False)
+    for name in given.only:
+        make, part = MADE[name]
+        table = pd.DataFrame(make(given.studies // part))
+        table.round(4).to_csv(given.out / f"{name}.csv", index=False)
         print(table.to_string(index=False, float_format="{:.3f}".format))

@@ -6,10 +6,11 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
-from cape_studies.evaluate.output import PARTS, away, made
-from cape_studies.results import Result
+from cape_studies.items import PARTS, away, made
 from cape_studies.stats import Estimate, estimate, influence, item_error
-from cape_studies.yamls import merge
+from cape_studies.tidy import Result
+
+OF_GROUP = "\0"
 
 
 class Scores:
@@ -19,28 +20,28 @@ class Scores:
         result, evaluation, metric: whose scores these are.
         higher: whether higher is better.
         percent: whether it is of 100.
+        most: the greatest score, in absolute value.
+        chance: the score of who learns nothing; None: not known of this metric.
         variants: those that have been tested, in the study's order.
         trainings: variant → how many.
         conditions: in the order of the tests.
         seen: conditions that were seen in training.
         values: (variant, condition) → each training's score, by seed.
-        without: a function of variant and condition; gives the mean score without each item, by
-            the item's name; empty where items are not stored for all trainings.
+        without: a function of variant and condition; gives the mean score without each test item,
+            or each group of items that belong together; a group's name has ``OF_GROUP`` before it.
+            Empty where items are not stored for all trainings, or not the same.
         found: (variant, condition) → score.
         differences: (variant, condition) → the variant's score less the baseline's.
-
-    Raises:
-        ValueError: a score is not what its items make.
     """
 
     def __init__(self, result: Result, evaluation: str, metric: str) -> None:
         self.result, self.evaluation, self.metric = result, evaluation, metric
-        rows, items, base = result.scores, result.items, result.study.report.baseline
+        rows, items, base = result.scores, result.items, result.report.baseline
         seeds = rows.groupby("variant")["seed"].unique()
         rows = rows[(rows["evaluation"] == evaluation) & (rows["metric"] == metric)]
         items = items[(items["evaluation"] == evaluation) & (items["metric"] == metric)]
         self.higher = bool(rows["higher_is_better"].all())
-        self.variants = [name for name in result.study.variants if name in set(rows["variant"])]
+        self.variants = [name for name in result.variants if name in set(rows["variant"])]
         self.trainings = {name: len(seeds[name]) for name in self.variants}
         self.conditions: list[str] = list(rows["condition"].unique())
         self.seen = set(rows[rows["trained_on"]]["condition"])
@@ -48,9 +49,17 @@ class Scores:
             key: of.set_index("seed")["value"].reindex(sorted(seeds[key[0]]))
             for key, of in rows.groupby(["variant", "condition"], sort=False)
         }
+        if "group" in items:
+            group = items["group"].fillna("")
+            items = items.assign(unit=items["item"].where(group == "", OF_GROUP + group))
+        else:
+            items = items.assign(unit=items["item"])
         self._items = dict(list(items.groupby(["variant", "condition", "seed"], sort=False)))
         self.without = cache(self._without_each)
         self.percent = rows["how"].isin(["percent", "bleu", "bleu_unsmoothed"]).all()
+        self.most = float(rows["value"].abs().max())
+        answer = result.answer if metric == result.report.metric else None
+        self.chance = answer.chance if answer else None
         self.found = {key: self._score(key) for key in self.values}
         self.differences = {
             (v, c): self.difference(v, base, c)
@@ -65,21 +74,13 @@ class Scores:
         return self._score((variant, condition), (other, other_condition or condition))
 
     def paired(self, variant: str, other: str) -> bool:
-        """Whether trainings of a seed are pairs, as they start from the same trained weights.
+        """Whether trainings of a seed are pairs: the same trainings, under two conditions or in two
+        tests, or trainings that go on from the same weights.
 
-        They are the same trainings, under two conditions or in two tests, or go on from one
-        (``after`` in the study). Other trainings of a seed share at most the order of the data.
+        Other trainings of a seed share at most the order of the data.
         """
-        about = self.result.study.variants
-        one, two = (about[name].after or name for name in (variant, other))
-        otherwise = about[one].evaluate != about[two].evaluate
-        return one == two or (otherwise and self._asked(one) == self._asked(two))
-
-    def _asked(self, variant: str) -> str:
-        """What a variant's training is asked for."""
-        study = self.result.study
-        own = study.variants[variant]
-        return f"{own.recipe} {merge(study.options, own.options)}".replace("{variant}", variant)
+        of = self.result.weights
+        return of.get(variant, variant) == of.get(other, other)
 
     def _score(self, *keys: tuple[str, str]) -> Estimate:
         """The score of a variant and condition, or for two keys the first score less the second."""
@@ -107,26 +108,37 @@ class Scores:
         ]
         return float(np.mean(found)) if found else math.nan
 
+    def items(self, variant: str, condition: str) -> set[tuple[str, str]]:
+        """Its test items, each after the unit of :attr:`without` that it is in; none where that is
+        empty."""
+        if not len(self.without(variant, condition)):
+            return set()
+        of = self._items[variant, condition, self.values[variant, condition].index[0]]
+        return {*zip(of["unit"], of["item"], strict=True)}
+
     def _without_each(self, variant: str, condition: str) -> pd.Series:
-        each = []
+        each: list[pd.Series] = []
         for seed, value in self.values[variant, condition].items():
             of = self._items.get((variant, condition, seed))
             if of is None or math.isnan(value):
                 return pd.Series(dtype=float)
-            of = of.set_index("item").sort_index()
             how = of["how"].iat[0]
-            numbers = of[PARTS[how]].to_numpy(float)
-            total = numbers.sum(axis=0)
+            of = of.set_index("unit")[PARTS[how]].sort_index()
+            total = of.to_numpy(float).sum(axis=0)
+            of = of if of.index.is_unique else of.groupby(level=0).sum()
+            of = of if of.index.is_unique else of.groupby(level=0).sum()
             if not math.isclose(score := made(how, total), value, rel_tol=1e-3, abs_tol=1e-3):
                 about = f"{self.result.name}: {variant} {seed} {self.evaluation} {condition}"
                 raise ValueError(f"{about} {self.metric} is {value:g}, its items make {score:g}")
-            each.append(pd.Series([made(how, total - one) for one in numbers], of.index))
+            each.append(pd.Series([made(how, total - one) for one in of.to_numpy(float)], of.index))
+            if not each[0].index.equals(each[-1].index):
+                return pd.Series(dtype=float)
         return pd.concat(each, axis=1).mean(axis=1, skipna=False)
 
 
 def every(result: Result) -> list[Scores]:
     """The scores of all evaluations and metrics, in the order of the report."""
-    about, rows = result.study.report, result.scores
+    about, rows = result.report, result.scores
     evaluations = [about.evaluation, *rows["evaluation"]]
     metrics = [about.metric, *rows["metric"]]
     tests = dict.fromkeys(zip(evaluations, metrics, strict=True))

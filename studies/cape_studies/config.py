@@ -13,7 +13,7 @@ YAML as ``${facts:NAME}``. ``${oc.env:NAME}`` is refused, as a report shows all 
 recipes and scripts are relative to the YAML, else to ``configs/studies``.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -33,6 +33,7 @@ from pydantic import (
 from cape_studies import hosts
 from cape_studies.command import once, said
 from cape_studies.hosts import Options
+from cape_studies.settings import Answer, Report, known
 from cape_studies.yamls import composed, folders, interpolations
 
 Kind = TypeVar("Kind", bound=BaseModel)
@@ -121,30 +122,6 @@ class Evaluation(Part):
     name: str | None = None  # the condition's name, if no column has it
 
 
-class Report(Part):
-    """What cape-report shows."""
-
-    baseline: str = ""  # variant to compare with; default: the first
-    evaluation: str = ""  # the one that is shown first; default: the first
-    metric: str = ""  # the one that is shown first; default: the first
-    x_label: str = ""  # of the figure: what the conditions are, with the unit
-    y_label: str = ""  # of the figure; default: the metric
-    title: str = ""  # of the figure; default: the study's
-    trained_on: list[str] = []  # conditions seen in training
-
-
-class Answer(Part):
-    """For a study of a user's own data: the answer that its report begins with."""
-
-    floor: str = "nopos"  # variant without positions, which others must beat
-    within: str  # words for the conditions seen in training
-    beyond: dict[str, str]  # evaluation → words for its other conditions
-    by: dict[str, str] = {}  # evaluation → words that follow both, where several test the same
-    same_items: bool = False  # whether all conditions are tested on the same items
-    chance: float | None = None  # score of who always says the most frequent class, or nothing
-    found: str | None = None  # what the data hold, in a sentence
-
-
 class Study(Part):
     """The whole YAML."""
 
@@ -203,13 +180,6 @@ class Study(Part):
         for name in ("beyond", "by"):
             known(f"answer.{name}", getattr(self.answer, name, ()), self.evaluations)
         return self
-
-
-def known(where: str, names: Iterable[str], there: Iterable[str]) -> None:
-    """Raise ValueError for the first of the names that does not exist; it lists those that do."""
-    for name in names:
-        if name not in there:
-            raise ValueError(f"{where}: no {name!r}; there is {', '.join(sorted({*there}))}")
 
 
 def study_of(config: DictConfig, path: Path, facts: Mapping[str, Any]) -> Study:

@@ -9,7 +9,6 @@ from typing import IO, Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from cape_studies import hosts
 from cape_studies.compare import Scores
 
 LINES, MARKERS = ("-", "--", ":", "-."), "osD^vPX*<>"
@@ -61,7 +60,7 @@ def draw(
         out: the picture.
         place: sets the x-axis, and gives where scores stand.
     """
-    about = scores.result.study.report
+    about = scores.result.report
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 4.8), layout="constrained")
         axis = figure.subplots()
@@ -70,17 +69,15 @@ def draw(
         at = place(axis, scores)
         for variant in scores.variants:
             _draw(axis, scores, variant, at)
-        study = scores.result.study
-        if study.answer and study.answer.chance is not None and scores.metric == about.metric:
-            label = hosts.host(study.host).CHANCE
-            axis.axhline(study.answer.chance, color=GREY, ls=":", lw=1, label=label)
+        if scores.chance is not None:
+            axis.axhline(scores.chance, color=GREY, ls=":", lw=1, label=scores.result.chance)
         figure.suptitle(about.title)
         figure.legend(loc="outside lower center", ncols=3)  # legible on a telephone
         figure.savefig(out, dpi=150, transparent=True)
 
 
 def _draw(axis: Any, scores: Scores, variant: str, at: At) -> None:
-    style: Any = of_variant(list(scores.result.study.variants).index(variant))
+    style: Any = of_variant(list(scores.result.variants).index(variant))
     found = [(at[v, c], one) for (v, c), one in scores.found.items() if v == variant]
     x, every = zip(*sorted(found, key=itemgetter(0)), strict=True)
     axis.plot(x, [one.value for one in every], **style, ms=4, label=variant)

@@ -1,42 +1,18 @@
 """Reads what evaluations write, and makes tidy scores from it: condition, metric, value."""
 
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from cape_studies import hosts
-from cape_studies.config import Evaluation, known
-from cape_studies.evaluate.output import PARTS, STATS
+from cape_studies.config import Evaluation
+from cape_studies.items import PARTS, STATS
+from cape_studies.settings import known
+from cape_studies.tidy import read
 
-TIDY = [
-    *("study", "host", "variant", "seed", "evaluation", "condition", "metric", "value"),
-    *("higher_is_better", "trained_on", "items", "how"),
-]
 RATIOS = "percent", "mean"  # scores whose rows of one condition can be averaged
-
-
-def read(path: Path, columns: Sequence[str] = ()) -> pd.DataFrame:
-    """A CSV, compressed or not. A value that is empty or not finite becomes NaN.
-
-    Raises:
-        ValueError: it cannot be read, or lacks one of the columns; names the file.
-    """
-    words = "model", "checkpoint", "variant", "condition", "metric", "how", "item"
-    types: dict[Any, Any] = dict.fromkeys(words, str)
-    empty: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}  # "nan" may be a name
-    try:
-        rows = pd.read_csv(path, dtype=types, low_memory=False, encoding="utf-8-sig", **empty)
-    except (OSError, EOFError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    known(f"columns of {path}", columns, rows)
-    for name in rows.columns.intersection(["value", "weight", *STATS]):
-        numbers = pd.to_numeric(rows[name], errors="coerce")
-        rows[name] = numbers.replace([np.inf, -np.inf], np.nan)
-    return rows
 
 
 def tidy(evaluation: Evaluation, host: str, path: Path) -> list[dict[str, Any]]:
@@ -112,5 +88,5 @@ def summed(evaluation: Evaluation, host: str, raw: Path) -> pd.DataFrame:
     rows = conditions(read(raw, ["metric", "how", "item"]), evaluation, host, raw)
     known(f"how of {raw}", rows["how"].unique(), PARTS)
     sums = [name for name in rows if name in ("value", "weight", *STATS)]
-    same = ["condition", "metric", "how", "item"]
+    same = ["condition", "metric", "how", "item", *rows.columns.intersection(["group"])]
     return rows.groupby(same, sort=False, dropna=False)[sums].sum().reset_index()

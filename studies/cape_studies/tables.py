@@ -7,7 +7,6 @@ from typing import NamedTuple
 import pandas as pd
 from tabulate import tabulate
 
-from cape_studies import hosts
 from cape_studies.compare import Scores
 from cape_studies.stats import Estimate
 
@@ -36,13 +35,14 @@ class Table(NamedTuple):
 
 
 def tables(scores: Scores) -> list[Table]:
-    """Scores; and differences from the baseline, unless an answer compares all pairs."""
+    """Scores; and differences from the baseline, if there is one."""
     arrow = f"{'↑ higher' if scores.higher else '↓ lower'} is better."
-    title = f"{', '.join(dict.fromkeys([scores.evaluation, scores.metric]))} {arrow[0]}"
+    names = dict.fromkeys(filter(None, [scores.evaluation, scores.metric]))
+    title = f"{', '.join(names)} {arrow[0]}"
     arrow += " In bold: conditions seen in training." if scores.seen else ""
     found = [_grid(scores, scores.found, title, arrow)]
-    if scores.differences and scores.result.study.answer is None:
-        base = scores.result.study.report.baseline
+    if scores.differences:
+        base = scores.result.report.baseline
         pairs = f"{title}, difference from {base}"
         found.append(_grid(scores, scores.differences, pairs, "Each is one comparison.", base))
     return found
@@ -60,9 +60,7 @@ def _grid(
     Args:
         found: scores, or differences from the variant ``base``.
     """
-    study = scores.result.study
-    most = max(float(one.abs().max()) for one in scores.values.values())
-    digits = 2 if most >= 10 else 3
+    digits = 2 if scores.most >= 10 else 3
     rows, few = [], False
     for variant in scores.variants:
         mine = {c: one for (v, c), one in found.items() if v == variant}
@@ -77,10 +75,9 @@ def _grid(
             text = cell(one, digits, "" if base is None else "+", each)
             row[condition] = f"**{text}**" if condition in scores.seen else text
         rows.append(row)
-    chance = study.answer.chance if study.answer is not None else None
-    if chance is not None and base is None and scores.metric == study.report.metric:
+    if (chance := scores.chance) is not None and base is None:
         same = dict.fromkeys(scores.conditions, _number(chance, digits))
-        rows.append({"variant": hosts.host(study.host).CHANCE, **same})
+        rows.append({"variant": scores.result.chance, **same})
     if few:
         legend += " Parentheses: each training by seed, where there is no interval."
     if any(one.known for one in found.values()):

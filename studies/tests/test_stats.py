@@ -9,8 +9,17 @@ from scipy import stats
 
 import intervals  # benchmarks/intervals.py
 from cape_studies.answer import of_range
-from cape_studies.evaluate.output import away, made
-from cape_studies.stats import all_pairs, estimate, influence, item_error
+from cape_studies.items import away, made
+from cape_studies.stats import (
+    TYPICAL,
+    Sample,
+    all_pairs,
+    estimate,
+    influence,
+    item_error,
+    lacks,
+    smallest_difference,
+)
 
 ONE, OTHER = [70.0, 72.5, 71.0], [60.0, 69.0, 66.5, 64.0]
 
@@ -64,36 +73,152 @@ def test_scores_that_are_all_equal_are_no_certainty():
 
 # --- all pairs
 
+THIRD = [1.0, 2.0, 4.0]
+
+
+def pairs_of(items=0, units=40, sizes=(), **each):
+    """All pairs of variants with influences, of so many items each; and the influences."""
+    random = np.random.default_rng(0)
+    numbers = items if isinstance(items, dict) else dict.fromkeys(each, items)
+    drawn = {name: pd.Series(random.normal(size=units)) for name in each}
+    none = pd.Series(dtype=float)
+    samples = {
+        name: Sample(of, drawn[name] if numbers[name] else none, numbers[name], sizes)
+        for name, of in each.items()
+    }
+    return all_pairs(samples), drawn
+
 
 def test_with_two_variants_all_pairs_are_the_one_pair():
-    assert all_pairs(dict(a=ONE, b=OTHER)) == {
-        ("a", "b"): estimate(ONE, OTHER),
-        ("b", "a"): estimate(OTHER, ONE),
+    found, _ = pairs_of(a=ONE, b=OTHER)
+    assert {two: (of.here, of.others) for two, of in found.items()} == {
+        ("a", "b"): (estimate(ONE, OTHER), None),
+        ("b", "a"): (estimate(OTHER, ONE), None),
     }
 
 
 def test_each_of_three_pairs_has_sidaks_level():
-    found = all_pairs(dict(a=ONE, b=OTHER, c=[1.0, 2.0, 4.0]))
+    found, _ = pairs_of(a=ONE, b=OTHER, c=THIRD)
     assert len(found) == 6
     test = stats.ttest_ind(ONE, OTHER, equal_var=False)
-    assert ends(found["a", "b"]) == pytest.approx(tuple(test.confidence_interval(0.95 ** (1 / 3))))
+    wanted = tuple(test.confidence_interval(0.95 ** (1 / 3)))
+    assert ends(found["a", "b"].here) == pytest.approx(wanted)
 
 
 def test_what_cannot_be_compared_is_left_out_and_is_no_pair():
-    found = all_pairs(dict(a=ONE, b=OTHER, few=[1.0, 2.0], diverged=[1.0, 2.0, math.nan]))
-    assert found == all_pairs(dict(a=ONE, b=OTHER))
-    assert all_pairs(dict(a=ONE)) == {}
+    found, _ = pairs_of(a=ONE, b=OTHER, few=[1.0, 2.0], diverged=[1.0, 2.0, math.nan])
+    assert found == pairs_of(a=ONE, b=OTHER)[0]
+    assert pairs_of(a=ONE)[0] == {}
 
 
 def test_an_interval_for_other_items_too_has_the_sum_of_both_variances():
-    random = np.random.default_rng(0)
-    items = {name: pd.Series(random.normal(size=40)) for name in "ab"}
-    found = all_pairs(dict(a=ONE, b=OTHER), items)["a", "b"]
-    error = float(((items["a"] - items["b"]) ** 2).sum() ** 0.5)
-    assert found == estimate(ONE, OTHER, error=error, items=40)
+    found, drawn = pairs_of(40, a=ONE, b=OTHER)
+    of = found["a", "b"].others
+    error2 = ((drawn["a"] - drawn["b"]) ** 2).sum()
+    parts = np.array([stats.sem(ONE) ** 2, stats.sem(OTHER) ** 2, error2])
+    free = min(39, parts.sum() ** 2 / (parts**2 / [2, 3, 39]).sum())
+    assert of.high - of.value == pytest.approx(stats.t.ppf(0.975, free) * parts.sum() ** 0.5)
+
+
+def test_a_variant_whose_items_are_not_stored_takes_nothing_from_the_other_pairs():
+    found, _ = pairs_of({"a": 40, "b": 40, "c": 0}, a=ONE, b=OTHER, c=THIRD)
+    assert found["a", "b"] == pairs_of(40, a=ONE, b=OTHER, c=THIRD)[0]["a", "b"]
+    assert found["a", "c"].others is None
+    assert found["a", "c"].widest == found["a", "c"].here
+    assert found["a", "c"].items == 40
+
+
+def test_items_of_other_names_are_not_the_same_items():
+    one = Sample(ONE, pd.Series([0.1, -0.1, 0.0], ["x", "y", "z"]), 3)
+    other = Sample(OTHER, pd.Series([0.1, -0.1, 0.0], ["x", "y", "w"]), 3)
+    assert all_pairs({"a": one, "b": other})["a", "b"].others is None
+    assert all_pairs({"a": one, "b": one})["a", "b"].others is not None
+
+
+def test_nothing_is_said_of_others_beyond_four_groups():
+    found, _ = pairs_of(40, units=4, sizes=[10] * 4, a=ONE, b=OTHER)
+    assert found["a", "b"].others is None
+    assert found["a", "b"].claimed
+
+
+@pytest.mark.parametrize(("sizes", "free"), [([8] * 5, 4), ([20, 5, 5, 5, 5], 2.2)])
+def test_of_groups_there_are_as_many_degrees_of_freedom_as_of_groups_of_one_size(sizes, free):
+    """40² / (20² + 4 · 5²) = 3.2 groups; of trainings alone there would be 4.6."""
+    found, drawn = pairs_of(40, units=5, sizes=sizes, a=ONE, b=OTHER)
+    error = item_error(drawn["a"] - drawn["b"])
     parts = np.array([stats.sem(ONE) ** 2, stats.sem(OTHER) ** 2, error**2])
-    free = parts.sum() ** 2 / (parts**2 / [2, 3, 39]).sum()
-    assert found.high - found.value == pytest.approx(stats.t.ppf(0.975, free) * parts.sum() ** 0.5)
+    assert parts.sum() ** 2 / (parts**2 / [2, 3, free]).sum() > free
+    of = found["a", "b"].others
+    assert of.high - of.value == pytest.approx(stats.t.ppf(0.975, free) * parts.sum() ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("items", "claimed"), [({"a": 30, "b": 30}, True), ({"a": 29, "b": 30}, False)]
+)
+def test_nothing_is_claimed_of_a_pair_of_which_one_has_fewer_than_thirty_items(items, claimed):
+    found, _ = pairs_of(items, a=ONE, b=OTHER)
+    assert found["a", "b"].claimed is claimed
+
+
+def test_a_pair_is_too_near_a_limit_only_if_both_scores_are():
+    each = {name: Sample(ONE, away=of) for name, of in {"a": 9.0, "b": 9.0, "c": 10.0}.items()}
+    each["unknown"] = Sample(ONE)
+    near = {two for two, of in all_pairs(each).items() if of.near}
+    assert near == {("a", "b"), ("b", "a")}
+    assert not all_pairs(each)["a", "b"].claimed
+
+
+# --- before training
+
+
+def test_the_smallest_difference_is_what_80_of_100_studies_find():
+    """A simulation of studies of so many normal items and trainings, of two variants."""
+    item, spread = TYPICAL["top1"]
+    apart = smallest_difference("top1", 200, 3, 2)
+    random = np.random.default_rng(0)
+    found = 0
+    for _ in range(1000):
+        a, b = random.normal(0, spread, (2, 3))
+        items = random.normal(apart, item, 200)
+        error = stats.sem(items)
+        found += estimate(a + items.mean(), b, error=error, units=200).differs()
+    assert 0.77 < found / 1000 < 0.86
+
+
+def test_of_five_groups_the_smallest_difference_has_four_degrees_of_freedom():
+    item, spread = TYPICAL["top1"]
+    parts = np.array([spread**2 / 5, spread**2 / 5, item**2 / 300])
+    assert parts.sum() ** 2 / (parts**2 / 4).sum() > 4  # Satterthwaite's
+    reach = stats.t.ppf(0.975, 4) + stats.t.ppf(0.8, 4)
+    found = smallest_difference("top1", 300, 5, 2, groups=5)
+    assert found == pytest.approx(reach * parts.sum() ** 0.5)
+
+
+def test_more_items_and_trainings_find_less_and_more_variants_or_fewer_groups_find_more():
+    usual = smallest_difference("wer", 200, 5, 7)
+    assert smallest_difference("wer", 800, 5, 7) < usual
+    assert smallest_difference("wer", 200, 9, 7) < usual
+    assert smallest_difference("wer", 200, 5, 2) < usual
+    assert smallest_difference("wer", 200, 5, 7, groups=5) > usual
+
+
+@pytest.mark.parametrize(
+    ("items", "trainings", "groups", "named"),
+    [(29, 3, 0, "29 test items"), (30, 3, 4, "4 groups"), (30, 2, 0, "2 trainings")],
+)
+def test_where_no_claim_is_possible_what_is_too_few_is_named(items, trainings, groups, named):
+    assert lacks(items, trainings, groups).startswith(named)
+    assert smallest_difference("top1", items, trainings, 2, groups) == math.inf
+
+
+def test_thirty_items_three_trainings_and_five_groups_are_enough():
+    assert lacks(30, 3, 5) == lacks(30, 3) == ""
+    assert smallest_difference("loss", 30, 3, 2, 5) < math.inf
+
+
+def test_of_a_metric_of_which_nothing_is_known_no_difference_is_told():
+    with pytest.raises(ValueError, match="top1, wer, bleu, loss"):
+        smallest_difference("f1", 200, 3, 2)
 
 
 # --- test items
@@ -111,6 +236,7 @@ def test_the_error_of_a_mean_of_items_is_their_standard_error():
         ("percent", [[1, 1]] * 8 + [[0, 1]] * 2, 2),  # right or wrong
         ("percent", [[0, 5]] * 9 + [[2, 5]], 1),  # words that are wrong
         ("mean", [[1.5, 1]], math.inf),
+        ("mean", [[1, 1]] * 8 + [[0, 1]] * 2, 2),  # a part of 1
         ("bleu", [[4, 4, 4, 3, 2, 1, 4, 3, 2, 1]] * 3 + [[4, 4, 3, 2, 1, 0, 4, 3, 2, 1]], 1),
     ],
 )
@@ -185,7 +311,7 @@ def test_differences_of_five_spreads_are_found_by_three_trainings_of_two_and_by_
 
 @pytest.mark.release
 def test_the_table_in_docs_is_of_this_simulation(simulated):
-    stored = pd.read_csv(intervals.RESULTS).set_index(["compared", "trainings"])
+    stored = pd.read_csv(intervals.RESULTS / "intervals.csv").set_index(["compared", "trainings"])
     assert stored.index.equals(simulated.index)
     assert stored["wrong"].to_numpy() == pytest.approx(simulated["wrong"].to_numpy(), abs=0.02)
 
@@ -199,16 +325,18 @@ def test_answers_that_are_simulated_are_those_that_are_given():
     of = intervals.answers(random, (3, 3, 12, 200), 70, "most", less=10)
     told = intervals.told(of)
     for study in range(12):
-        each = {str(v): pd.Series(100 * of[v, :, study].mean(axis=1)) for v in range(3)}
-        single = {str(v): pd.Series(of[v, :, study].mean(axis=0)) for v in range(3)}
-        items = {v: 100 * (x - x.mean()) / (200 * 199) ** 0.5 for v, x in single.items()}
-        said = of_range(each, True, "0", None, items=items, away=dict.fromkeys(each, 50))
+        each = {}
+        for v in range(3):
+            single = pd.Series(of[v, :, study].mean(axis=0))
+            items = 100 * (single - single.mean()) / (200 * 199) ** 0.5
+            each[str(v)] = Sample(100 * of[v, :, study].mean(axis=1), items, 200, away=50)
+        said = of_range(each, True, "0", None)
         assert bool(said["worse"]) == told["wrong"][study]
         assert ("2" in said["worse"]) == told["last"][study]
 
 
 def test_an_answer_says_worse_wrongly_in_5_of_100_studies_at_the_most():
-    found = pd.read_csv(intervals.ANSWERS)
+    found = pd.read_csv(intervals.RESULTS / "answers.csv")
     assert {3, 5} == {*found["trainings"]}
     noise = 2 * (0.05 * 0.95 / 2000) ** 0.5
     assert found["wrong"].max() <= 0.05 + noise
@@ -217,9 +345,33 @@ def test_an_answer_says_worse_wrongly_in_5_of_100_studies_at_the_most():
     assert (found[found["items"] < 30]["wrong"] == 0).all()
 
 
+@pytest.mark.parametrize("name", ["groups", "unfinished"])
+def test_so_do_answers_of_groups_and_of_unfinished_studies(name):
+    found = pd.read_csv(intervals.RESULTS / f"{name}.csv")
+    noise = 2 * (0.05 * 0.95 / 2000) ** 0.5
+    assert found["wrong"].max() <= 0.05 + noise
+    assert found[{"groups": "by_items", "unfinished": "by_trainings"}[name]].max() > 0.2
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("name", ["groups", "unfinished"])
+def test_the_table_of_them_is_of_this_simulation(name):
+    stored = pd.read_csv(intervals.RESULTS / f"{name}.csv")
+    again = pd.DataFrame(intervals.MADE[name][0](200))
+    assert stored["wrong"].to_numpy() == pytest.approx(again["wrong"].to_numpy(), abs=0.08)
+
+
+def test_the_jackknife_of_groups_in_the_simulation_is_that_of_answers():
+    single = np.random.default_rng(0).normal(size=(1, 12))
+    sizes = [5, 4, 3]
+    parts = np.split(single[0], [5, 9])
+    without = pd.Series([np.concatenate(parts[:i] + parts[i + 1 :]).mean() for i in range(3)])
+    assert intervals.item_errors(single, sizes)[0] == pytest.approx(item_error(influence(without)))
+
+
 @pytest.mark.release
 def test_the_table_of_answers_is_of_this_simulation():
-    stored = pd.read_csv(intervals.ANSWERS)
+    stored = pd.read_csv(intervals.RESULTS / "answers.csv")
     again = pd.DataFrame(intervals.answer_rows(200))
     for column in ("agree", "by_trainings", "wrong", "found_5", "found_10"):
         assert stored[column].to_numpy() == pytest.approx(again[column].to_numpy(), abs=0.11)

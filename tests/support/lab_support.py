@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cape_studies.evaluate.output import made
+from cape_studies.items import made
 
 Rows = list[dict[str, str]]
 SCRIPTS = Path(__file__).parents[2] / "studies" / "data"

@@ -31,14 +31,15 @@ import yaml
 from tabulate import tabulate
 
 from cape_plugins.variants import names
-from cape_studies import config, figure, report, yamls
+from cape_studies import config, figure, yamls
 from cape_studies import tables as shown_tables
-from cape_studies.answer import BRACKETS, of_ranges, sentences
+from cape_studies.answer import BRACKETS, of_result, sentences
 from cape_studies.compare import Scores, every
-from cape_studies.evaluate.output import made
-from cape_studies.results import NO_ITEMS, Result
-from cape_studies.scores import PARTS, read
+from cape_studies.items import PARTS, made
+from cape_studies.page import markdown
+from cape_studies.results import of_study
 from cape_studies.stats import ITEMS
+from cape_studies.tidy import NO_ITEMS, Result, check, read
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "docs"
@@ -76,6 +77,12 @@ PARTS_OF_BLEU = {
 }
 
 
+@cache
+def asked(study: str) -> config.Study:
+    """What its YAML says."""
+    return config.load(yamls.find(study))
+
+
 def stored(path: Path) -> list[Result]:
     """The studies in a scores.csv that cape-report wrote, under another name."""
     beside = path.with_name(f"{path.stem}-items.csv.xz")
@@ -83,12 +90,13 @@ def stored(path: Path) -> list[Result]:
     note = f"{path.name}: single test items are not stored, so that intervals"
     found = []
     for name, scores in read(path).groupby("study", sort=False):
-        study = config.load(yamls.find(str(name)))
+        study = asked(str(name)).model_copy(deep=True)
         for variant in scores["variant"].unique():  # one that the study has no more
             study.variants.setdefault(variant, config.Variant())
         mine = items[items["study"] == name]
+        check(scores, mine)
         notes = [] if len(mine) else [f"{note} are for other trainings on the same items."]
-        found.append(Result(study, scores, mine, notes))
+        found.append(of_study(study, scores, mine, notes))
     return found
 
 
@@ -114,7 +122,7 @@ def scores_of(name: str, evaluation: str, seeds: tuple[int, ...] = ()) -> Scores
         items = one.items[(one.items["metric"] == "bleu") & (one.items["evaluation"] == test)]
         return of_items(one, items.assign(**PARTS_OF_BLEU[part](items)), evaluation)
     rows = one.scores[one.scores["evaluation"] == evaluation]
-    about = one.study.evaluations.get(evaluation)  # none: the study has it no more
+    about = asked(one.name).evaluations.get(evaluation)  # none: the study has it no more
     return Scores(one, evaluation, next(iter(about.metrics if about else rows["metric"])))
 
 
@@ -283,6 +291,32 @@ def of_answers() -> str:
     return table([*heads, "found: 5 points, %", "found: 10 points, %"], rows)
 
 
+def of_groups() -> str:
+    """How often answers of items in groups say "worse" wrongly, by the same script."""
+    found = pd.read_csv(MEASURED / "groups.csv")
+    found = found[found["trainings"] == 5]
+    rows = [
+        [
+            *(f"{one[name]:g}" for name in ("variants", "groups", "largest", "alike")),
+            *(cell(100 * one[name], 1) for name in ("by_items", "wrong")),
+        ]
+        for _, one in found.iterrows()
+    ]
+    heads = ["variants", "groups", "items of the largest", "alike in a group"]
+    return table([*heads, "wrong if items counted, %", "wrong, %"], rows)
+
+
+def of_unfinished() -> str:
+    """How often answers of unfinished studies say "worse" wrongly, by the same script."""
+    found = pd.read_csv(MEASURED / "unfinished.csv")
+    shares = ("by_trainings", "wrong")
+    rows = [
+        [one["trainings"], *(cell(100 * one[name], 1) for name in shares)]
+        for _, one in found.iterrows()
+    ]
+    return table(["trainings of each variant", "by trainings alone, %", "wrong, %"], rows)
+
+
 def cell(value: float | None, decimals: int) -> str:
     """As text; nothing where nothing was measured."""
     return "" if value is None or pd.isna(value) else f"{value:.{decimals}f}"
@@ -297,21 +331,20 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def answered() -> list[Scores]:
     """The scores beside ANSWER, with its chance."""
     (one,) = stored(ANSWER.with_suffix(".csv"))
-    one.study.variants = {name: one.study.variants[name] for name in one.scores["variant"]}
-    one.study.answer.chance = json.loads(ANSWER.read_text())["chance"]
-    return every(one)
+    about = one.answer.model_copy(update={"chance": json.loads(ANSWER.read_text())["chance"]})
+    return every(replace(one, variants=[*one.scores["variant"].unique()], answer=about))
 
 
 def answer() -> dict[str, object]:
     """ANSWER with its ranges made anew."""
     scores = answered()
-    ranges = of_ranges(scores[0].result.study.answer, scores)
-    return {**json.loads(ANSWER.read_text()), "ranges": ranges}
+    made_anew = of_result(scores[0].result, scores)
+    return {**made_anew, **json.loads(ANSWER.read_text()), "ranges": made_anew["ranges"]}
 
 
 def of_answer() -> str:
     """What an answer says of the data and the scores; its page says what parentheses are."""
-    said = sentences(answer(), answered()[0].result.study)
+    said = sentences(answer())
     return "\n>\n".join(f"> {line}" for line in said if not line.startswith(BRACKETS)) + "\n"
 
 
@@ -339,7 +372,7 @@ def page(result: Result, file: str) -> str:
     """
     shown = [table for scores in every(result) for table in shown_tables.tables(scores)]
     result.notes.extend([protocol(result.name), *added(file)])
-    return report.markdown({"result": result, "said": [], "tables": shown})
+    return markdown({"result": result, "said": [], "tables": shown})
 
 
 def protocol(study: str) -> str:
@@ -379,7 +412,7 @@ def pictures() -> None:
     """Draw the figures that pages and README show."""
     for name in ("digit_canvas", "digit_canvas_long", "number_canvas", "canvas", "canvas_long"):
         (one,) = studies(name)
-        scores = Scores(one, one.study.report.evaluation, one.study.report.metric)
+        scores = Scores(one, one.report.evaluation, one.report.metric)
         scores.variants = [one for one in scores.variants if one in FIGURE] or scores.variants
         figure.draw(scores, RESULTS / f"{name}.png")
     figure.draw(scores_of("digit_univit", "sizes"), RESULTS / "digit_univit.png", by_speed)
@@ -407,14 +440,12 @@ def by_speed(axis: Any, scores: Scores) -> figure.At:
 def by_words() -> Scores:
     """BLEU of captions by the words of their references, of variants with stored sentences."""
     (one,) = studies("multi30k_short")
-    study = one.study.model_copy(deep=True)
-    study.report.x_label = "words of the reference"
-    study.report.y_label = "BLEU more than with sinusoids"
+    labels = {"x_label": "words of the reference", "y_label": "BLEU more than with sinusoids"}
     items = one.items[one.items["metric"] == "bleu"]
     words = pd.cut(items["stats_1"], WORDS, labels=LENGTHS).astype(str)
     items = items.assign(condition=words, item=items["evaluation"] + items["item"])
     items = items.sort_values("condition", key=lambda of: of.map(LENGTHS.index), kind="stable")
-    return of_items(replace(one, study=study), items, "words")
+    return of_items(replace(one, report=one.report.model_copy(update=labels)), items, "words")
 
 
 def filled(text: str, items: bool = False) -> str:
@@ -427,6 +458,7 @@ def filled(text: str, items: bool = False) -> str:
     def anew(match: re.Match[str]) -> str:
         name = match[1]
         own = {"gpu": of_gpu, "intervals": of_intervals, "answers": of_answers, "answer": of_answer}
+        own |= {"groups": of_groups, "unfinished": of_unfinished}
         made = of_table(name) if name in TABLES else own[name]()
         return f"<!-- {name} -->\n{made}<!-- -->"
 

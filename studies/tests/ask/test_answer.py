@@ -1,5 +1,6 @@
 """What the answer says of given scores, and what a user types next."""
 
+import math
 import re
 
 import numpy as np
@@ -9,33 +10,33 @@ from scipy import stats
 
 from cape_studies import config as study
 from cape_studies import hosts
-from cape_studies.answer import of_range, sentences
+from cape_studies.answer import converged, of_range, sentences
 from cape_studies.plan import Plan
+from cape_studies.stats import Sample
 from cape_studies.yamls import find, merge
 
-ANSWER = {"data": "", "metric": "top1", "digits": 1}
+ANSWER = {"data": "", "metric": "top1", "digits": 1, "floor": "nopos"}
+ANSWER["chance_is"] = "always the commonest class"
 GOOD, FLOOR = [80.0, 80.4, 80.2], [70.0, 70.3, 69.8]
 
 
-def answer(chance=20.0, higher=True, error=0.3, items=200, away=None, **each):
-    """Each variant's scores; ``error`` is what the choice of items gives each of them."""
+def answer(chance=20.0, higher=True, error=0.3, items=200, groups=0, away=None, **each):
+    """Each variant's scores; ``error`` is what the choice of items gives each of them. ``items``
+    and ``away`` may be of each variant."""
     random = np.random.default_rng(0)
-    influences = {name: random.normal(0, error / max(1, items) ** 0.5, items) for name in each}
-    return of_range(
-        {name: pd.Series(of) for name, of in each.items()},
-        higher,
-        "nopos",
-        chance,
-        items={name: pd.Series(of) for name, of in influences.items()} if items else None,
-        away=away,
-    )
+    numbers = items if isinstance(items, dict) else dict.fromkeys(each, items)
+    samples = {}
+    for name, of in each.items():
+        units = groups or numbers[name]
+        influences = pd.Series(random.normal(0, error / max(1, units) ** 0.5, units), dtype=float)
+        aside = (away or {}).get(name, math.nan)
+        samples[name] = Sample(pd.Series(of), influences, numbers[name], [1] * groups, aside)
+    return of_range(samples, higher, "nopos", chance)
 
 
 def words(of, chance=20.0):
     """The paragraph of a range, and those behind it."""
-    about = study.load(find("my_images"))
-    found = {**ANSWER, "chance": chance, "ranges": {"in testing": of}}
-    first, *others = sentences(found, about)
+    first, *others = sentences({**ANSWER, "chance": chance, "ranges": {"in testing": of}})
     return first, " ".join(others)
 
 
@@ -118,11 +119,11 @@ def test_a_variant_that_is_worse_than_no_positions_is_named_where_another_is_bet
 
 
 def test_what_is_said_of_a_backbone_is_not_said_of_positions():
-    of = of_range({"stock": pd.Series(GOOD), "cape": pd.Series(FLOOR)}, True, "stock", None)
-    about = study.load(find("my_backbone"))
-    found = {**ANSWER, "chance": None, "ranges": {"in testing": of}}
-    said = sentences(found, about)[0]
-    assert "No variant is significantly better than stock, and worse than it are cape." in said
+    each = {"stock": Sample(GOOD), "cape": Sample(FLOOR)}
+    of = of_range(each, True, "stock", None)
+    found = {**ANSWER, "floor": "stock", "chance": None, "ranges": {"in testing": of}}
+    said = sentences(found)[0]
+    assert "better than stock, and worse than it are cape (on these test items)." in said
 
 
 def test_a_floor_that_no_variant_is_ahead_of_is_said():
@@ -190,6 +191,82 @@ def test_variants_of_three_trainings_are_compared_beside_one_that_has_fewer():
     assert said.endswith(": cape 75.0 (−5.2).")
 
 
+def claims(of):
+    """All that is claimed of variants."""
+    worse = "worse", "worse_on_these_items", "worse_than_floor", "worse_than_floor_on_these_items"
+    return {key: of[key] for key in (*worse, "floor_beaten")}
+
+
+@pytest.mark.parametrize("items", [28, 200])
+@pytest.mark.parametrize("cape", [[60.0], [99.0], [99.0, 98.0]])
+def test_a_variant_of_fewer_trainings_changes_nothing_that_is_claimed_of_the_others(items, cape):
+    """Its items are not read, see Result."""
+    alone = answer(items=items, nopos=GOOD, rope=FLOOR)
+    numbers = {"nopos": items, "rope": items, "cape": 0}
+    beside = answer(items=numbers, nopos=GOOD, rope=FLOOR, cape=cape)
+    assert claims(beside) == claims(alone)
+    assert beside["best"] == alone["best"] == "nopos"
+    assert alone["worse"] == ([] if items == 28 else ["rope"])
+    assert ("28 test items, 30 are needed" in words(beside)[0]) is (items == 28)
+
+
+def test_a_better_mean_of_fewer_trainings_is_shown_and_does_not_win():
+    said = words(answer(nopos=FLOOR, rope=GOOD, cape=[99.0]))[0]
+    assert "rope has the best mean of those with 3 trainings or more, top1 80.2." in said
+    assert "cape 99.0 (+18.8)" in said
+    assert "of those with" not in words(answer(nopos=FLOOR, rope=GOOD, cape=[9.0]))[0]
+
+
+def test_where_the_items_of_one_variant_are_not_stored_its_pairs_alone_are_of_these_items():
+    numbers = {"nopos": 200, "rope": 200, "cape": 0}
+    of = answer(items=numbers, nopos=FLOOR, rope=GOOD, cape=[60.0, 60.5, 60.2])
+    assert (of["worse"], of["worse_on_these_items"]) == (["nopos"], ["cape"])
+    assert of["of_these_items"] == ["cape"]
+    assert (of["worse_than_floor"], of["worse_than_floor_on_these_items"]) == ([], ["cape"])
+    said, more = words(of)
+    assert "Worse on these test items, not tested for others: cape" in said
+    assert "Significantly worse than nopos: cape (on these test items)." in said
+    assert "where items are stored of both, else on the same test items" in more
+
+
+def test_beyond_fewer_than_five_groups_of_items_nothing_is_claimed_for_others():
+    of = answer(groups=4, nopos=GOOD, rope=FLOOR)
+    assert (of["worse"], of["worse_on_these_items"], of["groups"]) == ([], ["rope"], 4)
+    assert of["worse_than_floor"] == []
+    said = words(of)[0]
+    assert "No claim is made beyond these 4 groups of test items: 5 are needed." in said
+    assert "positions hurt" not in said
+    assert answer(groups=5, nopos=GOOD, rope=FLOOR)["worse"] == ["rope"]
+
+
+def test_what_is_not_significantly_worse_than_the_floor_is_not_called_worse():
+    """Two variants below it: one by ten points, one by less than their trainings spread."""
+    of = answer(nopos=[80.0, 81.0, 82.0], rope=[70.0, 71.0, 72.0], cape=[79.0, 81.0, 80.0])
+    assert (of["worse_than_floor"], of["floor_beaten"]) == (["rope"], False)
+    assert "worse than it are rope: positions hurt here" in words(of)[0]
+
+
+def test_what_is_near_a_limit_with_the_floor_is_not_compared_with_it():
+    each = dict(nopos=[99.5, 99.6, 99.5], rope=[98.5, 98.6, 98.5], cape=[60.0, 61.0, 60.5])
+    of = answer(error=0.1, away={"nopos": 1.0, "rope": 3.0, "cape": 79.0}, **each)
+    assert of["worse_than_floor"] == ["cape"]
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ([5.0, 4.0, 3.0, 2.0], "still falling"),
+        ([0.05, 0.04, 0.03, 0.02], "still falling"),
+        ([50.0, 30.0, 20.0, 19.5, 19.3, 19.2, 19.1, 19.0], "no longer falling"),
+        ([5.0, 3.0, 2.0, 1.95, 1.92, 1.90, 1.90, 1.90], "no longer falling"),
+        ([5.0, 2.0, 1.5, 2.5], "trained for too long"),
+        ([5.0, 4.0], "losses: 5, 4"),
+    ],
+)
+def test_whether_a_training_had_converged_is_told_by_its_last_validation_losses(losses, said):
+    assert said in converged(losses)
+
+
 @pytest.mark.parametrize(
     ("variant", "model"), [("stock", "vit_small_patch16_dinov3"), ("cape", "twin")]
 )
@@ -228,9 +305,8 @@ def test_what_a_user_of_transformers_types_next_makes_the_model_that_was_trained
 
 def test_losses_have_three_decimals():
     of = answer(higher=False, chance=5.0, nopos=[3.31, 3.32, 3.33], rope=[3.1, 3.11, 3.12])
-    about = study.load(find("my_text"))
-    found = {"data": "", "metric": "loss", "digits": 3, "chance": 5.0, "ranges": {"here": of}}
-    assert "rope has the best mean, loss 3.110." in sentences(found, about)[0]
+    found = {**ANSWER, "metric": "loss", "digits": 3, "chance": 5.0, "ranges": {"here": of}}
+    assert "rope has the best mean, loss 3.110." in sentences(found)[0]
 
 
 @pytest.mark.parametrize(
@@ -259,6 +335,4 @@ def typed(name, variant, *changes):
 def test_variants_without_a_score_are_named_and_so_is_an_answer_without_any():
     of = {**answer(nopos=FLOOR, rope=GOOD), "lacking": ["cape"]}
     assert ": cape." in words(of)[0]
-    about = study.load(find("my_images"))
-    nothing = {**ANSWER, "chance": 20.0, "ranges": {}}
-    assert len(sentences(nothing, about)) == 1
+    assert len(sentences({**ANSWER, "chance": 20.0, "ranges": {}})) == 1

@@ -10,11 +10,13 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from cape_studies import figure, report
+from cape_studies import figure, page
+from cape_studies.answer import sample
 from cape_studies.compare import Scores
 from cape_studies.config import Study
-from cape_studies.results import NO_ITEMS, Result
-from cape_studies.scores import TIDY
+from cape_studies.results import of_study
+from cape_studies.stats import item_error
+from cape_studies.tidy import NO_ITEMS, TIDY, Result, check
 
 SIZES = ("24", "32", "64")
 STUDY = {
@@ -57,18 +59,18 @@ def of_seeds(seeds=(0, 1, 2), more=()) -> Result:
     each += [("cape", seed) for seed in more]
     scores, items = zip(*(rows_of(*one) for one in each), strict=True)
     whole = pd.concat(items) if len(seeds) > 2 else NO_ITEMS
-    return Result(Study.model_validate(STUDY), pd.concat(scores), whole)
+    return of_study(Study.model_validate(STUDY), pd.concat(scores), whole)
 
 
 def changed(small: Result, **changes) -> Result:
     """The same scores of a study with other keys."""
-    return replace(small, study=Study.model_validate({**STUDY, **changes}))
+    return of_study(Study.model_validate({**STUDY, **changes}), small.scores, small.items)
 
 
 @pytest.fixture(autouse=True)
 def figures(monkeypatch, request):
     """They take most of a report's time: what is drawn is kept, and no picture made of it."""
-    if "page" in request.fixturenames:  # which has them
+    if "html" in request.fixturenames:  # which has them
         return None
     made = []
 
@@ -87,8 +89,8 @@ def small() -> Result:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory) -> str:
-    return report.write([report.section(of_seeds())], tmp_path_factory.mktemp("page")).read_text()
+def html(tmp_path_factory) -> str:
+    return page.write([page.section(of_seeds())], tmp_path_factory.mktemp("page")).read_text()
 
 
 def scores_of(result: Result) -> Scores:
@@ -97,7 +99,7 @@ def scores_of(result: Result) -> Scores:
 
 def reported(result: Result) -> str:
     """The tables of a report."""
-    return report.markdown(report.section(result))
+    return page.markdown(page.section(result))
 
 
 def row(text: str, variant: str, table: int = 0) -> list[str]:
@@ -130,6 +132,17 @@ def test_trainings_are_pairs_of_a_seed_only_if_they_go_on_from_the_same_weights(
     students = stats.ttest_rel(cape, sinpos)
     assert (pairs.low, pairs.high) == pytest.approx(tuple(students.confidence_interval()))
     assert "Student's t of pairs of a seed" in reported(tuned)
+
+
+def test_pairs_of_a_seed_are_those_seeds_that_both_variants_have(small):
+    many = of_seeds(more=(3, 4))
+    variants = {"nopos": {}, "sinpos": {}, "cape": {"after": "sinpos"}}
+    scores = scores_of(changed(many, variants=variants))
+    cape, sinpos = scores.values["cape", "64"], scores.values["sinpos", "64"]
+    assert (len(cape), len(sinpos)) == (5, 3)
+    pairs = stats.ttest_rel(cape.loc[[0, 1, 2]], sinpos)
+    found = scores.differences["cape", "64"]
+    assert (found.low, found.high) == pytest.approx(tuple(pairs.confidence_interval()))
 
 
 def test_two_tests_of_the_same_trainings_are_compared_training_by_training(small):
@@ -257,22 +270,85 @@ def test_chance_is_a_row_of_the_scores_and_an_answer_has_no_table_of_single_pair
 def test_an_answer_is_for_other_items_too_where_they_are_stored(small):
     """The same images in all conditions are the same items."""
     one = changed(small, answer={**ANSWER["answer"], "same_items": True})
-    answer = report.section(one)["answer"]["ranges"]
+    answer = page.section(one)["answer"]["ranges"]
     assert {of["items"] for of in answer.values()} == {200}
-    without = report.section(replace(one, items=NO_ITEMS))["answer"]["ranges"]
+    without = page.section(replace(one, items=NO_ITEMS))["answer"]["ranges"]
     assert {of["items"] for of in without.values()} == {None}
     for words, of in answer.items():
         for name, apart in of["differences"].items():
             alone = without[words]["differences"][name]
             assert apart["value"] == pytest.approx(alone["value"])
             assert apart["low"] != alone["low"]
-    other = report.section(changed(small, **ANSWER))["answer"]["ranges"]
+    other = page.section(changed(small, **ANSWER))["answer"]["ranges"]
     assert {of["items"] for of in other.values()} == {200, 400}
+
+
+def right_of(small, condition, variant="cape"):
+    """Each item of a condition, averaged over trainings: 100 or 0, and so on."""
+    mine = small.items[small.items["variant"] == variant].query("condition == @condition")
+    return 100 * mine.groupby("item")["value"].mean()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_the_error_of_a_mean_of_two_conditions_is_of_the_same_items_or_of_others(small, same):
+    scores = scores_of(small)
+    found = sample("cape", [(scores, "24"), (scores, "64")], same)
+    one, other = right_of(small, "24"), right_of(small, "64")
+    apart = math.hypot(stats.sem(one), stats.sem(other)) / 2
+    error = stats.sem((one + other) / 2) if same else apart
+    assert item_error(found.influences) == pytest.approx(error)
+    assert found.items == len(found.influences) == (200 if same else 400)
+    assert found.trainings.tolist() == pytest.approx(
+        ((scores.values["cape", "24"] + scores.values["cape", "64"]) / 2).tolist()
+    )
+
+
+def test_items_away_from_the_limits_are_those_of_all_conditions(small):
+    scores = scores_of(small)
+    found = sample("cape", [(scores, "24"), (scores, "64")], same=True)
+    hits = [small.scores.query(f"variant == 'cape' and condition == '{c}'") for c in ("24", "64")]
+    wrong = [2 * (100 - of["value"].mean()) for of in hits]  # of 200 images; fewer than are right
+    assert found.away == pytest.approx(sum(min(one, 200 - one) for one in wrong))
+
+
+def test_a_group_is_one_unit_in_all_conditions(small):
+    """Ten speakers, each with 20 items in each of two conditions, whose names are others."""
+    items = small.items[small.items["item"].str.len() < 9]
+    speaker = items["item"].str[:-4].astype(int) % 10
+    items = items.assign(
+        group="speaker " + speaker.astype(str), item=items["item"] + items["condition"]
+    )
+    scores = scores_of(replace(small, items=items))
+    found = sample("cape", [(scores, "24"), (scores, "64")], same=False)
+    assert [*found.sizes] == [40] * 10
+    assert (found.items, found.units) == (400, 10)
+    of_speaker = [
+        right_of(small, c).groupby(lambda item: int(item[:-4]) % 10).mean() for c in ("24", "64")
+    ]
+    error = stats.sem((of_speaker[0] + of_speaker[1]) / 2)
+    assert item_error(found.influences) == pytest.approx(error)
+
+
+def test_items_of_an_empty_group_stand_alone(small):
+    items = small.items.assign(group=np.where(small.items["item"] < "1", "first", None))
+    scores = scores_of(replace(small, items=items))
+    first = small.items.query("variant == 'cape' and seed == 0 and condition == '24'")["item"] < "1"
+    assert len(scores.without("cape", "24")) == 200 - first.sum() + 1
+    sizes = sample("cape", [(scores, "24")], same=True).sizes
+    assert sorted(sizes) == [1] * (200 - first.sum()) + [first.sum()]
+
+
+def test_items_that_differ_among_the_trainings_of_a_variant_are_of_no_use(small):
+    mine = small.items["item"].eq("7.png") & small.items["seed"].eq(1)
+    items = small.items.assign(item=small.items["item"].mask(mine, "x.png"))
+    scores = scores_of(replace(small, items=items))
+    assert scores.without("cape", "24").empty
+    assert sample("cape", [(scores, "24")], same=True).influences.empty
 
 
 def test_the_answer_is_written_with_what_must_be_known_of_the_runs(small, tmp_path):
     unfinished = replace(changed(small, **ANSWER), notes=["Not finished: one."])
-    report.write([report.section(unfinished)], tmp_path)
+    page.write([page.section(unfinished)], tmp_path)
     answer = json.loads((tmp_path / "answer.json").read_text())
     assert answer["notes"] == ["Not finished: one."]
     assert answer["ranges"]["at 32"]["trainings"] == {"cape": 3, "sinpos": 3, "nopos": 3}
@@ -327,11 +403,11 @@ def test_no_two_of_forty_variants_are_drawn_alike():
 
 
 def test_a_report_replaces_an_earlier_one_with_all_its_files(small, tmp_path):
-    report.write([report.section(small)], tmp_path)
+    page.write([page.section(small)], tmp_path)
     (tmp_path / "answer.json").write_text("{}")  # of another study
     (tmp_path / "figure-other.png").write_text("")
     (tmp_path / "mine.txt").write_text("")
-    report.write([report.section(small)], tmp_path)
+    page.write([page.section(small)], tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {
         *("scores.csv", "scores-items.csv.xz", "table.md", "index.html", "figure.png", "mine.txt"),
     }
@@ -343,25 +419,21 @@ def test_a_report_replaces_an_earlier_one_with_all_its_files(small, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"items": lambda of: of.items.assign(weight=math.nan)}, "its items make nan"),
-        ({"items": lambda of: of.items[2:]}, "its items make"),
-    ],
+    "change",
+    [lambda of: of.assign(weight=math.nan), lambda of: of[2:], lambda of: of.assign(how="mean")],
 )
-def test_scores_that_do_not_fit_are_refused(small, tmp_path, changes, message):
-    spoilt = replace(small, **{name: how(small) for name, how in changes.items()})
-    with pytest.raises(ValueError, match=message):
-        report.section(spoilt)
-    assert not (tmp_path / "report").exists()
+def test_scores_that_their_items_do_not_make_are_refused(small, change):
+    check(small.scores, small.items)
+    with pytest.raises(ValueError, match=r"cape 0 sizes 24 top1 is .*, its items make"):
+        check(small.scores, change(small.items))
 
 
 # --- the page
 
 
-def test_the_page_stands_alone_and_has_it_all(page):
-    assert "http" not in page.replace('http-equiv="Content-Security-Policy"', "")
-    sources = [part.split('"')[1] for part in page.split(" src")[1:]]
+def test_the_page_stands_alone_and_has_it_all(html):
+    assert "http" not in html.replace('http-equiv="Content-Security-Policy"', "")
+    sources = [part.split('"')[1] for part in html.split(" src")[1:]]
     assert len(sources) == 1
     assert all(one.startswith("data:image/png;base64,iVBOR") for one in sources)
     for part in (
@@ -370,5 +442,5 @@ def test_the_page_stands_alone_and_has_it_all(page):
         "sizes, top1 ↑, difference from sinpos",
         "epochs: 2",
     ):
-        assert part in page, part
-    assert page.count("<td><strong>") == 3 + 2  # the column 32 of scores and of differences
+        assert part in html, part
+    assert html.count("<td><strong>") == 3 + 2  # the column 32 of scores and of differences

@@ -6,7 +6,7 @@ from hydra import version
 from omegaconf import OmegaConf
 
 from cape_studies import config, plan, yamls
-from cape_studies.run import StudyOptions
+from cape_studies.asked import StudyOptions
 
 STUDY = {
     "title": "small",
