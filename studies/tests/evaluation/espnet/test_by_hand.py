@@ -12,6 +12,7 @@ pytest.importorskip("jiwer")
 soundfile = pytest.importorskip("soundfile")
 yaml = pytest.importorskip("yaml")
 
+from espnet2.bin.asr_inference import Speech2Text  # noqa: E402
 from espnet2.tasks.asr import ASRTask  # noqa: E402
 
 from cape_studies.evaluate.espnet import evaluate  # noqa: E402
@@ -127,6 +128,27 @@ def test_errors_are_the_edits_of_the_likeliest_letters(data, file, run, tmp_path
     ] == scores  # fmt: skip
     columns += ["item", "value", "weight"]
     assert [[row[one] for one in columns] for row in rows(tmp_path / "items.csv")] == items
+
+
+def test_a_search_is_espnets_with_its_options(data, file, run, tmp_path):
+    search = {"beam_size": 3, "ctc_weight": 1.0, "penalty": 0.5, "maxlenratio": -6}
+    theirs = Speech2Text(file.parent / "config.yaml", file, device="cpu", **search)
+    words = [f"{name}={value}" for name, value in search.items()]
+    run(
+        *("--model", file, "--data", data, "--bins", "--items", tmp_path / "items.csv"),
+        *("--search", *words),
+    )
+    items, references = rows(tmp_path / "items.csv"), ["ab cd", "a b c d", "dcba", "ab dd", "c"]
+    found = [int(row["value"]) for row in items if row["metric"] == "cer"]
+    expected = []
+    for i, reference in enumerate(references):
+        best, _ = theirs(soundfile.read(data / f"u{i}.wav", dtype="float32")[0])  # and the middle's
+        text = "".join(one for one in best[0][1] if one != "<noise>").replace("<space>", " ")
+        expected.append(edits(reference, " ".join(text.split())))
+    assert found == expected
+    assert expected != [
+        edits(*pair) for pair in zip(references, heard(file, data, False), strict=True)
+    ]
 
 
 def test_the_parts_of_a_model_are_espnets(data, file):
