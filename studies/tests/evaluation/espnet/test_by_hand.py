@@ -12,9 +12,10 @@ pytest.importorskip("jiwer")
 soundfile = pytest.importorskip("soundfile")
 yaml = pytest.importorskip("yaml")
 
+from espnet2.bin.asr_inference import Speech2Text  # noqa: E402
 from espnet2.tasks.asr import ASRTask  # noqa: E402
 
-from cape_studies.evaluate.espnet import evaluate  # noqa: E402
+from cape_studies.evaluate.espnet import evaluate, testset  # noqa: E402
 from cape_studies.evaluate.espnet.models import Model, sources, split_name  # noqa: E402
 from lab_support import check_items, rows  # noqa: E402
 
@@ -127,6 +128,43 @@ def test_errors_are_the_edits_of_the_likeliest_letters(data, file, run, tmp_path
     ] == scores  # fmt: skip
     columns += ["item", "value", "weight"]
     assert [[row[one] for one in columns] for row in rows(tmp_path / "items.csv")] == items
+
+
+@pytest.mark.parametrize("amp", [False, True])
+def test_mixed_precision_is_used_where_it_is_asked_for(data, file, monkeypatch, amp):
+    seen = []
+
+    def tokens(model, speech):
+        seen.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
+        return [4]
+
+    monkeypatch.setattr(Model, "tokens", tokens)
+    given = evaluate.EspnetOptions(model=["m"], data=["d"], amp=amp)
+    utterances, _ = testset.read(data)
+    model = Model("m", file, {}, torch.device("cpu"))
+    assert evaluate.decode(model, utterances, given) == ["a"] * 5
+    assert seen == [(amp, torch.bfloat16)] * 5
+
+
+def test_a_search_is_espnets_with_its_options(data, file, run, tmp_path):
+    search = {"beam_size": 3, "ctc_weight": 1.0, "penalty": 0.5, "maxlenratio": -6}
+    theirs = Speech2Text(file.parent / "config.yaml", file, device="cpu", **search)
+    words = [f"{name}={value}" for name, value in search.items()]
+    run(
+        *("--model", file, "--data", data, "--bins", "--items", tmp_path / "items.csv"),
+        *("--search", *words),
+    )
+    items, references = rows(tmp_path / "items.csv"), ["ab cd", "a b c d", "dcba", "ab dd", "c"]
+    found = [int(row["value"]) for row in items if row["metric"] == "cer"]
+    expected = []
+    for i, reference in enumerate(references):
+        best, _ = theirs(soundfile.read(data / f"u{i}.wav", dtype="float32")[0])  # and the middle's
+        text = "".join(one for one in best[0][1] if one != "<noise>").replace("<space>", " ")
+        expected.append(edits(reference, " ".join(text.split())))
+    assert found == expected
+    assert expected != [
+        edits(*pair) for pair in zip(references, heard(file, data, False), strict=True)
+    ]
 
 
 def test_the_parts_of_a_model_are_espnets(data, file):

@@ -161,6 +161,15 @@ def test_unknown_words_of_hypothesis_and_reference_never_match(trained, data, mo
     assert {item[3] for item in tokenised.items + plain.items} == {0}
 
 
+def test_the_end_of_translations_does_not_matter_to_losses(trained, data):
+    given = FairseqOptions(score="loss", data=data, model=["m"], device="cpu")
+    loaded = checkpoints.load_model("m", str(trained[0]), given)
+    short = {"max_len_b": 1}
+    assert generate.open_test(loaded, "test", given.model_copy(update=short))
+    with pytest.raises(ValueError, match="hypotheses would end at 1: give --max-len-a"):
+        generate.open_test(loaded, "test", given.model_copy(update={"score": "bleu", **short}))
+
+
 def test_a_loss_that_is_no_number_is_refused(data, trained, refused, tmp_path):
     state = torch.load(trained[0], weights_only=False)
     state["model"]["decoder.embed_tokens.weight"][5] = math.nan
