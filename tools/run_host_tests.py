@@ -103,6 +103,9 @@ def replace_espnet(pos: str) -> None:
 
     from espnet2.tasks.asr import ASRTask, encoder_choices
 
+    from cape_plugins.espnet.relies import RELIES
+
+    RELIES.check()  # before classes are replaced
     if pos != STOCK:
         for kind, module in (
             ("Conformer", "conformer"),
@@ -129,11 +132,12 @@ def replace_espnet(pos: str) -> None:
     ASRTask.main = classmethod(with_encoder)
 
 
-def _with_pos(cls: Any, pos: str) -> Callable[..., Any]:
-    def build(input_size: int, **options: Any) -> Any:
-        return cls(input_size, pos=pos, **OPTIONS.get(pos, {}), **options)
+def _with_pos(cls: Any, pos: str) -> type:
+    class Ours(cls):
+        def __init__(self, input_size: int, **options: Any) -> None:
+            super().__init__(input_size, pos=pos, **OPTIONS.get(pos, {}), **options)
 
-    return build
+    return Ours
 
 
 def replace_transformers(pos: str, module: Any) -> None:
@@ -175,7 +179,7 @@ class Run:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Function]) -> None:
         """Of each parametrized test a sample, the same for each pos."""
-        if self.host == "transformers":
+        if self.host == "transformers" and items:
             replace_transformers(self.pos, items[0].module)
         of: dict[tuple[str, str], list[pytest.Function]] = {}
         for item in items:
