@@ -167,7 +167,7 @@ def _augmentation(pos: str, given: dict[str, Any]) -> AsGiven:
         )
     settings = {name: value for name, value in chosen.items() if name in own}
     # evaluation is the model's own, and distances know no mean
-    sets: dict[str, Any] = {name: False for name in ("mean_normalize", "spread") if name in own}
+    sets: dict[str, Any] = {**variant.augments.alone}
     return variant.augments(**settings, **sets)
 
 

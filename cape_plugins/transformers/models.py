@@ -28,7 +28,6 @@ from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 from cape_plugins.attention import PositionalAttention
 from cape_plugins.augment import AsGiven
 from cape_plugins.module import Positions
-from cape_plugins.sinusoid import Sinusoids
 from cape_plugins.transformers.attention import (
     NAMES_OF_CACHE,
     CapeAttention,
@@ -44,7 +43,6 @@ from cape_plugins.transformers.loading import Loads
 from cape_plugins.transformers.options import (
     DECODER,
     ENCODER,
-    adds_by_content,
     check_names,
     check_rope,
     fields,
@@ -121,7 +119,8 @@ class _CapeModel(Loads):
         config = self.config
         self.positions = positions(config, config.host)
         check_rope(config, self.positions.options)
-        self.adds_by_content = adds_by_content(self.positions)
+        added = self.positions.added
+        self.adds_by_content = added is not None and added.needs_content()
         self.rotary_emb = NoTable()
         attentions = self.positions.hand_over()
         self.adds_to_scores = adds_to_scores(attentions[0], config.num_key_value_heads)
@@ -137,9 +136,6 @@ class _CapeModel(Loads):
                 layer.self_attn.positional = positional
             known |= {positional} - {None}
             layer.self_attn.adds_to_scores = self.adds_to_scores and positional is not None
-        # sinusoids are about 1 (Vaswani et al. 2017 scale tokens so too); tables begin as tokens do
-        sinusoids = isinstance(self.positions.added, Sinusoids)
-        self.content_scale = config.hidden_size**0.5 if sinusoids else 1.0
 
     def forward(
         self: Any,
@@ -182,9 +178,10 @@ class _CapeModel(Loads):
         if self.adds_to_scores:
             keys = positions_of_keys(cache, where, len(content), attention_mask)
             attention_mask = mask = self._mask(content, attention_mask, cache, position_ids)
-        content, given = self.positions(
-            content * self.content_scale, where, mask, keys=keys, draws=drawn
-        )
+        if not self.positions.causal:  # a decoder's are scaled there
+            content = content * self.positions.content_scale
+        keys = where if keys is None else keys  # the mask stays as it is
+        content, given = self.positions(content, where, mask, keys=keys, draws=drawn)
         return super().forward(  # type: ignore[misc]
             inputs_embeds=content,
             attention_mask=attention_mask,

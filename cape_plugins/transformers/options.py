@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from numbers import Number
 from typing import Any
 
-from cape_plugins.added import Added
 from cape_plugins.host import Host
 from cape_plugins.module import Positions
 
@@ -35,7 +34,6 @@ DECODER: Host[None] = Host(
 )
 #: An encoder has the whole text.
 ENCODER = dataclasses.replace(DECODER, sets=DECODER.sets - {"mean_normalize", "spread"})
-_DECODERS = {"mean_normalize": False, "spread": False}
 
 
 def fields(host: Host) -> type:
@@ -61,29 +59,16 @@ def positions(config: Any, host: Host) -> Positions:
     }
     options, _ = host.choose(config.pos, given)
     sets = {"overflow": "error", "abspos_context": config.max_position_embeddings}
-    made = host.positions(
+    return host.positions(
         config.pos,
         options,
-        {**{name: value for name, value in _DECODERS.items() if name in host.sets}, **sets},
+        sets,
         dim=config.hidden_size,
         heads=config.num_attention_heads,
         head_dim=config.head_dim,
         layers=config.num_hidden_layers,
+        causal=host is DECODER,
     )
-    if host is DECODER:
-        advice = made.augmentation.needs_whole_sequence(training=False)
-        if adds_by_content(made):
-            advice = "it adds what depends on the content; use it in cape_eurobert"
-        if advice:
-            raise ValueError(
-                f"{config.pos} needs other tokens, which a decoder's step does not have: {advice}"
-            )
-    return made
-
-
-def adds_by_content(positions: Positions) -> bool:
-    """Whether what is added depends on the content, and not on positions alone."""
-    return positions.added is not None and type(positions.added).embedding is Added.embedding
 
 
 def check_names(names: Iterable[str], host: Host) -> None:
