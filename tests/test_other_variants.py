@@ -18,6 +18,7 @@ import cape_fire
 import cape_support
 from cape_plugins import Positions, packages, token_positions, variants
 from cape_plugins.host import Host
+from cape_plugins.packages import package_of
 from cape_support import ROOT, block_with
 
 PAGE = ROOT / "docs" / "adding-a-variant.md"
@@ -213,7 +214,7 @@ def load(own_table, tmp_path, monkeypatch):
 
     def load():
         ours = [one for one in packages.find() if one.dist._path.parent == tmp_path]
-        packages.load_all(ours)
+        packages.load_all(sorted(ours, key=package_of))  # shared-a first
 
     return load
 
@@ -225,6 +226,9 @@ def test_of_two_packages_in_one_namespace_the_one_that_works_stays(load, tmp_pat
         install(
             tmp_path, f"shared-{name}", f"shared_space.{name}", source, f"x = shared_space.{name}"
         )
+    (tmp_path / "shared_space" / "common.py").write_text(ONE.replace("NAME", "of_common"))
+    calls = "import shared_space.common"
+    install(tmp_path, "shared-c", "shared_space.c", calls, "x = shared_space.c")
     fails = "import shared_space.two\n" + ONE.replace("NAME", "of_none") + "1 / 0"
     for name in ("a", "z"):
         install(
@@ -235,10 +239,14 @@ def test_of_two_packages_in_one_namespace_the_one_that_works_stays(load, tmp_pat
     assert len(warned) == 2
     assert {"of_one", "of_two"} <= {*variants.names(1)}
     assert "of_none" not in variants.names(1)
-    assert [variants.package(f"of_{name}", 1) for name in ("one", "two")] == [
-        "shared-one",
-        "shared-two",
-    ]
+    owners = [variants.package(f"of_{name}", 1) for name in ("one", "two", "common")]
+    assert owners == ["shared-one", "shared-two", "shared-c"]
+
+
+def test_a_module_is_of_the_package_whose_entry_point_is_nearest(monkeypatch):
+    monkeypatch.setattr(variants, "PACKAGES", {"space": "base", "space.one": "of-one"})
+    for module, package in (("space.one.inner", "of-one"), ("space.other", "base"), ("x.y", "x")):
+        assert variants.Registered(variants.Variant(), module, None).package == package
 
 
 def test_a_malformed_entry_point_is_a_warning_and_all_others_work(load, tmp_path):

@@ -86,6 +86,16 @@ def test_distances_are_counted_in_tokens_wherever_those_are():
     assert given.mask.shape == (2, 1, 1, 6)
 
 
+@both_ways
+def test_between_queries_and_other_keys_distances_are_positions_in_the_nearest_tokens():
+    """Frames 0.04 s apart, nearly; two to each side have vectors of their own."""
+    attention = RelativePositions(Sizes(dim=8, spacing=0.04), relpos_context=0.08)
+    keys = torch.tensor([0.0, 0.0401, 0.0799, 0.1199, 0.16, math.nan])[None, :, None]
+    given = attention.prepare(keys[:, 3:4], keys, None, torch.float32)
+    # 3, 2 and 1 to the left, itself, 1 to the right; one without a position counts as itself
+    assert given.queries.tolist() == [[[0, 0, 1, 2, 3, 2]]]
+
+
 def test_the_vectors_begin_uniform_in_a_tenth():
     table = module(100, head_dim=64)
     for _ in range(2):

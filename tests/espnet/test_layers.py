@@ -17,7 +17,11 @@ from espnet2.asr.ctc import CTC
 from espnet2.asr.decoder.transformer_decoder import TransformerDecoder
 from espnet2.utils.get_default_kwargs import get_default_kwargs
 
+from cape_plugins import Alibi, Given, Variant
+from cape_plugins.attention import merge
+from cape_plugins.espnet.attention import CapeMultiHeadedAttention
 from cape_plugins.espnet.paper.transformer import LayerDropTransformerDecoder
+from cape_plugins.variants import TABLE, Registered
 from cape_support import seeded
 from espnet_support import assert_alone, batch, make
 
@@ -179,3 +183,23 @@ def test_intermediate_ctc_conditions_the_layers_above(name, pos):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in learned)
     assert encoder.conditioning_layer.weight.grad.any()
     assert ctc.ctc_lo.weight.grad.any()
+
+
+@pytest.mark.parametrize("name", ["cape_transformer", "cape_e_branchformer"])
+def test_a_bias_of_the_first_layer_alone_is_not_in_the_others(name, monkeypatch):
+    """Which is prepared once for all layers, and reaches each with the mask in it."""
+    row = Registered(Variant(attends=Alibi, first_layer_only=True), __name__, None)
+    monkeypatch.setitem(TABLE[1], "alibi_first", row)
+    encoder, seen = make(name, "alibi_first").eval(), []
+    for layer in encoder.encoders:
+        (attention,) = (m for m in layer.modules() if isinstance(m, CapeMultiHeadedAttention))
+        attention.register_forward_pre_hook(lambda one, given: seen.append((one, *given)))
+    encoder(*batch(61, 40))
+    for attention, x, _, _, given, mask in [*seen]:
+        assert given.bias is not None
+        found = attention(x, x, x, given, mask)
+        other = attention(x, x.masked_fill(~mask.mT, 9.0), x, given, mask)
+        torch.testing.assert_close(other, found)  # padding is hidden
+        plain = Given(bias=merge(torch.zeros(1), mask[:, None], x.dtype))
+        acts = not torch.allclose(attention(x, x, x, plain, mask), found, atol=1e-4)
+        assert acts == (attention is seen[0][0])
