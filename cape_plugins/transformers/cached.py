@@ -126,8 +126,8 @@ def positions_of_keys(
     new = where.expand(batch, -1)[:, None, :, None]
     if not hasattr(layer, "positions"):
         first = _first(layer, new, mask)
-        own: Any = type(layer)
-        kind = _KINDS.get(own) or _keeping(own)
+        theirs: Any = type(layer)
+        kind = _KINDS.get(theirs) or _keeping(theirs)
         layer = cache.layers[0] = with_class(layer, kind)
         layer.positions = first
     if not isinstance(layer, StaticLayer):

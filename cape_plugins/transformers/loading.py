@@ -15,14 +15,19 @@ class Loads:
 
     _keys_to_ignore_on_load_missing = (r"positions\.mark\.",)  # of transformers' own weights
 
+    @torch.no_grad()
     def _init_weights(self: Any, module: nn.Module) -> None:
         super()._init_weights(module)  # type: ignore[misc]
-        if isinstance(module, Part):  # not all have parameters
-            getattr(module, "reset_parameters", lambda: None)()
+        if isinstance(module, Part):  # one with buffers that are not saved, or with missing weights
+            held = *module.parameters(), *module.buffers()
+            loaded = [(one, one.clone()) for one in held if _is_loaded(one)]
+            module.reset_parameters()
+            for one, value in loaded:
+                one.copy_(value)
         elif isinstance(module, VariantMark):  # what the checkpoint has not
             for name, value in module.settings.items():
                 entry = getattr(module, name)
-                if not getattr(entry, "_is_hf_initialized", False):
+                if not _is_loaded(entry):
                     entry.copy_(torch.tensor(value, dtype=entry.dtype))
 
     @classmethod
@@ -42,6 +47,11 @@ class Loads:
             elif isinstance(module, Part):
                 _fill_unsaved(module)
         return (model, info) if output_loading_info else model
+
+
+def _is_loaded(one: torch.Tensor) -> bool:
+    """Whether transformers has filled a parameter or buffer from a checkpoint."""
+    return getattr(one, "_is_hf_initialized", False)
 
 
 def _fill_unsaved(part: Part) -> None:

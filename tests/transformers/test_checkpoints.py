@@ -143,7 +143,12 @@ def test_what_a_folder_has_not_begins_as_a_new_model(sizes, tmp_path):
     LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(tmp_path)
     config = CapeLlamaConfig.from_pretrained(tmp_path, pos="gains_unsaved")
     model = CapeLlamaForCausalLM.from_pretrained(tmp_path, config=config)
-    for layer in model.model.layers:
+    model.model.layers[1].self_attn.positional.gain.data.fill_(3.0)
+    model.save_pretrained(tmp_path / "other")
+    again = CapeLlamaForCausalLM.from_pretrained(tmp_path / "other")
+    gains = [layer.self_attn.positional.gain.item() for layer in again.model.layers]
+    assert gains == [0.5, 3.0]
+    for layer in model.model.layers[:1]:
         assert layer.self_attn.positional.gain.item() == 0.5
         assert layer.self_attn.positional.inv_freq[0] == 1.0
 
