@@ -4,10 +4,11 @@ This module names and says; nothing here is done. :mod:`.work` does one preparat
 :mod:`.process`, which starts and ends commands; :mod:`.run` is the command line, which does all.
 
 A folder is named after what was asked: its name has a digest of the resolved configuration and of
-the user's data. So equal configurations of two studies are one folder, and another option, or data
-that changed, are another folder. It is done when its last file is there. Code and versions do not
-count; ``config.yaml`` has them.
+what is in the user's data. So equal configurations of two studies are one folder, and another
+option, or data that changed, are another folder. It is done when its last file is there. Code and
+versions do not count; ``config.yaml`` has them.
 
+    out/data/NAME-DIGEST            a link to the user's folder that has these contents
     out/prepared/NAME-DIGEST/       done when NAME-DIGEST.yaml is there
     out/runs/VARIANT-seedN-DIGEST/  config.yaml, train.log, train/; trained.yaml when it is trained,
                                     failed when its last step failed
@@ -274,8 +275,7 @@ class Plan:
         """Take the user's data, of the needs that this study has."""
         self.data = {name: one for name, one in data.items() if name in self.study.needs}
         for name, one in self.data.items():
-            self.places[name] = str(one.folder)
-            self.marks[name] = f"{one.folder} {one.contents}"
+            self.places[name], self.marks[name] = str(one.link), one.contents
 
     def prepare(self, make: Callable[[Prepared], Mapping[str, Any] | None]) -> None:
         """Go through the preparations in their order, as one may need the facts of those before it.

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from cape_studies import command, compare, figure, process, results
 from cape_studies.answer import of_study, sentences
+from cape_studies.asked import StudyOptions
 from cape_studies.results import Result
-from cape_studies.run import StudyOptions
 from cape_studies.tables import tables
 
 

@@ -18,64 +18,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, PositiveInt
 
 from cape_studies import command, estimate, hosts, process, work, yamls
-from cape_studies.command import CommandOptions, Pairs, Typed
+from cape_studies.asked import StudyOptions
+from cape_studies.command import Pairs, Typed
 from cape_studies.hosts import Options
-from cape_studies.needs import Data, known_data, lacking
 from cape_studies.plan import Plan, Prepared, Run
 from cape_studies.process import say
 from cape_studies.progress import Shown
 
 HOURS = 72  # of a job of SLURM
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-
-
-class StudyOptions(CommandOptions):
-    """What cape-run and cape-report are told of a study."""
-
-    study: Annotated[str | None, Typed(bare=True)] = Field(
-        None, description="a name from cape-run --list, or a YAML"
-    )
-    overrides: Annotated[list[str], Typed(bare=True)] = Field(
-        [], description="changes in Hydra's grammar: seeds=[0,1] options.epochs=1 ~needs.v2a"
-    )
-    data: Annotated[list[str], Typed(again="[NAME=]DIR")] = Field(
-        [], description="a folder of data that the study needs; again for each"
-    )
-    out: Path = Field(Path("out"), description="folder of all results")
-    quick: bool = Field(False, description="a tiny model and few updates, to see that it runs")
-    gpus: NonNegativeInt = Field(0, description="GPUs for a run; 0: the CPU")
-    timm_scripts: Path | None = Field(None, description="folder of timm's train.py")
-
-    def plans(self) -> tuple[list[Plan], list[str]]:
-        """Of each study of a set, or of the one; and what is missing of their data.
-
-        Raises:
-            ValueError: there is no such study, or a change does not fit.
-        """
-        if self.study is None:
-            raise ValueError("which study? cape-run --list shows them")
-        scripts = self.timm_scripts.resolve() if self.timm_scripts else None
-        given: dict[str, Any] = {"quick": self.quick, "out": self.out.resolve(), "named": {}}
-        given["machine"] = hosts.Machine(self.gpus, scripts)
-        paths = yamls.studies_of(yamls.find(self.study))
-        plans = [Plan(path, self.overrides, **given) for path in paths]
-        needs = {name: need for one in plans for name, need in one.study.needs.items()}
-        folders = known_data(self.data, needs)
-        data = {name: Data.now(folder) for name, folder in folders.items()}
-        for plan in plans:
-            plan.bring(data)
-        return plans, list(lacking(needs, folders))
-
-    def words(self) -> Iterator[str]:
-        """What to type for the same study."""
-        yield from (str(self.study), *self.overrides)
-        yield from (f"--data={one}" for one in self.data)
-        names = {"out", "quick", "gpus", "timm_scripts"}
-        given = self.model_dump(include=names, exclude_defaults=True)
-        yield from hosts.words({name.replace("_", "-"): one for name, one in given.items()})
 
 
 class RunOptions(StudyOptions):
@@ -95,13 +49,18 @@ class RunOptions(StudyOptions):
         False, description="print the commands, what is done, and what is missing"
     )
     estimate: bool = Field(False, description="time a few updates of each variant here")
-    fresh: bool = Field(False, description="remove what these words have made, and do it again")
+    fresh: bool = Field(False, description="do again what these words have made, and replace it")
 
     jobs: PositiveInt = Field(1, description="runs at a time on this machine")
     cluster: Literal["local", "slurm"] = Field("local", description="where runs are done")
     sbatch: Annotated[Pairs, Typed(again="KEY=VALUE")] = Field(
         {}, description="for SLURM's sbatch: account=x, time=90 (minutes); again for each"
     )
+
+    @property
+    def writes(self) -> bool:
+        """Whether anything is written to ``out``."""
+        return not self.dry_run
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -221,6 +180,8 @@ def seen(one: Prepared) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch, one.folder.name)
         words = [word.replace(str(one.folder), str(folder)) for word in one.command]
+        for data in one.data:
+            words = [word.replace(str(data.link), str(data.folder)) for word in words]
         subprocess.run(words, capture_output=True)
         facts = folder / "facts.yaml"
         return yamls.read_yaml(facts) if facts.exists() else {}
@@ -229,6 +190,10 @@ def seen(one: Prepared) -> dict[str, Any]:
 def do(options: RunOptions, plans: Sequence[Plan], pool: ThreadPoolExecutor) -> list[str]:
     """Prepare, train and test; returns a line for each step that failed."""
     first: dict[Path, Prepared] = {}  # who makes a shared one anew
+
+    for plan in plans:
+        for one in plan.data.values():
+            one.bring()
 
     def prepare(one: Prepared) -> None:
         fresh = options.fresh and first.setdefault(one.folder, one) is one  # one step, for threads
@@ -248,6 +213,9 @@ def do(options: RunOptions, plans: Sequence[Plan], pool: ThreadPoolExecutor) -> 
     for plan in plans:
         if plan.study.answer:
             print(f"{plan.name}: {plan.study.answer.found}", flush=True)
+        for folder, many in work.of_other_data(plan).items():
+            what = f"{plan.name}: {many} finished trainings are of other data"
+            print(f"{what}, what was in {folder} then: they do not count here", flush=True)
         if options.estimate:
             for line in estimate.told(plan.runs(), options.jobs):
                 print(line, flush=True)

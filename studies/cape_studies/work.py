@@ -1,14 +1,15 @@
 """Does one preparation, or one run: what is done is not done again, and what was begun goes on.
 
-Each step looks at the user's data before and after it: what was made of data that changed meanwhile
-counts for nothing.
+Each step looks at the user's data before and after it: what was made of data whose contents changed
+meanwhile counts for nothing.
 """
 
 import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib.metadata import distributions
@@ -19,7 +20,7 @@ import cape_plugins
 from cape_studies import hosts, process, progress
 from cape_studies.hosts import PYTHON
 from cape_studies.needs import Data
-from cape_studies.plan import Prepared, Run, Test, digest
+from cape_studies.plan import Plan, Prepared, Run, Test, digest
 from cape_studies.process import Failed
 from cape_studies.yamls import read_yaml
 
@@ -77,21 +78,29 @@ def _call(
     command: Sequence[str],
     log: Path,
     locks: Sequence[IO[str]],
-    data: Iterable[Data],
+    data: Sequence[Data],
     gpus: int = 0,
+    spoilt: Sequence[Path] = (),
 ) -> float:
-    """:func:`process.call`, of data that stay as they are."""
+    """:func:`process.call`, of data that stay as they are; if they change, ``spoilt`` is removed.
+    What the command says of our link to data is said of the user's folder."""
 
     def look(when: str) -> None:
         for one in data:
             if one.changed():
+                process.remove(*spoilt)
                 what = f"{one.folder} changed {when}"
                 raise Failed([f"{what}: the same command takes it as it is then"], log)
 
     look("since cape-run began")
-    seconds = process.call(command, log, locks, gpus)
-    look("meanwhile, so this step counts for nothing")
-    return seconds
+    try:
+        return process.call(command, log, locks, gpus)
+    except Failed as error:
+        for one in data:
+            error.line = error.line.replace(str(one.link), str(one.folder))
+        raise
+    finally:
+        look("meanwhile, so this step counts for nothing")
 
 
 def _train(run: Run, locks: Sequence[IO[str]]) -> None:
@@ -101,11 +110,8 @@ def _train(run: Run, locks: Sequence[IO[str]]) -> None:
         with process.locked(run.start.lock) as lock:
             _train(run.start, [*locks, lock])
     process.remove(run.note)
-    about, plan, now = run.folder / "config.yaml", run.plan, here(run)
+    about, plan, data = run.folder / "config.yaml", run.plan, [*run.plan.data.values()]
     before = read_yaml(about)["trained"] if run.trained.exists() and about.exists() else []
-    if before and before[-1].get("data") != now["data"]:
-        process.say(f"{run.label}: data were changed since it began, so it begins from nothing")
-        before = []  # even if they are again as they were
     if not before:  # tests of an earlier training are not of this one
         process.remove(*(path.parent for path in run.folder.glob("*/scores.csv")), run.trained)
     command = run.train_command(run.trained)
@@ -116,12 +122,12 @@ def _train(run: Run, locks: Sequence[IO[str]]) -> None:
         "variant": run.variant,
         "quick": plan.quick,
         **run.asked,
-        "data": {name: str(one.folder) for name, one in plan.data.items()},
+        "data": {one.name: {"folder": str(one.folder), "contents": one.contents} for one in data},
         "prepared": {one.folder.name: one.asked for one in plan.prepared},
-        "trained": [*before, {"began": _now(), "command": command, **now}],
+        "trained": [*before, {"began": _now(), "command": command, **here(run)}],
     }
     process.write(about, asked)
-    seconds = _call(command, run.log, locks, plan.data.values(), plan.machine.gpus)
+    seconds = _call(command, run.log, locks, data, plan.machine.gpus, [run.trained])
     if not run.checkpoint.exists():
         raise Failed([f"it ended without error, and without {run.checkpoint}"], run.log)
     process.write(run.note, {"ended": _now(), "seconds": round(seconds, 3)})
@@ -134,7 +140,7 @@ def _test(run: Run, test: Test, locks: Sequence[IO[str]]) -> None:
     csv, items, log = test.folder / ".scores.csv", test.folder / ".items.csv", test.folder / "log"
     process.remove(csv, items)
     command = run.test_command(test, csv, items)
-    _call(command, log, locks, run.plan.data.values(), run.plan.machine.gpus)
+    _call(command, log, locks, [*run.plan.data.values()], run.plan.machine.gpus)
     if not csv.exists():
         raise Failed([f"it ended without error, and without {csv}"], log)
     host = run.plan.study.host
@@ -182,7 +188,7 @@ def changed(run: Run) -> list[str]:
 
 
 def here(run: Run) -> dict[str, Any]:
-    """The machine, the data, and versions, also of scripts: what else scores depend on."""
+    """The machine, and versions, also of scripts: what else scores depend on."""
     plan = run.plan
     found = dict(_versions(plan.study.host))
     for one in plan.prepared:
@@ -192,8 +198,19 @@ def here(run: Run) -> dict[str, Any]:
         found["training that it starts from"] = str(read_yaml(run.start.note)["ended"])
     scripts = [plan.study.trainer, *(one.evaluation.script for one in run.tests.values())]
     found |= {f"script {path.name}": digest(path.read_text("utf-8")) for path in scripts if path}
-    data = {name: one.changes for name, one in plan.data.items()}
-    return {"machine": _machine(plan.machine.gpus), "data": data, "versions": found}
+    return {"machine": _machine(plan.machine.gpus), "versions": found}
+
+
+def of_other_data(plan: Plan) -> Counter[str]:
+    """Folder of data → finished trainings of this study, of contents that it does not have now."""
+    now = {name: one.contents for name, one in plan.data.items()}
+    found: Counter[str] = Counter()
+    for note in plan.out.glob("runs/*/trained.yaml") if now else ():
+        about = read_yaml(note.with_name("config.yaml"))
+        then = {k: of for k, of in about["data"].items() if isinstance(of, dict)}  # before 0.2: str
+        if about["study"] == plan.name and {k: of["contents"] for k, of in then.items()} != now:
+            found[", ".join(of["folder"] for of in then.values())] += 1
+    return found
 
 
 @cache

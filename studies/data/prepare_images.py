@@ -104,7 +104,7 @@ def _linked(classes: Classes, out: Path, part: str) -> int:
     for name, paths in classes.items():
         (out / part / name).mkdir(parents=True)
         for place, path in paths.items():
-            (out / part / name / place).symlink_to(path.resolve())
+            (out / part / name / place).symlink_to(path.absolute())
     return len(create_dataset("", root=str(out), split=part))
 
 

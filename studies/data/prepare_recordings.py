@@ -143,7 +143,7 @@ def prepare(
         for key in part:
             link = out.absolute() / name / f"{key}{found[key].path.suffix}"
             link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(found[key].path.resolve())
+            link.symlink_to(found[key].path.absolute())
             parts[name][key] = found[key]._replace(path=link)
     recordings.write(out, parts, kind)
     trained = sum(seconds[key] for key in train)

@@ -198,26 +198,6 @@ def test_a_preparation_is_not_made_anew_while_a_training_uses_it(tmp_path):
     assert prepared(tmp_path).count("begins at 0\n") == 2
 
 
-def test_a_training_killed_on_data_that_changed_begins_from_nothing_when_they_are_back(tmp_path):
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "a.txt").touch()
-    options = {"steps": 12, "read-not": "{words}"}
-    given = {"needs": {"words": {"what": "words"}}, "options": options}
-    words = ["run=[few]", "--data", str(data)]
-    first = held(tmp_path, *words, **given)
-    (data / "a.txt").rename(data / "b.txt")
-    for pid in alive(first):
-        os.kill(pid, signal.SIGKILL)
-    status(first)
-    (data / "b.txt").rename(data / "a.txt")
-    (tmp_path / "gate").touch()
-    assert status(start(tmp_path, *words, **given)) == 0
-    (folder,) = runs(tmp_path, "few")
-    assert (begins(folder), score(folder)) == ([0, 0], "12")
-    assert "begins from nothing" in said(tmp_path)
-
-
 PREPARED = {"numbers": {"script": str(HERE / "count.py"), "options": {"out": "{out}", "steps": 6}}}
 
 
