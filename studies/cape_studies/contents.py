@@ -53,7 +53,7 @@ def _seen(path: Path, before: list[str]) -> list[str]:
         if now == before[0]:
             return before
         with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()[:32]
+            content = hashlib.file_digest(file, "sha256").hexdigest()[:32]  # type: ignore[attr-defined]  # Python 3.11's
     except FileNotFoundError:  # a link that leads nowhere, or it was removed just now
         return ["", ""]
     return [now if at.st_ctime_ns < time.time_ns() - SETTLED_NS else "", content]

@@ -24,26 +24,52 @@ from cape_studies.plan import Plan, Prepared, Run, Test, digest
 from cape_studies.process import Failed
 from cape_studies.yamls import read_yaml
 
+#: where a checkpoint may be the reason of a failure
+DAMAGED = "If the checkpoint is damaged, remove"
+
 
 def prepare(one: Prepared, fresh: bool = False) -> None:
     """Make a folder, from nothing, if it was not made, or ``fresh``. It waits for those who use it.
+    A fresh one replaces the folder when it is made.
 
     Raises:
         Failed, SystemExit: see :func:`process.call`; or there is no folder, or data changed.
     """
     with process.locked(one.beside(".lock")) as lock, _kept(one.before) as others:
+        log, note, before = one.beside(".log"), one.beside(".yaml"), one.beside(".before")
+        if not one.done():
+            _put_back(one, before)  # of a fresh one that was killed
         if one.done() and not fresh:
             return
-        log, note = one.beside(".log"), one.beside(".yaml")
+        process.remove(before)
+        if one.done():
+            before.mkdir()
+            for path in (note, one.folder):
+                path.rename(before / path.name)
         process.remove(note, one.folder)
-        _call(one.command, log, [lock, *others], one.data)
-        if not one.folder.is_dir():
-            raise Failed([f"it ended without error, and without {one.folder}"], log)
+        try:
+            _call(one.command, log, [lock, *others], one.data)
+            if not one.folder.is_dir():
+                raise Failed([f"it ended without error, and without {one.folder}"], log)
+        except BaseException:
+            _put_back(one, before)
+            raise
         process.write(note, {**one.asked, "made": _now()})
+        process.remove(before)
+
+
+def _put_back(one: Prepared, before: Path) -> None:
+    """Bring a preparation back that a fresh one was to replace."""
+    if (before / one.folder.name).exists():
+        process.remove(one.folder)
+        for path in (one.folder, one.beside(".yaml")):
+            (before / path.name).rename(path)
+        process.remove(before)
 
 
 def make(run: Run) -> None:
-    """Train and test, as far as that is not done. ``failed`` says in the folder why it failed.
+    """Train and test, as far as that is not done. ``failed`` says in the folder why it failed. A
+    fresh run replaces the other one when it is done.
 
     Raises:
         Failed, SystemExit: see :func:`process.call`; or an output is missing, or data changed.
@@ -52,7 +78,7 @@ def make(run: Run) -> None:
     with process.locked(run.lock) as lock, _kept(run.plan.prepared) as others:
         process.remove(run.failed)
         try:
-            if not run.done():
+            if not run.done() or not run.tests:
                 _train(run, [lock, *others])
             for test in run.tests.values():
                 if not test.scores.exists():
@@ -60,6 +86,12 @@ def make(run: Run) -> None:
         except Failed as error:
             process.write(run.failed, error.line)
             raise
+        if run.fresh:
+            whole = run.folder.parent
+            process.remove(*(one for one in whole.iterdir() if one not in (run.folder, run.lock)))
+            for one in sorted(run.folder.iterdir(), key=lambda one: any(one.glob("scores.csv"))):
+                one.rename(whole / one.name)  # what says that it is done comes last
+            run.folder.rmdir()
 
 
 @contextmanager
@@ -96,9 +128,7 @@ def _call(
     try:
         return process.call(command, log, locks, gpus)
     except Failed as error:
-        for one in data:
-            error.line = error.line.replace(str(one.link), str(one.folder))
-        raise
+        raise error.replaced({str(one.link): str(one.folder) for one in data}) from None
     finally:
         look("meanwhile, so this step counts for nothing")
 
@@ -127,7 +157,12 @@ def _train(run: Run, locks: Sequence[IO[str]]) -> None:
         "trained": [*before, {"began": _now(), "command": command, **here(run)}],
     }
     process.write(about, asked)
-    seconds = _call(command, run.log, locks, data, plan.machine.gpus, [run.trained])
+    try:
+        seconds = _call(command, run.log, locks, data, plan.machine.gpus, [run.trained])
+    except Failed as error:
+        if before and run.trained.exists() and progress.of(run) is None:
+            raise error.replaced({}, f". {DAMAGED} {run.trained}") from None
+        raise
     if not run.checkpoint.exists():
         raise Failed([f"it ended without error, and without {run.checkpoint}"], run.log)
     process.write(run.note, {"ended": _now(), "seconds": round(seconds, 3)})
@@ -136,29 +171,32 @@ def _train(run: Run, locks: Sequence[IO[str]]) -> None:
 def _test(run: Run, test: Test, locks: Sequence[IO[str]]) -> None:
     """Test. ``scores.csv`` comes last, in one move."""
     from cape_studies import scores  # pandas takes half a second to be imported
+    from cape_studies.data import facts
 
     csv, items, log = test.folder / ".scores.csv", test.folder / ".items.csv", test.folder / "log"
     process.remove(csv, items)
     command = run.test_command(test, csv, items)
-    _call(command, log, locks, [*run.plan.data.values()], run.plan.machine.gpus)
+    began = time.monotonic()
+    try:
+        _call(command, log, locks, [*run.plan.data.values()], run.plan.machine.gpus)
+    except Failed as error:
+        if str(run.checkpoint) in " ".join(error.why):
+            raise error.replaced({}, f". {DAMAGED} {run.folder}") from None
+        raise
+    seconds = round(time.monotonic() - began, 3)
     if not csv.exists():
         raise Failed([f"it ended without error, and without {csv}"], log)
     host = run.plan.study.host
     scores.tidy(test.evaluation, host, csv)
     if items.exists():
         found = scores.summed(test.evaluation, host, items)
+        for one in run.plan.prepared:
+            found = facts.grouped(found, one.folder)
         found.to_csv(test.folder / "items.csv", index=False)
         items.unlink()
-    process.write(test.folder / "config.yaml", {"command": command, "tested": _now(), **here(run)})
+    about = {"command": command, "tested": _now(), "seconds": seconds, **here(run)}
+    process.write(test.folder / "config.yaml", about)
     os.replace(csv, test.scores)
-
-
-def forget(run: Run) -> None:
-    """Remove a run and what it starts from, for ``--fresh``; waits for those who train it."""
-    with process.locked(run.lock):
-        process.remove(*(path for path in run.folder.iterdir() if path != run.lock))
-    if run.start:
-        forget(run.start)
 
 
 #: how a run that is not done may stand

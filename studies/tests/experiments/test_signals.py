@@ -23,6 +23,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # what tests in the ba
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # is ignored
 main()
 """
+PREPARED = {"numbers": {"script": str(HERE / "count.py"), "options": {"out": "{out}", "steps": 6}}}
+LOOKED = {"numbers": {"script": str(HERE / "count.py"), "options": {"facts": "{out}"}}}
 PATIENCE = 120  # seconds that a loaded machine may take for anything
 sessions = []
 
@@ -136,6 +138,32 @@ def test_a_signal_stops_the_study_and_a_line_says_how_to_go_on(tmp_path, number)
     assert said(tmp_path).count("the same command goes on") == 1
 
 
+def test_fresh_loses_nothing_when_it_is_interrupted_and_replaces_when_it_is_done(tmp_path):
+    (tmp_path / "gate").touch()
+    given = {"prepare": LOOKED}
+    assert status(start(tmp_path, "run=[few]", **given)) == 0
+    (folder,) = runs(tmp_path, "few")
+    (tmp_path / "gate").unlink()
+    again = {**given, "gate": "FACTS_GATE"}
+    session = start(tmp_path, "run=[few]", "--fresh", said="second", **again)
+    wait_for(lambda: prepared(tmp_path).count("looked") == 2)
+    os.killpg(session.pid, signal.SIGINT)  # while it prepares
+    assert status(session) == 130
+    assert (begins(folder), score(folder)) == ([0], "12")
+    session = start(tmp_path, "run=[few]", "--fresh", said="third", **given)
+    wait_for(lambda: (folder / ".fresh" / "train" / "count").exists())
+    os.killpg(session.pid, signal.SIGINT)  # while it trains
+    assert status(session) == 130
+    words = [str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), "run=[few]"]
+    report.main(words)
+    (tmp_path / "gate").touch()
+    assert status(start(tmp_path, "run=[few]", "--fresh", said="fourth", **given)) == 0
+    assert score(folder) == "12"
+    assert begins(folder)[0] == 0
+    assert len(begins(folder)) == 2  # the fresh training went on from its third step
+    assert not (folder / ".fresh").exists()
+
+
 JOB = """
 import signal, sys
 from pathlib import Path
@@ -196,9 +224,6 @@ def test_a_preparation_is_not_made_anew_while_a_training_uses_it(tmp_path):
     (tmp_path / "gate").touch()
     assert [status(first), status(second)] == [0, 0]
     assert prepared(tmp_path).count("begins at 0\n") == 2
-
-
-PREPARED = {"numbers": {"script": str(HERE / "count.py"), "options": {"out": "{out}", "steps": 6}}}
 
 
 def prepared(tmp_path):
