@@ -5,7 +5,6 @@ studies side by side, then all runs, side by side here or as jobs of SLURM. What
 :mod:`.plan`; :mod:`.work` does each.
 """
 
-import math
 import os
 import shlex
 import shutil
@@ -277,21 +276,23 @@ def _agreed(options: RunOptions, plan: Plan) -> None:
         ValueError: no claim can be made, and the user did not agree to that.
     """
     study, items = plan.study, plan.facts.get("items", {})
-    if study.answer is None or not items or options.quick:
+    if study.answer is None or not items or options.quick:  # which counts for nothing
         return
     ranges = {study.answer.within: "within"} | dict.fromkeys(study.answer.beyond.values(), "beyond")
     metric, seeds, none = study.report.metric, len(study.seeds), []
     for words, where in ranges.items():
         many, groups = items[where], plan.facts.get("groups", {}).get(where, 0)
-        about = f"{plan.name}, {words}: {many:,} test items" + (
-            f" in {groups:,} groups" * (groups > 0)
-        )
+        about = f"{plan.name}, {words}: {many:,} test items"
+        about += f" in {groups:,} groups" if groups else ""
         if line := stats.lacks(many, stats.TRAININGS, groups):
             none.append(f"{words}: {line}")
-        least = stats.smallest_difference(metric, many, seeds, len(study.run), groups)
-        unit = "nats" if metric == "loss" else "points"
-        found = f"differences of {least:.2g} {unit} and more will mostly be found"
-        print(f"{about}: {found if math.isfinite(least) else 'no claim is possible'}", flush=True)
+        if line := stats.lacks(many, seeds, groups):
+            found = f"no claim is possible: {line}"
+        else:
+            least = stats.smallest_difference(metric, many, seeds, len(study.run), groups)
+            unit = "nats" if metric == "loss" else "points"
+            found = f"differences of {least:.2g} {unit} and more will mostly be found"
+        print(f"{about}: {found}", flush=True)
     if none and not options.yes and not all(run.done() for run in plan.runs()):
         what = f"no claim is possible ({'; '.join(none)}): bring more data, or a test of your own"
         if not sys.stdin.isatty():

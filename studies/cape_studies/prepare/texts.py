@@ -117,7 +117,8 @@ def look(folder: Path, pattern: str = "*", group: str | None = None) -> Texts:
             test, _ = drawn(longer, len(test_and_rest(kept)[0]))
             train = [name for name in kept if name not in {*test}]
     spare = len(paths) - len(train) - len(test)
-    left = f"; left out: {spare:,} that are empty, there twice or in no part" if spare else ""
+    why = "in no part" if own or not groups else "too short for a test of their group"
+    left = f"; left out: {spare:,} that are empty, there twice or {why}" if spare else ""
     how = f"{kinds(paths.values())}{left}. {len(test):,} files are for testing, {where}"
     trains, tests = ([texts[name] for name in part] for part in (train, test))
     return Texts(trains, tests, test, how, groups)

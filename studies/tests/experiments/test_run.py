@@ -135,7 +135,9 @@ def test_where_no_claim_is_possible_nothing_is_trained_before_the_user_agrees(ca
     assert not [*(tmp_path / "out").glob("runs/*/train")]
     enough = yaml.safe_load(yaml.safe_dump(FEW_ITEMS))
     enough["prepare"]["numbers"]["facts"]["items"] = 3000
-    said = cape_run(fails="few seed 0: ", options={"steps": 3, "fail": True}, **enough)
+    failing = {"steps": 3, "fail": True}
+    seeds = "seeds=[0,1,2]"
+    said = cape_run(seeds, "run=[few,many]", fails="few seed 0: ", options=failing, **enough)
     assert "3,000 test items: differences of " in said
     assert [*(tmp_path / "out").glob("runs/*/train")]
 
