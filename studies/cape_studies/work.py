@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
@@ -244,10 +244,11 @@ def of_other_data(plan: Plan) -> Counter[str]:
     now = {name: one.contents for name, one in plan.data.items()}
     found: Counter[str] = Counter()
     for note in plan.out.glob("runs/*/trained.yaml") if now else ():
-        about = read_yaml(note.with_name("config.yaml"))
-        then = {k: of for k, of in about["data"].items() if isinstance(of, dict)}  # before 0.2: str
-        if about["study"] == plan.name and {k: of["contents"] for k, of in then.items()} != now:
-            found[", ".join(of["folder"] for of in then.values())] += 1
+        with suppress(ValueError, KeyError, TypeError):  # damaged, or of an older version
+            about = read_yaml(note.with_name("config.yaml"))
+            then = {name: of["contents"] for name, of in about["data"].items()}
+            if about["study"] == plan.name and then != now:
+                found[", ".join(of["folder"] for of in about["data"].values())] += 1
     return found
 
 

@@ -16,7 +16,10 @@ pytest.importorskip("timm")
 from timm.data import create_dataset
 
 from cape_studies.data.images import moved, opened
+from cape_studies.evaluate.timm.images import Images as Tested
+from cape_studies.evaluate.timm.images import open_folder, sizes
 from cape_studies.prepare import chosen, images
+from lab_support import script
 
 CHOICES = ("side", "patch", "batch_size", "epochs", "updates")
 
@@ -125,6 +128,19 @@ def test_a_photo_is_turned_as_its_exif_says(tmp_path):
     assert upright.shape == (3, 2, 3)
     assert upright[0, 1].tolist() == [255, 255, 255]
     assert opened(tmp_path / "photo.png", "photo").size == (3, 2)
+
+
+def test_training_and_test_see_a_photo_as_its_exif_says(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (3, 2)).save(tmp_path / "a" / "photo.png", exif=exif)
+    folder = open_folder(tmp_path)
+    assert (sizes(folder), sizes(folder, upright=True)) == ([(2, 3)], [(3, 2)])
+    trained = script("../../integrations/timm/train_lightning.py").Images(str(tmp_path), 0.0)
+    for seen in (Tested(folder, [0], upright=True), trained):
+        seen.transform = np.asarray
+        assert seen[0][0].shape == (3, 2, 3)
 
 
 def test_images_behind_links_to_folders_count(classes, picture, tmp_path):

@@ -54,3 +54,8 @@ def chosen(facts, steps=None):
 def with_items(facts, items):
     """Facts of a study with so many test items."""
     return {**facts, "items": {"within": items, "beyond": items}}
+
+
+def timed(facts, updates):
+    """Facts of a study whose trainings have so many updates."""
+    return {**facts, "updates": updates}

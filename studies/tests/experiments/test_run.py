@@ -34,6 +34,16 @@ def test_an_estimate_times_each_variant_and_trains_nothing(cape_run, tmp_path):
     assert not [*(tmp_path / "out").glob("runs/*/train")]
 
 
+def test_an_estimate_has_the_time_of_the_tests(cape_run, tmp_path):
+    step = {"script": str(HERE / "count.py"), "options": {"facts": "{out}"}}
+    step["facts"] = {"_target_": "counting.timed", "updates": 60_000}
+    quick = {"options": {"steps": 1}}
+    said = cape_run("--estimate", "run=[few]", prepare={"numbers": step}, quick=quick)
+    assert re.search(r"the tests of a training: \d+ s", said)
+    assert "1 of 1 trainings are left, with their tests: " in said
+    assert not [*(tmp_path / "out").glob("runs/*/train")]
+
+
 @pytest.mark.parametrize(
     "words", ["{}", "words={}", "{} seeds=[3]", "words={} seeds=[3] run=[few]", "{} --jobs 1"]
 )

@@ -149,12 +149,13 @@ def test_fresh_loses_nothing_when_it_is_interrupted_and_replaces_when_it_is_done
     wait_for(lambda: prepared(tmp_path).count("looked") == 2)
     os.killpg(session.pid, signal.SIGINT)  # while it prepares
     assert status(session) == 130
+    words = [str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), "run=[few]"]
+    report.main(words)  # needs what was prepared
     assert (begins(folder), score(folder)) == ([0], "12")
     session = start(tmp_path, "run=[few]", "--fresh", said="third", **given)
     wait_for(lambda: (folder / ".fresh" / "train" / "count").exists())
     os.killpg(session.pid, signal.SIGINT)  # while it trains
     assert status(session) == 130
-    words = [str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), "run=[few]"]
     report.main(words)
     (tmp_path / "gate").touch()
     assert status(start(tmp_path, "run=[few]", "--fresh", said="fourth", **given)) == 0
