@@ -135,7 +135,8 @@ def images(given: argparse.Namespace) -> tuple[DataLoader, int]:
 
 class Images(ImageDataset):
     """timm's dataset of a folder, without hidden files. An image that cannot be used is an error;
-    timm would put the next in its place. Each is moved by up to ``by`` of its side."""
+    timm would put the next in its place. Each is turned as its EXIF says, and moved by up to ``by``
+    of its side."""
 
     def __init__(self, root: str, by: float) -> None:
         super().__init__(root)
@@ -150,7 +151,7 @@ class Images(ImageDataset):
         """
         file, target = self.reader[index]
         with file:
-            image = opened(file, file.name)
+            image = opened(file, file.name, upright=True)
         if self.by:
             image = moved(image, *(random.uniform(-self.by, self.by) for _ in range(2)))
         return self.transform(image), target

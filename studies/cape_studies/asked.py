@@ -1,4 +1,4 @@
-"""What ``cape-run`` and ``cape-report`` are told of a study: the same words."""
+"""What a command line says of a study: cape-run and cape-report are told the same."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +29,11 @@ class StudyOptions(CommandOptions):
     gpus: NonNegativeInt = Field(0, description="GPUs for a run; 0: the CPU")
     timm_scripts: Path | None = Field(None, description="folder of timm's train.py")
 
+    @property
+    def writes(self) -> bool:
+        """Whether anything is written to ``out``."""
+        return True
+
     def plans(self) -> tuple[list[Plan], list[str]]:
         """Of each study of a set, or of the one; and what is missing of their data.
 
@@ -44,10 +49,13 @@ class StudyOptions(CommandOptions):
         plans = [Plan(path, self.overrides, **given) for path in paths]
         needs = {name: need for one in plans for name, need in one.study.needs.items()}
         folders = known_data(self.data, needs)
-        data = {name: Data.now(folder) for name, folder in folders.items()}
+        if problems := list(lacking(needs, folders)):
+            return plans, problems
+        where = given["out"]
+        data = {name: Data.now(name, of, where, self.writes) for name, of in folders.items()}
         for plan in plans:
             plan.bring(data)
-        return plans, list(lacking(needs, folders))
+        return plans, []
 
     def words(self) -> Iterator[str]:
         """What to type for the same study."""

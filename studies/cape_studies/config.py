@@ -94,6 +94,7 @@ class Prepare(Part):
     module: str | None = None  # a module in place of the script, as for python -m
     arguments: list[str | int | float] = []  # words that come before the options
     options: Options = {}  # of the script: name → value
+    facts: Options = {}  # _target_: a function of facts.yaml and of these, which gives the facts
 
 
 class Variant(Part):
@@ -136,6 +137,7 @@ class Study(Part):
     #: the file to test in the folder of the training, "." for all
     checkpoint: Annotated[str, AfterValidator(_inside)] | None = None
     epochs: float | None = Field(None, gt=0)  # my_…: passes over the data; null: by their number
+    group: str | None = None  # my_…: what finds the group of an item; groups are in one part
     options: Options = {}  # of the trainer: name → value; null leaves one out
     variants: Parts[Variant] = Field(min_length=1)  # by name
     run: list[str] = []  # variants to run; default: all

@@ -4,6 +4,7 @@ Each variant's own training is started in a temporary folder, logs a line for ea
 ended after some.
 """
 
+import copy
 import os
 import shlex
 import signal
@@ -19,6 +20,7 @@ from statistics import median
 from cape_studies import process
 from cape_studies.plan import Run
 from cape_studies.progress import duration
+from cape_studies.yamls import read_yaml
 
 #: options with which a study's own trainer logs each update
 EVERY_STEP = {"steps": 50}
@@ -59,8 +61,36 @@ def measure(run: Run) -> tuple[float, float]:
     return times[0] - began, median(later - one for one, later in pairwise(timed))
 
 
+def tests(run: Run) -> float:
+    """Seconds of a run's tests: of one that is done, else of a training as short as ``--quick``.
+
+    Raises:
+        ValueError: the short training or a test of it failed; the message has its last line.
+    """
+    notes = [test.folder / "config.yaml" for test in run.tests.values()]
+    if all(note.exists() for note in notes):
+        return sum(read_yaml(note).get("seconds", 0.0) for note in notes)
+    seconds = 0.0
+    with tempfile.TemporaryDirectory() as scratch:
+        short = copy.copy(run)
+        short.trained = Path(scratch, "train")
+        short.checkpoint = short.trained / run.checkpoint.relative_to(run.trained)
+        csv, items = Path(scratch, "scores.csv"), Path(scratch, "items.csv")
+        quick = run.plan.study.quick.get("options", {})
+        commands = [run.train_command(short.trained, quick)]
+        commands += [short.test_command(test, csv, items) for test in run.tests.values()]
+        for number, words in enumerate(commands):
+            began = time.monotonic()
+            try:
+                process.call(words, Path(scratch, "log"), [], run.plan.machine.gpus)
+            except process.Failed as error:
+                raise ValueError(f"{run.variant} cannot be tested: {error.why[-1]}") from error
+            seconds += (time.monotonic() - began) * (number > 0)
+    return seconds
+
+
 def told(runs: Sequence[Run], jobs: int) -> Iterator[str]:
-    """What trainings cost here, line by line as it is measured."""
+    """What trainings and tests cost here, line by line as it is measured."""
     updates = runs[0].plan.facts.get("updates")
     left = [run.variant for run in runs if not run.done()]
     first = {run.variant: run for run in reversed(runs)}
@@ -74,5 +104,9 @@ def told(runs: Sequence[Run], jobs: int) -> Iterator[str]:
             total += left.count(run.variant) * seconds
         yield line
     if updates:
+        each = tests(runs[0])
+        total += len(left) * each
         spent, every = duration(total / min(jobs, len(left) or 1)), len(runs)
-        yield f"{len(left)} of {every} trainings are left: {spent} with --jobs {jobs}, and tests"
+        yield f"the tests of a training: {each:.0f} s, as {runs[0].variant} took"
+        what = f"{len(left)} of {every} trainings are left, with their tests"
+        yield f"{what}: {spent} with --jobs {jobs}"

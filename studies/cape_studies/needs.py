@@ -1,11 +1,12 @@
 """The user's data that a study needs: which folder is which, what lacks, and whether it changed."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cape_studies import contents
 from cape_studies.config import Need
-from cape_studies.data.files import digests
 
 
 @dataclass(frozen=True)
@@ -13,22 +14,40 @@ class Data:
     """A folder of the user's, as it was when the command began.
 
     Attributes:
+        name: of the need.
         folder: its path.
-        contents, changes: see :func:`cape_studies.data.files.digests`; empty if it is not there.
+        contents: digest of what is in it.
+        out: folder of all results.
     """
 
+    name: str
     folder: Path
     contents: str
-    changes: str
+    out: Path
 
     @classmethod
-    def now(cls, folder: Path) -> "Data":
-        """The folder as it is."""
-        return cls(folder, *(digests(folder) if folder.is_dir() else ("", "")))
+    def now(cls, name: str, folder: Path, out: Path, keep: bool = True) -> "Data":
+        """The folder as it is; ``keep`` what was seen, so that a second look reads nothing."""
+        there = folder.is_dir()
+        seen = contents.digest(folder, out / ".contents" if keep else None) if there else ""
+        return cls(name, folder, seen, out)
+
+    @property
+    def link(self) -> Path:
+        """What stands for the folder in all commands, wherever the user moves it."""
+        return self.out / "data" / f"{self.name}-{self.contents}"
+
+    def bring(self) -> None:
+        """Lead the link to the folder."""
+        if not self.link.is_symlink() or self.link.readlink() != self.folder:
+            self.link.parent.mkdir(parents=True, exist_ok=True)
+            new = self.link.with_name(f".{self.link.name}.{os.getpid()}")
+            new.symlink_to(self.folder)
+            new.replace(self.link)
 
     def changed(self) -> bool:
-        """Whether anything in it was changed since, even if that was taken back."""
-        return Data.now(self.folder) != self
+        """Whether other files or contents are there than then."""
+        return Data.now(self.name, self.folder, self.out) != self
 
 
 def known_data(given: Sequence[str], needs: Mapping[str, Need]) -> dict[str, Path]:

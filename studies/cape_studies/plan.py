@@ -4,10 +4,11 @@ This module names and says; nothing here is done. :mod:`.work` does one preparat
 :mod:`.process`, which starts and ends commands; :mod:`.run` is the command line, which does all.
 
 A folder is named after what was asked: its name has a digest of the resolved configuration and of
-the user's data. So equal configurations of two studies are one folder, and another option, or data
-that changed, are another folder. It is done when its last file is there. Code and versions do not
-count; ``config.yaml`` has them.
+what is in the user's data. So equal configurations of two studies are one folder, and another
+option, or data that changed, are another folder. It is done when its last file is there. Code and
+versions do not count; ``config.yaml`` has them.
 
+    out/data/NAME-DIGEST            a link to the user's folder that has these contents
     out/prepared/NAME-DIGEST/       done when NAME-DIGEST.yaml is there
     out/runs/VARIANT-seedN-DIGEST/  config.yaml, train.log, train/; trained.yaml when it is trained,
                                     failed when its last step failed
@@ -16,11 +17,13 @@ count; ``config.yaml`` has them.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from hydra.utils import get_method
 
 from cape_studies import hosts
 from cape_studies.config import Evaluation, Prepare, Study, study_of
@@ -117,10 +120,12 @@ class Run:
 
     Attributes:
         plan, variant, seed: what is trained.
+        fresh: whether it is made beside what is there, which it then replaces.
         start: the run whose training this one starts from, if there is one.
         options: of the host, with their places not filled.
         asked: what is digested in the folder's name.
-        folder: of the run: that of a variant of another name, if it has this configuration.
+        folder: of the run: that of a variant of another name, if it has this configuration; of a
+            fresh one ``.fresh`` in it.
         trained: the folder that the host trains into.
         checkpoint: the file in it to test.
         log: of the training.
@@ -130,9 +135,11 @@ class Run:
         tests: evaluations by name.
     """
 
-    def __init__(self, plan: "Plan", variant: str, seed: int) -> None:
+    def __init__(
+        self, plan: "Plan", variant: str, seed: int, fresh: bool = False, tested: bool = True
+    ) -> None:
         study = plan.study
-        self.plan, self.variant, self.seed = plan, variant, seed
+        self.plan, self.variant, self.seed, self.fresh = plan, variant, seed, fresh
         own = study.variants[variant]
         self.start = Run(plan, own.after, seed) if own.after else None
         self.recipe = own.recipe or study.recipe
@@ -148,15 +155,16 @@ class Run:
         }
         if plan.machine.gpus > 1:
             self.asked["processes"] = plan.machine.gpus
-        self.folder = self._folder()
+        whole = self._folder()
+        self.folder = whole / ".fresh" if fresh else whole
         self.trained = self.folder / "train"
         name = plan.host.CHECKPOINT if study.checkpoint is None else study.checkpoint
         self.checkpoint = self.trained / name
         self.log, self.note = self.folder / "train.log", self.folder / "trained.yaml"
-        self.failed, self.lock = self.folder / "failed", self.folder / ".lock"
+        self.failed, self.lock = self.folder / "failed", whole / ".lock"
         self.tests: dict[str, Test] = {}
         marks |= dict.fromkeys(("trained", "checkpoint", "csv", "items"), "")
-        for test, one in study.evaluations.items():
+        for test, one in study.evaluations.items() if tested else ():
             options = merge(one.options, own.evaluate.get(test, {}))
             one = one.model_copy(update={"options": options})
             about = one.model_dump(mode="json") | {"script": script_name(one.script)}
@@ -174,13 +182,19 @@ class Run:
         return self.plan.named.setdefault(self.key, there[0])
 
     @property
+    def depth(self) -> int:
+        """How many trainings it starts from, one after the other."""
+        return 1 + self.start.depth if self.start else 0
+
+    @property
     def label(self) -> str:
         """Its name in what cape-run prints."""
         return f"{self.plan.name} {self.variant} seed {self.seed}"
 
     def done(self) -> bool:
-        """Whether all its tests are done."""
-        return all(test.scores.exists() for test in self.tests.values())
+        """Whether all its tests are done, or the training that has none."""
+        files = [test.scores for test in self.tests.values()] or [self.note]
+        return all(one.exists() for one in files)
 
     @property
     def places(self) -> dict[str, Any]:
@@ -195,6 +209,13 @@ class Run:
             return hosts.progress(line)
         options = merge(self.asked["recipe"], self.asked["options"])
         return self.plan.host.progress(line, options)
+
+    def validated(self) -> list[float]:
+        """The losses of training's validations in their order, as far as its log has them."""
+        if self.plan.study.trainer or not self.log.exists():
+            return []
+        lines = self.log.read_text("utf-8", errors="replace").splitlines()
+        return [loss for loss in map(self.plan.host.validated, lines) if loss is not None]
 
     def typed(self) -> str:
         """The variant as a user of the host types it, with the sizes of the model."""
@@ -278,8 +299,7 @@ class Plan:
         """Take the user's data, of the needs that this study has."""
         self.data = {name: one for name, one in data.items() if name in self.study.needs}
         for name, one in self.data.items():
-            self.places[name] = str(one.folder)
-            self.marks[name] = f"{one.folder} {one.contents}"
+            self.places[name], self.marks[name] = str(one.link), one.contents
 
     def prepare(self, make: Callable[[Prepared], Mapping[str, Any] | None]) -> None:
         """Go through the preparations in their order, as one may need the facts of those before it.
@@ -287,12 +307,17 @@ class Plan:
         ``make`` makes one; or fails, or shows it. It may give facts of one that is not made.
         """
         for name in self.study.prepare:
-            one = self._prepared(name, self.study.prepare[name])
-            self.facts |= make(one) or {}
+            step = self.study.prepare[name]
+            one = self._prepared(name, step)
+            found = make(one) or {}
             self.prepared.append(one)
             self.places[name], self.marks[name] = str(one.folder), one.folder.name
             if (facts := one.folder / "facts.yaml").exists():
-                self.facts |= read_yaml(facts)
+                found = read_yaml(facts)
+            if found and step.facts:
+                chosen = {key.replace("-", "_"): value for key, value in step.facts.items()}
+                found = get_method(chosen.pop("_target_"))(found, **chosen)
+            self.facts |= found
             self.study = study_of(self._config, self.path, self.facts)
 
     def _prepared(self, name: str, step: Prepare) -> Prepared:
@@ -308,6 +333,25 @@ class Plan:
         command = [PYTHON, *program, *map(str, arguments), *words(options)]
         return Prepared(name, folder, command, asked, [*self.data.values()], [*self.prepared])
 
-    def runs(self) -> list[Run]:
-        """Of all variants and seeds that are asked for, seed by seed."""
-        return [Run(self, name, seed) for seed in self.study.seeds for name in self.study.run]
+    def unnamed(self) -> Iterator[tuple[str, str]]:
+        """Variants that lack an option which names their model, and that option."""
+        study = self.study
+        if study.trainer and not study.answer:
+            return
+        for name, own in study.variants.items():
+            recipe = own.recipe or study.recipe
+            options = merge(read_yaml(recipe) if recipe else {}, merge(study.options, own.options))
+            for key in self.host.named_by(recipe):
+                if not options.get(key):
+                    yield name, key
+
+    def runs(self, fresh: bool = False) -> list[Run]:
+        """Of all variants and seeds that are asked for, seed by seed; ``fresh``: and the trainings
+        that they start from, before them."""
+        study = self.study
+        names = [*study.run]
+        for name in names:  # names grows
+            if fresh and (start := study.variants[name].after) and start not in names:
+                names.append(start)
+        every = [(name, seed) for seed in study.seeds for name in names]
+        return [Run(self, *one, fresh, one[0] in study.run) for one in every]

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -36,8 +36,20 @@ class Failed(RuntimeError):
     """A step failed. ``why`` are lines, the last of which says it; ``log`` has more."""
 
     def __init__(self, why: Sequence[str], log: Path) -> None:
+        self.why, self.log = [*why], log
         super().__init__("\n".join([*why, str(log)]))
-        self.line = f"{why[-1]} ({log})"
+
+    @property
+    def line(self) -> str:
+        """It in a line."""
+        return f"{self.why[-1]} ({self.log})"
+
+    def replaced(self, words: Mapping[str, str], then: str = "") -> "Failed":
+        """The same, with other words in its lines, and with what to do ``then``."""
+        lines = self.why
+        for old, new in words.items():
+            lines = [line.replace(old, new) for line in lines]
+        return Failed([*lines[:-1], lines[-1] + then], self.log)
 
 
 @contextmanager
@@ -125,9 +137,12 @@ def call(command: Sequence[str], log: Path, locks: Sequence[IO[str]], gpus: int 
     if _ending.is_set():  # a trainer may end with status 0 when it is asked to
         raise SystemExit("interrupted")
     if code:
-        how = f"exit status {code}" if code > 0 else f"ended by {signal.Signals(-code).name}"
         shown = [line.rstrip()[:300] for line in last_lines(log)[-LINES:]]
-        raise Failed([how, *shown], log)
+        number = -code if code < 0 else code - 128  # a shell's, or torchrun's
+        if number in {one.value for one in signal.Signals}:
+            memory = ", perhaps for memory" if number == signal.SIGKILL else ""
+            raise Failed([*shown, f"killed by {signal.Signals(number).name}{memory}"], log)
+        raise Failed([f"exit status {code}", *shown], log)
     return time.monotonic() - began
 
 

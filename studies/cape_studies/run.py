@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt
 
-from cape_studies import command, estimate, hosts, process, work, yamls
+from cape_studies import command, estimate, hosts, process, stats, work, yamls
 from cape_studies.asked import StudyOptions
 from cape_studies.command import Pairs, Typed
 from cape_studies.hosts import Options
@@ -29,6 +30,7 @@ from cape_studies.process import say
 from cape_studies.progress import Shown
 
 HOURS = 72  # of a job of SLURM
+PUT_BACK_S = 0.5  # in which preparations that are not made anew are put back
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
@@ -49,13 +51,20 @@ class RunOptions(StudyOptions):
         False, description="print the commands, what is done, and what is missing"
     )
     estimate: bool = Field(False, description="time a few updates of each variant here")
-    fresh: bool = Field(False, description="remove what these words have made, and do it again")
+    fresh: bool = Field(False, description="do again what these words have made, and replace it")
+
+    yes: bool = Field(False, description="train even if no claim can be made of so few test items")
 
     jobs: PositiveInt = Field(1, description="runs at a time on this machine")
     cluster: Literal["local", "slurm"] = Field("local", description="where runs are done")
     sbatch: Annotated[Pairs, Typed(again="KEY=VALUE")] = Field(
         {}, description="for SLURM's sbatch: account=x, time=90 (minutes); again for each"
     )
+
+    @property
+    def writes(self) -> bool:
+        """Whether anything is written to ``out``."""
+        return not self.dry_run
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -81,10 +90,9 @@ def run(options: RunOptions) -> list[str]:
     plans, problems = options.plans()
     problems += dict.fromkeys(lacks(options, plans))
     if options.dry_run:
-        for plan in plans:
-            show(plan)
-        for one in problems:
-            print(f"cape-run: missing: {one}", file=sys.stderr)
+        left = sum(show(plan) for plan in plans)
+        for one in problems or [f"nothing, and {left} runs are to be done"]:
+            print(f"cape-run: missing: {one}")
         return []
     if problems:
         raise ValueError(problems[0])
@@ -99,6 +107,7 @@ def run(options: RunOptions) -> list[str]:
             signal.signal(number, signal.SIG_IGN)  # once is enough
         pool.shutdown(wait=False, cancel_futures=True)
         process.end()
+        time.sleep(PUT_BACK_S)
         raise
 
 
@@ -140,6 +149,8 @@ def lacks(options: RunOptions, plans: Sequence[Plan]) -> Iterator[str]:
             yield line
         if plan.study.trainer is None and (line := plan.host.trainer_lacks(plan.machine)):
             yield line
+        for name, key in plan.unnamed():
+            yield f"{plan.path} has no options.{key} for {name}: it names the model"
         if letters := {*plan.host.SPLITS_AT} & {*str(plan.out)}:
             what = f"--out {plan.out} has {' and '.join(sorted(letters))}"
             yield f"{what}, at which {plan.study.host} splits paths: choose another folder"
@@ -149,11 +160,14 @@ def lacks(options: RunOptions, plans: Sequence[Plan]) -> Iterator[str]:
                 yield f"{what}: choose another folder"
 
 
-def show(plan: Plan) -> None:
-    """Print what would be done."""
+def show(plan: Plan) -> int:
+    """Print what would be done, and give the number of runs."""
 
     def step(what: str, done: bool, words: Sequence[str]) -> None:
-        print(f"# {what}{': done' if done else ''}\n{shlex.join(words)}")
+        text = shlex.join(words)
+        for data in plan.data.values():  # our link to it may not be there yet
+            text = text.replace(str(data.link), shlex.quote(str(data.folder)))
+        print(f"# {what}{': done' if done else ''}\n{text}")
 
     def prepare(one: Prepared) -> dict[str, Any]:
         step(f"prepare {one.folder}", one.done(), one.command)
@@ -167,6 +181,7 @@ def show(plan: Plan) -> None:
             words = run.test_command(test, test.scores, test.folder / "items.csv")
             step(f"evaluate {name}", test.scores.exists(), words)
         print()
+    return sum(not run.done() for run in plan.runs())
 
 
 def seen(one: Prepared) -> dict[str, Any]:
@@ -175,6 +190,8 @@ def seen(one: Prepared) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch, one.folder.name)
         words = [word.replace(str(one.folder), str(folder)) for word in one.command]
+        for data in one.data:
+            words = [word.replace(str(data.link), str(data.folder)) for word in words]
         subprocess.run(words, capture_output=True)
         facts = folder / "facts.yaml"
         return yamls.read_yaml(facts) if facts.exists() else {}
@@ -183,6 +200,10 @@ def seen(one: Prepared) -> dict[str, Any]:
 def do(options: RunOptions, plans: Sequence[Plan], pool: ThreadPoolExecutor) -> list[str]:
     """Prepare, train and test; returns a line for each step that failed."""
     first: dict[Path, Prepared] = {}  # who makes a shared one anew
+
+    for plan in plans:
+        for data in plan.data.values():
+            data.bring()
 
     def prepare(one: Prepared) -> None:
         fresh = options.fresh and first.setdefault(one.folder, one) is one  # one step, for threads
@@ -202,20 +223,23 @@ def do(options: RunOptions, plans: Sequence[Plan], pool: ThreadPoolExecutor) -> 
     for plan in plans:
         if plan.study.answer:
             print(f"{plan.name}: {plan.study.answer.found}", flush=True)
+        for folder, many in work.of_other_data(plan).items():
+            what = f"{plan.name}: {many} finished trainings are of other data"
+            print(f"{what}, what was in {folder} then: they do not count here", flush=True)
         if options.estimate:
             for line in estimate.told(plan.runs(), options.jobs):
                 print(line, flush=True)
     if options.estimate:
         return []
-    runs = [run for plan in plans for run in plan.runs()]
-    for run in runs if options.fresh else ():
-        work.forget(run)
+    for plan in plans:
+        _agreed(options, plan)
+    runs = [run for plan in plans for run in plan.runs(options.fresh)]
     failed: list[str] = []
     with Shown(runs, Path(str(options.study)).stem) as shown:
 
         def one(run: Run) -> None:
             told = "done already"
-            if not run.done():
+            if not run.done() or run.fresh:
                 say(f"{run.label}: {run.log}")
                 shown.running.append(run)
                 try:
@@ -228,19 +252,53 @@ def do(options: RunOptions, plans: Sequence[Plan], pool: ThreadPoolExecutor) -> 
                 shown.running.remove(run)
             say(f"{run.label}: {told} ({shown.ended()})")
 
-        for later in (False, True):  # first those that others start from
-            for _ in pool.map(one, [run for run in runs if bool(run.start) == later]):
+        for depth in range(1 + max(run.depth for run in runs)):  # first those others start from
+            for _ in pool.map(one, [run for run in runs if run.depth == depth]):
                 pass
-    if failed:
-        return failed
     if any(plan.study.answer for plan in plans):
         from cape_studies import report  # takes seconds
 
         given = options.model_dump(include={*StudyOptions.model_fields})
-        report.show(report.ReportOptions(**given))
-    else:
+        try:
+            report.show(report.ReportOptions(**given))
+        except ValueError:
+            if not failed:
+                raise
+    elif not failed:
         print(shlex.join(["cape-report", *options.words()]))
-    return []
+    return failed
+
+
+def _agreed(options: RunOptions, plan: Plan) -> None:
+    """Say what an answer can tell of the test items that there are, and ask where it is nothing.
+
+    Raises:
+        ValueError: no claim can be made, and the user did not agree to that.
+    """
+    study, items = plan.study, plan.facts.get("items", {})
+    if study.answer is None or not items or options.quick:  # which counts for nothing
+        return
+    ranges = {study.answer.within: "within"} | dict.fromkeys(study.answer.beyond.values(), "beyond")
+    metric, seeds, none = study.report.metric, len(study.seeds), []
+    for words, where in ranges.items():
+        many, groups = items[where], plan.facts.get("groups", {}).get(where, 0)
+        about = f"{plan.name}, {words}: {many:,} test items"
+        about += f" in {groups:,} groups" if groups else ""
+        if line := stats.lacks(many, stats.TRAININGS, groups):
+            none.append(f"{words}: {line}")
+        if line := stats.lacks(many, seeds, groups):
+            found = f"no claim is possible: {line}"
+        else:
+            least = stats.smallest_difference(metric, many, seeds, len(study.run), groups)
+            unit = "nats" if metric == "loss" else "points"
+            found = f"differences of {least:.2g} {unit} and more will mostly be found"
+        print(f"{about}: {found}", flush=True)
+    if none and not options.yes and not all(run.done() for run in plan.runs()):
+        what = f"no claim is possible ({'; '.join(none)}): bring more data, or a test of your own"
+        if not sys.stdin.isatty():
+            raise ValueError(f"{what}; --yes trains all the same")
+        if input(f"{what}. Train all the same? [y/N] ").strip().lower() not in ("y", "yes"):
+            raise ValueError(what)
 
 
 def submit(options: RunOptions, run: Run) -> None:
@@ -264,5 +322,5 @@ def submit(options: RunOptions, run: Run) -> None:
         job = executor.submit(work.make, run)
         process.write(note, job.job_id)
         job.wait()
-    if not run.done():
+    if run.folder.exists() if run.fresh else not run.done():
         raise process.Failed([": ".join(work.state(run))], run.log)

@@ -1,15 +1,16 @@
 """Does one preparation, or one run: what is done is not done again, and what was begun goes on.
 
-Each step looks at the user's data before and after it: what was made of data that changed meanwhile
-counts for nothing.
+Each step looks at the user's data before and after it: what was made of data whose contents changed
+meanwhile counts for nothing.
 """
 
 import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
@@ -19,30 +20,56 @@ import cape_plugins
 from cape_studies import hosts, process, progress
 from cape_studies.hosts import PYTHON
 from cape_studies.needs import Data
-from cape_studies.plan import Prepared, Run, Test, digest
+from cape_studies.plan import Plan, Prepared, Run, Test, digest
 from cape_studies.process import Failed
 from cape_studies.yamls import read_yaml
+
+#: where a checkpoint may be the reason of a failure
+DAMAGED = "If the checkpoint is damaged, remove"
 
 
 def prepare(one: Prepared, fresh: bool = False) -> None:
     """Make a folder, from nothing, if it was not made, or ``fresh``. It waits for those who use it.
+    A fresh one replaces the folder when it is made.
 
     Raises:
         Failed, SystemExit: see :func:`process.call`; or there is no folder, or data changed.
     """
     with process.locked(one.beside(".lock")) as lock, _kept(one.before) as others:
+        log, note, before = one.beside(".log"), one.beside(".yaml"), one.beside(".before")
+        if not one.done():
+            _put_back(one, before)  # of a fresh one that was killed
         if one.done() and not fresh:
             return
-        log, note = one.beside(".log"), one.beside(".yaml")
+        process.remove(before)
+        if one.done():
+            before.mkdir()
+            for path in (note, one.folder):
+                path.rename(before / path.name)
         process.remove(note, one.folder)
-        _call(one.command, log, [lock, *others], one.data)
-        if not one.folder.is_dir():
-            raise Failed([f"it ended without error, and without {one.folder}"], log)
+        try:
+            _call(one.command, log, [lock, *others], one.data)
+            if not one.folder.is_dir():
+                raise Failed([f"it ended without error, and without {one.folder}"], log)
+        except BaseException:
+            _put_back(one, before)
+            raise
         process.write(note, {**one.asked, "made": _now()})
+        process.remove(before)
+
+
+def _put_back(one: Prepared, before: Path) -> None:
+    """Bring a preparation back that a fresh one was to replace."""
+    if (before / one.folder.name).exists():
+        process.remove(one.folder)
+        for path in (one.folder, one.beside(".yaml")):
+            (before / path.name).rename(path)
+        process.remove(before)
 
 
 def make(run: Run) -> None:
-    """Train and test, as far as that is not done. ``failed`` says in the folder why it failed.
+    """Train and test, as far as that is not done. ``failed`` says in the folder why it failed. A
+    fresh run replaces the other one when it is done.
 
     Raises:
         Failed, SystemExit: see :func:`process.call`; or an output is missing, or data changed.
@@ -51,7 +78,7 @@ def make(run: Run) -> None:
     with process.locked(run.lock) as lock, _kept(run.plan.prepared) as others:
         process.remove(run.failed)
         try:
-            if not run.done():
+            if not run.done() or not run.tests:
                 _train(run, [lock, *others])
             for test in run.tests.values():
                 if not test.scores.exists():
@@ -59,6 +86,12 @@ def make(run: Run) -> None:
         except Failed as error:
             process.write(run.failed, error.line)
             raise
+        if run.fresh:
+            whole = run.folder.parent
+            process.remove(*(one for one in whole.iterdir() if one not in (run.folder, run.lock)))
+            for one in sorted(run.folder.iterdir(), key=lambda one: any(one.glob("scores.csv"))):
+                one.rename(whole / one.name)  # what says that it is done comes last
+            run.folder.rmdir()
 
 
 @contextmanager
@@ -77,21 +110,27 @@ def _call(
     command: Sequence[str],
     log: Path,
     locks: Sequence[IO[str]],
-    data: Iterable[Data],
+    data: Sequence[Data],
     gpus: int = 0,
+    spoilt: Sequence[Path] = (),
 ) -> float:
-    """:func:`process.call`, of data that stay as they are."""
+    """:func:`process.call`, of data that stay as they are; if they change, ``spoilt`` is removed.
+    What the command says of our link to data is said of the user's folder."""
 
     def look(when: str) -> None:
         for one in data:
             if one.changed():
+                process.remove(*spoilt)
                 what = f"{one.folder} changed {when}"
                 raise Failed([f"{what}: the same command takes it as it is then"], log)
 
     look("since cape-run began")
-    seconds = process.call(command, log, locks, gpus)
-    look("meanwhile, so this step counts for nothing")
-    return seconds
+    try:
+        return process.call(command, log, locks, gpus)
+    except Failed as error:
+        raise error.replaced({str(one.link): str(one.folder) for one in data}) from None
+    finally:
+        look("meanwhile, so this step counts for nothing")
 
 
 def _train(run: Run, locks: Sequence[IO[str]]) -> None:
@@ -101,11 +140,8 @@ def _train(run: Run, locks: Sequence[IO[str]]) -> None:
         with process.locked(run.start.lock) as lock:
             _train(run.start, [*locks, lock])
     process.remove(run.note)
-    about, plan, now = run.folder / "config.yaml", run.plan, here(run)
+    about, plan, data = run.folder / "config.yaml", run.plan, [*run.plan.data.values()]
     before = read_yaml(about)["trained"] if run.trained.exists() and about.exists() else []
-    if before and before[-1].get("data") != now["data"]:
-        process.say(f"{run.label}: data were changed since it began, so it begins from nothing")
-        before = []  # even if they are again as they were
     if not before:  # tests of an earlier training are not of this one
         process.remove(*(path.parent for path in run.folder.glob("*/scores.csv")), run.trained)
     command = run.train_command(run.trained)
@@ -116,12 +152,17 @@ def _train(run: Run, locks: Sequence[IO[str]]) -> None:
         "variant": run.variant,
         "quick": plan.quick,
         **run.asked,
-        "data": {name: str(one.folder) for name, one in plan.data.items()},
+        "data": {one.name: {"folder": str(one.folder), "contents": one.contents} for one in data},
         "prepared": {one.folder.name: one.asked for one in plan.prepared},
-        "trained": [*before, {"began": _now(), "command": command, **now}],
+        "trained": [*before, {"began": _now(), "command": command, **here(run)}],
     }
     process.write(about, asked)
-    seconds = _call(command, run.log, locks, plan.data.values(), plan.machine.gpus)
+    try:
+        seconds = _call(command, run.log, locks, data, plan.machine.gpus, [run.trained])
+    except Failed as error:
+        if before and run.trained.exists() and progress.of(run) is None:
+            raise error.replaced({}, f". {DAMAGED} {run.trained}") from None
+        raise
     if not run.checkpoint.exists():
         raise Failed([f"it ended without error, and without {run.checkpoint}"], run.log)
     process.write(run.note, {"ended": _now(), "seconds": round(seconds, 3)})
@@ -130,29 +171,32 @@ def _train(run: Run, locks: Sequence[IO[str]]) -> None:
 def _test(run: Run, test: Test, locks: Sequence[IO[str]]) -> None:
     """Test. ``scores.csv`` comes last, in one move."""
     from cape_studies import scores  # pandas takes half a second to be imported
+    from cape_studies.data import facts
 
     csv, items, log = test.folder / ".scores.csv", test.folder / ".items.csv", test.folder / "log"
     process.remove(csv, items)
     command = run.test_command(test, csv, items)
-    _call(command, log, locks, run.plan.data.values(), run.plan.machine.gpus)
+    began = time.monotonic()
+    try:
+        _call(command, log, locks, [*run.plan.data.values()], run.plan.machine.gpus)
+    except Failed as error:
+        if str(run.checkpoint) in " ".join(error.why):
+            raise error.replaced({}, f". {DAMAGED} {run.folder}") from None
+        raise
+    seconds = round(time.monotonic() - began, 3)
     if not csv.exists():
         raise Failed([f"it ended without error, and without {csv}"], log)
     host = run.plan.study.host
     scores.tidy(test.evaluation, host, csv)
     if items.exists():
         found = scores.summed(test.evaluation, host, items)
+        for one in run.plan.prepared:
+            found = facts.grouped(found, one.folder)
         found.to_csv(test.folder / "items.csv", index=False)
         items.unlink()
-    process.write(test.folder / "config.yaml", {"command": command, "tested": _now(), **here(run)})
+    about = {"command": command, "tested": _now(), "seconds": seconds, **here(run)}
+    process.write(test.folder / "config.yaml", about)
     os.replace(csv, test.scores)
-
-
-def forget(run: Run) -> None:
-    """Remove a run and what it starts from, for ``--fresh``; waits for those who train it."""
-    with process.locked(run.lock):
-        process.remove(*(path for path in run.folder.iterdir() if path != run.lock))
-    if run.start:
-        forget(run.start)
 
 
 #: how a run that is not done may stand
@@ -182,7 +226,7 @@ def changed(run: Run) -> list[str]:
 
 
 def here(run: Run) -> dict[str, Any]:
-    """The machine, the data, and versions, also of scripts: what else scores depend on."""
+    """The machine, and versions, also of scripts: what else scores depend on."""
     plan = run.plan
     found = dict(_versions(plan.study.host))
     for one in plan.prepared:
@@ -192,8 +236,20 @@ def here(run: Run) -> dict[str, Any]:
         found["training that it starts from"] = str(read_yaml(run.start.note)["ended"])
     scripts = [plan.study.trainer, *(one.evaluation.script for one in run.tests.values())]
     found |= {f"script {path.name}": digest(path.read_text("utf-8")) for path in scripts if path}
-    data = {name: one.changes for name, one in plan.data.items()}
-    return {"machine": _machine(plan.machine.gpus), "data": data, "versions": found}
+    return {"machine": _machine(plan.machine.gpus), "versions": found}
+
+
+def of_other_data(plan: Plan) -> Counter[str]:
+    """Folder of data → finished trainings of this study, of contents that it does not have now."""
+    now = {name: one.contents for name, one in plan.data.items()}
+    found: Counter[str] = Counter()
+    for note in plan.out.glob("runs/*/trained.yaml") if now else ():
+        with suppress(ValueError, KeyError, TypeError):  # damaged, or of an older version
+            about = read_yaml(note.with_name("config.yaml"))
+            then = {name: of["contents"] for name, of in about["data"].items()}
+            if about["study"] == plan.name and then != now:
+                found[", ".join(of["folder"] for of in about["data"].values())] += 1
+    return found
 
 
 @cache

@@ -41,7 +41,7 @@ def main(data: Path, out: Path, train: int = 5000, test: int = 1000, validation:
                     link = out / part / folder.name / image.name
                     link.parent.mkdir(parents=True, exist_ok=True)
                     if not link.is_symlink():
-                        link.symlink_to(image.resolve())
+                        link.symlink_to(image.absolute())
 
 
 if __name__ == "__main__":

@@ -2,9 +2,8 @@
 
 import hashlib
 import logging
-import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 SHOWN = 10  # faults in a message
@@ -35,46 +34,6 @@ def files(folder: Path) -> Iterator[Path]:
             yield from files(path)
 
 
-def digests(folder: Path) -> tuple[str, str]:
-    """Two digests of what :func:`files` gives, without opening a file.
-
-    The first is of names below the folder, sizes, and times of writing in nanoseconds: the same
-    data have the same again after a change that was taken back. The second also has the times of
-    any change of a file or link (ctime), which no program sets: it tells that nothing happened
-    between two looks. A link to a folder that holds it is left out.
-
-    Raises:
-        OSError: a folder cannot be read.
-    """
-    contents, changes = hashlib.sha256(), hashlib.sha256()
-    todo: list[tuple[str, str, tuple[str, ...]]] = [(str(folder), "", (os.path.realpath(folder),))]
-    while todo:
-        path, inside, above = todo.pop()
-        with os.scandir(path) as there:
-            entries = sorted((one for one in there if one.name[0] != "."), key=lambda one: one.name)
-        seen, changed = [], []
-        for one in entries:
-            name = f"{inside}{one.name}"
-            try:
-                if one.is_symlink():
-                    changed.append(f"{name}\0{one.stat(follow_symlinks=False).st_ctime_ns}\n")
-                if one.is_dir():
-                    own = os.path.realpath(one) if one.is_symlink() else f"{above[-1]}/{one.name}"
-                    if own not in above:
-                        todo.append((one.path, f"{name}/", (*above, own)))
-                    continue
-                at = one.stat()
-            except FileNotFoundError:  # a link that leads nowhere, or it was removed just now
-                seen.append(f"{name}\n")
-                continue
-            seen.append(f"{name}\0{at.st_size}\0{at.st_mtime_ns}\n")
-            changed.append(f"{at.st_ctime_ns}\n")
-        for made, lines in ((contents, seen), (changes, changed)):
-            made.update("".join(lines).encode("utf-8", "surrogateescape"))
-    changes.update(contents.digest())
-    return contents.hexdigest()[:10], changes.hexdigest()[:10]
-
-
 def kinds(paths: Iterable[Path]) -> str:
     """How many files of which suffix: ``10 .bmp, 3 .txt``; empty without files."""
     found = Counter(path.suffix.lower() or path.name for path in paths)
@@ -88,16 +47,19 @@ def account(used: Iterable[Path], given: Iterable[Path], reason: str) -> str:
     return (kinds(known) or "no file") + (f"; left out: {left} ({reason})" if left else "")
 
 
-def twice(train: Iterable[Path], tests: Iterable[Path]) -> Iterator[str]:
-    """Faults: files of the tests whose content a file of training has."""
-    known = {_digest(path): path for path in train}
-    for path in tests:
-        if same := known.get(_digest(path)):
-            yield f"{path} of a test has the same content as {same} of training"
-
-
-def _digest(path: Path) -> bytes:
+def content(path: Path) -> bytes:
+    """A digest of what is in a file."""
     return hashlib.sha256(path.read_bytes()).digest()
+
+
+def twice(
+    train: Iterable[Path], tests: Iterable[Path], of: Callable[[Path], bytes] = content
+) -> Iterator[str]:
+    """Faults: files of the tests whose content a file of training has; ``of`` gives it."""
+    known = {of(path): path for path in train}
+    for path in tests:
+        if same := known.get(of(path)):
+            yield f"{path} of a test has the same content as {same} of training"
 
 
 def complain(faults: Iterable[str]) -> None:

@@ -1,7 +1,7 @@
 """A folder of images: its classes and splits, and an image as timm's reader gives it."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 from timm.data import get_img_extensions
 
 from cape_studies.data.files import account, complain, files
-from cape_studies.data.split import TESTS, TRAINS, drawn
+from cape_studies.data.split import TESTS, TRAINS, drawn, groups_of, held_out, in_both
 
 HELD_OUT = 5  # one in so many
 
@@ -20,19 +20,25 @@ Classes = dict[str, dict[str, Path]]
 
 
 class Images(NamedTuple):
-    """Files of train and test by class; and the account: what is used, what is left out, where the
-    test is from."""
+    """Files of train and test by class; the account: what is used, what is left out, where the test
+    is from; and the group of each file, if there are groups."""
 
     train: Classes
     test: Classes
     how: str
+    groups: Mapping[Path, str]
 
 
-def look(folder: Path) -> Images:
+def look(folder: Path, group: str | None = None) -> Images:
     """The images of a folder, before any is opened. A class is a folder with all below it.
 
+    Args:
+        folder: of the images.
+        group: see :func:`cape_studies.data.split.groups_of`.
+
     Raises:
-        ValueError: no classes, a class that only train or test has, or one with a single image.
+        ValueError: no classes, a class that only train or test has, or one with a single image; a
+            group that both have, or an expression that tells no groups apart.
         OSError: a folder cannot be read.
     """
     every = list(files(folder))
@@ -48,13 +54,21 @@ def look(folder: Path) -> Images:
         train, test = (_classes(parts[name], every) for name in (trained, tested))
         reason += f" of {parts[trained].name}/ or {parts[tested].name}/"
         how = f"tested on those in {parts[tested].name}/"
+        groups = _groups(folder, [train, test], group)
+        complain(in_both(*({groups[one] for one in _paths(x)} for x in (train, test) if groups)))
     else:
-        train, test = {}, {}
-        for name, paths in _classes(folder, every).items():
-            tests, rest = drawn(paths, max(1, len(paths) // HELD_OUT))
+        train, test, classes = {}, {}, _classes(folder, every)
+        groups = _groups(folder, [classes], group)
+        held, how = held_out(groups.values()) if groups else (set(), "")
+        for name, paths in classes.items():
+            if groups:
+                tests = [place for place, path in paths.items() if groups[path] in held]
+            else:
+                tests, _ = drawn(paths, max(1, len(paths) // HELD_OUT))
             test[name] = {place: paths[place] for place in tests}
-            train[name] = {place: paths[place] for place in rest}
-        how = f"of one folder: the test is one in {HELD_OUT} of each class, chosen by name"
+            train[name] = {place: paths[place] for place in paths if place not in {*tests}}
+        one_in = f"the test is one in {HELD_OUT} of each class, chosen by name"
+        how = f"of one folder: {how or one_in}"
     used = [path for part in (train, test) for paths in part.values() for path in paths.values()]
     how = f"{account(used, every, reason)}; {how}"
     counts = {n: [len(part.get(n, ())) for part in (train, test)] for n in sorted({*train, *test})}
@@ -66,7 +80,17 @@ def look(folder: Path) -> Images:
         for name, (many, few) in counts.items()
         if not (many and few)
     )
-    return Images(train, test, how)
+    return Images(train, test, how, groups)
+
+
+def _paths(classes: Classes) -> Iterator[Path]:
+    for paths in classes.values():
+        yield from paths.values()
+
+
+def _groups(folder: Path, parts: Iterable[Classes], group: str | None) -> dict[Path, str]:
+    names = {path.relative_to(folder).as_posix(): path for part in parts for path in _paths(part)}
+    return {names[name]: own for name, own in groups_of(names, group).items()}
 
 
 def _classes(folder: Path, every: Sequence[Path]) -> Classes:
@@ -79,12 +103,13 @@ def _classes(folder: Path, every: Sequence[Path]) -> Classes:
     return found
 
 
-def opened(file: Any, name: object) -> Image.Image:
+def opened(file: Any, name: object, upright: bool = False) -> Image.Image:
     """An image in RGB, as timm's reader makes it.
 
     Args:
         file: a path or an open file.
         name: for errors.
+        upright: turn it as its EXIF says, which timm's reader does not.
 
     Raises:
         ValueError: it cannot be read, has more than 8 bits a channel, or shows something in its
@@ -97,7 +122,8 @@ def opened(file: Any, name: object) -> Image.Image:
                     f"it has more than 8 bits a channel (mode {image.mode}), and timm's reader "
                     "makes it white: scale it to 8 bits"
                 )
-            colours = image.convert("RGB")
+            turned = ImageOps.exif_transpose(image) if upright else image
+            colours = turned.convert("RGB")
             if image.has_transparency_data and _plain(colours):
                 alpha = image.convert("RGBA").getchannel("A")
                 if not _plain(alpha):

@@ -44,8 +44,8 @@ def read(folder: Path, transcripts: Path | None = None) -> tuple[dict[str, Utter
         transcripts: a file of all transcripts; None: a .txt beside each audio file.
 
     Raises:
-        ValueError: no audio, two files of one name, audio that is unreadable, empty, cut off, NaN
-            or not mono, or a transcript that is missing, empty, there twice, or no UTF-8.
+        ValueError: no audio, two files of one name, audio that is unreadable, empty, silent, cut
+            off, NaN or not mono, or a transcript that is missing, empty, there twice, or no UTF-8.
         OSError: a folder cannot be read.
     """
     every = list(files(folder))
@@ -113,6 +113,8 @@ def _heard(path: Path) -> tuple[float, int]:
         raise ValueError(f"{path} has {info.channels} channels, allowed is 1")
     if not np.isfinite(samples).all():
         raise ValueError(f"{path} has samples that are NaN or infinite")
+    if np.ptp(samples) == 0:
+        raise ValueError(f"{path} is silent: all samples are {samples[0]:g}")
     return len(samples) / rate, rate
 
 

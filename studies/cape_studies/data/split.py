@@ -1,9 +1,12 @@
 """Splits a user's data into training and tests, the same in every call."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
+
+from cape_studies.data.files import complain
 
 LEAST = 50  # items
 BINS = 3  # of the longest fifth
@@ -11,6 +14,8 @@ BINS = 3  # of the longest fifth
 ONE_IN = 20
 FEW, ENOUGH = 5, 100
 MOST = 500  # items of a test
+GROUPS = 5  # of a test, of fewer nothing is claimed
+SHOWN = 20  # names of groups in a sentence
 #: names of folders, or of files before the first dot, that a user's own split has; the first wins
 TRAINS = "train", "training"
 TESTS = "test", "validation", "val", "testing", "valid", "eval", "evaluation", "dev"
@@ -31,6 +36,49 @@ def test_and_rest(items: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     many = min(MOST, max(1, len(items) // ONE_IN, min(ENOUGH, len(items) // FEW)))
     return drawn(items, many)
+
+
+def groups_of(names: Iterable[str], pattern: str | None) -> dict[str, str]:
+    """The group of each file: what belongs together, such as a speaker, a document or a patient.
+
+    Args:
+        names: of files, with their sub-folders.
+        pattern: a regular expression that finds the group in a name, by its first group or whole;
+            None: there are no groups.
+
+    Raises:
+        ValueError: the expression is none, finds nothing in a name, or finds one group.
+    """
+    if pattern is None:
+        return {}
+    try:
+        found = {name: re.search(pattern, name) for name in names}
+    except re.error as error:
+        raise ValueError(f"group={pattern} is no regular expression: {error}") from error
+    complain(f"group={pattern} finds nothing in {n}" for n, one in found.items() if not one)
+    of = {name: one[one.re.groups and 1] for name, one in found.items() if one}
+    if len(every := {*of.values()}) < 2:
+        raise ValueError(f"group={pattern} finds one group, {', '.join(every)}: 2 are needed")
+    return of
+
+
+def held_out(groups: Iterable[str]) -> tuple[set[str], str]:
+    """The groups of a test, the same in every call, and that in words: a fifth, or as many as a
+    claim needs if that is not more than half of them."""
+    every = {*groups}
+    many = len(every) // FEW
+    if many < GROUPS <= len(every) // 2:
+        many = GROUPS
+    held = sorted(drawn(every, max(1, many))[0])
+    shown = ", ".join(held[:SHOWN]) + (", …" if len(held) > SHOWN else "")
+    about = f"tested on {len(held)} of {len(every)} groups, of which nothing is trained on"
+    return {*held}, f"{about}: {shown}"
+
+
+def in_both(train: Iterable[str] = (), test: Iterable[str] = ()) -> Iterator[str]:
+    """Faults: groups that training and a test have."""
+    for one in sorted({*train} & {*test}):
+        yield f"group {one} is in training and in a test: bring it into one of them"
 
 
 def brought(names: Iterable[str]) -> tuple[set[str], set[str], str]:

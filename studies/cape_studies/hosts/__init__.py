@@ -101,9 +101,17 @@ class Host:
         """What a line of a training's log says; ``options`` also has those of the recipe."""
         return progress(line)
 
+    def validated(self, line: str) -> float | None:
+        """The validation's loss that a line of a training's log has; None: it has none."""
+        return None
+
     def trainer_lacks(self, machine: Machine) -> str:
         """What is missing for the host's own trainer, in a line; empty: nothing."""
         return ""
+
+    def named_by(self, recipe: Path | None) -> tuple[str, ...]:
+        """The options that name the model, which the host's trainer would choose else."""
+        return ()
 
     def typed(self, options: Options, own: Options, variant: str) -> str:
         """A variant as a user of the host types it, of all options and of the variant's own."""

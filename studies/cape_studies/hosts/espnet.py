@@ -58,6 +58,11 @@ class Espnet(Host):
             return Progress(done / int(most) if most else None, f"epoch {epoch}, loss {loss}")
         return None
 
+    def validated(self, line: str) -> float | None:
+        """Of ``3epoch results: [train] …, [valid] …, loss=2.1, …``."""
+        found = re.search(r"epoch results:.*\[valid\].*?\bloss=([\d.]+)", line)
+        return float(found[1]) if found else None
+
     def typed(self, options: Options, own: Options, variant: str) -> str:
         """The encoder's keys in a config, with its sizes if the options have the recipe's too."""
         conf = {k: v for k, v in options.get("encoder_conf", {}).items() if v is not None}

@@ -64,6 +64,15 @@ class Fairseq(Host):
             return Progress(part, f"epoch {int(epoch)}, loss {loss}")
         return None
 
+    def validated(self, line: str) -> float | None:
+        """Of ``… valid on 'valid' subset | loss 2.1 | …``, also as JSON."""
+        found = re.search(r"\bvalid(?:_| on .*? subset \| )loss\W+([\d.]+)", line)
+        return float(found[1]) if found else None
+
+    def named_by(self, recipe: Path | None) -> tuple[str, ...]:
+        """Its architecture, which a recipe has under another key."""
+        return () if recipe else ("arch",)
+
     def typed(self, options: Options, own: Options, variant: str) -> str:
         """The options of fairseq-train that make the model, with its sizes."""
         sizes = {name: one for name, one in options.items() if name.startswith(SIZES)}

@@ -56,10 +56,15 @@ class Timm(Host):
             "then --timm-scripts scripts"
         )
 
+    def named_by(self, recipe: Path | None) -> tuple[str, ...]:
+        """Its name in timm."""
+        return ("model",)
+
     def typed(self, options: Options, own: Options, variant: str) -> str:
         """The model, as Python creates it."""
         name = options["model"].format(variant=variant)
-        kwargs = {"img_size": options["img-size"], **(options.get("model-kwargs") or {})}
+        size = {"img_size": options["img-size"]} if "img-size" in options else {}
+        kwargs = {**size, **(options.get("model-kwargs") or {})}
         kwargs |= {"pretrained": True} if options.get("pretrained") else {}
         given = {key: value for key, value in kwargs.items() if value is not None}
         pairs = "".join(f", {key}={value!r}" for key, value in given.items())

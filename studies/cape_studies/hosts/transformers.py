@@ -26,6 +26,10 @@ class Transformers(Host):
         own = {"seed": seed, "out": folder, "device": machine.device}
         return [*machine.python, "-m", "cape_studies.train_clm", *words({**options, **own})]
 
+    def named_by(self, recipe: Path | None) -> tuple[str, ...]:
+        """Its name in transformers."""
+        return ("model-type",)
+
     def typed(self, options: Options, own: Options, variant: str) -> str:
         """The model, as Python makes it, what changes its positions in training, and the scaling
         that it was tested with."""

@@ -4,10 +4,10 @@ from inspect import signature
 
 import pytest
 import yaml
+from hydra.utils import get_method
 
 from cape_studies import config, run, yamls
 from cape_studies.plan import Plan
-from lab_support import script
 
 STUDY = yamls.find("my_recordings")
 
@@ -89,9 +89,11 @@ def test_the_length_of_training_is_epochs_in_all_and_options_epochs_is_told_so(n
 def test_what_a_study_tells_its_preparation_are_arguments_of_it(name, host, change):
     pytest.importorskip(host)
     step = config.load(yamls.find(name), change).prepare["prepared"]
-    prepare = script(str(step.script)).prepare
-    told = {option.replace("-", "_") for option in step.options}
-    assert told <= signature(prepare).parameters.keys()
+    chooses = step.facts.pop("_target_")
+    functions = (f"{step.module}.prepare", step.options), (chooses, step.facts)
+    for function, options in functions:
+        told = {option.replace("-", "_") for option in options}
+        assert told <= signature(get_method(function)).parameters.keys()
 
 
 def test_a_conformer_is_tested_by_search_and_by_ctc_alone_each_with_words_of_its_own():

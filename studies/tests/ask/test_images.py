@@ -1,5 +1,6 @@
 """A user's images: what is trained on and tested, and each fault by name."""
 
+import csv
 import os
 import shutil
 import subprocess
@@ -16,18 +17,22 @@ pytest.importorskip("timm")
 import timm
 from timm.data import create_dataset
 
-from cape_studies.data.images import moved
-from lab_support import SCRIPTS, script
+from cape_studies.data.images import moved, opened
+from cape_studies.evaluate.timm.images import Images as Tested
+from cape_studies.evaluate.timm.images import open_folder, sizes
+from cape_studies.prepare import chosen, images
+from lab_support import script
 
-images = script("prepare_images.py")
+CHOICES = ("side", "patch", "batch_size", "epochs", "updates")
 
 
 def prepared(folder, **options):
     """The facts, and the names of timm's train and test."""
     out = folder.parent / "out"
+    choices = {name: options.pop(name) for name in CHOICES if name in options}
     shutil.rmtree(out, ignore_errors=True)
     images.prepare(folder, out, **options)
-    facts = yaml.safe_load((out / "facts.yaml").read_text("utf-8"))
+    facts = chosen.images(yaml.safe_load((out / "facts.yaml").read_text("utf-8")), **choices)
     parts = [set(create_dataset("", str(out), split).filenames()) for split in ("train", "test")]
     assert "{} images to train on and {} to test".format(*map(len, parts)) in facts["found"]
     return facts, *parts
@@ -84,6 +89,60 @@ def test_images_of_sub_folders_are_of_the_first_folders_class_and_none_is_lost(c
     facts, train, test = prepared(classes)
     assert facts["majority"] < 100 / 2
     assert len(train | test) == 33
+
+
+def test_groups_of_images_are_in_one_part_each(classes):
+    for path in classes.glob("*/*.png"):
+        path.rename(path.with_name(f"p{int(path.stem) % 10}_{path.name}"))
+    facts, train, test = prepared(classes, group=r"p(\d)_")
+    groups = [{name.split("/p")[1][0] for name in part} for part in (train, test)]
+    assert not groups[0] & groups[1]
+    assert (len(groups[1]), facts["groups"]) == (5, {"within": 5, "beyond": 5})
+    with (classes.parent / "out" / "groups.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["item"]: row["group"] for row in rows} == {
+        name: name.split("/p")[1][0] for name in test
+    }
+
+
+def test_a_group_in_training_and_in_the_test_is_named(classes):
+    split(classes)
+    with pytest.raises(ValueError, match="group a/ is in training and in a test"):
+        prepared(classes, group="[abc]/")
+
+
+def test_the_same_pixels_in_another_encoding_are_the_same_image(classes):
+    split(classes)
+    with Image.open(classes / "train" / "a" / "0.png") as image:
+        image.save(classes / "test" / "a" / "new9.bmp")
+    (classes / "test" / "a" / "new9.bmp").rename(classes / "test" / "a" / "new9.jpg")
+    with pytest.raises(ValueError, match=r"new9\.jpg of a test has the same content as .*0\.png"):
+        prepared(classes)
+
+
+def test_a_photo_is_turned_as_its_exif_says(tmp_path):
+    pixels = np.zeros((2, 3, 3), np.uint8)
+    pixels[0, 0] = 255  # above, left
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned: a quarter clockwise makes it upright
+    Image.fromarray(pixels).save(tmp_path / "photo.png", exif=exif)
+    upright = np.asarray(opened(tmp_path / "photo.png", "photo", upright=True))
+    assert upright.shape == (3, 2, 3)
+    assert upright[0, 1].tolist() == [255, 255, 255]
+    assert opened(tmp_path / "photo.png", "photo").size == (3, 2)
+
+
+def test_training_and_test_see_a_photo_as_its_exif_says(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (3, 2)).save(tmp_path / "a" / "photo.png", exif=exif)
+    folder = open_folder(tmp_path)
+    assert (sizes(folder), sizes(folder, upright=True)) == ([(2, 3)], [(3, 2)])
+    trained = script("../../integrations/timm/train_lightning.py").Images(str(tmp_path), 0.0)
+    for seen in (Tested(folder, [0], upright=True), trained):
+        seen.transform = np.asarray
+        assert seen[0][0].shape == (3, 2, 3)
 
 
 def test_images_behind_links_to_folders_count(classes, picture, tmp_path):
@@ -146,7 +205,7 @@ def test_what_a_user_sets_stays(classes):
     assert facts["resolutions"] == [32, 48, 64]  # of whole patches
     facts, *_ = prepared(classes, updates=20, batch_size=8)
     assert facts["updates"] == 20
-    assert "20 updates, about 6.67 epochs" in facts["found"]
+    assert "20 updates, about 6.7 epochs" in facts["found"]
 
 
 def test_a_backbone_has_its_own_side_its_twin_and_its_unit_of_shifts(classes):
@@ -328,7 +387,7 @@ def test_training_without_a_test_is_said(classes):
 
 @pytest.mark.release
 def test_fewer_images_than_a_batch_end_with_a_line_and_what_to_type(classes):
-    command = [sys.executable, SCRIPTS / "prepare_images.py", "--images", classes]
+    command = [sys.executable, "-m", "cape_studies.prepare.images", "--images", classes]
     out = classes.parent / "out"
     done = subprocess.run(
         [*command, "--out", out, "--batch-size", "64"], capture_output=True, text=True

@@ -1,5 +1,6 @@
 """A user's recordings: the longest held out, what follows from the rest, each fault by name."""
 
+import csv
 import os
 import shutil
 import subprocess
@@ -15,17 +16,19 @@ pytest.importorskip("espnet2")
 
 from espnet2.fileio.read_text import read_2columns_text
 
-from lab_support import SCRIPTS, script
+from cape_studies.data.split import held_out
+from cape_studies.prepare import chosen, recordings
 
-recordings = script("prepare_recordings.py")
+CHOICES = ("batch_bins", "epochs", "max_epoch", "num_iters_per_epoch")
 
 
 def prepared(folder, **options):
     """The facts, and part → name → transcript, as ESPnet reads them."""
     out = folder.parent / "out"
+    choices = {name: options.pop(name) for name in CHOICES if name in options}
     shutil.rmtree(out, ignore_errors=True)
     recordings.prepare(folder, out, **options)
-    facts = yaml.safe_load((out / "facts.yaml").read_text("utf-8"))
+    facts = chosen.recordings(yaml.safe_load((out / "facts.yaml").read_text("utf-8")), **choices)
     parts = {path.parent.name: read_2columns_text(path) for path in sorted(out.glob("*/text"))}
     for name, part in parts.items():
         scp = read_2columns_text(out / name / "wav.scp")
@@ -69,7 +72,9 @@ def test_what_a_study_needs_follows_from_the_recordings(wavs):
     about = {"rate": 8000, "n_fft": 256, "win_length": 200, "hop_length": 80, "n_mels": 40}
     about |= {"token_type": "word", "batch_bins": 400_000, "updates": 1500}
     assert facts.items() >= about.items()
-    assert f"{len(parts['train'])} (0.0 hours) to train on" in facts["found"]
+    seconds = sum(4000 + 400 * int(name[1:]) for name in parts["train"]) / 8000
+    assert f"{len(parts['train'])} ({seconds:.0f} s) to train on" in facts["found"]
+    assert "1,500 updates, about 1,300 epochs" in facts["found"]  # of 56 s, in batches of 50 s
     assert "60 recordings (60 .txt, 54 .wav, 6 .flac) at 8000 Hz" in facts["found"]
 
 
@@ -84,7 +89,7 @@ def test_capes_shift_is_not_taken_from_the_recordings_of_the_tests(wavs):
 
 def test_the_length_of_training_is_that_of_epochs(wavs):
     ten, twenty = (prepared(wavs, epochs=many, batch_bins=8000)[0] for many in (10, 20))
-    assert "about 10.7 epochs" in ten["found"]  # 6 rounds of 100 updates, whole ones
+    assert "about 11 epochs" in ten["found"]  # 6 rounds of 100 updates, whole ones
     assert twenty["updates"] == pytest.approx(2 * ten["updates"], rel=0.1)
     assert ten["updates"] == ten["max_epoch"] * ten["num_iters_per_epoch"]
     short, _ = prepared(wavs, max_epoch=1, num_iters_per_epoch=4)
@@ -119,27 +124,63 @@ def test_what_is_in_neither_part_of_a_users_split_is_left_out_and_counted(wavs):
     facts, parts = prepared(wavs)
     used = {key.split("/")[0] for part in parts.values() for key in part}
     assert used == {"train", "test"}
-    assert f"{60 - sum(map(len, parts.values()))} recordings are left out" in facts["found"]
+    left = 60 - sum(map(len, parts.values()))
+    assert f"WARNING: {left} of 60 recordings are left out" in facts["found"]
 
 
-def test_a_split_by_speaker_trains_on_nothing_of_those_it_tests(wavs):
+def test_a_split_by_groups_trains_on_nothing_of_those_it_tests(wavs):
     moved(wavs, lambda number: f"day/ann {number % 4}")
-    facts, parts = prepared(wavs, speaker="ann_([0-9])")
+    facts, parts = prepared(wavs, group="ann_([0-9])")
     heard = {key[8] for part in ("train", "valid") for key in parts[part]}
     tested = {key[8] for part in parts for key in parts[part] if part.startswith("test")}
     assert (len(heard), len(tested)) == (3, 1)
     assert not heard & tested
-    assert f"1 of 4 speakers, of whom nothing is trained on: {tested.pop()}" in facts["found"]
-    assert prepared(wavs, speaker="ann_([0-9])")[1] == parts
+    (one,) = tested
+    assert f"1 of 4 groups, of which nothing is trained on: {one}" in facts["found"]
+    assert prepared(wavs, group="ann_([0-9])")[1] == parts
+    assert facts["groups"] == {"within": 1, "beyond": 1}
+    with (wavs.parent / "out" / "groups.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["group"] for row in rows} == tested
+    assert {row["item"] for row in rows} == {
+        key for part in parts for key in parts[part] if part.startswith("test")
+    }
+
+
+@pytest.mark.parametrize(("groups", "held"), [(4, 1), (9, 1), (10, 5), (24, 5), (50, 10)])
+def test_a_fifth_of_the_groups_is_for_testing_or_the_five_that_a_claim_needs(groups, held):
+    found, how = held_out(f"ann {number}" for number in range(groups))
+    assert len(found) == held
+    assert f"{held} of {groups} groups" in how
+
+
+def test_a_group_in_training_and_in_the_users_own_test_is_named(wavs):
+    moved(wavs, lambda number: f"{'test' if number % 3 == 0 else 'train'}/ann {number % 2}")
+    with pytest.raises(ValueError, match="group ann_0 is in training and in a test"):
+        prepared(wavs, group="ann_.")
+
+
+def test_a_warning_says_that_a_fifth_is_longer_than_a_quicker_speakers(wavs):
+    quick = {*range(0, 54, 3)}
+    moved(wavs, lambda number: "test" if number in quick else "train")
+    facts, parts = prepared(wavs)
+    left = 60 - sum(map(len, parts.values()))
+    assert left > 60 / 5
+    assert f"WARNING: {left} of 60 recordings are left out" in facts["found"]
 
 
 @pytest.mark.parametrize(
-    ("speaker", "named"),
-    [("[", "no regular expression"), ("bob", "finds nothing in u00"), ("u", "finds one speaker")],
+    ("group", "named"),
+    [("[", "no regular expression"), ("bob", "finds nothing in u00"), ("u", "finds one group")],
 )
-def test_an_expression_that_tells_no_speakers_apart_is_named(wavs, speaker, named):
-    with pytest.raises(ValueError, match=rf"speaker=.*{named}"):
-        prepared(wavs, speaker=speaker)
+def test_an_expression_that_tells_no_groups_apart_is_named(wavs, group, named):
+    with pytest.raises(ValueError, match=rf"group=.*{named}"):
+        prepared(wavs, group=group)
+
+
+def test_the_old_word_for_speakers_names_the_new_one(wavs):
+    with pytest.raises(ValueError, match="'group="):
+        prepared(wavs, speaker="^[^/]+")
 
 
 def test_letters_written_as_one_character_or_as_two_are_one_token(wavs):
@@ -161,7 +202,15 @@ def test_the_frames_of_another_encoder_are_those_that_a_transcript_must_fit_into
 
 
 def test_a_word_of_the_command_line_that_is_no_number_is_one_line_with_its_option(wavs):
-    command = [sys.executable, SCRIPTS / "prepare_recordings.py", "--wavs", wavs, "--out", "out"]
+    command = [
+        sys.executable,
+        "-m",
+        "cape_studies.prepare.recordings",
+        "--wavs",
+        wavs,
+        "--out",
+        "out",
+    ]
     done = subprocess.run([*command, "--frame", "long"], capture_output=True, text=True)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
@@ -211,10 +260,14 @@ def cut_off(folder):
         (lambda of: (of / "u04.txt").write_text(" \n"), r"u04\.wav has no transcript"),
         (lambda of: (of / "u04.txt").write_bytes(b"\xe9"), r"u04\.txt is not UTF-8"),
         (lambda of: (of / "u04.txt").write_text("\0a\0b"), r"u04\.txt has NUL"),
-        (lambda of: soundfile.write(of / "u05.wav", np.zeros(9900), 16000), r"u05\.wav at 16000"),
+        (
+            lambda of: soundfile.write(of / "u05.wav", np.arange(9900) / 9900, 16000),
+            r"u05\.wav at 16000",
+        ),
         (lambda of: (of / "u06.wav").write_bytes(b"RIFF"), r"u06\.wav cannot be read as audio"),
         (lambda of: soundfile.write(of / "u07.wav", np.zeros(0), 8000), r"u07\.wav is empty"),
         (lambda of: soundfile.write(of / "u07.wav", np.zeros((9, 2)), 8000), "2 channels"),
+        (lambda of: soundfile.write(of / "u07.wav", np.zeros(9900), 8000), r"u07\.wav is silent"),
         (cut_off, r"u10\.flac"),
         (lambda of: shorten(of / "u59.wav"), r"u59\.wav is cut off"),
         (latin, r"udce9\.wav' has a name that is not UTF-8"),

@@ -10,17 +10,18 @@ pytest.importorskip("fairseq")
 
 from fairseq.data.data_utils import load_indexed_dataset
 
-from lab_support import script
+from cape_studies.prepare import chosen, sentences
 
-sentences = script("prepare_sentences.py")
+CHOICES = ("max_tokens", "epochs", "updates")
 
 
 def prepared(folder, **options):
     """The facts, and how many pairs fairseq reads of train and of the tests."""
     out = folder.parent / "out"
+    choices = {name: options.pop(name) for name in CHOICES if name in options}
     shutil.rmtree(out, ignore_errors=True)
     sentences.prepare(folder, out, **options)
-    facts = yaml.safe_load((out / "facts.yaml").read_text("utf-8"))
+    facts = chosen.sentences(yaml.safe_load((out / "facts.yaml").read_text("utf-8")), **choices)
     pair = f"{facts['source']}-{facts['target']}"
     names = ["train", *facts["subsets"].split(",")]
     paths = (f"{out}/bin/{name}.{pair}.{facts['target']}" for name in names)
@@ -144,6 +145,34 @@ def test_how_text_is_split_and_what_bleu_is_of_are_said(text):
     assert "BLEU is of these tokens, and no sacreBLEU" in prepared(text)[0]["found"]
 
 
+def test_pairs_that_are_their_own_targets_are_left_out(text):
+    same = "das bleibt so ."
+    for language in ("de", "en"):
+        lines(text / f"train.{language}", lambda of: of.append(same))
+    found = sentences.look(text)
+    assert not [
+        pair for part in (found.train, *found.tests.values()) for pair in part if same in pair
+    ]
+
+
+def test_groups_of_pairs_are_a_file_beside_and_in_one_part_each(text):
+    (text / "train.doc").write_text("".join(f"d{i // 5}\n" for i in range(200)))
+    facts, read = prepared(text, group="doc")
+    assert (facts["source"], facts["target"]) == ("de", "en")
+    found = sentences.look(text, group="doc")
+    trained, *tested = (
+        {found.groups[x] for x in part} for part in (found.train, *found.tests.values())
+    )
+    assert trained
+    assert not trained & set().union(*tested)
+    rows = (text.parent / "out" / "groups.csv").read_text().splitlines()
+    assert rows[0] == "condition,item,group"
+    assert len(rows) - 1 == sum(read.values()) - read["train"]
+    (text / "train.doc").write_text("d0\n")
+    with pytest.raises(ValueError, match=r"train\.doc has 1 lines for 200 pairs"):
+        sentences.look(text, group="doc")
+
+
 # --- faults
 
 
@@ -153,6 +182,7 @@ def test_how_text_is_split_and_what_bleu_is_of_are_said(text):
         (lambda of: lines(of / "train.en", list.pop), r"train\.de and train\.en have 200 and 199"),
         (lambda of: lines(of / "train.en", lambda x: x.__setitem__(4, " ")), "train.en line 5 is"),
         (lambda of: bring(of, ["de", "en"], 7), r"test\.\* line 2 .* train\.\* too"),
+        (lambda of: shutil.copy(of / "train.de", of / "train.en"), "0 different pairs .196 more"),
         (lambda of: bring(of, ["de"], 7), r"test\.\* in one language alone: add test\.en"),
         (lambda of: [lines(of / f"train.{x}", few) for x in ("de", "en")], "different pairs: 50"),
         (lambda of: (of / "train.fr").write_text("un\n"), r"train\.de, train\.en, train\.fr"),

@@ -12,17 +12,18 @@ pytest.importorskip("transformers")
 
 from cape_studies import report, run
 from cape_studies.data.tokens import texts_of
-from lab_support import script
+from cape_studies.prepare import chosen, texts
 
-texts = script("prepare_texts.py")
+CHOICES = ("batch", "epochs", "updates")
 
 
 def prepared(folder, **options):
     """The facts, and the texts of each part in tokens."""
     out = folder.parent / "out"
+    choices = {name: options.pop(name) for name in CHOICES if name in options}
     shutil.rmtree(out, ignore_errors=True)
     texts.prepare(folder, out, **{"vocabulary": 300} | options)
-    facts = yaml.safe_load((out / "facts.yaml").read_text("utf-8"))
+    facts = chosen.texts(yaml.safe_load((out / "facts.yaml").read_text("utf-8")), **choices)
     return facts, {part: texts_of(np.load(out / f"{part}.npy")) for part in ("train", "test")}
 
 
@@ -69,6 +70,20 @@ def test_files_are_taken_by_their_names_at_any_depth_and_compressed_too(document
     for pattern, many in (("*.txt", 60), ("*.txt*", 61)):
         found = texts.look(documents, pattern)
         assert len(found.train) + len(found.test) == many
+
+
+def test_groups_of_texts_are_in_one_part_each(documents):
+    for path in documents.glob("*.txt"):
+        folder = documents / f"author{int(path.stem) % 6}"
+        folder.mkdir(exist_ok=True)
+        path.rename(folder / path.name)
+    facts, parts = prepared(documents, group="^[^/]+")
+    found = texts.look(documents, group="^[^/]+")
+    whose = {found.groups[name] for name in found.names}
+    assert len(whose) == facts["groups"]["within"] == 1
+    assert len(found.train) == 50
+    rows = (documents.parent / "out" / "groups.csv").read_text().splitlines()
+    assert len(rows) - 1 == sum(len(one) >= facts["longest"] for one in parts["test"])
 
 
 def test_lengths_are_those_that_the_tests_allow(documents):

@@ -23,6 +23,7 @@ parser.add_argument("--out", type=Path)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--device")
 parser.add_argument("--when", type=int, help="seed that alone fails")
+parser.add_argument("--killed", action="store_true", help="by SIGKILL, after its first step")
 parser.add_argument("--facts", type=Path, help="folder to prepare")
 given = parser.parse_args()
 sooner = os.environ.get("TEST_GATE")  # an evaluation waits for it, with half of its scores written
@@ -74,5 +75,7 @@ else:
         (given.out / "count.part").write_text(str(step))
         (given.out / "count.part").rename(file)
         print(f"step {step}/{given.steps} loss={1 / step:.3f}", flush=True)
+        if given.killed:
+            os.kill(os.getpid(), signal.SIGKILL)
         while step == 3 and gate and not Path(gate).exists():
             time.sleep(0.02)

@@ -44,3 +44,18 @@ def count(**options):
     """The study's evaluation with more options."""
     one = STUDY["evaluations"]["count"]
     return {"count": {**one, "options": {**one["options"], **options}}}
+
+
+def chosen(facts, steps=None):
+    """Facts of a study: what the user chose, or else what was prepared."""
+    return {**facts, "steps": steps or facts["steps"]}
+
+
+def with_items(facts, items):
+    """Facts of a study with so many test items."""
+    return {**facts, "items": {"within": items, "beyond": items}}
+
+
+def timed(facts, updates):
+    """Facts of a study whose trainings have so many updates."""
+    return {**facts, "updates": updates}

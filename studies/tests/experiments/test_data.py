@@ -1,5 +1,6 @@
 """A user's data that change: no number of what lay there once stands for what lies there now."""
 
+import hashlib
 import os
 import shutil
 import sys
@@ -9,6 +10,7 @@ import time
 import pytest
 from counting import HERE, STUDY, at_its_gate, begins, runs
 
+from cape_studies import contents
 from cape_support import ROOT
 from cape_support import run as run_script
 
@@ -116,6 +118,20 @@ def test_data_that_are_named_without_a_preparation_count_too(cape_run, cape_repo
     assert len(runs(tmp_path, "few")) == 2
 
 
+def meanwhile(data, tmp_path, gate, change):
+    """Change data when a step is in its middle."""
+
+    def act():
+        while not at_its_gate(tmp_path / "out", gate):
+            time.sleep(0.02)
+        change(data)
+        (tmp_path / "gate").touch()
+
+    other = threading.Thread(target=act)
+    other.start()
+    return other
+
+
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize(
     "change",
@@ -124,30 +140,93 @@ def test_data_that_are_named_without_a_preparation_count_too(cape_run, cape_repo
         *(pytest.param(one, marks=pytest.mark.release) for one in ("another link", "equal size")),
     ],
 )
-def test_what_is_made_while_data_change_counts_for_nothing_even_if_they_change_back(
+def test_what_is_made_while_data_change_counts_for_nothing(
     cape_run, cape_report, data, tmp_path, monkeypatch, gate, change
 ):
     there, back, _ = CHANGES[change]
     monkeypatch.setenv(gate, str(tmp_path / "gate"))
     words = ["--data", str(data)]
-
-    def meanwhile():
-        while not at_its_gate(tmp_path / "out", gate):
-            time.sleep(0.02)
-        there(data)
-        back(data)
-        (tmp_path / "gate").touch()
-
-    other = threading.Thread(target=meanwhile)
-    other.start()
+    other = meanwhile(data, tmp_path, gate, there)
     said = cape_run(*words, fails=f"{data} changed meanwhile", **WORDS)
     other.join()
     assert not [*(tmp_path / "out").glob("runs/*/*/scores.csv")]
     assert "few seed 0: done" not in said
+    back(data)
     cape_run(*words, **WORDS)
     assert cape_report(*words, **WORDS) == {("few", 0): "5.0"}
     (folder,) = runs(tmp_path, "few")
     assert begins(folder) == ([0, 0] if gate == "COUNT_GATE" else [0])
+
+
+# --- what is no change
+
+
+def linked(data):
+    os.link(data / "b" / "z.txt", data.parent / "backup.txt")
+
+
+def allowed(data):
+    (data / "b" / "z.txt").chmod(0o600)
+
+
+def touched(data):
+    for path in data.glob("*/*"):
+        path.touch()
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_links_rights_and_times_of_writing_are_no_change_of_data(
+    cape_run, cape_report, data, tmp_path, monkeypatch, gate
+):
+    monkeypatch.setenv(gate, str(tmp_path / "gate"))
+
+    def all_of_them(data):
+        for one in (linked, allowed, touched):
+            one(data)
+
+    other = meanwhile(data, tmp_path, gate, all_of_them)
+    cape_run("--data", str(data), **WORDS)
+    other.join()
+    assert "few seed 0: done already" in cape_run("--data", str(data), **WORDS)
+    assert cape_report("--data", str(data), **WORDS) == {("few", 0): "5.0"}
+
+
+def test_data_that_are_moved_or_copied_are_the_same_data(cape_run, data, tmp_path):
+    """More trainings are then made of them, by what was prepared before."""
+    cape_run("--data", str(data), **WORDS)
+    data.rename(tmp_path / "moved")
+    assert "few seed 0: done already" in cape_run("--data", str(tmp_path / "moved"), **WORDS)
+    shutil.copytree(tmp_path / "moved", tmp_path / "copy")
+    shutil.rmtree(tmp_path / "moved")
+    said = cape_run("--data", str(tmp_path / "copy"), "seeds=[0,1]", **WORDS)
+    assert "few seed 0: done already" in said
+    assert "preparing" not in said
+    assert [begins(folder) for folder in runs(tmp_path, "few")] == [[0], [0]]
+
+
+def test_finished_trainings_of_other_data_are_told(cape_run, data):
+    assert "other data" not in cape_run("--data", str(data), **WORDS)
+    written(data)
+    said = cape_run("--data", str(data), **WORDS)
+    assert f"1 finished trainings are of other data, what was in {data} then" in said
+
+
+def test_a_second_look_reads_no_file_but_those_that_changed(data, tmp_path, monkeypatch):
+    for path in data.glob("*/*"):  # settled: written long ago
+        os.utime(path)
+    monkeypatch.setattr(contents, "SETTLED_NS", -1)
+    first = contents.digest(data, tmp_path / "kept")
+    read = []
+    whole = hashlib.file_digest
+    monkeypatch.setattr(
+        hashlib, "file_digest", lambda f, kind: read.append(f.name) or whole(f, kind)
+    )
+    assert contents.digest(data, tmp_path / "kept") == first
+    assert not read
+    written(data)
+    assert contents.digest(data, tmp_path / "kept") != first
+    assert read == [str(data / "a" / "x.txt")]
+    assert contents.digest(data) == contents.digest(data, tmp_path / "kept")
 
 
 def test_hidden_files_are_no_data(cape_run, data):

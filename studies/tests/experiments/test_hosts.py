@@ -199,3 +199,18 @@ def test_a_host_says_what_a_user_types_to_take_a_variant(name, variant, expected
     _, found = runs(name, tmp_path)
     one = next(run for run in found if run.variant == variant)
     assert expected in one.typed()
+
+
+@pytest.mark.parametrize(
+    ("host", "line", "loss"),
+    [
+        ("espnet", "3epoch results: [train] loss=9.1, [valid] loss_ctc=4, loss=2.5, time=1", 2.5),
+        ("espnet", "3epoch:train:1-50batch: loss=9.1", None),
+        ("fairseq", "epoch 001 | valid on 'valid' subset | loss 8.25 | ppl 300", 8.25),
+        ("fairseq", '{"epoch": 1, "valid_loss": "8.25", "valid_ppl": "300"}', 8.25),
+        ("fairseq", "epoch 001 | loss 9.1 | ppl 500", None),
+        ("timm", "Train: 3 [  50/781 (  6%)]  Loss: 2.1 (2.3)", None),
+    ],
+)
+def test_the_loss_of_a_validation_is_read_from_the_hosts_own_line(host, line, loss):
+    assert hosts.host(host).validated(line) == loss

@@ -227,7 +227,48 @@ def test_what_is_left_open_is_chosen_by_the_preparation_and_what_is_given_reache
     assert "--steps '<steps>'" in cape_run("--dry-run", "--out", str(tmp_path / "new"), **FACTS)
 
 
+CHOSEN = {
+    **FACTS,
+    "prepare": {
+        "numbers": {
+            "script": str(HERE / "count.py"),
+            "options": {"facts": "{out}"},
+            "facts": {"_target_": "counting.chosen", "steps": "${options.steps}"},
+        }
+    },
+}
+
+
+def test_what_follows_from_the_data_and_a_choice_is_no_other_preparation(
+    cape_run, cape_report, tmp_path
+):
+    for words, steps in ([], "4.0"), (["options.steps=6"], "6.0"):
+        cape_run(*words, **CHOSEN)
+        assert cape_report(*words, **CHOSEN) == {("few", 0): steps}
+    assert len([*(tmp_path / "out" / "prepared").glob("numbers-??????????")]) == 1
+
+
 # --- failures
+
+
+def test_a_trainer_that_was_killed_is_told_by_its_signal(cape_run):
+    said = cape_run(
+        FEW, fails="few seed 0: killed by SIGKILL", options={"steps": 3, "killed": True}
+    )
+    assert "step 1/3" in said  # its last lines, above
+
+
+def test_a_checkpoint_that_cannot_be_read_is_named_with_the_folder_to_remove(cape_run, tmp_path):
+    cape_run(FEW)
+    (folder,) = runs(tmp_path, "few")
+    (test,) = folder.glob("count-*")
+    shutil.rmtree(test)
+    (folder / "trained.yaml").unlink()
+    (folder / "train" / "count").write_text("half a numb")
+    cape_run(FEW, fails=f"is damaged, remove {folder / 'train'}")
+    shutil.rmtree(folder / "train")
+    cape_run(FEW)
+    assert score(folder) == "3"
 
 
 def test_a_failure_is_told_with_its_last_lines_and_its_log_and_tried_again(cape_run, tmp_path):

@@ -3,9 +3,10 @@
 import re
 
 import pytest
-from counting import HERE
+import yaml
+from counting import HERE, STUDY
 
-from cape_studies import process, run
+from cape_studies import process, run, stats
 
 
 @pytest.mark.parametrize(("given", "threads"), [(None, "1"), ("3", "3")])
@@ -33,6 +34,16 @@ def test_an_estimate_times_each_variant_and_trains_nothing(cape_run, tmp_path):
     assert not [*(tmp_path / "out").glob("runs/*/train")]
 
 
+def test_an_estimate_has_the_time_of_the_tests(cape_run, tmp_path):
+    step = {"script": str(HERE / "count.py"), "options": {"facts": "{out}"}}
+    step["facts"] = {"_target_": "counting.timed", "updates": 60_000}
+    quick = {"options": {"steps": 1}}
+    said = cape_run("--estimate", "run=[few]", prepare={"numbers": step}, quick=quick)
+    assert re.search(r"the tests of a training: \d+ s", said)
+    assert "1 of 1 trainings are left, with their tests: " in said
+    assert not [*(tmp_path / "out").glob("runs/*/train")]
+
+
 @pytest.mark.parametrize(
     "words", ["{}", "words={}", "{} seeds=[3]", "words={} seeds=[3] run=[few]", "{} --jobs 1"]
 )
@@ -46,14 +57,12 @@ def test_a_folder_may_have_an_equals_sign_and_changes_may_stand_behind_it(
     given = [word.format(data) for word in words.split()]
     said = cape_run("--dry-run", "--data", *given, needs=needs, options=options)
     assert f"--read-not {data} " in said
-    assert "missing" not in said
+    assert "missing: nothing, and " in said
     assert ("seed3" in said) == ("seeds=[3]" in words)
     assert ("many" in said) == ("run=" not in words)
 
 
 def test_variants_and_seeds_of_every_study_are_changed_alike(cape_run):
-    from counting import STUDY
-
     bare = {key: value for key, value in STUDY.items() if key != "seeds"}
     assert "run" not in bare
     said = cape_run("--dry-run", "run=[many]", "seeds=[4]", seeds=[0])
@@ -78,6 +87,7 @@ def test_a_folder_that_cannot_be_written_is_told(cape_run, out):
     assert f"'{out}" in said
 
 
+ANSWER = {"floor": "few", "within": "as in training", "beyond": {}}
 PHOTOS = {"photos": {"what": "photos", "source": "me", "layout": "*.jpg", "files": ["*.jpg"]}}
 
 
@@ -93,6 +103,8 @@ PHOTOS = {"photos": {"what": "photos", "source": "me", "layout": "*.jpg", "files
         (["--data", "x"], {}, "--data x: this study needs no data"),
         ([], {"options": {"steps": "{csv}"}}, "'{csv}': no 'csv' at that step; there is variant"),
         ([], {"trainer": None}, "no train.py of timm"),
+        ([], {"trainer": None, "host": "transformers"}, "no options.model-type for few"),
+        ([], {"answer": ANSWER}, "no options.model for few: it names the model"),
         (["--out", "a,b"], {"host": "fairseq"}, "a,b has ,, at which fairseq splits paths"),
         ([], {"needs": PHOTOS}, "give --data photos=DIR: photos (me), laid out as *.jpg"),
         (["--data", str(HERE)], {"needs": PHOTOS}, f"{HERE} has no *.jpg: photos is photos (me)"),
@@ -106,6 +118,38 @@ def test_bad_input_ends_in_one_line_before_anything_starts(
     assert message in said
     assert said.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+FEW_ITEMS = {
+    "host": "espnet",
+    "answer": ANSWER,
+    "report": {**STUDY["report"], "metric": "wer"},
+    "evaluations": {
+        "count": {**STUDY["evaluations"]["count"], "metrics": {"count": "higher", "wer": "lower"}}
+    },
+    "prepare": {
+        "numbers": {
+            "script": str(HERE / "count.py"),
+            "options": {"facts": "{out}"},
+            "facts": {"_target_": "counting.with_items", "items": 28},
+        }
+    },
+}
+
+
+@pytest.mark.skipif(not hasattr(stats, "lacks"), reason="has no words for that yet")
+def test_where_no_claim_is_possible_nothing_is_trained_before_the_user_agrees(cape_run, tmp_path):
+    said = cape_run(fails=2, **FEW_ITEMS)
+    assert "28 test items, 30 are needed" in said
+    assert "--yes" in said
+    assert not [*(tmp_path / "out").glob("runs/*/train")]
+    enough = yaml.safe_load(yaml.safe_dump(FEW_ITEMS))
+    enough["prepare"]["numbers"]["facts"]["items"] = 3000
+    failing = {"steps": 3, "fail": True}
+    seeds = "seeds=[0,1,2]"
+    said = cape_run(seeds, "run=[few,many]", fails="few seed 0: ", options=failing, **enough)
+    assert "3,000 test items: differences of " in said
+    assert [*(tmp_path / "out").glob("runs/*/train")]
 
 
 def test_list_shows_every_study_with_its_cost(capsys):

@@ -23,6 +23,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # what tests in the ba
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # is ignored
 main()
 """
+PREPARED = {"numbers": {"script": str(HERE / "count.py"), "options": {"out": "{out}", "steps": 6}}}
+LOOKED = {"numbers": {"script": str(HERE / "count.py"), "options": {"facts": "{out}"}}}
 PATIENCE = 120  # seconds that a loaded machine may take for anything
 sessions = []
 
@@ -136,6 +138,33 @@ def test_a_signal_stops_the_study_and_a_line_says_how_to_go_on(tmp_path, number)
     assert said(tmp_path).count("the same command goes on") == 1
 
 
+def test_fresh_loses_nothing_when_it_is_interrupted_and_replaces_when_it_is_done(tmp_path):
+    (tmp_path / "gate").touch()
+    given = {"prepare": LOOKED}
+    assert status(start(tmp_path, "run=[few]", **given)) == 0
+    (folder,) = runs(tmp_path, "few")
+    (tmp_path / "gate").unlink()
+    again = {**given, "gate": "FACTS_GATE"}
+    session = start(tmp_path, "run=[few]", "--fresh", said="second", **again)
+    wait_for(lambda: prepared(tmp_path).count("looked") == 2)
+    os.killpg(session.pid, signal.SIGINT)  # while it prepares
+    assert status(session) == 130
+    words = [str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), "run=[few]"]
+    report.main(words)  # needs what was prepared
+    assert (begins(folder), score(folder)) == ([0], "12")
+    session = start(tmp_path, "run=[few]", "--fresh", said="third", **given)
+    wait_for(lambda: (folder / ".fresh" / "train" / "count").exists())
+    os.killpg(session.pid, signal.SIGINT)  # while it trains
+    assert status(session) == 130
+    report.main(words)
+    (tmp_path / "gate").touch()
+    assert status(start(tmp_path, "run=[few]", "--fresh", said="fourth", **given)) == 0
+    assert score(folder) == "12"
+    assert begins(folder)[0] == 0
+    assert len(begins(folder)) == 2  # the fresh training went on from its third step
+    assert not (folder / ".fresh").exists()
+
+
 JOB = """
 import signal, sys
 from pathlib import Path
@@ -196,29 +225,6 @@ def test_a_preparation_is_not_made_anew_while_a_training_uses_it(tmp_path):
     (tmp_path / "gate").touch()
     assert [status(first), status(second)] == [0, 0]
     assert prepared(tmp_path).count("begins at 0\n") == 2
-
-
-def test_a_training_killed_on_data_that_changed_begins_from_nothing_when_they_are_back(tmp_path):
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "a.txt").touch()
-    options = {"steps": 12, "read-not": "{words}"}
-    given = {"needs": {"words": {"what": "words"}}, "options": options}
-    words = ["run=[few]", "--data", str(data)]
-    first = held(tmp_path, *words, **given)
-    (data / "a.txt").rename(data / "b.txt")
-    for pid in alive(first):
-        os.kill(pid, signal.SIGKILL)
-    status(first)
-    (data / "b.txt").rename(data / "a.txt")
-    (tmp_path / "gate").touch()
-    assert status(start(tmp_path, *words, **given)) == 0
-    (folder,) = runs(tmp_path, "few")
-    assert (begins(folder), score(folder)) == ([0, 0], "12")
-    assert "begins from nothing" in said(tmp_path)
-
-
-PREPARED = {"numbers": {"script": str(HERE / "count.py"), "options": {"out": "{out}", "steps": 6}}}
 
 
 def prepared(tmp_path):

@@ -84,8 +84,8 @@ def evaluate(
             "precision": "float16" if options.amp else "float32",
         }
         counted = right_answers(loaded, folder, resolution, options)
-        shorter = [min(one) for one in sizes(folder)] if options.bins else [1] * len(folder)
-        yield from in_bins(about, counted, shorter, options.bins, step=1)
+        every = sizes(folder, options.upright) if options.bins else [(1, 1)] * len(folder)
+        yield from in_bins(about, counted, [*map(min, every)], options.bins, step=1)
         if isinstance(resolution, int) and (speed := speeds.get(resolution)):
             yield Score(about, "throughput", "number", speed, options.batch_size)
 
@@ -107,13 +107,13 @@ def throughput(loaded: Loaded, resolution: int, options: TimmOptions) -> float:
 
 
 def shapes(
-    folder: ImageDataset, resolution: int | str, patch: Shape
+    folder: ImageDataset, resolution: int | str, patch: Shape, upright: bool = False
 ) -> Mapping[Shape, Sequence[int]]:
     """Shape in testing → the images that have it; ``original`` is their own, in whole patches."""
     if not isinstance(resolution, str):
         return {(resolution, resolution): range(len(folder))}
     found: dict[Shape, list[int]] = {}
-    for i, (height, width) in enumerate(sizes(folder)):
+    for i, (height, width) in enumerate(sizes(folder, upright)):
         high, wide = patch
         shape = max(1, height // high) * high, max(1, width // wide) * wide
         found.setdefault(shape, []).append(i)
@@ -140,7 +140,8 @@ def right_answers(
     hits = torch.zeros(len(folder), 5, dtype=torch.int)
     title = f"{loaded.checkpoint} {resolution}"
     progress = tqdm(desc=title, total=len(folder), leave=False, disable=None)
-    for shape, indices in shapes(folder, resolution, loaded.patch).items():
+    every = shapes(folder, resolution, loaded.patch, options.upright)
+    for shape, indices in every.items():
         left = list(indices)
         for pixels, targets in loader(folder, indices, shape, loaded, options):
             now, left = left[: len(targets)], left[len(targets) :]

@@ -13,6 +13,7 @@ from cape_studies.data.images import moved, opened
 from cape_studies.evaluate.timm.loading import Loaded
 from cape_studies.evaluate.timm.options import TimmOptions
 
+ORIENTATION = 0x0112  # of EXIF; above 4 height is width
 DIRECTIONS = (1, 0), (0, 1), (-1, 0), (0, -1)
 
 
@@ -38,8 +39,8 @@ def open_folder(folder: Path) -> ImageDataset:
 
 
 @cache
-def sizes(folder: ImageDataset) -> list[tuple[int, int]]:
-    """Height and width of each image in pixels, as timm's reader turns it.
+def sizes(folder: ImageDataset, upright: bool = False) -> list[tuple[int, int]]:
+    """Height and width of each image in pixels; ``upright``: as its EXIF turns it.
 
     Raises:
         OSError: one is no image.
@@ -49,7 +50,9 @@ def sizes(folder: ImageDataset) -> list[tuple[int, int]]:
     try:
         for path, _ in folder.reader.samples:
             with Image.open(path) as image:
-                found.append((image.height, image.width))
+                lies = upright and image.getexif().get(ORIENTATION, 1) > 4
+                size = (image.width, image.height) if lies else (image.height, image.width)
+                found.append(size)
     except Image.DecompressionBombError as error:
         raise ValueError(f"{path}: {error}") from error
     return found
@@ -62,15 +65,19 @@ class Images(Dataset):
         folder: timm's dataset.
         indices: of the images.
         by: each is moved by this part of its side, to the four directions in turn.
+        upright: whether each is turned as its EXIF says.
         transform: set by timm's ``create_loader``.
     """
 
     transform: Any = None
 
-    def __init__(self, folder: ImageDataset, indices: Sequence[int], by: float = 0.0) -> None:
+    def __init__(
+        self, folder: ImageDataset, indices: Sequence[int], by: float = 0.0, upright: bool = False
+    ) -> None:
         self.folder = folder
         self.indices = indices
         self.by = by
+        self.upright = upright
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -83,7 +90,7 @@ class Images(Dataset):
         """
         index = self.indices[i]
         path, target = self.folder.reader.samples[index]
-        image = opened(path, path)
+        image = opened(path, path, self.upright)
         if self.by:
             right, down = DIRECTIONS[index % 4]
             image = moved(image, right * self.by, down * self.by)
@@ -101,7 +108,7 @@ def loader(
     model's device."""
     names = ("interpolation", "mean", "std", "crop_pct", "crop_mode")
     return create_loader(
-        Images(folder, indices, options.moved),  # type: ignore[arg-type]  # it declares a kind of its own, but only reads items
+        Images(folder, indices, options.moved, options.upright),  # type: ignore[arg-type]  # it declares a kind of its own, but only reads items
         (3, *shape),
         batch_size=options.batch_size,
         num_workers=options.workers,

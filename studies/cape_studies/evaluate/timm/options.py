@@ -60,6 +60,9 @@ class TimmOptions(EvaluationOptions):
         description="cut images to squares and move each by this part of its side, to the four "
         "directions in turn; the room is filled with the mean of its edge",
     )
+    upright: bool = Field(
+        False, description="turn images as their EXIF says, which timm's own reader does not"
+    )
     batch_size: PositiveInt = Field(256, description="largest number of images at once")
     workers: NonNegativeInt = Field(4, description="processes that load images")
 

@@ -1,6 +1,6 @@
 """A user's pairs of sentences: checked, the longest held out, cut into subwords, binarised.
 
-    python studies/data/prepare_sentences.py --text DIR --out prepared --source en
+    python -m cape_studies.prepare.sentences --text DIR --out prepared --source en
 
 ``DIR`` holds train.SRC and train.TGT, a sentence a line, and perhaps a test of both languages:
 test.*, test_2016.* or another name that begins with test, or validation.*, val.*, valid.*, dev.*.
@@ -12,9 +12,10 @@ longest fifth as tests in bins of equal counts. A test's name is the range of it
 length of a pair is the number of words of its longer side.
 """
 
+from collections import Counter
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from fairseq.data import data_utils
@@ -22,12 +23,19 @@ from fairseq.data import data_utils
 from cape_studies.command import script
 from cape_studies.data import facts, subwords
 from cape_studies.data.files import complain, files
-from cape_studies.data.split import LEAST, TESTS, drawn, short_and_long, test_and_rest
-from cape_studies.data.text import read_pairs, write_lines
+from cape_studies.data.split import (
+    LEAST,
+    TESTS,
+    drawn,
+    held_out,
+    in_both,
+    short_and_long,
+    test_and_rest,
+)
+from cape_studies.data.text import read_lines, read_pairs, write_lines
 
 MERGES = 8000
 MOST_BROUGHT = 2000  # pairs of the user's test
-SEEN = 1_500_000  # words in a short training; more, if needed to see all of them three times
 POSITIONS = 1024  # tokens that fairseq's Transformers take
 ENDED_AT = 200  # tokens, at which cape-fairseq-eval ends translations by default
 
@@ -41,6 +49,7 @@ class Sentences(NamedTuple):
         tests: name → pairs; the test of training's lengths is the first.
         how: where that test comes from, in words.
         given: how many pairs the files have.
+        groups: pair → its group, if there are groups.
     """
 
     languages: tuple[str, str]
@@ -48,21 +57,24 @@ class Sentences(NamedTuple):
     tests: dict[str, list[str]]
     how: str
     given: int
+    groups: dict[str, str]
 
 
-def look(folder: Path, source: str | None = None) -> Sentences:
+def look(folder: Path, source: str | None = None, group: str | None = None) -> Sentences:
     """The pairs of a folder, with the longest fifth apart.
 
     Args:
         folder: of the text files.
         source: the source's language; default: the one whose name comes first.
+        group: train.<group> has the group of each pair, a line each; None: there are no groups.
 
     Raises:
         ValueError: there are not two languages, or a test has one; files are no pairs or not
-            UTF-8; a line is empty; a pair of the test is in training; or lengths are all alike.
+            UTF-8; a line is empty; a pair or a group of the test is in training; or lengths are
+            all alike.
     """
     names = [path.name.removeprefix("train.") for path in sorted(folder.glob("train.*"))]
-    languages = [name for name in names if "." not in name]
+    languages = [name for name in names if "." not in name and name != group]
     if len(languages) != 2 or source not in (None, *languages):
         there = ", ".join(f"train.{one}" for one in names) or "no train.*"
         wanted = f"train.{source or 'SRC'} and train.TGT"
@@ -70,36 +82,61 @@ def look(folder: Path, source: str | None = None) -> Sentences:
     if source == languages[1]:
         languages.reverse()
     train = _pairs(folder, "train", languages)
-    own, unused = _own_tests(folder, languages)
+    own, unused = _own_tests(folder, languages, group)
     given = _pairs(folder, own, languages) if own else []
     known = set(train)
     twice = (i for i, pair in enumerate(given, 1) if pair in known)
     complain(f"{folder}/{own}.* line {i} stands in train.* too" for i in twice)
-    lengths = {pair: _words(pair) for pair in [*train, *given]}  # each pair is in one part only
+    every = dict.fromkeys([*train, *given])  # each pair is in one part only
+    lengths = {pair: _words(pair) for pair in every if len({*pair.split("\t")}) == 2}
     if len(lengths) < LEAST:
-        raise ValueError(f"{folder} has {len(lengths)} different pairs: {LEAST} are needed")
-    short, beyond, limit = short_and_long(lengths, "{:g}-{:g}")
-    brought = set(given)
+        alike = len(every) - len(lengths)
+        more = f" ({alike} more have the same text on both sides)" if alike else ""
+        raise ValueError(f"{folder} has {len(lengths)} different pairs{more}: {LEAST} are needed")
+    brought, groups, where = {*given}, dict[str, str](), ""
+    if group:
+        trained = dict(zip(train, _group(folder, "train", group, len(train)), strict=True))
+        tested = dict(zip(given, _group(folder, own, group, len(given)), strict=True))
+        complain(in_both(trained.values(), tested.values()))
+        groups = trained | tested
+        if not own:
+            held, where = held_out(groups[pair] for pair in lengths)
+            brought = {pair for pair in lengths if groups[pair] in held}
+    measured = {pair: n for pair, n in lengths.items() if pair in brought or not group}
+    short, beyond, limit = short_and_long(measured, "{:g}-{:g}")
     inside = [pair for pair in short if pair in brought]
-    kept = [pair for pair in short if pair not in brought]
+    kept = [pair for pair in lengths if pair not in brought and lengths[pair] <= limit]
     if inside:
         inside, _ = drawn(inside, MOST_BROUGHT)
-        how = f"from {own}.*"
+        how = where or f"from {own}.*"
     else:
         inside, kept = test_and_rest(kept)
         how = "chosen by their text from the shorter ones"
     how += f" (not used: {unused})" if unused else ""
     tests = {f"1-{limit:g}": inside, **beyond}
-    return Sentences((languages[0], languages[1]), kept, tests, how, len(train) + len(given))
+    every_given = len(train) + len(given)
+    return Sentences((languages[0], languages[1]), kept, tests, how, every_given, groups)
 
 
-def _own_tests(folder: Path, languages: list[str]) -> tuple[str | None, str]:
+def _group(folder: Path, name: str | None, group: str, many: int) -> list[str]:
+    """The groups of so many pairs.
+
+    Raises:
+        ValueError: there is no such file, or it has not a line for each pair.
+    """
+    found = read_lines(folder / f"{name}.{group}") if name else []
+    if len(found) != many:
+        raise ValueError(f"{folder}/{name}.{group} has {len(found)} lines for {many} pairs")
+    return found
+
+
+def _own_tests(folder: Path, languages: list[str], group: str | None) -> tuple[str | None, str]:
     """The name of the user's test, without language, and the files that are not used.
 
     Raises:
         ValueError: a test has one language alone.
     """
-    used = {f"train.{language}" for language in languages}
+    used = {f"train.{language}" for language in [*languages, group]}
     there = [path.name for path in files(folder) if path.parent == folder]
     stems = dict.fromkeys(
         stem
@@ -113,7 +150,7 @@ def _own_tests(folder: Path, languages: list[str]) -> tuple[str | None, str]:
             raise ValueError(f"{folder} has {stem}.* in one language alone: add {lacks.pop()}")
     order = {name: i for i, name in enumerate(TESTS)}
     own = min(tests, key=lambda stem: (order.get(stem.lower(), 0.5), stem), default=None)
-    used |= {f"{own}.{language}" for language in languages}
+    used |= {f"{own}.{language}" for language in [*languages, group]}
     return own, ", ".join(name for name in there if name not in used)
 
 
@@ -132,28 +169,19 @@ def _pairs(folder: Path, name: str, languages: list[str]) -> list[str]:
     return ["\t".join(pair) for pair in pairs]
 
 
-def prepare(
-    text: Path,
-    out: Path,
-    source: str | None = None,
-    epochs: float | None = None,
-    updates: int | None = None,
-    max_tokens: int = 1024,
-) -> None:
+def prepare(text: Path, out: Path, source: str | None = None, group: str | None = None) -> None:
     """Write text and binarised data to ``out``, from the folder that :func:`look` takes.
 
     Args:
         text: the user's folder.
         out: the folder to write.
         source: the source's language; default: the one whose name comes first.
-        epochs: passes over the pairs; default: those of 1.5 million words, from 3 to 100.
-        updates: of a training, in place of epochs.
-        max_tokens: subwords of a batch, of the longer side.
+        group: train.<group> has the group of each pair; a fifth of them is for testing alone.
 
     Raises:
-        ValueError: see :func:`look`; or a pair is longer than a batch, or than the model takes.
+        ValueError: see :func:`look`; or a pair is longer than the model takes.
     """
-    found = look(text, source)
+    found = look(text, source, group)
     parts = {"train": found.train, **found.tests}
     sides = {
         (name, language): [pair.split("\t")[i] for pair in pairs]
@@ -171,40 +199,54 @@ def prepare(
     sizes = {}
     for name, pairs in parts.items():
         sizes[name] = one = _sizes(out / "bin" / name, found.languages)
-        wrong = np.flatnonzero((one.max(0) > min(max_tokens, POSITIONS)) | (one.min(0) < 2))
+        wrong = np.flatnonzero((one.max(0) > POSITIONS) | (one.min(0) < 2))
         complain(
             f"a pair of {text} has {one[:, i].max():,} subwords on a side, allowed are 1 to "
-            f"{min(max_tokens, POSITIONS) - 1:,}: {pairs[i][:80]!r}"
+            f"{POSITIONS - 1:,}: {pairs[i][:80]!r}"
             for i in wrong
         )
-    order = np.lexsort(sizes["train"][::-1])  # fairseq's
-    each = len(data_utils.batch_by_size(order, None, sizes["train"].max(0), max_tokens))
-    if not updates:
-        seen = min(max(1.2 * SEEN / max_tokens, 3 * each), 100 * each)
-        updates = max(1, round(epochs * each if epochs else seen))
+    longest = {int(of.max()): parts[name][int(np.argmax(of.max(0)))] for name, of in sizes.items()}
     within, *beyond = found.tests
     held = ", ".join(f"{len(found.tests[name]):,} of {name}" for name in beyond)
     spare = found.given - sum(map(len, parts.values()))
-    more = f". {spare:,} pairs are left out: twice there, or a test has enough" if spare else ""
+    why = "twice there, the same text on both sides, or a test has enough"
+    more = f". {spare:,} pairs are left out: {why}" if spare else ""
     words = "as sacremoses splits it, in subwords of subword-nmt" if plain else "as it is"
     middle = median(_words(pair) for pair in found.train)
+    longer = [pair for name in beyond for pair in found.tests[name]]
+    sets = {"within": found.tests[within], "beyond": longer}
+    counts: dict[str, Any] = {"items": {name: len(pairs) for name, pairs in sets.items()}}
+    if found.groups:
+        own = {name: {found.groups[pair] for pair in pairs} for name, pairs in sets.items()}
+        counts["groups"] = {name: len(of) for name, of in own.items()}
+        facts.write_groups(
+            out,
+            (
+                {"condition": name, "item": str(i), "group": found.groups[pair]}
+                for name, pairs in found.tests.items()
+                for i, pair in enumerate(pairs)
+            ),
+        )
     facts.write(
         out,
         found=(
-            f"{len(order):,} pairs from {' to '.join(found.languages)} to train on, of {within} "
-            f"words, {middle:g} in the median. Held out of training: the longest fifth, {held} "
-            f"words. Tested within its lengths on {len(found.tests[within]):,} pairs, {found.how}. "
-            f"Text is taken {words}; BLEU is of these tokens, and no sacreBLEU of plain text. "
-            f"Trained for {updates:,} updates, {facts.passes(updates / each)}{more}"
+            f"{len(found.train):,} pairs from {' to '.join(found.languages)} to train on, of "
+            f"{within} words, {middle:g} in the median. Held out of training: the longest fifth, "
+            f"{held} words. Tested within its lengths on {len(found.tests[within]):,} pairs, "
+            f"{found.how}. "
+            f"Text is taken {words}; BLEU is of these tokens, and no sacreBLEU of plain text."
         ),
+        left_out=more,
         source=found.languages[0],
         target=found.languages[1],
-        updates=updates,
-        warmup=updates // 5,
         subsets=",".join(found.tests),
         within=within,
         longest=max(ENDED_AT, *(int(sizes[name][1].max()) for name in found.tests)),
+        longest_side=max(longest),
+        longest_pair=longest[max(longest)][:80],
+        lengths=dict(sorted(Counter(sizes["train"].max(0).tolist()).items())),
         range=max(int(one.max()) for one in sizes.values()),  # of random_rope
+        **counts,
     )
 
 

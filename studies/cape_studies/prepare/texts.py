@@ -1,6 +1,6 @@
 """A user's text files: checked, split by file, cut into tokens, and what a study of them needs.
 
-    python studies/data/prepare_texts.py --text DIR --out prepared
+    python -m cape_studies.prepare.texts --text DIR --out prepared
 
 ``DIR`` holds text files in UTF-8, of any name at any depth. If it has ``train/`` and ``test/`` (or
 ``validation``, ``val``), tests are of the latter alone. Else some files of the longer half are for
@@ -13,7 +13,7 @@ test is the beginning of a file, of 4 times the tokens of a training sequence, o
 
 from pathlib import Path
 from statistics import median
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import Field, PositiveInt
@@ -21,15 +21,22 @@ from pydantic import Field, PositiveInt
 from cape_studies.command import script
 from cape_studies.data import facts, tokens
 from cape_studies.data.files import complain, files, kinds
-from cape_studies.data.split import ENOUGH, LEAST, MOST, brought, drawn, test_and_rest
+from cape_studies.data.split import (
+    ENOUGH,
+    LEAST,
+    MOST,
+    brought,
+    drawn,
+    groups_of,
+    held_out,
+    in_both,
+    test_and_rest,
+)
 from cape_studies.data.text import read_text
 from cape_studies.stats import ITEMS
 
 LENGTHS = 256, 128, 64, 32  # tokens of a training sequence: the most of which tests can be made
 TIMES = 4, 2  # so many times longer in testing
-TOKENS = 2048  # of an update
-SEEN = 2_000_000  # tokens that a training sees, each at most 20 times
-PASSES = 20
 SCORED = 64  # last tokens of a test, which are scored after contexts of all lengths
 
 
@@ -41,6 +48,7 @@ class Texts(NamedTuple):
         names: of the tests.
         own: whether the tests are the user's.
         how: what is there and where the tests come from, in words.
+        groups: of :func:`cape_studies.data.split.groups_of`.
     """
 
     train: list[str]
@@ -48,18 +56,20 @@ class Texts(NamedTuple):
     names: list[str]
     own: bool
     how: str
+    groups: dict[str, str]
 
 
-def look(folder: Path, pattern: str = "*") -> Texts:
+def look(folder: Path, pattern: str = "*", group: str | None = None) -> Texts:
     """The texts of a folder.
 
     Args:
         folder: of the files.
         pattern: names of those to take.
+        group: see :func:`cape_studies.data.split.groups_of`.
 
     Raises:
-        ValueError: there is none, or fewer than 50 that differ; one is not UTF-8; or a file of the
-            user's test is in training.
+        ValueError: there is none, or fewer than 50 that differ; one is not UTF-8; or a file or a
+            group of the user's test is in training.
     """
     paths = {
         path.relative_to(folder).as_posix(): path for path in files(folder) if path.match(pattern)
@@ -74,6 +84,9 @@ def look(folder: Path, pattern: str = "*") -> Texts:
             faults.append(str(error))
     complain(faults)
     to_train, to_test, own = brought(paths)
+    groups = groups_of(paths, group)
+    if groups:
+        complain(in_both(*({groups[name] for name in part} for part in (to_train, to_test))))
     trained = {texts[name]: name for name in to_train if texts[name].strip()}
     complain(
         f"{paths[name]} of a test has the text of {paths[same]} of training"
@@ -96,17 +109,22 @@ def look(folder: Path, pattern: str = "*") -> Texts:
         where = f"those in {own}/"
     else:
         middle = median(len(texts[name]) for name in kept)
-        longer = [name for name in kept if len(texts[name]) >= middle]
-        test, _ = drawn(
-            longer, len(test_and_rest(kept)[0])
-        )  # longer ones, of which tests can be made
-        train = [name for name in kept if name not in {*test}]
+        longer = [name for name in kept if len(texts[name]) >= middle]  # tests can be made of them
         where = "chosen by their names from the longer half"
+        if groups:
+            held, where = held_out(groups[name] for name in kept)
+            where = f"of the longer half, {where}"
+            test, _ = drawn([name for name in longer if groups[name] in held], MOST)
+            train = [name for name in kept if groups[name] not in held]
+        else:
+            test, _ = drawn(longer, len(test_and_rest(kept)[0]))
+            train = [name for name in kept if name not in {*test}]
     spare = len(paths) - len(train) - len(test)
-    left = f"; left out: {spare:,} that are empty, there twice or in no part" if spare else ""
+    why = "in no part" if own or not groups else "too short for a test of their group"
+    left = f"; left out: {spare:,} that are empty, there twice or {why}" if spare else ""
     how = f"{kinds(paths.values())}{left}. {len(test):,} files are for testing, {where}"
     trains, tests = ([texts[name] for name in part] for part in (train, test))
-    return Texts(trains, tests, test, bool(own), how)
+    return Texts(trains, tests, test, bool(own), how, groups)
 
 
 def prepare(
@@ -115,9 +133,7 @@ def prepare(
     pattern: str = "*",
     vocabulary: Annotated[int, Field(ge=257, le=65536)] = 1024,
     length: PositiveInt | None = None,
-    batch: PositiveInt | None = None,
-    epochs: float | None = None,
-    updates: PositiveInt | None = None,
+    group: str | None = None,
 ) -> None:
     """Check the texts, write their tokens, and the facts.
 
@@ -127,15 +143,13 @@ def prepare(
         pattern: names of the files to take.
         vocabulary: tokens of the byte-level BPE, which is learned on training.
         length: tokens of a training sequence; default: 256, or fewer if tests are short.
-        batch: sequences of an update; default: those of 2,048 tokens.
-        epochs: passes over the tokens; default: those of two million tokens, at most 20.
-        updates: of a training, in place of epochs.
+        group: a regular expression that finds the group of a file in its path below the folder; a
+            fifth of the groups is then for testing alone.
 
     Raises:
-        ValueError: see :func:`look`; tests are too short, or in training; or there is less than a
-            batch.
+        ValueError: see :func:`look`; or tests are too short, or in training.
     """
-    found = look(text, pattern)
+    found = look(text, pattern, group)
     sizes = tokens.write(out, {"train": found.train, "test": found.test}, vocabulary)
     length, longest = _lengths(sizes["test"], length)
     leaking = tokens.leaks(out, "test", longest)
@@ -147,39 +161,32 @@ def prepare(
         )
     tokens.leave_out(out, "test", leaking)
     sizes["test"] = [one for i, one in enumerate(sizes["test"]) if i not in leaking]
-    batch = batch or TOKENS // length
+    names = [name for i, name in enumerate(found.names) if i not in leaking]
     train, every = sum(sizes["train"]), sizes["train"] + sizes["test"]
-    sequences = train // length
-    if sequences < batch:
-        raise ValueError(
-            f"{text} has {train:,} tokens to train on, {sequences} sequences of {length}: fewer "
-            f"than a batch of {batch}. Bring more text, or give options.batch={sequences or 1}"
-        )
-    each = sequences / batch
-    seen = min(SEEN / (batch * length), PASSES * each)
-    updates = updates or max(1, round(epochs * each if epochs else seen))
     scored = min(SCORED, length // 2)
-    windows = sum(one >= longest for one in sizes["test"])
     left = f"; {len(leaking)} of them are left out, as they are in training" if leaking else ""
+    tested = [name for name, one in zip(names, sizes["test"], strict=True) if one >= longest]
+    windows = len(tested)
     few = f": of fewer than {ITEMS} nothing is claimed" if windows < ITEMS else ""
-    lengths = [one for one in (length, 2 * length, 4 * length) if one <= longest]
+    counts: dict[str, Any] = {"items": {"within": windows, "beyond": windows}}
+    if found.groups:
+        own = [found.groups[name] for name in tested]
+        counts["groups"] = dict.fromkeys(("within", "beyond"), len({*own}))
+        facts.write_groups(out, ({"item": str(i), "group": of} for i, of in enumerate(own)))
     facts.write(
         out,
         found=(
             f"{found.how}{left}: {windows:,} of them have {longest:,} tokens{few}. "
             f"{sum(every):,} tokens of a byte-level BPE, {train:,} in {len(found.train):,} files "
-            f"to train on, {median(every):,.0f} a file in the median. Trained on {length} tokens "
-            f"for {updates:,} updates of {batch} sequences, {facts.passes(updates / each)}; the "
-            f"last {scored} of {', '.join(f'{one:,}' for one in lengths)} are scored"
+            f"to train on, {median(every):,.0f} a file in the median"
         ),
         chance=_chance(out, longest, scored),
         length=length,
-        lengths=lengths,
+        lengths=[one for one in (length, 2 * length, 4 * length) if one <= longest],
         longest=longest,
         scored=scored,
-        batch=batch,
-        updates=updates,
-        warmup=updates // 10,
+        tokens=train,
+        **counts,
     )
 
 
