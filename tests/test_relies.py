@@ -187,6 +187,7 @@ FORWARD = "x mask cache **named"
         ({"Layer.forward": "x mask cache named"}, {}, "Layer.forward"),
         ({"Layer.gone": "*"}, {}, "gone"),
         ({"Layer.build": ""}, {}, "Layer.build takes (settings)"),
+        ({"Layer.build": "settings_of"}, {}, "Layer.build takes (settings)"),
         ({}, {"Layer": "kind gate project size forward", "Base": "project"}, ""),
         ({}, {"Layer.forward": "attention positions inner rope scale key mask"}, ""),
         ({}, {"Layer.decorated": "rope"}, ""),
