@@ -189,7 +189,7 @@ FORWARD = "x mask cache **named"
         ({"Layer.build": ""}, {}, "Layer.build takes (settings)"),
         ({"Layer.build": "settings_of"}, {}, "Layer.build takes (settings)"),
         ({}, {"Layer": "kind gate project size forward", "Base": "project"}, ""),
-        ({}, {"Layer.forward": "attention positions inner rope scale key mask"}, ""),
+        ({}, {"Layer.forward": "attention positions inner rope scale key mask cache"}, ""),
         ({}, {"Layer.decorated": "rope"}, ""),
         ({}, {"Layer": "absent|gate"}, ""),
         ({}, {"Base": "project gate"}, "Base has no gate"),
