@@ -59,7 +59,7 @@ TESTS = {
 REFUSED: dict[str, dict[str, str]] = {
     "fairseq": {},
     "espnet": {
-        "invalid_layer_type|invalid_rel_pos_combination|test_use_sdpa": "in place of ESPnet's "
+        "invalid_layer_type|invalid_rel_pos_combination": "in place of ESPnet's "
         "attention and positions stands pos, and their options are left out",
         "test_Encoder_invalid_type": "cape_transformer has no input_layer",
         "documented_as_not_invariant": "ours is: padding changes nothing",
