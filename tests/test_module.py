@@ -448,3 +448,22 @@ def test_infinite_and_complex_positions_and_generators_elsewhere_are_refused(pos
     if pos.startswith(("cape", "random", "pose")):
         with pytest.raises(ValueError, match="generator"):
             build(pos, axes).augment(patch_grid(2, 3)[None].to("meta"), 1, generator=seeded())
+
+
+@pytest.mark.parametrize("pos", ["cape", "random", "cape_rope", "pose_rope"])
+def test_draws_false_is_evaluation_in_training_mode(pos):
+    options = dict(random_range=20.0, spread=False) if pos == "random" else {}
+    options |= dict(pose_range=20.0) if pos == "pose_rope" else {}
+    if pos.startswith("cape"):
+        options |= dict(max_local_shift=0.5, mean_normalize=False)
+        options |= dict(max_global_shift=5.0) if pos == "cape" else {}
+    made = Positions(pos, dim=8, heads=2, layers=1, **options)
+    x, where = torch.randn(2, 3, 8), torch.arange(3.0)[None] + 4
+    keys = torch.arange(7.0)[None]
+    expected, given = made.eval()(x, where, keys=keys)
+    found, again = made.train()(x, where, keys=keys, draws=False)
+    assert torch.equal(found, expected)
+    assert torch.equal(made.augment(where, 2, draws=False), made.eval().augment(where, 2))
+    if given.queries is not None:
+        assert torch.equal(again.queries, given.queries)
+        assert torch.equal(again.keys, given.keys)

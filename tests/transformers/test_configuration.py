@@ -116,3 +116,14 @@ def test_another_packages_options_are_fields_too(sizes):
     made = config(sizes, pos="fire", fire_width=8)
     model = transformers.AutoModelForCausalLM.from_config(made)
     assert model.model.layers[1].self_attn.positional.fire_width == 8
+
+
+@pytest.mark.parametrize("kind", ["cape_llama", "cape_eurobert"])
+def test_defaults_are_the_papers_and_llamas(sizes, kind):
+    """Δ and ε of the paper's translation (section 4.3); ranges are Llama's length."""
+    made = transformers.AutoConfig.for_model(kind, **sizes)
+    found = [made.max_global_shift, made.max_local_shift, made.random_range, made.pose_range]
+    assert found == [5.0, 0.5, 2048.0, 2048.0]
+    assert (made.pos, made.relpos_context, made.rope_base) == ("cape_rope", 150.0, 10_000.0)
+    assert not hasattr(made, "alibi_unit")
+    assert hasattr(made, "spread") == (kind == "cape_eurobert")
