@@ -212,8 +212,9 @@ def test_a_column_says_the_direction_too_and_columns_that_are_not_used_are_named
     assert "Not used: the columns notes of scores.csv." in said
 
 
-def test_a_training_without_a_score_leaves_its_variant_out(compared):
-    said, _ = compared(HAND.replace("nopos,1,32,accuracy,66.9", "nopos,1,32,accuracy,"), *HIGHER)
+@pytest.mark.parametrize("value", ["", "nan", "NaN"])
+def test_a_training_without_a_score_leaves_its_variant_out(compared, value):
+    said, _ = compared(HAND.replace("66.9", value), *HIGHER)
     assert "Left out, as a training has no score: nopos." in said
 
 
