@@ -189,6 +189,14 @@ def test_conditions_of_training_are_one_range_and_the_others_another(compared):
     assert all(of["best"] == "a" for of in ranges.values())
 
 
+def test_each_evaluation_and_condition_is_answered_by_its_name(compared, tmp_path):
+    each = [trained({"a": [1, 2, 3], "b": [4, 5, 7]}, evaluation=e) for e in ("greedy", "beam")]
+    _, answer = compared(pd.concat(each), *HIGHER)
+    assert [*answer["ranges"]] == ["greedy, condition test", "beam, condition test"]
+    compared(HAND, *HIGHER)
+    assert "### accuracy ↑\n" in (tmp_path / "scores-report" / "table.md").read_text()
+
+
 def test_the_baseline_is_what_others_must_beat_and_has_a_table(compared, tmp_path):
     said, _ = compared(HAND, *HIGHER, "--baseline", "rope")
     assert "better than rope, and worse than it are nopos" in said
