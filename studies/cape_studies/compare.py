@@ -126,10 +126,6 @@ class Scores:
             of = of.set_index("unit")[PARTS[how]].sort_index()
             total = of.to_numpy(float).sum(axis=0)
             of = of if of.index.is_unique else of.groupby(level=0).sum()
-            of = of if of.index.is_unique else of.groupby(level=0).sum()
-            if not math.isclose(score := made(how, total), value, rel_tol=1e-3, abs_tol=1e-3):
-                about = f"{self.result.name}: {variant} {seed} {self.evaluation} {condition}"
-                raise ValueError(f"{about} {self.metric} is {value:g}, its items make {score:g}")
             each.append(pd.Series([made(how, total - one) for one in of.to_numpy(float)], of.index))
             if not each[0].index.equals(each[-1].index):
                 return pd.Series(dtype=float)

@@ -248,7 +248,7 @@ def smallest_difference(
         metric: a key of ``TYPICAL``.
         items, groups: see :func:`lacks`.
         trainings: of each variant.
-        variants: all of whose pairs are compared.
+        variants: all of whose pairs are compared; of one alone it is that of a pair.
 
     Returns:
         Points of 100, or nats; infinite where no claim is made.
@@ -265,6 +265,6 @@ def smallest_difference(
     units = groups or items
     variance, free = _summed([(one, trainings - 1)] * 2 + [(item**2 / items, units - 1)])
     free = min(free, units - 1)
-    level = LEVEL ** (1 / math.comb(variants, 2))
+    level = LEVEL ** (1 / math.comb(max(2, variants), 2))
     reach = stats.t.isf((1 - level) / 2, free) + stats.t.ppf(POWER, free)
     return float(reach * math.sqrt(variance))

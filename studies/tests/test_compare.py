@@ -189,6 +189,14 @@ def test_conditions_of_training_are_one_range_and_the_others_another(compared):
     assert all(of["best"] == "a" for of in ranges.values())
 
 
+def test_each_evaluation_and_condition_is_answered_by_its_name(compared, tmp_path):
+    each = [trained({"a": [1, 2, 3], "b": [4, 5, 7]}, evaluation=e) for e in ("greedy", "beam")]
+    _, answer = compared(pd.concat(each), *HIGHER)
+    assert [*answer["ranges"]] == ["greedy, condition test", "beam, condition test"]
+    compared(HAND, *HIGHER)
+    assert "### accuracy ↑\n" in (tmp_path / "scores-report" / "table.md").read_text()
+
+
 def test_the_baseline_is_what_others_must_beat_and_has_a_table(compared, tmp_path):
     said, _ = compared(HAND, *HIGHER, "--baseline", "rope")
     assert "better than rope, and worse than it are nopos" in said
@@ -212,8 +220,9 @@ def test_a_column_says_the_direction_too_and_columns_that_are_not_used_are_named
     assert "Not used: the columns notes of scores.csv." in said
 
 
-def test_a_training_without_a_score_leaves_its_variant_out(compared):
-    said, _ = compared(HAND.replace("nopos,1,32,accuracy,66.9", "nopos,1,32,accuracy,"), *HIGHER)
+@pytest.mark.parametrize("value", ["", "nan", "NaN"])
+def test_a_training_without_a_score_leaves_its_variant_out(compared, value):
+    said, _ = compared(HAND.replace("66.9", value), *HIGHER)
     assert "Left out, as a training has no score: nopos." in said
 
 

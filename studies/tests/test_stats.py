@@ -216,6 +216,10 @@ def test_thirty_items_three_trainings_and_five_groups_are_enough():
     assert smallest_difference("loss", 30, 3, 2, 5) < math.inf
 
 
+def test_of_one_variant_alone_the_smallest_difference_is_that_of_a_pair():
+    assert smallest_difference("top1", 200, 5, 1) == smallest_difference("top1", 200, 5, 2)
+
+
 def test_of_a_metric_of_which_nothing_is_known_no_difference_is_told():
     with pytest.raises(ValueError, match="top1, wer, bleu, loss"):
         smallest_difference("f1", 200, 3, 2)

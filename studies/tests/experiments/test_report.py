@@ -267,6 +267,13 @@ def test_chance_is_a_row_of_the_scores_and_an_answer_has_no_table_of_single_pair
     assert "for all pairs of a range together" in text
 
 
+def test_chance_is_of_the_first_metric_alone(small):
+    top5 = small.scores.assign(metric="top5", value=99.0)
+    both = replace(changed(small, **ANSWER), scores=pd.concat([small.scores, top5]))
+    assert Scores(both, "sizes", "top1").chance == 10.0
+    assert Scores(both, "sizes", "top5").chance is None
+
+
 def test_an_answer_is_for_other_items_too_where_they_are_stored(small):
     """The same images in all conditions are the same items."""
     one = changed(small, answer={**ANSWER["answer"], "same_items": True})
