@@ -96,6 +96,11 @@ def test_the_length_of_training_is_that_of_epochs(wavs):
     assert short.items() >= {"max_epoch": 1, "num_iters_per_epoch": 4, "updates": 4}.items()
 
 
+def test_a_batch_that_holds_all_recordings_is_one_pass():
+    facts = {"rate": 8000, "seconds": 35.0, "found": "88 recordings", "left_out": ""}
+    assert "1,500 updates, about 1,500 epochs" in chosen.recordings(facts)["found"]
+
+
 def moved(folder, part):
     """Bring each recording into the folder that ``part`` gives for its number."""
     for number in range(60):
