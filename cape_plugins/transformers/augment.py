@@ -23,6 +23,7 @@ from cape_plugins.options import declared
 from cape_plugins.rotary import Rotary
 from cape_plugins.transformers.cached import draws, remember
 from cape_plugins.transformers.options import DECODER
+from cape_plugins.transformers.relies import RELIES
 from cape_plugins.variants import get, names
 
 
@@ -46,6 +47,7 @@ def augment_positions(model: nn.Module, pos: str, **options: Any) -> Callable[[]
             ``position_ids`` in one place, is augmented already, or is split over ranks that share
             each sample (tensor parallelism), where each would draw positions of its own.
     """
+    RELIES.check()
     if any((getattr(one, "_tp_size", None) or 1) > 1 for one in model.modules()):
         raise ValueError(
             f"{type(model).__name__} is split over ranks by tensor parallelism (tp_plan), and each "

@@ -50,6 +50,7 @@ from cape_plugins.transformers.options import (
     positions,
     settle_rope,
 )
+from cape_plugins.transformers.relies import RELIES
 
 __all__ = [
     "CapeEuroBertConfig",
@@ -105,6 +106,7 @@ class _CapeModel(Loads):
 
     def __init__(self: Any, config: Any) -> None:
         """Built by transformers, then positions are put in; errors are those of ``put_in``."""
+        RELIES.check()
         super().__init__(config)  # type: ignore[call-arg]
         self.put_in_positions()
 

