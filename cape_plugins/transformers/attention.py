@@ -58,6 +58,11 @@ class CapeAttention:
         transformers changes cannot lose them.
         """
         named.pop(_CACHE, None)  # the same cache, or None
+        if getattr(self, "_is_replica", False) and vars(self).get("positional") is not None:
+            raise ValueError(
+                "a variant that is one module in all layers is not copied by nn.DataParallel: "
+                "train by DistributedDataParallel (torchrun), or on one GPU"
+            )
         shape = hidden_states.shape[:-1]
         query, key, value = (
             project(hidden_states).view(*shape, -1, self.head_dim).transpose(1, 2)

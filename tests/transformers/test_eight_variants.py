@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from cape_support import EIGHT
+from cape_support import EIGHT, replica
 
 CLOSE = dict(rtol=1e-4, atol=2e-5)
 
@@ -38,7 +38,7 @@ def test_their_options_are_fields_too(eight, create, tokens, tmp_path):
 def test_what_depends_on_other_tokens_is_refused_in_a_decoder_and_an_encoder_has_it(
     eight, create, tokens
 ):
-    with pytest.raises(ValueError, match=r"conditional.*cape_eurobert"):
+    with pytest.raises(ValueError, match=r"conditional.*encoder"):
         create("conditional")
     model = create("conditional", "cape_eurobert", "AutoModelForMaskedLM")
     mask = torch.ones_like(tokens)
@@ -50,3 +50,12 @@ def test_what_depends_on_other_tokens_is_refused_in_a_decoder_and_an_encoder_has
 def test_rotations_of_each_head_are_refused_where_keys_have_fewer_heads(eight, create):
     with pytest.raises(ValueError, match="num_key_value_heads=4"):
         create("rotations", num_key_value_heads=2)
+
+
+def test_a_module_of_all_layers_is_refused_in_a_replica_of_data_parallel(eight, create, tokens):
+    """Its first layer alone has a copy; the others would read and train the original."""
+    copy = replica(create("t5_shared", num_key_value_heads=4))
+    with pytest.raises(ValueError, match="DataParallel"):
+        copy(tokens)
+    copy = replica(create("t5", num_key_value_heads=4))
+    assert copy(tokens).logits.shape == (2, 13, 97)
