@@ -194,8 +194,8 @@ def all_pairs(each: Mapping[str, Sample]) -> dict[tuple[str, str], Pair]:
     for one, other in permutations(each, 2):
         a, b = each[one], each[other]
         others = None
-        if a.of_others and b.of_others and a.influences.index.equals(b.influences.index):
-            error = item_error(a.influences - b.influences)
+        if a.of_others and b.of_others:
+            error = item_error(a.influences - b.influences)  # NaN of items of other names
             if not math.isnan(error):
                 units = min(a.units, b.units)
                 others = estimate(a.trainings, b.trainings, level, error, units)

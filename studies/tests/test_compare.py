@@ -157,6 +157,12 @@ def test_beyond_four_speakers_nothing_is_claimed_for_others(compared):
     assert "No claim is made beyond these 4 groups" in said
 
 
+def test_an_item_of_two_conditions_is_one_item_and_truth_may_be_a_number(compared):
+    scores, items = (pd.concat([of, of.assign(condition="other")]) for of in single())
+    _, answer = compared(scores.assign(trained_on=1.0), *HIGHER, items=items)
+    assert answer["ranges"]["in conditions of training"]["items"] == 60
+
+
 def test_a_score_of_100_is_made_of_the_same_items(compared):
     scores, items = single()
     percent = scores.assign(value=100 * scores["value"])

@@ -236,7 +236,9 @@ def test_beyond_fewer_than_five_groups_of_items_nothing_is_claimed_for_others():
     said = words(of)[0]
     assert "No claim is made beyond these 4 groups of test items: 5 are needed." in said
     assert "positions hurt" not in said
-    assert answer(groups=5, nopos=GOOD, rope=FLOOR)["worse"] == ["rope"]
+    five = answer(groups=5, nopos=GOOD, rope=FLOOR)
+    assert five["worse"] == ["rope"]
+    assert "No claim" not in words(five)[0]
 
 
 def test_what_is_not_significantly_worse_than_the_floor_is_not_called_worse():
