@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cape_plugins.checks import is_traced
 from cape_plugins.returned import check_bias, check_embedded, check_given
-from cape_plugins.sizes import Part
+from cape_plugins.sizes import Part, Sizes
 
 
 class Given(NamedTuple):
@@ -211,6 +211,13 @@ class PositionalAttention(Part):
         return merge(own, shared, dtype_of_scores(query))
 
 
+def without(sizes: Sizes) -> PositionalAttention:
+    """Attention of a layer that has no positions: of what is given the mask alone counts."""
+    made = PositionalAttention(sizes)
+    made.acts = False
+    return made
+
+
 def _check_rows(query: Tensor, key: Tensor, given: Given) -> None:
     """Raise ValueError unless there is a row for each query and for each key."""
     if is_traced():
@@ -226,15 +233,15 @@ def _check_rows(query: Tensor, key: Tensor, given: Given) -> None:
 def _check_scores(query: Tensor, key: Tensor, given: Given) -> None:
     """Raise ValueError unless mask and bias are of the scores.
 
-    One row or one column of a mask may stand for all, of a bias not: a step whose keys= was
-    forgotten has the distance to one key.
+    One row or one column of a mask may stand for all. Of a bias no column may: a step whose keys=
+    was forgotten has the distance to one key.
     """
     if is_traced():
         return
     queries, keys = query.shape[2], key.shape[2]
     for what, one, for_all in (("mask", given.mask, (1,)), ("bias", given.bias, ())):
         sizes = (queries, keys) if one is None else one.shape[-2:]
-        if sizes[0] not in (*for_all, queries) or sizes[1] not in (*for_all, keys):
+        if sizes[0] not in (1, queries) or sizes[1] not in (*for_all, keys):
             raise ValueError(
                 f"the {what} is of {sizes[0]} queries and {sizes[1]} keys, there are {queries} and "
                 f"{keys}: it must be (…, {queries}, {keys}), and Positions needs the positions of "

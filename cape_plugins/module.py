@@ -5,12 +5,11 @@
 >>> for attention in positions.attentions:                      # one for each layer
 ...     out, _ = attention(query, key, value, given)            # (B, heads, N, head_dim)
 
-A decoder's are counted, its mask is causal, and a step has new tokens and a cache of keys:
+A decoder's are counted and its mask is causal. In a step its attention gets ``cache=`` besides:
 
 >>> positions = Positions("rope", dim=512, heads=8, layers=6, causal=True)
 >>> x, given = positions(x)                                     # (B, N, 512)
 >>> new, given = positions(new, past=7)                         # (B, 1, 512), after 7 others
->>> out, _ = attention(query, key, value, given, cache=cache)
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from cape_plugins import variants
-from cape_plugins.attention import Given, PositionalAttention, merge, with_heads
+from cape_plugins.attention import Given, PositionalAttention, merge, with_heads, without
 from cape_plugins.augment import AsGiven, Draw, LocalShift
 from cape_plugins.causal import check_mask, earlier, place, reads_keys
 from cape_plugins.checks import check_count, check_positions, is_traced
@@ -115,9 +114,7 @@ class Positions(nn.Module):
             different = [attends(self.sizes, **self._of(attends)) for _ in range(new)]
             made[:count] = different * (count // new)
         self._made = tuple(made)  # a tuple registers nothing: who has the layers, has them too
-        self.attentions = nn.ModuleList(
-            _without(self.sizes) if one is None else one for one in made
-        )
+        self.attentions = nn.ModuleList(without(self.sizes) if one is None else one for one in made)
         # a default of None is decided by the part that declares it
         for part in (self.augmentation, self.added, *self._made[:1]):
             for name in declared(type(part), axes) if part is not None else ():
@@ -383,13 +380,6 @@ class Positions(nn.Module):
         """The variant and its options, for ``print(model)``."""
         options = "".join(f", {name}={value!r}" for name, value in self.options.items())
         return f"{self.pos!r}, {self.sizes}{options}"
-
-
-def _without(sizes: Sizes) -> PositionalAttention:
-    """Attention of a layer that has no positions."""
-    made = PositionalAttention(sizes)
-    made.acts = False
-    return made
 
 
 def _alone(augments: type[AsGiven], options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -115,6 +115,7 @@ def check_mask(pos: str, axes: int, **options: Any) -> None:
     """Keys that a mask hides are not seen; the weights say so, and the result is that without."""
     made, tokens = model(pos, axes, **options), 6
     seen = torch.ones(1, tokens, tokens, dtype=torch.bool).tril()
+    seen[:, 0, -1] = True  # no decoder's mask, which goes not with centred positions
     _, given = made.positions(content(2, tokens), places(axes), seen)
     query, key, value = content(3, 2, tokens).unflatten(3, (HEADS, -1)).transpose(2, 3)
     for attention in _layers(made):

@@ -26,8 +26,7 @@ def given(module: str) -> dict[str, object]:
     made |= dict(mask=torch.ones(2, 1, 1, tokens).bool(), TRAINING=(), weights={})
     made |= dict(positions=token_positions(lengths)[:1, :, None], torch=torch, Fire=cape_fire.Fire)
     made |= dict(model=torch.nn.Identity())
-    made |= dict(new=torch.randn(2, 1, dim), where_all=token_positions([tokens]))
-    made |= dict(where_new=made["where_all"][:, -1:])
+    made |= dict(new=torch.randn(2, 1, dim))
     # the installed package has done it
     return made | dict(register_variant=lambda name, variant: None)
 

@@ -35,8 +35,6 @@ class CapeMultiHeadedAttention(MultiHeadedAttention):
         ESPnet's layer hands on ``given``, as its input is (content, given). ``mask`` is the layer's
         own; the one that counts is in ``given``.
         """
-        if type(self.positional) is PositionalAttention:  # of a layer that has no positions
-            given = Given(mask=mask[:, None] if given.mask is None else given.mask)
         pictures = self._forward_hooks and not (self.training or torch.compiler.is_compiling())
         query, key, value = self.forward_qkv(query, key, value)  # (B, heads, N, size / heads)
         dropout = self.dropout_rate if self.training else 0.0

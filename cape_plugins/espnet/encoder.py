@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cape_plugins import variants
 from cape_plugins.added import Table
-from cape_plugins.attention import PositionalAttention
+from cape_plugins.attention import without
 from cape_plugins.checks import check_values, is_number, is_traced
 from cape_plugins.espnet.attention import CapeMultiHeadedAttention, MultiHeadedAttention
 from cape_plugins.espnet.loading import prepare_loading
@@ -164,7 +164,7 @@ class InSeconds(AbsEncoder):
         except ValueError as error:
             raise ValueError(f"encoder_conf: {error}") from None
         for layer, attends in zip(self.encoders, self.positions.hand_over(), strict=True):
-            positional = PositionalAttention(self.positions.sizes) if attends is None else attends
+            positional = without(self.positions.sizes) if attends is None else attends
             make = functools.partial(CapeMultiHeadedAttention.made_of, positional=positional)
             replace(layer, MultiHeadedAttention, make)
         self.longest = 4 * (options.get("max_global_shift") or math.inf)

@@ -12,6 +12,7 @@ RELIES = Relies(
     tested={"fairseq-fixed": ("0.12.3.1",), "fairseq": ("0.12.2",)},
     overrides={
         "fairseq.models:BaseFairseqModel.load_state_dict": "state_dict strict model_cfg args",
+        "fairseq.models:FairseqEncoder.forward_torchscript": "net_input",
         "fairseq.models.transformer_lm:TransformerLanguageModel.build_model": "args task",
         f"{_MODELS}:TransformerModelBase.add_args": "parser",
         f"{_MODELS}:TransformerModelBase.build_decoder": "cfg tgt_dict embed_tokens",

@@ -200,6 +200,7 @@ def test_a_bias_of_the_first_layer_alone_is_not_in_the_others(name, monkeypatch)
         found = attention(x, x, x, given, mask)
         other = attention(x, x.masked_fill(~mask.mT, 9.0), x, given, mask)
         torch.testing.assert_close(other, found)  # padding is hidden
-        plain = Given(bias=merge(torch.zeros(1), mask[:, None], x.dtype))
+        hides = mask[:, None]
+        plain = Given(mask=hides, bias=merge(torch.zeros(1), hides, x.dtype))
         acts = not torch.allclose(attention(x, x, x, plain, mask), found, atol=1e-4)
         assert acts == (attention is seen[0][0])

@@ -25,7 +25,7 @@ RATE, WORDS = digits.RATE, digits.WORDS
 
 def write(folder: Path, name: str, text: str | None, rate: int = RATE, samples=None, **kwargs):
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    samples = np.full(400, 0.1) if samples is None else samples
+    samples = 0.1 * np.sin(np.arange(400)) if samples is None else samples
     soundfile.write(folder / f"{name}.wav", samples, rate, **kwargs)
     if text is not None:
         (folder / f"{name}.txt").write_text(text, encoding="utf-8")
@@ -185,7 +185,7 @@ def test_hidden_files_are_left_out_and_folders_behind_links_and_flac_are_read(tm
     write(tmp_path / "elsewhere", "a", "one")
     write(tmp_path / "wavs", "b", "two")
     (tmp_path / "wavs" / "._b.wav").write_bytes(b"of a Mac")
-    soundfile.write(tmp_path / "wavs" / "c.flac", np.full(400, 0.1), RATE)
+    soundfile.write(tmp_path / "wavs" / "c.flac", 0.1 * np.sin(np.arange(400)), RATE)
     (tmp_path / "wavs" / "c.txt").write_text("three")
     (tmp_path / "wavs" / "link").symlink_to(tmp_path / "elsewhere")
     assert listed(tmp_path, tmp_path / "wavs")[1] == {

@@ -125,8 +125,11 @@ class Gains(Turns):
         return super().embed(x, rows) * self.gain
 
 
-register_variant("turns_unsaved", Variant(attends=Turns))
-register_variant("gains_unsaved", Variant(attends=Gains))
+@pytest.fixture(autouse=True)
+def registered(own_table):
+    """Both have names while a test of this file runs."""
+    register_variant("turns_unsaved", Variant(attends=Turns))
+    register_variant("gains_unsaved", Variant(attends=Gains))
 
 
 @pytest.mark.parametrize("pos", ["turns_unsaved", "gains_unsaved"])

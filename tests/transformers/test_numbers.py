@@ -12,7 +12,6 @@ from cape_plugins.augment import Augmentation
 from cape_plugins.rotary import Rotary
 from cape_plugins.sinusoid import Sinusoids
 from cape_plugins.transformers import augment_positions
-from cape_plugins.transformers import models as ours
 
 CLOSE = dict(rtol=1e-4, atol=2e-5)
 
@@ -48,10 +47,14 @@ class Sevens(PositionalAttention):
         return self.seven.sum().expand(1, 1, 1, 1)
 
 
-register_variant("turns_and_adds", Variant(attends=TurnsAndAdds))
-register_variant("window", Variant(attends=Window))
-register_variant("sevens", Variant(attends=Sevens, one_for_all=True))
-register_variant("adds_and_turns", Variant(adds=Sinusoids, attends=Rotary, augments=Augmentation))
+@pytest.fixture(autouse=True)
+def registered(own_table):
+    """They have names while a test of this file runs."""
+    register_variant("turns_and_adds", Variant(attends=TurnsAndAdds))
+    register_variant("window", Variant(attends=Window))
+    register_variant("sevens", Variant(attends=Sevens, one_for_all=True))
+    all_three = Variant(adds=Sinusoids, attends=Rotary, augments=Augmentation)
+    register_variant("adds_and_turns", all_three)
 
 
 @torch.no_grad()
@@ -172,14 +175,15 @@ def test_steps_count_from_the_mask_too(create, left_padded):
     torch.testing.assert_close(seen[0][0], model.model.embed_tokens(ids[0, 7:]) + rows)
 
 
-def test_draws_are_of_the_processs_generator(create, tokens, monkeypatch):
-    """Several processes have one seed: a generator of each process's rank draws."""
-    monkeypatch.setattr(ours, "generator_of_rank", lambda _: torch.Generator().manual_seed(5))
+def test_each_process_draws_its_own(create, tokens, monkeypatch):
+    """Several processes have one seed."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     model, losses = create("cape_rope").train(), []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
+    for rank in (0, 1, 0):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        torch.manual_seed(1)
         losses.append(model(tokens, labels=tokens).loss)
-    assert losses[0] == losses[1]
+    assert losses[0] == losses[2] != losses[1]
 
 
 @pytest.mark.parametrize("given", [{}, dict(input_ids=1, inputs_embeds=1)])

@@ -61,7 +61,9 @@ def load_model(name: str, path: str, options: FairseqOptions) -> Loaded:
             dictionaries.
     """
     try:
-        with torch.serialization.safe_globals(PLAIN):
+        # those that are allowed for good stay so, which the end of a block would undo
+        known = torch.serialization.get_safe_globals()
+        with torch.serialization.safe_globals([one for one in PLAIN if one not in known]):
             state = checkpoint_utils.load_checkpoint_to_cpu(path)
         cfg, state["args"] = state["cfg"], None  # args are from old checkpoints; cfg has them
         trained_on = Path(str(cfg.task.data).split(":")[0])

@@ -72,7 +72,10 @@ def load(given: str, options: TimmOptions, device: torch.device) -> Loaded:
         weights = load_state_dict(path)
         if not path.endswith(".safetensors"):
             # train.py puts its argparse.Namespace beside the weights
-            with torch.serialization.safe_globals([argparse.Namespace]):
+            # (fairseq's registration allows it for good, which the end of a block would undo)
+            known = torch.serialization.get_safe_globals()
+            new = [one for one in (argparse.Namespace,) if one not in known]
+            with torch.serialization.safe_globals(new):
                 content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # for a file that is no checkpoint both have errors of many types
         raise ValueError(f"{path} cannot be read as a checkpoint: {said(error)}") from error

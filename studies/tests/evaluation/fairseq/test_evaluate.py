@@ -1,6 +1,5 @@
 """cape-fairseq-eval on models that fairseq trained for seconds."""
 
-import argparse
 import math
 import re
 import shutil
@@ -123,9 +122,7 @@ def fairseq_generate(data, path, capsys, *arguments):
     given += ["--num-workers", 0]
     parser = options.get_generation_parser()
     capsys.readouterr()
-    # fairseq's own checkpoints hold a Namespace, which torch ≥ 2.6 refuses
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        main(options.parse_args_and_arch(parser, input_args=list(map(str, given))))
+    main(options.parse_args_and_arch(parser, input_args=list(map(str, given))))
     return capsys.readouterr().out
 
 
