@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.metadata import distributions
@@ -80,9 +80,8 @@ def make(run: Run) -> None:
         try:
             if not run.done() or not run.tests:
                 _train(run, [lock, *others])
-            for test in run.tests.values():
-                if not test.scores.exists():
-                    _test(run, test, [lock, *others])
+            for tests in run.tests_by_process():
+                _test(run, tests, [lock, *others])
         except Failed as error:
             process.write(run.failed, error.line)
             raise
@@ -168,24 +167,43 @@ def _train(run: Run, locks: Sequence[IO[str]]) -> None:
     process.write(run.note, {"ended": _now(), "seconds": round(seconds, 3)})
 
 
-def _test(run: Run, test: Test, locks: Sequence[IO[str]]) -> None:
-    """Test. ``scores.csv`` comes last, in one move."""
+def _test(run: Run, tests: Mapping[str, Test], locks: Sequence[IO[str]]) -> None:
+    """Do tests in one process. Those that it did before one that failed are done."""
+    commands = {name: run.test_command(test, *test.written) for name, test in tests.items()}
+    for test in tests.values():
+        process.remove(*test.written)
+        test.folder.mkdir(parents=True, exist_ok=True)
+    data, gpus = [*run.plan.data.values()], run.plan.machine.gpus
+    csvs = [test.written[0] for test in tests.values()]
+    ended, began = False, time.time()
+    try:
+        _call(hosts.together([*commands.values()]), run.test_log, locks, data, gpus, csvs)
+        ended = True
+    except Failed as error:
+        left = [name for name, csv in zip(tests, csvs, strict=True) if not csv.exists()]
+        what = f"evaluation {[*left, *tests][0]}: {error.why[-1]}"
+        if str(run.checkpoint) in " ".join(error.why):
+            what += f". {DAMAGED} {run.folder}"
+        raise Failed([*error.why[:-1], what], run.test_log) from None
+    finally:
+        for name, test in tests.items():
+            # a script's may be half of it
+            if test.written[0].exists() and (ended or not test.evaluation.script):
+                began = _keep(run, test, commands[name], began)
+    for name, test in tests.items():
+        if not test.scores.exists():
+            what = f"evaluation {name}: it ended without error, and without {test.written[0]}"
+            raise Failed([what], run.test_log)
+
+
+def _keep(run: Run, test: Test, command: list[str], began: float) -> float:
+    """Take what an evaluation has written, ``scores.csv`` last, in one move; and give the time when
+    it ended."""
     from cape_studies import scores  # pandas takes half a second to be imported
     from cape_studies.data import facts
 
-    csv, items, log = test.folder / ".scores.csv", test.folder / ".items.csv", test.folder / "log"
-    process.remove(csv, items)
-    command = run.test_command(test, csv, items)
-    began = time.monotonic()
-    try:
-        _call(command, log, locks, [*run.plan.data.values()], run.plan.machine.gpus)
-    except Failed as error:
-        if str(run.checkpoint) in " ".join(error.why):
-            raise error.replaced({}, f". {DAMAGED} {run.folder}") from None
-        raise
-    seconds = round(time.monotonic() - began, 3)
-    if not csv.exists():
-        raise Failed([f"it ended without error, and without {csv}"], log)
+    csv, items = test.written
+    ended = csv.stat().st_mtime
     host = run.plan.study.host
     scores.tidy(test.evaluation, host, csv)
     if items.exists():
@@ -194,9 +212,10 @@ def _test(run: Run, test: Test, locks: Sequence[IO[str]]) -> None:
             found = facts.grouped(found, one.folder)
         found.to_csv(test.folder / "items.csv", index=False)
         items.unlink()
-    about = {"command": command, "tested": _now(), "seconds": seconds, **here(run)}
+    about = {"command": command, "tested": _now(), "seconds": round(ended - began, 3), **here(run)}
     process.write(test.folder / "config.yaml", about)
     os.replace(csv, test.scores)
+    return ended
 
 
 #: how a run that is not done may stand
