@@ -81,14 +81,12 @@ def tests(run: Run) -> float:
         for tests in left:
             each = [short.test_command(test, *files) for test in tests.values()]
             commands.append(hosts.together(each))
-        for number, words in enumerate(commands):
-            began = time.monotonic()
-            try:
-                process.call(words, Path(scratch, "log"), [], run.plan.machine.gpus)
-            except process.Failed as error:
-                raise ValueError(f"{run.variant} cannot be tested: {error.why[-1]}") from error
-            seconds += (time.monotonic() - began) * (number > 0)
-    return seconds
+        log, gpus = Path(scratch, "log"), run.plan.machine.gpus
+        try:
+            _, *spent = [process.call(words, log, [], gpus) for words in commands]
+        except process.Failed as error:
+            raise ValueError(f"{run.variant} cannot be tested: {error.why[-1]}") from error
+    return seconds + sum(spent)
 
 
 def told(runs: Sequence[Run], jobs: int) -> Iterator[str]:

@@ -92,7 +92,7 @@ class Prepared:
 
     def beside(self, suffix: str) -> Path:
         """A file beside the folder."""
-        return self.folder.with_suffix(suffix)
+        return self.folder.with_name(f"{self.folder.name}{suffix}")
 
     def done(self) -> bool:
         """Whether it was made."""
