@@ -167,6 +167,14 @@ def test_items_make_the_score_that_stands_beside_them(tmp_path, capsys):
     ]
 
 
+def test_where_there_are_scores_there_are_their_items(tmp_path):
+    (tmp_path / "o.csv.part").mkdir()  # so the scores cannot be written
+    options = EvaluationOptions(csv=tmp_path / "o.csv", items=tmp_path / "i.csv")
+    with pytest.raises(OSError, match=r"o\.csv\.part"):
+        write(options, [Score.of(ABOUT, "x", "mean", [("a", 1.0, 1)])])
+    assert options.items.exists()
+
+
 @pytest.mark.parametrize("how", ["bleu", "bleu_unsmoothed"])
 def test_bleus_items_have_its_statistics(tmp_path, how):
     item = ("a", 4, 7, 4, 2, 1, 0, 4, 3, 2, 1)
