@@ -29,13 +29,9 @@ class StudyOptions(CommandOptions):
     gpus: NonNegativeInt = Field(0, description="GPUs for a run; 0: the CPU")
     timm_scripts: Path | None = Field(None, description="folder of timm's train.py")
 
-    @property
-    def writes(self) -> bool:
-        """Whether anything is written to ``out``."""
-        return True
-
-    def plans(self) -> tuple[list[Plan], list[str]]:
-        """Of each study of a set, or of the one; and what is missing of their data.
+    def plans(self, writes: bool = True) -> tuple[list[Plan], list[str]]:
+        """Of each study of a set, or of the one; and what is missing of their data. ``writes``:
+        whether anything is written to ``out``.
 
         Raises:
             ValueError: there is no such study, or a change does not fit.
@@ -52,7 +48,7 @@ class StudyOptions(CommandOptions):
         if problems := list(lacking(needs, folders)):
             return plans, problems
         where = given["out"]
-        data = {name: Data.now(name, of, where, self.writes) for name, of in folders.items()}
+        data = {name: Data.now(name, of, where if writes else None) for name, of in folders.items()}
         for plan in plans:
             plan.bring(data)
         return plans, []

@@ -86,21 +86,16 @@ def main(
 
 
 def script(function: Callable[..., object]) -> None:
-    """The command of a script whose options are a function's arguments."""
-    work = lambda given: function(**vars(given))  # noqa: E731
-    main(Path(sys.argv[0]).name, options_of(function), work, None)
-
-
-def options_of(function: Callable[..., object]) -> type[CommandOptions]:
-    """The options that are a function's arguments; their help is its module's docstring and its
-    own."""
+    """The command of a script whose options are a function's arguments; its help is the docstring
+    of the function's module, and its own."""
     fields: dict[str, Any] = {
         name: (one.annotation, ... if one.default is one.empty else one.default)
         for name, one in inspect.signature(function).parameters.items()
     }
     said = sys.modules[function.__module__].__doc__, function.__doc__
     about = "\n\n".join(cleandoc(one or "") for one in said)
-    return create_model("Arguments", __base__=CommandOptions, __doc__=about, **fields)
+    kind = create_model("Arguments", __base__=CommandOptions, __doc__=about, **fields)
+    main(Path(sys.argv[0]).name, kind, lambda given: function(**vars(given)), None)
 
 
 def parsed(prog: str, kind: type[Kind], argv: Sequence[str] | None = None) -> Kind:

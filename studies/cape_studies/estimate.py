@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from cape_studies import process
+from cape_studies import hosts, process
 from cape_studies.plan import Run
 from cape_studies.progress import duration
 from cape_studies.yamls import read_yaml
@@ -67,26 +67,26 @@ def tests(run: Run) -> float:
     Raises:
         ValueError: the short training or a test of it failed; the message has its last line.
     """
-    notes = [test.folder / "config.yaml" for test in run.tests.values()]
-    if all(note.exists() for note in notes):
-        return sum(read_yaml(note).get("seconds", 0.0) for note in notes)
-    seconds = 0.0
+    done = [test.folder for test in run.tests.values() if test.scores.exists()]
+    seconds: float = sum(read_yaml(one / "config.yaml").get("seconds", 0.0) for one in done)
+    if not (left := run.tests_by_process()):
+        return seconds
     with tempfile.TemporaryDirectory() as scratch:
         short = copy.copy(run)
         short.trained = Path(scratch, "train")
         short.checkpoint = short.trained / run.checkpoint.relative_to(run.trained)
-        csv, items = Path(scratch, "scores.csv"), Path(scratch, "items.csv")
+        files = Path(scratch, "scores.csv"), Path(scratch, "items.csv")
         quick = run.plan.study.quick.get("options", {})
         commands = [run.train_command(short.trained, quick)]
-        commands += [short.test_command(test, csv, items) for test in run.tests.values()]
-        for number, words in enumerate(commands):
-            began = time.monotonic()
-            try:
-                process.call(words, Path(scratch, "log"), [], run.plan.machine.gpus)
-            except process.Failed as error:
-                raise ValueError(f"{run.variant} cannot be tested: {error.why[-1]}") from error
-            seconds += (time.monotonic() - began) * (number > 0)
-    return seconds
+        for tests in left:
+            each = [short.test_command(test, *files) for test in tests.values()]
+            commands.append(hosts.together(each))
+        log, gpus = Path(scratch, "log"), run.plan.machine.gpus
+        try:
+            _, *spent = [process.call(words, log, [], gpus) for words in commands]
+        except process.Failed as error:
+            raise ValueError(f"{run.variant} cannot be tested: {error.why[-1]}") from error
+    return seconds + sum(spent)
 
 
 def told(runs: Sequence[Run], jobs: int) -> Iterator[str]:

@@ -17,25 +17,27 @@ class Data:
         name: of the need.
         folder: its path.
         contents: digest of what is in it.
-        out: folder of all results.
+        out: folder of all results, where it is kept what was seen, so that a second look reads
+            nothing; None: nothing is written.
     """
 
     name: str
     folder: Path
     contents: str
-    out: Path
+    out: Path | None
 
     @classmethod
-    def now(cls, name: str, folder: Path, out: Path, keep: bool = True) -> "Data":
-        """The folder as it is; ``keep`` what was seen, so that a second look reads nothing."""
-        there = folder.is_dir()
-        seen = contents.digest(folder, out / ".contents" if keep else None) if there else ""
+    def now(cls, name: str, folder: Path, out: Path | None) -> "Data":
+        """The folder as it is."""
+        kept = out / ".contents" if out else None
+        seen = contents.digest(folder, kept) if folder.is_dir() else ""
         return cls(name, folder, seen, out)
 
     @property
     def link(self) -> Path:
-        """What stands for the folder in all commands, wherever the user moves it."""
-        return self.out / "data" / f"{self.name}-{self.contents}"
+        """What stands for the folder in all commands, wherever the user moves it; where nothing is
+        written, the folder."""
+        return self.out / "data" / f"{self.name}-{self.contents}" if self.out else self.folder
 
     def bring(self) -> None:
         """Lead the link to the folder."""

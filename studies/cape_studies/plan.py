@@ -12,7 +12,8 @@ versions do not count; ``config.yaml`` has them.
     out/prepared/NAME-DIGEST/       done when NAME-DIGEST.yaml is there
     out/runs/VARIANT-seedN-DIGEST/  config.yaml, train.log, train/; trained.yaml when it is trained,
                                     failed when its last step failed
-        EVALUATION-DIGEST/          config.yaml, log, items.csv; done when scores.csv is there
+                                    test.log of all its evaluations
+        EVALUATION-DIGEST/          config.yaml, items.csv; done when scores.csv is there
 """
 
 import hashlib
@@ -91,7 +92,7 @@ class Prepared:
 
     def beside(self, suffix: str) -> Path:
         """A file beside the folder."""
-        return self.folder.with_suffix(suffix)
+        return self.folder.with_name(f"{self.folder.name}{suffix}")
 
     def done(self) -> bool:
         """Whether it was made."""
@@ -114,6 +115,11 @@ class Test:
         """What the evaluation wrote."""
         return self.folder / "scores.csv"
 
+    @property
+    def written(self) -> tuple[Path, Path]:
+        """The CSVs of scores and of items while the evaluation writes them."""
+        return self.folder / ".scores.csv", self.folder / ".items.csv"
+
 
 class Run:
     """A training with a seed, and its tests.
@@ -128,7 +134,7 @@ class Run:
             fresh one ``.fresh`` in it.
         trained: the folder that the host trains into.
         checkpoint: the file in it to test.
-        log: of the training.
+        log, test_log: of the training, and of the evaluations.
         note: written when the training is done: its seconds.
         failed: says why the last step failed, if it did.
         lock: who trains or tests holds this.
@@ -161,6 +167,7 @@ class Run:
         name = plan.host.CHECKPOINT if study.checkpoint is None else study.checkpoint
         self.checkpoint = self.trained / name
         self.log, self.note = self.folder / "train.log", self.folder / "trained.yaml"
+        self.test_log = self.folder / "test.log"
         self.failed, self.lock = self.folder / "failed", whole / ".lock"
         self.tests: dict[str, Test] = {}
         marks |= dict.fromkeys(("trained", "checkpoint", "csv", "items"), "")
@@ -234,6 +241,13 @@ class Run:
             own = {"seed": self.seed, "out": folder, "device": machine.device}
             return [PYTHON, str(study.trainer), *hosts.words({**options, **own})]
         return self.plan.host.train(self.recipe, options, self.seed, folder, machine)
+
+    def tests_by_process(self) -> list[dict[str, Test]]:
+        """The tests that are not done: the host's evaluator does its own together."""
+        left = {name: test for name, test in self.tests.items() if not test.scores.exists()}
+        scripts = [{name: test} for name, test in left.items() if test.evaluation.script]
+        others = {name: test for name, test in left.items() if not test.evaluation.script}
+        return [others, *scripts] if others else scripts
 
     def test_command(self, test: Test, csv: Path, items: Path) -> list[str]:
         """The command of an evaluation, which writes two files."""

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -44,12 +44,9 @@ class Failed(RuntimeError):
         """It in a line."""
         return f"{self.why[-1]} ({self.log})"
 
-    def replaced(self, words: Mapping[str, str], then: str = "") -> "Failed":
-        """The same, with other words in its lines, and with what to do ``then``."""
-        lines = self.why
-        for old, new in words.items():
-            lines = [line.replace(old, new) for line in lines]
-        return Failed([*lines[:-1], lines[-1] + then], self.log)
+    def saying(self, before: str = "", then: str = "") -> "Failed":
+        """The same, with more words in its last line."""
+        return Failed([*self.why[:-1], f"{before}{self.why[-1]}{then}"], self.log)
 
 
 @contextmanager

@@ -61,11 +61,6 @@ class RunOptions(StudyOptions):
         {}, description="for SLURM's sbatch: account=x, time=90 (minutes); again for each"
     )
 
-    @property
-    def writes(self) -> bool:
-        """Whether anything is written to ``out``."""
-        return not self.dry_run
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; bad input ends the process with status 2 and one line, before any work."""
@@ -87,7 +82,7 @@ def run(options: RunOptions) -> list[str]:
     if options.list:
         print(listing())
         return []
-    plans, problems = options.plans()
+    plans, problems = options.plans(writes=not options.dry_run)
     problems += dict.fromkeys(lacks(options, plans))
     if options.dry_run:
         left = sum(show(plan) for plan in plans)
@@ -164,10 +159,7 @@ def show(plan: Plan) -> int:
     """Print what would be done, and give the number of runs."""
 
     def step(what: str, done: bool, words: Sequence[str]) -> None:
-        text = shlex.join(words)
-        for data in plan.data.values():  # our link to it may not be there yet
-            text = text.replace(str(data.link), shlex.quote(str(data.folder)))
-        print(f"# {what}{': done' if done else ''}\n{text}")
+        print(f"# {what}{': done' if done else ''}\n{shlex.join(words)}")
 
     def prepare(one: Prepared) -> dict[str, Any]:
         step(f"prepare {one.folder}", one.done(), one.command)
@@ -190,8 +182,6 @@ def seen(one: Prepared) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch, one.folder.name)
         words = [word.replace(str(one.folder), str(folder)) for word in one.command]
-        for data in one.data:
-            words = [word.replace(str(data.link), str(data.folder)) for word in words]
         subprocess.run(words, capture_output=True)
         facts = folder / "facts.yaml"
         return yamls.read_yaml(facts) if facts.exists() else {}

@@ -9,8 +9,9 @@ import socket
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
@@ -35,36 +36,33 @@ def prepare(one: Prepared, fresh: bool = False) -> None:
     Raises:
         Failed, SystemExit: see :func:`process.call`; or there is no folder, or data changed.
     """
+    log, note = one.beside(".log"), one.beside(".yaml")
+    before = replace(one, folder=one.folder.with_name(f"{one.folder.name}-before"))
     with process.locked(one.beside(".lock")) as lock, _kept(one.before) as others:
-        log, note, before = one.beside(".log"), one.beside(".yaml"), one.beside(".before")
-        if not one.done():
-            _put_back(one, before)  # of a fresh one that was killed
+        if before.done() and not one.done():
+            _move(before, one)  # of a fresh one that was killed
         if one.done() and not fresh:
             return
-        process.remove(before)
         if one.done():
-            before.mkdir()
-            for path in (note, one.folder):
-                path.rename(before / path.name)
+            _move(one, before)
         process.remove(note, one.folder)
         try:
             _call(one.command, log, [lock, *others], one.data)
             if not one.folder.is_dir():
                 raise Failed([f"it ended without error, and without {one.folder}"], log)
         except BaseException:
-            _put_back(one, before)
+            if before.done():
+                _move(before, one)
             raise
         process.write(note, {**one.asked, "made": _now()})
-        process.remove(before)
+        process.remove(before.beside(".yaml"), before.folder)
 
 
-def _put_back(one: Prepared, before: Path) -> None:
-    """Bring a preparation back that a fresh one was to replace."""
-    if (before / one.folder.name).exists():
-        process.remove(one.folder)
-        for path in (one.folder, one.beside(".yaml")):
-            (before / path.name).rename(path)
-        process.remove(before)
+def _move(one: Prepared, to: Prepared) -> None:
+    """Move a preparation in the place of another."""
+    process.remove(to.beside(".yaml"), to.folder)
+    one.folder.rename(to.folder)
+    one.beside(".yaml").rename(to.beside(".yaml"))
 
 
 def make(run: Run) -> None:
@@ -80,9 +78,8 @@ def make(run: Run) -> None:
         try:
             if not run.done() or not run.tests:
                 _train(run, [lock, *others])
-            for test in run.tests.values():
-                if not test.scores.exists():
-                    _test(run, test, [lock, *others])
+            for tests in run.tests_by_process():
+                _test(run, tests, [lock, *others])
         except Failed as error:
             process.write(run.failed, error.line)
             raise
@@ -128,7 +125,10 @@ def _call(
     try:
         return process.call(command, log, locks, gpus)
     except Failed as error:
-        raise error.replaced({str(one.link): str(one.folder) for one in data}) from None
+        why = error.why
+        for one in data:
+            why = [line.replace(str(one.link), str(one.folder)) for line in why]
+        raise Failed(why, log) from None
     finally:
         look("meanwhile, so this step counts for nothing")
 
@@ -161,31 +161,47 @@ def _train(run: Run, locks: Sequence[IO[str]]) -> None:
         seconds = _call(command, run.log, locks, data, plan.machine.gpus, [run.trained])
     except Failed as error:
         if before and run.trained.exists() and progress.of(run) is None:
-            raise error.replaced({}, f". {DAMAGED} {run.trained}") from None
+            raise error.saying(then=f". {DAMAGED} {run.trained}") from None
         raise
     if not run.checkpoint.exists():
         raise Failed([f"it ended without error, and without {run.checkpoint}"], run.log)
     process.write(run.note, {"ended": _now(), "seconds": round(seconds, 3)})
 
 
-def _test(run: Run, test: Test, locks: Sequence[IO[str]]) -> None:
-    """Test. ``scores.csv`` comes last, in one move."""
+def _test(run: Run, tests: Mapping[str, Test], locks: Sequence[IO[str]]) -> None:
+    """Do tests in one process. Those that it did before one that failed are done."""
+    commands = {name: run.test_command(test, *test.written) for name, test in tests.items()}
+    for test in tests.values():
+        process.remove(*test.written)
+        test.folder.mkdir(parents=True, exist_ok=True)
+    data, gpus = [*run.plan.data.values()], run.plan.machine.gpus
+    csvs = [test.written[0] for test in tests.values()]
+    ended, began = False, time.time()
+    try:
+        _call(hosts.together([*commands.values()]), run.test_log, locks, data, gpus, csvs)
+        if none := [csv for csv in csvs if not csv.exists()]:
+            raise Failed([f"it ended without error, and without {none[0]}"], run.test_log)
+        ended = True
+    except Failed as error:
+        left = [name for name, test in tests.items() if not test.written[0].exists()]
+        damaged = str(run.checkpoint) in " ".join(error.why)
+        then = f". {DAMAGED} {run.folder}" if damaged else ""
+        raise error.saying(f"evaluation {[*left, *tests][0]}: ", then) from None
+    finally:
+        for name, test in tests.items():
+            # a script's may be half of it
+            if test.written[0].exists() and (ended or not test.evaluation.script):
+                began = _keep(run, test, commands[name], began)
+
+
+def _keep(run: Run, test: Test, command: list[str], began: float) -> float:
+    """Take what an evaluation has written, ``scores.csv`` last, in one move; and give the time when
+    it ended."""
     from cape_studies import scores  # pandas takes half a second to be imported
     from cape_studies.data import facts
 
-    csv, items, log = test.folder / ".scores.csv", test.folder / ".items.csv", test.folder / "log"
-    process.remove(csv, items)
-    command = run.test_command(test, csv, items)
-    began = time.monotonic()
-    try:
-        _call(command, log, locks, [*run.plan.data.values()], run.plan.machine.gpus)
-    except Failed as error:
-        if str(run.checkpoint) in " ".join(error.why):
-            raise error.replaced({}, f". {DAMAGED} {run.folder}") from None
-        raise
-    seconds = round(time.monotonic() - began, 3)
-    if not csv.exists():
-        raise Failed([f"it ended without error, and without {csv}"], log)
+    csv, items = test.written
+    ended = csv.stat().st_mtime
     host = run.plan.study.host
     scores.tidy(test.evaluation, host, csv)
     if items.exists():
@@ -194,9 +210,10 @@ def _test(run: Run, test: Test, locks: Sequence[IO[str]]) -> None:
             found = facts.grouped(found, one.folder)
         found.to_csv(test.folder / "items.csv", index=False)
         items.unlink()
-    about = {"command": command, "tested": _now(), "seconds": seconds, **here(run)}
+    about = {"command": command, "tested": _now(), "seconds": round(ended - began, 3), **here(run)}
     process.write(test.folder / "config.yaml", about)
     os.replace(csv, test.scores)
+    return ended
 
 
 #: how a run that is not done may stand

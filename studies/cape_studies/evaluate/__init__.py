@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from cape_studies import command
 
+THEN = "--then"  # stands between two evaluations of one process
+
 
 def call(host: str, argv: Sequence[str] | None = None) -> None:
     """The command of a host; its module ``evaluate`` is imported now, not before.

@@ -142,7 +142,8 @@ def write(options: EvaluationOptions, scores: Iterable[Score]) -> None:
         rows.append({**about, **values})
         names = ["how", "item", *PARTS.get(one.how, [])]
         adds += [about | dict(zip(names, (one.how, *item), strict=True)) for item in one.items]
-    for out, lines in ((options.csv, rows), (options.items, adds)):
+    # where there are scores, there are their items
+    for out, lines in ((options.items, adds), (options.csv, rows)):
         if out is not None and lines:
             part = out.with_name(f"{out.name}.part")
             pd.DataFrame(lines, dtype=object).to_csv(part, index=False)  # 1 stays 1 beside None

@@ -3,17 +3,20 @@
 import importlib.util
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, ClassVar, NamedTuple
 
+from cape_studies.evaluate import THEN
+
 #: name → value, in the names of whoever takes them
 Options = dict[str, Any]
 
 PYTHON = sys.executable
+EVALUATE = [PYTHON, "-m", "cape_studies.evaluate"]
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Host:
         """
         given = {**options, **own, self.MODEL: f"{name}={checkpoint}"}
         bare = [command, given.pop("data")] if command else []
-        return [PYTHON, "-m", "cape_studies.evaluate", self.NAME, *bare, *words(given)]
+        return [*EVALUATE, self.NAME, *bare, *words(given)]
 
     def progress(self, line: str, options: Options) -> Progress | None:
         """What a line of a training's log says; ``options`` also has those of the recipe."""
@@ -152,6 +155,11 @@ def words(options: Mapping[str, Any]) -> list[str]:
             several = [f"{name}={one}" for name, one in value.items() if one is not None]
         found += [f"--{key}", *([] if value is True else map(str, several))]
     return found
+
+
+def together(tests: Sequence[Sequence[str]]) -> list[str]:
+    """Several commands of :meth:`Host.test` as one, which does them in one process."""
+    return [*tests[0], *(word for one in tests[1:] for word in (THEN, *one[len(EVALUATE) :]))]
 
 
 def progress(line: str) -> Progress | None:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from cape_studies.evaluate import output
 from cape_studies.evaluate.output import EvaluationOptions, Score, write
+from cape_studies.items import away
 from lab_support import rows
 
 ABOUT = {"model": "m", "size": 8}
@@ -50,17 +51,17 @@ def test_bleu_is_its_formula_with_and_without_smoothing():
 def test_items_away_from_the_limits_are_the_fewer_of_not_wrong_and_not_right():
     # wrong, right, right, right, half: four are not wrong, two are not right
     percent = np.array([[0, 2], [2, 2], [1, 1], [1, 1], [1, 2]])
-    assert output.away("percent", percent) == 2
-    assert output.away("percent", percent[:3]) == 1
-    assert output.away("percent", percent[[0, 0, 4]]) == 1  # one is not wrong
-    assert output.away("mean", percent) == math.inf
+    assert away("percent", percent) == 2
+    assert away("percent", percent[:3]) == 1
+    assert away("percent", percent[[0, 0, 4]]) == 1  # one is not wrong
+    assert away("mean", percent) == math.inf
     # lengths of hypothesis and reference, matching 1- to 4-grams, all of them
     exact, cut = [5, 5, 5, 4, 3, 2, 5, 4, 3, 2], [4, 5, 4, 3, 2, 1, 4, 3, 2, 1]
     wrong, near = [5, 5, 4, 3, 2, 0, 5, 4, 3, 2], [5, 5, 4, 3, 2, 1, 5, 4, 3, 2]
     for how in ("bleu", "bleu_unsmoothed"):
-        assert output.away(how, np.array([exact, exact, cut, near, near])) == 3
-        assert output.away(how, np.array([exact, wrong, wrong, wrong])) == 1
-        assert isinstance(output.away(how, np.array([wrong])), float)
+        assert away(how, np.array([exact, exact, cut, near, near])) == 3
+        assert away(how, np.array([exact, wrong, wrong, wrong])) == 1
+        assert isinstance(away(how, np.array([wrong])), float)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +165,14 @@ def test_items_make_the_score_that_stands_beside_them(tmp_path, capsys):
         *(["model", "logn", "metric", "value"], ["m", "0", "speed", "12.50"]),
         *(["m", "None", "top1", "25.00"], ["m", "None", "x", "0.25"]),
     ]
+
+
+def test_where_there_are_scores_there_are_their_items(tmp_path):
+    (tmp_path / "o.csv.part").mkdir()  # so the scores cannot be written
+    options = EvaluationOptions(csv=tmp_path / "o.csv", items=tmp_path / "i.csv")
+    with pytest.raises(OSError, match=r"o\.csv\.part"):
+        write(options, [Score.of(ABOUT, "x", "mean", [("a", 1.0, 1)])])
+    assert options.items.exists()
 
 
 @pytest.mark.parametrize("how", ["bleu", "bleu_unsmoothed"])

@@ -192,7 +192,7 @@ def test_a_host_that_is_not_installed_is_told_with_the_extra_that_brings_it(
         ("my_text", "alibi", "AutoConfig.for_model('cape_llama', pos='alibi', hidden_size=64, "),
         ("my_text", "rope_yarn", "  # in the test rope_parameters of rope_type 'yarn'"),
         ("my_recordings", "rope", "encoder_conf: {pos: rope, "),
-        ("my_backbone", "stock", "create_model('vit_small_patch16_dinov3', img_size='<side>', pre"),
+        ("my_backbone", "stock", "create_model('vit_small_patch16_dinov3', img_size='<side>', ref"),
     ],
 )
 def test_a_host_says_what_a_user_types_to_take_a_variant(name, variant, expected, tmp_path):

@@ -282,6 +282,14 @@ def test_a_failure_is_told_with_its_last_lines_and_its_log_and_tried_again(cape_
     assert (begins(folder), score(folder)) == ([0, 0], "3")
 
 
+def test_a_script_that_fails_in_the_middle_has_no_scores(cape_run, tmp_path):
+    half = count(half=True)
+    cape_run(FEW, fails="few seed 0: evaluation count: no more (", evaluations=half)
+    (folder,) = runs(tmp_path, "few")
+    assert not [*folder.glob("*/scores.csv")]
+    assert "no more" in (folder / "test.log").read_text()
+
+
 def test_an_error_without_words_is_told_by_its_name(cape_run, monkeypatch):
     def full(run):
         raise MemoryError

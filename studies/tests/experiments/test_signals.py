@@ -152,6 +152,13 @@ def test_fresh_loses_nothing_when_it_is_interrupted_and_replaces_when_it_is_done
     words = [str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), "run=[few]"]
     report.main(words)  # needs what was prepared
     assert (begins(folder), score(folder)) == ([0], "12")
+    session = start(tmp_path, "run=[few]", "--fresh", said="killed", **again)
+    wait_for(lambda: prepared(tmp_path).count("looked") == 3)
+    for pid in alive(session):
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not alive(session))
+    assert status(start(tmp_path, "run=[few]", **given)) == 0
+    assert prepared(tmp_path).count("looked") == 3  # the first one is there again
     session = start(tmp_path, "run=[few]", "--fresh", said="third", **given)
     wait_for(lambda: (folder / ".fresh" / "train" / "count").exists())
     os.killpg(session.pid, signal.SIGINT)  # while it trains

@@ -95,10 +95,10 @@ def test_a_dry_run_prints_every_command_and_names_data_that_are_missing_and_noth
     assert f"\n{told.out}".count("\n# train ") == expected
     for one in studies:
         for need, about in one.needs.items():
-            assert f"missing: give --data {need}=DIR: {about.what}" in told.err
+            assert f"missing: give --data {need}=DIR: {about.what}" in told.out
         for evaluation in one.evaluations:
             assert f"# evaluate {evaluation}\n" in told.out
-    assert "is not installed" not in told.err
+    assert "is not installed" not in told.out
     assert not list(tmp_path.iterdir())
 
 
