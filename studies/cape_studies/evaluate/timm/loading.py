@@ -74,7 +74,7 @@ def load(given: str, options: TimmOptions, device: torch.device) -> Loaded:
             # train.py puts its argparse.Namespace beside the weights
             # (fairseq's registration allows it for good, which the end of a block would undo)
             known = torch.serialization.get_safe_globals()
-            new = [one for one in (argparse.Namespace,) if one not in known]
+            new: list[Any] = [one for one in (argparse.Namespace,) if one not in known]
             with torch.serialization.safe_globals(new):
                 content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # for a file that is no checkpoint both have errors of many types
