@@ -219,6 +219,11 @@ def load(own_table, tmp_path, monkeypatch):
     return load
 
 
+def faults(warned) -> list[str]:
+    """What was warned of packages; where fairseq is imported it tells of late names besides."""
+    return [said for one in warned if "is left out" not in (said := str(one.message))]
+
+
 def test_of_two_packages_in_one_namespace_the_one_that_works_stays(load, tmp_path):
     """Whichever comes first, and where one imports the other."""
     for name in ("one", "two"):
@@ -236,7 +241,7 @@ def test_of_two_packages_in_one_namespace_the_one_that_works_stays(load, tmp_pat
         )
     with pytest.warns(RuntimeWarning, match="shared-[az] .*ZeroDivisionError") as warned:
         load()
-    assert len(warned) == 2
+    assert len(faults(warned)) == 2
     assert {"of_one", "of_two"} <= {*variants.names(1)}
     assert "of_none" not in variants.names(1)
     owners = [variants.package(f"of_{name}", 1) for name in ("one", "two", "common")]
@@ -255,7 +260,7 @@ def test_a_malformed_entry_point_is_a_warning_and_all_others_work(load, tmp_path
     install(tmp_path, "no-value", "no_value", "", "no_value")
     with pytest.warns(RuntimeWarning) as warned:
         load()
-    said = [str(one.message) for one in warned]
+    said = faults(warned)
     assert [name for name in ("not-python", "no-value") if any(name in one for one in said)] == [
         "not-python",
         "no-value",
