@@ -9,6 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from cape_studies import items
 from cape_studies.evaluate import output
 from cape_studies.evaluate.output import EvaluationOptions, Score, write
 from lab_support import rows
@@ -50,17 +51,17 @@ def test_bleu_is_its_formula_with_and_without_smoothing():
 def test_items_away_from_the_limits_are_the_fewer_of_not_wrong_and_not_right():
     # wrong, right, right, right, half: four are not wrong, two are not right
     percent = np.array([[0, 2], [2, 2], [1, 1], [1, 1], [1, 2]])
-    assert output.away("percent", percent) == 2
-    assert output.away("percent", percent[:3]) == 1
-    assert output.away("percent", percent[[0, 0, 4]]) == 1  # one is not wrong
-    assert output.away("mean", percent) == math.inf
+    assert items.away("percent", percent) == 2
+    assert items.away("percent", percent[:3]) == 1
+    assert items.away("percent", percent[[0, 0, 4]]) == 1  # one is not wrong
+    assert items.away("mean", percent) == math.inf
     # lengths of hypothesis and reference, matching 1- to 4-grams, all of them
     exact, cut = [5, 5, 5, 4, 3, 2, 5, 4, 3, 2], [4, 5, 4, 3, 2, 1, 4, 3, 2, 1]
     wrong, near = [5, 5, 4, 3, 2, 0, 5, 4, 3, 2], [5, 5, 4, 3, 2, 1, 5, 4, 3, 2]
     for how in ("bleu", "bleu_unsmoothed"):
-        assert output.away(how, np.array([exact, exact, cut, near, near])) == 3
-        assert output.away(how, np.array([exact, wrong, wrong, wrong])) == 1
-        assert isinstance(output.away(how, np.array([wrong])), float)
+        assert items.away(how, np.array([exact, exact, cut, near, near])) == 3
+        assert items.away(how, np.array([exact, wrong, wrong, wrong])) == 1
+        assert isinstance(items.away(how, np.array([wrong])), float)
 
 
 @pytest.mark.parametrize(
