@@ -12,6 +12,7 @@ from cape_plugins.augment import Augmentation
 from cape_plugins.rotary import Rotary
 from cape_plugins.sinusoid import Sinusoids
 from cape_plugins.transformers import augment_positions
+from cape_plugins.transformers.cached import count
 
 CLOSE = dict(rtol=1e-4, atol=2e-5)
 
@@ -173,6 +174,13 @@ def test_steps_count_from_the_mask_too(create, left_padded):
     model.model.layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     model(ids[:1, 7:], attention_mask=four)
     torch.testing.assert_close(seen[0][0], model.model.embed_tokens(ids[0, 7:]) + rows)
+
+
+def test_tokens_are_counted_from_a_mask_and_those_beyond_it_stand_at_its_end():
+    mask, where = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]]), torch.arange(1, 6)[None]
+    assert count(mask, where).tolist() == [[0, 0, 1, 1, 1], [1, 2, 2, 2, 2]]
+    for other in (None, mask[:, None, None]):
+        assert torch.equal(count(other, where), where)
 
 
 def test_each_process_draws_its_own(create, tokens, monkeypatch):

@@ -188,6 +188,12 @@ def test_what_a_checkpoint_says_of_its_model_holds_where_no_option_says_more(fil
     assert other.logits(torch.rand(2, 3, 40, 33)).shape == (2, 1000)
 
 
+def test_the_side_of_training_is_tried_where_no_other_is_given(data, file, refused):
+    words = ("--model", NAME, "--model-kwargs", "num_heads=4", "--data", data / "one")
+    # 20 pixels are no whole patches of 8
+    assert "(trained at 20) takes no images of 20 × 20 pixels" in refused("-c", file, *words)
+
+
 def test_images_are_read_in_batches_by_so_many_processes(data, file):
     options = TimmOptions(checkpoint=["m"], data=["d"], batch_size=5, workers=2)
     folder = images.open_folder(data / "one")
