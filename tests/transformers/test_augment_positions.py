@@ -66,6 +66,41 @@ def test_with_transformers_scalings(create, tokens, scaling):
     serves(model, tokens, "pose_rope", pose_range=100.0)
 
 
+@torch.no_grad()
+def test_a_dynamic_scaling_forgets_the_positions_of_training(create, tokens):
+    """80 tokens, which are more than the model's 64: the scaling is theirs, not of 1000."""
+    model = create(None, "llama", rope_parameters=dict(rope_type="dynamic", factor=4.0))
+    stock, longer = copy.deepcopy(model), torch.randint(4, 97, (2, 80))
+    augment_positions(model, "random_rope", random_range=1000.0)
+    model.train()(tokens)
+    assert torch.equal(model.eval()(longer).logits, stock(longer).logits)
+
+
+def test_layers_of_two_kinds_have_the_same_positions(create, tokens):
+    """Gemma 3 asks its table twice."""
+    kinds = ["full_attention", "sliding_attention"]
+    model, seen = create(None, "gemma3_text", "AutoModel", layer_types=kinds).train(), []
+    augment_positions(model, "pose_rope", pose_range=100.0)
+    model.rotary_emb.register_forward_pre_hook(lambda _, args: seen.append(args[1]))
+    for _ in range(2):
+        model(tokens)
+    assert len(seen) == 4
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[2], seen[3])
+    assert not torch.equal(seen[0], seen[2])
+
+
+def test_positions_of_several_axes_are_refused(create, tokens):
+    model = create(None, "llama").train()
+    augment_positions(model, "pose_rope", pose_range=100.0)
+    with pytest.raises(ValueError, match=r"position_ids of shape \[3, 2, 13\]"):
+        model(
+            tokens,
+            position_ids=torch.arange(13).expand(3, 2, -1),
+            attention_mask=torch.ones(2, 1, 13, 13, dtype=torch.bool).tril(),
+        )
+
+
 @pytest.mark.parametrize("pos", AUGMENTING)
 def test_each_variant_that_augments(create, tokens, pos):
     serves(create(None, "llama"), tokens, pos, **AUGMENTING[pos])
@@ -148,6 +183,13 @@ def test_what_is_wrong_is_refused(create, pos, options, named):
 def test_a_model_that_cannot_be_served_is_named(create, kind):
     model = create(None, kind, "AutoModel")
     with pytest.raises(ValueError, match=type(model).__name__):
+        augment_positions(model, "cape_rope")
+
+
+def test_a_table_that_takes_no_positions_is_refused(create):
+    named = dict(position_embeddings_type="rotary", num_hidden_layers=1)
+    model = create(None, "wav2vec2-conformer", "AutoModel", **named)
+    with pytest.raises(ValueError, match="does not take position_ids"):
         augment_positions(model, "cape_rope")
 
 

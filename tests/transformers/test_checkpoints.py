@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import cape_plugins.transformers  # noqa: F401 - registers
@@ -76,6 +77,17 @@ def test_an_option_that_changes_results_is_compared_and_one_of_training_told(sav
         AutoModelForCausalLM.from_pretrained(folder)
 
 
+def test_a_mark_with_an_option_too_few_is_compared_by_the_others(saved):
+    _, folder = saved("cape_rope", max_global_scale=1.2)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.positions.mark.max_local_shift"]  # as an older checkpoint may lack one
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert AutoModelForCausalLM.from_pretrained(folder)
+    change(folder, frequency_scale=2.0)
+    with pytest.raises(ValueError, match="frequency_scale"):
+        AutoModelForCausalLM.from_pretrained(folder)
+
+
 def test_a_state_dict_is_compared_too(create):
     with pytest.raises(ValueError, match="alibi"):
         create("rope").load_state_dict(create("alibi").state_dict())
@@ -120,6 +132,7 @@ class Gains(Turns):
     def __post_init__(self):
         super().__post_init__()
         self.gain = torch.nn.Parameter(torch.full((1,), 0.5))
+        self.register_buffer("kept", torch.ones(1))
 
     def embed(self, x, rows):
         return super().embed(x, rows) * self.gain
@@ -138,6 +151,14 @@ def test_buffers_that_are_not_saved_have_their_numbers(saved, tokens, pos):
     model, folder = saved(pos)
     again = AutoModelForCausalLM.from_pretrained(folder).eval()
     torch.testing.assert_close(again(tokens).logits, model(tokens).logits)
+
+
+def test_buffers_that_are_saved_stay_as_the_folder_has_them(create, tmp_path):
+    model = create("gains_unsaved")
+    model.model.layers[0].self_attn.positional.kept.fill_(0.25)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert [layer.self_attn.positional.kept.item() for layer in again.model.layers] == [0.25, 1.0]
 
 
 def test_what_a_folder_has_not_begins_as_a_new_model(sizes, tmp_path):

@@ -53,6 +53,7 @@ def test_a_scaling_is_refused_when_a_model_is_built(sizes):
 )
 def test_one_base_of_rotations_by_either_name(sizes, tmp_path, pos, given):
     made = config(sizes, pos=pos, **given)
+    assert made.rope_parameters["rope_theta"] == 5e5  # before a model is built
     assert (made.rope_base, built(made)) == (5e5, (5e5, 5e5))
     made.save_pretrained(tmp_path)
     again = transformers.AutoConfig.from_pretrained(tmp_path)

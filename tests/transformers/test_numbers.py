@@ -12,6 +12,7 @@ from cape_plugins.augment import Augmentation
 from cape_plugins.rotary import Rotary
 from cape_plugins.sinusoid import Sinusoids
 from cape_plugins.transformers import augment_positions
+from cape_plugins.transformers.cached import count
 
 CLOSE = dict(rtol=1e-4, atol=2e-5)
 
@@ -36,6 +37,29 @@ class Window(PositionalAttention):
         return Given(mask=mask.masked_fill(~near, -math.inf))
 
 
+class Halves(PositionalAttention):
+    """Half of each score."""
+
+    def scores(self, query, key, given):
+        return super().scores(query / 2, key, given)
+
+
+class Attends(PositionalAttention):
+    """The same, by weights of its own."""
+
+    def attend(self, query, *rest):
+        return super().attend(query / 2, *rest)
+
+
+class Forwards(PositionalAttention):
+    """The same, by a forward of its own."""
+
+    def forward(self, query, key, value, given, dropout, need_weights, *, cache, attend):
+        key, value = cache(key, value)
+        assert attend is None
+        return self.attend(query / 2, key, value, given, dropout, need_weights)
+
+
 class Sevens(PositionalAttention):
     """One parameter for all layers, which is 7 at first."""
 
@@ -52,6 +76,9 @@ def registered(own_table):
     """They have names while a test of this file runs."""
     register_variant("turns_and_adds", Variant(attends=TurnsAndAdds))
     register_variant("window", Variant(attends=Window))
+    register_variant("halves", Variant(attends=Halves))
+    register_variant("attends", Variant(attends=Attends))
+    register_variant("forwards", Variant(attends=Forwards))
     register_variant("sevens", Variant(attends=Sevens, one_for_all=True))
     all_three = Variant(adds=Sinusoids, attends=Rotary, augments=Augmentation)
     register_variant("adds_and_turns", all_three)
@@ -141,6 +168,15 @@ def test_a_mask_that_a_variant_narrows_is_used(create, tokens, kind):
     assert changed.nonzero()[:, 0].tolist() == seen
 
 
+@pytest.mark.parametrize("pos", ["halves", "attends", "forwards"])
+@torch.no_grad()
+def test_scores_and_a_forward_of_its_own_are_used_with_the_mask(create, tokens, pos):
+    plain, model = create("nopos", attn="eager"), create(pos, attn="eager")
+    for layer in plain.model.layers:
+        layer.self_attn.q_proj.weight.mul_(0.5)
+    torch.testing.assert_close(model(tokens).logits, plain(tokens).logits, **CLOSE)
+
+
 def test_one_module_for_all_layers_is_one_in_the_state_dict(create, tokens):
     model = create("sevens")
     shared = [name for name in model.state_dict() if name.endswith("seven")]
@@ -173,6 +209,13 @@ def test_steps_count_from_the_mask_too(create, left_padded):
     model.model.layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     model(ids[:1, 7:], attention_mask=four)
     torch.testing.assert_close(seen[0][0], model.model.embed_tokens(ids[0, 7:]) + rows)
+
+
+def test_tokens_are_counted_from_a_mask_and_those_beyond_it_stand_at_its_end():
+    mask, where = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]]), torch.arange(1, 6)[None]
+    assert count(mask, where).tolist() == [[0, 0, 1, 1, 1], [1, 2, 2, 2, 2]]
+    for other in (None, mask[:, None, None]):
+        assert torch.equal(count(other, where), where)
 
 
 def test_each_process_draws_its_own(create, tokens, monkeypatch):

@@ -81,6 +81,7 @@ def test_characters_become_words_and_noises_are_left_out_on_both_sides():
     model = made()
     assert model.hypothesis([4, 2, 3, 3, 5, 5]) == "a bb"
     assert model.reference("a <noise> bb ") == "a bb"
+    assert made(non_linguistic_symbols=None).reference(" a   bb ") == "a bb"
 
 
 # --- test sets

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 timm = pytest.importorskip("timm")
 
@@ -27,7 +27,7 @@ SIZES = ((24, 16), (20, 34), (21, 21))
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """Two splits of noise, with one image of less than a patch."""
+    """Two splits of noise, with two images of less than a patch, in height and in width."""
     folder, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     for split in ("one", "two"):
         for label in CLASSES:
@@ -36,6 +36,7 @@ def data(tmp_path_factory) -> Path:
                 pixels = random.integers(0, 256, (height, width, 3), np.uint8)
                 Image.fromarray(pixels).save(folder / split / label / f"{i}.png")
     Image.new("RGB", (40, 2), (200, 10, 60)).save(folder / "two" / "g" / "2.png")
+    Image.new("RGB", (5, 30), (20, 90, 60)).save(folder / "two" / "f" / "2.png")
     return folder
 
 
@@ -188,6 +189,12 @@ def test_what_a_checkpoint_says_of_its_model_holds_where_no_option_says_more(fil
     assert other.logits(torch.rand(2, 3, 40, 33)).shape == (2, 1000)
 
 
+def test_the_side_of_training_is_tried_where_no_other_is_given(data, file, refused):
+    words = ("--model", NAME, "--model-kwargs", "num_heads=4", "--data", data / "one")
+    # 20 pixels are no whole patches of 8
+    assert "(trained at 20) takes no images of 20 × 20 pixels" in refused("-c", file, *words)
+
+
 def test_images_are_read_in_batches_by_so_many_processes(data, file):
     options = TimmOptions(checkpoint=["m"], data=["d"], batch_size=5, workers=2)
     folder = images.open_folder(data / "one")
@@ -199,6 +206,52 @@ def test_images_are_read_in_batches_by_so_many_processes(data, file):
     assert (options.batch_size, options.workers, options.moved) == (256, 4, 0)
     assert (options.resolutions, options.bins, options.split) == ([], [], [])
     assert (options.crop_pct, options.model, options.throughput) == (None, None, False)
+
+
+@pytest.mark.parametrize("upright", [False, True])
+def test_images_are_turned_as_their_exif_says_where_it_is_asked_for(
+    file, tmp_path, monkeypatch, upright
+):
+    """Of 24 × 16 pixels; from 5 on an orientation makes height of width."""
+    random, paths, seen = np.random.default_rng(0), [], []
+    (tmp_path / "a").mkdir()
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[images.ORIENTATION] = orientation
+        paths.append(tmp_path / "a" / f"{orientation}.png")
+        pixels = random.integers(0, 256, (16, 24, 3), np.uint8)
+        Image.fromarray(pixels).save(paths[-1], exif=exif)
+    folder = images.open_folder(tmp_path)
+    turned = [(16, 24)] * 4 + [(24, 16)] * 4
+    expected = turned if upright else [(16, 24)] * 8
+    assert images.sizes(folder, upright) == expected
+    options = TimmOptions(
+        checkpoint=["m"], data=["d"], upright=upright, batch_size=8, workers=0, crop_pct=1
+    )
+    model = loaded(file, model_kwargs={"num_heads": 4})
+
+    def logits(model, pixels):
+        seen.extend(pixels)
+        return torch.zeros(len(pixels), 7)
+
+    monkeypatch.setattr(loading.Loaded, "logits", logits)
+    evaluate.right_answers(model, folder, "original", options)
+    assert [tuple(one.shape) for one in seen] == [(3, *one) for one in expected]
+    given = images.loader(folder, range(8), (16, 24), model, options).dataset
+    given.transform = np.asarray
+    for i, path in enumerate(paths):
+        image = Image.open(path)
+        shown = ImageOps.exif_transpose(image) if upright else image
+        assert np.array_equal(given[i][0], np.asarray(shown))
+
+
+def test_an_image_that_pil_refuses_is_named(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (30, 20)).save(tmp_path / "a" / "large.png")
+    folder = images.open_folder(tmp_path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 200)  # 600 are more than twice as many
+    with pytest.raises(ValueError, match=r"large.png: .*600 pixels"):
+        images.sizes(folder)
 
 
 def test_speed_is_the_median_of_thirty_forwards_after_five(data, file, run, monkeypatch):

@@ -132,6 +132,10 @@ def test_folders_without_the_models_classes_are_refused(data, cape, tmp_path, re
     (some / "8").mkdir()
     error = refused("-c", cape, "--data", some)
     assert f"{some} has images of 9 classes (0, 1, 2, 3, 4 …), {cape} knows 10" in error
+    shutil.copytree(data, tmp_path / "more")
+    shutil.copytree(data / "8", tmp_path / "more" / "eighty")
+    error = refused("-c", cape, "--data", tmp_path / "more")
+    assert f"{tmp_path}/more has images of 11 classes" in error
     assert "no such folder of images" in refused("-c", cape, "--data", tmp_path / "nothing")
     (tmp_path / "splits").mkdir()
     for split in ("train", "test"):  # timm would take the images of both

@@ -50,8 +50,9 @@ def plain(folder: Path, scaling: str, length: int) -> torch.nn.Module:
         frequency = THETA ** (-pair / 4)  # of heads of 8 channels
         if scaling == "linear":  # Chen et al. 2023
             frequency = frequency / factor
-        elif scaling == "dynamic":  # NTK-aware: the base grows
-            frequency = (THETA * factor ** (8 / 6)) ** (-pair / 4)
+        elif scaling == "dynamic":  # NTK-aware: the base grows, at its own length by the factor too
+            grown = factor * length / TRAINED - (factor - 1)
+            frequency = (THETA * grown ** (8 / 6)) ** (-pair / 4)
         else:  # YaRN: what turns less than once in training is interpolated
             assert 8 * math.log(TRAINED / (2 * math.pi)) / (2 * math.log(THETA)) < 1
             frequency = torch.where(pair < 1, frequency, frequency / factor)
