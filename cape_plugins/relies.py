@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from types import CodeType
 from typing import Any
 
 
@@ -111,10 +112,17 @@ def _names(thing: Any) -> Iterator[str]:
         yield from (one for one in thing if isinstance(one, str))
     elif isinstance(thing, str):
         yield thing
-    elif code := getattr(inspect.unwrap(thing), "__code__", None):
+    elif code := _code(thing):
         yield from (*code.co_names, *code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
         for constant in code.co_consts:
             yield from _names(constant)
+
+
+def _code(thing: Any) -> CodeType | None:
+    """Of a function, or of one inside it (before Python 3.12 each comprehension is one)."""
+    if isinstance(thing, CodeType):
+        return thing
+    return getattr(inspect.unwrap(thing), "__code__", None)
 
 
 def _numbers(version: str) -> list[int]:

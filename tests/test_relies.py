@@ -61,7 +61,9 @@ def overridden(host: str) -> dict[object, list[object]]:
                 elif base.__module__.startswith("cape_plugins."):
                     for name in vars(base).keys() & theirs.keys():
                         special = name.startswith("__") and name != "__post_init__"
-                        if inspect.isroutine(theirs[name]) and not special:
+                        # where ours is torch's own, as what fairseq 0.12.2 adds is left out
+                        plain = getattr(getattr(base, name), "__module__", "").startswith("torch.")
+                        if inspect.isroutine(theirs[name]) and not (special or plain):
                             function = getattr(theirs[name], "__func__", theirs[name])
                             found.setdefault(function, []).append(getattr(base, name))
     return found
