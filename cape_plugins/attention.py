@@ -159,7 +159,8 @@ class PositionalAttention(Part):
             key, value = cache(key, value)
         if attend is not None:
             return attend(query, key, value)
-        _check_rows(query, key, given)
+        if cache is not None:
+            _check_rows(query, key, given)
         _check_scores(query, key, given)
         return self.attend(query, key, value, given, dropout, need_weights)
 
@@ -188,6 +189,13 @@ class PositionalAttention(Part):
             else:
                 how["enable_gqa"] = True
         return F.scaled_dot_product_attention(query, key, value, bias, dropout, **how), None
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether a subclass does more in a layer than embed positions in queries and keys."""
+        methods = ("bias", "bias_and_mask", "scores", "attend", "forward")
+        own, base = type(self), PositionalAttention
+        return any(getattr(own, name) is not getattr(base, name) for name in methods)
 
     @property
     def has_bias(self) -> bool:

@@ -54,10 +54,8 @@ def reads_keys(attention: PositionalAttention | None) -> bool:
     """
     if attention is None:
         return False
-    plain = PositionalAttention
-    for name in ("bias", "bias_and_mask", "scores", "attend", "forward"):
-        if getattr(type(attention), name) is not getattr(plain, name):
-            return True
+    if attention.changes_scores:
+        return True
     # parameters may be read in forward alone, and buffers have no values on the meta device
     if attention.prepares or any(one.device.type != "cpu" for one in attention.buffers()):
         return True

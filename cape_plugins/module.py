@@ -215,11 +215,13 @@ class Positions(nn.Module):
                 ``keys`` are given to a variant whose positions depend on the whole sequence, or
                 that draws, in training without ``draw``.
         """
-        if keys is None and (self.causal or positions is None):
+        placed = keys is None and (self.causal or positions is None)
+        if placed:  # and the mask checked
             positions, keys, mask = self._place(content, positions, mask, past)
         assert positions is not None  # for mypy
         self._check_shapes(content, positions, keys)
-        check_mask(mask, positions, positions if keys is None else keys, self.needs_others())
+        if not placed:
+            check_mask(mask, positions, positions if keys is None else keys, self.needs_others())
         if content is not None and self.causal and self.content_scale != 1.0:
             content = content * self.content_scale
         if not self.has_positions:

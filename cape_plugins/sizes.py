@@ -88,8 +88,12 @@ class Part(nn.Module):
 
         For hosts that draw all weights in a way of their own (ESPnet's ``init``).
         """
+        self.load_state_dict(self.new().state_dict())
+
+    def new(self) -> Any:
+        """Another instance of these sizes and options, with parameters and buffers as at first."""
         options = {name: getattr(self, name) for name in declared(type(self), self.sizes.axes)}
-        self.load_state_dict(type(self)(self.sizes, **options).state_dict())
+        return type(self)(self.sizes, **options)
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay leaves out, for hosts that ask (timm).

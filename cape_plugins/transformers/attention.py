@@ -11,10 +11,7 @@ from transformers.models.eurobert.modeling_eurobert import EuroBertAttention
 from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward
 
 from cape_plugins.attention import Given, PositionalAttention
-
-_PLAIN = PositionalAttention
-#: What transformers calls the cache: ``cache`` from 5.24 on, ``past_key_values`` before.
-NAMES_OF_CACHE = ("cache", "past_key_values")
+from cape_plugins.transformers.relies import NAMES_OF_CACHE
 
 
 def name_of_cache(forward: Any) -> str:
@@ -131,10 +128,8 @@ def adds_to_scores(attention: PositionalAttention | None, heads_of_keys: int) ->
             f"{type(attention).__name__} is of each head, and there are {heads_of_keys} of keys "
             f"for {heads} of queries: set num_key_value_heads={heads}"
         ) from error
-    of_scores = ("bias", "bias_and_mask", "scores", "attend", "forward")
-    own = [n for n in of_scores if getattr(type(attention), n) is not getattr(_PLAIN, n)]
     narrows = given.mask is not None and given.mask is not mask  # such as a window
-    return bool(own) or narrows or given.bias is not None
+    return attention.changes_scores or narrows or given.bias is not None
 
 
 def can_only_add(model: Any) -> None:

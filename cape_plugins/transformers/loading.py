@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from cape_plugins.mark import VariantMark, compare, say
-from cape_plugins.options import declared
 from cape_plugins.sizes import Part
 
 
@@ -59,8 +58,7 @@ def _fill_unsaved(part: Part) -> None:
     unsaved = dict(part.named_buffers()).keys() - part.state_dict().keys()
     if not unsaved:
         return
-    options = {name: getattr(part, name) for name in declared(type(part), part.sizes.axes)}
-    new = dict(type(part)(part.sizes, **options).named_buffers())
+    new = dict(part.new().named_buffers())
     for name in unsaved:
         part.get_buffer(name).copy_(new[name])
 

@@ -5,7 +5,9 @@ from cape_plugins.relies import Relies
 _MODELS = "transformers.models"
 _EUROBERT = f"{_MODELS}.eurobert.modeling_eurobert:EuroBert"
 _LLAMA = f"{_MODELS}.llama.modeling_llama:Llama"
-_CACHE = "past_key_values|cache"  # renamed in 5.24
+#: What transformers calls the cache: ``cache`` from 5.24 on, ``past_key_values`` before.
+NAMES_OF_CACHE = ("cache", "past_key_values")
+_CACHE = "|".join(NAMES_OF_CACHE)
 _ATTENTION = "q_proj k_proj v_proj o_proj head_dim scaling attention_dropout layer_idx config"
 _MASK = f"config inputs_embeds attention_mask {_CACHE}"
 
