@@ -14,6 +14,17 @@ if find_spec("timm") is None:
 NAMES = {"vit": "vit_tiny_patch16_{}_224", "naflexvit": "naflexvit_tiny_patch16_{}_gap"}
 
 
+@pytest.fixture(autouse=True)
+def what_torch_may_load():
+    """timm's loading for train.py ends with ``Namespace`` forbidden, which fairseq needs.
+
+    Tests of fairseq may come later in this process.
+    """
+    before = torch.serialization.get_safe_globals()
+    yield
+    torch.serialization.add_safe_globals(before)
+
+
 @pytest.fixture(scope="session")
 def create() -> Callable[..., torch.nn.Module]:
     """variant, host, options → a small model, noise added to its weights unless ``fresh``."""
