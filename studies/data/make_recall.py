@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from cape_studies.command import script
 from cape_studies.train_clm import NO_LABEL
 
-KINDS = {"end": 1, "key": 32, "value": 32, "filler": 16}  # how many tokens of each, in this order
+KINDS = {"end": 1, "key": 16, "value": 16, "filler": 16}  # how many tokens of each, in this order
 #: the first token of each kind
 END, KEY, VALUE, FILLER = np.cumsum([0, *KINDS.values()])[:-1].tolist()
 

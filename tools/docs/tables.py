@@ -16,7 +16,6 @@ and ``<!-- /read -->`` and stays; its numbers are filled too.
 
 import json
 import math
-import operator
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -182,18 +181,18 @@ def of_table(name: str) -> str:
     rows = {**shown["rows"], "trainings": ""}
     for head, test in shown.get("columns", {}).items():
         study, evaluation, condition = test.split(":")
-        columns[head] = column(scores_of(study, evaluation), condition, rows.values())
+        columns[head] = column(scores_of(study, evaluation), condition, rows.values(), shown["own"])
     for head, what in shown.get("costs", {}).items():
         columns[head] = {one: beside_stock(what, one) for one in rows.values()}
     cells = [[typed, *(of.get(one, "") for of in columns.values())] for typed, one in rows.items()]
     return table(["", *columns], [row for row in cells if any(row[1:])])
 
 
-def column(scores: Scores, condition: str, variants: Iterable[str]) -> dict[str, str]:
+def column(scores: Scores, condition: str, variants: Iterable[str], own: str) -> dict[str, str]:
     """Variant → its score; "" → the commonest number of trainings.
 
-    Bold: no other of the column is significantly better. Where trainings are more than APART,
-    there is their range, and where there are fewer than three, their mean; neither is bold.
+    Bold: the best of the column, if it is significantly better than the host's ``own``. Where
+    trainings are more than APART, there is their range.
     A score of another number of trainings has it in parentheses.
     """
     values = {
@@ -202,15 +201,12 @@ def column(scores: Scores, condition: str, variants: Iterable[str]) -> dict[str,
     means = {one: scores.found[one, condition].value for one in values}
     usual = mode(len(found) for found in values.values())
     wide = [one for one, found in values.items() if found.max() - found.min() > APART]
-    sure = [one for one, found in values.items() if one not in wide and len(found) > 2]
-    better = operator.gt if scores.higher else operator.lt
+    best = (max if scores.higher else min)(means, key=means.__getitem__)
     digits = 2 if scores.metric == "loss" else 1
     cells = {one: f"{mean:.{digits}f}" for one, mean in means.items()}
     cells |= {one: f"{values[one].min():.0f} to {values[one].max():.0f}" for one in wide}
-    for one in sure:
-        ahead = [two for two in sure if better(means[two], means[one])]
-        if not any(scores.difference(one, two, condition).differs() for two in ahead):
-            cells[one] = f"**{cells[one]}**"
+    if scores.difference(best, own, condition).differs():
+        cells[best] = f"**{cells[best]}**"
     for one, found in values.items():
         cells[one] += f" ({len(found)})" if len(found) != usual else ""
     return {**cells, "": str(usual)}
