@@ -1,10 +1,8 @@
 """What every variant must do inside a host: the checks, once for all hosts that are installed.
 
 A host's ``checks.py`` has its ``KINDS``: how a small model of each kind is built and run, and where
-its tokens are. What is compared is written here.
-
->>> for kind in kinds(axes=1):
-...     check_host_output(kind, "fire", fire_width=8)              # AssertionError names the kind
+its tokens are. What is compared is written here, and called as the core's checks are, which
+``cape_plugins.testing.CHECKS`` has together with these.
 """
 
 import dataclasses
