@@ -5,8 +5,9 @@
     def test_what_every_variant_does(check, axes):
         check("fire", axes, fire_width=8)
 
-A check builds a small model of two layers of attention and raises AssertionError. Options that are
-asked for, such as ``max_local_shift``, are filled in.
+A check builds a small model of two layers of attention and raises AssertionError; those of
+:mod:`cape_plugins.inside` build one of each host that is installed, and name the host. Options that
+are asked for, such as ``max_local_shift``, are filled in.
 """
 
 import copy
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from cape_plugins import variants
+from cape_plugins import inside, variants
 from cape_plugins.module import Positions
 from cape_plugins.positions import patch_grid, token_positions
 
@@ -216,7 +217,7 @@ def check_compile(pos: str, axes: int, **options: Any) -> None:
         assert_close(compiled(x, where), made(x, where))
 
 
-#: all of them; ``check_compile`` takes seconds
+#: all of them; ``check_compile`` takes seconds, and so do those inside the hosts that are installed
 CHECKS: tuple[Callable[..., None], ...] = (
     check_padding,
     check_no_position,
@@ -227,4 +228,5 @@ CHECKS: tuple[Callable[..., None], ...] = (
     check_half_precision,
     check_checkpoint,
     check_compile,
+    *inside.CHECKS,
 )

@@ -1,11 +1,19 @@
 """``cape_plugins.testing``: every variant passes all checks, and a wrong one does not."""
 
 from dataclasses import dataclass
+from pkgutil import resolve_name
 
 import pytest
 import torch
 
-from cape_plugins import PositionalAttention, Variant, register_variant, testing
+from cape_plugins import (
+    Given,
+    PositionalAttention,
+    Variant,
+    inside,
+    register_variant,
+    testing,
+)
 from cape_support import OURS
 
 QUICK = [check for check in testing.CHECKS if check is not testing.check_compile]
@@ -87,3 +95,89 @@ def test_a_wrong_variant_does_not_pass(own_table, kind, check):
     register_variant("wrong", Variant(attends=kind, axes=(1,)))
     with pytest.raises(AssertionError):
         check("wrong", 1)
+
+
+# Inside the hosts
+
+
+@dataclass(eq=False, repr=False)
+class SeesAll(PositionalAttention):
+    """What all layers add to the scores has no mask in it."""
+
+    def prepare(self, queries, keys, mask, dtype):
+        return Given(bias=torch.zeros(1, 1, queries.shape[1], keys.shape[1]))
+
+
+@dataclass(eq=False, repr=False)
+class Forgets(PositionalAttention):
+    """Has a buffer that is not saved, and other numbers each time."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.register_buffer("drawn", torch.rand(self.sizes.head_dim), persistent=False)
+
+    def embed(self, x, rows):
+        return x * self.drawn
+
+
+@dataclass(eq=False, repr=False)
+class Counts(PositionalAttention):
+    """Is at the rows of a tensor, whatever the positions are."""
+
+    def embed(self, x, rows):
+        return x * (1 + torch.arange(x.shape[2], device=x.device))[:, None]
+
+
+@dataclass(eq=False, repr=False)
+class Widens(PositionalAttention):
+    """Is another where the last token has no position."""
+
+    def embed(self, x, rows):
+        return x * (1 + rows[:, -1:].nan_to_num())[:, None].to(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("kind", "check", "host"),
+    [
+        (SeesAll, inside.check_host_hides, "fairseq's cape_transformer_lm"),
+        (Forgets, inside.check_host_saves, "transformers' cape_llama"),
+        (Counts, inside.check_host_caches, "transformers' cape_llama"),
+        (Counts, inside.check_host_packs, "transformers' cape_llama"),
+        (Widens, inside.check_host_hides, "ESPnet's cape_transformer"),
+    ],
+)
+def test_a_wrong_variant_does_not_pass_inside_a_host(own_table, kind, check, host):
+    (model,) = (one for one in inside_of_all() if one.name == host)
+    register_variant("wrong", Variant(attends=kind, axes=(1,)))
+    with pytest.raises(AssertionError):
+        check(model, "wrong")
+
+
+def inside_of_all():
+    return [kind for axes in (1, 2) for kind in inside.kinds(axes)]
+
+
+@pytest.mark.parametrize(
+    ("host", "axes", "path", "pos"),
+    [
+        ("fairseq", 1, "fairseq.transformer.positions_in_batch", "cape"),
+        ("ESPnet", 1, "espnet.encoder.frame_times", "alibi"),
+        ("transformers", 1, "transformers.models.count", "rope"),
+        ("timm", 2, "timm.vision_transformer.grid_with_prefix", "rope"),
+        ("timm", 2, "timm.naflexvit.after_prefix", "sinpos"),
+    ],
+)
+def test_a_host_whose_positions_are_others_is_named(monkeypatch, host, axes, path, pos):
+    """Ours for it makes them twice as large."""
+    pytest.importorskip(inside.HOSTS[host.lower()])
+    inside.kinds(axes)  # they are imported
+    path = f"cape_plugins.{path}"
+    made = resolve_name(path)
+
+    def doubled(*args, **named):
+        found = made(*args, **named)
+        return (2 * found[0], *found[1:]) if isinstance(found, tuple) else 2 * found
+
+    monkeypatch.setattr(path, doubled)
+    with pytest.raises(AssertionError, match=f"{pos} in {host}.* differs"):
+        next(one for one in inside.CHECKS if one.__name__ == "check_host_output")(pos, axes)

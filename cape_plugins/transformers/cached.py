@@ -110,6 +110,8 @@ def positions_of_keys(
     A cache that holds keys alone was not filled by our model: it is rebuilt from another's keys
     and values, or a learned prefix. Its keys stand where ``mask`` counts them.
 
+    A static cache has room for keys that are not there yet: their positions are NaN.
+
     Args:
         where: positions (1 or B, queries) of the queries.
         mask: transformers', (B, keys).
@@ -138,6 +140,9 @@ def positions_of_keys(
                 "crop, reorder_cache, …, which move both"
             )
     stored = layer.positions.update(new, new)[0][:, 0, :, 0]
+    if isinstance(layer, StaticLayer):  # keys that are not there yet have no position
+        there = torch.arange(stored.shape[1], device=stored.device)
+        stored = stored.masked_fill(there >= layer.positions.get_seq_length(), torch.nan)
     return None if stored.shape[1] == where.shape[1] else stored
 
 

@@ -24,10 +24,11 @@ from cape_plugins import (
     Given,
     PositionalAttention,
     Variant,
+    as_bool,
     option,
     register_variant,
 )
-from cape_plugins.attention import merge
+from cape_plugins.attention import merge, with_heads
 from cape_plugins.checks import check_count, check_positive
 
 
@@ -121,9 +122,15 @@ class Cope(PositionalAttention):
     def prepare(
         self, queries: Tensor, keys: Tensor, mask: Tensor | None, dtype: torch.dtype
     ) -> Given:
-        """Whether a key is at the query or before it, and after it: (1 or B, queries, keys, 2)."""
+        """Whether a key is at the query or before it, and after it: (1 or B, queries, keys, 2).
+
+        A key that no head sees is neither: it is padding, of another text, or not there yet.
+        """
         where, here = keys[:, None, :, 0], queries[:, :, None, 0]
-        return Given(torch.stack([where <= here, where > here], dim=-1), mask=mask)
+        sides = torch.stack([where <= here, where > here], dim=-1)
+        if (seen := with_heads(mask)) is not None:
+            sides = sides & as_bool(seen).any(dim=1)[..., None]
+        return Given(sides, mask=mask)
 
     def bias(self, query: Tensor, key: Tensor, given: Given) -> Tensor:
         """(B, heads, queries, keys), of queries and keys."""
