@@ -22,7 +22,8 @@ def decoder(pos: str, **given) -> Positions:
 
 
 def same(found: torch.Tensor, expected: list) -> bool:
-    return torch.equal(found.nan_to_num(-1.0), torch.tensor(expected).nan_to_num(-1.0))
+    torch.testing.assert_close(found, torch.tensor(expected), equal_nan=True, atol=0, rtol=0)
+    return True
 
 
 def test_tokens_are_counted_after_those_of_the_cache_and_without_padding():
@@ -33,8 +34,12 @@ def test_tokens_are_counted_after_those_of_the_cache_and_without_padding():
     new, keys = place(2, 3, left)
     assert same(new, [[1.0, 2.0], [3.0, 4.0]])
     assert same(keys, [[NAN, NAN, 0.0, 1.0, 2.0], [0.0, 1.0, 2.0, 3.0, 4.0]])
-    of_pairs = torch.ones(1, 2, 5, dtype=torch.bool)
-    assert same(place(2, 3, of_pairs)[0], [[3.0, 4.0]])  # it says nothing of padding
+    assert same(place(2, 3, left[1:, :, :1])[1], [[0.0, 1.0, 2.0, 3.0, 4.0]])  # one for all keys
+    for no_padding in (left[:1].expand(1, 2, 5), left[:1, None], left[:1].float()):
+        assert same(place(2, 3, no_padding)[0], [[3.0, 4.0]])
+    many = torch.ones(1, 1, 300, dtype=torch.bool)
+    many[..., 0] = False
+    assert same(place(1, 299, many)[0], [[298.0]])
 
 
 def test_queries_are_the_last_of_the_keys_and_see_none_that_is_later():
