@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cape_plugins import Alibi, Positions, Variant, register_variant, token_positions, variants
-from cape_plugins.attention import PositionalAttention
-from cape_plugins.causal import earlier, place
+from cape_plugins.attention import Given, PositionalAttention
+from cape_plugins.causal import check_mask, earlier, place
 from cape_support import OPTIONS, SEQUENCES, Made
 
 NAN = math.nan
@@ -22,7 +23,8 @@ def decoder(pos: str, **given) -> Positions:
 
 
 def same(found: torch.Tensor, expected: list) -> bool:
-    return torch.equal(found.nan_to_num(-1.0), torch.tensor(expected).nan_to_num(-1.0))
+    torch.testing.assert_close(found, torch.tensor(expected), equal_nan=True, atol=0, rtol=0)
+    return True
 
 
 def test_tokens_are_counted_after_those_of_the_cache_and_without_padding():
@@ -33,8 +35,12 @@ def test_tokens_are_counted_after_those_of_the_cache_and_without_padding():
     new, keys = place(2, 3, left)
     assert same(new, [[1.0, 2.0], [3.0, 4.0]])
     assert same(keys, [[NAN, NAN, 0.0, 1.0, 2.0], [0.0, 1.0, 2.0, 3.0, 4.0]])
-    of_pairs = torch.ones(1, 2, 5, dtype=torch.bool)
-    assert same(place(2, 3, of_pairs)[0], [[3.0, 4.0]])  # it says nothing of padding
+    assert same(place(2, 3, left[1:, :, :1])[1], [[0.0, 1.0, 2.0, 3.0, 4.0]])  # one for all keys
+    for no_padding in (left[:1].expand(1, 2, 5), left[:1, None], left[:1].float()):
+        assert same(place(2, 3, no_padding)[0], [[3.0, 4.0]])
+    many = torch.ones(1, 1, 300, dtype=torch.bool)
+    many[..., 0] = False
+    assert same(place(1, 299, many)[0], [[298.0]])
 
 
 def test_queries_are_the_last_of_the_keys_and_see_none_that_is_later():
@@ -128,6 +134,33 @@ def test_it_is_known_of_a_model_that_is_built_on_meta_too():
         }
 
 
+class Window(PositionalAttention):
+    """A token sees the one before it too: a mask of positions, from what ``prepare`` makes."""
+
+    def prepare(self, queries, keys, mask, dtype):
+        apart = queries[..., :, None, :] - keys[..., None, :, :]
+        near = (apart[..., 0].abs() <= torch.ones(1))[:, None]
+        return Given(mask=near if mask is None else near & mask)
+
+
+def test_a_variant_that_masks_by_positions_reads_those_of_cached_keys(own_table):
+    register_variant("window", Variant(attends=Window))
+    assert decoder("window").reads_keys
+    with torch.device("meta"):
+        assert decoder("window").reads_keys
+    _, given = decoder("window")(torch.randn(1, 1, 12), past=4)
+    assert given.mask.tolist() == [[[[False, False, False, True, True]]]]
+
+
+def test_what_prepares_in_each_layer_is_asked_for_nothing_when_it_is_built(own_table):
+    class Asked(Window):
+        def prepare(self, queries, keys, mask, dtype):
+            raise AssertionError("its weights may be elsewhere")
+
+    register_variant("asked", Variant(attends=Asked, one_for_all=True))
+    assert decoder("asked").reads_keys
+
+
 def test_a_step_that_forgets_where_the_keys_are_is_refused():
     query, (key, value) = torch.randn(1, 3, 1, 4), torch.randn(2, 1, 3, 5, 4)
     for pos in ("alibi", "cape_alibi", "rope", "relpos"):
@@ -162,8 +195,21 @@ def test_a_mask_of_zeros_and_ones_is_refused():
     tril = torch.ones(1, 4, 4).tril()
     with pytest.raises(ValueError, match="bool"):
         made(x, token_positions([4]), tril)
-    for added in (tril.log(), torch.zeros(1, 4, 4), 0.5 * tril, tril + 0.25):
+    mixed = tril - 2 * torch.eye(4)  # of -1, 0 and 1
+    for added in (tril.log(), torch.zeros(1, 4, 4), 0.5 * tril, tril + 0.25, mixed):
         made(x, token_positions([4]), added)
+
+
+def test_a_mask_whose_values_would_stop_a_gpu_or_are_not_there_is_not_read():
+    there = torch.zeros(1, 4)
+    with torch.device("meta"):
+        check_mask(torch.zeros(1, 4, 4), there, there)
+    with FakeTensorMode():
+        check_mask(torch.zeros(1, 4, 4), there, there)
+    read = torch.compile(
+        lambda mask: check_mask(mask, there, there), backend="eager", fullgraph=True
+    )
+    read(torch.ones(1, 4, 4).tril())
 
 
 def test_a_mask_that_hides_later_tokens_needs_positions_that_do_not_depend_on_them():
@@ -173,14 +219,27 @@ def test_a_mask_that_hides_later_tokens_needs_positions_that_do_not_depend_on_th
         with pytest.raises(ValueError, match="causal"):
             decoder(pos, causal=False)(x, where, seen)
         decoder(pos)(x, where, seen)
-        decoder(pos, causal=False)(x, where, seen.flip(1))  # it shows a later one
+        decoder(pos, causal=False)(x, where, seen | seen.roll(1, dims=2))  # each shows the next
         decoder(pos, causal=False)(x[:, :1], where[:, :1], seen[:, :1, :1])
+        decoder(pos, causal=False)(x, where, seen[:, :1])  # it hides padding from all
     decoder("rope", causal=False)(x, where, seen)
 
 
 def test_a_mask_of_two_axes_is_told_what_it_lacks():
     with pytest.raises(ValueError, match=r"mask\[None\]"):
         decoder("rope")(torch.randn(1, 4, 12), mask=torch.ones(4, 4, dtype=torch.bool))
+
+
+def test_a_mask_has_as_many_rows_as_queries():
+    made, x = decoder("rope", causal=False), torch.randn(1, 2, 12)
+    where, keys = torch.tensor([[3.0, 4.0]]), torch.arange(5.0)[None]
+    seen = torch.ones(1, 5, 5, dtype=torch.bool)
+    assert made(x, where, seen[:, :2], keys=keys)[1].mask.shape == (1, 1, 2, 5)
+    assert made(x, where, seen[:, :1, :1], keys=keys)[1].mask.shape == (1, 1, 1, 1)
+    with pytest.raises(ValueError, match="1 or 2"):
+        made(x, where, seen, keys=keys)
+    with pytest.raises(ValueError, match="uint8"):
+        made(x, where, seen[:, :2].byte(), keys=keys)
 
 
 def test_padding_and_float_masks_are_merged_with_the_decoders_own():

@@ -1,24 +1,18 @@
 """Finds the checkpoints that a command line names, and loads them by fairseq."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import overwrite_args_by_name
 
-import cape_plugins.fairseq  # noqa: F401 - registers, also where autoload is switched off
+from cape_plugins.fairseq import PLAIN  # it registers, also where autoload is switched off
 from cape_studies.command import named, said
 from cape_studies.evaluate.fairseq.options import FairseqOptions
 
-#: Types in fairseq's checkpoints that torch ≥ 2.6 refuses by default: the options of fairseq's own
-#: Transformer, and the counts that ``--eval-bleu`` leaves.
-PLAIN: list[Any] = [argparse.Namespace, np.ndarray, np.zeros(1).__reduce__()[0], np.dtype]
-PLAIN += [type(np.dtype(name)) for name in ("int64", "float64")]
 # checkpoint12.pt of epoch 12, checkpoint_12_34000.pt of update 34000 in it
 NUMBERED = r"checkpoint_?(\d+)(?:_\d+)?\.pt"
 
@@ -61,10 +55,8 @@ def load_model(name: str, path: str, options: FairseqOptions) -> Loaded:
             dictionaries.
     """
     try:
-        # those that are allowed for good stay so, which the end of a block would undo
-        known = torch.serialization.get_safe_globals()
-        with torch.serialization.safe_globals([one for one in PLAIN if one not in known]):
-            state = checkpoint_utils.load_checkpoint_to_cpu(path)
+        torch.serialization.add_safe_globals(PLAIN)  # registration's, which timm's loading undoes
+        state = checkpoint_utils.load_checkpoint_to_cpu(path)
         cfg, state["args"] = state["cfg"], None  # args are from old checkpoints; cfg has them
         trained_on = Path(str(cfg.task.data).split(":")[0])
         overwrite_args_by_name(cfg, {"data": str(options.data), "eval_bleu": False})

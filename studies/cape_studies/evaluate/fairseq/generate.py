@@ -36,9 +36,12 @@ def open_test(loaded: Loaded, subset: str, options: FairseqOptions) -> Test:
     about = {"model": loaded.name, "checkpoint": loaded.path, "subset": subset}
     try:
         task.load_dataset(subset)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ValueError) as error:  # it is not there, or it is empty
         pair = f"{task.cfg.source_lang}-{task.cfg.target_lang}"
-        raise ValueError(f"{error}, of {pair} as in the training of {loaded.path}") from error
+        raise ValueError(
+            f"the subset {subset!r} in {options.data} cannot be opened: {error}, of {pair} as in "
+            f"the training of {loaded.path}"
+        ) from error
     limits = utils.resolve_max_positions(task.max_positions(), model.max_positions())
     test = Test(model, task, task.dataset(subset), about)
     source, target = test.dataset.src_sizes, test.dataset.tgt_sizes

@@ -182,6 +182,21 @@ def test_the_parts_of_a_model_are_espnets(data, file):
     assert model.hypothesis([4, 2, 3, 3, 5, 5]) == "a bb"
 
 
+def test_what_training_left_out_or_wrapped_is_made_up_for(data, file, tmp_path):
+    """Features that were computed before training; weights as DeepSpeed saves them."""
+    config = yaml.safe_load((file.parent / "config.yaml").read_text())
+    config |= {"use_preprocessor": False, "speech_volume_normalize": 0.5}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    torch.save({"module": torch.load(file, weights_only=True)}, tmp_path / "deep.pth")
+    model = Model("deep", tmp_path / "deep.pth", {}, torch.device("cpu"))
+    assert model.hypothesis([4, 2, 5]) == "ab"
+    # ESPnet's preprocessing scales audio by its peak in inference too
+    assert model.heard("u0", np.array([0.1, -0.2], np.float32)).tolist() == [[0.25, -0.5]]
+    plain = Model("plain", file, {}, torch.device("cpu"))
+    for one, other in zip(model.asr.parameters(), plain.asr.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_the_defaults_are_those_of_the_page():
     options = evaluate.EspnetOptions(model=["m"], data=["d"])
     assert (options.bins, options.search) == ([10, 15, 20], {})

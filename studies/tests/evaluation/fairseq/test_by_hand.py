@@ -18,6 +18,7 @@ options = pytest.importorskip("fairseq.options")
 from fairseq import tasks  # noqa: E402
 from fairseq.dataclass.configs import GenerationConfig  # noqa: E402
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf  # noqa: E402
+from fairseq_cli.preprocess import main as preprocess_main  # noqa: E402
 
 from cape_studies.evaluate.fairseq import checkpoints, evaluate, generate  # noqa: E402
 from cape_studies.evaluate.fairseq.options import FairseqOptions  # noqa: E402
@@ -168,6 +169,54 @@ def test_the_end_of_translations_does_not_matter_to_losses(trained, data):
     assert generate.open_test(loaded, "test", given.model_copy(update=short))
     with pytest.raises(ValueError, match="hypotheses would end at 1: give --max-len-a"):
         generate.open_test(loaded, "test", given.model_copy(update={"score": "bleu", **short}))
+
+
+@pytest.fixture
+def opened(trained, data):
+    """The subset valid, and its options: ``opened(max_tokens=25)``."""
+
+    def call(**given: object):
+        given = dict(score="bleu", data=data, model=["m"], device="cpu") | SEARCH | given
+        made = FairseqOptions(**given)
+        loaded = checkpoints.load_model("m", str(trained[0]), made)
+        return generate.open_test(loaded, "valid", made), made
+
+    return call
+
+
+def test_a_batch_has_no_more_tokens_than_it_may(opened, monkeypatch):
+    test, given = opened(max_tokens=25)
+    shapes, step = [], test.task.inference_step
+
+    def kept(generator, models, sample):
+        shapes.append([*sample["net_input"]["src_tokens"].shape])
+        return step(generator, models, sample)
+
+    monkeypatch.setattr(test.task, "inference_step", kept)
+    generate.translate(test, given)
+    # sources have seven words and an end; three of eight fit, and of targets of nine only two
+    assert shapes == [[3, 8], [3, 8], [2, 8], [2, 8]]
+
+
+def test_the_model_is_prepared_for_the_search_as_by_fairseq_generate(opened, monkeypatch):
+    test, given = opened()
+    asked = []
+    monkeypatch.setattr(test.model, "make_generation_fast_", lambda **given: asked.append(given))
+    generate.translate(test, given)
+    assert asked == [{"beamable_mm_beam_size": 3, "need_attn": None}]
+
+
+@pytest.mark.parametrize(("kind", "told"), [("mmap", "cannot be opened"), ("lazy", "is empty")])
+def test_a_subset_without_sentences_is_refused(trained, data, refused, tmp_path, kind, told):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for language in ("en", "de"):
+        (tmp_path / f"none.{language}").write_text("")
+    words = ["--source-lang", "en", "--target-lang", "de", "--destdir", folder]
+    words += ["--testpref", tmp_path / "none", "--srcdict", data / "dict.en.txt"]
+    words += ["--tgtdict", data / "dict.de.txt", "--dataset-impl", kind]
+    preprocess_main(options.get_preprocessing_parser().parse_args([*map(str, words)]))
+    assert f"'test' in {folder} {told}" in refused("loss", folder, "--model", trained[0])
 
 
 def test_a_loss_that_is_no_number_is_refused(data, trained, refused, tmp_path):
