@@ -18,7 +18,7 @@ def both_ways(request, monkeypatch) -> bool:
 @pytest.fixture
 def own_table(monkeypatch):
     """A table of variants for one test, which may register in it."""
-    variants.load_packages()
+    variants.names(axes=1)  # packages are loaded
     monkeypatch.setattr(variants, "TABLE", {axes: {**of} for axes, of in variants.TABLE.items()})
 
 
