@@ -92,7 +92,7 @@ class Positions(nn.Module):
         if causal:
             options |= _alone(self.variant.augments, options)
         self.causal = causal
-        self.options = {name: one.default for name, one in taken.items()}
+        self.options: dict[str, Any] = {name: one.default for name, one in taken.items()}
         self.options |= {name: value for name, value in options.items() if value is not None}
 
         of_augmentation = self._of(self.variant.augments)

@@ -66,7 +66,7 @@ class Variant:
 
     def __post_init__(self) -> None:
         for slot, base in SLOTS.items():
-            kind = getattr(self, slot)
+            kind: Any = getattr(self, slot)
             if kind is None and slot != "augments":
                 continue
             if not (isinstance(kind, type) and issubclass(kind, base)):
