@@ -1,8 +1,8 @@
 """What a host says of options about positions: its unit, its defaults, how its users type them.
 
 >>> tokens = Host(axes=1, unit="tokens", defaults={"max_global_shift": 5.0})
->>> tokens.options("cape", {"max_local_shift": 0.5})["max_global_shift"]  # ValueError if cape
-5.0                                                                       # does not take one
+>>> tokens.options("cape", {"max_local_shift": 0.5})["max_global_shift"]
+5.0
 """
 
 from collections.abc import Callable, Collection, Mapping

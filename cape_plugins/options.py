@@ -1,5 +1,6 @@
 """An option about positions is declared once: as a field of the class that uses it and checks it.
 
+    >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
     ... class Augmentation:
     ...     max_global_shift: float = option(0.0, "Δ is uniform in ± this", unit=POSITION)

@@ -22,7 +22,7 @@ from dataclasses import Field, dataclass
 from dataclasses import fields as fields_of
 from itertools import permutations
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from cape_plugins.added import Added, Table
 from cape_plugins.alibi import Alibi
@@ -66,7 +66,7 @@ class Variant:
 
     def __post_init__(self) -> None:
         for slot, base in SLOTS.items():
-            kind: Any = getattr(self, slot)
+            kind = getattr(self, slot)
             if kind is None and slot != "augments":
                 continue
             if not (isinstance(kind, type) and issubclass(kind, base)):
@@ -76,8 +76,8 @@ class Variant:
             if any(isinstance(one, Field) for one in fields) or kind.__hash__ is None:
                 how = "frozen=True" if base is AsGiven else "eq=False, repr=False"
                 raise ValueError(f"decorate {kind.__name__} with @dataclass({how})")
-            known = {"sizes", *declared(kind)}
-            for name in (one.name for one in fields_of(kind) if one.init and one.name not in known):
+            given = {one.name for one in fields_of(cast(Any, kind)) if one.init}
+            for name in given - {"sizes", *declared(kind)}:
                 raise ValueError(
                     f"the field {name} of {kind.__name__} is no option: write "
                     f'{name}: … = option(DEFAULT, "what it is")'
