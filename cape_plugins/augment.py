@@ -135,6 +135,9 @@ class DistanceAugmentation(AsGiven):
         check_switch("mean_normalize", self.mean_normalize)
         if self.max_local_shift is not None:
             _check_local_shift(self.max_local_shift)
+            if self.sizes is not None:  # a list, as YAML and JSON have it, becomes a tuple
+                shift = _per_axis(self.max_local_shift, self.sizes.axes)
+                object.__setattr__(self, "max_local_shift", shift)
 
     def draw(
         self, batch_size: int, axes: int = 1, device: Device = None, generator: Generator = None

@@ -25,7 +25,7 @@ from cape_plugins.augment import AsGiven, Draw, LocalShift
 from cape_plugins.causal import check_mask, earlier, place, reads_keys
 from cape_plugins.checks import check_count, check_positions, is_traced
 from cape_plugins.mark import PACKAGE, VariantMark
-from cape_plugins.options import as_declared, check_asked, declared
+from cape_plugins.options import check_asked, declared
 from cape_plugins.positions import Generator, with_axes
 from cape_plugins.returned import check_given
 from cape_plugins.sinusoid import Sinusoids
@@ -88,16 +88,12 @@ class Positions(nn.Module):
         self.sizes = Sizes(dim=dim, heads=heads, head_dim=head_dim, axes=axes, spacing=spacing)
         check_count("layers", layers, least=0)
         taken = self.variant.options(axes)
-        if unknown := options.keys() - taken.keys():
-            allowed = ", ".join(taken) or "no options"
-            raise ValueError(f"{pos} takes {allowed}, got {', '.join(sorted(unknown))}")
+        variants.check_taken(options, pos, axes, spell=spell)
         if causal:
             options |= _alone(self.variant.augments, options)
         self.causal = causal
-        self.options = {name: one.default for name, one in taken.items()}
-        for name, value in options.items():
-            if value is not None:
-                self.options[name] = as_declared(taken[name], value, spell)
+        self.options: dict[str, Any] = {name: one.default for name, one in taken.items()}
+        self.options |= {name: value for name, value in options.items() if value is not None}
 
         of_augmentation = self._of(self.variant.augments)
         self.augmentation = self.variant.augments(**of_augmentation, sizes=self.sizes)
@@ -129,10 +125,10 @@ class Positions(nn.Module):
             if part is not None:
                 try_out(part)
         self.reads_keys = reads_keys(self._made[0] if self._made else None)
-        training_only = [name for name, one in taken.items() if one.training_only]
+        training_only = [n for n, one in taken.items() if one.metadata["training_only"]]
         kept = {**self.options, **remembers}
-        if (root := variants.root(pos, axes)) != "cape_plugins":
-            kept[PACKAGE] = root
+        if (package := variants.package(pos, axes)) not in ("cape_plugins", "__main__"):
+            kept[PACKAGE] = package
         self.mark = VariantMark(pos, kept, training_only, spell, advice)
 
     def _of(self, kind: type) -> dict[str, Any]:

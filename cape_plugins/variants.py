@@ -13,25 +13,23 @@ A package names a module that registers in its entry-point group ``cape_plugins.
 modules are imported when the table is first read (docs/adding-a-variant.md).
 """
 
-import dataclasses
 import difflib
 import importlib
 import re
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import Field, dataclass
+from dataclasses import fields as fields_of
 from itertools import permutations
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, cast
 
 from cape_plugins.added import Added, Table
 from cape_plugins.alibi import Alibi
 from cape_plugins.attention import PositionalAttention
 from cape_plugins.augment import AsGiven, Augmentation, DistanceAugmentation
-from cape_plugins.autoload import MEANT_BY_HOSTS, warn
-from cape_plugins.options import AXES, Option, declared, problem
+from cape_plugins.autoload import MEANT_BY_HOSTS
+from cape_plugins.options import AXES, declared
 from cape_plugins.pose import SkippedPositions
 from cape_plugins.random_positions import RandomPositions
 from cape_plugins.relpos import RelativePositions
@@ -78,6 +76,12 @@ class Variant:
             if any(isinstance(one, Field) for one in fields) or kind.__hash__ is None:
                 how = "frozen=True" if base is AsGiven else "eq=False, repr=False"
                 raise ValueError(f"decorate {kind.__name__} with @dataclass({how})")
+            given = {one.name for one in fields_of(cast(Any, kind)) if one.init}
+            for name in given - {"sizes", *declared(kind)}:
+                raise ValueError(
+                    f"the field {name} of {kind.__name__} is no option: write "
+                    f'{name}: … = option(DEFAULT, "what it is")'
+                )
         if (self.first_layer_only or self.one_for_all) and self.attends is None:
             raise ValueError("first_layer_only and one_for_all are of a variant that attends")
         if self.first_layer_only and self.one_for_all:
@@ -90,9 +94,9 @@ class Variant:
         """What stands in its slots."""
         return [kind for slot in SLOTS if (kind := getattr(self, slot)) is not None]
 
-    def options(self, axes: int) -> dict[str, Option]:
+    def options(self, axes: int) -> dict[str, Field[Any]]:
         """Name → option that it takes, in sequences (1 axis) or images (2 axes)."""
-        found: dict[str, Option] = {}
+        found: dict[str, Field[Any]] = {}
         for kind in self.classes:
             found |= declared(kind, axes)
         return found
@@ -104,130 +108,47 @@ class Variant:
 
 
 class Registered(NamedTuple):
-    """A row of the table: the variant, and who registered it."""
+    """A row of the table: the variant, and the module that called :func:`register_variant`."""
 
     variant: Variant
-    module: str  #: that called :func:`register_variant`
-    loading: str | None  #: the package whose entry point was being loaded
-
-    @property
-    def package(self) -> str:
-        """The package, or where there is none the module, that registered it."""
-        parts = self.module.split(".")
-        inner = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-        named = next((PACKAGES[one] for one in inner if one in PACKAGES), None)
-        return named or self.loading or parts[0]
-
-    @property
-    def classes(self) -> list[tuple[str, str]]:
-        """The names of its classes, which a second run of the same source has again."""
-        return [(kind.__module__, kind.__qualname__) for kind in self.variant.classes]
+    module: str
 
 
 #: axes of positions → name → what is registered
 TABLE: dict[int, dict[str, Registered]] = {axes: {} for axes in AXES}
-#: module → package that has an entry point in it; a top-level one where it is of one package alone
-PACKAGES: dict[str, str] = {}
-_LOADING: ContextVar[str | None] = ContextVar("LOADING", default=None)
-_WRITE = threading.RLock()  # held while nothing is imported
-#: axes → hosts that have read the table
-READERS: dict[int, list[Callable[[str], None]]] = {axes: [] for axes in AXES}
+_LATER: list[Callable[[str, Variant], None]] = []
 
 
 def register_variant(name: str, variant: Variant) -> None:
     """Give a variant its name in all hosts: ``vit_tiny_patch16_NAME_224``, ``--pos NAME``, …
 
-    Hosts read the table when they are imported, so register before that, or from a package with an
-    entry point; a host that cannot have it later warns. A name may have one variant for sequences
-    and another one for images. The same classes under the same name, from the same module, replace
-    those that were registered before: a cell of a notebook that runs again, a module that is
+    A name may have one variant for sequences and another one for images. The same name again, from
+    the same module, replaces what was there: a cell of a notebook that runs again, a module that is
     reloaded.
 
     Raises:
-        ValueError: what is wrong with the declaration, with the variant, the option and what to
-            write. The name is taken, or means something else in a host, or is not of small letters,
-            digits and underscores; or a class has a field that is no option; or an option means
-            something else in another variant, is of a kind that hosts cannot make a flag of, or is
-            new and does not begin with the variant's name, so that it could be an option of a host.
+        ValueError: it is no :class:`Variant`; or the name is taken, means something in a host, or
+            is not of small letters, digits and underscores.
     """
     module = sys._getframe(1).f_globals.get("__name__", "")
     if not isinstance(variant, Variant):
-        raise ValueError(f"variant {name}: write {_as_variant(name, variant)}, got {variant!r}")
-    if not isinstance(name, str) or name in MEANT_BY_HOSTS:
-        meant = f" means {MEANT_BY_HOSTS[name]}" if isinstance(name, str) else ""
-        raise ValueError(f"a variant cannot be called {name!r}{meant}: choose another name")
+        raise ValueError(f"variant {name}: write Variant(attends=…), got {variant!r}")
+    if name in MEANT_BY_HOSTS:
+        raise ValueError(f"{name} means {MEANT_BY_HOSTS[name]}: give the variant another name")
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", str(name)):
+        raise ValueError(f"a variant's name has small letters, digits and single _, got {name!r}")
     for axes in variant.axes:
-        _check_declaration(name, variant, axes)
+        old = TABLE[axes].get(name)
+        if old is not None and old.module != module:
+            raise ValueError(f"there is a variant {name} already, of {old.module}")
     _register(name, variant, module)
-
-
-def _as_variant(name: str, given: Any) -> str:
-    """How a variant of a class is written."""
-    for slot, base in SLOTS.items():
-        if isinstance(given, type) and issubclass(given, base):
-            return f"register_variant({name!r}, Variant({slot}={given.__name__}))"
-    return f"register_variant({name!r}, Variant(attends=…))"
-
-
-def _check_declaration(name: str, variant: Variant, axes: int) -> None:
-    """Raise ValueError for the first thing that is wrong with a variant's options."""
-    for kind in variant.classes:
-        try:
-            options = declared(kind)
-        except Exception as error:  # of an annotation that names what is not there
-            raise ValueError(
-                f"variant {name}: the annotations of {kind.__name__} cannot be read "
-                f"({type(error).__name__}: {error}): import what they name where the class is"
-            ) from error
-        fields = dataclasses.fields(kind)
-        if plain := [f for f in fields if f.init and f.name != "sizes" and f.name not in options]:
-            wrong, default = plain[0].name, plain[0].default
-            shown = "DEFAULT" if default is dataclasses.MISSING else repr(default)
-            raise ValueError(
-                f"variant {name}: the field {wrong} of {kind.__name__} is no option: write "
-                f'{wrong}: … = option({shown}, "what it is")'
-            )
-    known = {one for each in TABLE[axes].values() for one in each.variant.options(axes)}
-    for option, one in variant.options(axes).items():
-        if found := problem(one):
-            raise ValueError(f"option {option} of variant {name} {found}")
-        if option not in known and not option.startswith(f"{name}_"):
-            raise ValueError(
-                f"option {option} of variant {name}: call it {name}_{option}, so that it is no "
-                "option of a host"
-            )
+    for tell in _LATER:
+        tell(name, variant)
 
 
 def _register(name: str, variant: Variant, module: str = __name__) -> None:
-    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
-        raise ValueError(f"a variant's name has small letters, digits and single _, got {name!r}")
-    made = Registered(variant, module, _LOADING.get())
-    with _WRITE:
-        old = [TABLE[axes][name] for axes in variant.axes if name in TABLE[axes]]
-        again = all((one.module, one.classes) == (module, made.classes) for one in old)
-        if not again:
-            said = f"there is a variant {name} already, of {old[0].package}"
-            if made.loading is None:
-                raise ValueError(f"{said}: choose another name")
-            warn(f"cape_plugins: {said}; that of {made.package} is left out, its others are not")
-            return
-        for axes in variant.axes:
-            for option, mine in variant.options(axes).items():
-                for other, known in TABLE[axes].items():
-                    if old and known.module == module:  # about to run again too
-                        continue
-                    theirs = known.variant.options(axes).get(option, mine)
-                    if theirs != mine:
-                        raise ValueError(
-                            f"option {option} of variant {name} means something else in {other} "
-                            f"({theirs.help}; default {theirs.default!r}): give it another name"
-                        )
-        for axes in variant.axes:
-            TABLE[axes][name] = made
     for axes in variant.axes:
-        if not old or any(one.variant.options(axes) != variant.options(axes) for one in old):
-            for tell in READERS[axes]:
-                tell(name)
+        TABLE[axes][name] = Registered(variant, module)
 
 
 def names(axes: int) -> tuple[str, ...]:
@@ -238,7 +159,7 @@ def names(axes: int) -> tuple[str, ...]:
     """
     if axes not in TABLE:
         raise ValueError(f"axes must be 1 (sequences) or 2 (images), got {axes!r}")
-    load_packages()
+    importlib.import_module("cape_plugins.packages")
     return tuple(TABLE[axes])
 
 
@@ -252,14 +173,8 @@ def get(pos: str, axes: int) -> Variant:
 
 
 def package(pos: str, axes: int) -> str:
-    """The package that a variant is from, or the module if there is none; errors as :func:`get`."""
-    return _find(pos, axes).package
-
-
-def root(pos: str, axes: int) -> str:
-    """The top-level module that the classes of a variant are in; ours where it has none else."""
-    roots = [kind.__module__.partition(".")[0] for kind in get(pos, axes).classes]
-    return next((one for one in roots if one not in ("cape_plugins", "__main__")), "cape_plugins")
+    """The top-level module that has registered a variant; errors as :func:`get`."""
+    return _find(pos, axes).module.partition(".")[0]
 
 
 def _find(pos: str, axes: int) -> Registered:
@@ -274,34 +189,61 @@ def _find(pos: str, axes: int) -> Registered:
     return TABLE[axes][pos]
 
 
-def tell_of_later(axes: int, tell: Callable[[str], None]) -> None:
-    """For a host that reads the table once: ``tell`` is called with each name that comes later."""
-    READERS[axes].append(tell)
+def check_taken(
+    given: Iterable[str],
+    pos: str,
+    axes: int,
+    *,
+    sets: Collection[str] = (),
+    others: Collection[str] = (),
+    spell: Callable[[str], str] = str,
+) -> None:
+    """Check that a variant takes options.
 
+    Args:
+        given: their names.
+        pos, axes: the variant.
+        sets: options that a host sets itself, so that its users have no say.
+        others: of the host's own, which may be misspelt too.
+        spell: writes an option's name as the host's users type it.
 
-def load_packages() -> None:
-    """Import what other packages have in the entry-point group, once.
-
-    It is the import of a module, so that other threads wait for the first. A lock of our own could
-    wait for ever: of a package whose import, in another thread, waits for this one.
+    Raises:
+        ValueError: it does not; the error has the nearest name, or who takes the option, and what
+            this variant takes.
     """
-    importlib.import_module("cape_plugins.packages")
+    takers: dict[str, list[str]] = {}
+    for each in names(axes):
+        for name in get(each, axes).options(axes).keys() - {*sets}:
+            takers.setdefault(name, []).append(each)
+    taken = [name for name in get(pos, axes).options(axes) if name not in sets]
+    for name in given:
+        if name not in taken:
+            raise ValueError(misspelt(name, pos, taken, [*takers, *others], spell, takers))
 
 
-@contextmanager
-def of_package(name: str) -> Iterator[None]:
-    """Register variants in a package's name: all that it registers, or none if it fails."""
-    token = _LOADING.set(name)
-    try:
-        yield
-    except BaseException:
-        with _WRITE:
-            for table in TABLE.values():
-                for pos in [pos for pos, one in table.items() if one.package == name]:
-                    del table[pos]
-        raise
-    finally:
-        _LOADING.reset(token)
+def misspelt(
+    name: str,
+    pos: str,
+    taken: Collection[str],
+    known: Collection[str],
+    spell: Callable[[str], str] = str,
+    takers: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> str:
+    """What to say of an option that ``pos``, which takes ``taken``, does not take.
+
+    ``known`` are all that it may be a misspelling of; ``takers`` say of which variants it is.
+    """
+    near = difflib.get_close_matches(name, known, n=1)
+    guess = f" (did you mean {spell(near[0])}?)" if near else ""
+    told = f"unknown option {spell(name)}{guess}"
+    if name in takers:
+        told = f"{spell(name)} is an option of {', '.join(takers[name])}"
+    return f"{told}: {pos} takes {', '.join(map(spell, taken)) or 'no options'}"
+
+
+def tell_of_later(tell: Callable[[str, Variant], None]) -> None:
+    """For a host that reads the names once: ``tell`` gets each variant that comes later."""
+    _LATER.append(tell)
 
 
 _register("nopos", Variant())
@@ -320,3 +262,6 @@ _register("random", Variant(adds=Sinusoids, augments=RandomPositions))
 _register("random_rope", Variant(augments=RandomPositions, attends=Rotary))
 # For sequences alone: an image spans [-1, 1] whatever its size, so none is longer than another.
 _register("pose_rope", Variant(augments=SkippedPositions, attends=Rotary, axes=(1,)))
+
+#: axes → the variants above, of this package; the options of these alone can be told beforehand
+OURS = {axes: tuple(TABLE[axes]) for axes in AXES}

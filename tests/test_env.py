@@ -19,7 +19,7 @@ def test_it_prints_versions_and_that_the_hook_is_on(capsys, monkeypatch):
     assert about_torch.startswith(f"torch {torch.__version__}, GPU: ")
     assert autoload == "loading by name: on"
     assert variants.startswith("variants: nopos, abspos, ")
-    assert "; of cape-fire: fire, cape_fire" in variants
+    assert "; of cape_fire: fire, cape_fire" in variants
 
 
 @pytest.mark.parametrize("switch", ["CAPE_PLUGINS_AUTOLOAD", "TORCH_DEVICE_BACKEND_AUTOLOAD"])

@@ -1,33 +1,23 @@
-"""An option is declared once: what a class says of it, what a host makes of it."""
+"""An option is declared once: what a class says of it, and how it travels through a host unread."""
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Literal
 
 import pytest
 
-from cape_plugins import POSITION, PositionalAttention, Variant, option, variants
+from cape_plugins import (
+    POSITION,
+    PositionalAttention,
+    Positions,
+    Variant,
+    option,
+    register_variant,
+    variants,
+)
 from cape_plugins.augment import Augmentation
 from cape_plugins.host import Host
 from cape_plugins.options import declared
 from cape_plugins.sinusoid import Sinusoids
-from cape_plugins.variants import get
-from cape_support import IMAGES, OURS, SEQUENCES
-
-
-@dataclass(frozen=True)
-class Own:
-    """Options of a host's own."""
-
-    frame_shift: float = option(0.01, "between frames", unit=POSITION)
-    extent: float = option(
-        1.0, "γ of evaluation", taken_by=lambda variant: variant.augments is Augmentation
-    )
-
-    def __post_init__(self) -> None:
-        if self.frame_shift <= 0:
-            raise ValueError(f"frame_shift must be > 0, got {self.frame_shift}")
-
+from cape_support import OURS, SEQUENCES
 
 SECONDS = Host(
     axes=1,
@@ -41,7 +31,6 @@ SECONDS = Host(
         "pose_range": 60.0,
     },
     sets=frozenset({"mean_normalize", "spread"}),
-    own=Own,
     spell="--{}".format,
     advice="start anew",
 )
@@ -53,80 +42,57 @@ PATCHES = Host(
 # What a class declares
 
 
-def test_a_field_has_its_default_unit_help_and_annotation():
+def test_a_field_has_its_default_unit_and_help():
     found = declared(Augmentation)["max_local_shift"]
-    assert (found.name, found.default, found.unit) == ("max_local_shift", None, POSITION)
-    assert found.training_only
-    assert found.kind == float | tuple[float, ...] | None
-    assert "ε" in found.help
-    assert not declared(Sinusoids)["frequency_scale"].training_only
+    assert (found.default, found.metadata["unit"]) == (None, POSITION)
+    assert found.metadata["training_only"]
+    assert "ε" in found.metadata["help"]
+    assert not declared(Sinusoids)["frequency_scale"].metadata["training_only"]
 
 
-def test_options_of_base_classes_are_inherited_and_fields_without_help_are_none():
+def test_options_of_base_classes_are_inherited_and_other_fields_are_none():
     names = {"max_local_shift", "max_global_scale", "mean_normalize", "max_global_shift"}
     assert declared(Augmentation).keys() == names
     assert "sizes" not in declared(Sinusoids)
     assert declared(None) == {}
 
 
-# What a host shows
+@pytest.mark.parametrize("axes", [1, 2])
+def test_options_of_one_name_are_one_in_our_variants(axes):
+    """A flag of fairseq is of all that have its name."""
+    known = {}
+    for pos in variants.OURS[axes]:
+        for name, one in variants.get(pos, axes).options(axes).items():
+            about = (one.default, one.type, dict(one.metadata))
+            assert known.setdefault(name, about) == about
 
 
-def test_a_host_has_the_options_of_all_variants_and_its_own_but_those_that_it_sets():
-    found = SECONDS.options()
-    for pos in SEQUENCES:
-        missing = variants.get(pos, 1).options(1).keys() - found.keys()
-        assert missing <= {"mean_normalize", "spread"}
-    assert {"frame_shift", "extent"} < found.keys()
-    assert not {"mean_normalize", "spread", "pos"} & found.keys()
-    assert set(IMAGES) <= {*PATCHES.names()}
-    assert "relpos" not in PATCHES.names()
-    assert "relpos_context" not in PATCHES.options()
+# What a host makes of them
 
 
-def test_its_defaults_come_before_those_of_the_classes():
-    found = SECONDS.options()
-    assert found["max_global_shift"].default == 30.0
-    assert found["max_local_shift"].default == 0.015
-    assert found["max_global_scale"].default == 1.0
-    assert PATCHES.options()["max_global_shift"].default == 0.5
-    assert PATCHES.options()["random_range"].default is None  # its class asks for it
+def test_flags_are_the_options_of_our_variants_but_those_that_the_host_sets():
+    every = {name for pos in SEQUENCES for name in variants.get(pos, 1).options(1)}
+    assert {*SECONDS.ours} == every - {"mean_normalize", "spread"}
+    assert "relpos_context" not in PATCHES.ours
+    assert not {"fire_width"} & {*SECONDS.ours, *PATCHES.ours}
 
 
-def test_help_names_the_unit_of_lengths_and_the_variants_that_take_an_option():
-    found = SECONDS.options()
-    assert found["max_global_shift"].help.startswith("cape: ")
-    assert found["max_global_shift"].help.endswith("(seconds)")
-    assert found["relpos_context"].help.startswith("relpos, relpos_first: ")
-    assert "seconds" not in found["max_global_scale"].help
-    assert found["frame_shift"].help == "between frames (seconds)"  # all take it
-    assert PATCHES.options()["max_global_shift"].help.startswith("cape, cape_rope: ")
-
-
-# What it makes of what its users give
+def test_a_length_is_told_in_the_hosts_unit():
+    found = SECONDS.ours
+    assert SECONDS.help(found["max_global_shift"]).endswith("(seconds)")
+    assert "seconds" not in SECONDS.help(found["max_global_scale"])
 
 
 @pytest.mark.parametrize("pos", SEQUENCES)
 def test_a_model_has_the_hosts_defaults_unless_something_is_given(pos):
-    options, own = SECONDS.choose(pos, {})
+    options = SECONDS.options(pos, {})
     taken = variants.get(pos, 1).options(1).keys() - {"mean_normalize", "spread"}
     assert options.keys() == taken
-    assert own == Own()
     if "max_global_shift" in taken:
         assert options["max_global_shift"] == 30.0
     if "frequency_scale" in taken:
-        options, _ = SECONDS.choose(pos, {"frequency_scale": 2.0})
-        assert options["frequency_scale"] == 2.0
-
-
-def test_options_of_its_own_are_made_into_what_it_says():
-    _, own = SECONDS.choose("cape", {"frame_shift": 0.02, "extent": 2.0})
-    assert own == Own(0.02, 2.0)
-    with pytest.raises(ValueError, match="frame_shift"):
-        SECONDS.choose("cape", {"frame_shift": -1})
-    with pytest.raises(ValueError, match="--extent"):
-        SECONDS.choose("rope", {"extent": 2.0})
-    assert PATCHES.choose("cape", {})[1] is None
+        assert SECONDS.options(pos, {"frequency_scale": 2.0})["frequency_scale"] == 2.0
+    assert PATCHES.options("random", {})["random_range"] is None  # its class asks for it
 
 
 def test_options_of_other_variants_are_refused_as_the_user_types_them():
@@ -141,19 +107,26 @@ def test_options_of_other_variants_are_refused_as_the_user_types_them():
         ("rope9", {}, "rope9"),
     ):
         with pytest.raises(ValueError, match=named):
-            SECONDS.choose(pos, given)
-    PATCHES.choose("cape_rope", {"max_global_shift": 6.0})  # a class token has no position
+            SECONDS.options(pos, given)
+    PATCHES.options("cape_rope", {"max_global_shift": 6.0})  # a class token has no position
 
 
-def test_an_option_that_has_its_default_counts_as_not_given():
-    options, _ = SECONDS.choose("rope", {"max_global_shift": 30.0, "relpos_context": 6.0})
+def test_of_ours_one_that_has_its_default_counts_as_not_given():
+    options = SECONDS.options("rope", {"max_global_shift": 30.0, "relpos_context": 6.0})
     assert options == {"frequency_scale": 30.0, "rope_base": None, "rope_fraction": 1.0}
 
 
-def test_one_mapping_splits_into_what_is_about_positions_and_the_rest():
-    ours, rest = SECONDS.split(dict(pos="cape", blocks=3, base=2.0, extent=1.0, spread=True))
-    assert ours == dict(pos="cape", base=2.0, extent=1.0)
-    assert rest == dict(blocks=3, spread=True)
+def test_a_misspelt_option_is_told_with_the_one_that_may_be_meant_and_those_there_are():
+    for pos, given, others, named in (
+        ("relpos", "relpos_contxt", (), r"--relpos_contxt \(did you mean --relpos_context\?\)"),
+        ("rope", "relpos_contxt", (), r"did you mean --relpos_context\?"),
+        ("relpos", "dpeth", ("depth",), r"did you mean --depth\?"),  # of the host's own
+        ("relpos", "width", (), "relpos takes --relpos_context"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            SECONDS.options(pos, {given: 3.0}, others)
+    with pytest.raises(ValueError, match=r"relpos_contxt \(did you mean relpos_context\?\)"):
+        Positions("relpos", dim=12, heads=3, layers=1, relpos_contxt=3.0)
 
 
 @pytest.mark.parametrize(("pos", "axes"), OURS)
@@ -162,8 +135,7 @@ def test_it_builds_every_variant_and_sets_what_is_its_own(pos, axes):
     asked = {"abspos": {"abspos_context": 50.0}}
     if axes == 2:
         asked |= {pos: {"random_range": 2.0} for pos in ("random", "random_rope")}
-    given = asked.get(pos, {})
-    options, _ = host.choose(pos, given)
+    options = host.options(pos, asked.get(pos, {}))
     sets = {"mean_normalize": False, "spread": False}
     sizes = dict(dim=24, heads=3, layers=2, remembers={"frame_shift": 0.02})
     made = host.positions(pos, options, sets, **sizes)
@@ -176,58 +148,17 @@ def test_it_builds_every_variant_and_sets_what_is_its_own(pos, axes):
     assert made.mark.state_dict()["frame_shift"].item() == pytest.approx(0.02)
 
 
-@dataclass(eq=False, repr=False)
-class Kinds(PositionalAttention):
-    kinds_flag: bool = option(True, "a switch")
-    kinds_count: int = option(3, "a number")
-    kinds_sides: tuple[float, ...] | None = option(None, "several")
-    kinds_pair: float | tuple[float, float] = option(1.0, "one or two")
-    kinds_word: Literal["near", "far"] = option("near", "a word")
+def test_two_variants_may_have_an_option_of_one_name(own_table):
+    """It means something for each of them alone, whatever a host or another variant calls so."""
 
+    @dataclass(eq=False, repr=False)
+    class Bent(PositionalAttention):
+        base: str = option("round", "which sinusoids have too")
+        layers_bent: tuple[int, ...] = option((1, 2), "of a kind that no flag has")
 
-@pytest.fixture
-def kinds(monkeypatch):
-    """A variant with an option of each kind, in the place of rope."""
-    row = Variant(attends=Kinds, axes=(1,))
-    monkeypatch.setattr(variants, "get", lambda p, axes: row if p == "rope" else get(p, axes))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("kinds_flag", "false"),
-        ("kinds_flag", 1),
-        ("kinds_count", "three"),
-        ("kinds_count", 2.5),
-        ("kinds_count", True),
-        ("kinds_sides", [1.0, "2"]),
-        ("kinds_pair", (1.0, 2.0, 3.0)),
-        ("kinds_word", "here"),
-    ],
-)
-def test_a_value_of_another_kind_is_refused_as_the_user_types_it(kinds, name, value):
-    with pytest.raises(ValueError, match=f"^--{name} must be "):
-        SECONDS.choose("rope", {name: value})
-
-
-def test_a_list_of_yaml_or_json_is_a_tuple_and_none_the_default(kinds):
-    given = {"kinds_sides": [1, 2.5], "kinds_pair": [0, 1], "kinds_flag": False}
-    assert SECONDS.choose("rope", {**given, "kinds_count": None})[0] == {
-        **{"kinds_flag": False, "kinds_count": None, "kinds_word": "near"},
-        **{"kinds_sides": (1, 2.5), "kinds_pair": (0, 1)},
-    }
-
-
-def test_a_variant_whose_option_a_hosts_own_models_have_is_left_out_with_a_warning(kinds):
-    theirs = dataclasses.replace(SECONDS, theirs=frozenset({"kinds_count"}))
-    assert "rope" in SECONDS.names()
-    assert "rope" not in theirs.names()
-    with pytest.warns(RuntimeWarning, match=r"variant rope of cape_plugins .*--kinds_count"):
-        theirs.check_late("rope")
-
-
-def test_a_misspelt_option_is_told_with_the_one_that_may_be_meant_and_those_there_are():
-    with pytest.raises(ValueError, match=r"--relpos_contxt \(did you mean --relpos_context\?\)"):
-        SECONDS.choose("relpos", {"relpos_contxt": 3.0})
-    with pytest.raises(ValueError, match="relpos takes --relpos_context"):
-        SECONDS.choose("relpos", {"width": 3.0})
+    register_variant("bent", Variant(attends=Bent, axes=(1,)))
+    options = SECONDS.options("bent", {"base": "square"})
+    assert options == {"base": "square", "layers_bent": (1, 2)}
+    made = SECONDS.positions("bent", options, dim=12, heads=3, layers=1)
+    assert made.attentions[0].base == "square"
+    assert SECONDS.options("cape", {"base": 9.0})["base"] == 9.0

@@ -28,7 +28,7 @@ class Tilted(PositionalAttention):
 
 
 ROPE = {"rope_base", "rope_fraction"}
-TILTED, PLAIN = Variant(attends=Tilted), Variant(adds=Sinusoids)
+PLAIN = Variant(adds=Sinusoids)
 
 
 def test_ours_come_first_and_images_have_all_but_those_of_sequences():
@@ -77,11 +77,6 @@ def test_an_unknown_variant_names_those_to_choose_from():
 # From outside
 
 
-@dataclass(eq=False, repr=False)
-class OtherBase(PositionalAttention):
-    base: float = option(100.0, "of something else")
-
-
 @pytest.mark.parametrize(
     ("name", "variant", "says"),
     [
@@ -92,7 +87,10 @@ class OtherBase(PositionalAttention):
         ("_fire", PLAIN, "_fire"),
         ("fire__2", PLAIN, "fire__2"),
         ("", PLAIN, "''"),
-        ("other", Variant(attends=OtherBase, axes=(1,)), "base"),
+        ("tilted", Tilted, "Variant"),
+        ("nothing", None, "Variant"),
+        *((name, PLAIN, name) for name in MEANT_BY_HOSTS),
+        (None, PLAIN, "None"),
     ],
 )
 def test_what_would_mean_two_things_is_refused_and_changes_nothing(name, variant, says):
@@ -142,31 +140,6 @@ def test_a_class_without_options_of_its_own_needs_no_decorator():
 
 
 @dataclass(eq=False, repr=False)
-class Odd(PositionalAttention):
-    odd_table: dict[str, int] | None = option(None, "of a kind that no flag has")  # noqa: RUF009
-
-
-@dataclass(eq=False, repr=False)
-class Slip(PositionalAttention):
-    slip_n: int = option(None, "a default that is no int")
-
-
-@dataclass(eq=False, repr=False)
-class Word(PositionalAttention):
-    word_n: int = option("3", "a default that is no int")
-
-
-@dataclass(eq=False, repr=False)
-class OfNone(PositionalAttention):
-    ofnone_n: None = option(None, "of no kind at all")
-
-
-@dataclass(eq=False, repr=False)
-class Unknown(PositionalAttention):
-    unknown_n: "Missing | None" = option(None, "of a kind of nowhere")  # noqa: F821, RUF009
-
-
-@dataclass(eq=False, repr=False)
 class Bare(PositionalAttention):
     bare_n: int = 3
 
@@ -176,32 +149,11 @@ class BareShift(AsGiven):
     bare_n: int = 3
 
 
-@pytest.mark.parametrize(
-    ("name", "variant", "says"),
-    [
-        ("odd", TILTED, r"option tilt of variant odd: call it odd_tilt"),
-        ("odd", Variant(attends=Odd), r"option odd_table of variant odd .*choose int"),
-        ("slip", Variant(attends=Slip), r"option slip_n of variant slip .*write int \| None"),
-        ("word", Variant(attends=Word), r"option word_n of variant word .*'3'"),
-        ("ofnone", Variant(attends=OfNone), r"option ofnone_n of variant ofnone .*choose int"),
-        ("unknown", Variant(attends=Unknown), r"variant unknown: .*Unknown.*Missing"),
-        ("bare", Variant(attends=Bare), r"variant bare: .*bare_n .* = option\(3, "),
-        ("bare", Variant(augments=BareShift), r"variant bare: .*bare_n .* = option\(3, "),
-        ("tilted", Tilted, r"register_variant\('tilted', Variant\(attends=Tilted\)\)"),
-        ("height", Sinusoids, r"Variant\(adds=Sinusoids\)"),
-        ("nothing", None, r"Variant\(attends=…\)"),
-        *((name, PLAIN, name) for name in MEANT_BY_HOSTS),
-        (None, PLAIN, "None"),
-    ],
-)
-def test_what_is_wrong_with_a_declaration_is_told_with_variant_option_and_what_to_write(
-    name, variant, says
-):
-    """Else it could be an option of a host, or be one that no command line can give."""
-    before = [variants.names(axes) for axes in (1, 2)]
-    with pytest.raises(ValueError, match=says):
-        register_variant(name, variant)
-    assert [variants.names(axes) for axes in (1, 2)] == before
+@pytest.mark.parametrize("slots", [{"attends": Bare}, {"augments": BareShift}])
+def test_a_field_that_is_no_option_is_refused_with_what_to_write(slots):
+    """Nobody could give it."""
+    with pytest.raises(ValueError, match=r"bare_n of Bare.* = option\("):
+        Variant(**slots)
 
 
 @pytest.mark.parametrize("axes", [1, [1], (3,), (), "1"])
@@ -238,18 +190,17 @@ register_variant("again_too", Variant(attends=Again, axes=(1,)))
         assert variants.get("again_too", 1).options(1)["again_n"].default == default
     assert variants.package("again", 1) == "a_cell"
     with pytest.raises(ValueError, match="again already, of a_cell"):
-        register_variant("again", Variant(adds=Sinusoids, axes=(1,)))
+        register_variant("again", PLAIN)
     with pytest.raises(ValueError, match="again already, of a_cell"):
         exec(source.replace("DEFAULT", "1"), {"__name__": "another_cell"})
 
 
-def test_a_host_that_has_read_the_table_is_told_of_what_comes_later(own_table, monkeypatch):
-    monkeypatch.setattr(variants, "READERS", {1: [], 2: []})
-    told: list[str] = []
-    variants.tell_of_later(2, told.append)
-    register_variant("late", Variant(adds=Sinusoids, axes=(2,)))
-    register_variant("late_words", Variant(adds=Sinusoids, axes=(1,)))
-    assert told == ["late"]
+def test_a_host_that_has_read_the_names_is_told_of_what_comes_later(own_table, monkeypatch):
+    monkeypatch.setattr(variants, "_LATER", [])
+    told: list[tuple[str, Variant]] = []
+    variants.tell_of_later(lambda *late: told.append(late))
+    register_variant("late", PLAIN)
+    assert told == [("late", PLAIN)]
 
 
 def test_an_unknown_variant_may_be_misspelt_or_of_a_package_that_is_not_here():

@@ -14,7 +14,7 @@ import inspect
 import logging
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -37,10 +37,9 @@ from cape_plugins.espnet.options import (
     RELPOS_CONTEXT,
     RELPOS_CONTEXT_FIRST,
     EncoderOptions,
-    check_known,
     check_long_enough,
     choose,
-    encoder_conf,
+    defaults_of,
     parameters,
 )
 from cape_plugins.espnet.padding import hide_padding, replace
@@ -56,7 +55,9 @@ class SignatureOfConf:
     def __get__(self, encoder: Any, kind: Any) -> inspect.Signature:
         if encoder is not None:  # an instance's is that of its forward
             raise AttributeError
-        return inspect.signature(kind.conf())
+        kinds: Any = inspect.Parameter
+        named = [kinds(n, kinds.KEYWORD_ONLY, default=one) for n, one in kind.known().items()]
+        return inspect.Signature(named)
 
 
 class InSeconds(AbsEncoder):
@@ -77,7 +78,6 @@ class InSeconds(AbsEncoder):
 
     Raises:
         ValueError: a value is out of range, or an option is given that ``pos`` does not take.
-        TypeError: an option that neither ESPnet's class nor we have.
     """
 
     __signature__ = SignatureOfConf()
@@ -90,9 +90,9 @@ class InSeconds(AbsEncoder):
     longest: float = math.inf  # seconds, beyond which a recording is far longer than Δ covers
 
     @classmethod
-    def conf(cls) -> type:
-        """The dataclass of ``encoder_conf``."""
-        return encoder_conf(cls.espnets, cls.defaults, cls.fixed)
+    def known(cls) -> dict[str, Any]:
+        """Option of ``encoder_conf`` → default."""
+        return defaults_of(cls.espnets, cls.defaults, cls.fixed)
 
     @classmethod
     def make_front(cls, conf: Any) -> nn.Module | None:
@@ -101,10 +101,8 @@ class InSeconds(AbsEncoder):
 
     def __init__(self, input_size: int, **options: Any) -> None:
         RELIES.check()
-        kind = self.conf()
-        check_known(options, kind, self.fixed)
-        conf: Any = kind(input_size=input_size, **options)
-        of_variant, own = choose(conf)
+        of_variant, own = choose(options, self.known(), self.fixed)
+        conf = SimpleNamespace(**{**self.known(), **options, "input_size": input_size})
         front = self.make_front(conf)
         known = parameters(self.espnets)
         theirs = {**self.defaults, **options, **self.fixed}

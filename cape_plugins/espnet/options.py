@@ -1,19 +1,17 @@
 """The options of our encoders, ``encoder_conf``: ours, about positions in seconds, and ESPnet's."""
 
-import dataclasses
 import inspect
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
-from espnet2.asr.encoder.branchformer_encoder import BranchformerEncoder
-from espnet2.asr.encoder.conformer_encoder import ConformerEncoder, TooShortUttError
-from espnet2.asr.encoder.e_branchformer_encoder import EBranchformerEncoder
+from espnet2.asr.encoder.conformer_encoder import TooShortUttError
 
 from cape_plugins.checks import is_number
 from cape_plugins.host import Host
-from cape_plugins.options import POSITION, option
+from cape_plugins.options import POSITION, declared, option
+from cape_plugins.variants import misspelt, names
 
 ESPNET_REL_POS = "espnet_rel_pos"  # the pos of ESPnet's own relative positions
 _TAKEN_BY_REL_POS = ("frame_shift",)
@@ -61,8 +59,6 @@ def parameters(function: Any) -> dict[str, Any]:
     return {name: one.default for name, one in inspect.signature(function).parameters.items()}
 
 
-_ENCODERS = (BranchformerEncoder, ConformerEncoder, EBranchformerEncoder)
-
 HOST = Host(
     axes=1,
     unit="seconds",
@@ -79,87 +75,82 @@ HOST = Host(
         )
     ),
     sets=frozenset({"alibi_unit", "mean_normalize", "overflow", "spread"}),
-    theirs=frozenset().union(*map(parameters, _ENCODERS)),
-    own=EncoderOptions,
     spell="encoder_conf {}".format,
     advice="give another checkpoint or --output_dir (to start from its weights all the same: "
     "--init_param FILE:::encoder.positions.mark)",
 )
 
 
-def encoder_conf(espnets: type, defaults: Mapping[str, Any], fixed: Collection[str]) -> type:
-    """The dataclass of an encoder's options: ESPnet's, those of ``defaults``, and ours.
+#: our options and their defaults; those of other packages' variants are taken besides
+OURS: dict[str, Any] = {
+    "pos": "cape",
+    **{name: HOST.default(one) for name, one in HOST.ours.items()},
+    **{name: one.default for name, one in declared(EncoderOptions).items()},
+}
+
+
+def defaults_of(
+    espnets: type, defaults: Mapping[str, Any], fixed: Collection[str]
+) -> dict[str, Any]:
+    """Option → default of an encoder: ESPnet's, those of ``defaults``, and ours.
 
     ``defaults`` go before those of ESPnet's class ``espnets``; ``fixed`` are options of it that
     users cannot give.
     """
-    known = parameters(espnets) | dict(defaults) | {"pos": "cape"}
-    known |= {name: one.default for name, one in HOST.options().items()}
-    fields: list[Any] = []
-    for name, default in known.items():
-        if default is inspect.Parameter.empty:
-            fields.append((name, Any))
-        elif name not in fixed:
-            # no default of a dataclass is a list; --print_config writes a tuple as one
-            default = tuple(default) if isinstance(default, list) else default
-            fields.append((name, Any, dataclasses.field(default=default)))
-    return dataclasses.make_dataclass("encoder_conf", fields, kw_only=True)
+    known = {**parameters(espnets), **defaults, **OURS}
+    return {name: default for name, default in known.items() if name not in fixed}
 
 
-def check_known(options: Mapping[str, Any], kind: type, fixed: Collection[str]) -> None:
-    """Raise TypeError for an option that is no field of a dataclass of :func:`encoder_conf`.
+def choose(
+    given: Mapping[str, Any], known: Mapping[str, Any], fixed: Collection[str]
+) -> tuple[dict[str, Any], EncoderOptions]:
+    """What ``encoder_conf`` says about positions.
 
-    ``fixed`` are those of ESPnet's class that users cannot give.
-    """
-    ours = {*HOST.options(), "pos"}
-    known = {field.name for field in dataclasses.fields(kind)}
-    pos = options.get("pos", "cape")
-    for name in options.keys() - known:
-        if name in fixed:
-            raise TypeError(
-                f"encoder_conf {name} cannot be set in cape_transformer, whose front and layers "
-                "are the paper's: leave it out, or choose encoder: cape_conformer, which takes it"
-            )
-        theirs = known - ours - {"input_size"}  # which ESPnet gives
-        if pos == ESPNET_REL_POS:
-            raise TypeError(HOST.unknown(pos, name, theirs, _TAKEN_BY_REL_POS))
-        raise TypeError(HOST.unknown(pos if pos in HOST.names() else "cape", name, theirs))
-
-
-def choose(conf: Any) -> tuple[dict[str, Any], EncoderOptions]:
-    """What a dataclass of :func:`encoder_conf` says about positions.
+    Args:
+        given: what the user gave.
+        known: :func:`defaults_of` the encoder.
+        fixed: options of ESPnet's class that users cannot give.
 
     Returns:
         The options of the variant, for ``HOST.positions``, and ours.
 
     Raises:
-        ValueError: a value is out of range, or an option does not go with ``pos``.
+        ValueError: an option that nobody has, or that does not go with ``pos``, or a value is out
+            of range.
     """
-    pos, names = conf.pos, (*HOST.names(), ESPNET_REL_POS)
+    pos, variants = given.get("pos", "cape"), (*names(HOST.axes), ESPNET_REL_POS)
     if pos == "rel_pos":
         raise ValueError(
             f"encoder_conf pos: rel_pos could be two: choose {ESPNET_REL_POS}, ESPnet's own "
             "relative positions, or relpos, the paper's learnable ones"
         )
-    if pos not in names:
-        raise ValueError(f"encoder_conf pos: {pos!r} is unknown: choose one of {', '.join(names)}")
-    ours = {name: getattr(conf, name) for name in HOST.options()}
+    if pos not in variants:
+        raise ValueError(
+            f"encoder_conf pos: {pos!r} is unknown: choose one of {', '.join(variants)}"
+        )
+    for name in given.keys() & {*fixed}:
+        raise ValueError(
+            f"encoder_conf {name} cannot be set in cape_transformer, whose front and layers are "
+            "the paper's: leave it out, or choose encoder: cape_conformer, which takes it"
+        )
+    of_espnet = known.keys() - OURS.keys()
+    own = {name: given[name] for name in declared(EncoderOptions) if name in given}
+    of_variant = {n: one for n, one in given.items() if n not in {"pos", *own, *of_espnet}}
     refused = {"pos_enc_layer_type", "selfattention_layer_type", "attention_layer_type"}
     if pos == ESPNET_REL_POS:
-        refused |= ours.keys() - {*_TAKEN_BY_REL_POS}
+        refused |= OURS.keys() - {"pos", *_TAKEN_BY_REL_POS}
+        for name in of_variant.keys() - known.keys():
+            others = {*of_espnet, *_TAKEN_BY_REL_POS}
+            raise ValueError(misspelt(name, pos, _TAKEN_BY_REL_POS, others, HOST.spell))
     else:
         refused |= {"zero_triu", "max_pos_emb_len", "ctc_trim"}
-    for field in dataclasses.fields(conf):
-        value = getattr(conf, field.name)
-        if field.name in refused and value != field.default:
+    for name in refused & given.keys() & known.keys():
+        if given[name] != known[name]:
             raise ValueError(
-                f"encoder_conf {field.name} = {value!r} does not go with pos: {pos}: leave it out"
+                f"encoder_conf {name} = {given[name]!r} does not go with pos: {pos}: leave it out"
             )
-    if pos == ESPNET_REL_POS:
-        return {}, EncoderOptions(frame_shift=conf.frame_shift)
-    options, own = HOST.choose(pos, ours)
-    assert own is not None  # for mypy
-    return options, own
+    of_variant = {} if pos == ESPNET_REL_POS else HOST.options(pos, of_variant, of_espnet)
+    return of_variant, EncoderOptions(**own)
 
 
 def check_long_enough(size: int, least: int, unit: str) -> None:

@@ -1,21 +1,20 @@
 """The models' options: all of fairseq's Transformer, and those about positions, in tokens.
 
-The latter are the options of all variants, those of other packages too: ``HOST`` makes flags of
-them. The dataclasses are flat. With fairseq's own nested ``TransformerConfig`` the command line
-would ignore the sizes, and checkpoints would need pickled classes. The language model's config is
-flat already.
+``HOST`` makes flags of the options of our variants; those of other packages' are one flag,
+``--pos-options``, as ``--eval-bleu-args`` is of fairseq's. The dataclasses are flat. With fairseq's
+own nested ``TransformerConfig`` the command line would ignore the sizes, and checkpoints would need
+pickled classes. The language model's config is flat already.
 """
 
-import ast
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Optional, cast, get_args, get_origin
+from typing import Any, NamedTuple, Optional, cast
 
 import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import II, OmegaConf
@@ -24,9 +23,9 @@ from cape_plugins.augment import Augmentation
 from cape_plugins.checks import is_number
 from cape_plugins.host import Host
 from cape_plugins.module import Positions
-from cape_plugins.options import POSITION, Option, alternatives, declared, option
+from cape_plugins.options import POSITION
 from cape_plugins.sinusoid import Sinusoids
-from cape_plugins.variants import Variant, get, tell_of_later
+from cape_plugins.variants import OURS, Variant, get
 
 # at this position, neighbouring float32 numbers are 2 ** -7 of a token apart
 FURTHEST = 1e5
@@ -51,34 +50,6 @@ def aligns_source(variant: Variant) -> bool:
     return variant.adds is Sinusoids and variant.augments is Augmentation
 
 
-@dataclass(frozen=True)
-class SourceOptions:
-    """The options about the source of a translation.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    source_scale: float = option(
-        0.0,
-        "distance between neighbouring source tokens, in units of the distance between target "
-        "tokens; 0: target tokens / source tokens, counted in the training set",
-        taken_by=aligns_source,
-    )
-    source_bos: Literal["auto", "true", "false"] = option(
-        "auto", "begin the source with BOS, as the target does; auto: for cape only"
-    )
-
-    def __post_init__(self) -> None:
-        if not (is_number(self.source_scale) and 0 <= self.source_scale <= FURTHEST):
-            raise ValueError(
-                f"source_scale must be > 0 and at most {FURTHEST:g}, or 0 to count it from the "
-                f"training set, got {self.source_scale!r}"
-            )
-        if self.source_bos not in ("auto", "true", "false"):
-            raise ValueError(f"source_bos must be auto, true or false, got {self.source_bos!r}")
-
-
 def _flatten() -> type[FairseqDataclass]:
     """TransformerConfig without nesting: ``encoder.layers`` becomes ``encoder_layers``."""
     flat: list[tuple[str, Any, Any]] = []
@@ -95,17 +66,6 @@ def _flatten() -> type[FairseqDataclass]:
     return dataclasses.make_dataclass("FlatTransformerConfig", flat, bases=(FairseqDataclass,))
 
 
-def _names_of(*configs: Any) -> Iterator[str]:
-    """Names of the options in dataclasses of fairseq, and in those that stand in them."""
-    for config in configs:
-        for one in dataclasses.fields(config):
-            yield one.name
-            if dataclasses.is_dataclass(one.type):
-                yield from _names_of(one.type)
-
-
-_FlatConfig = _flatten()
-
 #: CAPE's defaults, and relpos' context, are those of the paper's translation experiments (section
 #: 4.3). Nothing is centred: sentences of a pair stay aligned at their first tokens, and decoding
 #: does not know the length.
@@ -120,11 +80,62 @@ HOST = Host(
         "relpos_context": 150,
     },
     sets=frozenset({"mean_normalize", "spread", "overflow", "abspos_context", "alibi_unit"}),
-    theirs=frozenset(_names_of(_FlatConfig, TransformerLanguageModelConfig, FairseqConfig)),
-    own=SourceOptions,
     spell=flag,
     advice=ANOTHER_CHECKPOINT,
 )
+
+
+def _flags() -> type[FairseqDataclass]:
+    """A flag of fairseq for each option of our variants."""
+    flags: list[tuple[str, Any, Any]] = []
+    for name, one in HOST.ours.items():
+        takers = [pos for pos in OURS[HOST.axes] if name in HOST.taken(pos)]
+        default = HOST.default(one)
+        # OmegaConf 2.0 knows no `|`
+        kind = Optional[float] if default is None else type(default)  # noqa: UP045
+        about = {"help": f"{', '.join(takers)}: {HOST.help(one)}"}
+        flags.append((name, kind, field(default=default, metadata=about)))
+    return dataclasses.make_dataclass("OptionFlags", flags, bases=(FairseqDataclass,))
+
+
+@dataclass
+class PositionFlags(_flags()):  # type: ignore[misc]
+    """How positions enter the model."""
+
+    pos: str = field(default="cape", metadata={"help": "the variant of positions"})
+    pos_options: Optional[str] = field(  # noqa: UP045
+        default=None,
+        metadata={
+            "help": "options of a variant of another package, as JSON: '{\"fire_width\": 16}'"
+        },
+    )
+
+
+@dataclass
+class SourceFlags(FairseqDataclass):
+    """The source of a translation."""
+
+    source_scale: float = field(
+        default=0.0,
+        metadata={
+            "help": "distance between neighbouring source tokens, in units of the distance between "
+            "target tokens; 0: target tokens / source tokens, counted in the training set"
+        },
+    )
+    source_bos: ChoiceEnum(["auto", "true", "false"]) = field(  # type: ignore[valid-type]
+        default="auto",
+        metadata={"help": "begin the source with BOS, as the target does; auto: for cape only"},
+    )
+
+
+@dataclass
+class FairseqCapeConfig(PositionFlags, SourceFlags, _flatten()):  # type: ignore[misc]
+    """fairseq's Transformer options, flat, and how positions enter the model."""
+
+
+@dataclass
+class FairseqCapeLanguageModelConfig(PositionFlags, TransformerLanguageModelConfig):
+    """The options of fairseq's ``transformer_lm``, and how positions enter the model."""
 
 
 class Chosen(NamedTuple):
@@ -133,12 +144,14 @@ class Chosen(NamedTuple):
     Attributes:
         pos: the variant.
         options: those of the variant.
-        source: those of the source; a language model has their defaults.
+        source_scale: α; 0 is that of the training set.
+        bos: ``--source-bos``.
     """
 
     pos: str
     options: dict[str, Any]
-    source: SourceOptions
+    source_scale: float
+    bos: str
 
     @property
     def aligns_source(self) -> bool:
@@ -148,8 +161,7 @@ class Chosen(NamedTuple):
     @property
     def source_bos(self) -> bool:
         """Whether the source begins with BOS."""
-        auto = self.source.source_bos == "auto"
-        return self.aligns_source if auto else self.source.source_bos == "true"
+        return self.aligns_source if self.bos == "auto" else self.bos == "true"
 
     def positions(self, sets: Mapping[str, Any], **sizes: Any) -> Positions:
         """The core's module; arguments and errors are those of :meth:`Host.positions`."""
@@ -161,40 +173,48 @@ def choose(options: Mapping[str, Any]) -> Chosen:
     """Take the options about positions from a model's, name → value.
 
     Raises:
-        ValueError: an option is for another ``pos``, or a value is out of range; a variant checks
-            the values of its own when it is made. Or the variant needs what fairseq cannot give.
+        ValueError: an option is for another ``pos``, or a length or the source's scale is out of
+            range; a variant checks its own options when it is made. Or the variant needs what
+            fairseq cannot give.
     """
-    ours, _ = HOST.split(options)
-    pos, every = ours.pop("pos"), HOST.options()
+    pos, scale = options["pos"], options.get("source_scale", 0.0)
     adds = get(pos, HOST.axes).adds
     if adds is not None and adds.needs_content():
         raise ValueError(
             f"--pos {pos} adds what depends on the content, which fairseq keeps from its embedding "
             "of positions: it is for timm and ESPnet, here choose another variant"
         )
-    ours = {name: _read(value, every[name]) for name, value in ours.items()}
-    chosen, source = HOST.choose(pos, ours)
-    assert source is not None  # the host has options of its own
-    for name, value in chosen.items():
-        if every[name].unit == POSITION and is_number(value) and value > FURTHEST:
+    given = {name: options[name] for name in HOST.ours.keys() & options.keys()}
+    every = HOST.options(pos, given | _read(options.get("pos_options")))
+    chosen = Chosen(pos, every, scale, str(options.get("source_bos", "auto")))
+    if not (is_number(scale) and 0 <= scale <= FURTHEST):
+        raise ValueError(
+            f"source_scale must be > 0 and at most {FURTHEST:g}, or 0 to count it from the "
+            f"training set, got {scale!r}"
+        )
+    if scale and not chosen.aligns_source:
+        raise ValueError(
+            f"--source-scale {scale:g} is for variants that add CAPE's positions, which {pos} does "
+            "not: leave it out"
+        )
+    for name, one in HOST.taken(pos).items():
+        value = every[name]
+        if one.metadata["unit"] == POSITION and is_number(value) and value > FURTHEST:
             raise ValueError(
                 f"{name} must be at most {FURTHEST:g}, got {value:g}: beyond, float32 does not "
                 "tell neighbouring tokens apart; the paper's Δ is 5 to 50 tokens"
             )
-    return Chosen(pos, chosen, source)
+    return chosen
 
 
-def _read(value: Any, one: Option) -> Any:
-    """The value of a word of a command line, where the flag takes any."""
-    if not isinstance(value, str) or _type_of(one) is not Any:
-        return value
-    words = {"true": True, "false": False} if bool in alternatives(one.kind) else {}
-    if value.lower() in words:
-        return words[value.lower()]
+def _read(text: str | None) -> dict[str, Any]:
     try:
-        return ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return value
+        found = json.loads(text or "{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"--pos-options must be JSON, such as '{{\"width\": 16}}', got {text!r}")
+    return found
 
 
 def check_options(options: Mapping[str, Any]) -> Chosen:
@@ -216,70 +236,6 @@ def check_options(options: Mapping[str, Any]) -> Chosen:
             with torch.device("meta"):
                 chosen.positions({"abspos_context": 1}, dim=dim, heads=heads, layers=1)
     return chosen
-
-
-def flags_of_options(options: Iterable[Option]) -> type[FairseqDataclass]:
-    """A flag of fairseq for ``--pos`` and for each option."""
-    about = {"help": "the variant of positions"}
-    variants = ChoiceEnum(list(HOST.names()))
-    flags: list[tuple[str, Any, Any]] = [("pos", variants, field(default="cape", metadata=about))]
-    for one in options:
-        type_, help = _type_of(one), one.help
-        if type_ is Any and bool in alternatives(one.kind):
-            help += "; true or false"
-        made = field(default=one.default, metadata={"help": help})
-        flags.append((one.name, type_, made))
-    return dataclasses.make_dataclass("PositionFlags", flags, bases=(FairseqDataclass,))
-
-
-def _type_of(one: Option) -> Any:
-    """The type of a flag, of those that OmegaConf and argparse know; Any for a word to be read.
-
-    fairseq's flag of a bool has no value, and switches a default of True off.
-    """
-    of = [kind for kind in alternatives(one.kind) if kind is not type(None)]
-    if get_origin(one.kind) is Literal:
-        return ChoiceEnum(list(get_args(one.kind)))
-    if isinstance(one.default, float):  # one for all axes, of which a text has one
-        return float
-    if one.name in HOST.defaults:
-        return type(HOST.defaults[one.name])
-    if len(of) > 1 or of[0] not in (int, float, bool, str):
-        return Any
-    if one.default is None:
-        return Any if of == [bool] else Optional[of[0]]  # noqa: UP045 - OmegaConf 2.0 knows no `|`
-    return Any if one.default is True else of[0]
-
-
-_EVERY = HOST.options()
-PositionFlags = flags_of_options(_EVERY.values())
-_FlagsWithoutSource = flags_of_options(
-    one for name, one in _EVERY.items() if name not in declared(SourceOptions)
-)
-
-
-def _warn_of_later(pos: str) -> None:
-    HOST.check_late(
-        pos,
-        f"fairseq has made its flags, so it has no --pos {pos}: register the variant before "
-        "fairseq is imported, or by an entry point of a package that does not import fairseq",
-    )
-
-
-tell_of_later(HOST.axes, _warn_of_later)
-
-
-@dataclass
-class FairseqCapeConfig(PositionFlags, _FlatConfig):  # type: ignore[misc, valid-type]
-    """fairseq's Transformer options, flat, and how positions enter the model."""
-
-
-@dataclass
-class FairseqCapeLanguageModelConfig(
-    _FlagsWithoutSource,  # type: ignore[misc, valid-type]
-    TransformerLanguageModelConfig,
-):
-    """The options of fairseq's ``transformer_lm``, and how positions enter the model."""
 
 
 def as_config(cfg: Any) -> Any:

@@ -170,7 +170,7 @@ class FairseqCapeEncoder(MakesPositions, TransformerEncoderBase):
 
     def __init__(self, cfg: TransformerConfig, *others: Any) -> None:
         chosen = choose(vars(cfg))
-        self.spacing, self.source_bos = chosen.source.source_scale or 1.0, chosen.source_bos
+        self.spacing, self.source_bos = chosen.source_scale or 1.0, chosen.source_bos
         remembers: dict[str, float] = {"source_bos": self.source_bos}
         if chosen.aligns_source:
             remembers["source_scale"] = self.spacing
@@ -340,7 +340,7 @@ class FairseqCapeModel:
         # its training's folder may hold another training by now.
         if HydraConfig.initialized() and HydraConfig.get().job.name == "hydra_train":
             check_start(chosen.pos, cfg._get_parent().checkpoint)
-        if "source_scale" in cfg and chosen.aligns_source and chosen.source.source_scale == 0:
+        if "source_scale" in cfg and chosen.aligns_source and chosen.source_scale == 0:
             settle(cfg, "source_scale", lambda split: count_source_scale(task, split))
         # so that fairseq builds no positions of its own
         options = {**plain_options(cfg), "no_token_positional_embeddings": True}

@@ -28,6 +28,7 @@ from cape_plugins import fused
 from cape_plugins.attention import with_class
 from cape_plugins.augment import Augmentation
 from cape_plugins.options import declared
+from cape_plugins.sizes import Sizes
 from cape_plugins.timm.options import HOST, image_settings
 from cape_plugins.timm.registry import register_models
 from cape_plugins.timm.relies import RELIES
@@ -172,7 +173,7 @@ def _create(name: str, pretrained: bool, *, stock: str, **kwargs: Any) -> nn.Mod
     bounds = {option: settings.options[option] for option in _OURS}
     if not settings.local_shift_is_given:
         bounds["max_local_shift"] = 0.0  # CoordinateAugmentation has that of each grid
-    augmentation = Augmentation(**bounds, mean_normalize=False)
+    augmentation = Augmentation(**bounds, mean_normalize=False, sizes=Sizes(dim=1, axes=2))
     if timms := ", ".join(f"{n}={kwargs[n]}" for n in _TIMMS if kwargs.get(n) is not None):
         raise ValueError(f"{timms} augments what CAPE augments: leave it out or use timm's own")
     # Sapiens2's have timm's augmentation: ours takes its place

@@ -5,7 +5,6 @@
 """
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,9 +19,9 @@ from torch import Tensor
 from cape_plugins import fused
 from cape_plugins.checks import check_positive
 from cape_plugins.host import Host
-from cape_plugins.options import POSITION, option
+from cape_plugins.options import POSITION, declared, option
 from cape_plugins.positions import patch_grid
-from cape_plugins.variants import get
+from cape_plugins.variants import get, names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,17 +33,15 @@ class ImageOptions:
     """
 
     extent: float = option(
-        1.0,
-        "the paper's γ (Table 6): axes run from - this to this; 1 in training",
-        unit=POSITION,
-        taken_by=lambda variant: variant.has_positions,
+        1.0, "the paper's γ (Table 6): axes run from - this to this; 1 in training", unit=POSITION
     )
 
     def __post_init__(self) -> None:
         check_positive("extent", self.extent)
 
 
-_OF_TIMM = frozenset(
+#: options of timm's own models
+_THEIRS = frozenset(
     [
         *inspect.signature(VisionTransformer).parameters,
         *inspect.signature(NaFlexVit).parameters,
@@ -62,18 +59,14 @@ HOST = Host(
         max_global_scale=1.4,
     ),
     sets=frozenset({"mean_normalize", "random_range", "spread", "alibi_unit"}),
-    theirs=_OF_TIMM,
-    own=ImageOptions,
     advice="start from its weights by --pretrained --pretrained-path",
 )
 
 
-@functools.cache
 def options_of(pos: str) -> str:
     """The options of a variant with their defaults, a line for each."""
-    every, names = HOST.options(), [*HOST.choose(pos, {})[0]]
-    names += ["extent"] if get(pos, axes=2).has_positions else []
-    lines = [f"{name} ({every[name].default}): {every[name].help}" for name in names]
+    every = HOST.taken(pos) | (declared(ImageOptions) if get(pos, axes=2).has_positions else {})
+    lines = [f"{name} ({HOST.default(one)}): {HOST.help(one)}" for name, one in every.items()]
     return "\n".join(lines) or "none"
 
 
@@ -98,30 +91,24 @@ class ImageSettings:
 
 
 def image_settings(given: Mapping[str, Any]) -> tuple[ImageSettings, dict[str, Any]]:
-    """Split the arguments of a model into those about positions, checked, and timm's.
+    """Split the arguments of a model into those about positions, and timm's.
 
     Raises:
-        ValueError: unknown variant, an option that it does not take or of a wrong kind; or learned
-            absolute embeddings are asked for, which are timm's own models.
-        TypeError: an argument that neither the variant nor timm's models have.
+        ValueError: unknown variant, or an argument that neither it nor timm's models have; or
+            learned absolute embeddings are asked for, which are timm's own models.
     """
-    ours, timms = HOST.split(given)
-    pos = ours.pop("pos", "cape")
+    timms = {name: value for name, value in given.items() if name in _THEIRS}
+    ours = {name: value for name, value in given.items() if name not in _THEIRS}
+    pos, extent = ours.pop("pos", "cape"), ours.pop("extent", 1.0)
     if "pos_embed" in timms or pos == "abspos":
         raise ValueError(
             "learnable absolute positions (abspos, pos_embed) are timm's own models: create "
-            f"vit_tiny_patch16_224 and its like; here pos is one of {', '.join(HOST.names())}"
+            f"vit_tiny_patch16_224 and its like; here pos is one of {', '.join(names(axes=2))}"
         )
-    for name in timms.keys() - HOST.theirs:
-        raise TypeError(HOST.unknown(pos, name, HOST.theirs))
-    shift = ours.get("max_local_shift")
-    if isinstance(shift, list | tuple):  # a list in JSON
-        if len(shift) != 2:
-            raise ValueError(f"max_local_shift must be a number or (height, width), got {shift}")
-        ours["max_local_shift"] = tuple(shift)
-    options, own = HOST.choose(pos, ours)
-    assert own is not None
-    return ImageSettings(pos, options, float(own.extent)), timms
+    options = HOST.options(pos, ours, _THEIRS)
+    if extent != 1.0 and not get(pos, axes=2).has_positions:
+        raise ValueError(f"extent = {extent!r} is of positions, and {pos} has none: leave it out")
+    return ImageSettings(pos, options, float(ImageOptions(extent=extent).extent)), timms
 
 
 def grid_with_prefix(height: int, width: int, extent: float, prefix: int, like: Tensor) -> Tensor:

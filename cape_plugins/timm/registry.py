@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from cape_plugins.autoload import warn
 from cape_plugins.timm.options import HOST, options_of
-from cape_plugins.variants import tell_of_later
+from cape_plugins.variants import Variant, names, tell_of_later
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": dict(embed_dim=192, depth=12, num_heads=3),
@@ -30,7 +30,7 @@ _HAVE_LOW = ("sinpos", "cape", "univit")
 
 def variants_by_name() -> dict[str, dict[str, Any]]:
     """The part of a model's name for positions → its arguments; univit is CAPE with λ = 1."""
-    named = _named(HOST.names())
+    named = _named(names(HOST.axes))
     named["univit"] = dict(pos="cape", max_global_scale=1.0)
     low = {f"{name}_low": {**named[name], "frequency_scale": LOW} for name in _HAVE_LOW}
     return named | low
@@ -136,11 +136,10 @@ def register_variants(
         default_cfgs.update(generate_default_cfgs({f"{name}.untrained": cfg for name in models}))
         register_models(module, create, models)
 
-    def register_later(pos: str) -> None:
-        HOST.check_late(pos)
-        if pos in HOST.names():
+    def register_later(pos: str, variant: Variant) -> None:
+        if HOST.axes in variant.axes:
             register(_named([pos]))
 
     default_cfgs = sys.modules[module].default_cfgs
     register(variants_by_name())
-    tell_of_later(HOST.axes, register_later)
+    tell_of_later(register_later)

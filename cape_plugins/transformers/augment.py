@@ -161,7 +161,7 @@ def _augmentation(pos: str, given: dict[str, Any]) -> AsGiven:
         raise ValueError(
             f"{pos} does not augment positions of a rotary model: choose one of {able}"
         )
-    chosen, _ = DECODER.choose(pos, given)
+    chosen = DECODER.options(pos, given)
     own = declared(variant.augments, DECODER.axes)
     if of_model := [name for name in given if name not in own]:
         raise ValueError(

@@ -77,7 +77,7 @@ class _Options:
     host_type = ""
 
     def __post_init__(self, **others: Any) -> None:
-        check_names(others, self.host)
+        check_names(self.pos, others, self.host)  # type: ignore[attr-defined]
         plain_numbers(self, self.host)
         theirs = (self.rope_parameters or {}).get("rope_theta", others.get("rope_theta"))  # type: ignore[attr-defined]
         super().__post_init__(**others)  # type: ignore[misc]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from numbers import Number
 from typing import Any
 
+from cape_plugins import variants
 from cape_plugins.host import Host
 from cape_plugins.module import Positions
 
@@ -18,7 +19,7 @@ LLAMAS_BASE = 10_000.0
 #: Of a decoder nothing is centred and nothing spread: a step does not know how long a text will be.
 #: Δ and ε are those of the paper's translation (section 4.3), relpos' context too; ranges are
 #: Llama's length, max_position_embeddings.
-DECODER: Host[None] = Host(
+DECODER = Host(
     axes=1,
     unit="tokens",
     defaults={
@@ -37,11 +38,12 @@ ENCODER = dataclasses.replace(DECODER, sets=DECODER.sets - {"mean_normalize", "s
 
 
 def fields(host: Host) -> type:
-    """A dataclass of the fields that a configuration gets: ``pos``, and the options.
+    """A dataclass of the fields that a configuration gets: ``pos``, and our variants' options.
 
-    They are of any kind, because the options check their values.
+    They are of any kind, because the options check their values. transformers keeps those of other
+    packages' variants as it keeps any name.
     """
-    every = {"pos": "cape_rope", **{name: one.default for name, one in host.options().items()}}
+    every = {"pos": "cape_rope", **{name: host.default(one) for name, one in host.ours.items()}}
     every["rope_base"] = None  # transformers' rope_theta, if that is given
     listed = [(name, Any, dataclasses.field(default=value)) for name, value in every.items()]
     return dataclasses.make_dataclass("PositionFields", listed, eq=False, repr=False, kw_only=True)
@@ -54,10 +56,9 @@ def positions(config: Any, host: Host) -> Positions:
         ValueError: unknown variant; an option that it does not take, or out of range; sizes that it
             cannot serve.
     """
-    given = {  # a variant that was registered after the fields were made has none
-        name: getattr(config, name, one.default) for name, one in host.options().items()
-    }
-    options, _ = host.choose(config.pos, given)
+    names = [*host.ours, *host.taken(config.pos)]
+    given = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    options = host.options(config.pos, given)
     sets = {"overflow": "error", "abspos_context": config.max_position_embeddings}
     return host.positions(
         config.pos,
@@ -71,18 +72,18 @@ def positions(config: Any, host: Host) -> Positions:
     )
 
 
-def check_names(names: Iterable[str], host: Host) -> None:
+def check_names(pos: str, names: Iterable[str], host: Host) -> None:
     """Raise ValueError for a name that is nearly an option's, or an option that is not the user's.
 
     transformers keeps any name.
     """
-    every = ["pos", *host.options()]
+    every = {"pos", *host.taken(*variants.names(host.axes))}
     for name in names:
         if name in host.sets:
-            raise ValueError(f"{name} is set by the model: leave it out; options are {every}")
-        if name in every:  # of a variant that was registered after the fields were made
-            continue
-        if near := difflib.get_close_matches(name, every, n=1, cutoff=0.8):
+            raise ValueError(f"{name} is set by the model: leave it out")
+        if name in every:
+            variants.check_taken([name], pos, host.axes)
+        elif near := difflib.get_close_matches(name, every, n=1, cutoff=0.8):
             raise ValueError(f"unknown option {name}: did you mean {near[0]}?")
 
 
@@ -135,7 +136,7 @@ def _two_bases(ours: float, theirs: float) -> ValueError:
 
 def plain_numbers(config: Any, host: Host) -> None:
     """Options that are NumPy's numbers become Python's, which JSON has."""
-    for name in host.options():
+    for name in host.taken(*variants.names(host.axes)):
         value = getattr(config, name, None)
         if isinstance(value, list | tuple):
             setattr(config, name, type(value)(map(_python, value)))

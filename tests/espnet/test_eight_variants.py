@@ -53,17 +53,7 @@ def test_espnets_init_leaves_what_a_variant_starts_from(eight, build, pos):
         assert all(one.abs().max() > 0 for one in biases)  # ESPnet's init makes them 0
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("fourier_features", "many"), ("fourier_wide", "false"), ("fourier_gamma", True)],
-)
-def test_a_value_of_another_kind_is_refused(eight, build, option, value):
-    conf = {**SIZES, "linear_units": 32, "pos": "fourier", option: value}
-    with pytest.raises(ValueError, match=f"encoder_conf {option} must be"):
-        build(encoder_conf=conf)
-
-
 def test_a_misspelt_option_is_told_with_those_there_are(eight, build):
     conf = {**SIZES, "linear_units": 32, "pos": "fourier", "fourier_featurs": 8}
-    with pytest.raises(TypeError, match=r"fourier_featurs.*mean encoder_conf fourier_features\?"):
+    with pytest.raises(ValueError, match=r"fourier_featurs.*mean encoder_conf fourier_features\?"):
         build(encoder_conf=conf)

@@ -1,8 +1,6 @@
 """A variant of another package, FIRE of examples/cape-fire, by ESPnet's own commands."""
 
-import io
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,6 @@ import torch
 pytest.importorskip("espnet2")
 
 import yaml
-from espnet2.tasks.asr import ASRTask
 
 from espnet_support import SIZES
 
@@ -24,14 +21,6 @@ def fire(asr_train, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("fire")
     asr_train(out, encoder_conf=FIRE)
     return out
-
-
-def test_print_config_prints_its_options(monkeypatch):
-    given = ["asr_train", "--print_config", "--encoder", "cape_conformer"]
-    monkeypatch.setattr(sys, "argv", given)
-    ASRTask.print_config(out := io.StringIO())
-    printed = yaml.safe_load(out.getvalue())["encoder_conf"]
-    assert (printed["fire_width"], printed["fire_threshold"]) == (32, 512.0)
 
 
 def test_it_trains_and_a_training_is_resumed(fire, asr_train, tmp_path):

@@ -188,7 +188,7 @@ def test_intermediate_ctc_conditions_the_layers_above(name, pos):
 @pytest.mark.parametrize("name", ["cape_transformer", "cape_e_branchformer"])
 def test_a_bias_of_the_first_layer_alone_is_not_in_the_others(name, monkeypatch):
     """Which is prepared once for all layers, and reaches each with the mask in it."""
-    row = Registered(Variant(attends=Alibi, first_layer_only=True), __name__, None)
+    row = Registered(Variant(attends=Alibi, first_layer_only=True), "cape_plugins")
     monkeypatch.setitem(TABLE[1], "alibi_first", row)
     encoder, seen = make(name, "alibi_first").eval(), []
     for layer in encoder.encoders:

@@ -17,7 +17,7 @@ from fairseq_cli import generate, train
 for pos in EIGHT:
     sys.argv = ["fairseq-train", DATA, *TRAIN.split(), "--max-update", "2", "--pos", pos]
     sys.argv += ["--save-dir", f"{OUT}/{pos}"]
-    sys.argv += ["--fourier-wide", "false"] if pos == "fourier" else []
+    sys.argv += ["--pos-options", '{"fourier_wide": false}'] if pos == "fourier" else []
     try:
         train.cli_main()
     except SystemExit as ended:

@@ -2,26 +2,16 @@
 
 import re
 import sys
-from argparse import ArgumentParser
-from dataclasses import dataclass
 
 import pytest
 
 pytest.importorskip("fairseq")
 
 from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf, gen_parser_from_dataclass
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 import cape_plugins.fairseq
-from cape_plugins import (
-    Augmentation,
-    PositionalAttention,
-    Variant,
-    option,
-    register_variant,
-    variants,
-)
 from cape_plugins.fairseq import __main__ as flags
 from cape_plugins.fairseq.architectures import ARCHITECTURES, MODELS
 from cape_plugins.fairseq.options import (
@@ -29,7 +19,6 @@ from cape_plugins.fairseq.options import (
     FairseqCapeConfig,
     aligns_source,
     choose,
-    flags_of_options,
 )
 from cape_plugins.variants import get, names
 from cape_support import run
@@ -142,12 +131,12 @@ def test_in_a_language_model_too(build_lm, pos, wrong):
 
 def test_every_option_of_a_variant_is_a_flag_with_its_default():
     known = flags_of("cape_transformer")
-    for name, one in HOST.options().items():
+    for name, one in HOST.ours.items():
         assert f"--{name.replace('_', '-')}" in known
-        assert getattr(FairseqCapeConfig(), name) == one.default
+        assert getattr(FairseqCapeConfig(), name) == HOST.default(one)
     assert type(parse("--pos", "relpos", "--relpos-context", "3").relpos_context) is int
-    for flag in ("--pos", "--source-bos"):
-        with pytest.raises(SystemExit):
+    for flag, error in (("--pos", ValueError), ("--source-bos", SystemExit)):
+        with pytest.raises(error):
             parse(flag, "nonsense")
     # what fairseq itself decides
     assert not {"--mean-normalize", "--spread", "--overflow", "--abspos-context"} & known
@@ -157,71 +146,27 @@ def test_a_command_prints_the_flags_about_positions(capsys):
     # fairseq-train --help prints no model's
     flags.main()
     shown = capsys.readouterr().out
-    assert "{" + ",".join(names(1)) + "}" in shown
-    for name in HOST.options():
+    assert f"--pos is one of {', '.join(names(1))}" in shown
+    for name in HOST.ours:
         assert f"--{name.replace('_', '-')} " in shown
+    assert "--pos fire --pos-options: fire_width = 32: hidden channels" in shown
 
 
-@dataclass(eq=False, repr=False)
-class Shaped(PositionalAttention):
-    """A variant of another package."""
-
-    relpos_shape: tuple[int, ...] = option((1, 2), "several numbers")
-
-
-@pytest.mark.parametrize("given", ["(3, 4)", [3, 4]])
-def test_an_option_of_several_numbers_is_a_string_of_flags_or_a_list_of_yaml(monkeypatch, given):
-    row = Variant(attends=Shaped, axes=(1,))
-    monkeypatch.setattr(variants, "get", lambda p, axes: row if p == "relpos" else get(p, axes))
-    chosen = choose({"pos": "relpos", "relpos_shape": given}).options
-    assert chosen == {"relpos_shape": (3, 4)}
-    assert choose({"pos": "cape", "relpos_shape": [1, 2]}).pos == "cape"  # its default
-
-
-@dataclass(eq=False, repr=False)
-class Switched(PositionalAttention):
-    """A variant of another package, with options that a flag of fairseq's would get wrong."""
-
-    relpos_on: bool = option(True, "a switch that is on")
-    relpos_off: bool = option(False, "a switch that is off")
-    relpos_perhaps: bool | None = option(None, "a switch")
-    relpos_sides: tuple[float, ...] | None = option(None, "several numbers")
-    relpos_part: float = option(1, "a number that need not be whole")
-
-
-def test_a_switch_that_is_on_takes_true_or_false_and_none_is_what_the_class_decides(monkeypatch):
-    row = Variant(attends=Switched, axes=(1,))
-    monkeypatch.setattr(variants, "get", lambda p, axes: row if p == "relpos" else get(p, axes))
-    parser = ArgumentParser()
-    gen_parser_from_dataclass(parser, flags_of_options(HOST.options().values())())
-    words = "--relpos-on false --relpos-off --relpos-perhaps true --relpos-sides (0.5,2)"
-    given = vars(parser.parse_args([*words.split(), "--relpos-part", "0.5"]))
-    found = choose({**given, "pos": "relpos"}).options
-    assert found == {
-        **{"relpos_on": False, "relpos_off": True, "relpos_perhaps": True},
-        **{"relpos_sides": (0.5, 2), "relpos_part": 0.5},
-    }
-    found = choose({**vars(parser.parse_args([])), "pos": "relpos"}).options
-    assert (found["relpos_on"], found["relpos_off"]) == (True, False)
-    assert found["relpos_perhaps"] is found["relpos_sides"] is None
-    assert "true or false" in parser.format_help()
-    with pytest.raises(ValueError, match="--relpos-on must be bool"):
-        choose({"pos": "relpos", "relpos_on": "perhaps"})
-
-
-def test_a_variant_that_comes_after_the_flags_is_warned_of(own_table):
-    with pytest.warns(RuntimeWarning, match=r"variant late of .*--pos late: .*before fairseq"):
-        register_variant("late", Variant(augments=Augmentation, axes=(1,)))
-
-
-def test_a_variant_with_an_option_of_fairseqs_is_warned_of(own_table):
-    @dataclass(eq=False, repr=False)
-    class Encoder(PositionalAttention):
-        encoder_layers: int = option(3, "which fairseq has")
-
-    with pytest.warns(RuntimeWarning, match=r"variant encoder of .*--encoder-layers"):
-        register_variant("encoder", Variant(attends=Encoder, axes=(1,)))
-    assert "encoder" not in HOST.names()
+def test_another_packages_options_are_one_flag_and_mean_something_for_its_variant_alone(eight):
+    """Nobody has to know them before --pos: these are registered after the flags were made."""
+    chosen = choose({"pos": "fourier", "pos_options": '{"fourier_features": 8}'})
+    assert chosen.options["fourier_features"] == 8
+    wide = choose({"pos": "fourier", "pos_options": '{"fourier_wide": false}'})
+    assert not wide.positions({}, dim=12, heads=3, layers=1).added.fourier_wide
+    for pos, given, named in (
+        ("rope", '{"fourier_features": 8}', "--fourier-features is an option of fourier: rope"),
+        ("fourier", '{"fourier_featurs": 8}', "did you mean --fourier-features"),
+        ("fourier", "fourier_features=8", "JSON"),
+        ("fourier", "[8]", "JSON"),
+        ("cape", '{"mean_normalize": true}', "--mean-normalize"),  # fairseq's own say
+    ):
+        with pytest.raises(ValueError, match=named):
+            choose({"pos": pos, "pos_options": given})
 
 
 @pytest.mark.parametrize(

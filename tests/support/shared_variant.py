@@ -38,6 +38,6 @@ class Shared(PositionalAttention):
 
 def register(monkeypatch, name: str = "shared") -> None:
     """Give it a name until the end of a test; hosts that have read the table take a known one."""
-    made = Registered(Variant(attends=Shared, one_for_all=True), __name__, None)
+    made = Registered(Variant(attends=Shared, one_for_all=True), "cape_plugins")
     for table in TABLE.values():
         monkeypatch.setitem(table, name, made)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 import cape_plugins.transformers  # noqa: F401 - registers
 from cape_plugins import Given, PositionalAttention, Variant, register_variant
 from cape_plugins.attention import with_heads
-from cape_plugins.transformers.options import DECODER
+from cape_plugins.variants import names
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -37,7 +37,7 @@ def change(folder, **fields):
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-@pytest.mark.parametrize("pos", [pos for pos in DECODER.names() if pos != "conditional"])
+@pytest.mark.parametrize("pos", [pos for pos in names(axes=1) if pos != "conditional"])
 @torch.no_grad()
 def test_a_folder_of_shards_is_the_same_model(create, tokens, tmp_path, pos):
     model = create(pos)

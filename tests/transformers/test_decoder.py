@@ -7,9 +7,9 @@ import torch
 import transformers
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
-from cape_plugins.transformers.options import DECODER
+from cape_plugins.variants import names
 
-VARIANTS = [pos for pos in DECODER.names() if pos != "conditional"]  # refused: other tokens
+VARIANTS = [pos for pos in names(axes=1) if pos != "conditional"]  # refused: other tokens
 ADDING = ["relpos", "alibi", "fire"]  # to the scores
 CLOSE = dict(rtol=1e-4, atol=2e-5)
 CACHES = {

@@ -4,13 +4,13 @@ import pytest
 import torch
 from transformers import EuroBertConfig, EuroBertForMaskedLM
 
-from cape_plugins.transformers.options import ENCODER
+from cape_plugins.variants import names
 
 CLOSE = dict(rtol=1e-4, atol=2e-5)
 MASKED = dict(kind="cape_eurobert", auto="AutoModelForMaskedLM")
 
 
-@pytest.mark.parametrize("pos", ENCODER.names())
+@pytest.mark.parametrize("pos", names(axes=1))
 @torch.no_grad()
 def test_padding_changes_nothing(create, tokens, pos):
     model = create(pos, **MASKED)

@@ -3,7 +3,10 @@
 python tools/docs/options.py
 """
 
+import dataclasses
 import re
+from collections.abc import Callable
+from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +14,29 @@ from cape_plugins import variants
 from cape_plugins.espnet import options as espnet
 from cape_plugins.fairseq import options as fairseq
 from cape_plugins.host import Host
-from cape_plugins.options import POSITION, Option
+from cape_plugins.options import POSITION
 from cape_plugins.timm import options as timm
 from cape_plugins.timm.registry import variants_by_name
 from cape_plugins.transformers.options import DECODER
 
 PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 MARKS = "<!-- options: made by tools/docs/options.py -->", "<!-- end of options -->"
-HOSTS: dict[str, Host[Any]] = {
+HOSTS: dict[str, Host] = {
     "timm": timm.HOST,
     "fairseq": fairseq.HOST,
     "ESPnet": espnet.HOST,
     "transformers": DECODER,
+}
+#: host → the dataclass of options that it alone has
+OWN: dict[str, type] = {
+    "timm": timm.ImageOptions,
+    "fairseq": fairseq.SourceFlags,
+    "ESPnet": espnet.EncoderOptions,
+}
+#: of these the ones that not all variants take
+TAKEN_BY: dict[str, Callable[[variants.Variant], bool]] = {
+    "extent": lambda variant: variant.has_positions,
+    "source_scale": fairseq.aligns_source,
 }
 #: what a host takes where the default is None
 DECIDES = {
@@ -37,51 +51,54 @@ DECIDES = {
 }
 
 
-def ours(host: Host[Any]) -> list[str]:
+def ours(host: str) -> tuple[str, ...]:
     """The variants of this package, without those of other packages that are installed."""
+    return variants.OURS[HOSTS[host].axes]
 
-    def is_ours(pos: str) -> bool:
-        variant = variants.get(pos, host.axes)
-        slots = [one for one in (variant.adds, variant.augments, variant.attends) if one]
-        return all(one.__module__.startswith("cape_plugins.") for one in slots)
 
-    return [pos for pos in host.names() if is_ours(pos)]
+def taken(host: str, pos: str) -> dict[str, Field[Any]]:
+    """Name → option that a variant takes, the host's own among them."""
+    variant = variants.get(pos, HOSTS[host].axes)
+    own = dataclasses.fields(OWN[host]) if host in OWN else ()
+    return HOSTS[host].taken(pos) | {
+        one.name: one
+        for one in own
+        if "help" in one.metadata and TAKEN_BY.get(one.name, lambda _: True)(variant)
+    }
+
+
+def options(host: str) -> dict[str, Field[Any]]:
+    """Name → option that one of our variants takes."""
+    return {name: one for pos in ours(host) for name, one in taken(host, pos).items()}
 
 
 def table() -> str:
     """A row for each option of any variant and host, then the names of timm that set some."""
-    taken = {
-        name: {pos: host.taken(pos) for pos in ours(host)} for name, host in HOSTS.items()
-    }  # host → variant → option
-    options: dict[str, Option] = {}
-    for by_variant in taken.values():
-        for found in by_variant.values():
-            options |= found
+    every = {name: one for host in HOSTS for name, one in options(host).items()}
     lines = [f"| option | what it does | variants | {' | '.join(HOSTS)} |", "|---" * 6 + "|"]
-    for name, one in sorted(options.items()):
-        takers = {
-            host: [pos for pos, found in by_variant.items() if name in found]
-            for host, by_variant in taken.items()
-        }
+    for name, one in sorted(every.items()):
+        takers = {host: [pos for pos in ours(host) if name in taken(host, pos)] for host in HOSTS}
         cells = [_default(host, name) if takers[host] else "" for host in HOSTS]
-        lines.append(f"| `{name}` | {one.help} | {_variants(takers)} | {' | '.join(cells)} |")
+        lines.append(
+            f"| `{name}` | {one.metadata['help']} | {_variants(takers)} | {' | '.join(cells)} |"
+        )
     return "\n".join([*lines, "", *_names_of_timm()])
 
 
 def _default(host: str, name: str) -> str:
-    shown = HOSTS[host].options()[name]
-    if shown.default is None:
+    one = options(host)[name]
+    default = HOSTS[host].default(one)
+    if default is None:
         return DECIDES[host, name]
-    number = not isinstance(shown.default, str)
-    value = f"{shown.default:g}" if number else f"`{shown.default}`"
-    return f"{value} {HOSTS[host].unit}" if shown.unit == POSITION else value
+    value = f"`{default}`" if isinstance(default, str) else f"{default:g}"
+    return f"{value} {HOSTS[host].unit}" if one.metadata.get("unit") == POSITION else value
 
 
 def _variants(takers: dict[str, list[str]]) -> str:
     """Those of all hosts that have the option, then those of one host."""
     having = {host: found for host, found in takers.items() if found}
     shared = [pos for pos in next(iter(having.values())) if all(pos in f for f in having.values())]
-    every = [len(ours(HOSTS[host])) - len(found) for host, found in having.items()]
+    every = [len(ours(host)) - len(found) for host, found in having.items()]
     if not any(every):
         return "all"
     if every == [1] and "nopos" not in shared:

@@ -60,7 +60,7 @@ class SpeechTransformerEncoder(InSeconds, ConformerEncoder):
     the paper's models are post-norm, ``normalize_before: false``.
 
     Raises:
-        ValueError, TypeError: as :class:`cape_plugins.espnet.encoder.InSeconds`.
+        ValueError: as :class:`cape_plugins.espnet.encoder.InSeconds`.
     """
 
     espnets = ConformerEncoder
