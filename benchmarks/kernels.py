@@ -9,7 +9,8 @@ every machine. On a GPU in eager mode each operation is a kernel (some are two),
 µs to launch, and bytes cost time at the GPU's bandwidth; both are an estimate, not a measurement.
 
 ``--without rotate …`` counts plain operations in place of these functions of cape_plugins.fused.
-``--saved`` prints what each of its files saves of a whole training step, and of a forward in inference.
+``--saved`` prints what each of its files saves of a whole training step and of a forward in
+inference.
 
 The tensors are fake ones, which have no values, under bfloat16 autocast. Checks of values are those
 of CUDA, attention counts as one operation as fused kernels do, and constants that are made once in
