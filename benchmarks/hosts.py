@@ -61,12 +61,13 @@ def builder(
 
 
 def vit_name(size: str, pos: str) -> str:
-    """timm's name of a ViT."""
+    """timm's name of a ViT; ``pos`` may be a part of it that is no variant, as of its twins."""
     from cape_plugins.timm.registry import variants_by_name
 
     if pos == "abspos":
         return f"vit_{size}_patch16_224"
-    named = next(name for name, given in variants_by_name().items() if given == dict(pos=pos))
+    ours = (name for name, given in variants_by_name().items() if given == dict(pos=pos))
+    named = next(ours, pos)
     return f"vit_{size}_patch16_{named}_224"
 
 

@@ -1,7 +1,7 @@
 """What positions add to a training step on a GPU: kernels and bytes, counted without a GPU.
 
     python benchmarks/kernels.py [--cases vit_small …] [--pos cape rope …] [--csv FILE]
-        [--without rotate …]
+        [--without rotate …] [--saved]
 
 Counts the operations of a forward and a backward that are no views, and the bytes that go in and
 out of them, beyond those of the same model without positions. The numbers are exact and the same on
@@ -9,6 +9,8 @@ every machine. On a GPU in eager mode each operation is a kernel (some are two),
 µs to launch, and bytes cost time at the GPU's bandwidth; both are an estimate, not a measurement.
 
 ``--without rotate …`` counts plain operations in place of these functions of cape_plugins.fused.
+``--saved`` prints what each of its files saves of a whole training step and of a forward in
+inference.
 
 The tensors are fake ones, which have no values, under bfloat16 autocast. Checks of values are those
 of CUDA, attention counts as one operation as fused kernels do, and constants that are made once in
@@ -183,6 +185,14 @@ def _scores(plain, query, table, mask, left, right):
     return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
 
 
+# file of cape_plugins.fused → cases and variants of which --saved says what it saves
+SAVED = {
+    "constants": [("vit_small", "sinpos"), ("wmt_base", "sinpos")],
+    "elementwise": [("vit_small", "alibi"), ("vit_small", "cape_alibi"), ("asr_12", "sinpos")],
+    "rotation": [("vit_small", "rope"), ("wmt_base", "rope")],
+    "relative": [("asr_12", "relpos"), ("wmt_base", "relpos")],
+    "mixed_table": [("vit_small", "rope_mixed_cape")],
+}
 # function of cape_plugins.fused → what stands beside its call
 PLAIN: dict[str, Callable[..., Any]] = {
     "constant": lambda make, *settings, like: make(*settings, like.device),
@@ -230,26 +240,29 @@ def as_on_a_gpu() -> Iterator[None]:
         yield
 
 
-def count(step: Callable[[], Tensor]) -> Count:
+def count(step: Callable[[], Tensor], training: bool = True) -> Count:
     """A step's forward, which returns a loss, and backward, after one that makes constants."""
     for last in (False, True):
         with Counting() as forward, torch.autocast("cpu", torch.bfloat16):
             loss = step()
         with Counting() as backward:
-            loss.backward()
+            if training:
+                loss.backward()
         if last:
             break
     return Count(forward.operations, backward.operations, forward.bytes, backward.bytes)
 
 
-def count_model(case: str, batch: int, pos: str, tiny: bool = False) -> Count:
-    """A training step of a case of hosts.py, without the optimizer's."""
+def count_model(
+    case: str, batch: int, pos: str, tiny: bool = False, training: bool = True
+) -> Count:
+    """A training step of a case of hosts.py, without the optimizer's; or its forward in eval."""
     for module in MODULES[HOSTS[case][0]]:
         importlib.import_module(module)  # what is patched must be there
-    with as_on_a_gpu():
+    with as_on_a_gpu(), torch.set_grad_enabled(training):
         model, loss = builder(case, batch, "cpu", tiny=tiny)(pos)
-        model.train()
-        return count(lambda: loss(model))
+        model.train(training)
+        return count(lambda: loss(model), training)
 
 
 def count_embedding(
@@ -355,6 +368,25 @@ def parts() -> dict[str, Count]:
     return found
 
 
+def saved() -> str:
+    """Kernels and GB of a step and of inference with each file, and the part that it saves."""
+    head = ["file", "case", "variant", "kernels of a step", "GB", "of inference", "GB"]
+    rows = []
+    for file, cases in SAVED.items():
+        of_file = {n: of for n, of in PLAIN.items() if getattr(fused, n).__module__.endswith(file)}
+        for case, pos in cases:
+            row = [file, case, pos]
+            for training in (True, False):
+                given = case, CASES[case], pos, False, training
+                ours = count_model(*given)
+                with mock.patch.multiple(fused, **of_file):
+                    plain = count_model(*given)
+                for unit, own, other in ((1, ours[:2], plain[:2]), (1e9, ours[2:], plain[2:])):
+                    row.append(f"{sum(own) / unit:.4g} ({sum(own) / sum(other) - 1:+.1%})")
+            rows.append(row)
+    return tabulate(rows, head, tablefmt="github")
+
+
 def main() -> None:
     """Count and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -362,9 +394,13 @@ def main() -> None:
     parser.add_argument("--pos", nargs="+", help="default: all of the host's")
     parser.add_argument("--without", nargs="*", default=[], choices=PLAIN)
     parser.add_argument("--csv", type=Path, help="also append the numbers there")
+    parser.add_argument("--saved", action="store_true", help="what each file saves, and no more")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
+    if arguments.saved:
+        print(saved())
+        return
     for piece in arguments.without:
         setattr(fused, piece, PLAIN[piece])
     rows: list[dict[str, Any]] = []

@@ -294,21 +294,22 @@ def _of_floor(of: Mapping[str, Any], floor: str) -> Iterator[str]:
     yield f"{text}."
 
 
-def converged(losses: Sequence[float]) -> str:
+def converged(losses: Sequence[float], what: str = "validation") -> str:
     """Whether a training had converged, in words: it had not where its last quarter brought more
     than ``FALLING`` of the whole fall of the loss.
 
     Args:
-        losses: of validation, in their order.
+        losses: in their order.
+        what: of validation or of training; the latter do not say that it was too long.
     """
     last = ", ".join(f"{one:.3g}" for one in losses[-3:])
-    text = f"its last validation losses: {last}"
+    text = f"its last {what} losses: {last}"
     if len(losses) < 4:
         return text
     quarter = losses[-1 - len(losses) // 4]
     fall, late = losses[0] - losses[-1], quarter - losses[-1]
     if fall > 0 and late > FALLING * fall:
         return f"{text}: still falling, so a longer training may say otherwise"
-    if min(losses) < losses[-1] - FALLING * abs(fall):
+    if what == "validation" and min(losses) < losses[-1] - FALLING * abs(fall):
         return f"{text}: the least was {min(losses):.3g}, so it has been trained for too long"
     return f"{text}: no longer falling"

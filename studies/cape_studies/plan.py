@@ -21,7 +21,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from hydra.utils import get_method
@@ -31,6 +33,8 @@ from cape_studies.config import Evaluation, Prepare, Study, study_of
 from cape_studies.hosts import PYTHON, Machine, Options, Progress
 from cape_studies.needs import Data
 from cape_studies.yamls import composed, folders, merge, read_yaml
+
+PARTS = 10  #: of a log, whose mean losses say whether a training had converged
 
 
 def digest(value: object) -> str:
@@ -217,12 +221,17 @@ class Run:
         options = merge(self.asked["recipe"], self.asked["options"])
         return self.plan.host.progress(line, options)
 
-    def validated(self) -> list[float]:
-        """The losses of training's validations in their order, as far as its log has them."""
-        if self.plan.study.trainer or not self.log.exists():
-            return []
+    def losses(self) -> tuple[str, list[float]]:
+        """``validation`` and its losses in their order, as far as the log has them. Of a trainer
+        that says none: ``training`` and the means of its losses in ten parts of the log."""
         lines = self.log.read_text("utf-8", errors="replace").splitlines()
-        return [loss for loss in map(self.plan.host.validated, lines) if loss is not None]
+        found = [loss for loss in map(self.plan.host.validated, lines) if loss is not None]
+        if found and not self.plan.study.trainer:
+            return "validation", found
+        every = [float(one.loss) for one in map(self.progress, lines) if one and one.loss]
+        many = max(1, len(every) / PARTS)
+        edges = [round(i * many) for i in range(min(PARTS, len(every)) + 1)]
+        return "training", [fmean(every[low:high]) for low, high in pairwise(edges)]
 
     def typed(self) -> str:
         """The variant as a user of the host types it, with the sizes of the model."""

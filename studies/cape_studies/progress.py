@@ -16,7 +16,7 @@ EVERY_S, EVERY_LINE_S = 2.0, 300.0  # seconds until it is shown anew: on a termi
 def of(run: Run) -> Progress | None:
     """What the log of a training says, since it was begun or went on; None if it is not there."""
     if run.note.exists():
-        return Progress(1.0, "trained, in its tests")
+        return Progress(1.0, "trained, in its tests", "")
     try:
         lines = process.last_lines(run.log)
     except OSError:

@@ -119,9 +119,9 @@ def _weights(study: Study) -> dict[str, str]:
 def _next(run: Run, command: Sequence[str]) -> Iterator[str]:
     """How to go on with a variant, a line each: of its run with the first seed that is done."""
     yield f"its weights, of seed {run.seed}: {run.checkpoint}"
-    losses: list[float] = getattr(run, "validated", list)()
+    what, losses = run.losses()
     if losses:
-        yield converged(losses)
+        yield converged(losses, what)
     yield f"to make it: {run.typed()}"
     typed = {"run": f"[{run.variant}]", **sizes(run)}
     left = {key.lstrip("+") for key in typed}

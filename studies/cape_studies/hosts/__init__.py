@@ -39,11 +39,17 @@ class Machine:
 
 
 class Progress(NamedTuple):
-    """What a line of a training's log says: the part that is done, if that is known; and in words,
-    the epoch or update, and the loss."""
+    """What a line of a training's log says: the part that is done, if that is known; the epoch or
+    update, in words; and the loss, as it is written."""
 
     part: float | None
-    told: str
+    where: str
+    loss: str
+
+    @property
+    def told(self) -> str:
+        """It in words."""
+        return f"{self.where}, loss {self.loss}" if self.loss else self.where
 
 
 class Host:
@@ -165,6 +171,6 @@ def together(tests: Sequence[Sequence[str]]) -> list[str]:
 def progress(line: str) -> Progress | None:
     """What a line of a study's own trainer says: ``step 3/12 loss=0.5``."""
     if found := re.match(r"step (\d+)/(\d+)(?: loss=(\S+))?", line):
-        step, of, loss = found.groups()
-        return Progress(int(step) / int(of), f"step {step} of {of}, loss {loss}")
+        step, of, loss = found.groups("")
+        return Progress(int(step) / int(of), f"step {step} of {of}", loss)
     return None

@@ -55,7 +55,7 @@ class Espnet(Host):
             epoch, batch, loss = found.groups()
             most, each = options.get("max_epoch"), options.get("num_iters_per_epoch")
             done = int(epoch) - 1 + (int(batch) / int(each) if each else 0)
-            return Progress(done / int(most) if most else None, f"epoch {epoch}, loss {loss}")
+            return Progress(done / int(most) if most else None, f"epoch {epoch}", loss)
         return None
 
     def validated(self, line: str) -> float | None:

@@ -61,7 +61,7 @@ class Fairseq(Host):
             epoch, loss, updates = found.groups()
             most = options.get("max-update") or options.get("optimization", {}).get("max_update")
             part = int(updates) / int(most) if most else None
-            return Progress(part, f"epoch {int(epoch)}, loss {loss}")
+            return Progress(part, f"epoch {int(epoch)}", loss)
         return None
 
     def validated(self, line: str) -> float | None:

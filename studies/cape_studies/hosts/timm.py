@@ -40,7 +40,7 @@ class Timm(Host):
             epoch, batch, of, loss = found.groups()
             done = int(epoch) + (int(batch) + 1) / int(of)
             epochs = options.get("epochs")
-            return Progress(done / int(epochs) if epochs else None, f"epoch {epoch}, loss {loss}")
+            return Progress(done / int(epochs) if epochs else None, f"epoch {epoch}", loss)
         return None
 
     def trainer_lacks(self, machine: Machine) -> str:

@@ -1,12 +1,15 @@
 """The command that the tests of a folder are of, in this process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
 
+import cape_support
 import lab_support
+from cape_studies import hosts
 from cape_studies.evaluate import call
+from cape_studies.hosts import EVALUATE
 from lab_support import Rows
 
 Main = partial[None]
@@ -34,6 +37,23 @@ def run(main, tmp_path) -> Callable[..., Rows]:
         path = tmp_path / "o.csv"
         main([*filled(main, arguments, csv=path, device="cpu"), "--overwrite"])
         return lab_support.rows(path)
+
+    return told
+
+
+@pytest.fixture
+def together(main, tmp_path) -> Callable[..., list[Rows]]:
+    """Several commands of the host in one process of its own, and the rows of each one's CSV."""
+
+    def told(*commands: Sequence[object]) -> list[Rows]:
+        csvs = [tmp_path / f"together{i}.csv" for i in range(len(commands))]
+        each = [
+            [*EVALUATE, *main.args, *filled(main, (*one,), csv=csv, device="cpu")]
+            for one, csv in zip(commands, csvs, strict=True)
+        ]
+        status, said = cape_support.run(*hosts.together(each))
+        assert status == 0, said
+        return [*map(lab_support.rows, csvs)]
 
     return told
 

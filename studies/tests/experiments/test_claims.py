@@ -7,7 +7,7 @@ import yaml
 
 from cape_studies import report, run
 from cape_studies.config import load
-from cape_studies.plan import Plan, Run
+from cape_studies.plan import Plan
 from cape_studies.results import sizes
 from cape_studies.yamls import find
 
@@ -82,13 +82,11 @@ def test_one_training_of_a_third_variant_does_not_let_the_items_of_two_be_forgot
     assert "Shown are 7 of 9 runs" in all_three["notes"][0]
 
 
-def test_how_to_go_on_with_the_best_is_told(folder, capsys, monkeypatch):
-    monkeypatch.setattr(Run, "validated", lambda self: [4.0, 3.0, 2.0, 1.0], raising=False)
+def test_how_to_go_on_with_the_best_is_told(folder, capsys):
     answered(folder, "run=[nopos,rope]", "options.img-size=8")
     said = capsys.readouterr().out
     (weights,) = (folder / "out" / "runs").glob("nopos-seed0-*/train/model.pth")
     assert f"its weights, of seed 0: {weights}\n" in said
-    assert "validation losses: 3, 2, 1: still falling" in said
     assert "create_model('nopos', img_size=8)" in said
     assert f"{folder / 'out'} 'run=[nopos]' options.img-size=8\n" in said
     assert said.count("options.img-size=8") == 1  # what was typed is not typed twice
@@ -96,9 +94,27 @@ def test_how_to_go_on_with_the_best_is_told(folder, capsys, monkeypatch):
     assert "rope:\n" not in said
 
 
-def test_a_training_without_losses_of_validation_says_nothing_of_them(folder, capsys):
+TENS = "".join(f"step {i}/20 loss={4 - i % 2 - i / 10}\n" for i in range(1, 21))
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("step 1/3 loss=3\nstep 2/3 loss=2\nstep 3/3 loss=1.5\n", "3, 2, 1.5"),
+        (TENS, "1.95, 1.75, 1.55: still falling"),  # means of ten parts
+        ("nothing is said\n", None),
+    ],
+)
+def test_whether_a_trainer_of_ones_own_had_converged_is_told_by_its_training(
+    folder, capsys, log, said
+):
+    (of,) = (folder / "out" / "runs").glob("nopos-seed0-*/train.log")
+    before = of.read_text()
+    of.write_text(before + log)
     answered(folder)
-    assert "validation" not in capsys.readouterr().out
+    of.write_text(before)
+    told = capsys.readouterr().out
+    assert (f"its last training losses: {said}" in told) if said else ("losses" not in told)
 
 
 @pytest.mark.parametrize(

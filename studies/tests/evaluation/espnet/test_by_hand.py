@@ -224,3 +224,13 @@ def test_a_file_is_its_own_source_and_a_folder_its_best(file, tmp_path, monkeypa
     assert split_name(f"{tmp_path}/link", "--model") == ("link", tmp_path / "link")
     monkeypatch.chdir(file.parent)
     assert split_name(".", "--model")[0] == file.parent.name
+
+
+@pytest.mark.release
+def test_two_in_one_process_find_what_each_finds_alone(data, file, run, together):
+    """A search, and mixed precision, are of their own command."""
+    given = ["--model", file, "--data", data, "--bins", 1.2]
+    search = [*given, "--search", "ctc_weight=1.0", "beam_size=2", "--amp"]
+    alone = run(*given), run(*search)
+    assert alone[0] != alone[1]
+    assert together(search, given) == [alone[1], alone[0]]

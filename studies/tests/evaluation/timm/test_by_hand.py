@@ -225,10 +225,9 @@ def test_images_are_turned_as_their_exif_says_where_it_is_asked_for(
     turned = [(16, 24)] * 4 + [(24, 16)] * 4
     expected = turned if upright else [(16, 24)] * 8
     assert images.sizes(folder, upright) == expected
-    options = TimmOptions(
-        checkpoint=["m"], data=["d"], upright=upright, batch_size=8, workers=0, crop_pct=1
-    )
-    model = loaded(file, model_kwargs={"num_heads": 4})
+    options = TimmOptions(checkpoint=["m"], data=["d"], upright=upright, batch_size=8, workers=0)
+    # the crop is chosen when the model is loaded: else it would be the file's, 0.7
+    model = loaded(file, model_kwargs={"num_heads": 4}, crop_pct=1)
 
     def logits(model, pixels):
         seen.extend(pixels)
@@ -241,8 +240,10 @@ def test_images_are_turned_as_their_exif_says_where_it_is_asked_for(
     given.transform = np.asarray
     for i, path in enumerate(paths):
         image = Image.open(path)
-        shown = ImageOps.exif_transpose(image) if upright else image
-        assert np.array_equal(given[i][0], np.asarray(shown))
+        shown = np.asarray(ImageOps.exif_transpose(image) if upright else image)
+        assert np.array_equal(given[i][0], shown)
+        own = torch.from_numpy((shown / 255.0 - MEAN) / STD).permute(2, 0, 1).float()
+        torch.testing.assert_close(seen[i], own)
 
 
 def test_an_image_that_pil_refuses_is_named(tmp_path, monkeypatch):

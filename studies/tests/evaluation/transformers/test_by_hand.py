@@ -207,3 +207,13 @@ def test_models_that_transformers_cannot_scale_are_told_beyond_training_alone(ki
     assert evaluate.load(tmp_path / kind, 16, options).training is False
     with pytest.raises(ValueError, match=f"--rope-scaling .*{kind}"):
         evaluate.load(tmp_path / kind, 17, options)
+
+
+@pytest.mark.release
+def test_two_in_one_process_find_what_each_finds_alone(data, folder, run, together):
+    """A scaling, and mixed precision, are of their own command."""
+    given = ["--model", folder, "--data", data, "--length", 40, 20, "--scored", 4]
+    scaled = [*given, "--rope-scaling", "yarn", "--trained-length", TRAINED, "--amp"]
+    alone = run(*given), run(*scaled)
+    assert alone[0] != alone[1]
+    assert together(scaled, given) == [alone[1], alone[0]]
