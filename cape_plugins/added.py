@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from cape_plugins.checks import check_values
 from cape_plugins.options import POSITION, option
-from cape_plugins.returned import check_embedding
 from cape_plugins.sizes import Part
 
 
@@ -30,9 +29,7 @@ class Added(Part):
         """:meth:`add`, in content's dtype; without content the embedding alone, in ``dtype``."""
         if content is not None:
             return self.add(content, positions)
-        embedding = self.embedding(positions, dtype)
-        check_embedding(self, embedding, positions, self.sizes.dim)
-        return embedding.to(dtype)
+        return self.embedding(positions, dtype).to(dtype)
 
     @classmethod
     def needs_content(cls) -> bool:
@@ -49,9 +46,7 @@ class Added(Part):
 
     def add(self, content: Tensor, positions: Tensor) -> Tensor:
         """(B, N, dim) + the embedding of positions (1 or B, N, axes), in content's dtype."""
-        embedding = self.embedding(positions, content.dtype)
-        check_embedding(self, embedding, positions, content.shape[2])
-        return (content + embedding).to(content.dtype)
+        return (content + self.embedding(positions, content.dtype)).to(content.dtype)
 
 
 @dataclass(eq=False, repr=False)

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cape_plugins.checks import is_traced
-from cape_plugins.returned import check_bias, check_embedded, check_given
 from cape_plugins.sizes import Part, Sizes
 
 
@@ -149,12 +148,9 @@ class PositionalAttention(Part):
             given = Given(mask=given.mask)
         if self.prepares and given.queries is not None and given.keys is not None:
             given = self.prepare(given.queries, given.keys, given.mask, query.dtype)
-            check_given(self, given, Given)
         rows = given if cache is None else given._replace(keys=given.queries)
         _check_rows(query, key, rows)
-        embedded = self.embed_both(query, key, rows)
-        check_embedded(self, embedded, query, key)
-        query, key = embedded
+        query, key = self.embed_both(query, key, rows)
         if cache is not None:
             key, value = cache(key, value)
         if attend is not None:
@@ -214,7 +210,6 @@ class PositionalAttention(Part):
     def bias_and_mask(self, query: Tensor, key: Tensor, given: Given) -> Tensor | None:
         """:meth:`bias`, what all layers add and the mask as one: bool, or added to the scores."""
         own = self.bias(query, key, given)
-        check_bias(self, own, query, key)
         shared = given.mask if given.bias is None else given.bias
         return merge(own, shared, dtype_of_scores(query))
 

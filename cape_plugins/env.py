@@ -4,13 +4,20 @@
 
 prints versions, whether loading by name is on, and for each host whether our models were tested
 with its version, or why it does not know them.
+
+    python -m cape_plugins.env --check NAME
+
+runs what every variant must do (:data:`cape_plugins.testing.CHECKS`) for the variant NAME of an
+installed package, in the core and inside each host that is installed: a line for each.
 """
 
+import argparse
 import importlib
 import os
 import platform
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -29,8 +36,12 @@ HOSTS: dict[str, tuple[list[str], str, Callable[[Any], Any]]] = {
 }
 
 
-def main() -> None:
-    """Print one line for each fact."""
+def main(words: Sequence[str] | None = None) -> None:
+    """Print one line for each fact, or for each check; exit status 1 if one of those fails."""
+    parser = argparse.ArgumentParser("python -m cape_plugins.env", description=__doc__)
+    parser.add_argument("--check", metavar="NAME", help="run what every variant must do for NAME")
+    if (pos := parser.parse_args(words).check) is not None:
+        sys.exit(check(pos))
     print(f"cape-plugins {_version('cape-plugins')}")
     print(f"Python {platform.python_version()}, {platform.platform()}")
     try:
@@ -46,6 +57,31 @@ def main() -> None:
         found = [f"{each} {_version(each)}" for each in distributions if _version(each)]
         missing = f"not installed: pip install 'cape-plugins[{host}]', or '.[{host}]' in a checkout"
         print(f"{', '.join(found) or host}: {_state(host, module, names) if found else missing}")
+
+
+def check(pos: str) -> int:
+    """Run the checks of a variant, with its options' defaults; 1 if one fails, else 0."""
+    from cape_plugins import inside, testing, variants
+
+    of = {1: "sequences", 2: "images"}
+    try:
+        if not (found := [axes for axes in of if pos in variants.names(axes)]):
+            variants.get(pos, axes=1)
+    except ValueError as error:
+        print(error)
+        return 1
+    failed = 0
+    for axes in found:
+        hosts = ", ".join(one.name for one in inside.kinds(axes)) or "no host, as none is installed"
+        print(f"{pos} for {of[axes]}, in the core and in {hosts}:")
+        for one in testing.CHECKS:
+            try:
+                one(pos, axes)
+                said = "passes"
+            except Exception as error:
+                failed, said = 1, f"FAILS: {_one_line(error)}"
+            print(f"  {(one.__doc__ or '').partition(chr(10))[0]} {said}", flush=True)
+    return failed
 
 
 def _version(distribution: str) -> str:

@@ -27,7 +27,6 @@ from cape_plugins.checks import check_count, check_positions, is_traced
 from cape_plugins.mark import PACKAGE, VariantMark
 from cape_plugins.options import check_asked, declared
 from cape_plugins.positions import Generator, with_axes
-from cape_plugins.returned import check_given
 from cape_plugins.sinusoid import Sinusoids
 from cape_plugins.sizes import Sizes
 from cape_plugins.tryout import try_out
@@ -247,7 +246,6 @@ class Positions(nn.Module):
         if first.prepares:
             return added, Given(moved, of_keys, with_heads(mask))
         given = first.prepare(moved, of_keys, with_heads(mask), dtype)
-        check_given(first, given, Given)
         if unread:
             given = given._replace(keys=None)
         if self.variant.first_layer_only and given.mask is None:  # other layers need the mask alone

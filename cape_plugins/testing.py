@@ -12,7 +12,8 @@ are asked for, such as ``max_local_shift``, are filled in.
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from torch.utils.checkpoint import checkpoint
 
 from cape_plugins import inside, variants
 from cape_plugins.module import Positions
-from cape_plugins.positions import patch_grid, token_positions
+from cape_plugins.positions import patch_grid, token_positions, with_axes
+from cape_plugins.sizes import Part
 
 DIM, HEADS, LAYERS = 24, 3, 2
 # of variants whose options have no default, for tokens and for patches
@@ -73,6 +75,70 @@ def content(*sizes: int, seed: int = 1) -> Tensor:
 def places(axes: int, tokens: int = 6) -> Tensor:
     """Positions of six tokens, or of 2 × 3 patches; of four, or 2 × 2: (1, N[, 2])."""
     return token_positions([tokens]) if axes == 1 else patch_grid(2, tokens // 2)[None]
+
+
+def check_methods(pos: str, axes: int, **options: Any) -> None:
+    """What the methods of its parts give is of the right shape, is no NaN, and is new.
+
+    A wrong shape may fit by chance, as a bias (B, queries, keys) does where there are as many
+    samples as heads; what is written into is shared with other layers and models.
+    """
+    made, known = model(pos, axes, **options).positions, places(axes)
+    nowhere = torch.full_like(known[:, :1], math.nan)
+    where = with_axes(torch.cat([nowhere, known, nowhere], dim=1).repeat_interleave(2, dim=0))
+    x = content(2, 8)
+    if (added := made.added) is not None:
+        method = "add" if added.needs_content() else "embedding"
+        with _untouched(added, method, where):
+            given = added.add(x, where) if method == "add" else added.embedding(where, x.dtype)
+        wanted = "(1 or B, N, dim)" if method == "embedding" else "(B, N, dim)"
+        _check_given(added, method, given, wanted, [*x.shape])
+    if made.variant.attends is not None:
+        layer: Any = made.attentions[0]
+        mask = torch.ones(2, 1, 1, 8, dtype=torch.bool)
+        mask[..., -1] = False
+        query = x.unflatten(2, (HEADS, -1)).transpose(1, 2)
+        with _untouched(layer, "prepare", where):
+            given = layer.prepare(where, where, mask, x.dtype)
+        with _untouched(layer, "embed or bias", *given):
+            both = layer.embed_both(query, query.flip(2), given)
+            for one in both:
+                _check_given(layer, "embed", one, "(B, heads, N, head_dim)", [*query.shape])
+            bias = layer.bias(*both, given)
+        if bias is not None:
+            shape = "(B or 1, heads or 1, queries or 1, keys or 1), or None"
+            _check_given(layer, "bias", bias, shape, [2, HEADS, 8, 8], fewer=True)
+
+
+def _check_given(
+    part: Part, method: str, found: Any, form: str, wanted: list[int], fewer: bool = False
+) -> None:
+    sizes = [*found.shape] if isinstance(found, Tensor) else []
+    fits = len(sizes) == len(wanted) and all(
+        is_ == size or (is_ == 1 and (fewer or (axis == 0 and "1 or B" in form)))
+        for axis, (is_, size) in enumerate(zip(sizes, wanted, strict=True))
+    )
+    assert fits, f"{part.said(method)} must give {form}, here {wanted}: it gave {_shown(found)}"
+    assert not found.isnan().any(), (
+        f"{part.said(method)} gives NaN where a token has no position (padding, a class token; its "
+        "position is NaN), which would spread: make a number of it, for instance by nan_to_num(0.0)"
+    )
+
+
+@contextmanager
+def _untouched(part: Part, method: str, *given: Tensor | None) -> Iterator[None]:
+    before = [x if x is None else x.clone() for x in given]
+    yield
+    for now, was in zip(given, before, strict=True):
+        same = now is None or was is None or bool(((now == was) | now.isnan() & was.isnan()).all())
+        assert same, (
+            f"{part.said(method)} writes into what it gets, which other layers and models share: "
+            "write `x = x + …` in place of `x += …`, or into a clone()"
+        )
+
+
+def _shown(found: Any) -> str:
+    return f"{[*found.shape]}" if isinstance(found, Tensor) else f"{type(found).__name__}"
 
 
 def check_padding(pos: str, axes: int, **options: Any) -> None:
@@ -219,6 +285,7 @@ def check_compile(pos: str, axes: int, **options: Any) -> None:
 
 #: all of them; ``check_compile`` takes seconds, and so do those inside the hosts that are installed
 CHECKS: tuple[Callable[..., None], ...] = (
+    check_methods,
     check_padding,
     check_no_position,
     check_batch,

@@ -1,18 +1,27 @@
 """``python -m cape_plugins.env``: what it says of an environment."""
 
 import sys
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 
 import pytest
 import torch
 
-from cape_plugins import env
+from cape_plugins import (
+    Given,
+    PositionalAttention,
+    Variant,
+    env,
+    inside,
+    register_variant,
+    testing,
+)
 
 
 def test_it_prints_versions_and_that_the_hook_is_on(capsys, monkeypatch):
     monkeypatch.setattr(env, "HOSTS", {})
-    env.main()
+    env.main([])
     ours, python, about_torch, autoload, variants = capsys.readouterr().out.splitlines()
     assert ours == f"cape-plugins {version('cape-plugins')}"
     assert python.startswith(f"Python {sys.version_info.major}.{sys.version_info.minor}.")
@@ -28,7 +37,7 @@ def test_it_says_what_switched_the_hook_off(capsys, monkeypatch, switch):
     without = [finder for finder in sys.meta_path if not hasattr(finder, "of_cape_plugins")]
     monkeypatch.setattr(sys, "meta_path", without)
     monkeypatch.setenv(switch, "0")
-    env.main()
+    env.main([])
     assert f"{switch}=0" in capsys.readouterr().out
 
 
@@ -43,7 +52,7 @@ def test_of_a_host_that_does_not_know_our_models_the_reason_is_given(capsys, mon
         "failed": (["torch"], "warning_host", lambda _: ["vit"]),
     }
     monkeypatch.setattr(env, "HOSTS", hosts)
-    env.main()
+    env.main([])
     *_, missing, broken, without, failed = capsys.readouterr().out.splitlines()
     assert "pip install 'cape-plugins[missing]'" in missing
     assert broken.startswith(f"torch {version('torch')}: ")
@@ -58,14 +67,45 @@ def test_of_a_host_that_knows_our_models_it_says_whether_they_were_tested_with_i
 ):
     pytest.importorskip(env.HOSTS[host][1])
     monkeypatch.setattr(env, "HOSTS", {host: env.HOSTS[host]})
-    env.main()
+    env.main([])
     line = capsys.readouterr().out.splitlines()[-1]
     relies = import_module(f"cape_plugins.{host}.relies").RELIES
     assert line == f"{' '.join(relies.installed)}: {relies.state}"
 
     monkeypatch.setitem(vars(relies), "installed", (relies.installed[0], "999999.1"))
     monkeypatch.setitem(vars(relies), "mismatch", "Block.forward takes (y), in ours it is (x)")
-    env.main()
+    env.main([])
     line = capsys.readouterr().out.splitlines()[-1]
     assert ": newer than tested (" in line
     assert line.endswith("); Block.forward takes (y), in ours it is (x)")
+
+
+def test_a_variant_is_checked_by_its_name(own_table, capsys, monkeypatch):
+    """A line for each check, and exit status 1 where one fails."""
+    checks = testing.check_padding, testing.check_cache
+    monkeypatch.setattr(testing, "CHECKS", checks)
+    monkeypatch.setattr(inside, "HOSTS", {})
+    register_variant("sees_future", Variant(attends=SeesFuture, axes=(1,)))
+    for pos, status in (("rope", 0), ("sees_future", 1), ("ropee", 1)):
+        with pytest.raises(SystemExit) as ended:
+            env.main(["--check", pos])
+        assert ended.value.code == status
+    lines = capsys.readouterr().out.splitlines()
+    heads = [line.partition(",")[0] for line in lines if not line.startswith("  ")]
+    assert heads[:3] == ["rope for sequences", "rope for images", "sees_future for sequences"]
+    assert "did you mean rope?" in lines[-1]
+    words = [line.split() for line in lines if line.startswith("  ")]
+    assert ["passes" in one for one in words] == [True] * 4 + [True, False]
+    assert "FAILS:" in words[-1]
+
+
+@dataclass(eq=False, repr=False)
+class SeesFuture(PositionalAttention):
+    """Embeds a key by the last token's position, which no cache knows."""
+
+    def prepare(self, queries, keys, mask, dtype):
+        last = keys.nan_to_num(0.0).amax(dim=1, keepdim=True)
+        return Given(queries.nan_to_num(0.0) - last, keys.nan_to_num(0.0) - last, mask)
+
+    def embed(self, x, rows):
+        return x * (1 + rows[:, None, :, :1])

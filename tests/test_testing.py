@@ -91,7 +91,8 @@ class Idle(PositionalAttention):
         (Idle, testing.check_training),
     ],
 )
-def test_a_wrong_variant_does_not_pass(own_table, kind, check):
+def test_a_wrong_variant_does_not_pass(own_table, monkeypatch, kind, check):
+    monkeypatch.setattr("cape_plugins.module.try_out", lambda part: None)
     register_variant("wrong", Variant(attends=kind, axes=(1,)))
     with pytest.raises(AssertionError):
         check("wrong", 1)
@@ -146,15 +147,14 @@ class Widens(PositionalAttention):
         (Widens, inside.check_host_hides, "ESPnet's cape_transformer"),
     ],
 )
-def test_a_wrong_variant_does_not_pass_inside_a_host(own_table, kind, check, host):
-    (model,) = (one for one in inside_of_all() if one.name == host)
+def test_a_wrong_variant_does_not_pass_inside_a_host(own_table, monkeypatch, kind, check, host):
+    monkeypatch.setattr("cape_plugins.module.try_out", lambda part: None)
+    model = next((one for one in inside.kinds(axes=1) if one.name == host), None)
+    if model is None:
+        pytest.skip("not installed")
     register_variant("wrong", Variant(attends=kind, axes=(1,)))
     with pytest.raises(AssertionError):
         check(model, "wrong")
-
-
-def inside_of_all():
-    return [kind for axes in (1, 2) for kind in inside.kinds(axes)]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a stranger's methods do wrongly is told in a line, when a model is built or runs."""
+"""What a stranger's methods do wrongly: a check tells it, and a model what hurts in silence."""
 
 from dataclasses import dataclass
 
@@ -15,6 +15,7 @@ from cape_plugins import (
     Variant,
     option,
     register_variant,
+    testing,
     token_positions,
     variants,
 )
@@ -91,15 +92,14 @@ class WritesAdded(Added):
 CASES = {
     "attends": {
         WithoutHeads: r"variant odd: WithoutHeads\.bias .*\[2, 3, 8, 8\].* gave \[2, 8, 8\]",
-        Fewer: r"variant odd: Fewer\.embed .*\[2, 3, 8, 4\], and gave \[2, 3, 8, 2\]",
-        Bare: r"variant odd: Bare\.prepare must return Given\(queries, keys, mask\)",
+        Fewer: r"variant odd: Fewer\.embed .*\[2, 3, 8, 8\]: it gave \[2, 3, 8, 2\]",
         NanBias: r"variant odd: NanBias\.bias gives NaN .*nan_to_num",
         NanEmbed: r"variant odd: NanEmbed\.embed gives NaN",
         Writes: r"variant odd: Writes\.prepare writes into .*clone\(\)",
         WritesLater: r"variant odd: WritesLater\.embed or bias writes into",
     },
     "adds": {
-        Row: r"variant odd: Row\.embedding .*\[2, 8, 12\]: it gave \[2, 8, 1\]",
+        Row: r"variant odd: Row\.embedding .*\[2, 8, 24\]: it gave \[2, 8, 1\]",
         NanAdded: r"variant odd: NanAdded\.embedding gives NaN",
         WritesAdded: r"variant odd: WritesAdded\.embedding writes into",
     },
@@ -110,26 +110,46 @@ CASES = {
     ("slot", "kind", "says"),
     [(slot, kind, says) for slot, of in CASES.items() for kind, says in of.items()],
 )
-def test_it_is_told_with_variant_and_method_when_a_model_is_built(own_table, slot, kind, says):
+def test_a_check_tells_it_with_variant_and_method(own_table, monkeypatch, slot, kind, says):
+    monkeypatch.setattr("cape_plugins.module.try_out", lambda part: None)
     register_variant("odd", Variant(axes=(1,), **{slot: kind}))
-    with pytest.raises(ValueError, match=says) as told:
-        Positions("odd", **SIZES)
+    with pytest.raises(AssertionError, match=says) as told:
+        testing.check_methods("odd", 1)
     assert "\n" not in str(told.value)
 
 
-@pytest.mark.parametrize("kind", [WithoutHeads, Fewer])
-def test_a_shape_is_told_in_a_forward_too_even_where_it_would_fit_by_chance(kind):
-    """As many samples as heads: a bias without an axis of heads broadcasts."""
-    attention, where = kind(Sizes(dim=12, heads=3)), token_positions([5, 5, 5])[..., None]
-    given = attention.prepare(where, where, None, torch.float32)
-    with pytest.raises(ValueError, match=rf"^{kind.__name__}\."):
-        attention(*torch.randn(3, 3, 3, 5, 4), given)
+@dataclass(eq=False, repr=False)
+class Blind(PositionalAttention):
+    """What it adds for all layers has no mask in it."""
+
+    def prepare(self, queries, keys, mask, dtype):
+        return Given(bias=distances(queries, keys).nan_to_num()[:, None])
 
 
-def test_an_embedding_of_another_width_is_told_in_a_forward_too(own_table):
-    row = Row(Sizes(dim=12))
-    with pytest.raises(ValueError, match=r"^Row\.embedding .*\[3, 5, 12\].*\[3, 5, 1\]"):
-        row.add(torch.randn(3, 5, 12), token_positions([5, 5, 5])[..., None])
+@dataclass(eq=False, repr=False)
+class SeesPadding(Added):
+    def add(self, content, positions):
+        return content + content.mean(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("slot", "kind", "says"),
+    [
+        ("attends", NanBias, r"variant odd: NanBias gives NaN .*nan_to_num"),
+        ("attends", NanEmbed, r"variant odd: NanEmbed gives NaN"),
+        ("adds", NanAdded, r"variant odd: NanAdded gives NaN"),
+        ("attends", Bare, r"variant odd: Bare\.prepare must return Given\(queries, keys, mask\)"),
+        ("attends", Blind, r"variant odd: Blind lets a query see a key that the mask hides"),
+        ("adds", SeesPadding, r"variant odd: SeesPadding lets a query see"),
+    ],
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_hurts_in_silence_is_told_when_a_model_is_built(own_table, slot, kind, says, shared):
+    shared &= slot == "attends" and kind is not Bare
+    register_variant("odd", Variant(axes=(1,), one_for_all=shared, **{slot: kind}))
+    with pytest.raises(ValueError, match=says) as told:
+        Positions("odd", **SIZES)
+    assert "\n" not in str(told.value)
 
 
 def test_a_model_is_built_as_if_nothing_had_been_tried(own_table):
@@ -149,7 +169,7 @@ def test_a_model_is_built_as_if_nothing_had_been_tried(own_table):
     register_variant("drops", Variant(adds=Drops))
     state = torch.get_rng_state()
     added = Positions("drops", dim=12).added
-    assert added.tried == 1
+    assert added.tried == 2
     assert added.drop.training
     assert torch.equal(torch.get_rng_state(), state)
 
