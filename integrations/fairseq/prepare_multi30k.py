@@ -3,6 +3,7 @@
     python integrations/fairseq/prepare_multi30k.py multi30k prepared
     python integrations/fairseq/prepare_multi30k.py multi30k prepared_joined --join 4
     python integrations/fairseq/prepare_multi30k.py multi30k prepared_short --held-out 12 15
+    python integrations/fairseq/prepare_multi30k.py multi30k prepared_both --held-out 12 15 --join 4
     python integrations/fairseq/prepare_multi30k.py multi30k prepared_fr --target-lang fr
 
 The first folder holds {train,val,test_2016_flickr}.{en,de}.gz, the raw captions of task 1
@@ -19,9 +20,10 @@ With --join N, each line of train and valid has 1 to N consecutive captions. The
 stacked test sets (cape-fairseq-eval stack). test and raw/ stay as they are.
 
 With --held-out N M, train and valid keep the pairs of at most N tokens on both sides, after BPE.
-There are two more test sets: test1 has the test pairs of at most N tokens on both sides, test2
-those of more than M tokens on both sides. The merges are learned on all of train, so that words are
-cut alike in short and long lines.
+There are three more test sets: test1 has the test pairs of at most N tokens on both sides, test2
+those of more than M tokens on both sides, and test3 such long pairs of valid, by which options of
+the search may be chosen. The merges are learned on all of train, so that words are cut alike in
+short and long lines. With both flags the captions that are joined are the short ones.
 
 Letters keep their case. Moses' scripts would split dashes and escape characters for XML; this
 script does neither. Needs cape-studies.
@@ -32,7 +34,7 @@ import random
 from itertools import compress
 from pathlib import Path
 
-from cape_studies.data.subwords import Lines, binarise, cut, tokenised
+from cape_studies.data.subwords import Lines, binarise, cut, cutter, tokenised
 from cape_studies.data.text import join, read_pairs, write_lines
 
 SPLITS = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
@@ -50,9 +52,8 @@ def main() -> None:
     add("--merges", type=int, default=8000, help="of BPE (default: %(default)s)")
     add("-s", "--source-lang", default="en", help="default: %(default)s")
     add("-t", "--target-lang", default="de", help="default: %(default)s")
-    one = parser.add_mutually_exclusive_group().add_argument
-    one("--join", type=int, default=1, metavar="N", help="at most so many captions in a line")
-    one("--held-out", type=int, nargs=2, metavar=("N", "M"), help="tokens, see above")
+    add("--join", type=int, default=1, metavar="N", help="at most so many captions in a line")
+    add("--held-out", type=int, nargs=2, metavar=("N", "M"), help="tokens, see above")
     given = parser.parse_args()
     out, languages = given.out, (given.source_lang, given.target_lang)
     if out.exists():
@@ -63,14 +64,16 @@ def main() -> None:
             pairs = read_pairs(given.raw, [f"{name}.{language}.gz" for language in languages])
             sides = zip(*filter(all, pairs), strict=True)
             for language, side in zip(languages, sides, strict=True):
-                lines = tokenised(side, language)
-                if split != "test" and given.join > 1:
-                    lines = join_some(lines, given.join)
                 texts["raw"][split, language] = list(side)
-                texts["tokenised"][split, language] = lines
+                texts["tokenised"][split, language] = tokenised(side, language)
+        if not given.held_out:
+            join_training(texts["tokenised"], given.join)
         texts["bpe"], codes = cut(texts["tokenised"], given.merges)
         if given.held_out:
             hold_out(texts, languages, *given.held_out)
+            join_training(texts["tokenised"], given.join)
+            bpe = cutter(codes)
+            texts["bpe"] = {of: [*map(bpe, lines)] for of, lines in texts["tokenised"].items()}
     except ValueError as error:
         parser.error(str(error))
     for kind, parts in texts.items():
@@ -78,7 +81,7 @@ def main() -> None:
         for (split, language), lines in parts.items():
             write_lines(out / kind / f"{split}.{language}", lines)
     (out / "codes").write_text(codes, encoding="utf-8")
-    # fairseq calls the second and third of several test sets test1 and test2
+    # fairseq calls further test sets test1, test2, …
     tests = sorted({str(path.with_suffix("")) for path in out.glob("bpe/test*")})
     told = [f"--{split}pref={out / 'bpe' / split}" for split in ("train", "valid")]
     told += [f"--testpref={','.join(tests)}", "--joined-dictionary"]
@@ -86,21 +89,29 @@ def main() -> None:
 
 
 def hold_out(texts: dict[str, Lines], languages: tuple[str, str], most: int, more: int) -> None:
-    """Take long pairs out of train and valid; add test1 with short pairs and test2 with long ones.
+    """Take long pairs out of train and valid; add test1 with short pairs, test2 with long ones, and
+    test3 with long ones of valid.
 
     Raises:
         ValueError: one of these sets would be empty.
     """
-    for name in ("test1", "test2", "train", "valid"):
-        split = name.rstrip("12")
+    long = {"test2": "test", "test3": "valid"}
+    for name, split in {"test1": "test", **long, "train": "train", "valid": "valid"}.items():
         sides = (texts["bpe"][split, language] for language in languages)
         lengths = [[len(line.split()) for line in pair] for pair in zip(*sides, strict=True)]
-        kept = [min(pair) > more if name == "test2" else max(pair) <= most for pair in lengths]
+        kept = [min(pair) > more if name in long else max(pair) <= most for pair in lengths]
         if not any(kept):
             raise ValueError(f"--held-out {most} {more}: no pair for {name}")
         for lines in texts.values():
             for language in languages:
                 lines[name, language] = list(compress(lines[split, language], kept))
+
+
+def join_training(lines: Lines, most: int) -> None:
+    """Join 1 to ``most`` consecutive lines of train and of valid."""
+    for split, language in lines:
+        if split in ("train", "valid"):
+            lines[split, language] = join_some(lines[split, language], most)
 
 
 def join_some(lines: list[str], most: int) -> list[str]:

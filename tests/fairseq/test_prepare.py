@@ -103,7 +103,7 @@ def test_training_lines_may_be_several_captions_the_same_in_both_languages(multi
 def test_long_pairs_are_held_out_of_training_and_tested_apart(multi30k, tmp_path):
     out = prepare(multi30k.parent, tmp_path / "held_out", "--held-out", 9, 15)
     lengths = {}
-    for split in ("train", "valid", "test", "test1", "test2"):
+    for split in ("train", "valid", "test", "test1", "test2", "test3"):
         found = sizes(out, split)
         assert found == segmented(out, split)
         assert len(found[0]) == len(lines(out / "raw" / f"{split}.de"))
@@ -112,8 +112,21 @@ def test_long_pairs_are_held_out_of_training_and_tested_apart(multi30k, tmp_path
     assert every == list(zip(*sizes(multi30k, "test"), strict=True))
     short = [pair for pair in every if max(pair) - 1 <= 9]
     assert lengths["train"] == lengths["valid"] == lengths["test1"] == short
-    assert lengths["test2"] == [pair for pair in every if min(pair) - 1 > 15]
+    assert lengths["test2"] == [pair for pair in every if min(pair) - 1 > 15] == lengths["test3"]
     assert 0 < len(lengths["test2"]) < len(every) - len(short)
+
+
+def test_short_pairs_alone_may_be_joined(multi30k, tmp_path):
+    held_out = ("--held-out", 9, 15)
+    single = prepare(multi30k.parent, tmp_path / "single", *held_out)
+    out = prepare(multi30k.parent, tmp_path / "both", *held_out, "--join", 3)
+    texts = [lines(folder / "tokenised" / "train.en") for folder in (single, out)]
+    assert len(texts[1]) < len(texts[0])
+    assert len({" ".join(text).lower().replace(".", ",") for text in texts}) == 1
+    assert sizes(out, "train") == segmented(out, "train")
+    assert lines(out / "codes") == lines(single / "codes")
+    for split in ("test1", "test2", "test3"):
+        assert sizes(out, split) == sizes(single, split)
 
 
 def test_multi30k_takes_another_pair_of_languages(multi30k, tmp_path):
@@ -130,7 +143,6 @@ def test_multi30k_takes_another_pair_of_languages(multi30k, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--held-out", 5, 9, "--join", 2), "--join: not allowed with argument --held-out"),
         (("--held-out", 5, 900), "--held-out 5 900"),
         (("-t", "fr"), "train.fr.gz cannot be read"),
         (("-t", "yy"), "train.yy.gz is not UTF-8"),

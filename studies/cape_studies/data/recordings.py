@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,12 +29,14 @@ SHORTER, STREAMED = re.compile(r"data : (\d+) \(should be (\d+)\)"), 2**30
 
 
 class Utterance(NamedTuple):
-    """A file, its duration, its sampling rate in Hz, and its words with single spaces."""
+    """A file, its duration, its sampling rate in Hz, its words with single spaces, and a digest of
+    its samples, the same in WAV and FLAC."""
 
     path: Path
     seconds: float
     rate: int
     text: str
+    sound: bytes = b""
 
 
 def read(folder: Path, transcripts: Path | None = None) -> tuple[dict[str, Utterance], str]:
@@ -71,7 +74,8 @@ def read(folder: Path, transcripts: Path | None = None) -> tuple[dict[str, Utter
                 raise ValueError(f"{path} has no transcript: looked in {transcripts or beside}")
             composed = unicodedata.normalize("NFC", text)
             changed += composed != text
-            found[key] = Utterance(path, *_heard(path), " ".join(composed.split()))
+            seconds, rate, sound = _heard(path)
+            found[key] = Utterance(path, seconds, rate, " ".join(composed.split()), sound)
         except ValueError as error:
             faults.append(str(error))
     complain(faults)
@@ -97,8 +101,8 @@ def _known_as(name: str) -> str:
     return unicodedata.normalize("NFC", re.sub(r"(?i)\.(wav|flac)$", "", name.strip()))
 
 
-def _heard(path: Path) -> tuple[float, int]:
-    """Seconds and sampling rate of an audio file."""
+def _heard(path: Path) -> tuple[float, int, bytes]:
+    """Seconds, sampling rate and digest of an audio file."""
     try:
         info = soundfile.info(path, verbose=True)
         samples, rate = soundfile.read(path, dtype="float32")
@@ -115,7 +119,7 @@ def _heard(path: Path) -> tuple[float, int]:
         raise ValueError(f"{path} has samples that are NaN or infinite")
     if np.ptp(samples) == 0:
         raise ValueError(f"{path} is silent: all samples are {samples[0]:g}")
-    return len(samples) / rate, rate
+    return len(samples) / rate, rate, sha256(samples).digest()
 
 
 def the_one_rate(utterances: Iterable[Utterance]) -> int:

@@ -126,7 +126,8 @@ def prepare(
         if length * frame > one.seconds
     )
     tested = [found[key].path for part in tests.values() for key in part]
-    complain(twice((found[key].path for key in train), tested))
+    sounds = {one.path: one.sound for one in every}
+    complain(twice((found[key].path for key in train), tested, sounds.__getitem__))
     parts: dict[str, dict[str, recordings.Utterance]] = {name: {} for name in keys}
     for name, part in keys.items():
         for key in part:

@@ -109,13 +109,14 @@ def test_a_group_in_training_and_in_the_test_is_named(classes):
         prepared(classes, group="[abc]/")
 
 
-def test_the_same_pixels_in_another_encoding_are_the_same_image(classes):
+@pytest.mark.parametrize("model", [None, "vit_small_patch16_dinov3"])  # my_images, my_backbone
+def test_the_same_pixels_in_another_encoding_are_the_same_image(classes, model):
     split(classes)
     with Image.open(classes / "train" / "a" / "0.png") as image:
         image.save(classes / "test" / "a" / "new9.bmp")
     (classes / "test" / "a" / "new9.bmp").rename(classes / "test" / "a" / "new9.jpg")
     with pytest.raises(ValueError, match=r"new9\.jpg of a test has the same content as .*0\.png"):
-        prepared(classes)
+        prepared(classes, model=model)
 
 
 def test_a_photo_is_turned_as_its_exif_says(tmp_path):

@@ -253,6 +253,14 @@ def everywhere(folder):
         shutil.copy(folder / "u01.wav", folder / f"u{number:02}.wav")
 
 
+def in_another_encoding(folder):
+    """One recording in several files, as WAV and as FLAC."""
+    samples, rate = soundfile.read(folder / "u01.wav", dtype="int16")
+    for number in range(2, 10):
+        (folder / f"u{number:02}.wav").unlink()
+        soundfile.write(folder / f"u{number:02}.flac", samples, rate)
+
+
 def cut_off(folder):
     path = folder / "u10.flac"
     path.write_bytes(path.read_bytes()[:3000])
@@ -277,6 +285,7 @@ def cut_off(folder):
         (lambda of: shorten(of / "u59.wav"), r"u59\.wav is cut off"),
         (latin, r"udce9\.wav' has a name that is not UTF-8"),
         (everywhere, r"u0\d\.wav of a test .*u0\d\.wav of training"),
+        (in_another_encoding, r"u0\d\.(wav|flac) of a test .*u0\d\.(flac|wav) of training"),
         (
             lambda of: [path.write_text("one") for path in of.glob("*.txt")],
             "have one transcript, 'one'",
