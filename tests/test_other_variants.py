@@ -155,11 +155,13 @@ def test_a_faulty_package_is_one_warning_that_names_it_and_all_others_work(tmp_p
     for name, source in PACKAGES.items():
         module = name.replace("-", "_")
         install(tmp_path, name, module, source, f"point = {module}{POINTS.get(name, '')}\n")
+    install(tmp_path, "cape-malformed", "cape_malformed", "", "x = not python!")
     places = [str(tmp_path), *filter(None, sys.path)]
     status, said = cape_support.run(sys.executable, "-c", SCRIPT, PYTHONPATH=":".join(places))
     assert status == 0, said[-3000:]
     warned = [line for line in said.splitlines() if "RuntimeWarning: cape_plugins" in line]
-    assert len(warned) == len(FAULTS)
+    assert len(warned) == len(FAULTS) + 1
+    assert any(" cape-malformed (" in line for line in warned)
     for package, named in FAULTS.items():
         (line,) = (line for line in warned if f" {package} (" in line)
         assert re.search(re.escape(named).replace(r"\.\*", ".*"), line), line
