@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -62,16 +63,16 @@ def _seen(path: Path, before: list[str]) -> list[str]:
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Name below the folder, in ASCII, and path of each file. A link to a folder that holds it is
     left out."""
-    todo: list[tuple[str, str, tuple[str, ...]]] = [(str(folder), "", (os.path.realpath(folder),))]
-    while todo:
-        path, inside, above = todo.pop()
-        with os.scandir(path) as there:
-            entries = [one for one in there if one.name[0] != "."]
-        for one in entries:
-            name = f"{inside}{one.name}"
-            if not one.is_dir():
-                yield ascii(name), Path(one.path)
-                continue
-            own = os.path.realpath(one) if one.is_symlink() else f"{above[-1]}/{one.name}"
-            if own not in above:
-                todo.append((one.path, f"{name}/", (*above, own)))
+
+    def failed(error: OSError) -> NoReturn:
+        raise error
+
+    def within(place: Path) -> bool:
+        return place.is_symlink() and place.resolve() in {one.resolve() for one in place.parents}
+
+    inside = len(os.path.join(folder, ""))
+    for path, folders, files in os.walk(folder, onerror=failed, followlinks=True):
+        folders[:] = [one for one in folders if one[0] != "." and not within(Path(path, one))]
+        for name in files:
+            if name[0] != ".":
+                yield ascii(os.path.join(path[inside:], name)), Path(path, name)

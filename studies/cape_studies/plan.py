@@ -84,7 +84,6 @@ class Prepared:
         command: that makes it.
         asked: what is digested in the folder's name.
         data: of the user, from which it is made.
-        before: preparations that it may be made from.
     """
 
     name: str
@@ -92,7 +91,6 @@ class Prepared:
     command: list[str]
     asked: dict[str, Any]
     data: Sequence[Data]
-    before: Sequence["Prepared"]
 
     def beside(self, suffix: str) -> Path:
         """A file beside the folder."""
@@ -354,7 +352,7 @@ class Plan:
         own = (step.module or "").split(".")[0] == self.host.MODULE
         words = self.host.words if own else hosts.words
         command = [PYTHON, *program, *map(str, arguments), *words(options)]
-        return Prepared(name, folder, command, asked, [*self.data.values()], [*self.prepared])
+        return Prepared(name, folder, command, asked, [*self.data.values()])
 
     def unnamed(self) -> Iterator[tuple[str, str]]:
         """Variants that lack an option which names their model, and that option."""

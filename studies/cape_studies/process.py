@@ -50,24 +50,20 @@ class Failed(RuntimeError):
 
 
 @contextmanager
-def locked(path: Path, shared: bool = False) -> Iterator[IO[str]]:
-    """Hold a file's lock, and give the file, for :func:`call`. Who must wait for others says so.
-
-    ``shared``: others may hold it too, if all are ``shared``.
-    """
+def locked(path: Path) -> Iterator[IO[str]]:
+    """Hold a file's lock, and give the file, for :func:`call`. Who must wait for others says so."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     own = f"process {os.getpid()} on {socket.gethostname()}"
     with path.open("a+") as file:
         try:
-            fcntl.flock(file, how | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             who, _, command = file.read().partition("\t")
             who = "another run of this command" if who == own else f"{who}, or what it started"
             what = path.parent if path.name == ".lock" else path.with_suffix("")
             say(f"waiting for {who}: {command}, which uses {what}")
-            fcntl.flock(file, how)
+            fcntl.flock(file, fcntl.LOCK_EX)
         file.truncate(0)
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
         print(own, command, sep="\t", end="", file=file, flush=True)

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,7 +29,6 @@ from cape_studies.process import say
 from cape_studies.progress import Shown
 
 HOURS = 72  # of a job of SLURM
-PUT_BACK_S = 0.5  # in which preparations that are not made anew are put back
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
@@ -51,7 +49,7 @@ class RunOptions(StudyOptions):
         False, description="print the commands, what is done, and what is missing"
     )
     estimate: bool = Field(False, description="time a few updates of each variant here")
-    fresh: bool = Field(False, description="do again what these words have made, and replace it")
+    fresh: bool = Field(False, description="train and test again, and replace what is there")
 
     yes: bool = Field(False, description="train even if no claim can be made of so few test items")
 
@@ -102,7 +100,6 @@ def run(options: RunOptions) -> list[str]:
             signal.signal(number, signal.SIG_IGN)  # once is enough
         pool.shutdown(wait=False, cancel_futures=True)
         process.end()
-        time.sleep(PUT_BACK_S)
         raise
 
 
@@ -163,7 +160,7 @@ def show(plan: Plan) -> int:
 
     def prepare(one: Prepared) -> dict[str, Any]:
         step(f"prepare {one.folder}", one.done(), one.command)
-        chooses = plan.study.answer and plan.data and not one.before
+        chooses = plan.study.answer and plan.data and not plan.prepared
         return seen(one) if chooses and not one.done() else {}
 
     plan.prepare(prepare)
@@ -189,17 +186,14 @@ def seen(one: Prepared) -> dict[str, Any]:
 
 def do(options: RunOptions, plans: Sequence[Plan], pool: ThreadPoolExecutor) -> list[str]:
     """Prepare, train and test; returns a line for each step that failed."""
-    first: dict[Path, Prepared] = {}  # who makes a shared one anew
-
     for plan in plans:
         for data in plan.data.values():
             data.bring()
 
     def prepare(one: Prepared) -> None:
-        fresh = options.fresh and first.setdefault(one.folder, one) is one  # one step, for threads
-        if fresh or not one.done():
+        if not one.done():
             print(f"preparing {one.folder}", flush=True)
-            work.prepare(one, fresh)
+            work.prepare(one)
 
     def ready(plan: Plan) -> str | None:
         try:

@@ -9,9 +9,8 @@ import socket
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
@@ -29,40 +28,21 @@ from cape_studies.yamls import read_yaml
 DAMAGED = "If the checkpoint is damaged, remove"
 
 
-def prepare(one: Prepared, fresh: bool = False) -> None:
-    """Make a folder, from nothing, if it was not made, or ``fresh``. It waits for those who use it.
-    A fresh one replaces the folder when it is made.
+def prepare(one: Prepared) -> None:
+    """Make a folder, from nothing, if it was not made.
 
     Raises:
         Failed, SystemExit: see :func:`process.call`; or there is no folder, or data changed.
     """
-    log, note = one.beside(".log"), one.beside(".yaml")
-    before = replace(one, folder=one.folder.with_name(f"{one.folder.name}-before"))
-    with process.locked(one.beside(".lock")) as lock, _kept(one.before) as others:
-        if before.done() and not one.done():
-            _move(before, one)  # of a fresh one that was killed
-        if one.done() and not fresh:
-            return
+    log = one.beside(".log")
+    with process.locked(one.beside(".lock")) as lock:
         if one.done():
-            _move(one, before)
-        process.remove(note, one.folder)
-        try:
-            _call(one.command, log, [lock, *others], one.data)
-            if not one.folder.is_dir():
-                raise Failed([f"it ended without error, and without {one.folder}"], log)
-        except BaseException:
-            if before.done():
-                _move(before, one)
-            raise
-        process.write(note, {**one.asked, "made": _now()})
-        process.remove(before.beside(".yaml"), before.folder)
-
-
-def _move(one: Prepared, to: Prepared) -> None:
-    """Move a preparation in the place of another."""
-    process.remove(to.beside(".yaml"), to.folder)
-    one.folder.rename(to.folder)
-    one.beside(".yaml").rename(to.beside(".yaml"))
+            return
+        process.remove(one.beside(".yaml"), one.folder)
+        _call(one.command, log, [lock], one.data)
+        if not one.folder.is_dir():
+            raise Failed([f"it ended without error, and without {one.folder}"], log)
+        process.write(one.beside(".yaml"), {**one.asked, "made": _now()})
 
 
 def make(run: Run) -> None:
@@ -73,13 +53,13 @@ def make(run: Run) -> None:
         Failed, SystemExit: see :func:`process.call`; or an output is missing, or data changed.
         ValueError: an evaluation's output cannot be read.
     """
-    with process.locked(run.lock) as lock, _kept(run.plan.prepared) as others:
+    with process.locked(run.lock) as lock:
         process.remove(run.failed)
         try:
             if not run.done() or not run.tests:
-                _train(run, [lock, *others])
+                _train(run, [lock])
             for tests in run.tests_by_process():
-                _test(run, tests, [lock, *others])
+                _test(run, tests, [lock])
         except Failed as error:
             process.write(run.failed, error.line)
             raise
@@ -89,18 +69,6 @@ def make(run: Run) -> None:
             for one in sorted(run.folder.iterdir(), key=lambda one: any(one.glob("scores.csv"))):
                 one.rename(whole / one.name)  # what says that it is done comes last
             run.folder.rmdir()
-
-
-@contextmanager
-def _kept(prepared: Sequence[Prepared]) -> Iterator[list[IO[str]]]:
-    """Hold preparations, so that nobody makes them anew meanwhile."""
-    with ExitStack() as stack:
-        locks = [process.locked(one.beside(".lock"), shared=True) for one in prepared]
-        held = [stack.enter_context(lock) for lock in locks]
-        for one in prepared:
-            if not one.done():
-                raise Failed([f"{one.folder} was removed; the same command makes it"], one.folder)
-        yield held
 
 
 def _call(

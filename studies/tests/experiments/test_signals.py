@@ -24,7 +24,6 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # is ignored
 main()
 """
 PREPARED = {"numbers": {"script": str(HERE / "count.py"), "options": {"out": "{out}", "steps": 6}}}
-LOOKED = {"numbers": {"script": str(HERE / "count.py"), "options": {"facts": "{out}"}}}
 PATIENCE = 120  # seconds that a loaded machine may take for anything
 sessions = []
 
@@ -140,32 +139,17 @@ def test_a_signal_stops_the_study_and_a_line_says_how_to_go_on(tmp_path, number)
 
 def test_fresh_loses_nothing_when_it_is_interrupted_and_replaces_when_it_is_done(tmp_path):
     (tmp_path / "gate").touch()
-    given = {"prepare": LOOKED}
-    assert status(start(tmp_path, "run=[few]", **given)) == 0
+    assert status(start(tmp_path, "run=[few]")) == 0
     (folder,) = runs(tmp_path, "few")
     (tmp_path / "gate").unlink()
-    again = {**given, "gate": "FACTS_GATE"}
-    session = start(tmp_path, "run=[few]", "--fresh", said="second", **again)
-    wait_for(lambda: prepared(tmp_path).count("looked") == 2)
-    os.killpg(session.pid, signal.SIGINT)  # while it prepares
-    assert status(session) == 130
-    words = [str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), "run=[few]"]
-    report.main(words)  # needs what was prepared
-    assert (begins(folder), score(folder)) == ([0], "12")
-    session = start(tmp_path, "run=[few]", "--fresh", said="killed", **again)
-    wait_for(lambda: prepared(tmp_path).count("looked") == 3)
-    for pid in alive(session):
-        os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not alive(session))
-    assert status(start(tmp_path, "run=[few]", **given)) == 0
-    assert prepared(tmp_path).count("looked") == 3  # the first one is there again
-    session = start(tmp_path, "run=[few]", "--fresh", said="third", **given)
+    session = start(tmp_path, "run=[few]", "--fresh", said="second")
     wait_for(lambda: (folder / ".fresh" / "train" / "count").exists())
     os.killpg(session.pid, signal.SIGINT)  # while it trains
     assert status(session) == 130
-    report.main(words)
+    report.main([str(tmp_path / "counting.yaml"), "--out", str(tmp_path / "out"), "run=[few]"])
+    assert (begins(folder), score(folder)) == ([0], "12")
     (tmp_path / "gate").touch()
-    assert status(start(tmp_path, "run=[few]", "--fresh", said="fourth", **given)) == 0
+    assert status(start(tmp_path, "run=[few]", "--fresh", said="third")) == 0
     assert score(folder) == "12"
     assert begins(folder)[0] == 0
     assert len(begins(folder)) == 2  # the fresh training went on from its third step
@@ -219,19 +203,6 @@ def test_two_calls_at_once_train_once_and_both_are_done(tmp_path):
     assert [status(first), status(second)] == [0, 0]
     (folder,) = runs(tmp_path, "few")
     assert (begins(folder), score(folder)) == ([0], "12")
-
-
-def test_a_preparation_is_not_made_anew_while_a_training_uses_it(tmp_path):
-    short = {"numbers": {"script": str(HERE / "count.py"), "options": {"out": "{out}", "steps": 2}}}
-    first = held(tmp_path, "run=[few]", prepare=short)
-    second = start(tmp_path, "run=[many]", "--fresh", said="second", prepare=short)
-    wait_for(lambda: f"waiting for process {first.pid} on " in (tmp_path / "second").read_text())
-    (folder,) = (tmp_path / "out" / "prepared").glob("numbers-??????????")
-    assert prepared(tmp_path).count("begins at") == 1
-    assert folder.is_dir()
-    (tmp_path / "gate").touch()
-    assert [status(first), status(second)] == [0, 0]
-    assert prepared(tmp_path).count("begins at 0\n") == 2
 
 
 def prepared(tmp_path):
