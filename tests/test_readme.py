@@ -25,6 +25,12 @@ EXAMPLE = block_with(README, "import Positions", "python")
 NAMED = re.search(r"# or ([\w, ]+);", EXAMPLE)
 
 
+def test_it_is_read_in_two_minutes_and_begins_with_code():
+    assert len(TEXT.splitlines()) <= 120
+    assert len(TEXT.split()) <= 1200
+    assert any(line.startswith("```") for line in TEXT.splitlines()[:6])
+
+
 @pytest.mark.parametrize("pos", variants.names(1))
 def test_the_core_without_a_host_runs_with_every_variant(pos):
     asked = {"max_global_shift", "max_local_shift", "relpos_context", "random_range", "pose_range"}

@@ -11,7 +11,8 @@ A table stands between ``<!-- NAME -->`` and ``<!-- -->``, a number between ``<!
 VARIANT:CONDITION-->`` and ``<!--/-->``; VARIANT or CONDITION may be a difference, A−B with a minus
 sign, and a test by BLEU has parts (PARTS_OF_BLEU), as in precision_of_bleu. A page of
 studies/results begins with what is read from it, which is written by hand between ``<!-- read -->``
-and ``<!-- /read -->`` and stays; its numbers are filled too.
+and ``<!-- /read -->`` and stays; its numbers are filled too. trained.csv, by hand too, says when,
+where and with which code.
 """
 
 import json

@@ -21,6 +21,12 @@ def test_every_page_of_a_study_is_listed_and_those_of_three_trainings_are_in_the
     assert {*shown} < {*listed}
 
 
+def test_the_part_of_a_studys_page_that_is_written_by_hand_has_150_words_at_most():
+    for page in {*RESULTS.glob("*.md")} - {RESULTS / "README.md"}:
+        parts = re.findall(r"<!-- read -->\n(.*?)<!-- /read -->", page.read_text("utf-8"), re.DOTALL)
+        assert all(len(re.sub("<!--.*?-->", "", one).split()) <= 150 for one in parts), page.stem
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/paper.md"])
 def test_a_cell_holds_one_number_with_its_interval(page):
     rows = [line for line in PAGES[page].splitlines() if line.startswith("|")]
