@@ -281,7 +281,7 @@ def of_intervals() -> str:
 def of_answers() -> str:
     """How often answers say "worse" wrongly, or find what is worse, by the same script."""
     found = pd.read_csv(MEASURED / "answers.csv")
-    found = found[(found["variants"] == 7) & (found["items"] >= ITEMS) & (found["trainings"] == 5)]
+    found = found.query("variants == 7 and trainings == 5 and items >= @ITEMS and right <= 95")
     shares = "by_trainings", "wrong", "found_5", "found_10"
     rows = [
         [
@@ -320,17 +320,21 @@ def of_unfinished() -> str:
 
 
 def of_studies() -> str:
-    """Every page of RESULTS, those of one or two trainings last, and out of the navigation."""
+    """Every page of RESULTS; those of one or two trainings are not in the navigation."""
     rows, few = [], []
     for path in sorted(RESULTS.glob("*.csv")):
         if path.stem not in NO_SCORES:
             seeds = pd.read_csv(path, usecols=["study", "variant", "seed"]).drop_duplicates()
             most = seeds.groupby(["study", "variant"]).size().max()
+            link = f"[{path.stem}]({path.stem}.md)"
+            if most < TRAININGS:
+                few.append(link)
+                continue
             title = asked(seeds["study"][0]).title if seeds["study"].nunique() == 1 else DEMO
-            row = [f"[{path.stem}]({path.stem}.md)", title, str(most)]
-            (rows if most > 2 else few).append(row)
-    pages = "\n".join(name.partition("]")[0][1:] for name, *_ in rows)
-    shown = table(["study", "", "trainings"], [*rows, *few])
+            rows.append([link, title, str(most)])
+    pages = "\n".join(link.partition("]")[0][1:] for link, *_ in rows)
+    shown = table(["study", "", "trainings"], rows)
+    shown += f"\nOne or two trainings: {', '.join(few)}.\n"
     return f"{shown}\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
 
 
@@ -379,12 +383,12 @@ def of_csv(path: Path) -> str:
     first, *more = studies(path.stem)
     heads = [filled(one, items=True) for one in read]
     parts = [page(first, path.stem, heads), *(page(one, path.stem) for one in more)]
-    return "\n\n".join([*parts, f"{READ_IT} `{path.name}` has each training.\n"])
+    return "\n\n".join([*parts, f"{READ_IT} [each training]({path.name}).\n"])
 
 
 def page(result: Result, file: str, heads: Sequence[str] = ()) -> str:
     """Of a study: when its protocol was written, the means of every evaluation by its first metric,
-    and the differences of the first evaluation.
+    and the differences of the first evaluation, where the file has no other study.
 
     Args:
         result: of the study.
@@ -396,11 +400,10 @@ def page(result: Result, file: str, heads: Sequence[str] = ()) -> str:
     first = {result.report.evaluation: result.report.metric}
     shown = [Scores(result, *one) for one in {**first, **kept, **first}.items()]
     single = [one for one in shown if len(one.conditions) == 1]
-    about = protocol(result.name, file)
-    about += " No †: single items are not stored." if result.items.empty else ""
-    parts = [f"## {result.title}", *heads, about]
+    parts = [f"## {result.title}", *heads, protocol(result.name, file)]
     parts += [means([one]) for one in shown if one not in single]
-    parts += [means(single) if single else "", differences(shown[0])]
+    parts += [means(single) if single else ""]
+    parts += [differences(shown[0])] if len(studies(file)) == 1 else []
     return "\n\n".join(filter(None, parts))
 
 
@@ -435,9 +438,10 @@ def means(tests: Sequence[Scores]) -> str:
 
 def differences(scores: Scores) -> str:
     """A row for each variant that was trained often enough: less the baseline, bold where the
-    interval excludes 0; nothing where no variant was."""
+    interval excludes 0; nothing where no variant was. Of "1024 all" and "1024 2-64" the first."""
     base = scores.result.report.baseline
     heads = _heads(scores)
+    heads = {one: head for one, head in heads.items() if one.endswith(" all")} or heads
     digits = 2 if scores.metric == "loss" else 1
     rows = []
     for variant in scores.variants:
@@ -463,11 +467,11 @@ def protocol(study: str, file: str) -> str:
     at = rows[rows["study"] == study].groupby("what")["commit"].first()
     if at.empty:
         return f"{text}: not committed with results yet."
-    when = "committed before its first results"
+    when = "before its first results"
     if not at["protocol"]:
         when = "none of its own"
     elif at["protocol"] == at["results"]:
-        when = "committed **with its first results**: nothing shows that it was written before"
+        when = "**with its first results**: nothing shows that it was written before"
     added = rows[(rows["study"] == file) & (rows["what"] == "added")]
     more = (
         f" [Another](../../configs/studies/{file}.yaml) runs it now, and added to it."
