@@ -281,7 +281,7 @@ def of_intervals() -> str:
 def of_answers() -> str:
     """How often answers say "worse" wrongly, or find what is worse, by the same script."""
     found = pd.read_csv(MEASURED / "answers.csv")
-    found = found.query("variants == 7 and trainings == 5 and items >= @ITEMS and right <= 95")
+    found = found[found["items"] >= ITEMS].query("variants == 7 and trainings == 5 and right <= 95")
     shares = "by_trainings", "wrong", "found_5", "found_10"
     rows = [
         [
