@@ -18,7 +18,21 @@ project = "cape-plugins"
 copyright = "the cape-plugins authors"
 version = release = installed("cape-plugins")
 
-root_doc = "docs/index"
+root_doc = "README"
+#: the site's navigation, which README's source has not
+CONTENTS = {
+    "Choose": ["docs/evidence", "docs/ask", "docs/paper"],
+    "Use": [
+        *(f"integrations/{host}/README" for host in ("timm", "fairseq", "espnet", "transformers")),
+        "docs/other-doors",
+        "docs/options",
+        "docs/loading",
+        *(f"docs/notebooks/{name}" for name in ("timm", "fairseq", "espnet", "my_images")),
+    ],
+    "Understand": [f"docs/{page}" for page in ("how-it-works", "variants", "cost", "api")]
+    + ["docs/adding-a-variant", "CONTRIBUTING"],
+    "Measure": ["studies/results/README", "docs/intervals", "docs/studies", "docs/compare"],
+}
 include_patterns = [
     "README.md",
     "docs/**",
@@ -56,7 +70,7 @@ napoleon_use_ivar = True
 html_theme = "furo"
 html_title = "cape-plugins"
 templates_path = ["templates"]
-html_additional_pages = {"index": "front.html"}  # leads to root_doc, which is in docs/
+html_additional_pages = {"index": "front.html"}  # leads to README
 
 
 class FilesOfTheRepository(SphinxPostTransform):
@@ -77,6 +91,22 @@ class FilesOfTheRepository(SphinxPostTransform):
                 node.replace_self(node.children)
 
 
+def navigation(_: Any, page: str, source: list[str]) -> None:
+    """README's source with CONTENTS."""
+    if page == root_doc:
+        for caption, pages in CONTENTS.items():
+            listed = "\n".join(f"/{one}" for one in pages)
+            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{listed}\n```\n"
+
+
+def leave_out(app: Any, _: Any) -> None:
+    """Studies of one or two trainings are listed on a page, and not in the navigation."""
+    if app.env.docname.startswith("studies/results/"):
+        app.env.metadata[app.env.docname]["orphan"] = True
+
+
 def setup(app: Any) -> None:
     """Add the above."""
     app.add_post_transform(FilesOfTheRepository)
+    app.connect("source-read", navigation)
+    app.connect("doctree-read", leave_out)

@@ -1,4 +1,4 @@
-"""docs/features.md: its code prints what it says, and what it says of sizes and positions holds."""
+"""Features in integrations/timm/README.md: code prints what it says, sizes and positions hold."""
 
 import pytest
 import timm
@@ -9,7 +9,8 @@ from cape_plugins import patch_grid
 from cape_support import ROOT, blocks
 from timm_support import EVAS
 
-BLOCKS = blocks(ROOT / "docs" / "features.md", "python")
+PAGE = blocks(ROOT / "integrations" / "timm" / "README.md", "python")
+BLOCKS = [one for one in PAGE if "features_only" in one or "forward_intermediates" in one]
 NAMES = ("vit_tiny_patch16_cape_low_224", "naflexvit_tiny_patch16_ropepos_gap", *EVAS.values())
 SMALL = dict(embed_dim=64, depth=2, num_heads=2)
 

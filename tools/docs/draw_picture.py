@@ -1,4 +1,4 @@
-"""Draws docs/cape.png, the picture of the README: what CAPE does to the patches of an image.
+"""Draws docs/cape.png, the picture of docs/variants.md: what CAPE does to the patches of an image.
 
 python tools/docs/draw_picture.py
 """

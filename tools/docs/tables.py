@@ -5,13 +5,14 @@
     cp report/scores-items.csv.xz studies/results/digits-items.csv.xz
     python tools/docs/tables.py
 
-docs/answer.md and docs/answers/my_images.json are made of docs/answers/my_images.csv.
+The answer in docs/ask.md and docs/answers/my_images.json are made of docs/answers/my_images.csv.
 
 A table stands between ``<!-- NAME -->`` and ``<!-- -->``, a number between ``<!--=STUDY:EVALUATION:
 VARIANT:CONDITION-->`` and ``<!--/-->``; VARIANT or CONDITION may be a difference, A−B with a minus
 sign, and a test by BLEU has parts (PARTS_OF_BLEU), as in precision_of_bleu. A page of
 studies/results begins with what is read from it, which is written by hand between ``<!-- read -->``
-and ``<!-- /read -->`` and stays; its numbers are filled too.
+and ``<!-- /read -->`` and stays; its numbers are filled too. trained.csv, by hand too, says when,
+where and with which code.
 """
 
 import json
@@ -35,23 +36,22 @@ from cape_studies import tables as shown_tables
 from cape_studies.answer import BRACKETS, of_result, sentences
 from cape_studies.compare import Scores, every
 from cape_studies.items import PARTS, made
-from cape_studies.page import markdown
 from cape_studies.results import of_study
-from cape_studies.stats import ITEMS
+from cape_studies.stats import ITEMS, TRAININGS, Estimate
 from cape_studies.tidy import NO_ITEMS, Result, check, read
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "docs"
 RESULTS = ROOT / "studies" / "results"
 MEASURED = ROOT / "benchmarks" / "results"
-PAGES = [ROOT / "README.md", *(ROOT / "integrations").glob("*/README.md")]
-PAGES += [HERE / name for name in ("answer.md", "evidence.md", "results.md", "cost.md")]
+PAGES = [ROOT / "README.md", *(ROOT / "integrations").glob("*/README.md"), RESULTS / "README.md"]
+PAGES += [HERE / f"{name}.md" for name in ("ask", "cost", "evidence", "intervals", "paper")]
 ANSWER = HERE / "answers" / "my_images.json"  # beside its CSV
 #: of scores; tables.yaml says what its keys are
 TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 APART = 10  # points between trainings from which on a cell is their range
 FIGURE = {"cape_rope", "rope", "rope_gap", "rope_moved", "nopos"}  # of objects that move
-#: rows of benchmarks/results/intervals.csv that results.md shows
+#: rows of benchmarks/results/intervals.csv that intervals.md shows
 SIMULATED = [
     "a score",
     "a score, of other test items, ± half the spread",
@@ -60,6 +60,9 @@ SIMULATED = [
     "all pairs of 3",
     "all pairs of 7",
 ]
+NO_SCORES = {"protocols", "trained"}  # CSVs of RESULTS
+DEMO = "What `make demo-full` trains, in three hosts"
+READ_IT = "[How to read this](../../docs/intervals.md#a-page-of-a-study);"
 CAPTIONS = {"cape", "sinpos", "alibi", "relpos", "rope", "random_rope", "abspos", "nopos"}
 WORDS = [0, 8, 12, 16, 20, 31]  # of a caption's reference, the last of each part
 LENGTHS = [f"{least + 1}–{most}" for least, most in pairwise(WORDS)]
@@ -147,7 +150,7 @@ def number(of: str, items: bool = False) -> str:
 
     Args:
         of: which.
-        items: with its ±, the standard error by the choice of test items.
+        items: with the mark of :func:`by_items`.
 
     Raises:
         KeyError: there is no such score or step.
@@ -168,11 +171,17 @@ def number(of: str, items: bool = False) -> str:
     found = scores.found[one, at]
     if differs:
         found = scores.difference(one, (other or [one])[0], at, (less or [at])[0])
-    if not items:
-        found = found._replace(items=math.nan)
+    mark = by_items(found) if items and differs else ""
+    found = found._replace(items=math.nan)
     if "alone" in how:
-        found = found._replace(items=math.nan, low=math.nan, high=math.nan)
-    return shown_tables.cell(found, digits, "+" if differs else "")
+        found = found._replace(low=math.nan, high=math.nan)
+    return shown_tables.cell(found, digits, "+" if differs else "") + mark
+
+
+def by_items(found: Estimate) -> str:
+    """A dagger after a difference that is significant, and less than twice the standard error by
+    the choice of test items."""
+    return "†" if found.differs() and abs(found.value) < 2 * found.items else ""
 
 
 def of_table(name: str) -> str:
@@ -201,11 +210,12 @@ def column(scores: Scores, condition: str, variants: Iterable[str], own: str) ->
     means = {one: scores.found[one, condition].value for one in values}
     usual = mode(len(found) for found in values.values())
     wide = [one for one, found in values.items() if found.max() - found.min() > APART]
-    best = (max if scores.higher else min)(means, key=means.__getitem__)
+    sure = {one: mean for one, mean in means.items() if mean == mean} or means
+    best = (max if scores.higher else min)(sure, key=sure.__getitem__)
     digits = 2 if scores.metric == "loss" else 1
-    cells = {one: f"{mean:.{digits}f}" for one, mean in means.items()}
+    cells = {one: f"{mean:.{digits}f}" if mean == mean else "–" for one, mean in means.items()}
     cells |= {one: f"{values[one].min():.0f} to {values[one].max():.0f}" for one in wide}
-    if scores.difference(best, own, condition).differs():
+    if (own, condition) in scores.found and scores.difference(best, own, condition).differs():
         cells[best] = f"**{cells[best]}**"
     for one, found in values.items():
         cells[one] += f" ({len(found)})" if len(found) != usual else ""
@@ -271,35 +281,31 @@ def of_intervals() -> str:
 def of_answers() -> str:
     """How often answers say "worse" wrongly, or find what is worse, by the same script."""
     found = pd.read_csv(MEASURED / "answers.csv")
-    found = found[(found["variants"] == 7) & (found["items"] >= ITEMS)]
+    found = found[found["items"] >= ITEMS].query("variants == 7 and trainings == 5 and right <= 95")
     shares = "by_trainings", "wrong", "found_5", "found_10"
     rows = [
         [
             *(f"{one[name]:g}" for name in ("items", "right")),
             f"{100 * one['agree']:.0f}",
-            f"{one['trainings']:g}",
             *(cell(100 * one[name], 1) for name in shares),
         ]
         for _, one in found.iterrows()
     ]
-    heads = ["test items", "right, %", "two trainings agree on, %", "seeds"]
-    heads += ["wrong by trainings alone, %", "wrong, %"]
-    return table([*heads, "found: 5 points, %", "found: 10 points, %"], rows)
+    heads = ["test items", "right, %", "two trainings agree on, %", "wrong by trainings alone, %"]
+    return table([*heads, "wrong, %", "found: 5 points, %", "found: 10 points, %"], rows)
 
 
 def of_groups() -> str:
-    """How often answers of items in groups say "worse" wrongly, by the same script."""
-    found = pd.read_csv(MEASURED / "groups.csv")
-    found = found[found["trainings"] == 5]
+    """How often answers of seven variants and items in groups of one size say "worse" wrongly, by
+    the same script."""
+    found = pd.read_csv(MEASURED / "groups.csv").query(
+        "trainings == 5 and variants == 7 and alike == 0.3 and groups * largest == 300"
+    )
     rows = [
-        [
-            *(f"{one[name]:g}" for name in ("variants", "groups", "largest", "alike")),
-            *(cell(100 * one[name], 1) for name in ("by_items", "wrong")),
-        ]
+        [f"{one['groups']:g}", *(cell(100 * one[name], 1) for name in ("by_items", "wrong"))]
         for _, one in found.iterrows()
     ]
-    heads = ["variants", "groups", "items of the largest", "alike in a group"]
-    return table([*heads, "wrong if items counted, %", "wrong, %"], rows)
+    return table(["groups", "wrong if items counted, %", "wrong, %"], rows)
 
 
 def of_unfinished() -> str:
@@ -311,6 +317,25 @@ def of_unfinished() -> str:
         for _, one in found.iterrows()
     ]
     return table(["trainings of each variant", "by trainings alone, %", "wrong, %"], rows)
+
+
+def of_studies() -> str:
+    """Every page of RESULTS; those of one or two trainings are not in the navigation."""
+    rows, few = [], []
+    for path in sorted(RESULTS.glob("*.csv")):
+        if path.stem not in NO_SCORES:
+            seeds = pd.read_csv(path, usecols=["study", "variant", "seed"]).drop_duplicates()
+            most = seeds.groupby(["study", "variant"]).size().max()
+            link = f"[{path.stem}]({path.stem}.md)"
+            if most < TRAININGS:
+                few.append(link)
+                continue
+            title = asked(seeds["study"][0]).title if seeds["study"].nunique() == 1 else DEMO
+            rows.append([link, title, str(most)])
+    pages = "\n".join(link.partition("]")[0][1:] for link, *_ in rows)
+    shown = table(["study", "", "trainings"], rows)
+    shown += f"\nOne or two trainings: {', '.join(few)}.\n"
+    return f"{shown}\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
 
 
 def cell(value: float | None, decimals: int) -> str:
@@ -346,62 +371,114 @@ def of_answer() -> str:
 
 def results() -> dict[Path, str]:
     """The pages of studies/results."""
-    pages = {}
-    for path in sorted(RESULTS.glob("*.csv")):
-        if path.stem != "protocols":
-            target = path.with_suffix(".md")
-            before = target.read_text("utf-8") if target.exists() else ""
-            read = re.search(r"<!-- read -->.*?<!-- /read -->\n", before, flags=re.DOTALL)
-            shown = "\n".join(page(one, path.stem) for one in studies(path.stem))
-            first, rest = shown.split("\n", 1)
-            by_hand = f"\n{filled(read[0], items=True)}" if read else ""
-            pages[target] = f"{first}\n{by_hand}{rest}"
-    return pages
+    paths = (path for path in sorted(RESULTS.glob("*.csv")) if path.stem not in NO_SCORES)
+    return {path.with_suffix(".md"): of_csv(path) for path in paths}
 
 
-def page(result: Result, file: str) -> str:
-    """Of a study: when its protocol was written, and the tables of every evaluation and metric.
+def of_csv(path: Path) -> str:
+    """The page of a CSV of scores, with what is read from it as it stands there."""
+    target = path.with_suffix(".md")
+    before = target.read_text("utf-8") if target.exists() else ""
+    read = re.findall(r"<!-- read -->.*?<!-- /read -->", before, flags=re.DOTALL)
+    first, *more = studies(path.stem)
+    heads = [filled(one, items=True) for one in read]
+    parts = [page(first, path.stem, heads), *(page(one, path.stem) for one in more)]
+    return "\n\n".join([*parts, f"{READ_IT} [each training]({path.name}).\n"])
+
+
+def page(result: Result, file: str, heads: Sequence[str] = ()) -> str:
+    """Of a study: when its protocol was written, the means of every evaluation by its first metric,
+    and the differences of the first evaluation, where the file has no other study.
 
     Args:
         result: of the study.
         file: the name of its CSV, which may be that of another study that runs it now.
+        heads: what comes before.
     """
-    shown = [table for scores in every(result) for table in shown_tables.tables(scores)]
-    result.notes.extend([protocol(result.name), *added(file)])
-    return markdown({"result": result, "said": [], "tables": shown})
+    metrics = result.scores.groupby("evaluation", sort=False)["metric"].first()
+    kept = {one: metrics[one] for one in metrics.index if one in asked(result.name).evaluations}
+    first = {result.report.evaluation: result.report.metric}
+    shown = [Scores(result, *one) for one in {**first, **kept, **first}.items()]
+    single = [one for one in shown if len(one.conditions) == 1]
+    parts = [f"## {result.title}", *heads, protocol(result.name, file)]
+    parts += [means([one]) for one in shown if one not in single]
+    parts += [means(single) if single else ""]
+    parts += [differences(shown[0])] if len(studies(file)) == 1 else []
+    return "\n\n".join(filter(None, parts))
 
 
-def protocol(study: str) -> str:
-    """When it was committed, and when the first results were; what changed the YAML since."""
-    rows = pd.read_csv(RESULTS / "protocols.csv", keep_default_na=False)
-    rows = rows[rows["study"] == study]
-    yaml = f"[{study}.yaml](../../configs/studies/{study}.yaml)"
-    if rows.empty:
-        return f"{yaml}: not committed with results yet."
-    at = {what: list(of["commit"]) for what, of in rows.groupby("what")}
-    (first,), (came,) = at["protocol"], at["results"]
-    when = f"`{first}`, before the first results in `{came}`"
-    if not first:
-        when = f"none of its own; first results in `{came}`"
-    elif first == came:
-        when = f"`{came}`, **with its first results**: nothing shows that it was written before"
-    changes = [
-        f"`{one}` {about}"
-        for one, about in rows[rows["what"] == "changed"][["commit", "subject"]].to_numpy()
+def _heads(scores: Scores) -> dict[str, str]:
+    """condition → head of its column."""
+    return {one: f"*{one}*" if one in scores.seen else one for one in scores.conditions}
+
+
+def _title(scores: Scores) -> str:
+    names = dict.fromkeys([scores.evaluation, scores.metric])
+    return f"{', '.join(names)} {'↑' if scores.higher else '↓'}"
+
+
+def means(tests: Sequence[Scores]) -> str:
+    """A row for each variant, but for those of one or two trainings where others have more; cells
+    are what :func:`column` says. Of one evaluation, or of several that have one condition each."""
+    trainings = {variant: n for one in tests for variant, n in one.trainings.items()}
+    least = min(TRAININGS, max(trainings.values()))
+    variants = [one for one, n in trainings.items() if n >= least]
+    shown = [(one, condition, head) for one in tests for condition, head in _heads(one).items()]
+    columns = [
+        column(one, condition, variants, one.result.report.baseline) for one, condition, _ in shown
     ]
-    text = f"Protocol, in {yaml}: {when}."
-    return f"{text} The file changed afterwards in: {'; '.join(changes)}." if changes else text
+    counts = {one.pop("") for one in columns}
+    title = f"{' to '.join(sorted(counts))} training{'s' * (counts != {'1'})}"
+    heads = [head if len(tests) == 1 else f"{_title(one)}: {head}" for one, _, head in shown]
+    if len(tests) == 1:
+        title = f"{_title(tests[0])}, {title}"
+    rows = [[one, *(of.get(one, "") for of in columns)] for one in variants]
+    return f"### {title}\n\n{table(['', *heads], rows)}".rstrip()
 
 
-def added(file: str) -> list[str]:
-    """What the YAML of another study has added to the protocol of scores."""
+def differences(scores: Scores) -> str:
+    """A row for each variant that was trained often enough: less the baseline, bold where the
+    interval excludes 0; nothing where no variant was. Of "1024 all" and "1024 2-64" the first."""
+    base = scores.result.report.baseline
+    heads = _heads(scores)
+    heads = {one: head for one, head in heads.items() if one.endswith(" all")} or heads
+    digits = 2 if scores.metric == "loss" else 1
+    rows = []
+    for variant in scores.variants:
+        found = [scores.differences.get((variant, one)) for one in heads]
+        if any(one and one.known for one in found):
+            cells = [
+                one and shown_tables.cell(one._replace(items=math.nan), digits, "+") + by_items(one)
+                for one in found
+            ]
+            bold = [one and one.differs() for one in found]
+            rows.append(
+                [variant, *(f"**{c}**" if b else c or "" for c, b in zip(cells, bold, strict=True))]
+            )
+    shown = table(["", *heads.values()], rows)
+    return f"### {_title(scores)}, less {base}\n\n{shown}".rstrip() if rows else ""
+
+
+def protocol(study: str, file: str) -> str:
+    """Where it is, and whether it was committed before the first results; whether the YAML of
+    another study has added to it since."""
     rows = pd.read_csv(RESULTS / "protocols.csv", keep_default_na=False)
-    rows = rows[(rows["study"] == file) & (rows["what"] == "added")]
-    if rows.empty:
-        return []
-    commits = [f"`{one}` ({date}) {about}" for one, date, about in rows.to_numpy()[:, 2:]]
-    yaml = f"[{file}.yaml](../../configs/studies/{file}.yaml)"
-    return [f"Added to the protocol, in {yaml}, which runs it now: {'; '.join(commits)}."]
+    text = f"[Protocol](../../configs/studies/{study}.yaml)"
+    at = rows[rows["study"] == study].groupby("what")["commit"].first()
+    if at.empty:
+        return f"{text}: not committed with results yet."
+    when = "before its first results"
+    if not at["protocol"]:
+        when = "none of its own"
+    elif at["protocol"] == at["results"]:
+        when = "**with its first results**: nothing shows that it was written before"
+    added = rows[(rows["study"] == file) & (rows["what"] == "added")]
+    more = (
+        f" [Another](../../configs/studies/{file}.yaml) runs it now, and added to it."
+        if len(added)
+        else ""
+    )
+    return f"{text}, {when} ([commits](protocols.csv), [machines](trained.csv)).{more}"
 
 
 def pictures() -> None:
@@ -454,7 +531,7 @@ def filled(text: str, items: bool = False) -> str:
     def anew(match: re.Match[str]) -> str:
         name = match[1]
         own = {"gpu": of_gpu, "intervals": of_intervals, "answers": of_answers, "answer": of_answer}
-        own |= {"groups": of_groups, "unfinished": of_unfinished}
+        own |= {"groups": of_groups, "unfinished": of_unfinished, "studies": of_studies}
         made = of_table(name) if name in TABLES else own[name]()
         return f"<!-- {name} -->\n{made}<!-- -->"
 

@@ -102,9 +102,9 @@ def test_a_dry_run_prints_every_command_and_names_data_that_are_missing_and_noth
     assert not list(tmp_path.iterdir())
 
 
-def test_every_study_is_on_the_page_of_experiments_or_of_results():
-    pages = [(ROOT / "docs" / name).read_text("utf-8") for name in ("experiments.md", "results.md")]
-    told = {*re.findall(r"`(\w+)`", pages[0]), *re.findall(r"\[(\w+)\]\(", pages[1])}
+def test_every_study_is_on_the_page_of_the_paper_or_of_studies():
+    pages = (ROOT / "docs" / "paper.md", ROOT / "studies" / "results" / "README.md")
+    told = {*re.findall(r"[`[](\w+)[`\]]", "".join(one.read_text("utf-8") for one in pages))}
     sets = ("demo", "demo_short")
     parts = {one for name in sets for one in yamls.read_yaml(PATHS[name])["studies"]}
     assert {*PATHS} - parts <= told  # parts stand there as sets
