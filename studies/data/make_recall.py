@@ -3,8 +3,10 @@
     python studies/data/make_recall.py --out recall --length 32 --pairs 7
 
 After Zoology's MQAR (Arora et al. 2023). A sequence begins with the tokenizer's end-of-text token
-and the pairs. Then each key stands once more, anywhere among filler, and the value behind it is
-what a model has to recall. Longer tests have as many pairs, and more filler.
+and the pairs. Then keys stand again, as many as there are pairs, anywhere among filler, and the
+value behind each is what a model has to recall. In a test each key is asked for once. In training
+it is chance which are: else a model learns which values have not been said yet, and no more, which
+is right in 45 of 100. Longer tests have as many pairs, and more filler.
 
 Writes what ``cape_studies.train_clm`` reads, tokenizer/ and train.npy, and valid.npy and test.npy,
 of all lengths. Beside each are its labels: what is to be recalled; nothing else is learned.
@@ -64,7 +66,8 @@ def make(
         ("valid", test, times),
         ("test", test, times),
     ):
-        made = [sequences(draw, many, one * length, pairs) for one in lengths]
+        once = part != "train"
+        made = [sequences(draw, many, one * length, pairs, once) for one in lengths]
         tokens, labels = (
             np.concatenate([one.ravel() for one in of]) for of in zip(*made, strict=True)
         )
@@ -73,9 +76,13 @@ def make(
 
 
 def sequences(
-    draw: np.random.Generator, many: int, length: int, pairs: int
+    draw: np.random.Generator, many: int, length: int, pairs: int, once: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens, (many, length), and of those to recall the same as labels."""
+    """Tokens, (many, length), and of those to recall the same as labels.
+
+    Args:
+        once: whether each key is asked for once.
+    """
     tokens = FILLER + draw.integers(KINDS["filler"], size=(many, length))
     labels = np.full(tokens.shape, NO_LABEL)
     end = 1 + 2 * pairs  # of the pairs
@@ -85,7 +92,7 @@ def sequences(
         row[:end] = [END, *np.c_[keys, values].ravel()]
         before = np.sort(draw.integers(length - end - 2 * pairs + 1, size=pairs))
         at = end + before + 2 * np.arange(pairs)  # before: filler up to each
-        order = draw.permutation(pairs)
+        order = draw.permutation(pairs) if once else draw.integers(pairs, size=pairs)
         row[at] = keys[order]
         row[at + 1] = own[at + 1] = values[order]
     return tokens, labels

@@ -474,7 +474,8 @@ def protocol(study: str, file: str) -> str:
         when = "**with its first results**: nothing shows that it was written before"
     added = rows[(rows["study"] == file) & (rows["what"] == "added")]
     more = (
-        f" [Another](../../configs/studies/{file}.yaml) runs it now, and added to it."
+        f" [Another](../../configs/studies/{file}.yaml) runs it now, and added to it in "
+        f"{', '.join(f'`{one}`' for one in added['commit'])}."
         if len(added)
         else ""
     )
