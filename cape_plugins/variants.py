@@ -99,6 +99,8 @@ class Variant:
         found: dict[str, Field[Any]] = {}
         for kind in self.classes:
             found |= declared(kind, axes)
+        if self.first_layer_only:
+            found.pop("nopos_every", None)
         return found
 
     @property
