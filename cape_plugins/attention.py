@@ -7,14 +7,15 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cape_plugins.checks import is_traced
+from cape_plugins.checks import check_count, is_traced
+from cape_plugins.options import option
 from cape_plugins.sizes import Part, Sizes
 
 
@@ -70,7 +71,17 @@ class PositionalAttention(Part):
         acts: False in a layer that the variant leaves out, where the mask alone counts.
     """
 
+    _: KW_ONLY
+    nopos_every: int = option(
+        0, "every n-th layer has no positions, as with 4 in SmolLM3; 0: all layers have them"
+    )
     prepares, acts = False, True  # without annotations, which would make them options
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("nopos_every", self.nopos_every, least=0)
+        if self.nopos_every == 1:
+            raise ValueError("nopos_every must be 0, or 2 and more: with 1 no layer has positions")
 
     def prepare(
         self, queries: Tensor, keys: Tensor, mask: Tensor | None, dtype: torch.dtype

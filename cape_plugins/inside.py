@@ -135,6 +135,7 @@ def core_of(kind: Kind, model: Any) -> Positions:
     """The core's module, anew, by what the host's says of itself."""
     stack = kind.stack(model)
     theirs, sizes = stack.positions, dataclasses.asdict(stack.positions.sizes)
+    del sizes["layer"]  # each layer's own
     # timm shows ε in words
     options = {k: getattr(theirs.augmentation, k, one) for k, one in theirs.options.items()}
     core = Positions(theirs.pos, **sizes, layers=len(stack.layers), **options).eval()

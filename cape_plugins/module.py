@@ -13,6 +13,7 @@ A decoder's are counted and its mask is causal. In a step its attention gets ``c
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -104,15 +105,18 @@ class Positions(nn.Module):
         if attends is not None:
             if layers == 0:
                 raise ValueError(f"{pos} acts in self-attention: give the number of layers")
-            count = 1 if self.variant.first_layer_only else layers
-            new = 1 if self.variant.one_for_all else count
-            different = [attends(self.sizes, **self._of(attends)) for _ in range(new)]
-            made[:count] = different * (count // new)
+            every = self.options.get("nopos_every", 0)
+            for layer in range(layers):
+                if layer and (self.variant.first_layer_only or (every and not (layer + 1) % every)):
+                    continue
+                sizes = replace(self.sizes, layer=layer)
+                shared = self.variant.one_for_all and layer > 0
+                made[layer] = made[0] if shared else attends(sizes, **self._of(attends))
         self._made = tuple(made)  # a tuple registers nothing: who has the layers, has them too
         self.attentions = nn.ModuleList(without(self.sizes) if one is None else one for one in made)
         # a default of None is decided by the part that declares it
         for part in (self.augmentation, self.added, *self._made[:1]):
-            for name in declared(type(part), axes) if part is not None else ():
+            for name in declared(part and type(part), axes).keys() & self.options.keys():
                 self.options[name] = getattr(part, name)
         for part in (self.added, *self._made):
             if part is not None:
@@ -132,7 +136,8 @@ class Positions(nn.Module):
 
     def _of(self, kind: type) -> dict[str, Any]:
         """The options that a class of the variant declares."""
-        return {name: self.options[name] for name in declared(kind, self.sizes.axes)}
+        names = declared(kind, self.sizes.axes)
+        return {name: self.options[name] for name in names if name in self.options}
 
     @property
     def content_scale(self) -> float:
@@ -248,7 +253,7 @@ class Positions(nn.Module):
         given = first.prepare(moved, of_keys, with_heads(mask), dtype)
         if unread:
             given = given._replace(keys=None)
-        if self.variant.first_layer_only and given.mask is None:  # other layers need the mask alone
+        if None in self._made and given.mask is None:  # other layers need the mask alone
             given = given._replace(mask=with_heads(mask))
         return added, given
 

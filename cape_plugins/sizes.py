@@ -21,6 +21,7 @@ class Sizes:
         spacing: between neighbouring tokens, in the unit of positions: 1 token, the seconds between
             frames, the distance between neighbouring patches in training. Options that count
             tokens, such as the context of relative positions, are divided by it.
+        layer: of attention, the number of its layer, from 0.
 
     Raises:
         ValueError: a value is out of range, or ``heads`` do not divide ``dim``.
@@ -31,11 +32,13 @@ class Sizes:
     head_dim: int = 0
     axes: int = 1
     spacing: float = 1.0
+    layer: int = 0
 
     def __post_init__(self) -> None:
         check_count("dim", self.dim)
         check_count("heads", self.heads)
         check_count("head_dim", self.head_dim, least=0)
+        check_count("layer", self.layer, least=0)
         check_positive("spacing", self.spacing)
         if self.axes not in AXES:
             raise ValueError(f"axes must be 1 (sequences) or 2 (images), got {self.axes!r}")

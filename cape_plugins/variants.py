@@ -6,7 +6,7 @@ it does in attention. What it takes is the options that its three classes declar
     >>> names(axes=1)[:5]                       # what sequences can have
     ('nopos', 'abspos', 'sinpos', 'cape', 'relpos')
     >>> sorted(get("rope", axes=2).options(axes=2))
-    ['frequency_scale', 'rope_base', 'rope_fraction']
+    ['frequency_scale', 'nopos_every', 'rope_base', 'rope_fraction']
     >>> register_variant("fire", Variant(attends=Fire))
 
 A package names a module that registers in its entry-point group ``cape_plugins.variants``. Such
@@ -99,6 +99,8 @@ class Variant:
         found: dict[str, Field[Any]] = {}
         for kind in self.classes:
             found |= declared(kind, axes)
+        if self.first_layer_only:
+            found.pop("nopos_every", None)
         return found
 
     @property

@@ -113,6 +113,7 @@ def test_options_of_other_variants_are_refused_as_the_user_types_them():
 
 def test_of_ours_one_that_has_its_default_counts_as_not_given():
     options = SECONDS.options("rope", {"max_global_shift": 30.0, "relpos_context": 6.0})
+    assert options.pop("nopos_every") == 0
     assert options == {"frequency_scale": 30.0, "rope_base": None, "rope_fraction": 1.0}
 
 
@@ -121,7 +122,7 @@ def test_a_misspelt_option_is_told_with_the_one_that_may_be_meant_and_those_ther
         ("relpos", "relpos_contxt", (), r"--relpos_contxt \(did you mean --relpos_context\?\)"),
         ("rope", "relpos_contxt", (), r"did you mean --relpos_context\?"),
         ("relpos", "dpeth", ("depth",), r"did you mean --depth\?"),  # of the host's own
-        ("relpos", "width", (), "relpos takes --relpos_context"),
+        ("relpos", "width", (), "relpos takes --nopos_every, --relpos_context"),
     ):
         with pytest.raises(ValueError, match=named):
             SECONDS.options(pos, {given: 3.0}, others)
@@ -158,7 +159,7 @@ def test_two_variants_may_have_an_option_of_one_name(own_table):
 
     register_variant("bent", Variant(attends=Bent, axes=(1,)))
     options = SECONDS.options("bent", {"base": "square"})
-    assert options == {"base": "square", "layers_bent": (1, 2)}
+    assert options == {"nopos_every": 0, "base": "square", "layers_bent": (1, 2)}
     made = SECONDS.positions("bent", options, dim=12, heads=3, layers=1)
     assert made.attentions[0].base == "square"
     assert SECONDS.options("cape", {"base": 9.0})["base"] == 9.0

@@ -27,7 +27,8 @@ class Tilted(PositionalAttention):
     tilt: float = option(1.0, "how steep", unit=POSITION)
 
 
-ROPE = {"rope_base", "rope_fraction"}
+EVERY = "nopos_every"  # of what attends
+ROPE = {"rope_base", "rope_fraction", EVERY}
 PLAIN = Variant(adds=Sinusoids)
 
 
@@ -44,9 +45,10 @@ def test_ours_come_first_and_images_have_all_but_those_of_sequences():
         ("abspos", 1, {"abspos_context", "overflow"}),
         ("sinpos", 1, {"base", "frequency_scale"}),
         ("sinpos", 2, {"frequency_scale"}),
-        ("relpos", 1, {"relpos_context"}),
+        ("relpos", 1, {"relpos_context", EVERY}),
+        ("relpos_first", 1, {"relpos_context"}),
         ("rope", 2, {"frequency_scale", *ROPE}),
-        ("alibi", 2, {"alibi_unit"}),
+        ("alibi", 2, {"alibi_unit", EVERY}),
         ("random_rope", 1, {"frequency_scale", *ROPE, "random_range", "spread"}),
         ("pose_rope", 1, {"frequency_scale", *ROPE, "pose_range"}),
     ],
@@ -136,7 +138,7 @@ def test_a_class_without_options_of_its_own_needs_no_decorator():
     class Plain(Tilted):
         pass
 
-    assert Variant(attends=Plain).options(1).keys() == {"tilt"}
+    assert Variant(attends=Plain).options(1).keys() == {"tilt", EVERY}
 
 
 @dataclass(eq=False, repr=False)

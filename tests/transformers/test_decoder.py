@@ -5,7 +5,14 @@ import copy
 import pytest
 import torch
 import transformers
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import (
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+    StaticCache,
+)
 
 from cape_plugins.variants import names
 
@@ -195,3 +202,33 @@ def test_an_unknown_name_is_the_nearest(sizes):
     for name in ("max_global_scal", "relpos_contxt"):
         with pytest.raises(ValueError, match=name):
             transformers.AutoConfig.for_model("cape_llama", **sizes, **{name: 1.1})
+
+
+@torch.no_grad()
+def test_positions_by_layer_are_those_of_smollm3(create, tokens):
+    """Every fourth layer without a rotation, by the same weights; whole and in steps."""
+    small = dict(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=8)
+    small |= dict(
+        num_attention_heads=4, num_key_value_heads=2, rope_theta=5e4, initializer_range=0.3
+    )
+    small |= dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    torch.manual_seed(0)
+    stock = SmolLM3ForCausalLM(SmolLM3Config(**small)).eval()
+    assert stock.config.no_rope_layers == [1, 1, 1, 0] * 2
+    config = transformers.AutoConfig.for_model("cape_llama", pos="rope", nopos_every=4, **small)
+    ours = transformers.AutoModelForCausalLM.from_config(config).eval()
+    known = {name for name in ours.state_dict() if ".mark." not in name}
+    assert known == {*stock.state_dict()}
+    ours.load_state_dict(stock.state_dict())
+    expected = stock(tokens).logits
+    torch.testing.assert_close(ours(tokens).logits, expected, rtol=1e-4, atol=1e-5)
+    cache = DynamicCache(config=config)
+    steps = [
+        ours(tokens[:, start:stop], past_key_values=cache, use_cache=True).logits
+        for start, stop in ((0, 7), (7, 8), (8, 13))
+    ]
+    torch.testing.assert_close(torch.cat(steps, dim=1), expected, rtol=1e-4, atol=1e-5)
+    everywhere = transformers.AutoConfig.for_model("cape_llama", pos="rope", **small)
+    with_all = transformers.AutoModelForCausalLM.from_config(everywhere).eval()
+    with_all.load_state_dict(stock.state_dict())
+    assert not torch.allclose(with_all(tokens).logits, expected, atol=1e-3)
