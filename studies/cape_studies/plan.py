@@ -19,6 +19,7 @@ versions do not count; ``config.yaml`` has them.
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -222,11 +223,15 @@ class Run:
     def losses(self) -> tuple[str, list[float]]:
         """``validation`` and its losses in their order, as far as the log has them. Of a trainer
         that says none: ``training`` and the means of its losses in ten parts of the log."""
-        lines = self.log.read_text("utf-8", errors="replace").splitlines()
+        text = self.log.read_text("utf-8", errors="replace") if self.log.exists() else ""
+        lines = text.splitlines()
         found = [loss for loss in map(self.plan.host.validated, lines) if loss is not None]
         if found and not self.plan.study.trainer:
             return "validation", found
-        every = [float(one.loss) for one in map(self.progress, lines) if one and one.loss]
+        every: list[float] = []
+        for one in filter(None, map(self.progress, lines)):
+            with suppress(ValueError):  # a trainer of one's own may write anything there
+                every.append(float(one.loss))
         many = max(1, len(every) / PARTS)
         edges = [round(i * many) for i in range(min(PARTS, len(every)) + 1)]
         return "training", [fmean(every[low:high]) for low, high in pairwise(edges)]

@@ -102,7 +102,7 @@ TENS = "".join(f"step {i}/20 loss={4 - i % 2 - i / 10}\n" for i in range(1, 21))
     [
         ("step 1/3 loss=3\nstep 2/3 loss=2\nstep 3/3 loss=1.5\n", "3, 2, 1.5"),
         (TENS, "1.95, 1.75, 1.55: still falling"),  # means of ten parts
-        ("nothing is said\n", None),
+        ("step 1/3 loss=unknown\nstep 2/3\nnothing is said\n", None),
     ],
 )
 def test_whether_a_trainer_of_ones_own_had_converged_is_told_by_its_training(
