@@ -25,7 +25,7 @@ from cape_plugins.host import Host
 from cape_plugins.module import Positions
 from cape_plugins.options import POSITION
 from cape_plugins.sinusoid import Sinusoids
-from cape_plugins.variants import OURS, Variant, get
+from cape_plugins.variants import OURS, Variant, get, names
 
 # at this position, neighbouring float32 numbers are 2 ** -7 of a token apart
 FURTHEST = 1e5
@@ -43,6 +43,12 @@ _REPLACED = {
 def flag(name: str) -> str:
     """An option's name as users type it."""
     return f"--{name.replace('_', '-')}"
+
+
+def spell(name: str) -> str:
+    """The same of an option that may be of another package's variant."""
+    theirs = HOST.taken(*names(HOST.axes)).keys() - HOST.ours.keys()
+    return f"--pos-options {name}" if name in theirs else flag(name)
 
 
 def aligns_source(variant: Variant) -> bool:
@@ -80,7 +86,7 @@ HOST = Host(
         "relpos_context": 150,
     },
     sets=frozenset({"mean_normalize", "spread", "overflow", "abspos_context", "alibi_unit"}),
-    spell=flag,
+    spell=spell,
     advice=ANOTHER_CHECKPOINT,
 )
 

@@ -46,7 +46,7 @@ def test_it_translates(data, trained):
     ("flags", "named"),
     [
         ("--pos cape", "--pos fire.* cape"),
-        ("--pos fire", "--fire-width 8"),
+        ("--pos fire", "--pos-options fire_width 8"),
     ],
 )
 def test_another_variants_model_refuses_it_in_one_line(data, trained, flags, named):
@@ -56,7 +56,9 @@ def test_another_variants_model_refuses_it_in_one_line(data, trained, flags, nam
 
 def test_wrong_options_are_one_line(data, tmp_path):
     line = f"fairseq-train {data} --save-dir {tmp_path} {TRAIN}"
-    assert_one_line(call(f"{line} {FIRE.replace('fire -', 'rope -')}"), "--fire-width .*cape_fire")
+    assert_one_line(
+        call(f"{line} {FIRE.replace('fire -', 'rope -')}"), "--pos-options fire_width .*cape_fire"
+    )
     assert_one_line(call(f"{line} {FIRE.replace('8', '0')}"), "fire_width")
 
 
