@@ -18,6 +18,7 @@ where and with which code.
 import json
 import math
 import re
+import runpy
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -28,7 +29,6 @@ from typing import Any
 
 import pandas as pd
 import yaml
-from tabulate import tabulate
 
 from cape_plugins.variants import names
 from cape_studies import config, figure, yamls
@@ -37,8 +37,11 @@ from cape_studies.answer import BRACKETS, of_result, sentences
 from cape_studies.compare import Scores, every
 from cape_studies.items import PARTS, made
 from cape_studies.results import of_study
-from cape_studies.stats import ITEMS, TRAININGS, Estimate
+from cape_studies.stats import TRAININGS, Estimate
 from cape_studies.tidy import NO_ITEMS, Result, check, read
+
+_simulated = runpy.run_path(str(Path(__file__).with_name("simulated.py")))
+SIMULATED, cell, table = (_simulated[name] for name in ("TABLES", "cell", "table"))
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "docs"
@@ -51,15 +54,6 @@ ANSWER = HERE / "answers" / "my_images.json"  # beside its CSV
 TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 APART = 10  # points between trainings from which on a cell is their range
 FIGURE = {"cape_rope", "rope", "rope_gap", "rope_moved", "nopos"}  # of objects that move
-#: rows of benchmarks/results/intervals.csv that intervals.md shows
-SIMULATED = [
-    "a score",
-    "a score, of other test items, ± half the spread",
-    "one pair",
-    "one pair, one spreads 5 times as much",
-    "all pairs of 3",
-    "all pairs of 7",
-]
 NO_SCORES = {"protocols", "trained"}  # CSVs of RESULTS
 DEMO = "What `make demo-full` trains, in three hosts"
 READ_IT = "[How to read this](../../docs/intervals.md#a-page-of-a-study);"
@@ -267,58 +261,6 @@ def by_case(found: pd.DataFrame) -> str:
     return table(["", *heads.values()], cells)
 
 
-def of_intervals() -> str:
-    """How often intervals are wrong or find a difference, by ``benchmarks/intervals.py``."""
-    found = pd.read_csv(MEASURED / "intervals.csv").set_index(["compared", "trainings"])
-    shown = [(part, trainings) for part in ("wrong", "found") for trainings in ("3", "5")]
-    rows = [
-        [name, *(cell(100 * found.at[(name, trainings), part], 1) for part, trainings in shown)]
-        for name in SIMULATED
-    ]
-    return table(["%", *(f"{part}, {trainings} seeds" for part, trainings in shown)], rows)
-
-
-def of_answers() -> str:
-    """How often answers say "worse" wrongly, or find what is worse, by the same script."""
-    found = pd.read_csv(MEASURED / "answers.csv")
-    found = found[found["items"] >= ITEMS].query("variants == 7 and trainings == 5 and right <= 95")
-    shares = "by_trainings", "wrong", "found_5", "found_10"
-    rows = [
-        [
-            *(f"{one[name]:g}" for name in ("items", "right")),
-            f"{100 * one['agree']:.0f}",
-            *(cell(100 * one[name], 1) for name in shares),
-        ]
-        for _, one in found.iterrows()
-    ]
-    heads = ["test items", "right, %", "two trainings agree on, %", "wrong by trainings alone, %"]
-    return table([*heads, "wrong, %", "found: 5 points, %", "found: 10 points, %"], rows)
-
-
-def of_groups() -> str:
-    """How often answers of seven variants and items in groups of one size say "worse" wrongly, by
-    the same script."""
-    found = pd.read_csv(MEASURED / "groups.csv").query(
-        "trainings == 5 and variants == 7 and alike == 0.3 and groups * largest == 300"
-    )
-    rows = [
-        [f"{one['groups']:g}", *(cell(100 * one[name], 1) for name in ("by_items", "wrong"))]
-        for _, one in found.iterrows()
-    ]
-    return table(["groups", "wrong if items counted, %", "wrong, %"], rows)
-
-
-def of_unfinished() -> str:
-    """How often answers of unfinished studies say "worse" wrongly, by the same script."""
-    found = pd.read_csv(MEASURED / "unfinished.csv")
-    shares = ("by_trainings", "wrong")
-    rows = [
-        [one["trainings"], *(cell(100 * one[name], 1) for name in shares)]
-        for _, one in found.iterrows()
-    ]
-    return table(["trainings of each variant", "by trainings alone, %", "wrong, %"], rows)
-
-
 def of_studies() -> str:
     """Every page of RESULTS; those of one or two trainings are not in the navigation."""
     rows, few = [], []
@@ -336,16 +278,6 @@ def of_studies() -> str:
     shown = table(["study", "", "trainings"], rows)
     shown += f"\nOne or two trainings: {', '.join(few)}.\n"
     return f"{shown}\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
-
-
-def cell(value: float | None, decimals: int) -> str:
-    """As text; nothing where nothing was measured."""
-    return "" if value is None or pd.isna(value) else f"{value:.{decimals}f}"
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """In Markdown."""
-    return tabulate(rows, heads, tablefmt="github", disable_numparse=True) + "\n"
 
 
 @cache
@@ -531,8 +463,7 @@ def filled(text: str, items: bool = False) -> str:
 
     def anew(match: re.Match[str]) -> str:
         name = match[1]
-        own = {"gpu": of_gpu, "intervals": of_intervals, "answers": of_answers, "answer": of_answer}
-        own |= {"groups": of_groups, "unfinished": of_unfinished, "studies": of_studies}
+        own = SIMULATED | {"gpu": of_gpu, "answer": of_answer, "studies": of_studies}
         made = of_table(name) if name in TABLES else own[name]()
         return f"<!-- {name} -->\n{made}<!-- -->"
 
