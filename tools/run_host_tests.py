@@ -240,7 +240,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tests = options.checkout / TESTS[options.host][0][0].split("/")[0]
         if not tests.is_dir():
             raise SystemExit(f"{tests} does not exist: give a checkout of {options.host}")
-        shutil.copytree(tests, Path(folder, tests.name))
+        for one in (tests, options.checkout / "utils"):
+            if one.is_dir():  # transformers' tests import from utils
+                shutil.copytree(one, Path(folder, one.name))
         passing: list[str] = []
         for pos in (STOCK, *options.pos):
             with multiprocessing.get_context("spawn").Pool(1) as process:
