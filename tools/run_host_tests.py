@@ -206,6 +206,11 @@ class Run:
             of[name] = random.Random(7).sample(every, min(self.sample, len(every)))
         items[:] = [item for every in of.values() for item in every]
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Say why tests cannot be imported, from which pytest goes no further."""
+        if report.failed:
+            print(report.longrepr)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep a test's worst phase."""
         if report.failed:
