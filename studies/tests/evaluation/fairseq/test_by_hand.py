@@ -293,12 +293,15 @@ def test_the_language_decides_how_words_are_joined_and_cut(capsys):
         raw += " here and so are you"
         _, plain = evaluate.bleu_scores({"model": "m", "subset": "s"}, [pair], language, [raw])
         assert plain.value == pytest.approx(100)
+        _, plain = evaluate.bleu_scores({"model": "m", "subset": "s"}, [pair], language)
+        assert plain.value == pytest.approx(100)  # the references are joined too
     capsys.readouterr()
     [*evaluate.bleu_scores({"model": "m", "subset": "s"}, [("你好", "你好")], "zh")]
     tokenised, plain = capsys.readouterr().out.splitlines()
     assert tokenised.startswith("m s bleu: BLEU|")
     assert plain.startswith("m s sacrebleu, against detokenised references (not comparable): BLEU|")
-    assert ("tok:none" in tokenised, "tok:zh" in plain) == (True, True)
+    assert "tok:none|smooth:none|" in tokenised
+    assert "tok:zh|smooth:exp|" in plain
 
 
 @pytest.mark.parametrize("language", ["en", "de"])
