@@ -137,7 +137,7 @@ BAD = [
     (lambda data: (data / "b.wav").write_text("not a WAV file"), "data .*b.wav.*not recogni"),
     (lambda data: (data / "b.wav").unlink(), "data .*b.wav"),
     (lambda data: stereo(data), "data needs mono .* it has 8000 Hz × 2"),
-    (lambda data: (data / "text").write_text("a one\n"), "^1 utterances .* data, .*such as b"),
+    (lambda data: (data / "text").write_text("a one\n"), "^1 utterances .*data, .*such as b"),
     (lambda data: (data / "text").write_text("a\nb\nc d\n"), "data, .*such as c"),
     (lambda data: (data / "text").unlink(), "data .*text"),
     (lambda data: (data / "wav.scp").write_text(""), "data"),

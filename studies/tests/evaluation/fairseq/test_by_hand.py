@@ -384,6 +384,8 @@ def test_the_defaults_are_the_papers(data):
         ("bleu d --model m --max-len-a -1", "--max-len-a: "),
         ("bleu d --model m --max-len-b -1", "--max-len-b: "),
         ("bleu d --model m --beam 0", "--beam: "),
+        ("loss d --model m --max-tokens 0", "--max-tokens: "),
+        ("loss d --model m --workers -1", "--workers: "),
         ("both d --model m", "score: input should be 'bleu' or 'loss'"),
     ],
 )  # fmt: skip
