@@ -107,6 +107,14 @@ def test_positions_may_be_left_out_by_a_decoder_alone():
         decoder("rope")(x, past=-1)
 
 
+def test_a_decoder_with_keys_of_its_own_hides_none_of_them():
+    made, where, keys = decoder("alibi"), torch.tensor([[3.0, 4.0]]), torch.arange(5.0)[None]
+    _, given = made(None, where, keys=keys)
+    slope = -given.bias[0, :, 0, 2]  # one token away
+    expected = -(where[0, :, None] - keys).abs() * slope[:, None, None]
+    torch.testing.assert_close(given.bias[0], expected)
+
+
 # What a step costs, and what it lacks
 
 

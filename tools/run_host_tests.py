@@ -206,6 +206,11 @@ class Run:
             of[name] = random.Random(7).sample(every, min(self.sample, len(every)))
         items[:] = [item for every in of.values() for item in every]
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Say why tests cannot be imported, from which pytest goes no further."""
+        if report.failed:
+            print(report.longrepr)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep a test's worst phase."""
         if report.failed:
@@ -240,7 +245,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tests = options.checkout / TESTS[options.host][0][0].split("/")[0]
         if not tests.is_dir():
             raise SystemExit(f"{tests} does not exist: give a checkout of {options.host}")
-        shutil.copytree(tests, Path(folder, tests.name))
+        for one in (tests, options.checkout / "utils"):
+            if one.is_dir():  # transformers' tests import from utils
+                shutil.copytree(one, Path(folder, one.name))
         passing: list[str] = []
         for pos in (STOCK, *options.pos):
             with multiprocessing.get_context("spawn").Pool(1) as process:

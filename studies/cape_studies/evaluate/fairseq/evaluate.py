@@ -92,7 +92,7 @@ def bleu_scores(
         "bleu": ("bleu_unsmoothed", split, hypotheses, references),
         "sacrebleu": ("bleu", BLEU(trg_lang=language), plain(hypotheses), raw),
     }
-    title = " ".join(str(value) for value in about.values() if value is not None)
+    title = " ".join(map(str, about.values()))
     for metric, (how, kind, ours, theirs) in kinds.items():
         whole = kind.corpus_score(ours, [theirs]).format(signature=str(kind.get_signature()))
         made = metric == "sacrebleu" and raw_references is None

@@ -1,6 +1,7 @@
 """What ``cape-espnet-eval`` is made of, without a model: data, cuts, counts, options."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -107,8 +108,27 @@ def test_a_test_set_has_utterances_of_one_rate(folder):
     ]
 
 
+def test_utterances_come_as_wav_scp_has_them_with_their_texts_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, seconds in (("z", 2), ("a", 1)):
+        soundfile.write(tmp_path / f"{name}.wav", np.zeros(11025 * seconds), 11025)
+    (tmp_path / "wav.scp").write_text(f"z {tmp_path}/z.wav\na a.wav\n")
+    (tmp_path / "text").write_text("a Ein Wort\nz ZWEI\n")
+    utterances, rate = testset.read(tmp_path)
+    assert rate == 11025
+    assert [(name, u.path, u.text, u.seconds, u.rate) for name, u in utterances.items()] == [
+        ("z", tmp_path / "z.wav", "ZWEI", 2, 11025),
+        ("a", Path("a.wav"), "Ein Wort", 1, 11025),
+    ]
+
+
 def sound(folder, samples, rate=RATE):
     soundfile.write(folder / "b.wav", np.array(samples), rate, subtype="FLOAT")
+
+
+def stereo(folder):
+    for name in "ab":
+        soundfile.write(folder / f"{name}.wav", np.zeros((800, 2)), RATE)
 
 
 BAD = [
@@ -116,7 +136,8 @@ BAD = [
     (lambda data: sound(data, np.zeros(800), 2 * RATE), "data .*one sampling rate, .*16000 Hz"),
     (lambda data: (data / "b.wav").write_text("not a WAV file"), "data .*b.wav.*not recogni"),
     (lambda data: (data / "b.wav").unlink(), "data .*b.wav"),
-    (lambda data: (data / "text").write_text("a one\n"), "data, .*such as b"),
+    (lambda data: stereo(data), "data needs mono .* it has 8000 Hz × 2"),
+    (lambda data: (data / "text").write_text("a one\n"), "^1 utterances .*data, .*such as b"),
     (lambda data: (data / "text").write_text("a\nb\nc d\n"), "data, .*such as c"),
     (lambda data: (data / "text").unlink(), "data .*text"),
     (lambda data: (data / "wav.scp").write_text(""), "data"),

@@ -3,8 +3,10 @@ hand, with all options away from their defaults."""
 
 import functools
 import math
+import shutil
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from fairseq_cli.preprocess import main as preprocess_main  # noqa: E402
 
 from cape_studies.evaluate.fairseq import checkpoints, evaluate, generate  # noqa: E402
 from cape_studies.evaluate.fairseq.options import FairseqOptions  # noqa: E402
+from cape_studies.evaluate.output import Score  # noqa: E402
 
 SEARCH = dict(beam=3, lenpen=1.7, max_len_a=0.5, max_len_b=9)
 
@@ -219,6 +222,125 @@ def test_a_subset_without_sentences_is_refused(trained, data, refused, tmp_path,
     assert f"'test' in {folder} {told}" in refused("loss", folder, "--model", trained[0])
 
 
+def test_a_folder_is_tested_by_its_best_bleu_on_valid_alone(tmp_path, monkeypatch, run):
+    """Three checkpoints whose BLEU and sacreBLEU on valid disagree, and a file of one."""
+    for i in (1, 2, 3):
+        (tmp_path / f"checkpoint{i}.pt").write_text("")
+    (tmp_path / "raw").write_text("a\nb\n")
+    task = SimpleNamespace(cfg=SimpleNamespace(source_lang="en", target_lang="de"))
+    values = {"checkpoint1.pt": (1, 8), "checkpoint2.pt": (5, 3), "checkpoint3.pt": (4, 9)}
+    done = []
+
+    def open_test(loaded, subset, options):
+        done.append(("open", loaded.path.split("/")[-1], subset))
+        about = {"model": loaded.name, "checkpoint": loaded.path.split("/")[-1], "subset": subset}
+        return generate.Test(None, task, [0, 1], about)
+
+    def bleu_scores(about, translations, language, raw):
+        done.append(("score", about["checkpoint"], about["subset"], language, raw))
+        for value in values.get(about["checkpoint"], (0, 0)):
+            yield Score(about, "bleu", "number", value)
+
+    monkeypatch.setattr(evaluate, "open_test", open_test)
+    monkeypatch.setattr(evaluate, "bleu_scores", bleu_scores)
+    monkeypatch.setattr(evaluate, "translate", lambda test, options: [])
+    monkeypatch.setattr(
+        evaluate, "load_model", lambda name, path, options: checkpoints.Loaded(name, path, 0, task)
+    )
+    given = ("bleu", "d", "--model", f"folder={tmp_path}", f"file={tmp_path}/x.pt")
+    found = run(*given, "--gen-subset", "test", "--reference", tmp_path / "raw")
+    assert [(row["model"], row["checkpoint"], row["subset"], row["value"]) for row in found] == [
+        ("folder", "checkpoint2.pt", "valid", "5"), ("folder", "checkpoint2.pt", "valid", "3"),
+        ("folder", "checkpoint2.pt", "test", "5"), ("folder", "checkpoint2.pt", "test", "3"),
+        ("file", "x.pt", "test", "0"), ("file", "x.pt", "test", "0"),
+    ]  # fmt: skip
+    # what may be wrong is found before any work; valid has no raw references
+    assert done[:3] == [
+        *(("open", "checkpoint1.pt", one) for one in ("valid", "test")), ("open", "x.pt", "test")
+    ]  # fmt: skip
+    assert [one[1:] for one in done[3:] if one[0] == "score"] == [
+        *((f"checkpoint{i}.pt", "valid", "de", None) for i in (1, 2, 3)),
+        *((one, "test", "de", ["a", "b"]) for one in ("checkpoint2.pt", "x.pt")),
+    ]
+
+
+def test_losses_are_of_the_best_checkpoint_and_the_subset_that_is_asked_for(
+    tmp_path, monkeypatch, run
+):
+    (tmp_path / "checkpoint1.pt").write_text("")
+    asked = []
+    monkeypatch.setattr(
+        evaluate, "load_model", lambda name, path, options: asked.append(path) or name
+    )
+
+    def open_test(loaded, subset, options):
+        return generate.Test(None, None, None, {"model": loaded, "subset": subset})
+
+    monkeypatch.setattr(evaluate, "open_test", open_test)
+    monkeypatch.setattr(evaluate, "score_references", lambda test, options: [[0.0, 2.0], [1.0]])
+    found = run("loss", "d", "--model", f"a={tmp_path}", "--gen-subset", "valid")
+    assert asked == [f"{tmp_path}/checkpoint_best.pt"]
+    columns = ("subset", "position", "metric", "how", "items", "value")
+    assert [[row[name] for name in columns] for row in found] == [
+        ["valid", "1", "loss", "mean", "2", "0.5"],
+        ["valid", "2", "loss", "mean", "1", "2.0"],
+    ]
+
+
+def test_the_language_decides_how_words_are_joined_and_cut(capsys):
+    pair = ("he 's here and so are you", "he 's here and so are you")
+    for language, raw in (("en", "he's"), ("de", "he 's")):
+        raw += " here and so are you"
+        _, plain = evaluate.bleu_scores({"model": "m", "subset": "s"}, [pair], language, [raw])
+        assert plain.value == pytest.approx(100)
+        _, plain = evaluate.bleu_scores({"model": "m", "subset": "s"}, [pair], language)
+        assert plain.value == pytest.approx(100)  # the references are joined too
+    capsys.readouterr()
+    [*evaluate.bleu_scores({"model": "m", "subset": "s"}, [("你好", "你好")], "zh")]
+    tokenised, plain = capsys.readouterr().out.splitlines()
+    assert tokenised.startswith("m s bleu: BLEU|")
+    assert plain.startswith("m s sacrebleu, against detokenised references (not comparable): BLEU|")
+    assert "tok:none|smooth:none|" in tokenised
+    assert "tok:zh|smooth:exp|" in plain
+
+
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_a_checkpoint_is_of_the_dictionaries_that_it_was_trained_with(
+    trained, data, tmp_path, language
+):
+    state = torch.load(trained[0], weights_only=False)
+    elsewhere = Path(shutil.copytree(data, tmp_path / "bin"))
+    file = elsewhere / f"dict.{language}.txt"
+    first, second, *others = file.read_text(encoding="utf-8").splitlines()
+    file.write_text("\n".join([second, first, *others]) + "\n", encoding="utf-8")
+
+    def load(trained_on: str, *, on: Path = elsewhere) -> checkpoints.Loaded:
+        state["cfg"]["task"] |= {"data": trained_on}
+        torch.save(state, tmp_path / "m.pt")
+        given = FairseqOptions(score="loss", data=on, model=["m"], device="cpu")
+        return checkpoints.load_model("m", str(tmp_path / "m.pt"), given)
+
+    # trained on parts in several folders, the first of which has the dictionaries
+    with pytest.raises(ValueError, match=f"dict.{language}.txt differ"):
+        load(f"{data}:/nowhere")
+    assert load("/gone").name == "m"  # where training's are not there, nothing is compared
+    # what validated the training is not built again
+    state["cfg"]["task"] |= {"eval_bleu": True, "eval_bleu_args": "not JSON"}
+    found = load(str(data), on=data)
+    assert (found.path, found.model.training) == (str(tmp_path / "m.pt"), False)
+    assert found.task.cfg.data == str(data)
+
+
+def test_the_options_of_an_old_fairseq_are_read_too(trained, data, tmp_path):
+    words = ["/gone", "--arch", "cape_transformer_tiny", "-s", "en", "-t", "de"]
+    args = options.parse_args_and_arch(options.get_training_parser(), input_args=words)
+    state = torch.load(trained[0], weights_only=False)
+    torch.save(state | {"args": args, "cfg": None}, tmp_path / "old.pt")
+    given = FairseqOptions(score="loss", data=data, model=["m"], device="cpu")
+    found = checkpoints.load_model("m", str(tmp_path / "old.pt"), given)
+    assert found.task.cfg.data == str(data)
+
+
 def test_a_loss_that_is_no_number_is_refused(data, trained, refused, tmp_path):
     state = torch.load(trained[0], weights_only=False)
     state["model"]["decoder.embed_tokens.weight"][5] = math.nan
@@ -262,6 +384,8 @@ def test_the_defaults_are_the_papers(data):
         ("bleu d --model m --max-len-a -1", "--max-len-a: "),
         ("bleu d --model m --max-len-b -1", "--max-len-b: "),
         ("bleu d --model m --beam 0", "--beam: "),
+        ("loss d --model m --max-tokens 0", "--max-tokens: "),
+        ("loss d --model m --workers -1", "--workers: "),
         ("both d --model m", "score: input should be 'bleu' or 'loss'"),
     ],
 )  # fmt: skip

@@ -208,6 +208,39 @@ def test_images_are_read_in_batches_by_so_many_processes(data, file):
     assert (options.crop_pct, options.model, options.throughput) == (None, None, False)
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("-c", "-c: "),  # or --checkpoint
+        ("--data", "--data: "),
+        ("--crop-pct 0", "--crop-pct: "),
+        ("--crop-pct 1.01", "--crop-pct: "),
+        ("--resolutions 0", "--resolutions: "),
+        ("--resolutions whole", "--resolutions: "),
+        ("--bins 0", "--bins: "),
+        ("--moved -0.1", "--moved: "),
+        ("--moved 0.51", "--moved: "),
+        ("--batch-size 0", "--batch-size: "),
+        ("--workers -1", "--workers: "),
+        ("--resolutions original --throughput", "--throughput takes sides in pixels"),
+    ],
+)
+def test_options_out_of_range_are_told(refused, words, named):
+    given = [one for one in ("-c m", "--data d") if one.split()[0] not in words.split()]
+    assert named.replace("-c:", "--checkpoint:") in refused(
+        *" ".join(given).split(), *words.split()
+    )
+
+
+def test_options_at_the_end_of_their_range_are_taken():
+    given = dict(checkpoint=["m"], data=["d"], crop_pct=1, moved=0.5, workers=0, batch_size=1)
+    options = TimmOptions(**given, resolutions=[1, "original"], bins=[1])
+    assert (options.crop_pct, options.moved, options.resolutions) == (1, 0.5, [1, "original"])
+    plain = TimmOptions(checkpoint=["m"], data=["d"])
+    assert (plain.model_kwargs, plain.upright, plain.throughput) == ({}, False, False)
+    assert (plain.device, plain.amp, plain.overwrite) == (None, False, False)
+
+
 @pytest.mark.parametrize("upright", [False, True])
 def test_images_are_turned_as_their_exif_says_where_it_is_asked_for(
     file, tmp_path, monkeypatch, upright
