@@ -24,7 +24,7 @@ from cape_plugins.attention import (
     merge,
     with_heads,
 )
-from cape_plugins.checks import is_traced
+from cape_plugins.checks import check_values, is_traced
 from cape_plugins.options import POSITION, check_asked, option
 
 
@@ -33,8 +33,9 @@ class RelativePositions(PositionalAttention):
     """Learnable vectors for how far, in tokens, each key is from the query.
 
     ``keys`` are (2 · context + 1, head_dim), uniform in ± 0.1 at first (authors); the context is in
-    tokens. Within a sequence distances are counted in tokens, whatever the positions are. Between
-    queries and other keys (a cache) they are those of positions, in tokens.
+    tokens. Within a sequence tokens are counted in their order, which is fast, and positions that
+    say something else are refused. Between queries and other keys (a cache) distances are those of
+    positions, in tokens.
     """
 
     relpos_context: float | None = option(
@@ -50,6 +51,7 @@ class RelativePositions(PositionalAttention):
         assert self.relpos_context is not None
         self.context = self.sizes.tokens("relpos_context", self.relpos_context)
         self.keys = nn.Parameter(torch.empty(2 * self.context + 1, self.sizes.head_dim))
+        self.looked = False  # at positions on a GPU
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -59,16 +61,45 @@ class RelativePositions(PositionalAttention):
     def prepare(
         self, queries: Tensor, keys: Tensor, mask: Tensor | None, dtype: torch.dtype
     ) -> Given:
-        """Nothing but the mask for a sequence: tokens are counted, wherever they are.
+        """Nothing but the mask for a sequence, whose tokens are counted.
 
         Where keys are others than the queries, how many tokens each key is from each query, by
         their positions: a row of the table for both, (1 or B, queries, keys).
+
+        Raises:
+            ValueError: positions of a sequence are not one ``spacing`` apart in the order of its
+                tokens. With a mask they may begin again at the least: texts packed into one row.
+                (On a GPU the first forward alone is checked: each check is kernels.)
         """
         if keys is queries:
+            if not is_traced() and (queries.device.type == "cpu" or not self.looked):
+                self.looked = True
+                self.check_even(queries[..., 0], mask is not None)
             return Given(mask=with_heads(mask))
         apart = (keys[:, None, :, 0] - queries[:, :, None, 0]) / self.sizes.spacing
         apart = apart.nan_to_num(0.0).round().long().clamp(-self.context, self.context)
         return Given(apart + self.context, mask=with_heads(mask))
+
+    def check_even(self, positions: Tensor, begin_again: bool) -> None:
+        """Raise ValueError unless tokens at positions (1 or B, N) stand where counting has them."""
+
+        def ok() -> Tensor:
+            where = positions / self.sizes.spacing
+            index = torch.arange(where.shape[1], device=where.device)
+            start = (~where.isnan()).int().argmax(dim=1, keepdim=True)
+            if begin_again:
+                least = where == where.nan_to_num(torch.inf).amin(dim=1, keepdim=True)
+                start = (index * least).cummax(dim=1).values
+            beyond = where - index - (where - index).gather(1, start)
+            return ~(beyond.abs() >= 0.5)  # of NaN too
+
+        spacing = self.sizes.spacing
+        check_values(
+            positions,
+            ok,
+            f"relpos counts a sequence's tokens in their order, so they must be {spacing:g} apart "
+            "in it: give even positions, or choose rope or alibi, which read them",
+        )
 
     def bias(self, query: Tensor, key: Tensor, given: Given = NOTHING) -> Tensor:
         """What distances add to the scores: (B, heads, queries, keys).

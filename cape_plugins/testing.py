@@ -172,7 +172,8 @@ def check_no_position(pos: str, axes: int, **options: Any) -> None:
 def check_batch(pos: str, axes: int, **options: Any) -> None:
     """A sample does not depend on those beside it, with its own positions or shared ones."""
     made, x = model(pos, axes, **options), content(2, 6)
-    where = torch.cat([places(axes), 0.8 * places(axes)])
+    where = places(axes).repeat_interleave(2, dim=0)
+    where[1, 4:] = math.nan
     alone = torch.cat([made(x[i : i + 1], where[i : i + 1]) for i in range(2)])
     assert_close(made(x, where), alone)
     assert_close(made(x, where[:1]), made(x, where[:1].repeat_interleave(2, dim=0)))

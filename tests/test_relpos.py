@@ -78,12 +78,56 @@ def test_it_is_the_formula(queries, earlier, context, masked):
     torch.testing.assert_close(attention(*inputs, given)[0], expected)
 
 
+N = math.nan
+
+
 @both_ways
-def test_distances_are_counted_in_tokens_wherever_those_are():
-    positions, mask = torch.rand(2, 6, 1), torch.ones(2, 1, 6, dtype=torch.bool)
-    given = module().prepare(positions, positions, mask, torch.float32)
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        [[0, 1, 2, 3, 4, 5], [7, 8, 9, 10, N, N], [N, N, -1, 0, 1, 2]],
+        [[0.1, 1.2, 2.0, 3.3, 4.0, 5.1]],
+        [[2, N, 4, 5, 6, 7]],  # one has no position, and takes a place
+    ],
+)
+@pytest.mark.parametrize("spacing", [1.0, 0.04])
+def test_tokens_of_a_sequence_are_counted_where_they_are_a_spacing_apart(tokens, spacing):
+    attention = RelativePositions(Sizes(dim=12, heads=3, spacing=spacing), 3 * spacing)
+    positions = spacing * torch.tensor(tokens)[..., None]
+    mask = torch.ones(len(tokens), 1, 6, dtype=torch.bool)
+    given = attention.prepare(positions, positions, mask, torch.float32)
     assert given.queries is given.keys is None
-    assert given.mask.shape == (2, 1, 1, 6)
+    assert given.mask.shape == (len(tokens), 1, 1, 6)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "index"),
+    [
+        ([0, 1, 5, 6, 14, 30], 2),  # stamps of time
+        ([3, 0, 5, 1, 4, 2], 1),  # in another order
+        ([5, 4, 3, 2, 1, 0], 1),
+        ([0, 1, N, 2, 3, 4], 3),  # a place that is not counted
+        ([0, 1.2, 2.4, 3.6, 4.8, 6], 3),  # 0.6 of a token off
+        ([0, 1, 2, 0, 1, 2], 3),
+    ],
+)
+def test_positions_that_counting_does_not_give_are_refused(tokens, index):
+    positions = torch.tensor([[0.0, 1, 2, 3, 4, 5], tokens])[..., None]
+    with pytest.raises(ValueError, match=rf"relpos counts .* even .*at index \[1, {index}\]"):
+        module().prepare(positions, positions, None, torch.float32)
+
+
+def test_texts_in_one_row_begin_again_where_there_is_a_mask():
+    for tokens, fits in (([0, 1, 2, 0, 1, 0], True), ([0, 1, 2, 0, 2, 3], False)):
+        positions = torch.tensor([tokens])[..., None]
+        text = torch.tensor([[0, 0, 0, 1, 1, 2]])
+        mask = text[:, None] == text[..., None]
+        try:
+            module().prepare(positions, positions, mask, torch.float32)
+        except ValueError:
+            assert not fits
+        else:
+            assert fits
 
 
 @both_ways

@@ -175,7 +175,14 @@ class _CapeModel(Loads):
         if self.positions.variant.augments is not AsGiven:
             drawn = draws(self.training, their_cache, use_cache)
             remember(cache, drawn)
-        if self.adds_by_content or self.positions.augmentation.needs_whole_sequence(drawn):
+            split = getattr(self.config, "distributed_config", None)
+            if drawn and getattr(split, "tp_size", 1) > 1:
+                raise ValueError(
+                    f"{type(self).__name__} is split over ranks by tensor parallelism, where each "
+                    "would draw other positions for a sample: train it by data parallelism or FSDP"
+                )
+        needs_others = self.positions.augmentation.needs_whole_sequence(drawn)
+        if self.adds_to_scores or self.adds_by_content or needs_others:
             where = _without_padding(where, attention_mask)
         if self.adds_to_scores:
             keys = positions_of_keys(cache, where, len(content), attention_mask)

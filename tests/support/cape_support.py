@@ -82,7 +82,7 @@ def cape(**given: Any) -> Augmentation:
 
 def places(axes: int, *lengths: int) -> Tensor:
     """Positions of sequences padded to six tokens, or of grids of 2 × 3 patches: (B, 6[, 2])."""
-    tokens = token_positions(list(lengths) or [6], 6) * 1.25
+    tokens = token_positions(list(lengths) or [6], 6) + 0.25
     return tokens if axes == 1 else patch_grid(2, 3) + 0 * tokens[..., None]
 
 

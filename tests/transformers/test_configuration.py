@@ -1,12 +1,14 @@
 """Options are fields of config.json; what is wrong is refused when a configuration is made."""
 
 import json
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import transformers
 
 import cape_plugins.transformers  # noqa: F401 - registers
+from cape_plugins import PositionalAttention, Variant, option, register_variant
 
 
 def config(sizes, **options):
@@ -128,3 +130,14 @@ def test_defaults_are_the_papers_and_llamas(sizes, kind):
     assert (made.pos, made.relpos_context, made.rope_base) == ("cape_rope", 150.0, 10_000.0)
     assert not hasattr(made, "alibi_unit")
     assert hasattr(made, "spread") == (kind == "cape_eurobert")
+
+
+def test_a_cell_that_runs_again_with_another_default_has_that(own_table, create):
+    for first in (1.0, 3.0):
+
+        @dataclass(eq=False, repr=False)
+        class Cell(PositionalAttention):
+            cell_first: float = option(first, "a number")
+
+        register_variant("cell", Variant(attends=Cell, axes=(1,)))
+        assert create("cell").model.positions.options == {"cell_first": first}
