@@ -16,7 +16,7 @@ import statistics
 import torch
 from tabulate import tabulate
 
-from cape_plugins.espnet.paper.transformer import SpeechTransformerEncoder
+from cape_plugins.espnet.transformer import SpeechTransformerEncoder
 from cape_plugins.variants import names
 from common import autocast, command, machine, take_turns
 

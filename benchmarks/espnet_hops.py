@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from cape_plugins.espnet.paper.frontend import CapeFbank
 from cape_plugins.espnet.paper.model import CapeASRModel
-from cape_plugins.espnet.paper.transformer import SpeechTransformerEncoder
+from cape_plugins.espnet.transformer import SpeechTransformerEncoder
 from cape_plugins.variants import names
 from common import autocast, command, machine, take_turns
 

@@ -136,7 +136,7 @@ def _espnet(
     conformer: bool = False,
 ) -> Callable[[str], Model]:
     from cape_plugins.espnet.encoder import CapeConformerEncoder
-    from cape_plugins.espnet.paper.transformer import SpeechTransformerEncoder
+    from cape_plugins.espnet.transformer import SpeechTransformerEncoder
 
     kind = CapeConformerEncoder if conformer else SpeechTransformerEncoder
     frames = 100 * seconds

@@ -235,7 +235,7 @@ def as_on_a_gpu() -> Iterator[None]:
         stack.enter_context(mock.patch("torch.nn.init.trunc_normal_", lambda tensor, **_: tensor))
         stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", attention))
         # it compares numbers, of which there are none
-        stack.enter_context(mock.patch("cape_plugins.module.try_out", return_value=None))
+        stack.enter_context(mock.patch("cape_plugins.positions.try_out", return_value=None))
         # of the first forward alone
         stack.enter_context(mock.patch.object(relpos.RelativePositions, "check_even"))
         stack.enter_context(FakeTensorMode())

@@ -22,25 +22,25 @@ if TYPE_CHECKING:
         Draw,
         uniform,
     )
-    from cape_plugins.module import Positions  # noqa: F401
     from cape_plugins.options import POSITION, option  # noqa: F401
-    from cape_plugins.positions import frame_times, patch_grid, token_positions  # noqa: F401
+    from cape_plugins.part import Part, Sizes  # noqa: F401
+    from cape_plugins.places import frame_times, patch_grid, token_positions  # noqa: F401
+    from cape_plugins.positions import Positions  # noqa: F401
     from cape_plugins.random_positions import RandomPositions  # noqa: F401
     from cape_plugins.relpos import RelativePositions  # noqa: F401
     from cape_plugins.rotary import Rotary  # noqa: F401
     from cape_plugins.sinusoid import Sinusoids, sinusoid_1d, sinusoid_2d  # noqa: F401
-    from cape_plugins.sizes import Part, Sizes  # noqa: F401
     from cape_plugins.variants import Variant, register_variant  # noqa: F401
 
 _HOME = {
     # positions, and what a model of one's own does with them
-    "Positions": "module",
+    "Positions": "positions",
     "Draw": "augment",
     "uniform": "augment",
     "Given": "attention",
-    "frame_times": "positions",
-    "patch_grid": "positions",
-    "token_positions": "positions",
+    "frame_times": "places",
+    "patch_grid": "places",
+    "token_positions": "places",
     "sinusoid_1d": "sinusoid",
     "sinusoid_2d": "sinusoid",
     # a variant of one's own
@@ -48,8 +48,8 @@ _HOME = {
     "register_variant": "variants",
     "option": "options",
     "POSITION": "options",
-    "Sizes": "sizes",
-    "Part": "sizes",
+    "Sizes": "part",
+    "Part": "part",
     "Added": "added",
     "Sinusoids": "sinusoid",
     "Table": "added",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from cape_plugins.checks import check_values
 from cape_plugins.options import POSITION, option
-from cape_plugins.sizes import Part
+from cape_plugins.part import Part
 
 
 @dataclass(eq=False, repr=False)
@@ -22,7 +22,7 @@ class Added(Part):
     A subclass has :meth:`embedding`, or where what is added depends on the content, :meth:`add`
     alone: a host that cannot give the content then refuses the variant when it builds a model.
     Both are called by :meth:`forward`, so that hooks on this module (offload, ZeRO-3, pruning) act
-    before its weights are read. How a subclass is written: :class:`cape_plugins.sizes.Part`.
+    before its weights are read. How a subclass is written: :class:`cape_plugins.part.Part`.
     """
 
     def forward(self, content: Tensor | None, positions: Tensor, dtype: torch.dtype) -> Tensor:

@@ -20,7 +20,7 @@ from cape_plugins import fused
 from cape_plugins.attention import Given, PositionalAttention, merge, with_heads
 from cape_plugins.checks import check_count, check_positive
 from cape_plugins.options import POSITION, option
-from cape_plugins.positions import Device, widest
+from cape_plugins.places import Device, widest
 
 
 @dataclass(eq=False, repr=False)

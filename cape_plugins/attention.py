@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cape_plugins.checks import check_count, is_traced
 from cape_plugins.options import option
-from cape_plugins.sizes import Part, Sizes
+from cape_plugins.part import Part, Sizes
 
 
 class Given(NamedTuple):
@@ -63,7 +63,7 @@ class PositionalAttention(Part):
 
     All other methods are called by :meth:`forward`, so that hooks on this module (offload, ZeRO-3,
     pruning) act before its weights are read. How a subclass is written:
-    :class:`cape_plugins.sizes.Part`.
+    :class:`cape_plugins.part.Part`.
 
     Attributes:
         prepares: whether :meth:`prepare` is called in :meth:`forward` of each layer, and not once

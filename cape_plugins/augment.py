@@ -20,9 +20,9 @@ from torch import Tensor
 from cape_plugins import fused
 from cape_plugins.checks import check_count, check_switch, check_values, is_number, is_traced
 from cape_plugins.options import POSITION, check_asked, option
-from cape_plugins.positions import Device, Generator, widest
+from cape_plugins.part import Sizes
+from cape_plugins.places import Device, Generator, widest
 from cape_plugins.ranks import of_rank
-from cape_plugins.sizes import Sizes
 
 LocalShift = float | tuple[float, ...] | Tensor
 

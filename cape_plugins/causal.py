@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cape_plugins.attention import PositionalAttention
 from cape_plugins.checks import is_plain, is_traced
-from cape_plugins.positions import Device
+from cape_plugins.places import Device
 
 
 def place(

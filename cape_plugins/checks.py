@@ -109,7 +109,7 @@ def check_positions(positions: Tensor) -> None:
         rule = "positions must be finite, or NaN for padding"
         check_values(positions, lambda: positions.abs() != math.inf, rule)
         return
-    # the dtype that cape_plugins.positions.exact gives integers holds each integer below `most`
+    # the dtype that cape_plugins.places.exact gives integers holds each integer below `most`
     dtype, most = torch.float64, 2**53
     if positions.device.type == "mps":
         dtype, most = torch.float32, 2**24

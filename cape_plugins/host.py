@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 from cape_plugins import variants
-from cape_plugins.module import Positions
 from cape_plugins.options import POSITION
+from cape_plugins.positions import Positions
 
 
 @dataclass(frozen=True, kw_only=True)

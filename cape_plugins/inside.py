@@ -21,7 +21,7 @@ from torch.testing import assert_close
 
 from cape_plugins import variants
 from cape_plugins.attention import PositionalAttention
-from cape_plugins.module import Positions
+from cape_plugins.positions import Positions
 
 #: our package for a host → the host's own
 HOSTS = {"timm": "timm", "fairseq": "fairseq", "espnet": "espnet2", "transformers": "transformers"}

@@ -19,7 +19,7 @@ from torch import Tensor
 from cape_plugins.augment import AsGiven, Draw, LocalShift, uniform
 from cape_plugins.checks import check_positive, is_traced
 from cape_plugins.options import POSITION, check_asked, option
-from cape_plugins.positions import Generator
+from cape_plugins.places import Generator
 from cape_plugins.random_positions import ranked
 
 

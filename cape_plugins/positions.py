@@ -1,142 +1,394 @@
-"""Positions of tokens, audio frames and image patches.
+"""Everything between "content and positions" and attention: the one road of all hosts.
 
-A position is a float32 or float64 number. NaN marks padding: it stays NaN in augmentation, and
-its embedding is zero. Integers are accepted too and become float64.
+>>> positions = Positions("rope", dim=512, heads=8, layers=6)
+>>> x, given = positions(x, token_positions(lengths), mask)     # once in a forward
+>>> for attention in positions.attentions:                      # one for each layer
+...     out, _ = attention(query, key, value, given)            # (B, heads, N, head_dim)
 
-    >>> token_positions([3, 1])                     # (2, 3) tokens
-    tensor([[0., 1., 2.],
-            [0., nan, nan]])
-    >>> seconds = frame_times([300], frame_shift=0.01)  # (1, 300)
-    >>> grid = patch_grid(14, 14)                   # (196, 2), each axis from -1 to 1
+A decoder's are counted and its mask is causal. In a step its attention gets ``cache=`` besides:
+
+>>> positions = Positions("rope", dim=512, heads=8, layers=6, causal=True)
+>>> x, given = positions(x)                                     # (B, N, 512)
+>>> new, given = positions(new, past=7)                         # (B, 1, 512), after 7 others
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from cape_plugins.checks import check_count, check_positive, check_values, is_traced
+from cape_plugins import variants
+from cape_plugins.attention import Given, PositionalAttention, merge, with_heads, without
+from cape_plugins.augment import AsGiven, Draw, LocalShift
+from cape_plugins.causal import check_mask, earlier, place, reads_keys
+from cape_plugins.checks import check_count, check_positions, is_traced
+from cape_plugins.mark import PACKAGE, VariantMark
+from cape_plugins.options import check_asked, declared
+from cape_plugins.part import Sizes
+from cape_plugins.places import Generator, with_axes
+from cape_plugins.sinusoid import Sinusoids
+from cape_plugins.tryout import try_out
 
-Device = torch.device | str | None
-Generator = torch.Generator | None
-
-
-def token_positions(
-    lengths: Tensor | Sequence[int],
-    max_length: int | None = None,
-    *,
-    spacing: float = 1.0,
-    device: Device = None,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """Positions of tokens: token i of each sequence is at ``i * spacing``.
-
-    Args:
-        lengths: (B,) integers, tokens per sequence, padding excluded.
-        max_length: padded length N in tokens. Default: the longest sequence; on a GPU that waits
-            for the device, so models should pass it.
-        spacing: distance between neighbouring tokens. The paper scales the source of a
-            translation by the ratio of target to source tokens (section 3.3).
-        device: device of the positions. Default: that of ``lengths``.
-        dtype: dtype of the positions, float32 or float64; they are rounded once. After an hour,
-            float32 seconds are off by up to 0.12 ms.
-
-    Returns:
-        (B, N), NaN beyond each length.
-
-    Raises:
-        ValueError: ``spacing`` is not finite and > 0; ``dtype`` is neither float32 nor float64;
-            ``max_length`` is not an integer ≥ 0; ``lengths`` is not a one-dimensional tensor of
-            integers; a length is negative or exceeds ``max_length`` (on CUDA:
-            :func:`cape_plugins.checks.check_values`).
-    """
-    check_positive("spacing", spacing)
-    if dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
-    lengths = torch.as_tensor(lengths, device=device)
-    if lengths.numel() == 0:
-        lengths = lengths.long()  # as_tensor([]) is a float
-    if lengths.ndim != 1 or lengths.is_floating_point() or lengths.dtype == torch.bool:
-        got = f"shape {tuple(lengths.shape)} of {lengths.dtype}"
-        raise ValueError(f"lengths must be a (B,) tensor of integers, got {got}")
-    if max_length is None:
-        max_length = int(lengths.max()) if lengths.numel() else 0
-    check_count("max_length", max_length, least=0)
-    rule = f"lengths must lie in [0, max_length={max_length}]"
-    check_values(lengths, lambda: (lengths >= 0) & (lengths <= max_length), rule)
-    index = torch.arange(max_length, device=lengths.device)
-    positions = (index.to(widest(index.device)) * float(spacing)).to(dtype)
-    return torch.where(index < lengths[:, None], positions, math.nan)  # (B, N)
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-def frame_times(
-    lengths: Tensor | Sequence[int],
-    frame_shift: float,
-    max_length: int | None = None,
-    *,
-    device: Device = None,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """Times of audio frames, (B, N) seconds: frame i of each utterance is at ``i * frame_shift``.
-
-    ``frame_shift`` is the spacing of :func:`token_positions`; see there for the other arguments.
-
-    Raises:
-        ValueError: ``frame_shift`` is not finite and > 0, or as :func:`token_positions`.
-    """
-    check_positive("frame_shift", frame_shift, unit=" seconds")
-    return token_positions(lengths, max_length, spacing=frame_shift, device=device, dtype=dtype)
-
-
-def patch_grid(height: int, width: int, *, extent: float = 1.0, device: Device = None) -> Tensor:
-    """Centres of image patches; each axis runs on its own from ``-extent`` to ``extent``.
+class Positions(nn.Module):
+    """Positions of a variant: augmented, added to the content, and prepared for attention.
 
     Args:
-        height, width: grid size in patches.
-        extent: the paper's γ (Table 6); 1 in training.
-        device: where the grid is made. Default: the CPU.
+        pos: the variant, a name of :mod:`cape_plugins.variants`.
+        dim: channels of the content; even where sinusoids are added.
+        heads, head_dim: of self-attention, for variants that act there. ``head_dim`` is
+            ``dim / heads`` unless given.
+        layers: number of layers, for :attr:`attentions`.
+        axes: of a position: 1 in sequences, 2 in images.
+        spacing: between neighbouring tokens, in the unit of positions (:class:`Sizes`).
+        causal: of a decoder: nothing depends on later tokens or on the length. Options that centre
+            or spread positions are off, the mask is causal, and the content is multiplied by
+            :attr:`content_scale`.
+        remembers: what else changes results in evaluation, so that checkpoints keep it: name →
+            number.
+        spell: writes an option's name as the host's users type it.
+        advice: what to do about another variant's checkpoint, besides building that variant.
+        options: those that the variant takes: ``max_global_shift=5.0``. None is the default.
 
-    Returns:
-        (height · width, 2) float32, row by row; column 0 runs along the height, column 1 along the
-        width. An axis of one patch is at 0.
+    Attributes:
+        attentions: the self-attention of each layer, a ``nn.ModuleList``; without positions in it
+            where the variant acts at the input alone. :meth:`hand_over` is for hosts, whose layers
+            have an attention already.
+        mark: names the variant in checkpoints.
 
     Raises:
-        ValueError: a size is not an integer ≥ 1, or ``extent`` is not finite and > 0.
+        ValueError: unknown variant; an option that it does not take, or out of range; or sizes that
+            it cannot serve.
     """
-    check_count("height in patches", height)
-    check_count("width in patches", width)
-    if not is_traced():
-        check_positive("extent", extent)
-    axes = []
-    for patches in (height, width):
-        # arange, not linspace, which freezes the number of patches under torch.export
-        steps = torch.arange(1 - patches, patches, 2, device=device)
-        axes.append(steps.to(torch.float32) / max(patches - 1, 1) * extent)
-    return torch.cartesian_prod(*axes)  # (H · W, 2)
+
+    def __init__(
+        self,
+        pos: str = "cape",
+        *,
+        dim: int,
+        heads: int = 1,
+        head_dim: int = 0,
+        layers: int = 0,
+        axes: int = 1,
+        spacing: float = 1.0,
+        causal: bool = False,
+        remembers: Mapping[str, float | None] = _NONE,
+        spell: Callable[[str], str] = str,
+        advice: str = "give another checkpoint",
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.pos = pos
+        self.variant = variants.get(pos, axes)
+        self.sizes = Sizes(dim=dim, heads=heads, head_dim=head_dim, axes=axes, spacing=spacing)
+        check_count("layers", layers, least=0)
+        taken = self.variant.options(axes)
+        variants.check_taken(options, pos, axes, spell=spell)
+        if causal:
+            options |= _alone(self.variant.augments, options)
+        self.causal = causal
+        self.options: dict[str, Any] = {name: one.default for name, one in taken.items()}
+        self.options |= {name: value for name, value in options.items() if value is not None}
+
+        of_augmentation = self._of(self.variant.augments)
+        self.augmentation = self.variant.augments(**of_augmentation, sizes=self.sizes)
+        adds, attends = self.variant.adds, self.variant.attends
+        self.added = None if adds is None else adds(self.sizes, **self._of(adds))
+        if causal and (told := self.needs_others()):
+            raise ValueError(f"{pos} needs other tokens, which a decoder's step lacks: {told}")
+        made: list[PositionalAttention | None] = [None] * layers
+        if attends is not None:
+            if layers == 0:
+                raise ValueError(f"{pos} acts in self-attention: give the number of layers")
+            every = self.options.get("nopos_every", 0)
+            for layer in range(layers):
+                if layer and (self.variant.first_layer_only or (every and not (layer + 1) % every)):
+                    continue
+                sizes = replace(self.sizes, layer=layer)
+                shared = self.variant.one_for_all and layer > 0
+                made[layer] = made[0] if shared else attends(sizes, **self._of(attends))
+        self._made = tuple(made)  # a tuple registers nothing: who has the layers, has them too
+        self.attentions = nn.ModuleList(without(self.sizes) if one is None else one for one in made)
+        # a default of None is decided by the part that declares it
+        for part in (self.augmentation, self.added, *self._made[:1]):
+            for name in declared(part and type(part), axes).keys() & self.options.keys():
+                self.options[name] = getattr(part, name)
+        for part in (self.added, *self._made):
+            if part is not None:
+                part.pos = pos
+        for part in self._made[:1] if self.variant.one_for_all else ():
+            assert part is not None
+            part.prepares = True
+        for part in (self.added, *self._made[:1]):
+            if part is not None:
+                try_out(part)
+        self.reads_keys = reads_keys(self._made[0] if self._made else None)
+        training_only = [n for n, one in taken.items() if one.metadata["training_only"]]
+        kept = {**self.options, **remembers}
+        if (package := variants.package(pos, axes)) not in ("cape_plugins", "__main__"):
+            kept[PACKAGE] = package
+        self.mark = VariantMark(pos, kept, training_only, spell, advice)
+
+    def _of(self, kind: type) -> dict[str, Any]:
+        """The options that a class of the variant declares."""
+        names = declared(kind, self.sizes.axes)
+        return {name: self.options[name] for name in names if name in self.options}
+
+    @property
+    def content_scale(self) -> float:
+        """What a decoder's content is multiplied by where sinusoids are added: √dim, else 1.
+
+        Sinusoids are about 1, and embeddings of tokens are drawn smaller (Vaswani et al. 2017,
+        section 3.4); a table begins as small as they do.
+        """
+        return self.sizes.dim**0.5 if isinstance(self.added, Sinusoids) else 1.0
+
+    def needs_others(self) -> str:
+        """What to do so that a token's position in evaluation depends on no other; empty: none."""
+        if self.added is not None and self.added.needs_content():
+            return "it adds what depends on the content; use it in an encoder"
+        return self.augmentation.needs_whole_sequence(training=False)
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether positions reach the model at all; else nothing is computed."""
+        return self.variant.has_positions
+
+    def forward(
+        self,
+        content: Tensor | None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        draw: Draw | None = None,
+        *,
+        keys: Tensor | None = None,
+        past: int = 0,
+        max_local_shift: LocalShift | None = None,
+        generator: Generator = None,
+        dtype: torch.dtype | None = None,
+        draws: bool = True,
+    ) -> tuple[Tensor | None, Given]:
+        """Augment positions, add their embedding to the content, prepare them for attention.
+
+        Args:
+            content: (B, N, dim), any float dtype. None for a host that adds what it is given.
+            positions: (B, N), or (B, N, 2) with two axes; (1, N[, 2]) if all samples share them.
+                NaN marks padding and tokens without a position, and nothing is added there.
+                Integers are converted to float64, so that timestamps stay exact. With ``causal``
+                they may be left out: tokens are counted from 0 on, without those that a mask
+                (B, 1, past + N) hides, which is padding.
+            mask: which keys queries see, (1 or B, 1 or N, 1 or keys), or with an axis of heads
+                before the queries: bool, True where a query sees a key, or of a float dtype, added
+                to the scores. None: all. A query that sees no key gets 0 from attention. With
+                ``causal`` later tokens are hidden besides, unless ``keys`` are given.
+            draw: Δ and λ of each sample, for sequences that share them. Only variants with CAPE's
+                augmentation use them, in training. Default: drawn here.
+            max_local_shift: ε in place of the option's, for positions whose spacing changes from
+                forward to forward: a number, one per axis, or a tensor that broadcasts to
+                (B, N, axes).
+            keys: positions of the keys, (1 or B, keys[, 2]), where they are others than the
+                content's tokens: all tokens so far in a step with a cache of keys, or another
+                sequence. In training they share Δ and λ, given by ``draw``, and each has its ε.
+            past: how many tokens a cache of keys holds already. With ``causal`` it says where the
+                new tokens and the keys are, unless ``positions`` and ``keys`` do.
+            generator: source of randomness in training.
+            dtype: of the layers, where there is no content. Default: float32.
+            draws: False for evaluation's positions in training mode too: those of tokens that are
+                generated, whose cached keys keep the positions that they got.
+
+        Returns:
+            (B, N, dim) in content's dtype, summed in float32 at least; without content the
+            embedding alone, (1 or B, N, dim), or None where the variant adds nothing. And what the
+            attention of every layer gets.
+
+        Raises:
+            ValueError: positions are left out without ``causal``; shapes do not fit; content is not
+                of a float dtype; the mask is neither bool nor of a float dtype, is of zeros and
+                ones, or hides later tokens on which positions depend; positions are complex, bool,
+                infinite or of less than float32, integers beyond ± 2^53, or beyond a table; ε is
+                below 0 or not finite (on CUDA: :func:`cape_plugins.checks.check_values`); or
+                ``keys`` are given to a variant whose positions depend on the whole sequence, or
+                that draws, in training without ``draw``.
+        """
+        placed = keys is None and (self.causal or positions is None)
+        if placed:  # and the mask checked
+            positions, keys, mask = self._place(content, positions, mask, past)
+        assert positions is not None  # for mypy
+        self._check_shapes(content, positions, keys)
+        if not placed:
+            check_mask(mask, positions, positions if keys is None else keys, self.needs_others())
+        if content is not None and self.causal and self.content_scale != 1.0:
+            content = content * self.content_scale
+        if not self.has_positions:
+            return content, Given(mask=with_heads(mask))
+        batch = positions.shape[0] if draw is None else draw.scale.shape[0]
+        if content is not None:
+            batch, dtype = content.shape[0], content.dtype
+        if keys is positions:
+            keys = None  # a sequence that attends to itself
+        if keys is not None:
+            self._check_keys(draw, draws)
+        drawn: dict[str, Any] = dict(
+            max_local_shift=max_local_shift, generator=generator, draws=draws
+        )
+        moved = self.augment(positions, batch, draw, **drawn)
+        dtype = torch.float32 if dtype is None else dtype
+        added = content
+        if self.added is not None:
+            added = self.added(content, moved, dtype)
+        first = self._first(positions.device)
+        if first is None:
+            return added, Given(mask=with_heads(mask))
+        of_keys = moved
+        unread = past > 0 and not self.reads_keys  # a cache has embedded them already
+        if keys is not None and not unread:
+            of_keys = self.augment(keys, batch, draw, **drawn)
+        if first.prepares:
+            return added, Given(moved, of_keys, with_heads(mask))
+        given = first.prepare(moved, of_keys, with_heads(mask), dtype)
+        if unread:
+            given = given._replace(keys=None)
+        if None in self._made and given.mask is None:  # other layers need the mask alone
+            given = given._replace(mask=with_heads(mask))
+        return added, given
+
+    def _place(
+        self, content: Tensor | None, positions: Tensor | None, mask: Tensor | None, past: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Positions of a decoder's tokens and of its keys, and its mask, in which it is causal."""
+        if not self.causal:
+            raise ValueError("give positions; only with causal=True tokens are counted")
+        check_count("past", past, least=0)
+        if positions is None:
+            if content is None or self.sizes.axes > 1:
+                raise ValueError("give positions: only tokens of content in a sequence are counted")
+            positions, keys = place(content.shape[1], past, mask, content.device)
+            keys = keys if past else positions
+        elif past:
+            raise ValueError(f"past={past} with positions of your own needs those of all by keys=")
+        else:
+            keys = positions
+        count = positions.shape[1]
+        check_mask(mask, positions, keys)
+        hides = earlier(count, past + count, positions.device)
+        dtype = torch.float32 if content is None else content.dtype
+        return positions, keys, merge(with_heads(mask), with_heads(hides), dtype)
+
+    def _check_keys(self, draw: Draw | None, draws: bool) -> None:
+        """Raise ValueError if keys and queries would not be of one sequence, or of one draw."""
+        training = self.training and draws
+        if told := self.augmentation.needs_whole_sequence(training):
+            raise ValueError(
+                f"{self.pos} with keys=: a token's position depends on the whole sequence, "
+                f"which a step or another sequence does not have: {told}"
+            )
+        if training and draw is None and self.variant.augments is not AsGiven:
+            raise ValueError(
+                f"{self.pos} draws positions in training, and keys of a cache keep those of their "
+                "own step: call eval(), or give draws=False in each step, the first too; for "
+                "another sequence give draw=, from Positions.draw"
+            )
+
+    def _first(self, device: torch.device) -> PositionalAttention | None:
+        """The attention that prepares for all; a replica of nn.DataParallel has its own."""
+        first = self._made[0] if self._made else None
+        if first is None or not getattr(self, "_is_replica", False):
+            return first
+        if self.attentions:
+            return self.attentions[0]  # type: ignore[return-value]
+        if any(one.device != device for one in first.buffers()):
+            raise ValueError(
+                f"{first.said('prepare')} may read a buffer, which nn.DataParallel leaves on "
+                "another device: train by DistributedDataParallel (torchrun), or on one GPU"
+            )
+        return first
+
+    def train(self, mode: bool = True) -> "Positions":
+        """As nn.Module's.
+
+        Raises:
+            ValueError: training needs an option that has no default, because its right value
+                depends on the unit of positions.
+        """
+        if mode:
+            check_asked(self.augmentation, training=True)
+        return super().train(mode)
+
+    def hand_over(self) -> list[PositionalAttention | None]:
+        """The variant's attention of each layer, which is no longer in :attr:`attentions`.
+
+        It becomes a module of a host's layer, which names its parameters. None leaves the host's
+        own attention.
+        """
+        self.attentions = nn.ModuleList()
+        return [*self._made]
+
+    def draw(
+        self, batch_size: int, device: torch.device, generator: Generator = None
+    ) -> Draw | None:
+        """Δ and λ that several sequences may share; None where the variant draws none now."""
+        if not self.training:
+            return None
+        return self.augmentation.draw(batch_size, self.sizes.axes, device, generator)
+
+    def augment(
+        self,
+        positions: Tensor,
+        batch_size: int,
+        draw: Draw | None = None,
+        *,
+        max_local_shift: LocalShift | None = None,
+        generator: Generator = None,
+        draws: bool = True,
+    ) -> Tensor:
+        """The augmented positions, (1 or B, N, axes), float32 at least; see :meth:`forward`."""
+        check_positions(positions)
+        wide = with_axes(positions)
+        if not (self.training and draws):
+            return self.augmentation.in_evaluation(wide)
+        return self.augmentation.in_training(
+            wide, batch_size, draw, max_local_shift=max_local_shift, generator=generator
+        )
+
+    def _check_shapes(self, content: Tensor | None, positions: Tensor, keys: Tensor | None) -> None:
+        if is_traced():  # there sizes may be symbols
+            return
+        dim, axes = self.sizes.dim, self.sizes.axes
+        pair = [] if axes == 1 else [axes]
+        for name, one in (("positions", positions if content is None else None), ("keys", keys)):
+            if one is not None and (one.ndim < 2 or [*one.shape[2:]] != pair):
+                form = f"(B, N, {axes})" if pair else "(B, N)"
+                raise ValueError(f"{name} must be {form}, got shape {list(one.shape)}")
+        if content is None:
+            return
+        if content.ndim != 3 or content.shape[2] != dim or not content.is_floating_point():
+            got = f"shape {list(content.shape)} of {content.dtype}"
+            raise ValueError(f"content must be (B, N, {dim}) of a float dtype, got {got}")
+        batch, length, _ = content.shape
+        wanted = [length, *pair]
+        if [*positions.shape[1:]] != wanted or positions.shape[0] not in (1, batch):
+            raise ValueError(
+                f"content of shape {list(content.shape)} needs positions {[batch, *wanted]} (or "
+                f"{[1, *wanted]}), got {list(positions.shape)}"
+            )
+
+    def extra_repr(self) -> str:
+        """The variant and its options, for ``print(model)``."""
+        options = "".join(f", {name}={value!r}" for name, value in self.options.items())
+        return f"{self.pos!r}, {self.sizes}{options}"
 
 
-def with_axes(positions: Tensor) -> Tensor:
-    """Positions (B, N[, axes]) as (B, N, axes), in the dtype of :func:`exact`."""
-    wide = exact(positions)
-    return wide if positions.ndim == 3 else wide[..., None]
-
-
-def exact(positions: Tensor) -> Tensor:
-    """Positions in a dtype that holds them exactly: float32 at least, float64 for integers.
-
-    Integers may be seconds since 1970; float32 would round a whole minute of them to one position.
-    """
-    if positions.is_floating_point():
-        return positions.to(at_least_float32(positions.dtype))
-    return positions.to(widest(positions.device))
-
-
-def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """Float64 for float64, else float32: the dtype of augmented positions and of embeddings."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def widest(device: torch.device) -> torch.dtype:
-    """Float64 where the device has it, float32 on MPS."""
-    return torch.float32 if device.type == "mps" else torch.float64
+def _alone(augments: type[AsGiven], options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Options of a decoder; ValueError if the user has said something else."""
+    for name, value in augments.alone.items():
+        if options.get(name) not in (None, value):
+            raise ValueError(
+                f"{name}={options[name]!r} makes a token's position depend on later ones, which a "
+                f"decoder does not know: leave {name} out, or causal=True"
+            )
+    return augments.alone

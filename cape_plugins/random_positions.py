@@ -22,7 +22,7 @@ from torch import Tensor
 from cape_plugins.augment import AsGiven, Draw, LocalShift, uniform
 from cape_plugins.checks import check_switch, is_number
 from cape_plugins.options import POSITION, check_asked, option
-from cape_plugins.positions import Generator
+from cape_plugins.places import Generator
 
 
 @dataclass(frozen=True)

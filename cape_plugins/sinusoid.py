@@ -28,7 +28,7 @@ from cape_plugins.checks import (
     is_traced,
 )
 from cape_plugins.options import option
-from cape_plugins.positions import at_least_float32, exact, widest
+from cape_plugins.places import at_least_float32, exact, widest
 
 
 @dataclass(eq=False, repr=False)

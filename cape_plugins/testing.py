@@ -22,9 +22,9 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from cape_plugins import inside, variants
-from cape_plugins.module import Positions
-from cape_plugins.positions import patch_grid, token_positions, with_axes
-from cape_plugins.sizes import Part
+from cape_plugins.part import Part
+from cape_plugins.places import patch_grid, token_positions, with_axes
+from cape_plugins.positions import Positions
 
 DIM, HEADS, LAYERS = 24, 3, 2
 # of variants whose options have no default, for tokens and for patches

@@ -26,7 +26,7 @@ CONTENTS = {
         *(f"integrations/{host}/README" for host in ("timm", "fairseq", "espnet", "transformers")),
         "docs/other-doors",
         "docs/options",
-        "docs/loading",
+        "docs/autoload",
         *(f"docs/notebooks/{name}" for name in ("timm", "fairseq", "espnet", "my_images")),
     ],
     "Understand": [f"docs/{page}" for page in ("how-it-works", "variants", "cost", "api")]

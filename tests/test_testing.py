@@ -92,7 +92,7 @@ class Idle(PositionalAttention):
     ],
 )
 def test_a_wrong_variant_does_not_pass(own_table, monkeypatch, kind, check):
-    monkeypatch.setattr("cape_plugins.module.try_out", lambda part: None)
+    monkeypatch.setattr("cape_plugins.positions.try_out", lambda part: None)
     register_variant("wrong", Variant(attends=kind, axes=(1,)))
     with pytest.raises(AssertionError):
         check("wrong", 1)
@@ -148,7 +148,7 @@ class Widens(PositionalAttention):
     ],
 )
 def test_a_wrong_variant_does_not_pass_inside_a_host(own_table, monkeypatch, kind, check, host):
-    monkeypatch.setattr("cape_plugins.module.try_out", lambda part: None)
+    monkeypatch.setattr("cape_plugins.positions.try_out", lambda part: None)
     model = next((one for one in inside.kinds(axes=1) if one.name == host), None)
     if model is None:
         pytest.skip("not installed")

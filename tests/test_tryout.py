@@ -19,7 +19,7 @@ from cape_plugins import (
     token_positions,
     variants,
 )
-from cape_plugins.sizes import Part
+from cape_plugins.part import Part
 
 SIZES = dict(dim=12, heads=3, layers=2)
 
@@ -111,7 +111,7 @@ CASES = {
     [(slot, kind, says) for slot, of in CASES.items() for kind, says in of.items()],
 )
 def test_a_check_tells_it_with_variant_and_method(own_table, monkeypatch, slot, kind, says):
-    monkeypatch.setattr("cape_plugins.module.try_out", lambda part: None)
+    monkeypatch.setattr("cape_plugins.positions.try_out", lambda part: None)
     register_variant("odd", Variant(axes=(1,), **{slot: kind}))
     with pytest.raises(AssertionError, match=says) as told:
         testing.check_methods("odd", 1)

@@ -49,7 +49,7 @@ def _register_with(task: ModuleType) -> bool:
     from cape_plugins.espnet.paper.frontend import CapeFbank
     from cape_plugins.espnet.paper.model import CapeASRModel
     from cape_plugins.espnet.paper.specaug import CapeSpecAug
-    from cape_plugins.espnet.paper.transformer import (
+    from cape_plugins.espnet.transformer import (
         LayerDropTransformerDecoder,
         SpeechTransformerEncoder,
     )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from cape_plugins.espnet.encoder import CapeConformerEncoder, InSeconds
 from cape_plugins.espnet.options import HOST
-from cape_plugins.espnet.paper.transformer import SpeechTransformerEncoder
+from cape_plugins.espnet.transformer import SpeechTransformerEncoder
 from cape_plugins.inside import Kind, Places
 
 _FEATURES = 20

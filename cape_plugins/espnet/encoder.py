@@ -1,6 +1,6 @@
 """ESPnet's Conformer, E-Branchformer and Branchformer with positions in seconds.
 
-Classes, options and weights stay ESPnet's, also in ``cape_transformer`` (paper/transformer.py).
+Classes, options and weights stay ESPnet's, also in ``cape_transformer`` (transformer.py).
 After ESPnet has built its modules, we change them:
 
 - our positional embedding replaces ESPnet's; its positions are the frames' seconds after
@@ -44,9 +44,9 @@ from cape_plugins.espnet.options import (
 )
 from cape_plugins.espnet.padding import hide_padding, replace
 from cape_plugins.espnet.relies import RELIES
-from cape_plugins.module import Positions
-from cape_plugins.positions import exact, frame_times, widest
-from cape_plugins.sizes import Part
+from cape_plugins.part import Part
+from cape_plugins.places import exact, frame_times, widest
+from cape_plugins.positions import Positions
 
 
 class SignatureOfConf:

@@ -22,8 +22,8 @@ from omegaconf import II, OmegaConf
 from cape_plugins.augment import Augmentation
 from cape_plugins.checks import is_number
 from cape_plugins.host import Host
-from cape_plugins.module import Positions
 from cape_plugins.options import POSITION
+from cape_plugins.positions import Positions
 from cape_plugins.sinusoid import Sinusoids
 from cape_plugins.variants import OURS, Variant, get, names
 

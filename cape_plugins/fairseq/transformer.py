@@ -47,7 +47,7 @@ from cape_plugins.fairseq.relies import RELIES
 from cape_plugins.fairseq.source_scale import count_source_scale
 from cape_plugins.fairseq.start import check_start, finetunes, settle
 from cape_plugins.mark import compare_first, variant_of
-from cape_plugins.module import Positions
+from cape_plugins.positions import Positions
 
 # key of the encoder's output: [shift (B, 1), scale (B,)] in training with cape, else absent
 DRAW = "cape_draw"

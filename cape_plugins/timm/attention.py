@@ -11,8 +11,8 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from cape_plugins.attention import Given, PositionalAttention
-from cape_plugins.module import Positions
-from cape_plugins.sizes import Part
+from cape_plugins.part import Part
+from cape_plugins.positions import Positions
 from cape_plugins.timm.loading import is_positional
 from cape_plugins.timm.options import HOST, ImageSettings
 from cape_plugins.timm.registry import remedy
@@ -164,7 +164,7 @@ def whole_mask(tokens: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Ten
 def positional_parameters(model: nn.Module) -> set[str]:
     """Names of what is learned about positions and gets no weight decay, as timm's own tables.
 
-    A variant says which of its parameters these are (:meth:`cape_plugins.sizes.Part`).
+    A variant says which of its parameters these are (:meth:`cape_plugins.part.Part`).
     """
     found = {name for name, _ in model.named_parameters() if is_positional(name)}
     for prefix, module in model.named_modules():

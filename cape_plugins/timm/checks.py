@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cape_plugins.inside import Kind, Places
-from cape_plugins.positions import patch_grid
+from cape_plugins.places import patch_grid
 from cape_plugins.timm.options import HOST
 
 _SIZES: dict[str, Any] = dict(depth=2, embed_dim=24, num_heads=3, num_classes=5)

@@ -28,7 +28,7 @@ from cape_plugins import fused
 from cape_plugins.attention import with_class
 from cape_plugins.augment import Augmentation
 from cape_plugins.options import declared
-from cape_plugins.sizes import Sizes
+from cape_plugins.part import Sizes
 from cape_plugins.timm.options import HOST, image_settings
 from cape_plugins.timm.registry import register_models
 from cape_plugins.timm.relies import RELIES

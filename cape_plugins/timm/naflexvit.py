@@ -19,7 +19,7 @@ from timm.models import naflexvit
 from torch import Tensor, nn
 
 from cape_plugins.attention import with_class
-from cape_plugins.module import Positions
+from cape_plugins.positions import Positions
 from cape_plugins.timm.attention import (
     block_classes,
     class_position,

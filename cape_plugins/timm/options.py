@@ -20,7 +20,7 @@ from cape_plugins import fused
 from cape_plugins.checks import check_positive
 from cape_plugins.host import Host
 from cape_plugins.options import POSITION, declared, option
-from cape_plugins.positions import patch_grid
+from cape_plugins.places import patch_grid
 from cape_plugins.variants import get, names
 
 

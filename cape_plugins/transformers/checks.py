@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, StaticCache
 
 from cape_plugins.inside import Kind, Places
-from cape_plugins.module import Positions
+from cape_plugins.positions import Positions
 from cape_plugins.transformers.models import CapeEuroBertModel, CapeLlamaModel
 from cape_plugins.transformers.options import DECODER, ENCODER
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from cape_plugins.mark import VariantMark, compare, say
-from cape_plugins.sizes import Part
+from cape_plugins.part import Part
 
 
 class Loads:

@@ -27,7 +27,7 @@ from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from cape_plugins.attention import PositionalAttention
 from cape_plugins.augment import AsGiven
-from cape_plugins.module import Positions
+from cape_plugins.positions import Positions
 from cape_plugins.transformers.attention import (
     NAMES_OF_CACHE,
     CapeAttention,

@@ -12,7 +12,7 @@ from typing import Any
 
 from cape_plugins import variants
 from cape_plugins.host import Host
-from cape_plugins.module import Positions
+from cape_plugins.positions import Positions
 
 #: of rotations, where a configuration gives none: transformers' default_theta
 LLAMAS_BASE = 10_000.0

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from cape_plugins.module import Positions
+from cape_plugins.positions import Positions
 from cape_studies.command import script
 from cape_studies.evaluate.output import Score, write
 from cape_studies.evaluate.timm.evaluate import by_image, check, first_five

@@ -26,7 +26,7 @@ from espnet2.train.reporter import Reporter
 
 import cape_plugins.espnet as ours
 from cape_plugins.espnet.options import OURS
-from cape_plugins.espnet.paper.transformer import SpeechTransformerEncoder
+from cape_plugins.espnet.transformer import SpeechTransformerEncoder
 from cape_plugins.variants import names
 from cape_support import ROOT, environment
 from espnet_support import BRANCHES, CONFORMER, RATE, SIZES, STOCK, make

@@ -12,8 +12,8 @@ from espnet2.asr.encoder.conformer_encoder import PositionalEncoding
 from espnet2.utils.get_default_kwargs import get_default_kwargs
 
 from cape_plugins.espnet.options import OURS
-from cape_plugins.espnet.paper.transformer import SECTION_4_2, SpeechTransformerEncoder
-from cape_plugins.positions import frame_times
+from cape_plugins.espnet.transformer import SECTION_4_2, SpeechTransformerEncoder
+from cape_plugins.places import frame_times
 from espnet_support import ESPNETS, assert_alone, batch, every_encoder, kind_of, make
 
 # --- ESPnet's own: weights, results, options

@@ -12,7 +12,7 @@ from espnet2.torch_utils.initialize import initialize
 from espnet2.torch_utils.set_all_random_seed import set_all_random_seed
 
 from cape_plugins.alibi import alibi_slopes
-from cape_plugins.positions import frame_times
+from cape_plugins.places import frame_times
 from cape_plugins.relpos import RelativePositions
 from espnet_support import batch, every_encoder, make, matrix, process, table
 

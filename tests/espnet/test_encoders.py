@@ -13,7 +13,7 @@ from espnet2.main_funcs.calculate_all_attentions import calculate_all_attentions
 
 from cape_plugins import variants
 from cape_plugins.augment import AsGiven
-from cape_plugins.positions import frame_times
+from cape_plugins.places import frame_times
 from espnet_support import (
     ALL,
     MATRIX,

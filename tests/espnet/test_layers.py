@@ -20,7 +20,7 @@ from espnet2.utils.get_default_kwargs import get_default_kwargs
 from cape_plugins import Alibi, Given, Variant
 from cape_plugins.attention import merge
 from cape_plugins.espnet.attention import CapeMultiHeadedAttention
-from cape_plugins.espnet.paper.transformer import LayerDropTransformerDecoder
+from cape_plugins.espnet.transformer import LayerDropTransformerDecoder
 from cape_plugins.variants import TABLE, Registered
 from cape_support import seeded
 from espnet_support import assert_alone, batch, make

@@ -13,7 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
 )
 
-from cape_plugins.positions import frame_times
+from cape_plugins.places import frame_times
 from cape_support import in_turns, replica
 from espnet_support import batch, each_kind, make
 

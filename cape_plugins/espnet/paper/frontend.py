@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cape_plugins.checks import check_count, check_values
 from cape_plugins.espnet.options import check_long_enough
-from cape_plugins.positions import widest
+from cape_plugins.places import widest
 
 WINDOW_SECONDS = 0.025
 HOP_SECONDS = 0.010

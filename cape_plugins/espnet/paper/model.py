@@ -19,7 +19,7 @@ from cape_plugins.espnet.options import check_long_enough
 from cape_plugins.espnet.paper.frontend import CapeFbank
 from cape_plugins.espnet.paper.specaug import CapeSpecAug
 from cape_plugins.mark import compare_first
-from cape_plugins.positions import frame_times, widest
+from cape_plugins.places import frame_times, widest
 
 
 class CapeASRModel(ESPnetASRModel):
