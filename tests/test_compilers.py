@@ -57,7 +57,9 @@ EXPORTED = [("cape", 1), ("random", 1), ("sinpos", 2), ("relpos", 1), ("rope", 2
 
 
 def example(axes: int, batch: int, tokens: int) -> tuple[Tensor, Tensor]:
-    positions = torch.rand(batch, tokens, *([2] if axes == 2 else []))
+    positions = torch.rand(batch, tokens, 2)
+    if axes == 1:
+        positions = positions[:, :1, 0] + torch.arange(tokens)
     positions[1, 4:] = math.nan
     return torch.randn(batch, tokens, 12), positions
 

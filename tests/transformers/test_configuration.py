@@ -140,4 +140,4 @@ def test_a_cell_that_runs_again_with_another_default_has_that(own_table, create)
             cell_first: float = option(first, "a number")
 
         register_variant("cell", Variant(attends=Cell, axes=(1,)))
-        assert create("cell").model.positions.options == {"cell_first": first}
+        assert create("cell").model.positions.options["cell_first"] == first
