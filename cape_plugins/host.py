@@ -60,9 +60,15 @@ class Host:
         ``others`` are options of the host's own models, which a name may be a misspelling of.
 
         Raises:
-            ValueError: unknown variant, or an option that it does not take.
+            ValueError: unknown variant; one that has an option of ``others``, which would get its
+                value; or an option that it does not take.
         """
         ours, taken = self.ours, self.taken(pos)
+        if clash := taken.keys() & {*others}:
+            raise ValueError(
+                f"{self.spell(min(clash))} is an option of {pos} and of the host's own model, "
+                "which would get it: give the variant's another name"
+            )
         given = {
             name: value
             for name, value in given.items()

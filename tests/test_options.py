@@ -130,6 +130,12 @@ def test_a_misspelt_option_is_told_with_the_one_that_may_be_meant_and_those_ther
         Positions("relpos", dim=12, heads=3, layers=1, relpos_contxt=3.0)
 
 
+def test_an_option_with_the_name_of_one_of_the_hosts_own_is_refused():
+    """Its value would go to the host's model, and the variant would keep its default."""
+    with pytest.raises(ValueError, match="--relpos_context is an option of relpos and of the host"):
+        SECONDS.options("relpos", {}, others=("depth", "relpos_context"))
+
+
 @pytest.mark.parametrize(("pos", "axes"), OURS)
 def test_it_builds_every_variant_and_sets_what_is_its_own(pos, axes):
     host = SECONDS if axes == 1 else PATCHES

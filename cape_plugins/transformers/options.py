@@ -6,6 +6,7 @@
 
 import dataclasses
 import difflib
+import inspect
 from collections.abc import Iterable, Mapping
 from numbers import Number
 from typing import Any
@@ -58,7 +59,8 @@ def positions(config: Any, host: Host) -> Positions:
     """
     names = [*host.ours, *host.taken(config.pos)]
     given = {name: getattr(config, name) for name in names if hasattr(config, name)}
-    options = host.options(config.pos, given)
+    theirs = inspect.signature(type(config).__bases__[-1]).parameters
+    options = host.options(config.pos, given, theirs)
     sets = {"overflow": "error", "abspos_context": config.max_position_embeddings}
     return host.positions(
         config.pos,

@@ -141,3 +141,13 @@ def test_a_cell_that_runs_again_with_another_default_has_that(own_table, create)
 
         register_variant("cell", Variant(attends=Cell, axes=(1,)))
         assert create("cell").model.positions.options["cell_first"] == first
+
+
+def test_an_option_with_the_name_of_a_field_of_llamas_is_refused(own_table, create):
+    @dataclass(eq=False, repr=False)
+    class Clash(PositionalAttention):
+        mlp_bias: float = option(1.0, "a number")
+
+    register_variant("clash", Variant(attends=Clash, axes=(1,)))
+    with pytest.raises(ValueError, match="mlp_bias"):
+        create("clash")
