@@ -1,4 +1,4 @@
-"""cape-plugins: CAPE (Likhomanenko et al., NeurIPS 2021) inside timm, fairseq and ESPnet.
+"""cape-plugins: CAPE (Likhomanenko et al., NeurIPS 2021) in the tools people train with.
 
 Importing this package imports nothing but the standard library: PyTorch's autoload imports it
 while ``torch`` itself is still being imported. The public names below import torch on first use.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from cape_plugins.checks import check_count, is_traced
 from cape_plugins.options import option
@@ -332,10 +332,3 @@ def _half_the_least(added: Tensor, dtype: torch.dtype) -> Tensor:
     """What is added to scores in ``dtype``, in which only -inf is less than half of the least."""
     least = max(torch.finfo(one).min / 2 for one in (added.dtype, dtype))
     return added.clamp(min=least).masked_fill(added.isneginf(), -torch.inf)
-
-
-def with_class(theirs: nn.Module, kind: Any) -> Any:
-    """A module of a host's, with all that it holds, as a ``kind``, a subclass of its class."""
-    ours = kind.__new__(kind)
-    vars(ours).update(vars(theirs))
-    return ours

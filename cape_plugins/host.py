@@ -1,4 +1,6 @@
-"""What a host says of options about positions: its unit, its defaults, how its users type them.
+"""What hosts share: what each says of options, and how a module of theirs becomes one of ours.
+
+A host says its unit, its defaults and how its users type an option.
 
 >>> tokens = Host(axes=1, unit="tokens", defaults={"max_global_shift": 5.0})
 >>> tokens.options("cape", {"max_local_shift": 0.5})["max_global_shift"]
@@ -9,6 +11,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, dataclass, field
 from types import MappingProxyType
 from typing import Any
+
+from torch import nn
 
 from cape_plugins import variants
 from cape_plugins.options import POSITION
@@ -103,3 +107,10 @@ class Host:
         """What an option is, in this host's unit."""
         unit = f" ({self.unit})" if one.metadata["unit"] == POSITION else ""
         return one.metadata["help"] + unit
+
+
+def with_class(theirs: nn.Module, kind: Any) -> Any:
+    """A module of a host's, with all that it holds, as a ``kind``, a subclass of its class."""
+    ours = kind.__new__(kind)
+    vars(ours).update(vars(theirs))
+    return ours

@@ -8,7 +8,8 @@ import torch
 from espnet2.main_funcs.calculate_all_attentions import MultiHeadedAttention
 from torch import Tensor
 
-from cape_plugins.attention import Given, PositionalAttention, with_class
+from cape_plugins.attention import Given, PositionalAttention
+from cape_plugins.host import with_class
 
 
 class CapeMultiHeadedAttention(MultiHeadedAttention):

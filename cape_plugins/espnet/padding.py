@@ -15,7 +15,7 @@ from espnet2.asr.encoder.conformer_encoder import EncoderLayer
 from espnet2.asr.encoder.e_branchformer_encoder import EBranchformerEncoderLayer
 from torch import Tensor, nn
 
-from cape_plugins.attention import with_class
+from cape_plugins.host import with_class
 
 
 def replace(root: nn.Module, kind: type, make: Callable[[Any], nn.Module]) -> None:

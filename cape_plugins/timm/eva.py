@@ -25,8 +25,8 @@ from timm.models import generate_default_cfgs, model_entrypoint
 from torch import Tensor, nn
 
 from cape_plugins import fused
-from cape_plugins.attention import with_class
 from cape_plugins.augment import Augmentation
+from cape_plugins.host import with_class
 from cape_plugins.options import declared
 from cape_plugins.part import Sizes
 from cape_plugins.timm.options import HOST, image_settings

@@ -18,7 +18,7 @@ from timm.layers import register_notrace_module, trunc_normal_
 from timm.models import naflexvit
 from torch import Tensor, nn
 
-from cape_plugins.attention import with_class
+from cape_plugins.host import with_class
 from cape_plugins.positions import Positions
 from cape_plugins.timm.attention import (
     block_classes,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
-from cape_plugins.attention import with_class
+from cape_plugins.host import with_class
 
 #: methods of a layer that move keys, besides update
 _MOVES = ("reset", "crop", "reorder_cache", "batch_repeat_interleave", "batch_select_indices")
