@@ -67,38 +67,47 @@ class RelativePositions(PositionalAttention):
         their positions: a row of the table for both, (1 or B, queries, keys).
 
         Raises:
-            ValueError: positions of a sequence are not one ``spacing`` apart in the order of its
-                tokens. With a mask they may begin again at the least: texts packed into one row.
-                (On a GPU the first forward alone is checked: each check is kernels.)
+            ValueError: positions of a sequence are not evenly spaced in the order of its tokens, or
+                those of other keys not by one ``spacing``. With a mask they may begin again at the
+                least: texts packed into one row. (On a GPU the first forward alone is checked:
+                each check is kernels.)
         """
+        if not is_traced() and (queries.device.type == "cpu" or not self.looked):
+            self.looked = True
+            self.check_even(keys[..., 0], mask is not None, keys is queries)
         if keys is queries:
-            if not is_traced() and (queries.device.type == "cpu" or not self.looked):
-                self.looked = True
-                self.check_even(queries[..., 0], mask is not None)
             return Given(mask=with_heads(mask))
         apart = (keys[:, None, :, 0] - queries[:, :, None, 0]) / self.sizes.spacing
         apart = apart.nan_to_num(0.0).round().long().clamp(-self.context, self.context)
         return Given(apart + self.context, mask=with_heads(mask))
 
-    def check_even(self, positions: Tensor, begin_again: bool) -> None:
-        """Raise ValueError unless tokens at positions (1 or B, N) stand where counting has them."""
+    def check_even(self, positions: Tensor, begin_again: bool, by_any: bool) -> None:
+        """Raise ValueError unless tokens at positions (1 or B, N) stand where counting has them.
+
+        ``by_any`` spacing, each sequence by its own (ESPnet's ``cape_fbank``), or by that of sizes.
+        """
+        if positions.shape[1] < 2:
+            return
 
         def ok() -> Tensor:
-            where = positions / self.sizes.spacing
+            spacing = torch.full_like(positions[:, :1], self.sizes.spacing)
+            if by_any:
+                spacing = positions.diff(dim=1).nanmedian(dim=1, keepdim=True).values
+            where = positions / spacing
             index = torch.arange(where.shape[1], device=where.device)
             start = (~where.isnan()).int().argmax(dim=1, keepdim=True)
             if begin_again:
                 least = where == where.nan_to_num(torch.inf).amin(dim=1, keepdim=True)
                 start = (index * least).cummax(dim=1).values
             beyond = where - index - (where - index).gather(1, start)
-            return ~(beyond.abs() >= 0.5)  # of NaN too
+            return ~((beyond.abs() >= 0.5) | (spacing <= 0))  # of NaN too
 
-        spacing = self.sizes.spacing
+        by = "evenly spaced" if by_any else f"{self.sizes.spacing:g} apart"
         check_values(
             positions,
             ok,
-            f"relpos counts a sequence's tokens in their order, so they must be {spacing:g} apart "
-            "in it: give even positions, or choose rope or alibi, which read them",
+            f"relpos counts a sequence's tokens in their order, so they must be {by} in it: give "
+            "even positions, or choose rope or alibi, which read them",
         )
 
     def bias(self, query: Tensor, key: Tensor, given: Given = NOTHING) -> Tensor:

@@ -87,11 +87,12 @@ N = math.nan
     [
         [[0, 1, 2, 3, 4, 5], [7, 8, 9, 10, N, N], [N, N, -1, 0, 1, 2]],
         [[0.1, 1.2, 2.0, 3.3, 4.0, 5.1]],
+        [[0.0, 1.5, 3.0, 4.5, 6.0, 7.5], [0.0, 0.9, 1.8, 2.7, N, N]],  # each by its own spacing
         [[2, N, 4, 5, 6, 7]],  # one has no position, and takes a place
     ],
 )
 @pytest.mark.parametrize("spacing", [1.0, 0.04])
-def test_tokens_of_a_sequence_are_counted_where_they_are_a_spacing_apart(tokens, spacing):
+def test_tokens_of_a_sequence_are_counted_where_they_are_evenly_spaced(tokens, spacing):
     attention = RelativePositions(Sizes(dim=12, heads=3, spacing=spacing), 3 * spacing)
     positions = spacing * torch.tensor(tokens)[..., None]
     mask = torch.ones(len(tokens), 1, 6, dtype=torch.bool)
@@ -103,11 +104,11 @@ def test_tokens_of_a_sequence_are_counted_where_they_are_a_spacing_apart(tokens,
 @pytest.mark.parametrize(
     ("tokens", "index"),
     [
-        ([0, 1, 5, 6, 14, 30], 2),  # stamps of time
-        ([3, 0, 5, 1, 4, 2], 1),  # in another order
-        ([5, 4, 3, 2, 1, 0], 1),
+        ([0, 1, 5, 6, 14, 30], 1),  # stamps of time
+        ([3, 0, 5, 1, 4, 2], 0),  # in another order
+        ([5, 4, 3, 2, 1, 0], 0),
         ([0, 1, N, 2, 3, 4], 3),  # a place that is not counted
-        ([0, 1.2, 2.4, 3.6, 4.8, 6], 3),  # 0.6 of a token off
+        ([0, 1, 2.3, 3.3, 4.6, 5.6], 4),  # 0.6 of a token off
         ([0, 1, 2, 0, 1, 2], 3),
     ],
 )
@@ -115,6 +116,14 @@ def test_positions_that_counting_does_not_give_are_refused(tokens, index):
     positions = torch.tensor([[0.0, 1, 2, 3, 4, 5], tokens])[..., None]
     with pytest.raises(ValueError, match=rf"relpos counts .* even .*at index \[1, {index}\]"):
         module().prepare(positions, positions, None, torch.float32)
+
+
+def test_other_keys_are_refused_where_steps_would_not_count_as_the_whole():
+    """By 1.5 the whole counts 0, 1, 2, and a step would round 0, 1.5 and 3."""
+    whole = torch.tensor([[0.0, 1.5, 3.0]])[..., None]
+    module().prepare(whole, whole, None, torch.float32)
+    with pytest.raises(ValueError, match=r"1 apart .*at index \[0, 1\]"):
+        module().prepare(whole[:, -1:], whole, None, torch.float32)
 
 
 def test_texts_in_one_row_begin_again_where_there_is_a_mask():

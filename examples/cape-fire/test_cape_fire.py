@@ -130,5 +130,5 @@ def test_capes_augmentation_moves_positions_and_draws_no_shift():
     _, still = cape_fire.eval()(None, token_positions([6]))
     assert moved.queries.shape == (2, 6, 7)
     assert not torch.allclose(moved.queries[:1], still.queries)
-    with pytest.raises(ValueError, match=r"cape_fire takes .* got max_global_shift"):
+    with pytest.raises(ValueError, match=r"max_global_shift .*: cape_fire takes"):
         Positions("cape_fire", dim=12, heads=3, layers=1, max_global_shift=5.0)
