@@ -179,7 +179,8 @@ def test_a_query_that_sees_no_key_gets_nothing_and_gives_no_gradient(axes, pos, 
     sizes = dict(dim=HEADS * DIM, heads=HEADS, layers=1, axes=axes)
     positions = Positions(pos, **sizes, **{name: OPTIONS[name] for name in taken})
     positions = positions.to(device, dtype).eval()
-    where = torch.rand(1, TOKENS, *([axes] if axes > 1 else []), device=device)
+    where = torch.linspace(0, 1, TOKENS, device=device).expand(axes, 1, -1)
+    where = where[0] if axes == 1 else where.permute(1, 2, 0)
     mask = torch.ones(BATCH, TOKENS, TOKENS, dtype=torch.bool, device=device)
     mask[1, 7] = False
     _, given = positions(None, where, mask, dtype=dtype)
