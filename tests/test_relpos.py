@@ -87,7 +87,7 @@ N = math.nan
     [
         [[0, 1, 2, 3, 4, 5], [7, 8, 9, 10, N, N], [N, N, -1, 0, 1, 2]],
         [[0.1, 1.2, 2.0, 3.3, 4.0, 5.1]],
-        [[0.0, 1.25, 2.25, 3.25, 4.5, 5.5]],  # without a frame now and then, as cape_fbank's
+        [[0.0, 1.25, 2.25, 3.25, 4.5, 5.5]],  # in training: cape_fbank leaves out frames
         [[0.0, 1.5, 3.0, 4.5, 6.0, 7.5], [0.0, 0.9, 1.8, 2.7, N, N]],  # each by its own spacing
         [[2, N, 4, 5, 6, 7]],  # one has no position, and takes a place
     ],
@@ -109,14 +109,20 @@ def test_tokens_of_a_sequence_are_counted_where_they_are_evenly_spaced(tokens, s
         ([3, 0, 5, 1, 4, 2], 0),  # in another order
         ([5, 4, 3, 2, 1, 0], 0),
         ([0, 1, N, 2, 3, 4], 3),  # a place that is not counted
-        ([0, 1, 2.5, 3.5, 5, 6], 4),  # a token off
+        ([0, 1, 2.4, 3.4, 4.8, 5.8], 4),  # 0.8 of a token off
         ([0, 1, 2, 0, 1, 2], 3),
     ],
 )
 def test_positions_that_counting_does_not_give_are_refused(tokens, index):
     positions = torch.tensor([[0.0, 1, 2, 3, 4, 5], tokens])[..., None]
     with pytest.raises(ValueError, match=rf"relpos counts .* even .*at index \[1, {index}\]"):
-        module().prepare(positions, positions, None, torch.float32)
+        module().eval().prepare(positions, positions, None, torch.float32)
+
+
+def test_stamps_of_time_are_refused_in_training_too():
+    positions = torch.tensor([[0.0, 1, 5, 6, 14, 30]])[..., None]
+    with pytest.raises(ValueError, match="relpos counts"):
+        module().train().prepare(positions, positions, None, torch.float32)
 
 
 def test_other_keys_are_refused_where_steps_would_not_count_as_the_whole():
