@@ -33,9 +33,9 @@ class RelativePositions(PositionalAttention):
     """Learnable vectors for how far, in tokens, each key is from the query.
 
     ``keys`` are (2 · context + 1, head_dim), uniform in ± 0.1 at first (authors); the context is in
-    tokens. Within a sequence tokens are counted in their order, which is fast, and positions that
-    say something else are refused. Between queries and other keys (a cache) distances are those of
-    positions, in tokens.
+    tokens. Within a sequence tokens are counted in their order, which is fast; evaluation refuses
+    positions that say something else. Between queries and other keys (a cache) distances are those
+    of positions, in tokens.
     """
 
     relpos_context: float | None = option(

@@ -25,6 +25,7 @@ from cape_plugins import inside, variants
 from cape_plugins.part import Part
 from cape_plugins.places import patch_grid, token_positions, with_axes
 from cape_plugins.positions import Positions
+from cape_plugins.tryout import SPREADS
 
 DIM, HEADS, LAYERS = 24, 3, 2
 # of variants whose options have no default, for tokens and for patches
@@ -113,16 +114,15 @@ def check_methods(pos: str, axes: int, **options: Any) -> None:
 def _check_given(
     part: Part, method: str, found: Any, form: str, wanted: list[int], fewer: bool = False
 ) -> None:
-    sizes = [*found.shape] if isinstance(found, Tensor) else []
+    is_tensor = isinstance(found, Tensor)
+    sizes = [*found.shape] if is_tensor else []
+    shown = sizes if is_tensor else type(found).__name__
     fits = len(sizes) == len(wanted) and all(
         is_ == size or (is_ == 1 and (fewer or (axis == 0 and "1 or B" in form)))
         for axis, (is_, size) in enumerate(zip(sizes, wanted, strict=True))
     )
-    assert fits, f"{part.said(method)} must give {form}, here {wanted}: it gave {_shown(found)}"
-    assert not found.isnan().any(), (
-        f"{part.said(method)} gives NaN where a token has no position (padding, a class token; its "
-        "position is NaN), which would spread: make a number of it, for instance by nan_to_num(0.0)"
-    )
+    assert fits, f"{part.said(method)} must give {form}, here {wanted}: it gave {shown}"
+    assert not found.isnan().any(), f"{part.said(method)} {SPREADS}"
 
 
 @contextmanager
@@ -135,10 +135,6 @@ def _untouched(part: Part, method: str, *given: Tensor | None) -> Iterator[None]
             f"{part.said(method)} writes into what it gets, which other layers and models share: "
             "write `x = x + …` in place of `x += …`, or into a clone()"
         )
-
-
-def _shown(found: Any) -> str:
-    return f"{[*found.shape]}" if isinstance(found, Tensor) else f"{type(found).__name__}"
 
 
 def check_padding(pos: str, axes: int, **options: Any) -> None:

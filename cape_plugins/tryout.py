@@ -11,6 +11,12 @@ from cape_plugins.added import Added
 from cape_plugins.attention import Given, PositionalAttention
 from cape_plugins.checks import is_plain
 
+#: what is said of a method, or of a part, that gives it
+SPREADS = (
+    "gives NaN where a token has no position (padding, a class token; its position is NaN), which "
+    "would spread: make a number of it, for instance by nan_to_num(0.0)"
+)
+
 
 class Misfit(ValueError):
     """What a part of a variant gives, or does, is not what its base class asks for."""
@@ -41,10 +47,7 @@ def try_out(part: Added | PositionalAttention) -> None:
         part.train(training)
     of = f"variant {part.pos}: {type(part).__name__}"
     if found.isnan().any():
-        raise Misfit(
-            f"{of} gives NaN where a token has no position (padding, a class token; its position "
-            "is NaN), which would spread: make a number of it, for instance by nan_to_num(0.0)"
-        )
+        raise Misfit(f"{of} {SPREADS}")
     if not torch.allclose(found, changed, atol=1e-5):
         raise Misfit(
             f"{of} lets a query see a key that the mask hides, padding or a later token: hand the "

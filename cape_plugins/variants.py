@@ -213,14 +213,15 @@ def check_taken(
         ValueError: it does not; the error has the nearest name, or who takes the option, and what
             this variant takes.
     """
+    taken = [name for name in get(pos, axes).options(axes) if name not in sets]
+    wrong = next((name for name in given if name not in taken), None)
+    if wrong is None:
+        return
     takers: dict[str, list[str]] = {}
     for each in names(axes):
         for name in get(each, axes).options(axes).keys() - {*sets}:
             takers.setdefault(name, []).append(each)
-    taken = [name for name in get(pos, axes).options(axes) if name not in sets]
-    for name in given:
-        if name not in taken:
-            raise ValueError(misspelt(name, pos, taken, [*takers, *others], spell, takers))
+    raise ValueError(misspelt(wrong, pos, taken, [*takers, *others], spell, takers))
 
 
 def misspelt(

@@ -101,15 +101,16 @@ class InSeconds(AbsEncoder):
 
     def __init__(self, input_size: int, **options: Any) -> None:
         RELIES.check()
-        of_variant, own = choose(options, self.known(), self.fixed)
-        conf = SimpleNamespace(**{**self.known(), **options, "input_size": input_size})
+        known = self.known()
+        of_variant, own = choose(options, known, self.fixed)
+        conf = SimpleNamespace(**{**known, **options, "input_size": input_size})
         front = self.make_front(conf)
-        known = parameters(self.espnets)
+        of_espnet = parameters(self.espnets)
         theirs = {**self.defaults, **options, **self.fixed}
         if conf.pos != ESPNET_REL_POS:
             plain = dict.fromkeys(("selfattention_layer_type", "attention_layer_type"), "selfattn")
             theirs |= {"pos_enc_layer_type": "abs_pos", **plain}
-        super().__init__(input_size, **{k: v for k, v in theirs.items() if k in known})
+        super().__init__(input_size, **{k: v for k, v in theirs.items() if k in of_espnet})
         self.pos, self.frame_shift = conf.pos, own.frame_shift
         self._adapt(conf, front)
         self.positions: Positions | None = None

@@ -1,5 +1,6 @@
 """Small models of fairseq for :mod:`cape_plugins.inside`."""
 
+import json
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ class _Stack(Kind):
     takes_content, sets, time_first = False, HOST.sets, True
 
     def build(self, pos: str, seed: int, **options: Any) -> nn.Module:
-        """Of two heads and two layers; flags know no variant that came after fairseq."""
+        """Of two heads and two layers; options of another package's variant are JSON."""
         model = MODEL_REGISTRY[self.arch]
         small: dict[str, Any] = dict(dropout=0.0, decoder_input_dim=16, decoder_output_dim=16)
         small |= {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in _SIZES.items()}
@@ -33,7 +34,10 @@ class _Stack(Kind):
         whole = dict(model=model.config(), task=_TASK, common=dict(tpu=False))
         plain = plain_options(OmegaConf.create(whole).model)
         plain |= {name: value for name, value in small.items() if name in plain}
-        config = OmegaConf.create(dict(model={**plain, "pos": pos, **options})).model
+        plain |= {name: value for name, value in options.items() if name in HOST.ours}
+        theirs = {name: value for name, value in options.items() if name not in HOST.ours}
+        plain |= {"pos": pos, "pos_options": json.dumps(theirs)}
+        config = OmegaConf.create(dict(model=plain)).model
         words = Dictionary()
         for word in _WORDS:
             words.add_symbol(word)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from cape_fire import Fire
-from cape_plugins import Positions, Sizes, patch_grid, testing, token_positions
+from cape_plugins import Positions, Sizes, inside, patch_grid, testing, token_positions
 
 CAUSAL = torch.ones(1, 6, 6, dtype=torch.bool).tril()
 
@@ -37,6 +37,13 @@ def bias(fire: Fire, positions: Tensor, mask: Tensor | None = None) -> Tensor:
 @pytest.mark.parametrize("check", testing.CHECKS)
 def test_what_every_variant_does(check, axes):
     check("fire", axes, fire_width=8)
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+def test_checks_inside_hosts_are_of_the_options_that_are_given(axes):
+    for kind in inside.kinds(axes):
+        core = kind.stack(inside.made(kind, "fire", fire_width=8)).positions
+        assert core.options["fire_width"] == 8, kind.name
 
 
 @pytest.mark.parametrize("mask", [CAUSAL, torch.zeros(1, 6, 6).masked_fill(~CAUSAL, -torch.inf)])
