@@ -8,11 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cape_plugins import Given, PositionalAttention, Sizes, variants
+from cape_plugins import Given, PositionalAttention, Sizes
 from cape_plugins.attention import merge
-from cape_support import IMAGES, OURS, SEQUENCES, Layer, build, places
-
-pytestmark = pytest.mark.usefixtures("both_ways")
+from cape_support import OURS, build, places
 
 SIZES = Sizes(dim=12, heads=3)
 # (variant, axes) of every class that sits in attention; that of nopos is the base class
@@ -101,18 +99,6 @@ def test_embeddings_and_scores_reach_the_output():
 # What all variants have in common
 
 
-@pytest.mark.parametrize("added", [None, -math.inf, -1e4])
-@pytest.mark.parametrize(("pos", "axes"), EACH)
-def test_masked_keys_are_not_seen_with_and_without_weights(pos, axes, added):
-    attention, given = attention_and_given(pos, axes, padding(added))
-    tensors = inputs(6, 6)
-    out, weights = attention(*tensors, given, need_weights=True)
-    torch.testing.assert_close(attention(*tensors, given)[0], out)
-    assert weights.shape == (2, 3, 6, 6)
-    assert not weights[1, ..., 4:].any()
-    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 6))
-
-
 @pytest.mark.parametrize(("pos", "axes"), EACH)
 def test_weights_are_float32_where_layers_are_in_half_precision(pos, axes):
     attention, given = attention_and_given(pos, axes, padding())
@@ -124,74 +110,23 @@ def test_weights_are_float32_where_layers_are_in_half_precision(pos, axes):
     torch.testing.assert_close(weights, expected, atol=0.02, rtol=0.02)
 
 
-DECODING = [(pos, 1) for pos in SEQUENCES] + [(pos, 2) for pos in IMAGES]
-ALONE = dict(mean_normalize=False, spread=False)  # so that a position depends on no other
-
-
-def decoder(pos: str, axes: int) -> Layer:
-    taken = variants.get(pos, axes).options(axes)
-    return Layer(pos, axes, **{k: v for k, v in ALONE.items() if k in taken}).eval()
-
-
-@pytest.mark.parametrize("left", [False, True], ids=["packed", "padded on the left"])
-@pytest.mark.parametrize("chunk", [1, 2, 3])
-@pytest.mark.parametrize("shared", [1, 3], ids=["every head", "grouped queries"])
-@pytest.mark.parametrize(("pos", "axes"), DECODING)
-def test_decoding_with_a_cache_of_embedded_keys_is_decoding_at_once(pos, axes, shared, chunk, left):
-    """Sample 1 begins later: behind two tokens of padding, or with a second packed sentence."""
-    module, content = decoder(pos, axes), torch.randn(2, 6, 12)
-    attention, where = module.attention, places(axes, 6, 6)
-    where = where.expand(2, *where.shape[1:]).clone()
-    sees = torch.ones(2, 6, 6, dtype=torch.bool).tril()
-    if left:
-        where[1, 2:], where[1, :2] = where[1, :-2].clone(), math.nan
-        sees[1, :, :2] = False  # then these two queries see no key
-    elif axes == 1:
-        where[1, 2:] = where[1, :-2].clone()
-        sees[1, 2:, :2] = False
-    of_keys = slice(None, None, shared)  # one head of three, or each
-
-    def heads(x):
-        query = x.unflatten(2, (3, 4)).transpose(1, 2)
-        return query, query[:, of_keys] + 1, query[:, of_keys] - 1
-
-    x, given = module.positions(content, where, sees)
-    at_once, _ = attention(*heads(x), given)
-    cached_keys, cached_values, steps = [], [], []
-    for start in range(0, 6, chunk):
-        new = slice(start, start + chunk)
-        seen = sees[:, new, : start + chunk]
-        x, given = module.positions(
-            content[:, new], where[:, new], seen, keys=where[:, : start + chunk]
-        )
-        query, key, value = heads(x)
-        cached_keys.append(attention.embed(key, given.queries))
-        cached_values.append(value)
-        keys, values = torch.cat(cached_keys, dim=2), torch.cat(cached_values, dim=2)
-        step, _ = attention.attend(attention.embed(query, given.queries), keys, values, given)
-        steps.append(step)
-    torch.testing.assert_close(torch.cat(steps, dim=2), at_once)
-
-
-@pytest.mark.parametrize(("pos", "axes"), DECODING)
+@pytest.mark.parametrize(("pos", "axes"), EACH)
 def test_fewer_queries_than_keys_are_the_rows_of_the_whole(pos, axes):
-    module, where = decoder(pos, axes), places(axes, 6, 6)
+    (positions, attention), where = layer(pos, axes), places(axes, 6, 6)
     query, key, value = inputs(6, 6)
     causal = torch.ones(1, 6, 6, dtype=torch.bool).tril()
     for mask in (None, padding(), padding(-math.inf), causal):
-        _, given = module.positions(None, where, mask)
-        whole, weights = module.attention(query, key, value, given, need_weights=True)
+        given = positions(None, where, mask)[1]
+        whole, weights = attention(query, key, value, given, need_weights=True)
         some = mask if mask is None or mask.shape[1] == 1 else mask[:, 3:]
-        _, given = module.positions(None, where[:, 3:], some, keys=where)
+        given = positions(None, where[:, 3:], some, keys=where)[1]
         for need_weights in (False, True):
-            out, found = module.attention(
-                query[:, :, 3:], key, value, given, need_weights=need_weights
-            )
+            out, found = attention(query[:, :, 3:], key, value, given, need_weights=need_weights)
             torch.testing.assert_close(out, whole[:, :, 3:])
             assert found is None or torch.allclose(found, weights[:, :, 3:], atol=1e-6)
 
 
-@pytest.mark.parametrize(("pos", "axes"), DECODING)
+@pytest.mark.parametrize(("pos", "axes"), EACH)
 @pytest.mark.parametrize("added", [None, -math.inf])
 def test_a_query_that_sees_no_key_gets_nothing_with_and_without_weights(pos, axes, added):
     mask = torch.ones(2, 6, 6, dtype=torch.bool)
@@ -236,14 +171,6 @@ def test_heads_of_keys_that_do_not_divide_those_of_queries_are_refused():
     query, key, value = inputs(6, 6)
     with pytest.raises(ValueError, match="heads"):
         PositionalAttention(SIZES)(query, key[:, :2], value[:, :2])
-
-
-@pytest.mark.parametrize("pos", ["rope", "alibi", "relpos"])
-def test_a_sequences_mask_or_rows_for_fewer_queries_are_refused_with_what_is_right(pos):
-    attention, given = attention_and_given(pos, 1, torch.ones(1, 6, 6, dtype=torch.bool).tril())
-    query, key, value = inputs(2, 6)
-    with pytest.raises(ValueError, match=r"keys=|\(…, 2, 6\)"):
-        attention(query, key, value, given)
 
 
 @pytest.mark.parametrize(("pos", "axes"), EACH)
