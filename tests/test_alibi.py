@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from cape_plugins import Sizes, distances, frame_times, patch_grid, token_positions
 from cape_plugins.alibi import Alibi, alibi_slopes
 
-pytestmark = pytest.mark.usefixtures("both_ways")
-
 
 def alibi(heads: int = 4, axes: int = 1, unit: float | None = None) -> Alibi:
     return Alibi(Sizes(dim=8 * heads, heads=heads, axes=axes), unit)
@@ -102,14 +100,6 @@ def test_distances_in_images_are_euclidean_and_a_token_without_a_position_has_no
     assert found[:, 1:, 1:].sum() < 0
     half = torch.tensor([[0.0, math.nan]])  # a position on one axis alone is none
     assert distances(half, torch.ones(1, 2)).item() == 0
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_hidden_keys_are_hidden(shared):
-    positions = token_positions([5] if shared else [5, 3, 0])
-    visible = ~token_positions([5, 3, 0]).isnan()[:, None] & torch.ones(5, 5).tril().bool()
-    found = bias(positions, mask=visible)
-    assert torch.equal(found, torch.where(visible[:, None], bias(positions), -torch.inf))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

@@ -1,16 +1,23 @@
 """CAPE's augmentation: what is drawn, in which order it is applied, what stays."""
 
+import itertools
 import math
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
-from cape_plugins import Augmentation, DistanceAugmentation, Draw, token_positions
+from cape_plugins import (
+    Augmentation,
+    DistanceAugmentation,
+    Draw,
+    Positions,
+    patch_grid,
+    token_positions,
+)
 from cape_support import cape, seeded
-
-pytestmark = pytest.mark.usefixtures("both_ways")
 
 NAN = float("nan")
 
@@ -30,12 +37,6 @@ def test_without_a_draw_only_the_mean_of_the_real_tokens_is_subtracted():
     torch.testing.assert_close(moved(augmentation, positions), expected, equal_nan=True)
 
 
-def test_without_mean_normalize_and_draw_positions_stay_as_given():
-    positions = token_positions([4, 2])
-    result = moved(cape(mean_normalize=False), positions)
-    torch.testing.assert_close(result, positions, equal_nan=True)
-
-
 def test_shift_then_scale_so_that_scale_multiplies_the_shift():
     draw = Draw(shift=torch.tensor([[10.0]]), scale=torch.tensor([2.0]))
     result = moved(cape(max_global_shift=10.0), token_positions([3]), draw)
@@ -47,20 +48,6 @@ def test_each_axis_has_its_own_centre_and_shift_and_they_share_the_scale():
     draw = Draw(shift=torch.tensor([[1.0, -1.0]]), scale=torch.tensor([3.0]))
     result = moved(cape(), positions, draw)
     assert result.tolist() == [[[0.0, -33.0], [6.0, 27.0]]]
-
-
-def test_two_calls_with_one_draw_share_shift_and_scale_but_not_the_local_shift():
-    augmentation = cape(
-        max_global_shift=100.0, max_local_shift=0.5, max_global_scale=2.0, mean_normalize=False
-    )
-    draw = augmentation.draw(4, generator=seeded())
-    zeros = torch.zeros(4, 1000)
-    first = moved(augmentation, zeros, draw, generator=seeded(1))
-    second = moved(augmentation, zeros, draw, generator=seeded(2))
-    assert not torch.equal(first, second)
-    middle = (draw.shift * draw.scale[:, None])[:, 0]
-    torch.testing.assert_close(first.mean(1), middle, atol=0.1, rtol=0)
-    torch.testing.assert_close(second.mean(1), middle, atol=0.1, rtol=0)
 
 
 @settings(deadline=None)
@@ -83,30 +70,14 @@ def test_padding_stays_nan_and_never_changes_a_real_token(lengths, padding, dtyp
         torch.testing.assert_close(result[i, :length], alone[0], rtol=0, atol=1e-6)
 
 
-def test_the_mean_of_many_tokens_is_taken_in_float64():
+def test_the_mean_is_taken_in_float64():
     positions = torch.arange(100_001)[None] * torch.tensor(0.1)
     exact = positions.double() - positions.double().mean()
     assert (moved(cape(), positions).double() - exact).abs().max() < 5e-4
-
-
-def test_positions_as_large_as_the_time_of_day_are_centred_to_the_millisecond():
-    """In float32 neighbours of 1.7e9 are 128 apart."""
-    seconds = 1.7e9 + 0.03 * torch.arange(1000, dtype=torch.float64)[None]
-    exact = 0.03 * (torch.arange(1000, dtype=torch.float64)[None] - 499.5)
-    torch.testing.assert_close(moved(cape(), seconds), exact, rtol=0, atol=1e-3)
-
-
-def test_each_axis_may_have_its_own_local_shift():
-    """As images that are no squares have."""
-    zeros, still = torch.zeros(3, 2000, 2), Draw(torch.zeros(3, 2), torch.ones(3))
-    for bounds in ((0.3, 0.1), (0.0, 0.2)):
-        augmentation = cape(max_local_shift=bounds, mean_normalize=False)
-        drawn = moved(augmentation, zeros, still, generator=seeded())
-        for axis, bound in enumerate(bounds):
-            assert drawn[..., axis].abs().max() <= bound
-            torch.testing.assert_close(
-                drawn[..., axis].std(), torch.tensor(bound / 3**0.5), rtol=0.03, atol=0
-            )
+    # in float32 neighbours of 1.7e9, the time of day in seconds, are 128 apart
+    steps = torch.arange(1000, dtype=torch.float64)[None]
+    found = moved(cape(), 1.7e9 + 0.03 * steps)
+    torch.testing.assert_close(found, 0.03 * (steps - 499.5), rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -128,16 +99,13 @@ def test_draws_that_do_not_fit_say_which_shape_is_needed():
     for other in (draw._replace(shift=torch.zeros(2, 2)), draw._replace(scale=torch.ones(3))):
         with pytest.raises(ValueError, match="shift"):
             cape().in_training(torch.zeros(2, 3, 1), 2, other)
+    for count in (-1, 2.5, True):
+        with pytest.raises(ValueError, match="batch_size"):
+            cape().draw(count)
+    assert cape().draw(0, 2).shift.shape == (0, 2)
     three_axes = cape(max_local_shift=(1.0, 1.0, 1.0))
     with pytest.raises(ValueError, match="max_local_shift"):
         three_axes.in_training(torch.zeros(2, 3, 2), 2)
-
-
-@pytest.mark.parametrize("count", [-1, 2.5, True])
-def test_draws_are_for_a_number_of_samples(count):
-    with pytest.raises(ValueError, match="batch_size"):
-        cape().draw(count)
-    assert cape().draw(0, 2).shift.shape == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -154,3 +122,75 @@ def test_distances_see_no_global_shift_so_their_augmentation_draws_none():
     assert draw.scale.std() > 0
     with pytest.raises(TypeError, match="max_global_shift"):
         DistanceAugmentation(max_local_shift=0.0, max_global_shift=1.0)
+
+
+# What is drawn
+
+
+def trained(positions: torch.Tensor, batch: int, local=None, **options) -> torch.Tensor:
+    """(B, N, axes) positions that cape in training made of the positions (1, N[, 2])."""
+    options = {"max_global_shift": 0.0, "max_local_shift": 0.0, **options}
+    module = Positions("cape", dim=4, axes=positions.ndim - 1, **options)
+    return module.augment(positions, batch, generator=seeded(), max_local_shift=local)
+
+
+def line(length: int) -> torch.Tensor:
+    return torch.arange(length, dtype=torch.float64)[None]
+
+
+def plane(height: int, width: int) -> torch.Tensor:
+    return patch_grid(height, width)[None].double()
+
+
+def assert_uniform(values: torch.Tensor, bound: float) -> None:
+    found = stats.kstest(values.flatten().numpy(), stats.uniform(-bound, 2 * bound).cdf)
+    assert found.pvalue > 1e-3
+
+
+def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
+    return torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1].abs().item()
+
+
+@pytest.mark.parametrize(("axes", "bound"), [(1, 50.0), (2, 0.5)])
+def test_each_sample_has_one_scale_for_all_axes_and_a_shift_for_each(axes, bound):
+    positions = line(3) if axes == 1 else plane(2, 3)
+    out = trained(positions, 4000, max_global_shift=bound, max_global_scale=1.4)
+    scale = (out[:, -1:, -1:] - out[:, :1, -1:]) / 2  # (4000, 1, 1)
+    shift = out.mean(dim=1, keepdim=True) / scale  # (4000, 1, axes)
+    centred = positions.view(1, -1, axes) - positions.view(1, -1, axes).mean(dim=1)
+    torch.testing.assert_close(out, (centred + shift) * scale, atol=1e-4, rtol=0)
+    assert_uniform(scale.log(), math.log(1.4))
+    for axis in range(axes):
+        assert_uniform(shift[..., axis], bound)
+        assert correlation(scale, shift[..., axis]) < 0.06
+    assert axes == 1 or correlation(shift[..., 0], shift[..., 1]) < 0.06
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+def test_the_local_shift_is_independent_per_token_and_knows_nothing_of_the_global_one(axes):
+    positions = line(200) if axes == 1 else plane(10, 20)
+    out = trained(positions, 2000, max_global_shift=5.0, max_local_shift=0.5)
+    places = positions.view(1, 200, axes)
+    out = out - (places - places.mean(dim=1))
+    shift = out.mean(dim=1, keepdim=True)  # Δ, but for the mean of 200 ε
+    local = out - shift
+    for axis, other, token in itertools.product(range(axes), range(axes), range(0, 200, 7)):
+        assert correlation(local[:, token, axis], shift[:, 0, other]) < 0.12
+    assert correlation(local[:, 1:], local[:, :-1]) < 0.05
+    assert correlation(local[1:], local[:-1]) < 0.05
+
+
+@pytest.mark.parametrize("given", ["options", "forward", "tensor", "each image"])
+def test_an_image_may_have_a_local_shift_of_its_own_along_each_axis(given):
+    local, grid = (0.2, 0.5), plane(4, 5)
+    options = {"options": dict(max_local_shift=local), "forward": dict(max_local_shift=9.0)}
+    now = {"forward": local, "tensor": torch.tensor(local)}
+    if given == "each image":  # a padded batch of NaFlexVit: (B, 1, 2), half of its spacing
+        grid, batch = torch.zeros(1, 4000, 2), 2
+        bounds = now[given] = torch.tensor([[[1 / 2, 1.0]], [[1 / 8, 1 / 16]]])
+    else:
+        batch, bounds = 500, torch.tensor(local).expand(500, 1, 2)
+    noise = trained(grid, batch, now.get(given), **options.get(given, {})) - grid
+    for axis in range(2):
+        assert_uniform(noise[..., axis] / bounds[..., axis], 1.0)
+    assert correlation(noise[..., 0], noise[..., 1]) < 0.05

@@ -10,8 +10,6 @@ import torch
 from cape_plugins import sinusoid_1d, token_positions
 from cape_support import build, seeded
 
-pytestmark = pytest.mark.usefixtures("both_ways")
-
 SECONDS = 1_767_225_600 + torch.arange(0, 60, 10)  # 2026-01-01, int64
 MILLISECONDS = 1_767_225_600_000 + torch.arange(0, 60, 10)
 SAMPLES = 2**24 + torch.arange(6, dtype=torch.int32)  # 17 minutes at 16 kHz
@@ -53,12 +51,6 @@ def test_integers_are_centred_exactly():
     assert torch.equal(sinusoid_1d(SECONDS, 8), sinusoid_1d(SECONDS.double(), 8).float())
     centred = build("cape").eval().augment(SECONDS[None], 1)
     assert centred.flatten().tolist() == [-25.0, -15.0, -5.0, 5.0, 15.0, 25.0]
-
-
-def test_floats_are_taken_as_the_numbers_that_they_are():
-    positions = torch.tensor([[0.1, 2.5, 255.0]])
-    found, expected = sinusoid_1d(positions, 8).double(), sinusoid_1d(positions.double(), 8)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize(

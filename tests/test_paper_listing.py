@@ -10,8 +10,6 @@ import torch
 from cape_plugins import Draw, patch_grid, sinusoid_1d, sinusoid_2d, token_positions
 from cape_support import cape, seeded
 
-pytestmark = pytest.mark.usefixtures("both_ways")
-
 TOLERANCE = {torch.float32: 3e-5, torch.float64: 1e-12}
 DTYPES = [torch.float32, torch.float64]
 

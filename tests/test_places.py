@@ -1,5 +1,7 @@
 """Positions of tokens, frames and patches; NaN marks padding."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,25 +9,22 @@ from hypothesis import strategies as st
 
 from cape_plugins import frame_times, patch_grid, token_positions
 
+NAN = math.nan
 
-def test_tokens_sit_at_their_index_and_padding_is_nan():
-    positions = token_positions(torch.tensor([3, 1, 0]))
-    nan = float("nan")
-    expected = torch.tensor([[0.0, 1, 2], [0, nan, nan], [nan, nan, nan]])
-    torch.testing.assert_close(positions, expected, equal_nan=True)
+
+@pytest.mark.parametrize(
+    ("given", "options", "expected"),
+    [
+        (torch.tensor([3, 1, 0]), {}, [[0.0, 1, 2], [0, NAN, NAN], [NAN, NAN, NAN]]),
+        ([2], dict(max_length=4, spacing=1.5), [[0.0, 1.5, NAN, NAN]]),
+        ([], {}, torch.zeros(0, 0)),
+        (torch.zeros(0, dtype=torch.long), dict(max_length=5), torch.zeros(0, 5)),
+    ],
+)
+def test_tokens_sit_at_their_index_and_padding_is_nan(given, options, expected):
+    positions, expected = token_positions(given, **options), torch.as_tensor(expected)
+    torch.testing.assert_close(positions, expected, rtol=0, atol=0, equal_nan=True)
     assert positions.dtype == torch.float32
-
-
-def test_tokens_can_be_padded_further_and_scaled():
-    positions = token_positions([2], 4, spacing=1.5)
-    expected = torch.tensor([[0.0, 1.5, float("nan"), float("nan")]])
-    torch.testing.assert_close(positions, expected, equal_nan=True)
-
-
-def test_frame_i_sits_at_i_times_the_frame_shift_in_seconds():
-    times = frame_times(torch.tensor([120_000]), 0.03)
-    assert times[0, 100] == pytest.approx(3.0)
-    assert times[0, -1] == pytest.approx(3599.97)
 
 
 def test_in_float64_an_hour_of_frames_is_exact_and_float32_is_rounded_once():
@@ -35,16 +34,9 @@ def test_in_float64_an_hour_of_frames_is_exact_and_float32_is_rounded_once():
     assert frame_times([120_000], 0.03)[0].equal(exact.float())
 
 
-def test_an_empty_batch_has_no_positions():
-    assert token_positions([]).shape == (0, 0)
-    assert token_positions([], 5).shape == (0, 5)
-    assert frame_times(torch.zeros(0, dtype=torch.long), 0.01, 3).shape == (0, 3)
-
-
-def test_the_grid_is_row_major_with_the_height_in_column_0():
-    grid = patch_grid(2, 3)
-    expected = torch.tensor([[-1.0, -1], [-1, 0], [-1, 1], [1, -1], [1, 0], [1, 1]])
-    torch.testing.assert_close(grid, expected)
+def test_the_grid_is_row_major_with_the_height_in_column_0_and_one_patch_at_zero():
+    assert patch_grid(2, 3).tolist() == [[-1, -1], [-1, 0], [-1, 1], [1, -1], [1, 0], [1, 1]]
+    assert patch_grid(1, 3).tolist() == [[0, -1], [0, 0], [0, 1]]
 
 
 @given(st.integers(2, 64), st.integers(2, 64), st.floats(0.1, 4.0))
@@ -54,11 +46,6 @@ def test_each_axis_of_the_grid_is_linspace_over_the_extent(height, width, extent
     columns = torch.linspace(-extent, extent, width)
     torch.testing.assert_close(grid[:, 0, 0], rows, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(grid[0, :, 1], columns, atol=1e-6, rtol=1e-5)
-
-
-def test_a_single_patch_sits_at_zero():
-    assert patch_grid(1, 1).tolist() == [[0.0, 0.0]]
-    assert patch_grid(1, 3)[:, 0].tolist() == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from cape_support import OURS, Layer, seeded
 
-pytestmark = pytest.mark.usefixtures("both_ways")
-
 NAN = math.nan
 # random positions are drawn, whatever the given ones are; abspos rounds, nopos and relpos ignore
 WITHOUT = {"nopos", "abspos", "relpos", "relpos_first", "random", "random_rope"}
@@ -64,12 +62,11 @@ def test_they_are_finite_where_tokens_share_a_position_or_one_is_alone(pos, axes
     assert (grad[PADDING] == 0).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("pos", "axes"), EACH)
-def test_content_of_any_dtype_gives_positions_their_gradient(pos, axes, dtype):
-    layer, positions = Layer(pos, axes, dim=24).to(dtype), distinct(axes).float().requires_grad_()
-    content = torch.randn(2, 5, 24, dtype=dtype, requires_grad=True)
+def test_content_in_half_precision_gives_positions_their_gradient(pos, axes):
+    layer, positions = Layer(pos, axes, dim=24).bfloat16(), distinct(axes).float().requires_grad_()
+    content = torch.randn(2, 5, 24, dtype=torch.bfloat16, requires_grad=True)
     layer(content, positions).float().square().sum().backward()
     assert positions.grad.isfinite().all()
     assert (positions.grad.reshape(10, -1) != 0).any(dim=1).all()
-    assert content.grad.dtype == dtype
+    assert content.grad.dtype == torch.bfloat16

@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cape_plugins import Draw, frame_times, patch_grid, token_positions
 from cape_plugins.random_positions import RandomPositions, randomise, spread_evenly
@@ -18,15 +16,19 @@ def tokens(*lengths: int) -> torch.Tensor:
     return token_positions(list(lengths))[..., None]
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=4), st.integers(0, 2**31))
-def test_draws_are_in_range_in_order_and_padding_stays(lengths, seed):
-    positions = tokens(*lengths)
-    drawn = randomise(positions, 5.0, 100.0, seeded(seed))
-    assert torch.equal(drawn.isnan(), positions.isnan())
-    for row, length in zip(drawn[..., 0], lengths, strict=True):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_draws_are_in_range_in_order_and_in_their_dtype_and_padding_stays(dtype):
+    given = tokens(1, 20, 7).to(dtype)
+    drawn = RandomPositions((5.0, 100.0)).in_training(given, 3, generator=seeded())
+    assert drawn.dtype == dtype
+    assert torch.equal(drawn.isnan(), given.isnan())
+    for row, length in zip(drawn[..., 0], (1, 20, 7), strict=True):
         assert (row[:length].diff() > 0).all()
         assert ((row[:length] >= 5) & (row[:length] <= 100)).all()
+    shared = RandomPositions(1.0).in_training(torch.rand(1, 5, 2, dtype=dtype), 3)
+    assert shared.shape == (3, 5, 2)
+    assert not torch.equal(shared[0], shared[1])
+    assert RandomPositions(1.0).in_evaluation(given).dtype == dtype
 
 
 def test_each_position_is_that_order_statistic_of_a_uniform_distribution():
@@ -90,24 +92,11 @@ def test_the_augmentation_draws_in_training_only(spread):
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_shared_positions_are_drawn_for_each_sample_in_their_dtype(dtype):
-    drawn = RandomPositions(1.0).in_training(torch.rand(1, 5, 2, dtype=dtype), 3)
-    assert (drawn.shape, drawn.dtype) == ((3, 5, 2), dtype)
-    assert not torch.equal(drawn[0], drawn[1])
-    assert drawn.min() >= 0
-    assert drawn.max() <= 1
-    assert RandomPositions(1.0).in_evaluation(tokens(5).to(dtype)).dtype == dtype
-
-
-def test_a_number_is_a_range_from_0_and_a_pair_may_be_a_list_of_a_config():
-    assert RandomPositions(60).range == (0.0, 60)
-    assert RandomPositions([20.0, 60.0]).range == (20.0, 60.0)
-
-
 @pytest.mark.parametrize(
     "given_range", [(1.0, 1.0), (2.0, 1.0), (0.0, math.inf), ("0", 1.0), 0, -3, (1.0,), "09", NAN]
 )
-def test_what_is_no_range_is_refused(given_range):
+def test_a_number_is_a_range_from_0_and_what_is_no_range_is_refused(given_range):
+    assert RandomPositions(60).range == (0.0, 60)
+    assert RandomPositions([20.0, 60.0]).range == (20.0, 60.0)  # of a config
     with pytest.raises(ValueError, match="random_range"):
         RandomPositions(given_range)
