@@ -1,12 +1,13 @@
 """Associative recall: pairs of a key and a value, then the keys again, among filler.
 
-    python studies/data/make_recall.py --out recall --length 32 --pairs 7
+    python studies/data/make_recall.py --out recall --length 64 --pairs 12
 
 After Zoology's MQAR (Arora et al. 2023). A sequence begins with the tokenizer's end-of-text token
-and the pairs. Then keys stand again, as many as there are pairs, anywhere among filler, and the
-value behind each is what a model has to recall. In a test each key is asked for once. In training
-it is chance which are: else a model learns which values have not been said yet, and no more, which
-is right in 45 of 100. Longer tests have as many pairs, and more filler.
+and the pairs. Then keys stand again, and the value behind each is what a model has to recall. In a
+test each key is asked for once, anywhere among filler; longer tests have as many pairs, and more
+filler. In training, as in Zoology's, sequences have fewer pairs too: 1, 2, 4 and so on, equally
+often. Keys are asked for by chance there, and as many as there is room for: else small models learn
+which values have been said, and nothing of keys.
 
 Writes what ``cape_studies.train_clm`` reads, tokenizer/ and train.npy, and valid.npy and test.npy,
 of all lengths. Beside each are its labels: what is to be recalled; nothing else is learned.
@@ -29,9 +30,9 @@ END, KEY, VALUE, FILLER = np.cumsum([0, *KINDS.values()])[:-1].tolist()
 
 def make(
     out: Path,
-    length: PositiveInt = 32,
-    pairs: PositiveInt = 7,
-    train: PositiveInt = 64_000,
+    length: PositiveInt = 64,
+    pairs: PositiveInt = 12,
+    train: PositiveInt = 51_200,
     test: PositiveInt = 300,
     times: tuple[PositiveInt, ...] = (1, 2, 4),
     seed: int = 1,
@@ -41,7 +42,7 @@ def make(
     Args:
         out: folder to make.
         length: tokens of a training sequence.
-        pairs: of a sequence.
+        pairs: of a test's sequence, and at most of a training one.
         train: sequences.
         test: sequences of each length, in valid and in test.
         times: lengths of these, as multiples of training's.
@@ -81,20 +82,22 @@ def sequences(
     """Tokens, (many, length), and of those to recall the same as labels.
 
     Args:
-        once: whether each key is asked for once.
+        once: a test, in which each of all keys is asked for once.
     """
     tokens = FILLER + draw.integers(KINDS["filler"], size=(many, length))
     labels = np.full(tokens.shape, NO_LABEL)
-    end = 1 + 2 * pairs  # of the pairs
+    numbers = [2**i for i in range(pairs) if 2**i < pairs] + [pairs]
     for row, own in zip(tokens, labels, strict=True):
-        keys = KEY + draw.permutation(KINDS["key"])[:pairs]
-        values = VALUE + draw.integers(KINDS["value"], size=pairs)
+        of = pairs if once else draw.choice(numbers)
+        keys = KEY + draw.permutation(KINDS["key"])[:of]
+        values = VALUE + draw.integers(KINDS["value"], size=of)
+        end = 1 + 2 * of  # of the pairs
         row[:end] = [END, *np.c_[keys, values].ravel()]
-        before = np.sort(draw.integers(length - end - 2 * pairs + 1, size=pairs))
-        at = end + before + 2 * np.arange(pairs)  # before: filler up to each
-        order = draw.permutation(pairs) if once else draw.integers(pairs, size=pairs)
-        row[at] = keys[order]
-        row[at + 1] = own[at + 1] = values[order]
+        asked = draw.permutation(of) if once else draw.integers(of, size=(length - end) // 2)
+        before = np.sort(draw.integers(length - end - 2 * len(asked) + 1, size=len(asked)))
+        at = end + before + 2 * np.arange(len(asked))  # before: filler up to each
+        row[at] = keys[asked]
+        row[at + 1] = own[at + 1] = values[asked]
     return tokens, labels
 
 
