@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 import transformers
 
 import cape_plugins.transformers  # noqa: F401 - registers
@@ -24,6 +25,8 @@ def config(sizes, **options):
         (dict(pos="pose_rope", pose_range=-1.0), "pose_range"),
         (dict(pos="cape", mean_normalize=True), "mean_normalize"),
         (dict(pos="rope", hidden_size=20, num_attention_heads=4), "rotary"),
+        (dict(max_global_scal=1.1), "did you mean max_global_scale"),
+        (dict(relpos_contxt=9.0), "did you mean relpos_context"),
     ],
 )
 def test_what_is_wrong_is_refused(sizes, options, named):
@@ -115,12 +118,6 @@ def test_config_overrides_of_run_clm(sizes):
     assert built(made) == (5e5, 5e5)
 
 
-def test_another_packages_options_are_fields_too(sizes):
-    made = config(sizes, pos="fire", fire_width=8)
-    model = transformers.AutoModelForCausalLM.from_config(made)
-    assert model.model.layers[1].self_attn.positional.fire_width == 8
-
-
 @pytest.mark.parametrize("kind", ["cape_llama", "cape_eurobert"])
 def test_defaults_are_the_papers_and_llamas(sizes, kind):
     """Δ and ε of the paper's translation (section 4.3); ranges are Llama's length."""
@@ -130,6 +127,18 @@ def test_defaults_are_the_papers_and_llamas(sizes, kind):
     assert (made.pos, made.relpos_context, made.rope_base) == ("cape_rope", 150.0, 10_000.0)
     assert not hasattr(made, "alibi_unit")
     assert hasattr(made, "spread") == (kind == "cape_eurobert")
+
+
+@torch.no_grad()
+def test_options_of_another_package_are_fields_too(eight, create, tokens, tmp_path):
+    """Registered long after the fields of configurations were made."""
+    model = create("rotations", num_key_value_heads=4, rotations_first=3.0)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    assert again.model.positions.options["rotations_first"] == 3.0
+    assert torch.equal(again(tokens).logits, model(tokens).logits)
+    with pytest.raises(ValueError, match="rotations_first"):
+        create("alibi", rotations_first=3.0)
 
 
 def test_a_cell_that_runs_again_with_another_default_has_that(own_table, create):

@@ -1,20 +1,21 @@
-"""cape_eurobert: padding, heads; what a decoder may not have."""
+"""cape_eurobert, and what a decoder or its sizes cannot have."""
 
 import pytest
 import torch
 from transformers import EuroBertConfig, EuroBertForMaskedLM
 
-from cape_plugins.variants import names
+from cape_support import replica
 
 CLOSE = dict(rtol=1e-4, atol=2e-5)
 MASKED = dict(kind="cape_eurobert", auto="AutoModelForMaskedLM")
 
+pytestmark = pytest.mark.filterwarnings("ignore")
 
-@pytest.mark.parametrize("pos", names(axes=1))
+
+@pytest.mark.parametrize("pos", ["cape", "relpos", "conditional"])
 @torch.no_grad()
-def test_padding_changes_nothing(create, tokens, pos):
-    model = create(pos, **MASKED)
-    mask = torch.ones_like(tokens)
+def test_padding_on_the_right_changes_nothing(eight, create, tokens, pos):
+    model, mask = create(pos, **MASKED), torch.ones_like(tokens)
     mask[0, 9:] = 0
     padded, alone = model(tokens, attention_mask=mask).logits, model(tokens[:1, :9]).logits
     torch.testing.assert_close(padded[:1, :9], alone, **CLOSE)
@@ -28,17 +29,25 @@ def test_rope_is_transformers_eurobert(create, tokens, sizes):
 
 
 def test_it_centres_and_spreads(create, tokens):
-    centred = create("cape", **MASKED).config
-    assert centred.mean_normalize is True
-    assert centred.spread is True
-    moved = create("cape", **MASKED)(tokens, position_ids=torch.arange(13)[None] + 100).logits
-    torch.testing.assert_close(moved, create("cape", **MASKED)(tokens).logits, **CLOSE)
+    model = create("cape", **MASKED)
+    assert model.config.mean_normalize is model.config.spread is True
+    moved = model(tokens, position_ids=torch.arange(13)[None] + 100).logits
+    torch.testing.assert_close(moved, model(tokens).logits, **CLOSE)
 
 
 @pytest.mark.parametrize(
-    "auto", ["AutoModel", "AutoModelForSequenceClassification", "AutoModelForTokenClassification"]
+    ("pos", "named"),
+    [("conditional", "conditional.*encoder"), ("rotations", "num_key_value_heads=4")],
 )
-def test_other_heads_have_positions_too(create, tokens, auto):
-    model = create("cape_rope", "cape_eurobert", auto)
-    assert any("variant_cape_rope" in key for key in model.state_dict())
-    model(tokens)
+def test_what_a_decoder_cannot_serve_is_refused(eight, create, pos, named):
+    """What depends on other tokens; rotations of each head, where keys have fewer heads."""
+    with pytest.raises(ValueError, match=named):
+        create(pos)
+
+
+def test_a_module_of_all_layers_is_refused_in_a_replica_of_data_parallel(eight, create, tokens):
+    """Its first layer alone has a copy; the others would read and train the original."""
+    shared, apart = (replica(create(pos, num_key_value_heads=4)) for pos in ("t5_shared", "t5"))
+    with pytest.raises(ValueError, match="DataParallel"):
+        shared(tokens)
+    assert apart(tokens).logits.shape == (2, 13, 97)

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import threading
 import warnings
 
 import pytest
@@ -11,6 +10,7 @@ from transformers import DynamicCache, StaticCache
 
 from cape_plugins.transformers import augment_positions
 from cape_plugins.transformers.attention import NAMES_OF_CACHE, name_of_cache
+from cape_support import in_turns, replica
 
 CLOSE = dict(rtol=1e-4, atol=2e-5)
 ADDING = ["relpos", "alibi", "fire"]  # to the scores
@@ -205,29 +205,10 @@ def test_replicas_in_threads_draw_their_own_positions(create, tokens, kind):
     model = create("pose_rope" if kind == "cape_llama" else None, kind).train()
     if kind == "llama":
         augment_positions(model, "pose_rope", pose_range=100.0)
-
-    def replica(module):
-        one = module._replicate_for_data_parallel()
-        one._modules = {name: replica(each) for name, each in module._modules.items()}
-        one._parameters, one._buffers = dict(module._parameters), dict(module._buffers)
-        return one
-
-    failed = []
-
-    def run(ids):
-        one = replica(model)
-        try:
-            for _ in range(20):
-                one(ids, attention_mask=torch.ones_like(ids))
-        except Exception as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=run, args=(ids,)) for ids in (tokens, tokens[:, :5])]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert not failed
+    texts = tokens, tokens[:, :5]
+    calls = [lambda one, x=x: one(x, attention_mask=torch.ones_like(x)).logits for x in texts]
+    found = in_turns([replica(model), replica(model)], calls)
+    assert [one.shape[:2] for one in found] == [(2, 13), (2, 5)]
 
 
 def test_a_forward_that_fails_leaves_nothing_behind(create, tokens):

@@ -185,32 +185,6 @@ def test_one_module_for_all_layers_is_one_in_the_state_dict(create, tokens):
     assert attentions[0].positional is attentions[1].positional
 
 
-@pytest.mark.parametrize("pos", ["sinpos", "abspos", "cape", "random", "alibi", "fire", "relpos"])
-@pytest.mark.parametrize("kind", ["cape_llama", "cape_eurobert"])
-@torch.no_grad()
-def test_left_padding_is_counted_from_the_mask(create, left_padded, pos, kind):
-    model = create(pos, kind, "AutoModel")
-    ids, mask = left_padded["input_ids"], left_padded["attention_mask"]
-    found = model(ids, attention_mask=mask)[0][:1, 4:]
-    torch.testing.assert_close(found, model(ids[:1, 4:])[0], **CLOSE)
-
-
-@torch.no_grad()
-def test_steps_count_from_the_mask_too(create, left_padded):
-    model = create("abspos")
-    ids, mask = left_padded["input_ids"], left_padded["attention_mask"]
-    out = model(ids[:, :7], attention_mask=mask[:, :7], use_cache=True)
-    cache = out.get("cache") or out.get("past_key_values")
-    found = model(ids[:, 7:], attention_mask=mask, past_key_values=cache).logits
-    torch.testing.assert_close(found, model(**left_padded).logits[:, 7:], **CLOSE)
-    rows = model.model.positions.added.table[: 9 - 3]  # a mask of another kind: tokens are counted
-    four = torch.zeros(1, 1, 6, 6).masked_fill(torch.ones(6, 6).triu(1).bool(), -math.inf)
-    seen = []
-    model.model.layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    model(ids[:1, 7:], attention_mask=four)
-    torch.testing.assert_close(seen[0][0], model.model.embed_tokens(ids[0, 7:]) + rows)
-
-
 def test_tokens_are_counted_from_a_mask_and_those_beyond_it_stand_at_its_end():
     mask, where = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]]), torch.arange(1, 6)[None]
     assert count(mask, where).tolist() == [[0, 0, 1, 1, 1], [1, 2, 2, 2, 2]]
