@@ -177,16 +177,3 @@ def test_a_global_shift_acts_only_against_tokens_without_a_position(
     x = images(2, 3, 64, 96)
     same = torch.allclose(model.train()(x), model.eval()(x), atol=1e-3, rtol=1e-3)
     assert same == (not acts)
-
-
-def test_the_extent_keeps_the_distances_of_patches_at_another_size(create, images):
-    small, tables = create("cape_rope").eval(), []
-    large = create("cape_rope", extent=7 / 3).eval()  # 4 patches from -1 to 1, 8 from -7/3 to 7/3
-    for model, side in ((small, 4), (large, 8)):
-        x = torch.ones(1, 2, 1 + side**2, 16)
-        _, given = into_blocks(model, images(1, 3, 16 * side, 16 * side))
-        turned = model.blocks[0].attn.positional.embed(x, given.queries)[:, :, 1:]
-        scores = turned @ turned.mT  # all that matters is the distance
-        tables.append(scores.unflatten(2, (side, -1)).unflatten(4, (side, -1)))
-    near = tables[1][:, :, :4, :4, :4, :4]
-    torch.testing.assert_close(tables[0], near, rtol=1e-4, atol=1e-3)

@@ -5,7 +5,6 @@ import timm
 import torch
 from timm.models._features import FeatureGetterNet
 
-from cape_plugins import patch_grid
 from cape_support import ROOT, blocks
 from timm_support import EVAS
 
@@ -47,20 +46,6 @@ def test_padding_is_to_the_right_and_below_and_positions_are_those_of_the_padded
     (found,) = features(name, dynamic_img_pad=True)(x)
     (whole,) = features(name)(torch.nn.functional.pad(x, (0, 6, 0, 4)))
     torch.testing.assert_close(found, whole)
-
-
-def test_positions_are_those_of_the_images_grid(embedded, images):
-    features("vit_tiny_patch16_cape_low_224")(images(1, 3, 320, 480))
-    torch.testing.assert_close(embedded[0][0], patch_grid(20, 30))
-    assert (embedded[0].amin(), embedded[0].amax()) == (-1, 1)
-
-
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_cape_low_224", EVAS["dinov3"]])
-def test_positions_are_augmented_in_training_alone(name, images):
-    model, x = features(name), images(1, 3, 64, 96)
-    assert torch.equal(model(x)[0], model(x)[0])
-    model.train()
-    assert not torch.equal(model(x)[0], model(x)[0])
 
 
 @pytest.mark.parametrize("variant", ["cape_low", "ropepos"])

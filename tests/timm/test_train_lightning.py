@@ -60,16 +60,12 @@ def test_the_command_of_its_first_lines_trains(folder, monkeypatch):
     assert (folder.parent / "run" / "model.pth").exists()
 
 
-def test_hidden_files_and_folders_are_no_images_and_no_class(folder, train):
+def test_hidden_files_are_no_images_and_folders_behind_links_are_classes(folder, train, tmp_path):
+    (folder / "train" / "b").rename(tmp_path / "elsewhere")
+    (folder / "train" / "b").symlink_to(tmp_path / "elsewhere")
     (folder / "train" / ".ipynb_checkpoints").mkdir()
     shutil.copy(folder / "train" / "a" / "0.png", folder / "train" / ".ipynb_checkpoints" / "0.png")
     (folder / "train" / "a" / "._0.png").write_bytes(b"of a Mac")
-    assert train()["args"]["model_kwargs"]["num_classes"] == 2
-
-
-def test_folders_behind_links_are_trained_on(folder, train, tmp_path):
-    (folder / "train" / "b").rename(tmp_path / "elsewhere")
-    (folder / "train" / "b").symlink_to(tmp_path / "elsewhere")
     assert train()["args"]["model_kwargs"]["num_classes"] == 2
 
 
@@ -100,10 +96,6 @@ def test_an_image_that_cannot_be_used_is_named_and_not_replaced(folder, train, s
         train("--no-aug")
     assert "b/3.png" in stop.value.code
     assert "\n" not in stop.value.code
-
-
-def test_moved_images_are_trained_on(train):
-    assert train("--moved", 0.25)["args"]["moved"] == 0.25
 
 
 def test_a_model_that_is_lost_after_the_last_step_is_written_again_with_the_averaged_weights(
