@@ -22,7 +22,7 @@ def trained(data, tmp_path_factory):
 
 
 @pytest.mark.release
-def test_it_trains_and_a_training_is_resumed(data, trained, tmp_path):
+def test_it_trains_is_resumed_and_translates(data, trained, tmp_path):
     state = torch.load(trained / "checkpoint_last.pt", weights_only=True)
     model = state["cfg"]["model"]
     assert (model["pos"], model["pos_options"]) == ("fire", '{"fire_width":8}')
@@ -32,10 +32,6 @@ def test_it_trains_and_a_training_is_resumed(data, trained, tmp_path):
     state, _ = train(data, folder, f"{FIRE} --max-update 4")
     assert state["optimizer_history"][-1]["num_updates"] == 4
     assert any(not torch.equal(one, state["model"][key]) for key, one in learned.items())
-
-
-@pytest.mark.release
-def test_it_translates(data, trained):
     flags = "--cpu --beam 2 --required-batch-size-multiple 1 --max-len-b 9"
     said = run(f"fairseq-generate {data} --path {trained}/checkpoint_last.pt {flags}")
     assert said.count("\nH-") == 10

@@ -9,19 +9,9 @@ pytest.importorskip("fairseq")
 
 from cape_plugins import variants
 from cape_support import ROOT
-from fairseq_support import TRAIN, call, configure
 
 PAGE = ROOT / "integrations" / "fairseq" / "README.md"
 pytestmark = pytest.mark.release
-
-
-@pytest.mark.parametrize("arch", ["transformer", "cape_transformer_tiny"])
-def test_half_precision_needs_a_gpu_in_fairseqs_own_model_too(arch, data, tmp_path):
-    line = f"fairseq-train {data} {TRAIN} --arch {arch} --fp16 --max-update 1"
-    status, said = call(f"{line} --save-dir {tmp_path}")
-    assert status != 0
-    assert "fp16_optimizer.py" in said
-    assert not [*tmp_path.iterdir()]
 
 
 PAIRS = [
@@ -66,12 +56,3 @@ def test_onnx_takes_a_model_for_sentences_of_any_length(pos, build, tmp_path):
         given = {name: one.numpy() for name, one in named.items() if name in asked}
         (scores,) = session.run(["scores"], given)
         torch.testing.assert_close(torch.tensor(scores), model(*pair)[0], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("arch", ["transformer_tiny", "cape_transformer_tiny --pos nopos"])
-def test_torch_export_takes_neither_ours_nor_fairseqs(arch, data):
-    """By which torch's newer exporter to ONNX goes."""
-    config, task = configure(data, "--cpu", arch)
-    with pytest.raises(RuntimeError):
-        torch.export.export(task.build_model(config.model), of(PAIRS[0]))

@@ -1,7 +1,6 @@
 """Names and options: wrong ones fail before any data is read, saying what is allowed."""
 
 import re
-import sys
 
 import pytest
 
@@ -9,9 +8,7 @@ pytest.importorskip("fairseq")
 
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import ARCH_MODEL_REGISTRY
 
-import cape_plugins.fairseq
 from cape_plugins.fairseq import __main__ as flags
 from cape_plugins.fairseq.architectures import ARCHITECTURES, MODELS
 from cape_plugins.fairseq.options import (
@@ -21,7 +18,6 @@ from cape_plugins.fairseq.options import (
     choose,
 )
 from cape_plugins.variants import get, names
-from cape_support import run
 
 WRONG = [
     ("cape", dict(max_global_shift=-1.0)),
@@ -97,26 +93,6 @@ def test_the_other_architectures_and_flags_that_replace_their_sizes():
     assert (tiny.decoder_ffn_embed_dim, tiny.decoder_attention_heads) == (64, 2)
 
 
-def test_registering_twice_changes_nothing():
-    before = dict(ARCH_MODEL_REGISTRY)
-    cape_plugins.fairseq.register()
-    assert before == ARCH_MODEL_REGISTRY
-
-
-SHOW = "from fairseq.models import ARCH_MODEL_REGISTRY as A; print('cape_transformer_tiny' in A)"
-
-
-@pytest.mark.release
-@pytest.mark.parametrize(
-    ("module", "autoload"),
-    [("cape_plugins.fairseq", "0"), ("cape_plugins.fairseq.transformer", "1")],
-)
-def test_importing_the_package_first_registers_with_and_without_autoload(module, autoload):
-    code = ("-W", "error::RuntimeWarning", "-c", f"import {module}; {SHOW}")
-    status, output = run(sys.executable, *code, CAPE_PLUGINS_AUTOLOAD=autoload)
-    assert (status, output.splitlines()[-1]) == (0, "True")
-
-
 @pytest.mark.parametrize(("pos", "wrong"), WRONG + WRONG_OF_SOURCE)
 def test_wrong_values_fail_before_a_model_is_built(build, pos, wrong):
     with pytest.raises(ValueError, match=named(wrong)):
@@ -156,6 +132,8 @@ def test_another_packages_options_are_one_flag_and_mean_something_for_its_varian
     """Nobody has to know them before --pos: these are registered after the flags were made."""
     chosen = choose({"pos": "fourier", "pos_options": '{"fourier_features": 8}'})
     assert chosen.options["fourier_features"] == 8
+    with pytest.raises(ValueError, match="--pos conditional adds what depends on the content"):
+        choose({"pos": "conditional"})
     wide = choose({"pos": "fourier", "pos_options": '{"fourier_wide": false}'})
     assert not wide.positions({}, dim=12, heads=3, layers=1).added.fourier_wide
     for pos, given, named in (

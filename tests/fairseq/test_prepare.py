@@ -116,30 +116,6 @@ def test_long_pairs_are_held_out_of_training_and_tested_apart(multi30k, tmp_path
     assert 0 < len(lengths["test2"]) < len(every) - len(short)
 
 
-def test_short_pairs_alone_may_be_joined(multi30k, tmp_path):
-    held_out = ("--held-out", 9, 15)
-    single = prepare(multi30k.parent, tmp_path / "single", *held_out)
-    out = prepare(multi30k.parent, tmp_path / "both", *held_out, "--join", 3)
-    texts = [lines(folder / "tokenised" / "train.en") for folder in (single, out)]
-    assert len(texts[1]) < len(texts[0])
-    assert len({" ".join(text).lower().replace(".", ",") for text in texts}) == 1
-    assert sizes(out, "train") == segmented(out, "train")
-    assert lines(out / "codes") == lines(single / "codes")
-    for split in ("test1", "test2", "test3"):
-        assert sizes(out, split) == sizes(single, split)
-
-
-def test_multi30k_takes_another_pair_of_languages(multi30k, tmp_path):
-    raw = tmp_path / "raw"
-    raw.mkdir()
-    for path in multi30k.parent.glob("*.gz"):
-        swapped = path.name.replace(".de.", ".fr.").replace(".en.", ".cs.")
-        (raw / swapped).write_bytes(path.read_bytes())
-    out = prepare(raw, tmp_path / "out", "--source-lang", "fr", "--target-lang", "cs")
-    assert lines(out / "raw" / "test.fr") == lines(multi30k / "raw" / "test.de")
-    assert sizes(out, "train", "fr", "cs") == segmented(out, "train", "fr", "cs")
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

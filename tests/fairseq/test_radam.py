@@ -35,9 +35,3 @@ def test_it_takes_the_steps_of_torch():
     assert (ours != NEW).all()
     # fairseq asks this before --fp16 makes one tensor of all weights
     assert optimizer.supports_flat_params
-
-
-def test_options_of_adam_that_it_has_not_are_no_options_of_it():
-    for option in ("use_old_adam", "fp16_adam_stats"):
-        with pytest.raises(TypeError, match=option):
-            build(torch.nn.Parameter(NEW), **{option: True})

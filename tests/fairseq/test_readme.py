@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import socket
 
 import pytest
 
@@ -15,17 +14,6 @@ pytestmark = pytest.mark.release
 
 README = ROOT / "integrations" / "fairseq" / "README.md"
 FIRST_STEPS = block_with(README, "subword-nmt learn-bpe")
-TWO_PROCESSES = """
-for rank in 0 1; do
-    fairseq-train data-bin --arch cape_transformer_tiny --pos cape --cpu \\
-        --optimizer adam --lr 0.003 --max-tokens 512 --max-update 3 \\
-        --no-epoch-checkpoints --save-dir checkpoints2 \\
-        --distributed-world-size 2 --distributed-rank $rank --distributed-no-spawn \\
-        --distributed-init-method tcp://localhost:PORT \\
-        --distributed-backend gloo --ddp-backend legacy_ddp &
-done
-for job in $(jobs -p); do wait $job; done
-"""
 # what a sentence has, in English and German
 WORDS = [("small", "klein"), ("big", "groß"), ("old", "alt"), ("young", "jung"), ("red", "rot")]
 NOUNS = [("dog", "hund"), ("cat", "katze"), ("child", "kind"), ("man", "mann"), ("bird", "vogel")]
@@ -78,27 +66,6 @@ def test_a_language_model_is_trained_and_scored_with_a_longer_context_too(text):
         for said in (skipped, found)
     )
     assert few < all_of_them / 2
-
-
-def test_two_processes_that_are_not_started_each_by_itself_train_nothing(data, tmp_path):
-    """As the page says of fairseq: its status is 0 all the same."""
-    line = (
-        f"fairseq-train {data} --arch cape_transformer_tiny --cpu --optimizer adam --max-tokens 512"
-    )
-    line += " --max-update 1 --distributed-world-size 2 --distributed-init-method tcp://localhost:1"
-    shell(f"{line} --save-dir {tmp_path}/none", tmp_path, CUDA_VISIBLE_DEVICES="")
-    assert not (tmp_path / "none" / "checkpoint_last.pt").exists()
-
-
-def test_two_processes_train_together(text):
-    if not (text / "data-bin").exists():
-        shell(FIRST_STEPS.split("fairseq-train")[0], text, CUDA_VISIBLE_DEVICES="")
-    with socket.socket() as listening:
-        listening.bind(("localhost", 0))
-        port = listening.getsockname()[1]
-    output = shell(TWO_PROCESSES.replace("PORT", str(port)), text, CUDA_VISIBLE_DEVICES="")
-    assert "training on 2 devices" in output
-    assert (text / "checkpoints2" / "checkpoint_last.pt").is_file()
 
 
 def test_the_quickstart_of_the_first_page_trains_and_translates(data, tmp_path):
