@@ -1,6 +1,6 @@
 """Encodings of the literature, written as a stranger does: each is its paper's equation.
 
-tests/support/five_variants.py has them; the hosts run them in tests/HOST/test_eight_variants.py.
+tests/support/five_variants.py has them; CHECKS run them in the hosts.
 """
 
 import math

@@ -9,13 +9,11 @@ import torch
 
 pytest.importorskip("espnet2")
 
-import yaml
 from espnet2.iterators.sequence_iter_factory import SequenceIterFactory
 from espnet2.tasks.asr import ASRTask
 from espnet2.train.distributed_utils import DistributedOption
 
 from cape_plugins.espnet.paper.batches import PerEpochBatches, read_durations
-from cape_support import ROOT, block_with
 from espnet_support import RATE, process
 
 
@@ -168,20 +166,6 @@ def test_validation_and_attention_plots_get_espnets_own_batches(factory):
     assert names(factory("valid", **one).build_iter(1)) == VALID
     plots = factory("plot_att", num_att_plot=3, **one)
     assert names(plots.build_iter(1)) == VALID[:3]
-
-
-@pytest.mark.parametrize("processes", [1, 3])
-def test_the_readmes_yaml_validates_on_any_number_of_processes(processes, factory):
-    readme = ROOT / "integrations" / "espnet" / "README.md"
-    written = yaml.safe_load(block_with(readme, "iterator_type: task", "yaml"))
-    ours = ("frontend", "frontend_conf", "encoder_conf", "batch_bins")  # the numbers of this data
-    settings = {name: value for name, value in written.items() if name not in ours}
-    seen: list[str] = []
-    for rank in range(processes):
-        with process(rank, processes):
-            batches = factory("valid", ranks=processes, **settings)
-            seen += itertools.chain(*names(batches.build_iter(1)))
-    assert sorted([name] for name in seen) == VALID
 
 
 def test_ranks_share_the_same_batches(factory):

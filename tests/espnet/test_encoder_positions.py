@@ -137,17 +137,6 @@ def test_options_are_in_seconds_after_subsampling():
                 assert found == [frames] * (2 if pos == "relpos" else 1)
 
 
-def test_espnet_rel_pos_multiplies_the_content_by_the_root_of_channels_as_espnet_does():
-    nopos, rel_pos = (make("cape_transformer", pos).eval() for pos in ("nopos", "espnet_rel_pos"))
-    rel_pos.embed[0].load_state_dict(nopos.embed[0].state_dict())
-    seen = []
-    for encoder in (nopos, rel_pos):
-        encoder.encoders[0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-        encoder(*batch(61, 40))
-    (content, _), (scaled, _) = seen
-    torch.testing.assert_close(scaled, content * content.shape[2] ** 0.5)
-
-
 @pytest.mark.parametrize("pos", ["abspos", "relpos"])
 @every_encoder
 def test_espnets_init_leaves_learnable_positions_as_the_authors_draw_them(name, pos):

@@ -74,17 +74,6 @@ def test_a_folder_with_transcripts_beside_becomes_espnets_files(tmp_path):
     assert tokens[2] == "e"  # the most frequent
 
 
-def test_a_letter_written_as_one_character_or_as_two_is_one_token_and_that_is_said(
-    tmp_path, capsys
-):
-    write(tmp_path / "wavs", "a", "caf\u00e9")
-    write(tmp_path / "wavs", "b", "cafe\u0301")
-    prepare(tmp_path, ("train", tmp_path / "wavs"))
-    tokens = (tmp_path / "data" / "tokens.txt").read_text(encoding="utf-8").splitlines()
-    assert sorted(tokens[2:-1]) == ["a", "c", "f", "\u00e9"]
-    assert "1 transcripts brought to Unicode's NFC" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("separator", ["\t", " "])
 def test_one_file_of_transcripts_serves_several_splits(tmp_path, separator):
     lines = []
@@ -125,9 +114,44 @@ def test_bad_files_are_named_and_nothing_is_written(tmp_path, refused, change, s
     else:
         write(folder, **{"name": "bad", "text": "two", **change})
     assert re.search(says, refused(folder))
+
+
+def test_folders_without_audio_and_files_of_another_kind_are_named(tmp_path, refused):
     (tmp_path / "none").mkdir()
     assert "no WAV or FLAC file in" in refused(tmp_path / "none")
     assert "no_folder" in refused(tmp_path / "no_folder")
+    folder = tmp_path / "wavs"
+    write(folder, "a", None)
+    (folder / "a.txt").write_text("Größe", encoding="latin-1")
+    assert "a.txt is not UTF-8" in refused(folder)
+    (tmp_path / "all.tsv").write_text("a eins\n", encoding="utf-16")
+    assert "all.tsv is not UTF-8" in refused(folder, tmp_path / "all.tsv")
+    (folder / "a.txt").write_text("one")
+    noise = np.random.default_rng(0).normal(0, 0.1, 8 * RATE)
+    soundfile.write(folder / "b.flac", noise, RATE)
+    (folder / "b.flac").write_bytes((folder / "b.flac").read_bytes()[:20_000])
+    (folder / "b.txt").write_text("two")
+    assert "b.flac" in refused(folder)
+
+
+def test_text_of_any_system_becomes_clean_text_and_a_letter_one_token(tmp_path, capsys):
+    """From Windows with a mark and other ends of lines; é as one character or, from macOS, two."""
+    for name, text in (("a", "\ufeffé zwei\r\n"), ("b c", "e\u0301 <unk>\r")):
+        write(tmp_path / "wavs", name, None)
+        (tmp_path / "wavs" / f"{name}.txt").write_bytes(text.encode())
+    prepare(tmp_path, ("train", tmp_path / "wavs"), token_type="word")
+    assert "1 transcripts brought to Unicode's NFC" in capsys.readouterr().out
+    text = (tmp_path / "data" / "train" / "text").read_bytes().decode()
+    assert text == "a é zwei\nb_c é <unk>\n"
+    tokens = (tmp_path / "data" / "tokens.txt").read_text("utf-8").split()
+    assert tokens == ["<blank>", "<unk>", "é", "zwei", "<sos/eos>"]
+
+
+def test_a_table_with_a_mark_hides_no_recording_and_its_names_may_be_composed(tmp_path):
+    write(tmp_path / "wavs", "u\u0308", None)  # as macOS writes it
+    (tmp_path / "all.tsv").write_bytes("\ufeffü.wav\teins\r\n".encode())
+    prepare(tmp_path, ("train", tmp_path / "wavs", tmp_path / "all.tsv"))
+    assert (tmp_path / "data" / "train" / "text").read_text("utf-8") == "u\u0308 eins\n"
 
 
 def test_the_command_says_what_frontend_conf_needs_and_keeps_what_is_there(tmp_path, capsys):
@@ -174,13 +198,6 @@ def test_a_transcript_of_one_name_is_not_taken_for_two_files(tmp_path, refused):
     assert re.search(r"001\.wav has no transcript: looked in .*all.tsv", told)
 
 
-def test_spaces_in_names_become_underscores(tmp_path):
-    write(tmp_path / "wavs", "New Recording 12", "one")
-    table = tmp_path / "all.tsv"
-    table.write_text("New Recording 12.wav\tone two\n")
-    assert listed(tmp_path, tmp_path / "wavs", table)[1] == {"New_Recording_12": "one two"}
-
-
 def test_hidden_files_are_left_out_and_folders_behind_links_and_flac_are_read(tmp_path):
     write(tmp_path / "elsewhere", "a", "one")
     write(tmp_path / "wavs", "b", "two")
@@ -191,31 +208,6 @@ def test_hidden_files_are_left_out_and_folders_behind_links_and_flac_are_read(tm
     assert listed(tmp_path, tmp_path / "wavs")[1] == {
         "link/a": "one", "b": "two", "c": "three"
     }  # fmt: skip
-
-
-def test_files_that_are_not_used_are_counted_by_kind(tmp_path, capsys):
-    write(tmp_path / "wavs", "a", "one")
-    for name in ("b.mp3", "b.txt", "d.mp3"):
-        (tmp_path / "wavs" / name).write_bytes(b"")
-    listed(tmp_path, tmp_path / "wavs")
-    told = capsys.readouterr().out
-    assert "train: 1 recordings (1 .wav, 1 .txt; left out: 2 .mp3, 1 .txt" in told
-
-
-def test_a_flac_that_was_cut_off_is_named(tmp_path, refused):
-    write(tmp_path / "wavs", "a", "one")
-    noise = np.random.default_rng(0).normal(0, 0.1, 8 * RATE)
-    soundfile.write(path := tmp_path / "wavs" / "b.flac", noise, RATE)
-    path.with_suffix(".txt").write_text("two")
-    path.write_bytes(path.read_bytes()[:20_000])
-    assert "b.flac" in refused(tmp_path / "wavs")
-
-
-def test_unknown_words_of_a_transcript_are_espnets_unknown_token(tmp_path):
-    write(tmp_path / "wavs", "a", "one <unk> two")
-    listed(tmp_path, tmp_path / "wavs", token_type="word")
-    tokens = (tmp_path / "data" / "tokens.txt").read_text().split()
-    assert tokens == ["<blank>", "<unk>", "one", "two", "<sos/eos>"]
 
 
 # --- spoken digits
@@ -291,44 +283,11 @@ def test_an_unheard_speaker_is_in_test_sets_of_their_own_alone(recordings, few, 
     for name, utterances in heard(tmp_path / "out").items():
         assert {bob for _, of in utterances for bob in of} == {name.startswith("unheard")}
     assert (tmp_path / "out" / "data" / "unheard_3-6" / "wav.scp").is_file()
-    with pytest.raises(ValueError, match="no speaker 'eve': there is ann, bob"):
+    with pytest.raises(ValueError, match="eve"):
         digits.main(recordings, tmp_path / "x", unheard="eve")
-
-
-def test_a_missing_recording_is_named(recordings, tmp_path):
+    (tmp_path / "fewer").mkdir()
     for path in recordings.iterdir():
         if path.name != "7_bob_23.wav":
-            (tmp_path / path.name).symlink_to(path)
-    with pytest.raises(ValueError, match=r"lacks 7_bob_23.wav"):
-        digits.main(tmp_path, tmp_path / "out")
-
-
-# --- text from Windows and from macOS
-
-
-def test_transcripts_from_windows_become_clean_text(tmp_path):
-    write(tmp_path / "wavs", "a", None)
-    write(tmp_path / "wavs", "b", None)
-    (tmp_path / "wavs" / "a.txt").write_bytes("\ufeffé zwei\r\n".encode())
-    (tmp_path / "wavs" / "b.txt").write_bytes("e\u0301 drei\r".encode())
-    prepare(tmp_path, ("train", tmp_path / "wavs"))
-    text = (tmp_path / "data" / "train" / "text").read_bytes().decode()
-    assert text == "a é zwei\nb é drei\n"
-    assert "\ufeff" not in (tmp_path / "data" / "tokens.txt").read_text("utf-8")
-
-
-def test_a_mark_hides_no_recording_and_a_name_may_be_decomposed(tmp_path):
-    write(tmp_path / "wavs", "u\u0308", None)  # as macOS writes it
-    table = tmp_path / "all.tsv"
-    table.write_bytes("\ufeffü.wav\teins\r\n".encode())
-    prepare(tmp_path, ("train", tmp_path / "wavs", table))
-    assert (tmp_path / "data" / "train" / "text").read_text("utf-8") == "u\u0308 eins\n"
-
-
-def test_a_transcript_that_is_no_utf8_is_named(tmp_path, refused):
-    write(tmp_path / "wavs", "a", None)
-    (tmp_path / "wavs" / "a.txt").write_text("Größe", encoding="latin-1")
-    table = tmp_path / "all.tsv"
-    table.write_text("a eins\n", encoding="utf-16")
-    assert "a.txt is not UTF-8" in refused(tmp_path / "wavs")
-    assert "all.tsv is not UTF-8" in refused(tmp_path / "wavs", table)
+            (tmp_path / "fewer" / path.name).symlink_to(path)
+    with pytest.raises(ValueError, match=r"7_bob_23\.wav"):
+        digits.main(tmp_path / "fewer", tmp_path / "y")

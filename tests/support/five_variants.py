@@ -1,7 +1,7 @@
 """Five encodings of the literature, as a stranger writes them; the other three are cape-more's.
 
 KERPLE, xPos, learned Fourier features, SHAPE, learned rotations. Each is compared with its paper's
-equation in tests/test_eight_variants.py, and runs in the hosts.
+equation in tests/test_five_variants.py, and runs in the hosts.
 """
 
 import math

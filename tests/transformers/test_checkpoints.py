@@ -167,11 +167,15 @@ def test_what_a_folder_has_not_begins_as_a_new_model(sizes, tmp_path):
         assert layer.self_attn.positional.inv_freq[0] == 1.0
 
 
-@pytest.mark.parametrize("auto", ["QuestionAnswering", "SequenceClassification"])
-def test_a_language_models_folder_begins_any_head(saved, auto):
+@pytest.mark.parametrize(
+    ("auto", "new"), [("QuestionAnswering", "qa_outputs"), ("SequenceClassification", "score")]
+)
+def test_a_language_models_folder_begins_any_head_which_transformers_draws(saved, auto, new):
     model, folder = saved("alibi")
+    torch.manual_seed(0)
     head = getattr(transformers, f"AutoModelFor{auto}").from_pretrained(folder)
     assert torch.equal(head.model.embed_tokens.weight, model.model.embed_tokens.weight)
+    assert getattr(head, new).weight.std() == pytest.approx(0.15, rel=0.2)  # initializer_range
 
 
 @pytest.mark.parametrize("auto", ["AutoModelForCausalLM", "AutoModelForTokenClassification"])
