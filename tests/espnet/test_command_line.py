@@ -4,7 +4,6 @@ That the commands find the plug-in by name in processes of their own is in tests
 """
 
 import functools
-import io
 import shutil
 import subprocess
 import sys
@@ -25,7 +24,6 @@ from espnet2.tasks import asr
 from espnet2.train.reporter import Reporter
 
 import cape_plugins.espnet as ours
-from cape_plugins.espnet.options import OURS
 from cape_plugins.espnet.transformer import SpeechTransformerEncoder
 from cape_plugins.variants import names
 from cape_support import environment
@@ -53,27 +51,6 @@ def test_espnets_task_keeps_its_methods_but_for_two():
     methods = {name: getattr(each, "__func__", None) for name, each in vars(asr.ASRTask).items()}
     ours_are = {n for n, each in methods.items() if "cape" in getattr(each, "__module__", "")}
     assert ours_are == {"build_task_iter_factory", "main_worker"}
-
-
-@pytest.mark.parametrize("name", ["nonsense", "cape_contextual_block_conformer"])  # streaming
-def test_the_parser_lists_the_choices_for_a_wrong_name(name, parse, capsys):
-    with pytest.raises(SystemExit) as stop:
-        parse("--encoder", name)
-    assert stop.value.code == 2
-    complaint = capsys.readouterr().err
-    for known in ("transformer", "conformer", "e_branchformer", "branchformer"):
-        assert f"'cape_{known}'" in complaint
-    assert name in complaint
-
-
-def test_print_config_prints_the_defaults(monkeypatch):
-    monkeypatch.setattr(
-        sys, "argv", ["asr_train", "--print_config", "--encoder", "cape_transformer"]
-    )
-    asr.ASRTask.print_config(out := io.StringIO())
-    printed = yaml.safe_load(out.getvalue())["encoder_conf"]
-    defaults = {"output_size": 768, "num_blocks": 36, "layer_drop_rate": 0.1}
-    assert (defaults | OURS).items() <= printed.items()
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """The egs2 template: what run.sh hands to asr.sh."""
 
-import os
 import shlex
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -39,17 +37,10 @@ def run_cape(tmp_path):
     return run_cape
 
 
-@pytest.mark.parametrize("script", ["run.sh", "local/score.sh"])
-def test_the_templates_scripts_are_bash(script):
-    assert os.access(TEMPLATE / script, os.X_OK)
-    subprocess.run(["bash", "-n", str(TEMPLATE / script)], check=True)
-
-
 @pytest.mark.parametrize(
     ("corpus", "variant", "ngpu", "batch_bins", "accum_grad", "positions"),
     [
         ("wsj", "cape", 1, 3_840_000, 16, {"pos": "cape", "max_global_scale": 1.1}),
-        ("tedlium3", "cape", 2, 7_680_000, 8, {"pos": "cape", "max_global_scale": 2.0}),
         ("tedlium3", "cape_padding_free", 4, 15_360_000, 4, {"max_global_scale": 1.0}),
         ("tedlium3", "seq2seq_relpos", 16, 12_800_000, 1, {"pos": "relpos"}),
     ],

@@ -123,17 +123,6 @@ def test_under_autocast_the_result_stays_close_an_hour_into_the_recording(name, 
     assert all(p.grad.isfinite().all() for p in encoder.parameters())
 
 
-@every_encoder
-def test_trains_in_bfloat16(name):
-    drop = {"layer_drop_rate": 0.5} if name == "cape_transformer" else {}
-    encoder = make(name, "cape_rope", **drop).bfloat16()
-    features, lengths = batch(50, 31)
-    out, _, _ = encoder(features.bfloat16(), lengths)
-    assert out.dtype == torch.bfloat16
-    out.sum().backward()
-    assert all(p.grad.isfinite().all() for p in encoder.parameters())
-
-
 @pytest.mark.parametrize(
     ("name", "pos", "training"),
     [

@@ -44,19 +44,8 @@ def prepare(folder: Path, *splits: tuple, token_type: str = "char") -> None:
         prepare_wavs.main()
 
 
-@pytest.fixture
-def refused(tmp_path, capsys):
-    """A split → the line with which it is refused; nothing is written."""
-
-    def call(*split) -> str:
-        with pytest.raises(SystemExit) as stop:
-            prepare(tmp_path, ("train", *split))
-        assert stop.value.code == 1
-        assert not (tmp_path / "data").exists()
-        (line,) = capsys.readouterr().err.splitlines()
-        return line
-
-    return call
+def text_of(folder: Path, split: str) -> str:
+    return (folder / "data" / split / "text").read_bytes().decode()
 
 
 def test_a_folder_with_transcripts_beside_becomes_espnets_files(tmp_path):
@@ -74,140 +63,81 @@ def test_a_folder_with_transcripts_beside_becomes_espnets_files(tmp_path):
     assert tokens[2] == "e"  # the most frequent
 
 
-@pytest.mark.parametrize("separator", ["\t", " "])
-def test_one_file_of_transcripts_serves_several_splits(tmp_path, separator):
-    lines = []
-    for split in ("train", "test"):
-        for index in range(2):
-            write(tmp_path / split, f"{split}{index}", None)
-            ending = ".wav" if index else ""
-            lines.append(f"{split}{index}{ending}{separator}up  and down")
+def test_one_file_of_transcripts_serves_several_splits_and_names_with_their_folder_or_without(
+    tmp_path,
+):
+    for name in ("train/ann/001", "train/bob/001", "train/bob/New 2", "test/u\u0308"):
+        write(tmp_path, name, None)
+    lines = "ann/001.wav\tup  and\nbob/001\tdown\nNew 2.wav\tup\nü.wav\tdown\r\n"
     table = tmp_path / "all.tsv"
-    table.write_text("\n".join(lines))
+    table.write_bytes(f"\ufeff{lines}".encode())  # from Windows; "ü" was written on macOS
     splits = [(name, tmp_path / name, table) for name in ("train", "test")]
     prepare(tmp_path, *splits, token_type="word")
-    text = (tmp_path / "data" / "test" / "text").read_text()
-    assert text == "test0 up and down\ntest1 up and down\n"
+    assert text_of(tmp_path, "train") == "ann/001 up and\nbob/001 down\nbob/New_2 up\n"
+    assert text_of(tmp_path, "test") == "u\u0308 down\n"
     tokens = (tmp_path / "data" / "tokens.txt").read_text().split()
     assert tokens == ["<blank>", "<unk>", "up", "and", "down", "<sos/eos>"]
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (dict(rate=16000), "bad.wav at 16000 Hz"),
-        (dict(samples=np.zeros(0)), "bad.wav is empty"),
-        (dict(samples=np.full(9, np.nan), subtype="FLOAT"), "bad.wav has samples .* NaN"),
-        (dict(samples=np.zeros((9, 2))), "bad.wav has 2 channels, allowed is 1"),
-        (dict(text=None), "bad.wav has no transcript: looked in .*bad.txt"),
-        (dict(text=" \n"), "bad.wav has no transcript: looked in .*bad.txt"),
-        (dict(name="a good"), r"a good.wav and .*a_good.wav have the same name"),
-        ("this is no audio", "bad.wav cannot be read as audio"),
-    ],
-)
-def test_bad_files_are_named_and_nothing_is_written(tmp_path, refused, change, says):
-    folder = tmp_path / "wavs"
-    write(folder, "a_good", "one")
-    if isinstance(change, str):
-        (folder / "bad.wav").write_text(change)
-        (folder / "bad.txt").write_text("two")
-    else:
-        write(folder, **{"name": "bad", "text": "two", **change})
-    assert re.search(says, refused(folder))
-
-
-def test_folders_without_audio_and_files_of_another_kind_are_named(tmp_path, refused):
-    (tmp_path / "none").mkdir()
-    assert "no WAV or FLAC file in" in refused(tmp_path / "none")
-    assert "no_folder" in refused(tmp_path / "no_folder")
-    folder = tmp_path / "wavs"
-    write(folder, "a", None)
-    (folder / "a.txt").write_text("Größe", encoding="latin-1")
-    assert "a.txt is not UTF-8" in refused(folder)
-    (tmp_path / "all.tsv").write_text("a eins\n", encoding="utf-16")
-    assert "all.tsv is not UTF-8" in refused(folder, tmp_path / "all.tsv")
-    (folder / "a.txt").write_text("one")
-    noise = np.random.default_rng(0).normal(0, 0.1, 8 * RATE)
-    soundfile.write(folder / "b.flac", noise, RATE)
-    (folder / "b.flac").write_bytes((folder / "b.flac").read_bytes()[:20_000])
-    (folder / "b.txt").write_text("two")
-    assert "b.flac" in refused(folder)
-
-
-def test_text_of_any_system_becomes_clean_text_and_a_letter_one_token(tmp_path, capsys):
+def test_transcripts_of_any_system_become_clean_text_and_a_letter_one_token(tmp_path, capsys):
     """From Windows with a mark and other ends of lines; é as one character or, from macOS, two."""
-    for name, text in (("a", "\ufeffé zwei\r\n"), ("b c", "e\u0301 <unk>\r")):
+    for name, text in (("a", "\ufeffé zwei\r\n"), ("b", "e\u0301 <unk>\r")):
         write(tmp_path / "wavs", name, None)
         (tmp_path / "wavs" / f"{name}.txt").write_bytes(text.encode())
     prepare(tmp_path, ("train", tmp_path / "wavs"), token_type="word")
-    assert "1 transcripts brought to Unicode's NFC" in capsys.readouterr().out
-    text = (tmp_path / "data" / "train" / "text").read_bytes().decode()
-    assert text == "a é zwei\nb_c é <unk>\n"
+    told = capsys.readouterr().out
+    assert "1 transcripts brought to Unicode's NFC" in told
+    assert "set fs: 8000, win_length: 200 (25 ms), hop_length: 80 (10 ms)" in told
+    assert text_of(tmp_path, "train") == "a é zwei\nb é <unk>\n"
     tokens = (tmp_path / "data" / "tokens.txt").read_text("utf-8").split()
     assert tokens == ["<blank>", "<unk>", "é", "zwei", "<sos/eos>"]
 
 
-def test_a_table_with_a_mark_hides_no_recording_and_its_names_may_be_composed(tmp_path):
-    write(tmp_path / "wavs", "u\u0308", None)  # as macOS writes it
-    (tmp_path / "all.tsv").write_bytes("\ufeffü.wav\teins\r\n".encode())
-    prepare(tmp_path, ("train", tmp_path / "wavs", tmp_path / "all.tsv"))
-    assert (tmp_path / "data" / "train" / "text").read_text("utf-8") == "u\u0308 eins\n"
+def twice(folder):
+    """A transcript of one name, and two files of it."""
+    (folder / "bob").mkdir()
+    (folder / "a.wav").rename(folder / "bob" / "a.wav")
+    write(folder / "ann", "a", None)
+    (folder / "all.tsv").write_text("a\tone\n")
 
 
-def test_the_command_says_what_frontend_conf_needs_and_keeps_what_is_there(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("spoil", "table", "named"),
+    [
+        (lambda of: write(of, "b", "two", rate=16000), False, "b.wav at 16000 Hz"),
+        (
+            lambda of: write(of, "b", "two", samples=np.full(9, np.nan), subtype="FLOAT"),
+            False,
+            "b.wav has samples .* NaN",
+        ),
+        (lambda of: (write(of, "b c", "1"), write(of, "b_c", "2")), False, "have the same name"),
+        (lambda of: (of / "a.wav").unlink(), False, "no WAV or FLAC file in"),
+        (lambda of: shutil.rmtree(of), False, "wavs"),
+        (lambda of: (of / "all.tsv").write_text("a one", "utf-16"), True, "all.tsv is not UTF-8"),
+        (twice, True, "a.wav has no transcript: looked in .*all.tsv"),
+    ],
+)
+def test_a_fault_is_named_and_nothing_is_written(tmp_path, capsys, spoil, table, named):
+    """Others of recordings: studies/tests/ask/test_recordings.py, which are read alike."""
+    folder = tmp_path / "wavs"
+    write(folder, "a", "one")
+    spoil(folder)
+    with pytest.raises(SystemExit) as stop:
+        prepare(tmp_path, ("train", folder, *([folder / "all.tsv"] if table else [])))
+    assert stop.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(named, line)
+    assert not (tmp_path / "data").exists()
+
+
+def test_what_is_there_is_kept(tmp_path, capsys):
+    split = ("train", tmp_path / "wavs")
     write(tmp_path / "wavs", "a", "one")
-    prepare(tmp_path, ("train", tmp_path / "wavs"))
-    told = capsys.readouterr().out
-    assert "set fs: 8000, win_length: 200 (25 ms), hop_length: 80 (10 ms)" in told
-    for splits in ([("train", tmp_path / "wavs")], 2 * [("test", tmp_path / "wavs")], [("test",)]):
-        with pytest.raises(SystemExit) as stop:
+    prepare(tmp_path, split)
+    for splits in ([split], 2 * [("test", split[1])], [("test",)]):
+        with pytest.raises(SystemExit):
             prepare(tmp_path, *splits)
-        assert stop.value.code == 1
-        assert f"{splits[0][0]}" in capsys.readouterr().err
-
-
-def listed(tmp_path, *splits, **options):
-    """What the lists of the only split have: name → path, and name → words."""
-    shutil.rmtree(tmp_path / "data", ignore_errors=True)
-    prepare(tmp_path, ("train", *splits), **options)
-    lines = [
-        (tmp_path / "data" / "train" / name).read_text("utf-8") for name in ("wav.scp", "text")
-    ]
-    return [dict(line.split(" ", 1) for line in text.splitlines()) for text in lines]
-
-
-def test_files_are_named_with_their_sub_folder_and_transcripts_with_it_or_without(tmp_path):
-    for speaker in ("ann", "bob"):
-        write(tmp_path / "wavs" / speaker, "001", f"I am {speaker}")
-    write(tmp_path / "wavs" / "bob", "002", "and I")
-    scp, text = listed(tmp_path, tmp_path / "wavs")
-    assert text == {"ann/001": "I am ann", "bob/001": "I am bob", "bob/002": "and I"}
-    assert scp["bob/001"] == f"{tmp_path}/wavs/bob/001.wav"
-    table = tmp_path / "all.tsv"
-    table.write_text("ann/001.wav\tone\nbob/001\ttwo\n002.wav\tthree\n")
-    assert listed(tmp_path, tmp_path / "wavs", table)[1] == {
-        "ann/001": "one", "bob/001": "two", "bob/002": "three"
-    }  # fmt: skip
-
-
-def test_a_transcript_of_one_name_is_not_taken_for_two_files(tmp_path, refused):
-    for speaker in ("ann", "bob"):
-        write(tmp_path / "wavs" / speaker, "001", None)
-    (tmp_path / "all.tsv").write_text("001\tone\n")
-    told = refused(tmp_path / "wavs", tmp_path / "all.tsv")
-    assert re.search(r"001\.wav has no transcript: looked in .*all.tsv", told)
-
-
-def test_hidden_files_are_left_out_and_folders_behind_links_and_flac_are_read(tmp_path):
-    write(tmp_path / "elsewhere", "a", "one")
-    write(tmp_path / "wavs", "b", "two")
-    (tmp_path / "wavs" / "._b.wav").write_bytes(b"of a Mac")
-    soundfile.write(tmp_path / "wavs" / "c.flac", 0.1 * np.sin(np.arange(400)), RATE)
-    (tmp_path / "wavs" / "c.txt").write_text("three")
-    (tmp_path / "wavs" / "link").symlink_to(tmp_path / "elsewhere")
-    assert listed(tmp_path, tmp_path / "wavs")[1] == {
-        "link/a": "one", "b": "two", "c": "three"
-    }  # fmt: skip
+        assert splits[0][0] in capsys.readouterr().err
 
 
 # --- spoken digits

@@ -58,11 +58,3 @@ def test_a_pages_config_makes_models_that_run_with_each_encoder_that_it_names(pa
         encoded, lengths = model.encode(*audio(2.0, 1.0))
         assert encoded.isfinite().all()
         assert lengths[0] > lengths[1] > 0
-
-
-def test_the_config_without_padding_is_taken(build):
-    block = block_with(ROOT / "integrations" / "espnet" / "README.md", "iterator_type", "yaml")
-    settings = yaml.safe_load(block) | {"frontend_conf": {"fs": 16000}}
-    model = build(**settings).train()
-    encoded, lengths = model.encode(*audio(2.0, 1.5))
-    assert lengths.tolist() == [encoded.shape[1]] * 2

@@ -103,11 +103,16 @@ def test_a_checkpoint_holds_plain_types_and_the_counted_source_scale(trained):
     assert (model["pos"], model["max_global_shift"]) == ("cape", 5.0)
 
 
-@pytest.mark.parametrize("pos", ["relpos_first", "cape_alibi", "random"])
-def test_each_variant_trains_and_is_validated_by_bleu(data, tmp_path, pos):
+FIRE = """--pos-options '{"fire_width":8}'"""
+
+
+@pytest.mark.parametrize("flags", ["relpos_first", "cape_alibi", "random", f"fire {FIRE}"])
+def test_each_variant_trains_and_is_validated_by_bleu(data, tmp_path, flags):
     bleu = """--eval-bleu --eval-bleu-args '{"beam": 1, "max_len_b": 9}'"""
-    state, output = train(data, tmp_path, f"--pos {pos} --max-update 4 {bleu}")
-    assert state["cfg"]["model"]["pos"] == pos
+    state, output = train(data, tmp_path, f"--pos {flags} --max-update 4 {bleu}")
+    model = state["cfg"]["model"]
+    assert model["pos"] == flags.split()[0]
+    assert model["pos_options"] == ('{"fire_width":8}' if "fire" in flags else None)
     assert state["extra_state"]["val_loss"] > 0
     assert re.search(r"valid on 'valid' subset.*\| bleu ", output)
     # its counts are arrays, which torch ≥ 2.6 does not load (``train`` has, by registration)

@@ -105,16 +105,6 @@ def test_yaml_and_command_line_give_the_same_settings(arch, recipe):
     assert compared(from_command_line(arguments)) == compared(from_yaml(recipe))
 
 
-def test_the_overrides_of_the_readme_compose():
-    (table,) = re.findall(r"^\| instead \| type \|\n(.*?)\n\n", TEXT, re.MULTILINE | re.DOTALL)
-    words = [word for cell in re.findall("`(.*?)`", table) for word in cell.split()]
-    overrides = [word for word in words if "=" in word and "$" not in word]
-    assert len(overrides) > 8
-    cfg = from_yaml("wmt14_en_fr_6l", *overrides)  # of one key given twice the last counts
-    assert cfg["common"]["seed"] == 1112
-    assert cfg["model"]["frequency_scale"] == 0.5
-
-
 def test_the_hydra_command_lines_of_the_readme_compose():
     seen = set()
     for _, arguments in readme_commands("fairseq-hydra-train"):

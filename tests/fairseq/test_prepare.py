@@ -134,10 +134,6 @@ def test_multi30k_refuses_in_one_line(multi30k, tmp_path, flags, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_multi30k_does_not_write_into_what_exists(multi30k, tmp_path):
-    assert "exists: name a new folder" in prepare_multi30k(multi30k.parent, tmp_path)[1]
-
-
 def archive(folder, name, files):
     """A tar archive of texts, as WMT's."""
     with tarfile.open(folder / name, "w:gz" if name.endswith("tgz") else "w") as tar:
@@ -199,25 +195,6 @@ def test_wmt14_german_is_cleaned_before_bpe_and_validated_on_newstest2013(tmp_pa
     for split, count in (("train", 13), ("valid", 4), ("test", 2)):
         assert sizes(out, split) == segmented(out, split)
         assert len(sizes(out, split)[0]) == count
-
-
-def test_wmt14_french_is_cleaned_after_bpe_and_validated_on_every_1333rd_pair(tmp_path):
-    pairs = [(f"the dog {i}", f"le chien {i}") for i in range(2700)]
-    pairs[0] = ("the dog runs and runs", "chien")
-    corpora = {
-        "training-parallel-europarl-v7.tgz": {"training/europarl-v7.fr-en": pairs[:1000]},
-        "training-parallel-commoncrawl.tgz": {"commoncrawl.fr-en": pairs[1000:2000]},
-        "training-parallel-un.tgz": {"un/undoc.2000.fr-en": pairs[2000:2500]},
-        "training-parallel-nc-v9.tgz": {"training/news-commentary-v9.fr-en": pairs[2500:2600]},
-        "training-giga-fren.tar": {"giga-fren.release2.fixed": pairs[2600:]},
-    }
-    out = prepare_wmt(tmp_path, "fr", corpora)
-    assert lines(out / "tokenised" / "valid.fr") == ["le chien 1332", "le chien 2665"]
-    assert len(lines(out / "tokenised" / "train.en")) == 2698
-    assert len(sizes(out, "valid", "en", "fr")[0]) == 2
-    kept = sizes(out, "train", "en", "fr")
-    assert len(kept[0]) == 2697  # without the pair of uneven lengths
-    assert kept == segmented(out, "train", "en", "fr")
 
 
 def test_wmt14_says_what_is_wrong(tmp_path):

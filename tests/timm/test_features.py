@@ -39,16 +39,6 @@ def test_maps_have_a_value_for_each_patch_of_images_of_any_size(name, images):
 
 
 @pytest.mark.parametrize("variant", ["cape_low", "ropepos"])
-def test_padding_is_to_the_right_and_below_and_positions_are_those_of_the_padded_grid(
-    variant, images
-):
-    name, x = f"vit_tiny_patch16_{variant}_224", images(1, 3, 60, 90)
-    (found,) = features(name, dynamic_img_pad=True)(x)
-    (whole,) = features(name)(torch.nn.functional.pad(x, (0, 6, 0, 4)))
-    torch.testing.assert_close(found, whole)
-
-
-@pytest.mark.parametrize("variant", ["cape_low", "ropepos"])
 def test_the_weights_of_a_trained_classifier_are_taken(variant, images, tmp_path):
     name, x = f"vit_tiny_patch16_{variant}_224", images(1, 3, 64, 96)
     classifier = timm.create_model(name, num_classes=7, **SMALL).eval()

@@ -1,6 +1,7 @@
 """Numbers worked out by hand, with every option of transformers' own away from its default."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -96,18 +97,23 @@ def test_alibi_is_a_softmax_of_distances_where_queries_are_zero(create, tokens):
         assert not found[0, head, 2, 3:].any()
 
 
-@pytest.mark.parametrize("pos", ["sinpos", "cape", "random"])
+@pytest.mark.parametrize(
+    ("pos", "kind"),
+    [("sinpos", "llama"), ("cape", "llama"), ("random", "llama"), ("sinpos", "eurobert")],
+)
 @torch.no_grad()
-def test_tokens_are_scaled_by_the_root_of_channels_where_sinusoids_are_added(create, tokens, pos):
-    model, seen = create(pos), []
-    model.model.layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+def test_tokens_are_scaled_by_the_root_of_channels_where_sinusoids_are_added(
+    create, tokens, pos, kind
+):
+    model, seen = create(pos, f"cape_{kind}", "AutoModel"), []
+    model.layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     model(tokens)
     angles = torch.arange(13)[:, None] * 1e4 ** (-torch.arange(16) / 16)
     by_hand = torch.cat([angles.sin(), angles.cos()], dim=1)
     where = torch.arange(13.0)[None, :, None]
-    by_name = model.model.positions.added.embedding(where, torch.float32)
+    by_name = model.positions.added.embedding(where, torch.float32)
     torch.testing.assert_close(by_name[0].sort().values, by_hand.sort().values, **CLOSE)
-    expected = math.sqrt(32) * model.model.embed_tokens(tokens) + by_name
+    expected = math.sqrt(32) * model.embed_tokens(tokens) + by_name
     torch.testing.assert_close(seen[0], expected)
 
 
@@ -201,6 +207,14 @@ def test_each_process_draws_its_own(create, tokens, monkeypatch):
         torch.manual_seed(1)
         losses.append(model(tokens, labels=tokens).loss)
     assert losses[0] == losses[2] != losses[1]
+
+
+def test_what_is_drawn_is_refused_where_ranks_share_each_sample(create, tokens):
+    model = create("cape_rope")
+    model.config.distributed_config = SimpleNamespace(tp_size=2)
+    model(tokens)
+    with pytest.raises(ValueError, match="tensor parallelism"):
+        model.train()(tokens)
 
 
 @pytest.mark.parametrize("given", [{}, dict(input_ids=1, inputs_embeds=1)])
