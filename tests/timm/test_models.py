@@ -147,23 +147,13 @@ ANOTHER_PACKAGES = """
 import warnings
 from dataclasses import dataclass
 import torch
-from cape_plugins import Added, PositionalAttention, Variant, option, register_variant
+from cape_plugins import PositionalAttention, Variant, option, register_variant
 
 @dataclass(eq=False, repr=False)
 class Near(PositionalAttention):
     near_slope: float = option(1.0, "by which scores fall")
 
-@dataclass(eq=False, repr=False)
-class Height(Added):
-    def __post_init__(self):
-        super().__post_init__()
-        self.slope = torch.nn.Parameter(torch.ones(self.sizes.dim))
-
-    def embedding(self, positions, dtype):
-        return positions[..., :1].nan_to_num(0.0) * self.slope
-
 register_variant("near", Variant(attends=Near))
-register_variant("height", Variant(adds=Height))
 register_variant("clip", Variant(attends=Near))  # timm has models of this name
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
@@ -176,13 +166,6 @@ for name in ("vit_tiny_patch4_near_32", "naflexvit_tiny_patch16_near_gap"):
     model = timm.create_model(name, depth=1, near_slope=2.0)
     assert model.blocks[0].attn.positional.near_slope == 2.0
     assert any(key.endswith("position.mark.variant_near") for key in model.state_dict())
-for name in ("vit_tiny_patch4_height_32", "naflexvit_tiny_patch16_height_gap"):
-    model = timm.create_model(name, depth=1)
-    assert any(key.endswith("position.added.slope") for key in model.no_weight_decay())
-model = timm.create_model("vit_tiny_patch4_height_32", depth=1)
-groups = timm.models.group_parameters(model, model.group_matcher())
-(stem,) = (names for names in groups.values() if "cls_token" in names)
-assert "position.added.slope" in stem  # what is learned at the input
 register_variant("late", Variant(attends=Near, axes=(2,)))  # timm has read the table
 for name in ("vit_tiny_patch4_late_32", "naflexvit_tiny_patch16_late_gap"):
     model = timm.create_model(name, depth=1, near_slope=3.0)
@@ -206,10 +189,15 @@ def test_those_of_the_literature_are_for_images_or_refused_by_name(eight, create
     for pos in ("cope", "xpos"):
         with pytest.raises(ValueError, match=f"{pos}.*kerple"):
             create("cape", pos=pos)
+    for host in HOSTS:
+        fourier = create("cape", host, pos="fourier")
+        free = {name.rpartition("position.added.")[2] for name in fourier.no_weight_decay()}
+        assert {"frequencies", "network.0.bias", "network.2.bias"} <= free
+        assert not {"network.0.weight", "network.2.weight"} & free
     fourier = create("cape", pos="fourier")
-    free = {name.removeprefix("position.added.") for name in fourier.no_weight_decay()}
-    assert {"frequencies", "network.0.bias", "network.2.bias"} <= free
-    assert not {"network.0.weight", "network.2.weight"} & free
+    groups = timm.models.group_parameters(fourier, fourier.group_matcher())
+    (stem,) = (names for names in groups.values() if "cls_token" in names)
+    assert "position.added.frequencies" in stem  # what is learned at the input
     with pytest.raises(ValueError, match="mean fourier_features"):
         create("cape", pos="fourier", fourier_featurs=8)
     shared = create("cape", pos="t5_shared")

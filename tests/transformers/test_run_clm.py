@@ -38,9 +38,9 @@ def train(tmp_path):
     (tmp_path / "code.txt").write_text(text)
     tokens.write(tmp_path, {"train": [text]}, 300)
 
-    def run(fields: str, start: tuple[str, ...] = ()) -> Path:
+    def run(fields: str) -> Path:
         (line,) = (one for one in commands(README) if one[:2] == ["python", "run_clm.py"])
-        words = [*start, Path(scripts).resolve() / "run_clm.py", *line[2:], *TINY]
+        words = [Path(scripts).resolve() / "run_clm.py", *line[2:], *TINY]
         words += ["--config_overrides", f"{fields},{SIZES}"]
         home = {"HF_HOME": tmp_path / "home", "HF_HUB_OFFLINE": 1, "CUDA_VISIBLE_DEVICES": ""}
         status, told = cape_support.run(sys.executable, *words, cwd=tmp_path, **home)
@@ -63,9 +63,3 @@ def test_it_trains_a_folder_that_loads_and_generates(train, fields):
     assert out.shape[1] > given.input_ids.shape[1]
     assert model.state_dict()[f"model.positions.mark.variant_{pos}"] is not None
     assert all(one.isfinite().all() for one in model.parameters())
-
-
-def test_on_two_processes_as_torchrun_starts_them(train):
-    two = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone")
-    folder = train("pos=cape_rope,max_global_scale=1.2", two)
-    assert (folder / "model.safetensors").exists()
