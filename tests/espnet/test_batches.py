@@ -6,9 +6,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("espnet2")
-
 from espnet2.iterators.sequence_iter_factory import SequenceIterFactory
 from espnet2.tasks.asr import ASRTask
 from espnet2.train.distributed_utils import DistributedOption

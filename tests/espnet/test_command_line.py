@@ -11,11 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-
-pytest.importorskip("espnet2")
-
 import soundfile
+import torch
 import yaml
 from espnet2.bin.asr_inference import Speech2Text, TooShortUttError
 from espnet2.main_funcs.average_nbest_models import average_nbest_models

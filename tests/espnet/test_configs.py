@@ -5,9 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-pytest.importorskip("espnet2")
-
 import yaml
 from espnet2.tasks.abs_task import scheduler_classes
 from espnet2.tasks.asr import ASRTask

@@ -5,12 +5,9 @@ import shutil
 import sys
 
 import pytest
+from espnet2.tasks.asr import ASRTask
 
 from cape_support import ROOT, run
-
-pytest.importorskip("espnet2")
-
-from espnet2.tasks.asr import ASRTask
 
 TEMPLATE = ROOT / "integrations" / "espnet" / "egs2_template"
 

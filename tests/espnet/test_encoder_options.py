@@ -4,12 +4,9 @@ import math
 
 import pytest
 import torch
-from torch import nn
-
-pytest.importorskip("espnet2")
-
 from espnet2.asr.encoder.conformer_encoder import PositionalEncoding
 from espnet2.utils.get_default_kwargs import get_default_kwargs
+from torch import nn
 
 from cape_plugins.espnet.options import OURS
 from cape_plugins.espnet.transformer import SECTION_4_2, SpeechTransformerEncoder

@@ -4,11 +4,8 @@ import math
 
 import pytest
 import torch
-from torch import nn
-
-pytest.importorskip("espnet2")
-
 from espnet2.torch_utils.initialize import initialize
+from torch import nn
 
 from cape_plugins.alibi import alibi_slopes
 from cape_plugins.places import frame_times

@@ -4,12 +4,9 @@ import math
 
 import pytest
 import torch
-from torch import nn
-
-pytest.importorskip("espnet2")
-
 from espnet2.bin import asr_inference
 from espnet2.main_funcs.calculate_all_attentions import calculate_all_attentions
+from torch import nn
 
 from cape_plugins import variants
 from cape_plugins.augment import AsGiven

@@ -9,14 +9,10 @@ import types
 
 import pytest
 import torch
-
-from cape_support import fakes_cuda, on_cuda
-
-pytest.importorskip("espnet2")
-
 from espnet2.asr.encoder import branchformer_encoder, e_branchformer_encoder
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
+from cape_support import fakes_cuda, on_cuda
 from espnet_support import batch, each_kind, make
 
 pytestmark = fakes_cuda

@@ -4,9 +4,6 @@ import math
 
 import pytest
 import torch
-
-pytest.importorskip("espnet2")
-
 from espnet2.asr.frontend.default import DefaultFrontend
 from espnet2.bin.asr_inference import TooShortUttError
 

@@ -8,14 +8,11 @@ import functools
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.checkpoint import checkpoint
-
-pytest.importorskip("espnet2")
-
 from espnet2.asr.ctc import CTC
 from espnet2.asr.decoder.transformer_decoder import TransformerDecoder
 from espnet2.utils.get_default_kwargs import get_default_kwargs
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from cape_plugins import Alibi, Given, Variant
 from cape_plugins.attention import merge

@@ -6,8 +6,6 @@ import pytest
 import torch
 import yaml
 
-pytest.importorskip("espnet2")
-
 from espnet_support import CONFORMER, SIZES, STOCK, make
 
 ESPNETS = {**STOCK, "model": "espnet"}

@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-
-pytest.importorskip("espnet2")
-
 from espnet2.asr.espnet_model import ESPnetASRModel
 from espnet2.bin.asr_inference import TooShortUttError
 from espnet2.layers.utterance_mvn import UtteranceMVN

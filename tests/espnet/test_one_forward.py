@@ -4,11 +4,7 @@ import copy
 import functools
 import pickle
 
-import pytest
 import torch
-
-pytest.importorskip("espnet2")
-
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
 )

@@ -4,9 +4,6 @@ import shutil
 
 import pytest
 import torch
-
-pytest.importorskip("espnet2")
-
 import yaml
 
 from espnet_support import SIZES, make

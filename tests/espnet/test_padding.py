@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-pytest.importorskip("espnet2")
-
 from cape_plugins.espnet.padding import MaskedBatchNorm1d, MaskedConv1d, running
 from cape_support import seeded
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("espnet2")
 pytest.importorskip("cape_studies")
 
 import soundfile

@@ -4,14 +4,11 @@ import re
 
 import numpy as np
 import pytest
+import soundfile
 import yaml
 
 from cape_support import ROOT, block_with, shell
 from espnet_support import audio
-
-pytest.importorskip("espnet2")
-
-import soundfile
 
 SMALLER = " --max_epoch 1 --num_workers 0 --batch_bins 64000 --use_matplotlib false"
 for size in ("output_size=16", "attention_heads=2", "linear_units=32", "num_blocks=1"):

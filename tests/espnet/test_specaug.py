@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-
-pytest.importorskip("espnet2")
-
 from espnet2.utils.get_default_kwargs import get_default_kwargs
 from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-
-pytest.importorskip("espnet2")
-
 from espnet2.torch_utils.load_pretrained_model import load_pretrained_model
 
 from cape_plugins.mark import variant_of

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-pytest.importorskip("fairseq")
-
 from cape_plugins.fairseq.paper.admin import AdminLayer, median_batch, profile
 from fairseq_support import configure
 

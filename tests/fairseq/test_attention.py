@@ -4,9 +4,6 @@ from argparse import Namespace
 
 import pytest
 import torch
-
-pytest.importorskip("fairseq")
-
 from fairseq.modules import MultiheadAttention
 
 from cape_plugins import Alibi, PositionalAttention, RelativePositions, Sizes

@@ -7,9 +7,6 @@ from argparse import Namespace
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("fairseq")
-
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
 from cape_plugins.mark import variant_of

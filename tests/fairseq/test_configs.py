@@ -6,9 +6,6 @@ from importlib import import_module
 import pytest
 import torch
 import yaml
-
-pytest.importorskip("fairseq")
-
 from fairseq.dataclass.initialize import add_defaults, hydra_init
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("fairseq")
-
 from cape_support import BIN, environment
 from fairseq_support import TRAIN
 

@@ -9,8 +9,6 @@ import sys
 import pytest
 import torch
 
-pytest.importorskip("fairseq")
-
 from cape_support import fakes_cuda, on_cuda
 
 pytestmark = fakes_cuda

@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-
-pytest.importorskip("fairseq")
-
 from fairseq.search import LexicallyConstrainedBeamSearch
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.sequence_scorer import SequenceScorer

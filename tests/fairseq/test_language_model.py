@@ -6,8 +6,6 @@ import re
 import pytest
 import torch
 
-pytest.importorskip("fairseq")
-
 from fairseq_support import PAIRS, run
 
 EOS = 2

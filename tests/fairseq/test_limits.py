@@ -5,8 +5,6 @@ import re
 import pytest
 import torch
 
-pytest.importorskip("fairseq")
-
 from cape_plugins import variants
 from cape_support import ROOT
 

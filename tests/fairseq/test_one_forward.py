@@ -7,8 +7,6 @@ import pickle
 import pytest
 import torch
 
-pytest.importorskip("fairseq")
-
 import shared_variant
 from cape_support import in_turns, replica
 

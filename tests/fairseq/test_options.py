@@ -3,9 +3,6 @@
 import re
 
 import pytest
-
-pytest.importorskip("fairseq")
-
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 

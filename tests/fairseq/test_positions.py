@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-pytest.importorskip("fairseq")
-
 from cape_plugins.variants import get, names
 from cape_support import Made
 

@@ -7,7 +7,6 @@ import tarfile
 
 import pytest
 
-pytest.importorskip("fairseq")
 pytest.importorskip("cape_studies")
 pytest.importorskip("sacremoses")
 pytest.importorskip("subword_nmt")

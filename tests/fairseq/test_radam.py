@@ -1,10 +1,6 @@
 """The optimizer radam, as fairseq builds it."""
 
-import pytest
 import torch
-
-pytest.importorskip("fairseq")
-
 from fairseq import optim
 from omegaconf import OmegaConf
 

@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-pytest.importorskip("fairseq")
 pytest.importorskip("subword_nmt")
 
 from cape_support import ROOT, block_with, shell

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-pytest.importorskip("fairseq")
-
 from cape_plugins.fairseq.positions import prepend_bos
 
 BOS, PAD, EOS = 0, 1, 2

@@ -6,9 +6,6 @@ from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("fairseq")
-
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from cape_plugins.fairseq.source_scale import count_source_scale

@@ -5,9 +5,6 @@ from argparse import Namespace
 import pytest
 import torch
 
-pytest.importorskip("fairseq")
-
-
 from cape_plugins import sinusoid_1d
 from cape_plugins.fairseq.start import check_start
 from cape_plugins.mark import variant_of
