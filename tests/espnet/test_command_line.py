@@ -15,10 +15,8 @@ import soundfile
 import torch
 import yaml
 from espnet2.bin.asr_inference import Speech2Text, TooShortUttError
-from espnet2.main_funcs.average_nbest_models import average_nbest_models
 from espnet2.main_funcs.pack_funcs import unpack
 from espnet2.tasks import asr
-from espnet2.train.reporter import Reporter
 
 import cape_plugins.espnet as ours
 from cape_plugins.espnet.transformer import SpeechTransformerEncoder
@@ -186,17 +184,3 @@ def test_to_resume_or_initialise_or_recognise_with_another_pos_is_refused(
     (tmp_path / "1epoch.pth").write_bytes((trained / "1epoch.pth").read_bytes())
     with pytest.raises(ValueError, match=ANOTHER):
         recognise(tmp_path, corpus / "valid" / "wav.scp", tmp_path / "decode")
-
-
-def test_the_average_of_checkpoints_keeps_the_mark(tmp_path):
-    reporter, epochs = Reporter(), 7
-    for epoch in range(1, epochs + 1):
-        with reporter.observe("valid", epoch) as observed:
-            observed.register({"loss": torch.tensor(1.0 / epoch)})
-            observed.next()
-        torch.save(make(max_global_scale=1.7).state_dict(), tmp_path / f"{epoch}epoch.pth")
-    average_nbest_models(tmp_path, reporter, [("valid", "loss", "min")], epochs)
-    average = torch.load(tmp_path / "valid.loss.ave.pth", weights_only=True)
-    make(max_global_scale=1.7).load_state_dict(average)
-    with pytest.raises(ValueError, match="encoder_conf pos cape"):
-        make(pos="sinpos").load_state_dict(average)

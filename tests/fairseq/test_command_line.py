@@ -185,14 +185,6 @@ def assert_one_line(line, named):
     assert "Traceback" not in output
 
 
-def test_a_moving_average_of_the_weights_keeps_the_variant(data, tmp_path):
-    """fairseq's EMA averages settings with themselves, which rounds."""
-    flags = "--pos cape_alibi --store-ema --ema-decay 0.9995 --validate-interval 1"
-    train(data, tmp_path, f"{flags} --max-update 12")
-    found, _ = train(data, tmp_path, f"{flags} --max-update 16")  # goes on from its average
-    assert "ema" in found["extra_state"]
-
-
 @pytest.fixture(scope="module")
 def stock(data, tmp_path_factory):
     """The folder of a training of fairseq's own Transformer, without positions."""

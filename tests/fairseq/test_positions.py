@@ -68,16 +68,6 @@ def test_the_sources_local_shift_is_the_targets_and_less_where_tokens_are_nearer
     assert 0.475 < target.abs().max() <= 0.5 + 1e-6
 
 
-def test_each_training_step_draws_anew_from_the_seed(build, seen_positions):
-    model = build("cape", train=True)
-    torch.manual_seed(7)
-    first = forward(model)
-    forward(model)
-    assert (seen_positions[0][:, 0] != seen_positions[2][:, 0]).all()
-    torch.manual_seed(7)
-    torch.testing.assert_close(forward(model), first, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("pos", ["relpos", "cape_alibi"])
 def test_step_by_step_decoding_equals_full_decoding(build, pos):
     # relpos decodes beyond its context
@@ -168,17 +158,6 @@ def test_all_parameters_get_a_gradient_in_half_precision(build, build_lm, pos):
 PADDED_SOURCE = torch.tensor([[PAD, 5, 6, EOS], [8, 9, 5, EOS]])
 PADDED_TARGET = torch.tensor([[EOS, 10, 11], [EOS, 14, PAD]])
 NAN = float("nan")
-
-
-def test_random_draws_sorted_positions_of_each_sentence_and_side(build, seen_positions):
-    model = build("random", train=True, random_range=100.0)
-    model(PADDED_SOURCE, None, PADDED_TARGET)
-    source, target = seen_positions
-    for positions, tokens in ((source, PADDED_SOURCE), (target, PADDED_TARGET)):
-        assert torch.equal(positions.isnan(), tokens.eq(PAD))
-        assert 0 <= positions.nan_to_num().min() < 10 < positions.nan_to_num().max() <= 100
-    assert not torch.equal(source[0, 1:], source[1, 1:])
-    assert not torch.equal(source[1, 1:], target[0])
 
 
 def test_random_evaluation_spreads_the_source_and_counts_the_target(build, seen_positions):

@@ -39,28 +39,12 @@ def test_settings_of_training_are_a_warning_and_those_of_evaluation_an_error(
             build("cape", **{option: value}).load_state_dict(found)
 
 
-def test_a_warning_is_given_once_for_encoder_and_decoder(build, caplog):
-    build("cape", max_global_shift=7.0).load_state_dict(build("cape").state_dict())
-    assert len([line for line in caplog.messages if "--max-global-shift 5" in line]) == 1
-
-
 def test_a_checkpoint_that_is_refused_has_changed_nothing(build):
     model = build("cape")
     before = {name: each.clone() for name, each in model.state_dict().items()}
     with pytest.raises(ValueError, match="--pos sinpos"):
         model.load_state_dict(build("sinpos", seed=1).state_dict())
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
-
-
-def average(states):
-    """As fairseq's scripts/average_checkpoints.py does, in two releases."""
-    return {name: sum(state[name] for state in states).div(len(states)) for name in states[0]}
-
-
-def test_the_average_of_a_trainings_checkpoints_is_of_that_training(build, caplog):
-    states = [build("cape", seed=seed, source_scale=1.1632).state_dict() for seed in range(3)]
-    build("cape", source_scale=1.1632).load_state_dict(average(states))
-    assert not caplog.text
 
 
 def test_training_does_not_start_from_another_variant(tmp_path):

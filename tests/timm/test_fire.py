@@ -1,4 +1,4 @@
-"""A variant of another package, FIRE of examples/cape-fire; test_train_py.py trains it."""
+"""A variant of another package, FIRE of examples/cape-fire."""
 
 import pytest
 import timm

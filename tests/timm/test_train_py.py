@@ -28,10 +28,7 @@ import train
 for line in sys.argv[2:]:
     logging.getLogger().handlers.clear()  # of the model before
     sys.argv = ["train.py", *line.split("|")]
-    try:
-        train.main()
-    except ValueError as error:
-        print("REFUSED", error)
+    train.main()
 """
 TINY = ["--device", "cpu", "-b", "4", "--epochs", "1", "--warmup-epochs", "0", "--workers", "0"]
 TINY += ["--device-modules", "cape_plugins.timm"]  # where autoload is switched off
@@ -78,19 +75,7 @@ def test_each_trains_and_is_validated(train):
         [*shared, *flags, "--model", model, "--experiment", model]
         for model, flags in models.items()
     ]
-    assert "REFUSED" not in train(lines, [*models])
-
-
-def test_another_packages_variant_trains_and_resumes_and_cape_refuses_its_weights(train, tmp_path):
-    fire = ["--model", "vit_tiny_patch4_fire_32", "--model-kwargs", "depth=2", "fire_width=8"]
-    cape = ["--model", "vit_tiny_patch4_cape_32", "--model-kwargs", "depth=2"]
-    resume = ["--epochs", "2", "--resume", "runs/first/last.pth.tar"]
-    lines = [[*fire, "--experiment", "first"], [*fire, *resume, "--experiment", "second"]]
-    lines.append([*cape, *resume, "--experiment", "third"])
-    told = train([[*SHARED, *line] for line in lines], ["first", "second"])
-    (refused,) = (line for line in told.splitlines() if line.startswith("REFUSED"))
-    assert "pos fire" in refused
-    assert not (tmp_path / "runs" / "third" / "summary.csv").exists()
+    train(lines, [*models])
 
 
 def test_the_readmes_commands_for_weights_that_exist(train, tmp_path):

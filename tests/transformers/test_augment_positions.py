@@ -132,6 +132,7 @@ def test_undo_and_what_is_refused_twice(create, tokens):
     with pytest.raises(ValueError, match="cape_rope"):
         augment_positions(model, "pose_rope")
     undo()
+    assert not any(one._forward_pre_hooks or one._forward_hooks for one in model.modules())
     logits = [model.train()(tokens).logits for _ in range(2)]
     assert torch.equal(*logits)
     augment_positions(model, "pose_rope")

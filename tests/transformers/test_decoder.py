@@ -63,8 +63,10 @@ def test_eager_is_sdpa_and_has_weights(create, left_padded, pos):
     assert len(found.hidden_states) == 3
 
 
-def test_rope_is_transformers_llama(create, tokens, left_padded, sizes):
-    ours, stock = create("rope"), LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+@pytest.mark.parametrize("options", [{}, dict(head_dim=16, rope_theta=500.0)])
+def test_rope_is_transformers_llama(create, tokens, left_padded, sizes, options):
+    ours = create("rope", **options)
+    stock = LlamaForCausalLM(LlamaConfig(**sizes, **options)).eval()
     unknown = stock.load_state_dict(ours.state_dict(), strict=False)
     assert not unknown.missing_keys
     assert all(".mark." in key for key in unknown.unexpected_keys)

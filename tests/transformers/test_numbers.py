@@ -253,10 +253,14 @@ def test_positions_of_an_augmented_llama_begin_at_zero(create, tokens):
     assert seen[1].tolist() == [[*range(13)]]
 
 
-def test_models_with_two_places_or_several_axes_are_refused(create):
+def test_models_with_tables_in_two_places_or_of_several_axes_are_refused(create):
     two = nn.ModuleDict({"a": create(None, "llama"), "b": create(None, "llama")})
     with pytest.raises(ValueError, match="2 places"):
         augment_positions(two, "cape_rope")
+    model = create(None, "llama")
+    model.clock = nn.ModuleList([nn.Module()])  # with frequencies, but of no rotation
+    model.clock[0].register_buffer("inv_freq", torch.ones(4))
+    augment_positions(model, "cape_rope")
     for where in ("attribute", "parameters"):
         model = create(None, "llama")
         if where == "attribute":
