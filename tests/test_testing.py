@@ -1,12 +1,13 @@
 """``cape_plugins.testing``: every variant passes all checks, and a wrong one does not."""
 
-from dataclasses import dataclass
+import itertools
 from pkgutil import resolve_name
 
 import pytest
 import torch
 
 from cape_plugins import (
+    Added,
     Given,
     PositionalAttention,
     Variant,
@@ -14,7 +15,7 @@ from cape_plugins import (
     register_variant,
     testing,
 )
-from cape_support import OURS
+from cape_support import OURS, odd
 
 QUICK = [check for check in testing.CHECKS if check is not testing.check_compile]
 
@@ -25,136 +26,182 @@ def test_ours_do_what_every_variant_does(check, pos, axes):
     check(pos, axes)  # tests/test_compilers.py compiles them
 
 
-@dataclass(eq=False, repr=False)
-class Batch(PositionalAttention):
-    """Looks at other samples."""
-
-    def embed(self, x, rows):
-        return x - x.mean(dim=0, keepdim=True)
+def apart(given_or_queries, keys=None) -> torch.Tensor:
+    """Distances (B, queries, keys), NaN where one has no position."""
+    queries, keys = given_or_queries[:2] if keys is None else (given_or_queries, keys)
+    return (keys[:, None, :, 0] - queries[:, :, None, 0]).abs()
 
 
-@dataclass(eq=False, repr=False)
-class Neighbour(PositionalAttention):
-    """Embeds a key by the positions of others, which a cache does not have."""
+def prepare(change):
+    """A method ``prepare`` that hands changed (queries, keys, mask) to the base class's."""
 
-    def prepare(self, queries, keys, mask, dtype):
-        first, second = (x.nan_to_num() for x in (queries, keys))
-        return super().prepare(first - first.mean(1, keepdim=True), second, mask, dtype)
+    def prepared(self, queries, keys, mask, dtype):
+        return PositionalAttention.prepare(self, *change(queries, keys, mask), dtype)
 
-    def embed(self, x, rows):
-        return x * (1 + rows[..., :1])[:, None]
+    return prepared
 
 
-@dataclass(eq=False, repr=False)
-class Blind(PositionalAttention):
-    """Has no mask."""
-
-    def prepare(self, queries, keys, mask, dtype):
-        return super().prepare(queries, keys, None, dtype)
+def by_the_mean(queries, keys, mask):
+    queries = queries.nan_to_num()
+    return queries - queries.mean(1, keepdim=True), keys.nan_to_num(), mask
 
 
-@dataclass(eq=False, repr=False)
-class BlindToNumbers(PositionalAttention):
-    """Has no mask that is added to the scores."""
-
-    def prepare(self, queries, keys, mask, dtype):
-        taken = mask is not None and mask.dtype == torch.bool
-        return super().prepare(queries, keys, mask if taken else None, dtype)
+def with_an_idle_parameter(self):
+    PositionalAttention.__post_init__(self)
+    self.idle = torch.nn.Parameter(torch.ones(3))
 
 
-@dataclass(eq=False, repr=False)
-class Doubles(PositionalAttention):
-    """Is another where samples share their positions."""
-
-    def embed(self, x, rows):
-        return x * x.shape[0] / rows.shape[0]
+def with_a_forgotten_buffer(self):
+    PositionalAttention.__post_init__(self)
+    self.register_buffer("drawn", torch.rand(self.sizes.head_dim), persistent=False)
 
 
-@dataclass(eq=False, repr=False)
-class Idle(PositionalAttention):
-    """Has a parameter that nobody uses."""
+def counted(self, x, rows):
+    return x * (1 + torch.arange(x.shape[2], device=x.device))[:, None]
 
-    def __post_init__(self):
-        super().__post_init__()
-        self.idle = torch.nn.Parameter(torch.ones(3))
+
+def in_two_graphs(self, x, rows):
+    torch._dynamo.graph_break()
+    return x
+
+
+TIMES = dict(embed=lambda self, x, rows: x * (1 + rows[..., :1])[:, None])
+NO_MASK = dict(prepare=prepare(lambda q, k, m: (q, k, None)))
+BOOLS_ALONE = dict(
+    prepare=prepare(lambda q, k, m: (q, k, m if m is not None and m.dtype == torch.bool else None))
+)
+DOUBLED = dict(embed=lambda self, x, rows: x * x.shape[0] / rows.shape[0])
+FORGETS = dict(__post_init__=with_a_forgotten_buffer, embed=lambda self, x, rows: x * self.drawn)
+CALLS = itertools.count(1)
 
 
 @pytest.mark.parametrize(
-    ("kind", "check"),
+    ("check", "methods"),
     [
-        (Batch, testing.check_batch),
-        (Neighbour, testing.check_cache),
-        (Blind, testing.check_mask),
-        (Blind, testing.check_padding),
-        (BlindToNumbers, testing.check_padding),
-        (Doubles, testing.check_batch),
-        (Idle, testing.check_training),
+        ("check_padding", NO_MASK),
+        ("check_padding", BOOLS_ALONE),
+        ("check_mask", NO_MASK),
+        ("check_batch", dict(embed=lambda self, x, rows: x - x.mean(dim=0, keepdim=True))),
+        ("check_batch", DOUBLED),
+        # a key by the positions of others, which a cache does not have
+        ("check_cache", dict(prepare=prepare(by_the_mean), **TIMES)),
+        ("check_training", dict(__post_init__=with_an_idle_parameter)),
+        ("check_training", dict(embed=lambda self, x, rows: x * next(CALLS))),
+        ("check_half_precision", dict(embed=lambda self, x, rows: (x + 300) - 300)),
+        ("check_checkpoint", FORGETS),
+        ("check_compile", dict(embed=in_two_graphs)),
     ],
 )
-def test_a_wrong_variant_does_not_pass(own_table, monkeypatch, kind, check):
+def test_a_wrong_variant_does_not_pass(own_table, monkeypatch, check, methods):
     monkeypatch.setattr("cape_plugins.positions.try_out", lambda part: None)
-    register_variant("wrong", Variant(attends=kind, axes=(1,)))
-    with pytest.raises(AssertionError):
-        check("wrong", 1)
+    register_variant("wrong", Variant(attends=odd(PositionalAttention, **methods), axes=(1,)))
+    with pytest.raises((AssertionError, torch._dynamo.exc.Unsupported)):
+        getattr(testing, check)("wrong", 1)
+
+
+def test_a_token_without_a_position_gets_nothing_added(own_table):
+    ones = odd(Added, embedding=lambda self, at, dtype: torch.ones(*at.shape[:2], self.sizes.dim))
+    register_variant("wrong", Variant(adds=ones))
+    with pytest.raises(AssertionError, match="without a position"):
+        testing.check_no_position("wrong", 1)
+
+
+def clears(self, queries, keys, mask, dtype):
+    return Given(queries.nan_to_num_(0.0), mask=mask)
+
+
+def adds_to_rows(self, x, rows):
+    rows.nan_to_num_(0.0).add_(1.0)
+    return x
+
+
+WRITES = r" writes into .*clone\(\)"
+
+
+@pytest.mark.parametrize(
+    ("base", "methods", "says"),
+    [
+        (
+            PositionalAttention,
+            dict(bias=lambda self, query, key, given: apart(given).nan_to_num()),
+            r"bias .*\[2, 3, 8, 8\].* gave \[2, 8, 8\]",
+        ),
+        (
+            PositionalAttention,
+            dict(embed=lambda self, x, rows: x[..., :2]),
+            r"embed .*\[2, 3, 8, 8\]: it gave \[2, 3, 8, 2\]",
+        ),
+        (
+            PositionalAttention,
+            dict(bias=lambda self, query, key, given: -apart(given)[:, None]),
+            "bias gives NaN .*nan_to_num",
+        ),
+        (
+            PositionalAttention,
+            dict(embed=lambda self, x, rows: x * rows[:, None].cos()),
+            "embed gives NaN",
+        ),
+        (PositionalAttention, dict(prepare=clears), rf"prepare{WRITES}"),
+        (PositionalAttention, dict(embed=adds_to_rows), rf"embed or bias{WRITES}"),
+        (
+            Added,
+            dict(embedding=lambda self, at, dtype: at.nan_to_num()),
+            r"embedding .*\[2, 8, 24\]: it gave \[2, 8, 1\]",
+        ),
+        (
+            Added,
+            dict(embedding=lambda self, at, dtype: at.expand(-1, -1, self.sizes.dim).cos()),
+            "embedding gives NaN",
+        ),
+        (
+            Added,
+            dict(
+                embedding=lambda self, at, dtype: at.nan_to_num_(0.0).expand(-1, -1, self.sizes.dim)
+            ),
+            rf"embedding{WRITES}",
+        ),
+    ],
+)
+def test_what_a_method_gives_wrongly_is_told_with_variant_and_method(
+    own_table, monkeypatch, base, methods, says
+):
+    monkeypatch.setattr("cape_plugins.positions.try_out", lambda part: None)
+    slot = "adds" if base is Added else "attends"
+    register_variant("odd", Variant(axes=(1,), **{slot: odd(base, **methods)}))
+    with pytest.raises(AssertionError, match=rf"variant odd: Odd\.{says}") as told:
+        testing.check_methods("odd", 1)
+    assert "\n" not in str(told.value)
 
 
 # Inside the hosts
 
 
-@dataclass(eq=False, repr=False)
-class SeesAll(PositionalAttention):
-    """What all layers add to the scores has no mask in it."""
-
-    def prepare(self, queries, keys, mask, dtype):
-        return Given(bias=torch.zeros(1, 1, queries.shape[1], keys.shape[1]))
+def seen_by_all(self, queries, keys, mask, dtype):
+    return Given(bias=torch.zeros(1, 1, queries.shape[1], keys.shape[1]))
 
 
-@dataclass(eq=False, repr=False)
-class Forgets(PositionalAttention):
-    """Has a buffer that is not saved, and other numbers each time."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.register_buffer("drawn", torch.rand(self.sizes.head_dim), persistent=False)
-
-    def embed(self, x, rows):
-        return x * self.drawn
-
-
-@dataclass(eq=False, repr=False)
-class Counts(PositionalAttention):
-    """Is at the rows of a tensor, whatever the positions are."""
-
-    def embed(self, x, rows):
-        return x * (1 + torch.arange(x.shape[2], device=x.device))[:, None]
-
-
-@dataclass(eq=False, repr=False)
-class Widens(PositionalAttention):
-    """Is another where the last token has no position."""
-
-    def embed(self, x, rows):
-        return x * (1 + rows[:, -1:].nan_to_num())[:, None].to(x.dtype)
+def by_the_last(self, x, rows):
+    return x * (1 + rows[:, -1:].nan_to_num())[:, None].to(x.dtype)
 
 
 @pytest.mark.parametrize(
-    ("kind", "check", "host"),
+    ("check", "host", "methods"),
     [
-        (SeesAll, inside.check_host_hides, "fairseq's cape_transformer_lm"),
-        (Forgets, inside.check_host_saves, "transformers' cape_llama"),
-        (Counts, inside.check_host_caches, "transformers' cape_llama"),
-        (Counts, inside.check_host_packs, "transformers' cape_llama"),
-        (Widens, inside.check_host_hides, "ESPnet's cape_transformer"),
+        ("check_host_hides", "fairseq's cape_transformer_lm", dict(prepare=seen_by_all)),
+        ("check_host_hides", "ESPnet's cape_transformer", dict(embed=by_the_last)),
+        ("check_host_saves", "transformers' cape_llama", FORGETS),
+        ("check_host_caches", "transformers' cape_llama", dict(embed=counted)),
+        ("check_host_packs", "transformers' cape_llama", dict(embed=counted)),
     ],
 )
-def test_a_wrong_variant_does_not_pass_inside_a_host(own_table, monkeypatch, kind, check, host):
+def test_a_wrong_variant_does_not_pass_inside_a_host(own_table, monkeypatch, check, host, methods):
     monkeypatch.setattr("cape_plugins.positions.try_out", lambda part: None)
     model = next((one for one in inside.kinds(axes=1) if one.name == host), None)
     if model is None:
         pytest.skip("not installed")
-    register_variant("wrong", Variant(attends=kind, axes=(1,)))
+    register_variant("wrong", Variant(attends=odd(PositionalAttention, **methods), axes=(1,)))
     with pytest.raises(AssertionError):
-        check(model, "wrong")
+        getattr(inside, check)(model, "wrong")
 
 
 @pytest.mark.parametrize(

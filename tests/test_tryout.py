@@ -1,4 +1,4 @@
-"""What a stranger's methods do wrongly: a check tells it, and a model what hurts in silence."""
+"""What a model tells of a stranger's methods when it is built, and what parts do by themselves."""
 
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ from cape_plugins import (
     Variant,
     option,
     register_variant,
-    testing,
     token_positions,
     variants,
 )
 from cape_plugins.part import Part
+from cape_support import odd
 
 SIZES = dict(dim=12, heads=3, layers=2)
 
@@ -28,126 +28,51 @@ def distances(queries, keys):
     return (keys[:, None, :, 0] - queries[:, :, None, 0]).abs()
 
 
-@dataclass(eq=False, repr=False)
-class WithoutHeads(PositionalAttention):
-    def bias(self, query, key, given):
-        return distances(given.queries, given.keys).nan_to_num()  # (B, queries, keys)
+def blind(self, queries, keys, mask, dtype):
+    return Given(bias=distances(queries, keys).nan_to_num()[:, None])
 
 
-@dataclass(eq=False, repr=False)
-class Fewer(PositionalAttention):
-    def embed(self, x, rows):
-        return x[..., :2]
-
-
-@dataclass(eq=False, repr=False)
-class Row(Added):
-    def embedding(self, positions, dtype):
-        return positions.nan_to_num()  # (B, N, 1)
-
-
-@dataclass(eq=False, repr=False)
-class Bare(PositionalAttention):
-    def prepare(self, queries, keys, mask, dtype):
-        return queries
-
-
-@dataclass(eq=False, repr=False)
-class NanBias(PositionalAttention):
-    def bias(self, query, key, given):
-        return -distances(given.queries, given.keys)[:, None]
-
-
-@dataclass(eq=False, repr=False)
-class NanEmbed(PositionalAttention):
-    def embed(self, x, rows):
-        return x * rows[:, None].cos()
-
-
-@dataclass(eq=False, repr=False)
-class NanAdded(Added):
-    def embedding(self, positions, dtype):
-        return positions.expand(-1, -1, self.sizes.dim).cos()
-
-
-@dataclass(eq=False, repr=False)
-class Writes(PositionalAttention):
-    def prepare(self, queries, keys, mask, dtype):
-        return Given(queries.nan_to_num_(0.0), mask=mask)
-
-
-@dataclass(eq=False, repr=False)
-class WritesLater(PositionalAttention):
-    def embed(self, x, rows):
-        rows.nan_to_num_(0.0).add_(1.0)
-        return x
-
-
-@dataclass(eq=False, repr=False)
-class WritesAdded(Added):
-    def embedding(self, positions, dtype):
-        return positions.nan_to_num_(0.0).expand(-1, -1, self.sizes.dim)
-
-
-CASES = {
-    "attends": {
-        WithoutHeads: r"variant odd: WithoutHeads\.bias .*\[2, 3, 8, 8\].* gave \[2, 8, 8\]",
-        Fewer: r"variant odd: Fewer\.embed .*\[2, 3, 8, 8\]: it gave \[2, 3, 8, 2\]",
-        NanBias: r"variant odd: NanBias\.bias gives NaN .*nan_to_num",
-        NanEmbed: r"variant odd: NanEmbed\.embed gives NaN",
-        Writes: r"variant odd: Writes\.prepare writes into .*clone\(\)",
-        WritesLater: r"variant odd: WritesLater\.embed or bias writes into",
-    },
-    "adds": {
-        Row: r"variant odd: Row\.embedding .*\[2, 8, 24\]: it gave \[2, 8, 1\]",
-        NanAdded: r"variant odd: NanAdded\.embedding gives NaN",
-        WritesAdded: r"variant odd: WritesAdded\.embedding writes into",
-    },
-}
-
-
-@pytest.mark.parametrize(
-    ("slot", "kind", "says"),
-    [(slot, kind, says) for slot, of in CASES.items() for kind, says in of.items()],
+SEES, RETURNS = (
+    "Odd lets a query see a key that the mask hides",
+    r"Odd\.prepare must return Given\(",
 )
-def test_a_check_tells_it_with_variant_and_method(own_table, monkeypatch, slot, kind, says):
-    monkeypatch.setattr("cape_plugins.positions.try_out", lambda part: None)
-    register_variant("odd", Variant(axes=(1,), **{slot: kind}))
-    with pytest.raises(AssertionError, match=says) as told:
-        testing.check_methods("odd", 1)
-    assert "\n" not in str(told.value)
-
-
-@dataclass(eq=False, repr=False)
-class Blind(PositionalAttention):
-    """What it adds for all layers has no mask in it."""
-
-    def prepare(self, queries, keys, mask, dtype):
-        return Given(bias=distances(queries, keys).nan_to_num()[:, None])
-
-
-@dataclass(eq=False, repr=False)
-class SeesPadding(Added):
-    def add(self, content, positions):
-        return content + content.mean(dim=1, keepdim=True)
 
 
 @pytest.mark.parametrize(
-    ("slot", "kind", "says"),
+    ("base", "name", "method", "says"),
     [
-        ("attends", NanBias, r"variant odd: NanBias gives NaN .*nan_to_num"),
-        ("attends", NanEmbed, r"variant odd: NanEmbed gives NaN"),
-        ("adds", NanAdded, r"variant odd: NanAdded gives NaN"),
-        ("attends", Bare, r"variant odd: Bare\.prepare must return Given\(queries, keys, mask\)"),
-        ("attends", Blind, r"variant odd: Blind lets a query see a key that the mask hides"),
-        ("adds", SeesPadding, r"variant odd: SeesPadding lets a query see"),
+        (
+            PositionalAttention,
+            "bias",
+            lambda self, query, key, given: -distances(given.queries, given.keys)[:, None],
+            "Odd gives NaN .*nan_to_num",
+        ),
+        (
+            PositionalAttention,
+            "embed",
+            lambda self, x, rows: x * rows[:, None].cos(),
+            "Odd gives NaN",
+        ),
+        (PositionalAttention, "prepare", lambda self, queries, *_: queries, RETURNS),
+        (PositionalAttention, "prepare", blind, SEES),
+        (
+            Added,
+            "embedding",
+            lambda self, at, dtype: at.expand(-1, -1, self.sizes.dim).cos(),
+            "Odd gives NaN",
+        ),
+        (Added, "add", lambda self, x, at: x + x.mean(dim=1, keepdim=True), SEES),
     ],
 )
 @pytest.mark.parametrize("shared", [False, True])
-def test_what_hurts_in_silence_is_told_when_a_model_is_built(own_table, slot, kind, says, shared):
-    shared &= slot == "attends" and kind is not Bare
-    register_variant("odd", Variant(axes=(1,), one_for_all=shared, **{slot: kind}))
-    with pytest.raises(ValueError, match=says) as told:
+def test_what_hurts_in_silence_is_told_when_a_model_is_built(
+    own_table, base, name, method, says, shared
+):
+    slot = "adds" if base is Added else "attends"
+    shared &= slot == "attends" and says is not RETURNS
+    variant = Variant(axes=(1,), one_for_all=shared, **{slot: odd(base, **{name: method})})
+    register_variant("odd", variant)
+    with pytest.raises(ValueError, match=f"variant odd: {says}") as told:
         Positions("odd", **SIZES)
     assert "\n" not in str(told.value)
 
@@ -175,14 +100,11 @@ def test_a_model_is_built_as_if_nothing_had_been_tried(own_table):
 
 
 def test_what_needs_more_than_a_few_tokens_is_built(own_table):
-    @dataclass(eq=False, repr=False)
-    class Long(Added):
-        def embedding(self, positions, dtype):
-            if positions.shape[1] < 100:
-                raise ValueError("give a hundred tokens")
-            return torch.zeros(*positions.shape[:2], self.sizes.dim)
+    def embedding(self, positions, dtype):
+        if positions.shape[1] < 100:
+            raise ValueError("give a hundred tokens")
 
-    register_variant("long", Variant(adds=Long))
+    register_variant("long", Variant(adds=odd(Added, embedding=embedding)))
     assert Positions("long", dim=12).added.pos == "long"
 
 
@@ -219,37 +141,20 @@ def test_parameters_are_drawn_anew_as_a_new_instance_has_them():
 
 
 def test_what_depends_on_the_content_has_no_embedding_without_it(own_table):
-    @dataclass(eq=False, repr=False)
-    class Scaled(Added):
-        def add(self, content, positions):
-            return content * 2
-
-    assert Scaled.needs_content()
-    register_variant("scaled", Variant(adds=Scaled))
+    scaled = odd(Added, add=lambda self, content, positions: content * 2)
+    assert scaled.needs_content()
+    register_variant("scaled", Variant(adds=scaled))
     positions, content = Positions("scaled", dim=12), torch.randn(2, 5, 12)
     assert torch.equal(positions(content, token_positions([5]))[0], 2 * content)
-    with pytest.raises(ValueError, match=r"variant scaled: Scaled\.add needs the content"):
+    with pytest.raises(ValueError, match=r"variant scaled: Odd\.add needs the content"):
         positions(None, token_positions([5]))
-
-
-def test_one_module_for_all_layers_is_of_a_variant_that_attends():
-    both = dict(attends=Bare, one_for_all=True, first_layer_only=True)
-    for wrong in (dict(one_for_all=True), both):
-        with pytest.raises(ValueError, match="one_for_all"):
-            Variant(**wrong)
 
 
 def test_a_checkpoint_tells_variants_of_one_name_from_two_packages_apart(own_table):
     made = {}
+    register = "register_variant('same', Variant(attends=PositionalAttention))"
     for package in ("a_package", "another_package"):
-        source = """
-from dataclasses import dataclass
-from cape_plugins import PositionalAttention, Variant, register_variant
-@dataclass(eq=False, repr=False)
-class Same(PositionalAttention): pass
-register_variant("same", Variant(attends=Same))
-"""
-        exec(source, {"__name__": package})
+        exec(register, {**globals(), "__name__": package})
         made[package] = Positions("same", **SIZES)
         for table in variants.TABLE.values():
             del table["same"]

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,11 @@ class Layer(nn.Module):
         return self.attention(x, x + 1, x - 1, given)[0].transpose(1, 2).flatten(2)
 
 
+def odd(base: type, **methods: Any) -> type:
+    """A class of a variant as a stranger writes it, with these methods."""
+    return dataclass(eq=False, repr=False)(type("Odd", (base,), methods))
+
+
 # What a page says
 
 
@@ -146,17 +152,6 @@ def run(*command: object, cwd: Path | None = None, **more: object) -> tuple[int,
         text=True,
     )
     return done.returncode, done.stdout
-
-
-def package_of_eight(folder: Path) -> dict[str, str]:
-    """The environment of a process in which a package with :data:`EIGHT` is installed."""
-    about = folder / "eight-1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: eight\nVersion: 1\n")
-    points = "more = cape_more\nfive = five_variants\n"
-    (about / "entry_points.txt").write_text(f"[cape_plugins.variants]\n{points}")
-    places = [folder, ROOT / "examples" / "cape-more", ROOT / "tests" / "support", *sys.path]
-    return {"PYTHONPATH": os.pathsep.join(map(str, filter(None, places)))}
 
 
 def shell(script: str, cwd: Path, **more: object) -> str:
