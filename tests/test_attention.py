@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from cape_plugins import Given, PositionalAttention, Sizes
-from cape_plugins.attention import merge
-from cape_support import OURS, build, places
+from cape_plugins.attention import as_bool, dtype_of_scores, merge, without
+from cape_support import OURS, build, odd, places
 
 SIZES = Sizes(dim=12, heads=3)
 # (variant, axes) of every class that sits in attention; that of nopos is the base class
@@ -167,10 +167,68 @@ def test_another_sequence_shares_shift_and_scale_in_training():
         torch.testing.assert_close(found, module(None, where)[1].queries)
 
 
-def test_heads_of_keys_that_do_not_divide_those_of_queries_are_refused():
-    query, key, value = inputs(6, 6)
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("pos", ["nopos", "relpos"])
+def test_a_head_of_keys_serves_neighbouring_heads_of_queries(pos, need_weights):
+    positions = build(pos, dim=16, heads=4)
+    (attention,) = positions.attentions
+    _, given = positions(None, places(1))
+    query, key, value = torch.randn(3, 2, 4, 6, 4)
+    found = attention(query, key[:, :2], value[:, :2], given, need_weights=need_weights)[0]
+    each = (x[:, [0, 0, 1, 1]] for x in (key, value))
+    torch.testing.assert_close(found, attention(query, *each, given)[0])
     with pytest.raises(ValueError, match="heads"):
-        PositionalAttention(SIZES)(query, key[:, :2], value[:, :2])
+        attention(query, key[:, :3], value[:, :3], given, need_weights=need_weights)
+    reads_keys = odd(PositionalAttention, bias=lambda self, query, key, given: query @ key.mT)
+    made, each = reads_keys(positions.sizes), [x[:, [0, 0, 1, 1]] for x in (key, value)]
+    found = made(query, key[:, :2], value[:, :2], need_weights=need_weights)[0]
+    torch.testing.assert_close(found, made(query, *each)[0])
+
+
+def test_a_mask_for_other_queries_or_keys_is_refused():
+    query, key, value = inputs(2, 6)
+    for shape in ((1, 1, 6, 6), (1, 1, 2, 5)):
+        with pytest.raises(ValueError, match="mask"):
+            PositionalAttention(SIZES)(query, key, value, Given(mask=torch.ones(shape).bool()))
+    with pytest.raises(ValueError, match="bias"):  # of a bias no column stands for all
+        PositionalAttention(SIZES)(query, key, value, Given(bias=torch.zeros(1, 1, 2, 1)))
+    rows = Given(torch.zeros(1, 6, 1), torch.zeros(1, 6, 1))
+    with pytest.raises(ValueError, match="queries"):
+        PositionalAttention(SIZES)(query, key, value, rows)
+
+
+def test_a_hosts_own_function_attends_in_place_of_ours():
+    query, key, value = inputs(6, 6)
+    tilted, given = Tilted(SIZES), Given(torch.ones(1, 6, 1), torch.ones(1, 6, 1))
+    got = tilted(query, key, value, given, attend=lambda *three: (three, None))[0]
+    for found, expected in zip(got, (2 * query, 2 * key, value), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["bias", "bias_and_mask", "scores", "attend", "forward", "embed"])
+def test_what_does_more_than_embed_is_known_by_its_methods(name):
+    made = odd(PositionalAttention, **{name: lambda self, *_: None})(SIZES)
+    assert made.changes_scores == (name != "embed")
+    assert made.has_bias == name.startswith("bias")
+
+
+def test_one_module_for_all_layers_prepares_in_each_with_the_mask():
+    positions, (query, key, value) = build("rope"), inputs(6, 6)
+    (attention,) = positions.attentions
+    _, given = positions(None, places(1), padding())
+    expected, _ = attention(query, key, value, given)
+    attention.prepares = True
+    where = places(1)[..., None]
+    found, _ = attention(query, key, value, Given(where, where, mask=padding()[:, None]))
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_layer_that_a_variant_leaves_out_has_the_mask_alone():
+    query, key, value = inputs(6, 6)
+    mask, rows = padding()[:, None], torch.ones(1, 6, 1)
+    given = Given(rows, rows, mask=mask, bias=torch.ones(1, 1, 6, 6))
+    expected = PositionalAttention(SIZES)(query, key, value, Given(mask=mask))[0]
+    assert torch.equal(without(SIZES)(query, key, value, given)[0], expected)
 
 
 @pytest.mark.parametrize(("pos", "axes"), EACH)
@@ -210,8 +268,30 @@ def test_bias_and_mask_merge_whatever_their_kinds():
     assert merge(None, padding(), torch.float16).dtype == torch.bool
     assert merge(bias, None, torch.float16).equal(bias.half())
     assert merge(None, padding(-1e4), torch.bfloat16).equal(padding(-1e4).bfloat16())
-    found = merge(bias, padding()[:, None], torch.float32)
-    assert found.equal(bias.expand(2, 3, 6, 6).masked_fill(hidden, -math.inf))
+    for dtype in (torch.float32, torch.bfloat16):
+        found = merge(bias, padding()[:, None], dtype)
+        assert found.equal(bias.to(dtype).expand(2, 3, 6, 6).masked_fill(hidden, -math.inf))
+    later = torch.ones(6, 6, dtype=torch.bool).tril()
+    assert merge(padding(), later, torch.float32).equal(padding() & later)
+
+
+def test_another_mask_besides_hides_keys_in_what_all_layers_add_too():
+    later = torch.ones(6, 6, dtype=torch.bool).tril()
+    bias, mask = torch.randn(1, 3, 6, 6), padding()[:, None]
+    given = Given(mask=mask, bias=merge(bias, mask, torch.float32))
+    assert given.seeing(None, torch.float32) is given
+    found = given.seeing(later, torch.float32)
+    assert found.mask.equal(mask & later)
+    assert found.bias.equal(bias.expand(2, 3, 6, 6).masked_fill(~(mask & later), -math.inf))
+    assert Given(mask=mask).seeing(later, torch.float32).bias is None
+
+
+def test_masks_of_numbers_and_autocasts_dtype_are_understood():
+    hidden = torch.tensor([0.0, -500.0, -1e4, torch.finfo(torch.float16).min, -math.inf])
+    assert as_bool(hidden).tolist() == [True, True, False, False, False]
+    with torch.autocast("cpu", torch.bfloat16):
+        for dtype, scores in ((torch.float32, torch.bfloat16), (torch.float64, torch.float64)):
+            assert dtype_of_scores(torch.zeros(1, dtype=dtype)) == scores
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -132,9 +132,13 @@ def test_a_step_makes_rows_of_cached_keys_for_variants_that_read_them_alone(pos)
 class Window(PositionalAttention):
     """A token sees the one before it too: a mask of positions, from what ``prepare`` makes."""
 
+    def __post_init__(self):
+        super().__post_init__()
+        self.register_buffer("width", torch.ones(1), persistent=False)
+
     def prepare(self, queries, keys, mask, dtype):
         apart = queries[..., :, None, :] - keys[..., None, :, :]
-        near = (apart[..., 0].abs() <= torch.ones(1))[:, None]
+        near = (apart[..., 0].abs() <= float(self.width))[:, None]  # which meta does not know
         return Given(mask=near if mask is None else near & mask)
 
 
@@ -153,7 +157,9 @@ def test_what_prepares_in_each_layer_is_asked_for_nothing_when_it_is_built(own_t
             raise AssertionError("its weights may be elsewhere")
 
     register_variant("asked", Variant(attends=Asked, one_for_all=True))
-    assert decoder("asked").reads_keys
+    made = decoder("asked")
+    assert made.reads_keys
+    assert made.attentions[0] is made.attentions[1]
 
 
 def test_a_step_that_forgets_where_the_keys_are_is_refused():
@@ -161,8 +167,12 @@ def test_a_step_that_forgets_where_the_keys_are_is_refused():
     for pos in ("alibi", "cape_alibi", "rope", "relpos"):
         made = decoder(pos)
         _, given = made(None, torch.tensor([[4.0]]))
+        for cache in (None, lambda key, value: (key, value)):
+            with pytest.raises(ValueError, match="keys="):
+                made.attentions[0](query, key, value, given, cache=cache)
+        now = key[:, :, :1], value[:, :, :1]
         with pytest.raises(ValueError, match="keys="):
-            made.attentions[0](query, key, value, given)
+            made.attentions[0](query, *now, given, cache=lambda *_: (key, value))
 
 
 @pytest.mark.parametrize(

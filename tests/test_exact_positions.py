@@ -35,20 +35,11 @@ def test_integers_are_embedded_as_the_same_numbers_in_float64(integers, pos, tra
     assert len(found[0].unique(dim=0)) == 6
 
 
-@pytest.mark.parametrize("pos", ["rope", "alibi"])
-def test_attention_sees_the_distances_of_integers(integers, pos):
-    def prepared(positions: torch.Tensor) -> torch.Tensor:
-        given = build(pos)(None, positions)[1]
-        return given.bias if pos == "alibi" else given.queries
-
-    assert torch.equal(prepared(integers), prepared(integers.double()))
-    if pos == "alibi":
-        start = prepared(integers - integers[:, :1])
-        torch.testing.assert_close(prepared(integers), start, rtol=0, atol=0)
-
-
-def test_integers_are_centred_exactly():
-    assert torch.equal(sinusoid_1d(SECONDS, 8), sinusoid_1d(SECONDS.double(), 8).float())
+def test_attention_sees_the_distances_of_integers_and_they_are_centred_exactly(integers):
+    turned = [build("rope")(None, one)[1].queries for one in (integers, integers.double())]
+    assert torch.equal(*turned)
+    start = integers - integers[:, :1]
+    assert torch.equal(*(build("alibi")(None, one)[1].bias for one in (integers, start)))
     centred = build("cape").eval().augment(SECONDS[None], 1)
     assert centred.flatten().tolist() == [-25.0, -15.0, -5.0, 5.0, 15.0, 25.0]
 

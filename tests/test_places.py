@@ -25,6 +25,7 @@ def test_tokens_sit_at_their_index_and_padding_is_nan(given, options, expected):
     positions, expected = token_positions(given, **options), torch.as_tensor(expected)
     torch.testing.assert_close(positions, expected, rtol=0, atol=0, equal_nan=True)
     assert positions.dtype == torch.float32
+    assert token_positions([2], 2, device="meta").device.type == "meta"
 
 
 def test_in_float64_an_hour_of_frames_is_exact_and_float32_is_rounded_once():
@@ -53,7 +54,8 @@ def test_each_axis_of_the_grid_is_linspace_over_the_extent(height, width, extent
     [
         (lambda: token_positions(torch.tensor([4]), 3), "max_length"),
         (lambda: token_positions(torch.tensor([-1]), 3), "lengths"),
-        (lambda: token_positions(torch.tensor([1.5])), "lengths"),
+        (lambda: token_positions(torch.tensor([2.0])), "lengths"),
+        (lambda: token_positions(torch.tensor([True])), "lengths"),
         (lambda: token_positions(torch.tensor([[1]])), "lengths"),
         (lambda: token_positions([1], spacing=0.0), "spacing"),
         (lambda: token_positions([1], spacing=float("nan")), "spacing"),
