@@ -5,30 +5,28 @@ import torch
 
 from cape_plugins import PositionalAttention, Positions, Rotary, Sizes, testing, token_positions
 from cape_plugins.variants import OURS, get
+from cape_support import build
 
 ATTEND = [(pos, axes) for axes in (1, 2) for pos in OURS[axes] if get(pos, axes).attends]
-EVERY = [one for one in ATTEND if not get(*one).first_layer_only]
 
 
-@pytest.mark.parametrize(("pos", "axes"), EVERY)
+@pytest.mark.parametrize(("pos", "axes"), [one for one in ATTEND if not get(*one).first_layer_only])
 def test_every_variant_that_attends_has_it_and_the_mark_keeps_it(pos, axes):
-    asked = {"relpos_context": 3.0, "random_range": 9.0, "max_local_shift": 0.1, "pose_range": 90.0}
-    asked |= {"max_global_shift": 0.1}
-    given = {name: one for name, one in asked.items() if name in get(pos, axes).options(axes)}
-    sizes = dict(dim=24, heads=3, layers=8, axes=axes, **given)
-    model = Positions(pos, **sizes, nopos_every=4)
+    model = build(pos, axes, layers=8, nopos_every=4)
     attends = [one.acts for one in model.attentions]
     assert attends == [True, True, True, False] * 2
     assert [one is None for one in model.hand_over()] == [not one for one in attends]
     with pytest.raises(ValueError, match="nopos_every 4"):
-        Positions(pos, **sizes).load_state_dict(model.state_dict(), strict=False)
+        build(pos, axes, layers=8).load_state_dict(model.state_dict(), strict=False)
 
 
-@pytest.mark.parametrize("check", [c for c in testing.CHECKS if c is not testing.check_compile])
-@pytest.mark.parametrize("pos", ["rope", "cape_alibi"])
-def test_it_does_what_every_variant_must_in_the_core_and_in_each_host(check, pos):
+CHECKS = [one for one in testing.CHECKS if "compile" not in one.__name__]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_it_does_what_every_variant_must_in_the_core_and_in_each_host(check):
     """Of the two layers of a check the second has none."""
-    for axes in (1, 2):
+    for pos, axes in (("rope", 2), ("cape_alibi", 1)):
         check(pos, axes, nopos_every=2)
 
 

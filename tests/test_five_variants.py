@@ -1,8 +1,9 @@
 """Encodings of the literature, written as a stranger does: each is its paper's equation.
 
-tests/support/five_variants.py has them; CHECKS run them in the hosts.
+tests/support/five_variants.py has them; CHECKS run them in the hosts too.
 """
 
+import itertools
 import math
 
 import pytest
@@ -43,14 +44,12 @@ def test_xpos_scores_see_distances_and_fall_with_them(eight):
     _, given = positions(None, WHERE)
     turned, other = xpos.embed_both(query, key, given)
     q, k = (torch.view_as_complex(torch.stack(x.chunk(2, -1), -1)) for x in (query, key))
-    for i in range(7):
-        for j in range(7):
-            angle = torch.tensor([1.0, 0.01]) * (i - j)
-            scale = (torch.tensor([0.4, 0.9]) / 1.4) ** ((i - j) / 512)
-            turns = torch.polar(scale, angle)
-            expected = (q[:, :, i] * k[:, :, j].conj() * turns).sum(-1).real
-            found = (turned[:, :, i] * other[:, :, j]).sum(-1)
-            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    for i, j in itertools.product(range(7), range(7)):
+        angle = torch.tensor([1.0, 0.01]) * (i - j)
+        scale = (torch.tensor([0.4, 0.9]) / 1.4) ** ((i - j) / 512)
+        expected = (q[:, :, i] * k[:, :, j].conj() * torch.polar(scale, angle)).sum(-1).real
+        found = (turned[:, :, i] * other[:, :, j]).sum(-1)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_learned_rotations_turn_each_head_by_its_own_frequencies(eight):

@@ -5,10 +5,8 @@ The hosts' own commands train, resume and refuse FIRE in tests/HOST/test_fire.py
 
 import ast
 import doctest
-import re
 import sys
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 import torch
@@ -77,48 +75,24 @@ def test_the_page_is_about_the_package_and_the_example_of_its_file_runs():
 
 # --- faulty packages, beside one that works, and a variant of a script
 
+REGISTER = "register_variant({!r}, Variant(adds=Sinusoids))\n".format
 PACKAGES = {
     "cape-broken": "import a_module_that_nobody_has",
-    "cape-twice": """
-        from cape_plugins import Sinusoids, Variant, register_variant
-
-        register_variant("cape", Variant(adds=Sinusoids))
-        """,
-    "cape-half": """
-        from cape_plugins import Sinusoids, Variant, register_variant
-
-        register_variant("half", Variant(adds=Sinusoids))
-        raise RuntimeError("in the middle")
-        """,
+    "cape-twice": REGISTER("cape"),
+    "cape-half": f"{REGISTER('half')}raise RuntimeError('in the middle')",
     "cape-exit": "import sys; sys.exit(3)",
     "cape-undecorated": """
-        from cape_plugins import PositionalAttention, Variant, option, register_variant
-
-        class Bare(PositionalAttention):
-            bare_width: int = option(3, "which nobody makes an option")
-
-        register_variant("bare", Variant(attends=Bare))
-        """,
-    "cape-works": """
-        from cape_plugins import Sinusoids, Variant, register_variant
-
-        register_variant("works", Variant(adds=Sinusoids))
-        """,
-    "cape-works-too": """
-        from cape_plugins import Rotary, Sinusoids, Variant, register_variant
-
-        register_variant("other", Variant(adds=Sinusoids))
-        register_variant("works", Variant(attends=Rotary))  # another's name
-        """,
-    "cape-function": """
-        from cape_plugins import Sinusoids, Variant, register_variant
-
-        def register():
-            register_variant("called", Variant(adds=Sinusoids))
-        """,
-    "cape-class": "from cape_plugins import Sinusoids",
+class Bare(PositionalAttention):
+    bare_width: int = option(3, "which nobody makes an option")
+register_variant("bare", Variant(attends=Bare))""",
+    "cape-works": REGISTER("works"),
+    "cape-works-too": REGISTER("other") + REGISTER("works"),  # another's name
+    "cape-function": f"def register():\n    {REGISTER('called')}",
+    "cape-class": "",
+    "cape-malformed": "",
 }
-POINTS = {"cape-function": ":register", "cape-class": ":Sinusoids"}
+POINTS = {"cape-function": "cape_function:register", "cape-class": "cape_class:Sinusoids"}
+POINTS |= {"cape-malformed": "not python!"}
 FAULTS = {
     "cape-broken": "a_module_that_nobody_has",
     "cape-half": "in the middle",
@@ -127,45 +101,44 @@ FAULTS = {
     "cape-exit": "SystemExit: 3",
     "cape-class": "name a module, or a function",
     "cape-undecorated": "Bare with @dataclass(eq=False, repr=False)",
+    "cape-malformed": "",
 }
-SCRIPT = """
-from cape_plugins import Positions, Sinusoids, Variant, register_variant, variants
+SCRIPT = f"""
+from cape_plugins import *
+from cape_plugins import variants
 
-register_variant("script", Variant(adds=Sinusoids))
+{REGISTER("script")}
 for pos in ("cape", "works", "script"):
-    asked = dict(max_global_shift=5.0, max_local_shift=0.5) if pos == "cape" else {}
+    asked = dict(max_global_shift=5.0, max_local_shift=0.5) if pos == "cape" else {{}}
     Positions(pos, dim=8, **asked)
 print("KNOWN", *variants.names(1))
 print(*(variants.package(pos, 1) for pos in ("works", "other", "called", "script")))
 """
 
 
-def install(folder, name, module, source, points):
-    """Write a package of one module, a dotted name, into a folder of ``sys.path``."""
-    path = folder / f"{module.replace('.', '/')}.py"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(dedent(source))
-    about = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+def install(folder: Path, name: str, source: str, point: str = "") -> str:
+    """Write a package of one module; gives the PYTHONPATH of a process in which it is installed."""
+    module = name.replace("-", "_")
+    (folder / f"{module}.py").write_text(f"from cape_plugins import *\n{source}")
+    about = folder / f"{module}-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(f"[cape_plugins.variants]\n{points}")
+    points = f"[cape_plugins.variants]\npoint = {point or module}\n"
+    (about / "entry_points.txt").write_text(points)
+    return ":".join([str(folder), *filter(None, sys.path)])
 
 
 def test_a_faulty_package_is_one_warning_that_names_it_and_all_others_work(tmp_path):
     for name, source in PACKAGES.items():
-        module = name.replace("-", "_")
-        install(tmp_path, name, module, source, f"point = {module}{POINTS.get(name, '')}\n")
-    install(tmp_path, "cape-malformed", "cape_malformed", "", "x = not python!")
-    places = [str(tmp_path), *filter(None, sys.path)]
-    status, said = cape_support.run(sys.executable, "-c", SCRIPT, PYTHONPATH=":".join(places))
+        path = install(tmp_path, name, source, POINTS.get(name, ""))
+    status, said = cape_support.run(sys.executable, "-c", SCRIPT, PYTHONPATH=path)
     assert status == 0, said[-3000:]
     warned = [line for line in said.splitlines() if "RuntimeWarning: cape_plugins" in line]
-    assert len(warned) == len(FAULTS) + 1
-    assert any(" cape-malformed (" in line for line in warned)
+    assert len(warned) == len(FAULTS)
     for package, named in FAULTS.items():
         (line,) = (line for line in warned if f" {package} (" in line)
-        assert re.search(re.escape(named).replace(r"\.\*", ".*"), line), line
-        assert f"python -c 'import {package.replace('-', '_')}'" in line
+        assert named in line
+        assert not named or f"python -c 'import {package.replace('-', '_')}'" in line
     (known,) = (line.split() for line in said.splitlines() if line.startswith("KNOWN"))
     assert {"cape", "works", "other", "called", "script"} <= {*known}
     assert "bare" not in known
@@ -174,7 +147,7 @@ def test_a_faulty_package_is_one_warning_that_names_it_and_all_others_work(tmp_p
 
 IN_THREADS = """
 import threading
-from cape_plugins import Positions, variants
+from cape_plugins import Positions
 
 known = []
 def build():
@@ -185,21 +158,15 @@ threads = [threading.Thread(target=build) for _ in range(8)]
 [one.join() for one in threads]
 print(len(known))
 """
-
-
-def test_all_threads_wait_until_packages_are_loaded_once(tmp_path):
-    (tmp_path / "slow.py").write_text("""
+SLOW = f"""
 import time
-from cape_plugins import Positions, Sinusoids, Variant, register_variant
 Positions("cape", dim=8, max_global_shift=1.0, max_local_shift=0.5)  # while it is loaded
 time.sleep(0.3)
 print("loaded")
-register_variant("slow", Variant(adds=Sinusoids))
-""")
-    about = tmp_path / "slow-1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: slow\nVersion: 1\n")
-    (about / "entry_points.txt").write_text("[cape_plugins.variants]\nslow = slow\n")
-    places = ":".join([str(tmp_path), *filter(None, sys.path)])
-    status, said = cape_support.run(sys.executable, "-c", IN_THREADS, PYTHONPATH=places)
+{REGISTER("slow")}"""
+
+
+def test_all_threads_wait_until_packages_are_loaded_once(tmp_path):
+    path = install(tmp_path, "slow", SLOW)
+    status, said = cape_support.run(sys.executable, "-c", IN_THREADS, PYTHONPATH=path)
     assert (status, said) == (0, "loaded\n8\n")
