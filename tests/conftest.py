@@ -4,15 +4,8 @@ import runpy
 
 import pytest
 
-from cape_plugins import fused, variants
+from cape_plugins import variants
 from cape_support import EIGHT, ROOT
-
-
-@pytest.fixture(params=[True, False], ids=["fused", "plain"])
-def both_ways(request, monkeypatch) -> bool:
-    """With what is there for speed alone, and without."""
-    monkeypatch.setattr(fused.guard, "ON", request.param)
-    return request.param
 
 
 @pytest.fixture

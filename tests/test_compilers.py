@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cape_plugins import testing
 from cape_support import OURS, Layer, places, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
@@ -21,12 +22,8 @@ EVALUATED += [("rope", 2), ("alibi", 1), ("cape_alibi", 2)]
 
 
 @pytest.mark.parametrize(("pos", "axes"), EVALUATED)
-def test_a_layer_in_evaluation_compiles_in_one_graph(pos, axes):
-    torch._dynamo.reset()
-    layer, content = Layer(pos, axes).eval(), torch.randn(2, 6, 12)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    expected = layer(content, places(axes, 6, 4), MASK)
-    torch.testing.assert_close(compiled(content, places(axes, 6, 4), MASK), expected)
+def test_a_model_in_evaluation_compiles_in_one_graph_for_any_size(pos, axes):
+    testing.check_compile(pos, axes)
 
 
 @pytest.mark.parametrize(("pos", "axes"), [("cape", 1), ("random", 2), ("cape_rope", 2)])

@@ -22,13 +22,13 @@ def given(module: str) -> dict[str, object]:
     tokens, dim, heads = (196, 384, 6) if module in ("rotary", "sinusoid") else (50, 512, 8)
     lengths = torch.tensor([50, 30])
     content, (query, key, value) = torch.randn(2, tokens, dim), torch.randn(3, 2, heads, tokens, 64)
-    made = dict(query=query, key=key, value=value, content=content, x=content, lengths=lengths)
-    made |= dict(mask=torch.ones(2, 1, 1, tokens).bool(), TRAINING=(), weights={})
-    made |= dict(positions=token_positions(lengths)[:1, :, None], torch=torch, Fire=cape_fire.Fire)
-    made |= dict(model=torch.nn.Identity())
-    made |= dict(new=torch.randn(2, 1, dim))
-    # the installed package has done it
-    return made | dict(register_variant=lambda name, variant: None)
+    return dict(
+        **dict(query=query, key=key, value=value, content=content, x=content, lengths=lengths),
+        **dict(mask=torch.ones(2, 1, 1, tokens).bool(), new=torch.randn(2, 1, dim), torch=torch),
+        **dict(TRAINING=(), weights={}, Fire=cape_fire.Fire, model=torch.nn.Identity()),
+        positions=token_positions(lengths)[:1, :, None],
+        register_variant=lambda name, variant: None,  # the installed package has done it
+    )
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -63,10 +63,9 @@ def defined(tree: ast.Module) -> list[list[str]]:
     """What a module defines, by name: functions, classes with their methods, and values."""
     found = []
     for one in tree.body:
-        if isinstance(one, ast.FunctionDef | ast.ClassDef):
-            found.append([one.name])
+        names = [one.name] if isinstance(one, ast.FunctionDef | ast.ClassDef) else []
+        names += [each.id for each in getattr(one, "targets", []) if isinstance(each, ast.Name)]
+        found += [[name] for name in names]
         if isinstance(one, ast.ClassDef):
             found += [[one.name, part.name] for part in one.body if hasattr(part, "name")]
-        if isinstance(one, ast.Assign):
-            found += [[target.id] for target in one.targets if isinstance(target, ast.Name)]
     return found

@@ -1,7 +1,6 @@
 """``python -m cape_plugins.env``: what it says of an environment."""
 
 import sys
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 
@@ -17,6 +16,7 @@ from cape_plugins import (
     register_variant,
     testing,
 )
+from cape_support import odd
 
 
 def test_it_prints_versions_and_that_the_hook_is_on(capsys, monkeypatch):
@@ -29,16 +29,13 @@ def test_it_prints_versions_and_that_the_hook_is_on(capsys, monkeypatch):
     assert autoload == "loading by name: on"
     assert variants.startswith("variants: nopos, abspos, ")
     assert "; of cape_fire: fire, cape_fire" in variants
-
-
-@pytest.mark.parametrize("switch", ["CAPE_PLUGINS_AUTOLOAD", "TORCH_DEVICE_BACKEND_AUTOLOAD"])
-def test_it_says_what_switched_the_hook_off(capsys, monkeypatch, switch):
-    monkeypatch.setattr(env, "HOSTS", {})
+    # and what switched the hook off
     without = [finder for finder in sys.meta_path if not hasattr(finder, "of_cape_plugins")]
     monkeypatch.setattr(sys, "meta_path", without)
-    monkeypatch.setenv(switch, "0")
-    env.main([])
-    assert f"{switch}=0" in capsys.readouterr().out
+    for switch in ("TORCH_DEVICE_BACKEND_AUTOLOAD", "CAPE_PLUGINS_AUTOLOAD"):
+        monkeypatch.setenv(switch, "0")
+        env.main([])
+        assert f"{switch}=0" in capsys.readouterr().out
 
 
 def test_of_a_host_that_does_not_know_our_models_the_reason_is_given(capsys, monkeypatch, tmp_path):
@@ -80,12 +77,20 @@ def test_of_a_host_that_knows_our_models_it_says_whether_they_were_tested_with_i
     assert line.endswith("); Block.forward takes (y), in ours it is (x)")
 
 
+def by_the_last(self, queries, keys, mask, dtype):
+    """Embeds a key by the last token's position, which no cache knows."""
+    last = keys.nan_to_num(0.0).amax(dim=1, keepdim=True)
+    return Given(queries.nan_to_num(0.0) - last, keys.nan_to_num(0.0) - last, mask)
+
+
 def test_a_variant_is_checked_by_its_name(own_table, capsys, monkeypatch):
     """A line for each check, and exit status 1 where one fails."""
     checks = testing.check_padding, testing.check_cache
     monkeypatch.setattr(testing, "CHECKS", checks)
     monkeypatch.setattr(inside, "HOSTS", {})
-    register_variant("sees_future", Variant(attends=SeesFuture, axes=(1,)))
+    methods = dict(prepare=by_the_last, embed=lambda self, x, rows: x * (1 + rows[:, None, :, :1]))
+    variant = Variant(attends=odd(PositionalAttention, **methods), axes=(1,))
+    register_variant("sees_future", variant)
     for pos, status in (("rope", 0), ("sees_future", 1), ("ropee", 1)):
         with pytest.raises(SystemExit) as ended:
             env.main(["--check", pos])
@@ -97,15 +102,3 @@ def test_a_variant_is_checked_by_its_name(own_table, capsys, monkeypatch):
     words = [line.split() for line in lines if line.startswith("  ")]
     assert ["passes" in one for one in words] == [True] * 4 + [True, False]
     assert "FAILS:" in words[-1]
-
-
-@dataclass(eq=False, repr=False)
-class SeesFuture(PositionalAttention):
-    """Embeds a key by the last token's position, which no cache knows."""
-
-    def prepare(self, queries, keys, mask, dtype):
-        last = keys.nan_to_num(0.0).amax(dim=1, keepdim=True)
-        return Given(queries.nan_to_num(0.0) - last, keys.nan_to_num(0.0) - last, mask)
-
-    def embed(self, x, rows):
-        return x * (1 + rows[:, None, :, :1])

@@ -7,35 +7,30 @@ from pathlib import Path
 
 import pytest
 
+from cape_support import ROOT
+
 nbclient = pytest.importorskip("nbclient", reason="of the extra [docs], which is for Python 3.12")
 nbformat = pytest.importorskip("nbformat")
 
-ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
-@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
-def path(request) -> Path:
-    return request.param
-
-
-def test_it_is_valid_and_holds_no_outputs(path):
+@each
+def test_it_is_valid_holds_no_outputs_and_links_to_files_that_exist(path):
     book = nbformat.read(path, as_version=4)
     nbformat.validate(book)
     code = [cell for cell in book.cells if cell.cell_type == "code"]
-    assert code
     assert not [cell.id for cell in code if cell.outputs or cell.execution_count is not None]
     assert any("assert" in cell.source for cell in code)  # what running it here can find out
-
-
-def test_every_file_that_it_links_to_exists(path):
-    text = nbformat.read(path, as_version=4).cells
-    links = re.findall(r"\]\(([^)#\s]+)", "".join(c.source for c in text if c.cell_type != "code"))
+    text = "".join(cell.source for cell in book.cells if cell.cell_type != "code")
+    links = re.findall(r"\]\(([^)#\s]+)", text)
     assert links
     assert not [link for link in links if not (path.parent / link).exists()]
 
 
 @pytest.mark.release
+@each
 def test_it_runs(path, tmp_path, monkeypatch):
     here = tmp_path / "docs" / "notebooks"  # it finds scripts and configs from there
     here.mkdir(parents=True)
@@ -45,16 +40,12 @@ def test_it_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     book = nbformat.read(path, as_version=4)
-    client = nbclient.NotebookClient(
-        book, timeout=900, kernel_name="python3", resources={"metadata": {"path": str(here)}}
-    )
+    about = dict(timeout=900, kernel_name="python3", resources={"metadata": {"path": str(here)}})
     try:
-        client.execute()
+        nbclient.NotebookClient(book, **about).execute()
     except nbclient.exceptions.CellExecutionError as error:
-        logs = [
-            f"{log.name}:\n{log.read_text()[-2000:]}"
-            for log in tmp_path.glob("out/notebooks/*/*.log")
-        ]
-        pytest.fail("\n".join([str(error), *logs]))
+        logs = [*tmp_path.glob("out/notebooks/*/*.log")]
+        said = "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs)
+        pytest.fail(f"{error}\n{said}")
     shown = [output for cell in book.cells for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in shown)

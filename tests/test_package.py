@@ -23,7 +23,6 @@ SHIPPED = (  # what git holds at the top, but .gitignore
     *("constraints", "examples"),
 )
 LEFT_BEHIND = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
-HOSTS = ("timm/__init__.py", "fairseq/__init__.py", "espnet/__init__.py")
 
 pytestmark = [
     pytest.mark.release,
@@ -84,22 +83,15 @@ def laboratory(dist) -> SimpleNamespace:
     return made(dist, "cape_studies")
 
 
-def test_the_wheel_is_pure_python_and_holds_the_package_only(built):
+def test_the_wheel_holds_the_package_alone_and_its_entry_point(built):
     assert built.wheel.name == "cape_plugins-0.1.0-py3-none-any.whl"
-    inside = [name for name in built.names if ".dist-info/" not in name]
+    inside = {name for name in built.names if ".dist-info/" not in name}
     assert {name.split("/")[0] for name in inside} == {"cape_plugins"}
-    assert {Path(name).suffix for name in inside} <= {".py", ".typed", ".html"}
-    assert {f"cape_plugins/{name}" for name in ("py.typed", "autoload.py", *HOSTS)} <= {*inside}
-
-
-def test_the_wheel_declares_its_entry_point_licence_and_pythons(built):
+    ours = {str(path.relative_to(ROOT)) for path in (ROOT / "cape_plugins").rglob("*.py")}
+    assert ours | {"cape_plugins/py.typed"} <= inside
     entry = "[torch.backends]\ncape_plugins = cape_plugins.autoload:install"
     assert entry in vars(built)["entry_points.txt"]
-    lines = built.METADATA.splitlines()
-    assert "License-Expression: MIT" in lines
-    assert "License-File: LICENSE" in lines
-    assert "Classifier: Programming Language :: Python :: 3.12" in lines
-    assert not [line for line in lines if line.startswith("Classifier: License")]
+    assert {"License-Expression: MIT", "License-File: LICENSE"} < {*built.METADATA.splitlines()}
 
 
 def install(python: Path, *words: object) -> None:
@@ -108,16 +100,14 @@ def install(python: Path, *words: object) -> None:
     subprocess.run([*map(str, pip)], check=True, capture_output=True)
 
 
-def copy(source: str, target: str) -> None:
-    """A file with another time and other rights."""
-    shutil.copyfile(source, target)
-    os.utime(target, (0, 1234567890))
-    os.chmod(target, Path(source).stat().st_mode & 0o700)
-
-
 def test_sdists_and_wheels_are_the_same_bytes_wherever_and_whenever_they_are_built(
     source, dist, tmp_path
 ):
+    def copy(one: str, target: str) -> None:  # with another time and other rights
+        shutil.copyfile(one, target)
+        os.utime(target, (0, 1234567890))
+        os.chmod(target, Path(one).stat().st_mode & 0o700)
+
     another = tmp_path / "another"
     shutil.copytree(source, another, ignore=LEFT_BEHIND, copy_function=copy, symlinks=True)
     local = another / "studies" / "cape_studies.egg-info"  # an installation's
@@ -131,12 +121,6 @@ def test_sdists_and_wheels_are_the_same_bytes_wherever_and_whenever_they_are_bui
         assert sha256(one.read_bytes()).digest() == sha256(again.read_bytes()).digest(), one.name
 
 
-def bare(folder: Path) -> dict[str, str]:
-    """The environment of a process that has nothing of this checkout."""
-    left_out = "PYTHONPATH", "TIMM_SCRIPTS", "TRANSFORMERS_SCRIPTS"
-    return {k: v for k, v in os.environ.items() if k not in left_out} | {"HOME": str(folder)}
-
-
 def test_the_laboratorys_wheel_carries_the_studies_and_what_they_run(laboratory):
     assert laboratory.wheel.name == "cape_studies-0.1.0-py3-none-any.whl"
     inside = {name.removeprefix("cape_studies/_files/") for name in laboratory.names}
@@ -144,11 +128,8 @@ def test_the_laboratorys_wheel_carries_the_studies_and_what_they_run(laboratory)
     assert len(ours) > 80
     assert {str(path.relative_to(ROOT)) for path in ours} <= inside
     assert not [name for name in laboratory.names if "__pycache__" in name or "/tests/" in name]
-    lines = laboratory.METADATA.splitlines()
-    for line in ("License-Expression: MIT", "License-File: LICENSE", "# cape-studies"):
-        assert line in lines
-    assert "Project-URL: Paper, https://arxiv.org/abs/2106.03143" in lines
-    assert {f"Provides-Extra: {name}" for name in ("timm", "fairseq", "espnet", "demo")} < {*lines}
+    lines = {*laboratory.METADATA.splitlines()}
+    assert {f"Provides-Extra: {name}" for name in ("timm", "fairseq", "espnet", "demo")} < lines
 
 
 def test_cape_run_lists_the_studies_and_runs_demo_timm_in_an_empty_folder(
@@ -165,9 +146,12 @@ def test_cape_run_lists_the_studies_and_runs_demo_timm_in_an_empty_folder(
     (site / "libraries.pth").write_text("".join(f"{path}\n" for path in paths))
     (tmp_path / "empty").mkdir()
 
+    left_out = "PYTHONPATH", "TIMM_SCRIPTS", "TRANSFORMERS_SCRIPTS"
+    nothing = {k: v for k, v in os.environ.items() if k not in left_out} | {"HOME": str(tmp_path)}
+
     def run(command: str, *words: str) -> subprocess.CompletedProcess[str]:
         script = tmp_path / "venv" / "bin" / command
-        about = dict(capture_output=True, text=True, cwd=tmp_path / "empty", env=bare(tmp_path))
+        about = dict(capture_output=True, text=True, cwd=tmp_path / "empty", env=nothing)
         return subprocess.run([script, *words], **about)
 
     listed = run("cape-run", "--list")

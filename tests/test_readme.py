@@ -14,78 +14,55 @@ from cape_support import ROOT, block_with, blocks
 README = ROOT / "README.md"
 TEXT = README.read_text("utf-8")
 INLINE = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL))
-PAGES = [
-    README,
-    *(ROOT / "integrations").glob("*/README.md"),
-    *(ROOT / "docs").glob("*.md"),
-]
-
-
+PAGES = [README, *(ROOT / "integrations").glob("*/README.md"), *(ROOT / "docs").glob("*.md")]
 EXAMPLE = block_with(README, "import Positions", "python")
-NAMED = re.search(r"# or ([\w, ]+);", EXAMPLE)
-
-
-def test_it_is_read_in_two_minutes_and_begins_with_code():
-    assert len(TEXT.splitlines()) <= 120
-    assert len(TEXT.split()) <= 1200
-    assert any(line.startswith("```") for line in TEXT.splitlines()[:6])
 
 
 @pytest.mark.parametrize("pos", variants.names(1))
 def test_the_core_without_a_host_runs_with_every_variant(pos):
     asked = {"max_global_shift", "max_local_shift", "relpos_context", "random_range", "pose_range"}
     asked = (asked | {"abspos_context"}) & variants.get(pos, 1).options(1).keys()
-    assert not asked or pos not in NAMED[1].split(", ")  # which need none
+    named = re.search(r"# or ([\w, ]+);", EXAMPLE)[1]
+    assert not asked or pos not in named.split(", ")  # which need none
     given = "".join(f", {name}=9.0" for name in asked)
     names: dict = {}
     exec(EXAMPLE.replace('"rope"', f'"{pos}"').replace("layers=1", f"layers=1{given}"), names)
     assert names["out"].shape == (2, 8, 7, 64)
 
 
-def test_timms_example_prints_what_it_says(capsys):
-    pytest.importorskip("timm")
+def test_timms_example_prints_what_it_says_and_timm_knows_every_model_that_it_names(capsys):
+    timm = pytest.importorskip("timm")
     example = block_with(README, "timm.create_model", "python")
     assert "pretrained" not in example  # the first example needs no network
     exec(example, {})
     assert capsys.readouterr().out == re.findall(r"# (torch\.Size\(.*\))", example)[0] + "\n"
-
-
-def test_timm_knows_every_model_that_it_names():
-    timm = pytest.importorskip("timm")
-    named = {name for text in [*INLINE, *blocks(README, "python")] for name in models(text)}
+    text = "\n".join([*INLINE, *blocks(README, "python")])
+    named = {*re.findall(r"\bvit_\w+_\w*\d\w*\b", text)}
     assert named
     assert not [name for name in named if not timm.models.is_model(name)]
     assert all(timm.models.is_model_pretrained(name) for name in named if "dinov3" in name)
 
 
-def models(text: str) -> list[str]:
-    return re.findall(r"\bvit_\w+_\w*\d\w*\b", text)
-
-
-def test_every_variant_and_option_that_it_names_is_one():
+def test_every_variant_option_extra_and_target_that_it_names_is_one():
     every = {(pos, axes) for axes in (1, 2) for pos in variants.names(axes)}
     options = {name for pos, axes in every for name in variants.get(pos, axes).options(axes)}
     options |= {"pos", "data", "list"}  # of hosts and cape-run
     options |= {"model", "img_size", "pretrained", "dynamic_img_size", "ref_feat_shape"}  # of timm
     options |= {"device", "lenpen", "ctc_weight"}  # of train.py, fairseq, ESPnet
     named = re.findall(r"--([\w-]+)|(\w+)=|(\w+): ", "\n".join(INLINE))
-    named = {"".join(one).replace("-", "_") for one in named}
-    assert named
-    assert named <= options
-    typed = re.findall(r"(?:--pos |pos: )(\w+)", TEXT)
-    assert typed
-    assert {*typed} <= {pos for pos, _ in every} | {"espnet_rel_pos"}
-
-
-def test_the_extras_and_the_targets_exist():
-    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    assert {"".join(one).replace("-", "_") for one in named} <= options
+    typed = {*re.findall(r"(?:--pos |pos: )(\w+)", TEXT)}
+    assert typed <= {pos for pos, _ in every} | {"espnet_rel_pos"}
     one, others = re.search(r"\.\[(\w+)\]\" +# or ([\w, ]+);", TEXT).groups()
-    extras = [one, *others.split(", ")]
-    assert all(re.search(rf"^{extra} = \[", project, re.MULTILINE) for extra in extras)
+    project, makefile = (
+        (ROOT / name).read_text("utf-8") for name in ("pyproject.toml", "Makefile")
+    )
+    for extra in (one, *others.split(", ")):
+        assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
     targets = re.findall(r"^make (\w+)", TEXT, re.MULTILINE)
-    assert targets
+    assert all((named, typed, targets))
     for target in targets:
-        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")

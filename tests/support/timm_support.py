@@ -2,13 +2,9 @@
 
 from torch import Tensor, nn
 
-from cape_plugins.timm.registry import variants_by_name
-
 HOSTS = ("vit", "naflexvit")
 # CAPE that moves nothing
 STILL = dict(max_global_shift=0.0, max_local_shift=0.0, max_global_scale=1.0)
-# the variants at their defaults: neither univit nor those with lower frequencies
-VARIANTS = [name for name, given in variants_by_name().items() if given.keys() == {"pos"}]
 # timm's rotary ViTs under CAPE, by the unit of their coordinates
 EVAS = {
     "cat": "vit_small_patch16_rope_cape_224",  # indices
