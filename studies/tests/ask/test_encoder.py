@@ -60,11 +60,6 @@ def test_with_a_conformer_rel_pos_is_the_stock_encoder_and_all_are_built(tmp_pat
         tasks.ASRTask.build_model(arguments)
 
 
-def test_an_encoder_that_there_is_not_is_answered_by_those_that_there_are(tmp_path):
-    with pytest.raises(ValueError, match=r"encoder/lstm.*conformer transformer$"):
-        runs(tmp_path, "encoder=lstm")
-
-
 @pytest.mark.parametrize(
     "name", ["my_images", "my_backbone", "my_sentences", "my_text", "my_recordings"]
 )
@@ -94,13 +89,6 @@ def test_what_a_study_tells_its_preparation_are_arguments_of_it(name, host, chan
     for function, options in functions:
         told = {option.replace("-", "_") for option in options}
         assert told <= signature(get_method(function)).parameters.keys()
-
-
-def test_a_conformer_is_tested_by_search_and_by_ctc_alone_each_with_words_of_its_own():
-    study = config.load(STUDY, ["encoder=conformer"])
-    assert study.evaluations["duration"].options["search"]["ctc_weight"] == 0.3
-    assert "search" not in study.evaluations["ctc"].options
-    assert study.answer.by.keys() == study.answer.beyond.keys() == {"duration", "ctc"}
 
 
 @pytest.mark.release

@@ -33,14 +33,6 @@ def words(line):
     return len(line.split())
 
 
-def test_inner_full_stops_become_commas_and_first_letters_lower_case():
-    assert text.join(ENGLISH[:3]) == (
-        "A man in an orange hat starring at something , "
-        "a Boston Terrier is running on lush green grass in front of a white fence , "
-        "a girl in karate uniform breaking a stick with a front kick ."
-    )
-
-
 def test_sentences_are_stacked_in_order_until_the_target_is_long_enough():
     pairs, tokens, left_off = stack(ENGLISH, GERMAN, words, min_tokens=20)
     assert tokens == [words(target) for _, target in pairs] == [23, 27]
@@ -99,8 +91,3 @@ def test_what_does_not_fit_is_refused(tmp_path, monkeypatch, capsys):
 def test_lines_end_at_newlines_alone(tmp_path):
     (tmp_path / "text").write_text("one\u2028line\nanother\n", encoding="utf-8")
     assert text.read_lines(tmp_path / "text") == ["one\u2028line", "another"]
-
-
-def test_a_file_that_is_no_bpe_codes_is_refused():
-    with pytest.raises(ValueError, match="no codes of subword-nmt"):
-        cutter("#version: 0.2\na b c\n")

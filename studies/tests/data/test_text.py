@@ -37,8 +37,3 @@ def test_what_is_no_utf8_is_told_in_one_line_with_file_and_place(tmp_path, conte
     (tmp_path / "a.txt").write_bytes(content)
     with pytest.raises(ValueError, match=told):
         read_text(tmp_path / "a.txt")
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"a\.txt cannot be read"):
-        read_text(tmp_path / "a.txt")
