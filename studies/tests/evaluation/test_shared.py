@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import pytest
 import torch
-from pydantic import Field, PositiveInt, ValidationError
+from pydantic import Field, PositiveInt
 
 import cape_plugins
 from cape_studies import command
@@ -177,11 +177,6 @@ def test_a_reader_that_stops_reading_is_no_error():
     os.close(reading)  # as head does, once it has its lines
     done = subprocess.run([sys.executable, "-c", code], stdout=writing, stderr=subprocess.PIPE)
     assert not done.stderr
-
-
-def test_options_that_do_not_exist_are_refused_in_python_too():
-    with pytest.raises(ValidationError, match="sise"):
-        Small(folder=Path("d"), path=["a"], sise=3)
 
 
 @pytest.mark.parametrize(

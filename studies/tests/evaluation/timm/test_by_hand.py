@@ -49,7 +49,7 @@ def file(tmp_path_factory) -> Path:
     args = argparse.Namespace(
         **dict(model="resnet18", model_kwargs=KWARGS | {"num_heads": 1}, num_classes=7),
         **dict(gp="avg", in_chans=None, img_size=20, mean=MEAN, std=STD),
-        **dict(interpolation="bilinear", crop_pct=0.7, crop_mode="border"),
+        **dict(interpolation="lanczos", crop_pct=0.7, crop_mode="border"),
     )
     path = tmp_path_factory.mktemp("model") / "last.pth.tar"
     torch.save({"arch": "resnet18", "args": args, "state_dict": model.state_dict()}, path)
@@ -86,7 +86,7 @@ def by_hand(folder: Path, resolution: int | str) -> list[tuple[str, int, torch.T
         if resolution == "original":
             shape = max(1, image.height // 4) * 4, max(1, image.width // 8) * 8
         transform = create_transform(
-            (3, *shape), interpolation="bilinear", mean=MEAN, std=STD, crop_pct=0.6,
+            (3, *shape), interpolation="lanczos", mean=MEAN, std=STD, crop_pct=0.6,
             crop_mode="border",
         )  # fmt: skip
         name = f"{path.parent.name}/{path.name}"
@@ -133,6 +133,7 @@ def test_accuracies_are_those_of_timms_transforms_and_model(data, file, run, tmp
                 with torch.no_grad(), torch.autocast("cpu", torch.float16):
                     expected = model(pixels[None])[0].float()
                 torch.testing.assert_close(logits, expected, atol=0.02, rtol=0)
+                assert torch.equal(logits, logits.half().float())  # of mixed precision
                 first = logits.argsort(descending=True).tolist()[:5]
                 right = CLASSES.index(name[0])
                 hits.append((i, name, side, int(first[0] == right), int(right in first)))
@@ -157,7 +158,7 @@ def test_accuracies_are_those_of_timms_transforms_and_model(data, file, run, tmp
     ] == items
     same = ("model", "checkpoint", "moved", "crop_pct", "interpolation", "precision", "how")
     assert {tuple(row[name] for name in same) for row in found} == {
-        ("mine", str(file), "0.25", "0.6", "bilinear", "float16", "percent")
+        ("mine", str(file), "0.25", "0.6", "lanczos", "float16", "percent")
     }
     assert {row["dataset"] for row in found} == {str(data / "one"), str(data / "two")}
 
@@ -186,7 +187,9 @@ def test_what_a_checkpoint_says_of_its_model_holds_where_no_option_says_more(fil
     torch.save(content, file.with_name("resnet.pth"))
     other = loaded(file.with_name("resnet.pth"), model=None)  # without args; takes any size
     assert (other.name, other.patch, other.train_size) == ("resnet18", (1, 1), 224)
-    assert other.logits(torch.rand(2, 3, 40, 33)).shape == (2, 1000)
+    logits = other.logits(torch.rand(2, 3, 40, 33))
+    assert (logits.shape, logits.dtype) == ((2, 1000), torch.float32)
+    assert not torch.equal(logits, logits.half().float())
 
 
 def test_the_side_of_training_is_tried_where_no_other_is_given(data, file, refused):
@@ -202,10 +205,6 @@ def test_images_are_read_in_batches_by_so_many_processes(data, file):
     theirs = given.loader  # torch's, in timm's
     assert (theirs.batch_size, theirs.num_workers, theirs.pin_memory) == (5, 2, False)
     assert [given.dataset.folder, *given.dataset.indices] == [folder, 4, 0, 9]
-    options = TimmOptions(checkpoint=["m"], data=["d"])
-    assert (options.batch_size, options.workers, options.moved) == (256, 4, 0)
-    assert (options.resolutions, options.bins, options.split) == ([], [], [])
-    assert (options.crop_pct, options.model, options.throughput) == (None, None, False)
 
 
 @pytest.mark.parametrize(
@@ -232,13 +231,14 @@ def test_options_out_of_range_are_told(refused, words, named):
     )
 
 
-def test_options_at_the_end_of_their_range_are_taken():
+def test_options_at_the_end_of_their_range_are_taken_and_defaults_are_those_of_the_page():
     given = dict(checkpoint=["m"], data=["d"], crop_pct=1, moved=0.5, workers=0, batch_size=1)
     options = TimmOptions(**given, resolutions=[1, "original"], bins=[1])
     assert (options.crop_pct, options.moved, options.resolutions) == (1, 0.5, [1, "original"])
     plain = TimmOptions(checkpoint=["m"], data=["d"])
-    assert (plain.model_kwargs, plain.upright, plain.throughput) == ({}, False, False)
-    assert (plain.device, plain.amp, plain.overwrite) == (None, False, False)
+    assert (plain.batch_size, plain.workers, plain.moved, plain.crop_pct) == (256, 4, 0, None)
+    assert (plain.model, plain.model_kwargs, plain.resolutions) == (None, {}, [])
+    assert (plain.bins, plain.split, plain.upright, plain.throughput) == ([], [], False, False)
 
 
 @pytest.mark.parametrize("upright", [False, True])
@@ -310,7 +310,7 @@ def test_speed_is_the_median_of_thirty_forwards_after_five(data, file, run, monk
     speed = [row for row in found if row["metric"] == "throughput"]
     # the median of 5, 6, … 34 is 19.5 s for 6 images
     assert [float(row["value"]) for row in speed] == pytest.approx([6 / 19.5] * 2)
-    assert [row["resolution"] for row in speed] == ["16", "24"]
+    assert [(row["resolution"], row["items"]) for row in speed] == [("16", "6"), ("24", "6")]
     for side in (16, 24):
         assert asked.count(((6, 3, side, side), 1)) == 35
     assert len(times) == 2 * 2 * 35

@@ -30,10 +30,7 @@ def checkpoint(cape, tmp_path) -> Path:
         ("--model-kwargs dept=2", "dept"),
         ("--model-kwargs num_heads=0", "'num_heads': 0"),
         ("--model-kwargs pretrained=True", "pretrained=True"),
-        ("--crop-pct 1.5", "--crop-pct: "),
         ("--split test", "validation/test"),
-        ("--resolutions big", "--resolutions: "),
-        ("--resolutions original --throughput", "--throughput"),
     ],
 )
 def test_a_wrong_option_is_one_line_before_any_work(options, message, data, cape, refused):
@@ -43,29 +40,26 @@ def test_a_wrong_option_is_one_line_before_any_work(options, message, data, cape
 # --- checkpoints
 
 
-@pytest.mark.parametrize("text", ["cat,dog\n", "", "{}"])
-@pytest.mark.parametrize("name", ["text.pth", "text.safetensors"])
-def test_a_text_file_as_checkpoint_is_one_line(text, name, data, tmp_path, refused):
-    (tmp_path / name).write_text(text)
-    assert "cannot be read as a checkpoint" in refused("-c", tmp_path / name, "--data", data)
-
-
 def test_checkpoints_that_cannot_be_tested_are_one_line(cape, data, tmp_path, refused):
     weights, path = torch.load(cape, weights_only=False)["state_dict"], tmp_path / "plain.pth"
-    assert "plain.pth cannot be read as a checkpoint" in refused("-c", path, "--data", data)
+    unread = "cannot be read as a checkpoint"
+    assert f"plain.pth {unread}" in refused("-c", path, "--data", data)
+    for name in ("text.pth", "text.safetensors"):
+        (tmp_path / name).write_text("cat,dog\n")
+        assert f"{name} {unread}" in refused("-c", tmp_path / name, "--data", data)
     for content, message in (
         (weights, "--model NAME"),
-        ({"model": [1]}, "plain.pth cannot be read as a checkpoint"),
-        (weights["head.weight"], "plain.pth cannot be read as a checkpoint"),
+        ({"model": [1]}, unread),
+        (weights["head.weight"], unread),
     ):
         torch.save(content, path)
         assert message in refused("-c", path, "--data", data)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])  # the last: its sums
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_no_number_is_refused(value, data, checkpoint, refused):
     content = torch.load(checkpoint, weights_only=False)
-    content["state_dict"]["head.weight"][...] = value
+    content["state_dict"]["head.bias"][...] = value
     torch.save(content, checkpoint)
     error = refused("-c", checkpoint, "--data", data)
     assert f"{checkpoint} 16: NaN or infinite logits" in error
@@ -102,12 +96,10 @@ def offline(monkeypatch):
     ("arch", "kwargs", "told"),
     [
         ("hf-hub:someone/vit", {}, "'hf-hub:someone/vit'"),
-        ("https://somewhere/vit", {}, "'https://somewhere/vit'"),
         ("local-dir:.", {}, "'local-dir:.'"),
         (CAPE, {"pretrained": True, "pretrained_cfg": {"url": "https://a/b"}}, "pretrained=True"),
         (CAPE, {"pretrained_cfg": {"hf_hub_id": "someone/vit"}}, "pretrained_cfg="),
         (CAPE, {"checkpoint_path": "https://a/b.pth"}, "checkpoint_path='https://a/b.pth'"),
-        ("resnet18", {"cache_dir": "elsewhere"}, "cache_dir='elsewhere'"),
     ],
 )
 def test_a_checkpoint_opens_nothing_that_it_names(
@@ -145,17 +137,11 @@ def test_folders_without_the_models_classes_are_refused(data, cape, tmp_path, re
     assert "--split" in error
 
 
-def test_an_unreadable_image_is_named_rather_than_replaced(data, cape, tmp_path, refused):
+def test_an_image_that_cannot_be_used_is_named_rather_than_replaced(data, cape, tmp_path, refused):
     shutil.copytree(data, tmp_path / "one")
-    broken = next((tmp_path / "one" / "3").iterdir())
-    broken.write_bytes(b"no image")
-    error = refused("-c", cape, "--data", tmp_path / "one")
-    assert f"{broken} cannot be used as an image" in error
-
-
-def test_an_image_of_sixteen_bits_is_named_as_it_would_be_white(data, cape, tmp_path, refused):
-    shutil.copytree(data, tmp_path / "one")
-    deep = next((tmp_path / "one" / "3").iterdir())
-    Image.fromarray(np.full((16, 16), 3000, np.uint16)).save(deep)
-    error = refused("-c", cape, "--data", tmp_path / "one")
-    assert f"{deep} cannot be used as an image: it has more than 8 bits" in error
+    bad = next((tmp_path / "one" / "3").iterdir())
+    bad.write_bytes(b"no image")
+    told = f"{bad} cannot be used as an image"
+    assert told in refused("-c", cape, "--data", tmp_path / "one")
+    Image.fromarray(np.full((16, 16), 3000, np.uint16)).save(bad)  # would be white
+    assert f"{told}: it has more than 8 bits" in refused("-c", cape, "--data", tmp_path / "one")
