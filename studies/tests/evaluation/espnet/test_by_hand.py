@@ -16,7 +16,7 @@ from espnet2.bin.asr_inference import Speech2Text  # noqa: E402
 from espnet2.tasks.asr import ASRTask  # noqa: E402
 
 from cape_studies.evaluate.espnet import evaluate, testset  # noqa: E402
-from cape_studies.evaluate.espnet.models import Model, sources, split_name  # noqa: E402
+from cape_studies.evaluate.espnet.models import Model  # noqa: E402
 from lab_support import check_items, rows  # noqa: E402
 
 RATE = 8000
@@ -195,6 +195,10 @@ def test_what_training_left_out_or_wrapped_is_made_up_for(data, file, tmp_path):
     plain = Model("plain", file, {}, torch.device("cpu"))
     for one, other in zip(model.asr.parameters(), plain.asr.parameters(), strict=True):
         assert torch.equal(one, other)
+    config |= {"non_linguistic_symbols": None}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    without = Model("without", tmp_path / "deep.pth", {}, torch.device("cpu"))
+    assert without.reference(" a   bb ") == "a bb"
 
 
 def test_the_defaults_are_those_of_the_page():
@@ -216,14 +220,6 @@ def test_the_defaults_are_those_of_the_page():
 )
 def test_wrong_words_are_told(data, refused, words, told):
     assert told in refused(*words.replace("DATA", str(data)).split())
-
-
-def test_a_file_is_its_own_source_and_a_folder_its_best(file, tmp_path, monkeypatch):
-    assert sources([f"a={file}", str(file.parent)]) == [("a", file), (file.parent.name, file)]
-    (tmp_path / "link").symlink_to(file.parent)
-    assert split_name(f"{tmp_path}/link", "--model") == ("link", tmp_path / "link")
-    monkeypatch.chdir(file.parent)
-    assert split_name(".", "--model")[0] == file.parent.name
 
 
 @pytest.mark.release

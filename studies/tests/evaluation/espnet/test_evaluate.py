@@ -1,4 +1,4 @@
-"""``cape-espnet-eval`` on checkpoints: one trained here in seconds, one of ESPnet's own encoder."""
+"""``cape-espnet-eval`` on a model that ESPnet trained here in seconds, and score_recordings.py."""
 
 import logging
 import re
@@ -53,13 +53,13 @@ def write_set(folder: Path, counts: list[int], seed: int) -> Path:
     return folder
 
 
-def asr_train(work: Path, config: dict, token_type: str, tokens: list[str], *more: str) -> Path:
+def asr_train(work: Path, config: dict, *more: str) -> Path:
     """ESPnet's training, in this process; returns its output folder."""
-    out = work / f"exp_{token_type}"
-    (work / f"{token_type}.txt").write_text("".join(f"{token}\n" for token in tokens))
-    (work / f"{token_type}.yaml").write_text(yaml.safe_dump(config))
-    command = ["--config", work / f"{token_type}.yaml", "--ngpu", 0, "--output_dir", out]
-    command += ["--token_type", token_type, "--token_list", work / f"{token_type}.txt"]
+    out = work / "exp"
+    (work / "tokens.txt").write_text("".join(f"{token}\n" for token in TOKENS))
+    (work / "train.yaml").write_text(yaml.safe_dump(config))
+    command = ["--config", work / "train.yaml", "--ngpu", 0, "--output_dir", out]
+    command += ["--token_type", "word", "--token_list", work / "tokens.txt"]
     for part, name in (("train", "train"), ("valid", "short")):
         folder = work / name
         command += [f"--{part}_shape_file", folder / "shape"]
@@ -73,7 +73,7 @@ def asr_train(work: Path, config: dict, token_type: str, tokens: list[str], *mor
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory) -> Path:
-    """Data; a model with padding-free training in ``exp_word``."""
+    """Data; a model with padding-free training in ``exp``."""
     work = tmp_path_factory.mktemp("evaluate")
     write_set(work / "train", np.random.default_rng(1).integers(2, 9, 48).tolist(), 0)
     write_set(work / "short", [2, 3, 3, 4, 5, 8], 1)
@@ -92,32 +92,8 @@ def work(tmp_path_factory) -> Path:
         **dict(best_model_criterion=[["valid", "loss", "min"]], use_tensorboard=False),
         "use_matplotlib": False,
     }
-    asr_train(work, config, "word", TOKENS)
+    asr_train(work, config)
     return work
-
-
-@pytest.fixture(scope="module")
-def stock(work) -> Path:
-    """ESPnet's encoder, frontend and model with letters as tokens, untrained."""
-    config = {
-        "frontend_conf": dict(fs="8k", n_fft=256, hop_length=80, n_mels=20),
-        "encoder": "transformer",
-        "encoder_conf": dict(output_size=16, attention_heads=2, linear_units=32, num_blocks=1),
-        "model_conf": dict(ctc_weight=1.0),
-        "normalize": "utterance_mvn",
-        "normalize_conf": dict(norm_vars=True),
-    }
-    tokens = ["<blank>", "<unk>", "<space>", *"ghilow", "<sos/eos>"]
-    return untrained(work, config, "char", tokens).parent
-
-
-def untrained(*given: object) -> Path:
-    """The checkpoint of a model as asr_train builds it."""
-    out = asr_train(*given, "--dry_run", "true")
-    torch.manual_seed(0)
-    model, _ = ASRTask.build_model_from_file(out / "config.yaml", None)
-    torch.save(model.state_dict(), out / "valid.acc.best.pth")
-    return out / "valid.acc.best.pth"
 
 
 def load(folder: Path) -> Model:
@@ -131,7 +107,7 @@ def decoded(model: Model, folder: Path, **options: object) -> list[str]:
 
 
 def test_words_are_recognised_and_counted_by_duration(work, run):
-    model, options = f"cape={work / 'exp_word'}", ("--bins", 1, 2)
+    model, options = f"cape={work / 'exp'}", ("--bins", 1, 2)
     found = run("--model", model, "--data", work / "short", work / "long", *options)[::2]
     assert [(row["test_set"], row["bin"], row["items"], row["weight"]) for row in found] == [
         ("short", "all", "6", "25"),
@@ -150,14 +126,17 @@ def test_words_are_recognised_and_counted_by_duration(work, run):
 
 def test_a_decoder_is_searched_as_by_asr_inference(work, run, refused, tmp_path):
     config = {
-        **yaml.safe_load((work / "word.yaml").read_text()),
+        **yaml.safe_load((work / "train.yaml").read_text()),
         "model_conf": dict(ctc_weight=0.0),
         "decoder": "cape_transformer",
         "decoder_conf": dict(attention_heads=2, linear_units=32, num_blocks=1),
     }
     for name in ("train", "short"):
         (tmp_path / name).symlink_to(work / name)
-    file = untrained(tmp_path, config, "word", TOKENS)
+    out = asr_train(tmp_path, config, "--dry_run", "true")
+    torch.manual_seed(0)
+    built, _ = ASRTask.build_model_from_file(out / "config.yaml", None)
+    torch.save(built.state_dict(), file := out / "valid.acc.best.pth")
     arguments = ["--model", file, "--data", work / "short", "--bins"]
     assert "no CTC (ctc_weight: 0), so it needs --search" in refused(*arguments)
     search = {"beam_size": 2, "ctc_weight": 0.0, "maxlenratio": -12}
@@ -184,37 +163,13 @@ def test_a_decoder_is_searched_as_by_asr_inference(work, run, refused, tmp_path)
         assert re.search(message, refused(*arguments, "--search", wrong))
 
 
-def test_greedy_decoding_is_the_likeliest_token_of_each_frame(work, stock):
-    model = load(stock)
-    utterances, _ = testset.read(work / "short")
-    found = decoded(model, work / "short")
-    assert len({*found}) > 1
-    for utterance, text in zip(utterances.values(), found, strict=True):
-        speech = torch.from_numpy(soundfile.read(utterance.path, dtype="float32")[0])[None]
-        with torch.no_grad():
-            out, _ = model.asr.encode(speech, torch.tensor([speech.shape[1]]))
-        expected = model.asr.ctc.argmax(out)[0].unique_consecutive().tolist()
-        assert text == model.hypothesis([i for i in expected if i not in (0, model.asr.eos)])
-
-
-def test_several_models_and_errors_of_utterances_add_up_to_the_rates(work, stock, run, tmp_path):
-    found = run(
-        *("--model", f"ours={work / 'exp_word'}", f"stock={stock}", "--bins", 1, 2),
-        *("--data", work / "short", work / "long", "--items", tmp_path / "items.csv"),
-    )
-    assert len(found) == 2 * 2 * 6
-    check_items(found, tmp_path / "items.csv")
-    for row in found:  # nothing was learned in the other
-        assert float(row["value"]) > 50 if row["model"] == "stock" else float(row["value"]) < 5
-
-
 @pytest.fixture
 def scored(work, tmp_path, monkeypatch):
     """Options of studies/data/score_recordings.py → the rows of its CSV."""
 
     def call(*options: object) -> list[dict[str, str]]:
         csv, items = tmp_path / "o.csv", tmp_path / "i.csv"
-        words = ["--model", work / "exp_word", "--data", work / "long", *options]
+        words = ["--model", work / "exp", "--data", work / "long", *options]
         words += ["--csv", csv, "--items", items]
         monkeypatch.setattr(sys, "argv", ["score_recordings", *map(str, words)])
         runpy.run_path(str(SCRIPT), run_name="__main__")
@@ -238,7 +193,7 @@ def test_a_sweep_of_hops_changes_the_frames_and_measures_throughput(work, scored
     assert [(row["condition"], row["how"]) for row in found] == [("8", "number"), ("16", "number")]
     assert all(float(row["value"]) > 1 and row["weight"] == "17.75" for row in found)
 
-    model, set_hop = load(work / "exp_word"), script("score_recordings.py").set_hop
+    model, set_hop = load(work / "exp"), script("score_recordings.py").set_hop
     speech, lengths = torch.randn(1, RATE), torch.tensor([RATE])
     frames = {}
     with torch.no_grad():
@@ -248,9 +203,7 @@ def test_a_sweep_of_hops_changes_the_frames_and_measures_throughput(work, scored
     assert frames == {8: 42, 10: 34, 16: 21}  # a third of 126, 101 and 63
 
 
-@pytest.mark.parametrize(
-    "options", ["--pieces 10 ten", "--pieces 10 0.5", "--hops 10 4", "--hops 20.5"]
-)
+@pytest.mark.parametrize("options", ["--pieces 10 0.5", "--hops 10 4"])
 def test_hops_and_pieces_out_of_range_are_one_line(scored, options, capsys):
     with pytest.raises(SystemExit) as stop:
         scored(*options.split())
@@ -258,27 +211,19 @@ def test_hops_and_pieces_out_of_range_are_one_line(scored, options, capsys):
     assert options.split()[0] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["exp_word", "exp_char"])
-def test_audio_too_short_for_a_frame_counts_as_deletions(work, stock, run, tmp_path, caplog, name):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    soundfile.write(folder / "click.wav", np.full(50, 0.5), RATE)
-    (folder / "wav.scp").write_text(f"click {folder / 'click'}.wav\n")
-    (folder / "text").write_text("click high low\n")
-    row, _ = run("--model", work / name, "--data", folder, "--bins")
+def test_audio_too_short_for_a_frame_counts_as_deletions(work, run, tmp_path, caplog):
+    soundfile.write(tmp_path / "click.wav", np.full(50, 0.5), RATE)
+    (tmp_path / "wav.scp").write_text(f"click {tmp_path / 'click'}.wav\n")
+    (tmp_path / "text").write_text("click high low\n")
+    row, _ = run("--model", work / "exp", "--data", tmp_path, "--bins")
     assert (row["metric"], float(row["value"]), row["weight"]) == ("wer", 100, "2")
     assert "click is too short" in caplog.text
-
-
-def test_mixed_precision_recognises_the_same(work, run):
-    arguments = ["--model", work / "exp_word", "--data", work / "long", "--bins", "--amp"]
-    assert float(run(*arguments)[0]["value"]) < 5
 
 
 @pytest.mark.release
 def test_score_sh_evaluates_what_asr_sh_has_decoded(work, tmp_path):
     # asr.sh leaves exp/<inference>/<set>/text; its data are in dump/raw
-    exp = shutil.copytree(work / "exp_word", tmp_path / "exp")
+    exp = shutil.copytree(work / "exp", tmp_path / "exp")
     (exp / "valid.cer_ctc.best.pth").symlink_to("valid.loss.best.pth")
     (exp / "decode" / "short").mkdir(parents=True)
     (exp / "decode" / "short" / "text").write_text("")
@@ -298,7 +243,7 @@ def test_audio_at_another_rate_than_in_training_is_an_error(work, tmp_path, refu
     soundfile.write(tmp_path / "a.wav", np.zeros(RATE), 2 * RATE)
     (tmp_path / "wav.scp").write_text(f"u0 {tmp_path / 'a.wav'}\n")
     (tmp_path / "text").write_text("u0 low\n")
-    line = refused("--model", f"m={work / 'exp_word'}", "--data", f"set={tmp_path}")
+    line = refused("--model", f"m={work / 'exp'}", "--data", f"set={tmp_path}")
     assert "set has audio at 16000 Hz, m was trained at 8000 Hz" in line
 
 
@@ -307,16 +252,14 @@ def test_audio_at_another_rate_than_in_training_is_an_error(work, tmp_path, refu
     [
         # ESPnet itself would load them with strict=False and leave the rest at random
         ("weight", "1 weights are in one of .* not in both, such as encoder.after_norm.weight"),
-        ("list", "cannot be loaded: .*ctc.ctc_lo.weight"),
+        ("list", "x.pth cannot be loaded: .*ctc.ctc_lo.weight"),
         ("pos", "x.pth cannot be loaded: .*checkpoint was trained with .*cape"),
-        ("yaml", "cannot be loaded: while parsing"),
         ("torn", "x.pth cannot be loaded"),
-        ("lost", "x.pth cannot be loaded: .*x.pth"),
     ],
 )
 def test_weights_that_are_not_the_models_are_an_error(work, tmp_path, refused, spoil, message):
-    state = torch.load(work / "exp_word" / "valid.loss.best.pth", weights_only=False)
-    config = yaml.safe_load((work / "exp_word" / "config.yaml").read_text())
+    state = torch.load(work / "exp" / "valid.loss.best.pth", weights_only=False)
+    config = yaml.safe_load((work / "exp" / "config.yaml").read_text())
     if spoil == "weight":
         del state["encoder.after_norm.weight"]
     elif spoil == "list":
@@ -327,9 +270,7 @@ def test_weights_that_are_not_the_models_are_an_error(work, tmp_path, refused, s
     file = tmp_path / "x.pth"
     torch.save(state, file)
     file.write_bytes(file.read_bytes()[: 20_000 if spoil == "torn" else None])
-    if spoil == "lost":
-        file.unlink()
-    (tmp_path / "config.yaml").write_text("[" if spoil == "yaml" else yaml.safe_dump(config))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     line = refused("--model", file, "--data", work / "short")
     assert re.search(message, line)
 
@@ -342,13 +283,13 @@ def test_nothing_but_weights_is_read_from_a_checkpoint(work, monkeypatch):
         return torch_load(file, **more)
 
     monkeypatch.setattr(torch, "load", counted)
-    load(work / "exp_word")
+    load(work / "exp")
     # the last is ours; ESPnet before 202611 asks for more by itself
     assert read[-1] is True
 
 
 def test_a_model_that_diverged_is_an_error(work):
-    model = load(work / "exp_word")
+    model = load(work / "exp")
     torch.nn.init.constant_(model.asr.ctc.ctc_lo.bias, float("nan"))
     with pytest.raises(ValueError, match="output is not finite"):
         decoded(model, work / "short")

@@ -73,11 +73,6 @@ def test_in_a_longer_test_keys_are_asked_for_anywhere(recall):
     assert max(map(max, asked)) > 56
 
 
-def test_more_pairs_than_there_is_room_for_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="--pairs 4"):
-        maker.make(tmp_path, **SMALL | {"pairs": 4})
-
-
 class Says(torch.nn.Module):
     """What a model is asked, and what it says: at each place the token that the answers have."""
 
