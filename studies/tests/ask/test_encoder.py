@@ -43,7 +43,7 @@ def test_rel_pos_differs_from_the_other_variants_in_its_positions_alone(tmp_path
     assert {*scales.values()} == {"sqrt"}
 
 
-def test_with_a_conformer_rel_pos_is_the_stock_encoder_and_all_are_built(tmp_path):
+def test_with_a_conformer_rel_pos_is_the_stock_encoder_and_it_and_ours_are_built(tmp_path):
     tasks = pytest.importorskip("espnet2.tasks.asr")
     import cape_plugins.espnet  # noqa: F401
 
@@ -53,7 +53,7 @@ def test_with_a_conformer_rel_pos_is_the_stock_encoder_and_all_are_built(tmp_pat
     assert stock["encoder_conf"].items() >= {"rel_pos_type": "latest", "num_blocks": 3}.items()
     assert "pos" not in stock["encoder_conf"]
     assert typed(found["rope"])["encoder"] == "cape_conformer"
-    for one in found.values():
+    for one in (found[name] for name in ("rel_pos", "relpos", "cape_rope")):
         command = one.train_command(one.trained)[3:]
         arguments = tasks.ASRTask.get_parser().parse_args(command)
         arguments.token_list = ["<blank>", "<unk>", "a", "<sos/eos>"]

@@ -123,7 +123,6 @@ def test_whether_a_trainer_of_ones_own_had_converged_is_told_by_its_training(
         ("scores.csv", "condition\n8\n"),
         ("scores.csv", "condition,metric,value,how,items,weight\n8,top1,7,percent,28,28\n"),
         ("items.csv", ""),
-        ("items.csv", "condition\n8\n"),
     ],
 )
 def test_a_damaged_file_costs_its_own_row_and_its_run_is_named(folder, capsys, name, text):

@@ -6,8 +6,6 @@ import yaml
 from counting import HERE
 from PIL import Image
 
-from cape_studies import process
-
 pytest.importorskip("timm")
 
 
@@ -63,22 +61,3 @@ def test_an_evaluation_that_fails_is_named_and_those_before_it_are_not_done_agai
     }
     seconds = {name: yaml.safe_load(note)["seconds"] for name, note in notes.items()}
     assert 0 < seconds["third"] < seconds["second"]  # which has the imports of both
-
-
-@pytest.mark.release
-def test_scores_of_images_that_change_meanwhile_count_for_nothing(
-    cape_run, tmp_path, images, monkeypatch
-):
-    known = process.call
-
-    def call(command, *more):
-        seconds = known(command, *more)
-        if "cape_studies.evaluate" in command:
-            (tmp_path / "images" / "a" / "0.png").unlink()
-        return seconds
-
-    monkeypatch.setattr(process, "call", call)
-    needs = {"images": {"what": "images"}}
-    words = ["--data", str(tmp_path / "images")]
-    cape_run(*words, fails="changed meanwhile", needs=needs, **changes(tmp_path))
-    assert not [*(tmp_path / "out" / "runs").glob("*/*/*scores.csv")]

@@ -162,12 +162,6 @@ def test_a_line_of_a_hosts_log_says_how_far_a_training_is(name):
     assert hosts.host(name).progress("Loading data", options) is None
 
 
-def test_missing_scripts_of_timm_are_told_with_the_commit_to_take():
-    line = hosts.host("timm").trainer_lacks(Machine(timm_scripts=Path("/nowhere")))
-    assert "no train.py of timm in /nowhere" in line
-    assert "checkout aa4b5850" in line
-
-
 @pytest.mark.parametrize("name", hosts.NAMES)
 def test_a_host_that_is_not_installed_is_told_with_the_extra_that_brings_it(
     name, monkeypatch, tmp_path, capsys
@@ -189,9 +183,10 @@ def test_a_host_that_is_not_installed_is_told_with_the_extra_that_brings_it(
     ("name", "variant", "expected"),
     [
         ("my_sentences", "cape", "--arch cape_transformer_tiny --pos cape"),
+        ("my_sentences", "rope", "--pos rope --encoder-layers 3 "),
         ("my_text", "alibi", "AutoConfig.for_model('cape_llama', pos='alibi', hidden_size=64, "),
         ("my_text", "rope_yarn", "  # in the test rope_parameters of rope_type 'yarn'"),
-        ("my_recordings", "rope", "encoder_conf: {pos: rope, "),
+        ("my_recordings", "rope", "{pos: rope, frame_shift: <frame_shift>, output_size: 128, "),
         ("my_backbone", "stock", "create_model('vit_small_patch16_dinov3', img_size='<side>', ref"),
     ],
 )

@@ -5,10 +5,11 @@ What is done is not done again, what failed or was deleted is, and what changed 
 
 import shutil
 
+import pytest
 import yaml
 from counting import HERE, STUDY, begins, count, runs, score
 
-from cape_studies import report, work
+from cape_studies import report
 
 FEW = "run=[few]"
 
@@ -25,25 +26,19 @@ def test_what_is_done_is_not_done_again(cape_run, cape_report, tmp_path):
     }  # fmt: skip
 
 
-def test_an_option_changed_and_changed_back_shows_its_own_numbers(cape_run, cape_report, tmp_path):
-    found = []
-    for steps in (3, 4, 3):
-        cape_run(FEW, f"options.steps={steps}")
-        found.append(cape_report(FEW, f"options.steps={steps}")["few", 0])
-    assert found == ["3.0", "4.0", "3.0"]
-    assert [begins(folder) for folder in runs(tmp_path, "few")] == [[0], [0]]
-
-
-def test_an_evaluation_changed_and_changed_back_shows_its_own_numbers(
-    cape_run, cape_report, tmp_path
+@pytest.mark.parametrize("what", ["option", "evaluation"])
+def test_what_is_changed_and_changed_back_shows_its_own_numbers(
+    cape_run, cape_report, tmp_path, what
 ):
     found = []
     for add in (0, 1, 0):
-        cape_run(FEW, evaluations=count(add=add))
-        found.append(cape_report(FEW, evaluations=count(add=add))["few", 0])
+        words = [FEW, *([f"options.steps={3 + add}"] if what == "option" else [])]
+        changes = {"evaluations": count(add=add)} if what == "evaluation" else {}
+        cape_run(*words, **changes)
+        found.append(cape_report(*words, **changes)["few", 0])
     assert found == ["3.0", "4.0", "3.0"]
-    (folder,) = runs(tmp_path, "few")
-    assert begins(folder) == [0]
+    trained = 2 if what == "option" else 1
+    assert [begins(folder) for folder in runs(tmp_path, "few")] == [[0]] * trained
 
 
 def test_a_narrower_call_and_a_wider_one_show_what_they_ask_for(cape_run, cape_report, tmp_path):
@@ -58,32 +53,18 @@ def test_a_narrower_call_and_a_wider_one_show_what_they_ask_for(cape_run, cape_r
     assert "'seeds=[0,1,2]'" in text
 
 
-def test_the_page_has_the_runs_with_their_commands_and_another_baseline(
+def test_the_page_has_the_commands_of_a_quick_run_and_another_baseline(
     cape_run, cape_report, tmp_path
 ):
-    cape_run()
-    cape_report("report.baseline=many")
-    folder = tmp_path / "out" / "counting" / "report"
-    assert "difference from many" in (folder / "table.md").read_text()
-    page = (folder / "index.html").read_text()
-    assert f"{HERE / 'count.py'} --steps 3" in page
-    assert "torch: " in page
-
-
-def test_a_quick_run_looks_like_one(cape_run, cape_report, tmp_path):
     quick = {"quick": {"options": {"steps": 1}}}
     cape_run("--quick", **quick)
-    assert cape_report("--quick", **quick)["few", 0] == "1.0"
-    text = (tmp_path / "out" / "counting" / "report" / "table.md").read_text()
+    assert cape_report("--quick", "report.baseline=many", **quick)["few", 0] == "1.0"
+    folder = tmp_path / "out" / "counting" / "report"
+    text, page = ((folder / name).read_text() for name in ("table.md", "index.html"))
     assert text.startswith("## QUICK RUN, its numbers say nothing: counting")
-
-
-def test_a_report_that_cannot_be_written_is_one_line(cape_run, command, tmp_path):
-    cape_run(FEW)
-    (tmp_path / "file").touch()
-    said = command(report.main, FEW, "--write", str(tmp_path / "file"), fails=2)
-    assert str(tmp_path / "file") in said
-    assert said.count("\n") == 1
+    assert "difference from many" in text
+    assert f"{HERE / 'count.py'} --steps 1" in page
+    assert "torch: " in page
 
 
 def test_nothing_to_report_says_what_to_type(command):
@@ -100,14 +81,6 @@ def test_the_same_training_in_another_study_is_the_same_folder(cape_run, cape_re
     (folder,) = (tmp_path / "out" / "runs").iterdir()
     assert begins(folder) == [0]
     assert cape_report(FEW) == {("few", 0): "3.0"}
-
-
-def test_new_variants_that_train_alike_train_once(cape_run, cape_report, tmp_path):
-    both = {"variants": {"one": {}, "twin": {"evaluate": {"count": {"add": 7}}}}, "report": {}}
-    cape_run("--jobs", "2", **both)
-    assert cape_report(**both) == {("one", 0): "3.0", ("twin", 0): "10.0"}
-    (folder,) = (tmp_path / "out" / "runs").iterdir()
-    assert begins(folder) == [0]
 
 
 def test_a_chain_of_trainings_is_trained_from_its_first(cape_run, cape_report, tmp_path):
@@ -148,9 +121,10 @@ def test_what_was_deleted_is_done_anew(cape_run, tmp_path):
     assert (score(folder), begins(folder)) == ("3", [0, 0, 3])
 
 
-def test_a_training_done_anew_has_all_its_tests_done_anew(cape_run, tmp_path):
+def test_a_training_or_a_preparation_done_anew_has_all_its_tests_done_anew(cape_run, tmp_path):
     (one,) = count().values()
-    both = {"evaluations": {"one": one, "other": one}}
+    step = {"script": str(HERE / "count.py"), "options": {"steps": 2, "out": "{out}"}}
+    both = {"evaluations": {"one": one, "other": one}, "prepare": {"data": step}}
     cape_run(FEW, **both)
     (folder,) = runs(tmp_path, "few")
     (test,) = folder.glob("other-*")
@@ -158,19 +132,12 @@ def test_a_training_done_anew_has_all_its_tests_done_anew(cape_run, tmp_path):
     shutil.rmtree(folder / "train")
     cape_run(FEW, **both)
     assert len([*folder.glob("*/scores.csv")]) == 2
-
-
-def test_what_was_prepared_and_deleted_is_prepared_anew(cape_run, tmp_path):
-    step = {"script": str(HERE / "count.py"), "options": {"steps": 2, "out": "{out}"}}
-    for _ in range(2):
-        cape_run(FEW, prepare={"data": step})
-    (folder,) = (tmp_path / "out" / "prepared").glob("data-??????????")
-    log = folder.with_name(f"{folder.name}.log")
+    (made,) = (tmp_path / "out" / "prepared").glob("data-??????????")
+    log = made.with_name(f"{made.name}.log")
     assert log.read_text().count("begins at") == 1
+    shutil.rmtree(made)
     shutil.rmtree(folder)
-    for path in runs(tmp_path, "few"):
-        shutil.rmtree(path)
-    cape_run(FEW, prepare={"data": step})
+    cape_run(FEW, **both)
     assert log.read_text().count("begins at") == 2
 
 
@@ -288,14 +255,6 @@ def test_a_script_that_fails_in_the_middle_has_no_scores(cape_run, tmp_path):
     (folder,) = runs(tmp_path, "few")
     assert not [*folder.glob("*/scores.csv")]
     assert "no more" in (folder / "test.log").read_text()
-
-
-def test_an_error_without_words_is_told_by_its_name(cape_run, monkeypatch):
-    def full(run):
-        raise MemoryError
-
-    monkeypatch.setattr(work, "make", full)
-    cape_run(FEW, fails="few seed 0: MemoryError")
 
 
 def test_a_training_or_a_preparation_that_leaves_nothing_has_failed(cape_run, tmp_path):

@@ -1,7 +1,5 @@
 """What cape-report makes of scores and of what each test item adds to them."""
 
-import io
-import json
 import math
 from dataclasses import replace
 
@@ -120,49 +118,37 @@ def test_a_percentage_ends_at_0_and_100_and_a_difference_does_not(small):
     assert scores.differences["cape", "32"].high > 0
 
 
-def test_trainings_are_pairs_of_a_seed_only_if_they_go_on_from_the_same_weights(small):
-    cape, sinpos = (scores_of(small).values[v, "64"] for v in ("cape", "sinpos"))
-    found = scores_of(small).differences["cape", "64"]
-    welch = stats.ttest_ind(cape, sinpos, equal_var=False)
-    assert (found.low, found.high) == pytest.approx(tuple(welch.confidence_interval()))
-    assert "Welch's t." in reported(small)
-    variants = {"nopos": {}, "cape": {"after": "nopos"}, "sinpos": {"after": "nopos"}}
-    tuned = changed(small, variants=variants)
-    pairs = scores_of(tuned).differences["cape", "64"]
-    students = stats.ttest_rel(cape, sinpos)
-    assert (pairs.low, pairs.high) == pytest.approx(tuple(students.confidence_interval()))
-    assert "Student's t of pairs of a seed" in reported(tuned)
+TUNED = {"nopos": {}, "cape": {"after": "nopos"}, "sinpos": {"after": "nopos"}}
+#: sinpos is another test of cape's trainings
+SCALED = {"nopos": {"options": {"a": 1}}, "cape": {}}
+SCALED["sinpos"] = {"evaluate": {"sizes": {"rope-scaling": "yarn"}}}
 
 
-def test_pairs_of_a_seed_are_those_seeds_that_both_variants_have(small):
-    many = of_seeds(more=(3, 4))
-    variants = {"nopos": {}, "sinpos": {}, "cape": {"after": "sinpos"}}
-    scores = scores_of(changed(many, variants=variants))
-    cape, sinpos = scores.values["cape", "64"], scores.values["sinpos", "64"]
-    assert (len(cape), len(sinpos)) == (5, 3)
-    pairs = stats.ttest_rel(cape.loc[[0, 1, 2]], sinpos)
-    found = scores.differences["cape", "64"]
-    assert (found.low, found.high) == pytest.approx(tuple(pairs.confidence_interval()))
-
-
-def test_two_tests_of_the_same_trainings_are_compared_training_by_training(small):
-    scores = scores_of(small)
-    found = scores.difference("cape", "cape", "32", "64")
-    pairs = stats.ttest_rel(scores.values["cape", "32"], scores.values["cape", "64"])
-    assert (found.low, found.high) == pytest.approx(tuple(pairs.confidence_interval()))
-
-
-def test_rows_that_are_two_tests_of_the_same_trainings_are_pairs_too(small):
-    variants = {"nopos": {"options": {"a": 1}}, "cape": {}}
-    variants["sinpos"] = {"evaluate": {"sizes": {"rope-scaling": "yarn"}}}
-    scores = scores_of(changed(small, variants=variants))
-    cape, sinpos, nopos = (scores.values[v, "64"] for v in ("cape", "sinpos", "nopos"))
-    found = scores.difference("sinpos", "cape", "64")
-    pairs = stats.ttest_rel(sinpos, cape)
-    assert (found.low, found.high) == pytest.approx(tuple(pairs.confidence_interval()))
-    other = scores.difference("nopos", "cape", "64")
-    welch = stats.ttest_ind(nopos, cape, equal_var=False)
-    assert (other.low, other.high) == pytest.approx(tuple(welch.confidence_interval()))
+@pytest.mark.parametrize("more", [(), (3, 4)])
+@pytest.mark.parametrize(
+    ("variants", "two", "at", "paired"),
+    [
+        (STUDY["variants"], ("cape", "sinpos"), ("64", "64"), False),
+        (STUDY["variants"], ("cape", "cape"), ("32", "64"), True),
+        (TUNED, ("cape", "sinpos"), ("64", "64"), True),
+        (SCALED, ("sinpos", "cape"), ("64", "64"), True),
+        (SCALED, ("nopos", "cape"), ("64", "64"), False),
+    ],
+)
+def test_trainings_are_pairs_of_a_seed_only_if_they_are_the_same_or_begin_with_the_same_weights(
+    variants, two, at, paired, more
+):
+    scores = scores_of(changed(of_seeds(more=more), variants=variants))
+    one, other = (scores.values[key] for key in zip(two, at, strict=True))
+    test = stats.ttest_ind(one, other, equal_var=False)
+    if paired:
+        both = one.index.intersection(other.index)
+        test = stats.ttest_rel(one[both], other[both])
+    found = scores.difference(*two, *at)
+    assert (found.low, found.high) == pytest.approx(tuple(test.confidence_interval()))
+    if one is scores.values["cape", "64"]:
+        words = reported(changed(of_seeds(more=more), variants=variants))
+        assert ("Student's t of pairs of a seed" if paired else "Welch's t.") in words
 
 
 def test_more_trainings_of_one_variant_count_all():
@@ -191,10 +177,6 @@ def test_the_error_of_test_items_stands_beside_a_score_and_a_difference(small):
     assert row(text, "cape")[4] == f"{found.value:.2f} ± {found.items:.2f} [{low}, {high}]"
     assert f" ± {less.items:.2f} [" in row(text, "cape", 1)[4]
     assert "±: standard error of the choice of test items" in text
-
-
-def test_without_items_there_is_no_error_of_them(small):
-    assert "±" not in reported(replace(small, items=NO_ITEMS))
 
 
 def test_of_items_that_are_not_the_same_a_difference_has_no_error(small):
@@ -237,10 +219,6 @@ def test_a_training_without_a_score_is_seen_and_there_is_no_mean(small, figures,
     assert scores.found["cape", "24"].known
     lines = {line.get_label(): line.get_ydata() for line in figures[0].axes[0].lines}
     assert np.isnan(lines["cape"]).tolist() == [False, False, True]
-
-
-def test_without_the_baselines_score_there_is_no_difference(small):
-    assert row(reported(lose(small, math.nan, "sinpos")), "nopos", 1)[-1] == "†"
 
 
 # --- what is written
@@ -353,14 +331,6 @@ def test_items_that_differ_among_the_trainings_of_a_variant_are_of_no_use(small)
     assert sample("cape", [(scores, "24")], same=True).influences.empty
 
 
-def test_the_answer_is_written_with_what_must_be_known_of_the_runs(small, tmp_path):
-    unfinished = replace(changed(small, **ANSWER), notes=["Not finished: one."])
-    page.write([page.section(unfinished)], tmp_path)
-    answer = json.loads((tmp_path / "answer.json").read_text())
-    assert answer["notes"] == ["Not finished: one."]
-    assert answer["ranges"]["at 32"]["trainings"] == {"cape": 3, "sinpos": 3, "nopos": 3}
-
-
 def test_the_figure_has_the_values_at_conditions_that_are_numbers(small, figures):
     """A shift in pixels, in the order of the tests."""
     names = {"24": "10", "32": "0", "64": "2"}
@@ -368,9 +338,11 @@ def test_the_figure_has_the_values_at_conditions_that_are_numbers(small, figures
         of.assign(condition=of["condition"].replace(names)) for of in (small.scores, small.items)
     )
     small = replace(small, scores=rows, items=items)
+    small = changed(small, **ANSWER)
     reported(small)
     (axis,), found = figures[0].axes, scores_of(small).found
     lines = {line.get_label(): line.get_xydata() for line in axis.lines}
+    assert {*lines["always the commonest class"][:, 1]} == {10.0}
     assert lines["nopos"][:, 1].tolist() == [found["nopos", str(i)].value for i in (0, 2, 10)]
     # a little aside, so that no variant hides another
     assert lines["nopos"][:, 0] == pytest.approx([0, 2, 10], abs=0.5)
@@ -384,25 +356,6 @@ def test_the_figure_has_the_values_at_conditions_that_are_numbers(small, figures
     assert len(bands) == 3
     low = {at: bands[0][abs(bands[0][:, 0] - at) < 0.5, 1].min() for at in (0, 2, 10)}
     assert low == pytest.approx({at: found["cape", str(at)].low for at in (0, 2, 10)})
-
-
-def test_the_figure_has_the_score_of_chance_where_it_is_known(small, figures):
-    reported(changed(small, **ANSWER))
-    (axis,) = figures[0].axes
-    lines = {line.get_label(): line.get_ydata() for line in axis.lines}
-    assert {*lines["always the commonest class"]} == {10.0}
-
-
-def test_a_figure_may_have_its_scores_at_other_places(small, figures):
-    scores = scores_of(small)
-    speed = {"24": 400, "32": 225, "64": 56}
-    figure.draw(scores, io.BytesIO(), lambda _, of: {key: speed[key[1]] for key in of.found})
-    (axis,) = figures[0].axes
-    lines = {line.get_label(): line.get_xydata().tolist() for line in axis.lines}
-    assert lines.keys() == {"cape", "sinpos", "nopos"}
-    assert lines["cape"] == [
-        [speed[at], scores.found["cape", at].value] for at in ("64", "32", "24")
-    ]
 
 
 def test_no_two_of_forty_variants_are_drawn_alike():

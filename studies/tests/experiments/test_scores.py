@@ -57,12 +57,6 @@ def test_word_errors_of_whole_sets_unless_bins_are_asked_for(tmp_path):
     assert bins == [("all", 9.0, 5), ("<10", 8.0, 3)]
 
 
-def test_a_script_writes_conditions_itself(tmp_path):
-    text = "condition,metric,value,items\n8,right,90,50\n8,wrong,10,50\n16,right,70,20\n"
-    found = tidy(tmp_path, "fairseq", text, script=__file__, metrics={"right": "higher"})
-    assert found == [("8", 90.0, 50), ("16", 70.0, 20)]
-
-
 @pytest.mark.parametrize("value", ["", "nan", "diverged"])
 def test_a_missing_score_keeps_its_row(tmp_path, value):
     text = csv("resolution", f"m,24,top1,{value},percent,100,100", "m,32,top1,60,percent,9,9")

@@ -122,7 +122,7 @@ def test_a_test_that_is_killed_shows_no_number_and_is_done_again(tmp_path, capsy
     assert (begins(folder), score(folder)) == ([0], "12")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_stops_the_study_and_a_line_says_how_to_go_on(tmp_path, number):
     (tmp_path / "out of it").symlink_to(tmp_path / "out")
     (tmp_path / "out").mkdir()

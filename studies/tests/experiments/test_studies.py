@@ -1,8 +1,6 @@
 """configs/studies: each is whole, its hosts understand it, and a page lists it."""
 
 import functools
-import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,11 +63,6 @@ def of_host(host: str) -> list[str]:
     return [name for name in SINGLE if host_of(PATHS[name]) == host]
 
 
-@pytest.mark.parametrize("name", SINGLE)
-def test_a_study_says_what_is_done_and_expected(name):
-    assert len(load(name).protocol) > 80
-
-
 def first(name: str) -> bool:
     """Whether ``make test`` has it: of a user's data, or what others begin with."""
     return name.startswith("my_") or name in ("cifar10", "digits", "multi30k", "stdlib_code")
@@ -100,14 +93,6 @@ def test_a_dry_run_prints_every_command_and_names_data_that_are_missing_and_noth
             assert f"# evaluate {evaluation}\n" in told.out
     assert "is not installed" not in told.out
     assert not list(tmp_path.iterdir())
-
-
-def test_every_study_is_on_the_page_of_the_paper_or_of_studies():
-    pages = (ROOT / "docs" / "paper.md", ROOT / "studies" / "results" / "README.md")
-    told = {*re.findall(r"[`[](\w+)[`\]]", "".join(one.read_text("utf-8") for one in pages))}
-    sets = ("demo", "demo_short")
-    parts = {one for name in sets for one in yamls.read_yaml(PATHS[name])["studies"]}
-    assert {*PATHS} - parts <= told  # parts stand there as sets
 
 
 # --- the hosts understand them; with the sizes of --quick, so that models are built at once
@@ -201,48 +186,6 @@ def made(*words: object) -> list[dict[str, str]]:
     return rows_of(words[-1] / "report" / "scores.csv")
 
 
-def conditions(rows: list[dict[str, str]], evaluation: str) -> list[str]:
-    return list(dict.fromkeys(r["condition"] for r in rows if r["evaluation"] == evaluation))
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-
-
-def images(folder: Path) -> None:
-    """ImageNet's layout, two classes."""
-    import numpy as np
-    from PIL import Image
-
-    draw = np.random.default_rng(0)
-    for inside in ("train/n01", "train/n02", "validation/n01", "validation/n02"):
-        (folder / inside).mkdir(parents=True)
-        for index in range(6):
-            image = Image.fromarray(draw.integers(256, size=(40, 50, 3)).astype("uint8"))
-            image.save(folder / inside / f"{index}.JPEG")
-
-
-def recordings(corpus: Path) -> None:
-    """WSJ's layout in ESPnet's files, a few seconds of noise."""
-    import numpy as np
-    import soundfile
-
-    draw = np.random.default_rng(0)
-    for name, durations in (("train", [1, 2] * 8), ("valid", [1, 1]), ("test", [1, 5])):
-        (corpus / name).mkdir(parents=True)
-        scp, text = [], []
-        for index, seconds in enumerate(durations):
-            path = corpus / name / f"{name}{index}.wav"
-            soundfile.write(path, 0.1 * draw.standard_normal(16000 * seconds), 16000)
-            scp.append(f"{path.stem} {path}\n")
-            text.append(f"{path.stem} AB BA\n")
-        (corpus / name / "wav.scp").write_text("".join(scp))
-        (corpus / name / "text").write_text("".join(text))
-    (corpus / "tokens.txt").write_text("<blank>\n<unk>\n<space>\nA\nB\n<sos/eos>\n")
-
-
 def pairs(folder: Path) -> None:
     """Multi30k's layout in French: counted dogs."""
     import gzip
@@ -253,41 +196,6 @@ def pairs(folder: Path) -> None:
         for language, line in lines.items():
             with gzip.open(folder / f"{split}.{language}.gz", "wt", encoding="utf-8") as file:
                 file.writelines(line.format(number) for number in range(count))
-
-
-@pytest.mark.release
-def test_imagenet_trained_and_fine_tuned_on_a_folder_of_its_layout(tmp_path):
-    pytest.importorskip("timm")
-    if "TIMM_SCRIPTS" not in os.environ:
-        pytest.skip("needs TIMM_SCRIPTS, a folder with timm's train.py")
-    images(tmp_path / "imagenet")
-    without = [f"{part}.{name}=null" for name in ("v2a", "v2b", "v2c")
-               for part in ("needs", "evaluations")]  # fmt: skip
-    rows = made(
-        *("imagenet_finetuned", *without, "--quick", "run=[abspos_ft]"),
-        *("--timm-scripts", os.environ["TIMM_SCRIPTS"]),
-        *("--data", f"imagenet={tmp_path / 'imagenet'}", "--out", tmp_path / "out"),
-    )
-    assert {row["variant"] for row in rows} == {"abspos_ft"}
-    assert conditions(rows, "sizes") == ["32", "48"]
-    (tuned,) = (tmp_path / "out").glob("runs/abspos_ft-*/train.log")
-    (start,) = (tmp_path / "out").glob("runs/abspos-*/train/last.pth.tar")
-    assert f"Loading pretrained weights from file ({start})" in tuned.read_text()
-
-
-@pytest.mark.release
-def test_wsj_without_padding_on_utterances_of_its_layout(tmp_path):
-    pytest.importorskip("espnet2")
-    pytest.importorskip("jiwer")
-    pytest.importorskip("soundfile")
-    recordings(tmp_path / "wsj")
-    rows = made(
-        *("wsj_padding_free", "evaluations.test.options.bins=[2,4]", "--quick"),
-        *("run=[cape_padding_free]", "--data", tmp_path / "wsj", "--out", tmp_path / "out"),
-    )
-    assert conditions(rows, "test") == ["all", "<2", ">=4"]
-    assert conditions(rows, "hops") == ["8", "12"]
-    assert {row["metric"] for row in rows} == {"wer", "cer", "throughput"}
 
 
 @pytest.mark.release
