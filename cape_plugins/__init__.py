@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Draw,
         uniform,
     )
+    from cape_plugins.host import TOKEN_DECODER, Host  # noqa: F401
     from cape_plugins.options import POSITION, option  # noqa: F401
     from cape_plugins.part import Part, Sizes  # noqa: F401
     from cape_plugins.places import frame_times, patch_grid, token_positions  # noqa: F401
@@ -63,6 +64,9 @@ _HOME = {
     "RelativePositions": "relpos",
     "as_bool": "attention",
     "distances": "alibi",
+    # a host of one's own
+    "Host": "host",
+    "TOKEN_DECODER": "host",
 }
 
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604 - the names are strings

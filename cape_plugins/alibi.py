@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 
 from cape_plugins import fused
-from cape_plugins.attention import Given, PositionalAttention, merge, with_heads
+from cape_plugins.attention import (
+    Given,
+    PositionalAttention,
+    dtype_of_scores,
+    merge,
+    with_heads,
+)
 from cape_plugins.checks import check_count, check_positive
 from cape_plugins.options import POSITION, option
 from cape_plugins.places import Device, widest
@@ -59,9 +65,7 @@ class Alibi(PositionalAttention):
         if mask is not None and mask.dtype == torch.bool and mask.shape[1] == 1:  # of all heads
             apart, rest = torch.where(mask, apart, torch.inf), None
         slopes = fused.constant(_falling, self.sizes.heads, like=queries)[:, None, None]
-        device = queries.device.type
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
+        dtype = dtype_of_scores(dtype, queries.device)
         if fused.usable(apart) and not apart.requires_grad:
             bias = fused.rows(slopes, apart, dtype)
         else:

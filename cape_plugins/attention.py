@@ -30,12 +30,14 @@ class Given(NamedTuple):
             added to the scores. None: every query sees every key.
         bias: (1 or B, 1 or heads, queries, keys), what every layer adds to the scores, with the
             mask in it; None where a layer makes its own, or adds nothing.
+        pairs: (1 or B, queries, keys, …), what a layer's own bias needs of a query and a key.
     """
 
     queries: Tensor | None = None
     keys: Tensor | None = None
     mask: Tensor | None = None
     bias: Tensor | None = None
+    pairs: Tensor | None = None
 
     def seeing(self, mask: Tensor | None, dtype: torch.dtype) -> "Given":
         """This, with another mask besides: as ``mask`` above; scores are in ``dtype``."""
@@ -82,6 +84,10 @@ class PositionalAttention(Part):
         check_count("nopos_every", self.nopos_every, least=0)
         if self.nopos_every == 1:
             raise ValueError("nopos_every must be 0, or 2 and more: with 1 no layer has positions")
+
+    def acts_in(self, layer: int) -> bool:
+        """Whether the layer of that number, from 0, has it; others keep the host's own."""
+        return not self.nopos_every or (layer + 1) % self.nopos_every > 0
 
     def prepare(
         self, queries: Tensor, keys: Tensor, mask: Tensor | None, dtype: torch.dtype
@@ -181,7 +187,6 @@ class PositionalAttention(Part):
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """:meth:`forward` for queries and keys in which positions are embedded already."""
-        _check_heads(key, query.shape[1])
         every = for_each_head(key, query.shape[1]) if need_weights or self.has_bias else key
         if need_weights:
             weights = weights_of(self.scores(query, every, given))
@@ -200,15 +205,16 @@ class PositionalAttention(Part):
     @property
     def changes_scores(self) -> bool:
         """Whether a subclass does more in a layer than embed positions in queries and keys."""
-        methods = ("bias", "bias_and_mask", "scores", "attend", "forward")
-        own, base = type(self), PositionalAttention
-        return any(getattr(own, name) is not getattr(base, name) for name in methods)
+        return self._overrides("bias", "bias_and_mask", "scores", "attend", "forward")
 
     @property
     def has_bias(self) -> bool:
         """Whether this layer adds something of queries and keys to the scores."""
+        return self._overrides("bias", "bias_and_mask")
+
+    def _overrides(self, *methods: str) -> bool:
         own, base = type(self), PositionalAttention
-        return own.bias is not base.bias or own.bias_and_mask is not base.bias_and_mask
+        return any(getattr(own, name) is not getattr(base, name) for name in methods)
 
     def scores(self, query: Tensor, key: Tensor, given: Given) -> Tensor:
         """What the softmax gets, (B, heads, queries, keys)."""
@@ -222,7 +228,7 @@ class PositionalAttention(Part):
         """:meth:`bias`, what all layers add and the mask as one: bool, or added to the scores."""
         own = self.bias(query, key, given)
         shared = given.mask if given.bias is None else given.bias
-        return merge(own, shared, dtype_of_scores(query))
+        return merge(own, shared, dtype_of_scores(query.dtype, query.device))
 
 
 def without(sizes: Sizes) -> PositionalAttention:
@@ -245,17 +251,21 @@ def _check_rows(query: Tensor, key: Tensor, given: Given) -> None:
 
 
 def _check_scores(query: Tensor, key: Tensor, given: Given) -> None:
-    """Raise ValueError unless mask and bias are of the scores.
+    """Raise ValueError unless mask, bias and pairs are of the scores.
 
-    One row or one column of a mask may stand for all. Of a bias no column may: a step whose keys=
-    was forgotten has the distance to one key.
+    One row or one column of a mask may stand for all. Of the others no column may: a step whose
+    keys= was forgotten has the distance to one key.
     """
     if is_traced():
         return
-    queries, keys = query.shape[2], key.shape[2]
-    for what, one, for_all in (("mask", given.mask, (1,)), ("bias", given.bias, ())):
-        sizes = (queries, keys) if one is None else one.shape[-2:]
-        if sizes[0] not in (1, queries) or sizes[1] not in (*for_all, keys):
+    (heads, queries), (of_keys, keys) = query.shape[1:3], key.shape[1:3]
+    if heads % of_keys:
+        raise ValueError(f"{of_keys} heads of keys do not divide {heads} heads of queries")
+    of = (one if one is None else one.shape[-2:] for one in (given.mask, given.bias))
+    pairs = None if given.pairs is None else given.pairs.shape[1:3]
+    for what, sizes in zip(("mask", "bias", "pairs"), (*of, pairs), strict=True):
+        for_all = (1, keys) if what == "mask" else (keys,)
+        if sizes is not None and (sizes[0] not in (1, queries) or sizes[1] not in for_all):
             raise ValueError(
                 f"the {what} is of {sizes[0]} queries and {sizes[1]} keys, there are {queries} and "
                 f"{keys}: it must be (…, {queries}, {keys}), and Positions needs the positions of "
@@ -265,15 +275,7 @@ def _check_scores(query: Tensor, key: Tensor, given: Given) -> None:
 
 def for_each_head(x: Tensor, heads: int) -> Tensor:
     """Keys or values (B, fewer heads, N, d) as (B, heads, N, d): each serves neighbouring heads."""
-    if x.shape[1] == heads:
-        return x
-    _check_heads(x, heads)
-    return x.repeat_interleave(heads // x.shape[1], dim=1)
-
-
-def _check_heads(key: Tensor, heads: int) -> None:
-    if heads % key.shape[1]:
-        raise ValueError(f"{key.shape[1]} heads of keys do not divide {heads} heads of queries")
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
 def weights_of(scores: Tensor) -> Tensor:
@@ -299,12 +301,11 @@ def as_bool(mask: Tensor) -> Tensor:
     return mask if mask.dtype == torch.bool else mask > -1000.0
 
 
-def dtype_of_scores(query: Tensor) -> torch.dtype:
-    """Autocast's where it is on, as attention casts to it; else the queries' own."""
-    device = query.device.type
-    if query.dtype == torch.float32 and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return query.dtype
+def dtype_of_scores(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Autocast's where it is on, as attention casts to it; else that of the queries, ``dtype``."""
+    if dtype != torch.float64 and torch.is_autocast_enabled(device.type):
+        return torch.get_autocast_dtype(device.type)
+    return dtype
 
 
 def merge(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -122,15 +122,11 @@ class DistanceAugmentation(AsGiven):
         True, "subtract each sample's mean position, in training and evaluation (section 3.2)"
     )
     alone = MappingProxyType({"mean_normalize": False})
-
-    @property
-    def shift(self) -> float | None:
-        """The bound of Δ."""
-        return 0.0
+    max_global_shift = 0.0  # without an annotation, which would make it an option
 
     def __post_init__(self) -> None:
-        if self.shift is not None:
-            _check_number("max_global_shift", self.shift, least=0.0)
+        if self.max_global_shift is not None:
+            _check_number("max_global_shift", self.max_global_shift, least=0.0)
         _check_number("max_global_scale", self.max_global_scale, least=1.0)
         check_switch("mean_normalize", self.mean_normalize)
         if self.max_local_shift is not None:
@@ -148,14 +144,14 @@ class DistanceAugmentation(AsGiven):
             ValueError: ``batch_size`` is negative or not an integer, the generator (default: the
                 device's global one) is of another kind of device, or Δ is missing.
         """
-        if self.shift is None:
+        if self.max_global_shift is None:
             check_asked(self, training=True)
         check_count("batch_size", batch_size, least=0)
         device = torch.device("cpu" if device is None else device)
         # one call draws both, because each call costs: Δ of all samples first, then λ
         draws = uniform([batch_size * (axes + 1)], device, torch.float32, generator)
         of_shift, of_scale = draws[: batch_size * axes], draws[batch_size * axes :]
-        shift = between(self.shift or 0.0, of_shift.view(batch_size, axes))
+        shift = between(self.max_global_shift or 0.0, of_shift.view(batch_size, axes))
         return Draw(shift, between(math.log(self.max_global_scale), of_scale).exp())
 
     def in_training(
@@ -208,18 +204,13 @@ class Augmentation(DistanceAugmentation):
         ValueError: as :class:`DistanceAugmentation`.
     """
 
-    max_global_shift: float | None = option(
+    max_global_shift: float | None = option(  # type: ignore[assignment]
         None,
         "Δ of a sample is uniform in ± this (section 3.2)",
         unit=POSITION,
         training_only=True,
         asked="the paper's: 5 tokens, 30 s, 0.5 of half an image; 0 is none",
     )
-
-    @property
-    def shift(self) -> float | None:
-        """The bound of Δ."""
-        return self.max_global_shift
 
 
 def centre(positions: Tensor) -> Tensor:

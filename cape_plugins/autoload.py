@@ -1,40 +1,45 @@
 """Loading by name: registers our models with each host as soon as that host is imported.
 
+A package brings a host of its own by its entry-point group ``cape_plugins.hosts``: the host's
+module, after whose import it registers, and its own module, which has ``register()``.
+
 PyTorch (≥ 2.5) calls :func:`install` at the end of ``import torch``, through the entry point
 group ``torch.backends``; ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` and ``CAPE_PLUGINS_AUTOLOAD=0``
 switch that off. An exception here would make torch unimportable for the whole environment, so
 nothing leaves :func:`install`, and this module imports only the standard library.
 """
 
+import functools
+import importlib.metadata
 import importlib.util
 import os
 import sys
 import threading
 import warnings
 from importlib.machinery import ModuleSpec
+from importlib.metadata import EntryPoint
 from typing import Any
 
-# A host's module → the package of ours that registers once that module has been executed.
-_TRIGGERS = {
-    "timm.models": "timm",
+GROUP = "cape_plugins.hosts"  #: of entry points: a host's module = a module with ``register()``
+# A host's module, and what of ours registers once that module has been executed.
+_OURS = (
+    ("timm.models", "cape_plugins.timm"),
     # the last sub-package that fairseq's __init__ imports, in 0.12.2 and since
-    "fairseq.model_parallel": "fairseq",
-    "espnet2.tasks.asr": "espnet",
+    ("fairseq.model_parallel", "cape_plugins.fairseq"),
+    ("espnet2.tasks.asr", "cape_plugins.espnet"),
     # espnet3's ASR task is in the same wheel and has its own choices of encoders
-    "espnet3.systems.esp2_asr.task": "espnet",
+    ("espnet3.systems.esp2_asr.task", "cape_plugins.espnet"),
     # `python -m espnet2.bin.asr_train` finds espnet2.tasks.asr before that imports torch, hence
     # before this hook exists. After torch it imports abs_task: see _when_task_exists.
-    "espnet2.tasks.abs_task": "espnet",
+    ("espnet2.tasks.abs_task", "cape_plugins.espnet"),
+    ("transformers.models.auto.modeling_auto", "cape_plugins.transformers"),
     # imports torch itself, before which this hook does not exist: see _when_imported
-    "transformers.models.auto.configuration_auto": "transformers",
-    "transformers.models.auto.modeling_auto": "transformers",  # imports the former
-}
-
+    ("transformers.models.auto.configuration_auto", "cape_plugins.transformers"),
+)
+# package → the explicit way, where that is no `import`
 _EXPLICIT = {
-    "timm": "import cape_plugins.timm",
-    "fairseq": "--user-dir integrations/fairseq/user_dir",
-    "espnet": "python -m cape_plugins.run -m espnet2.bin.asr_train",
-    "transformers": "import cape_plugins.transformers",
+    "cape_plugins.fairseq": "--user-dir integrations/fairseq/user_dir",
+    "cape_plugins.espnet": "python -m cape_plugins.run -m espnet2.bin.asr_train",
 }
 
 
@@ -62,14 +67,43 @@ def install() -> None:
             return
         if installed():
             return
+        triggers = [*_triggers()]  # before the finder, which asks for them
         sys.meta_path.insert(0, _HostFinder())
-        for trigger in _TRIGGERS:
+        for trigger in triggers:
             if _is_being_imported(trigger):
                 _when_imported(trigger)
             elif sys.modules.get(trigger):
                 _host_ready(trigger)
     except Exception as error:
         warn(f"cape_plugins: autoload failed ({type(error).__name__}: {error})")
+
+
+@functools.cache
+def hosts() -> dict[str, list[str]]:
+    """Module with ``register()`` → the modules of its host: ours, then those of other packages."""
+    found: dict[str, list[str]] = {}
+    for trigger, package in (*_OURS, *((one.name, one.value) for one in entry_points(GROUP))):
+        found.setdefault(package, []).append(trigger)
+    return found
+
+
+@functools.cache
+def _triggers() -> dict[str, list[str]]:
+    """The other way round: a host's module → what registers once that has been executed."""
+    found: dict[str, list[str]] = {}
+    for package, triggers in hosts().items():
+        for trigger in triggers:
+            found.setdefault(trigger, []).append(package)
+    return found
+
+
+def entry_points(group: str) -> list[EntryPoint]:
+    """Those of a group; none, and a warning, if a package's list is malformed."""
+    try:
+        return [*importlib.metadata.entry_points(group=group)]
+    except Exception as error:
+        warn(f"cape_plugins could not read entry points ({error!r}): no package's {group} are here")
+        return []
 
 
 def installed() -> bool:
@@ -87,7 +121,7 @@ class _HostFinder:
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         search = (threading.get_ident(), fullname)
-        if fullname not in _TRIGGERS or search in self.searches:
+        if fullname not in _triggers() or search in self.searches:
             return None
         self.searches.add(search)
         try:
@@ -120,23 +154,25 @@ class _NotifyingLoader:
 def _host_ready(trigger: str) -> None:
     """Register with the trigger's host; a failure becomes one warning with the fix.
 
-    While our own package for that host is being imported, nothing is done: the package imports the
-    host, which leads here before all of our modules exist. It calls register() itself at its end.
+    While a package for that host is being imported, nothing is done: the package imports the host,
+    which leads here before all of its modules exist. It calls register() itself at its end.
     """
-    package = _TRIGGERS[trigger]
-    ours = f"cape_plugins.{package}"
-    try:
-        if trigger == "espnet2.tasks.abs_task":
-            _when_task_exists(sys.modules[trigger].AbsTask)
-        elif not _is_being_imported(ours) and importlib.import_module(ours).register() is False:
-            raise ImportError(f"{trigger} has no class ASRTask, this version is not known")
-    except Exception as error:
-        warn(
-            f"cape_plugins could not register with {package} ({type(error).__name__}: {error}), so "
-            "its models are missing there; everything else works. To see the whole error: "
-            f"python -c 'import {ours}'. To go without: CAPE_PLUGINS_AUTOLOAD=0. "
-            f"To load it explicitly: {_EXPLICIT[package]}"
-        )
+    for package in _triggers()[trigger]:
+        try:
+            if (package, trigger) == ("cape_plugins.espnet", "espnet2.tasks.abs_task"):
+                _when_task_exists(sys.modules[trigger].AbsTask)
+            elif _is_being_imported(package):
+                continue
+            elif importlib.import_module(package).register() is False:
+                raise ImportError(f"{trigger} has no class ASRTask, this version is not known")
+        except Exception as error:
+            explicit = _EXPLICIT.get(package, f"import {package}")
+            warn(
+                f"{package} could not register with {trigger.partition('.')[0]} "
+                f"({type(error).__name__}: {error}), so its models are missing there; everything "
+                f"else works. To see the whole error: python -c 'import {package}'. To go without: "
+                f"CAPE_PLUGINS_AUTOLOAD=0. To load it explicitly: {explicit}"
+            )
 
 
 def _when_imported(trigger: str) -> None:
@@ -165,7 +201,7 @@ def _when_task_exists(base: Any) -> None:
 
     def __init_subclass__(cls: type, **options: Any) -> None:
         original.__get__(None, cls)(**options)
-        if cls.__module__ in _TRIGGERS:
+        if cls.__module__ in _triggers():
             base.__init_subclass__ = original
             _host_ready(cls.__module__)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cape_plugins.attention import PositionalAttention
 from cape_plugins.checks import is_plain, is_traced
-from cape_plugins.places import Device
+from cape_plugins.places import Device, counted
 
 
 def place(
@@ -31,8 +31,7 @@ def place(
     keys = torch.arange(count, device=device, dtype=torch.float32)[None]
     if mask is not None and mask.dtype == torch.bool and mask.ndim == 3 and mask.shape[1] == 1:
         real = mask[:, 0].expand(-1, count)
-        index = real.cumsum(dim=1, dtype=torch.int64) - 1
-        keys = index.to(torch.float32).masked_fill(~real, math.nan)
+        keys = counted(real).to(torch.float32).masked_fill(~real, math.nan)
     return keys[:, past:], keys
 
 
@@ -47,22 +46,23 @@ def earlier(queries: int, keys: int, device: Device = None) -> Tensor | None:
     return (torch.arange(keys, device=device) <= last)[None]
 
 
-def reads_keys(attention: PositionalAttention | None) -> bool:
-    """Whether layers need the positions of keys that a cache holds, besides embedding them.
+def reads_keys(attention: PositionalAttention) -> bool:
+    """Whether a variant changes scores, or the mask, besides queries and keys.
 
-    It is so where a variant changes scores: rows of keys are made for nothing else in a step.
+    Then layers need the positions of keys that a cache holds, and a host's own attention is not
+    enough. Nothing else does: a step makes rows of new keys alone.
     """
-    if attention is None:
-        return False
-    if attention.changes_scores:
+    if attention.changes_scores or attention.prepares:  # where it may read parameters
         return True
-    # parameters may be read in forward alone, and buffers have no values on the meta device
-    if attention.prepares or any(one.device.type != "cpu" for one in attention.buffers()):
-        return True
-    where = torch.zeros(1, 1, attention.sizes.axes, device="cpu")  # whatever the default is
-    with torch.device("cpu"):
-        given = attention.prepare(where, where, None, torch.float32)
-    return given.bias is not None or given.mask is not None
+    device = next((one.device for one in attention.buffers()), torch.device("cpu"))
+    with device:  # whatever the default is
+        where = torch.zeros(1, 1, attention.sizes.axes)
+        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+        try:
+            given = attention.prepare(where, where, mask, torch.float32)
+        except RuntimeError:  # it reads a buffer's value, which meta does not know
+            return True
+    return given.bias is not None or (given.mask is not None and given.mask is not mask)
 
 
 def check_mask(mask: Tensor | None, queries: Tensor, keys: Tensor, needs_others: str = "") -> None:

@@ -12,28 +12,15 @@ installed package, in the core and inside each host that is installed: a line fo
 """
 
 import argparse
-import importlib
+import importlib.util
 import os
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
 from cape_plugins import autoload
-
-#: host → its distributions, the module to import, and what lists that module's models
-HOSTS: dict[str, tuple[list[str], str, Callable[[Any], Any]]] = {
-    "timm": (["timm"], "timm.models", lambda timm: timm.list_models("vit_tiny_patch16_cape_224")),
-    "fairseq": (["fairseq", "fairseq-fixed"], "fairseq.models", lambda f: f.MODEL_REGISTRY),
-    "espnet": (["espnet"], "espnet2.tasks.asr", lambda espnet: espnet.encoder_choices.classes),
-    "transformers": (
-        ["transformers"],
-        "transformers.models.auto.modeling_auto",
-        lambda auto: auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    ),
-}
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -53,10 +40,11 @@ def main(words: Sequence[str] | None = None) -> None:
     print(f"torch {torch.__version__}, GPU: {cuda}")
     print(f"loading by name: {_autoload()}")
     print(f"variants: {_variants()}")
-    for host, (distributions, module, names) in HOSTS.items():
-        found = [f"{each} {_version(each)}" for each in distributions if _version(each)]
-        missing = f"not installed: pip install 'cape-plugins[{host}]', or '.[{host}]' in a checkout"
-        print(f"{', '.join(found) or host}: {_state(host, module, names) if found else missing}")
+    distributions = packages_distributions()
+    for package, (module, *_) in autoload.hosts().items():
+        host = module.partition(".")[0]
+        found = [f"{each} {version(each)}" for each in {*distributions.get(host, ())}]
+        print(f"{', '.join(found) or host}: {_state(package, module)}")
 
 
 def check(pos: str) -> int:
@@ -113,22 +101,24 @@ def _variants() -> str:
     return "; ".join([ours, *(f"of {package}: {', '.join(each)}" for package, each in of.items())])
 
 
-def _state(host: str, module: str, names: Callable[[Any], Any]) -> str:
-    """Import the host, as a user's program does, look for our names, and compare what they need."""
+def _state(package: str, module: str) -> str:
+    """Import the host, as a user's program does: was it registered with, and is it as tested?"""
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        extra = package.rpartition(".")[2]
+        return f"not installed: pip install 'cape-plugins[{extra}]', or '.[{extra}]' in a checkout"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            known = names(importlib.import_module(module))
+            importlib.import_module(module)
         except Exception as error:
             return f"cannot be imported ({type(error).__name__}: {_one_line(error)})"
-    if any("cape" in name for name in known):
-        return _fits(host)
-    said = [str(one.message) for one in caught if "cape_plugins" in str(one.message)]
-    return [*said, f"does not know our models; register with: import cape_plugins.{host}"][0]
-
-
-def _fits(host: str) -> str:
-    relies = importlib.import_module(f"cape_plugins.{host}.relies").RELIES
+    if told := [str(one.message) for one in caught if package in str(one.message)]:
+        return told[0]
+    if package not in sys.modules:
+        return f"does not know our models; register with: import {package}"
+    relies = getattr(sys.modules[package], "RELIES", None)
+    if relies is None:
+        return f"registered with by {package}"
     return f"{relies.state}; {relies.mismatch}" if relies.mismatch else relies.state
 
 

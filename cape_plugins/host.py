@@ -1,10 +1,12 @@
 """What hosts share: what each says of options, and how a module of theirs becomes one of ours.
 
-A host says its unit, its defaults and how its users type an option.
+A host says its unit, its defaults and how its users type an option. :data:`TOKEN_DECODER` says it
+for any decoder of tokens (docs/autoload.md).
 
->>> tokens = Host(axes=1, unit="tokens", defaults={"max_global_shift": 5.0})
->>> tokens.options("cape", {"max_local_shift": 0.5})["max_global_shift"]
+>>> given = TOKEN_DECODER.options("cape", {"max_local_shift": 0.2})
+>>> given["max_global_shift"]
 5.0
+>>> positions = TOKEN_DECODER.positions("cape", given, dim=512, causal=True)
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -107,6 +109,23 @@ class Host:
         """What an option is, in this host's unit."""
         unit = f" ({self.unit})" if one.metadata["unit"] == POSITION else ""
         return one.metadata["help"] + unit
+
+
+#: Of a decoder nothing is centred and nothing spread: a step does not know how long a text will be.
+#: Δ and ε are those of the paper's translation (section 4.3), relpos' context too; ranges are the
+#: length of a text, which a host gives by ``dataclasses.replace`` if it is another.
+TOKEN_DECODER = Host(
+    axes=1,
+    unit="tokens",
+    defaults={
+        "max_global_shift": 5.0,
+        "max_local_shift": 0.5,
+        "random_range": 2048.0,
+        "pose_range": 2048.0,
+        "relpos_context": 150.0,
+    },
+    sets=frozenset({"mean_normalize", "spread", "overflow", "abspos_context", "alibi_unit"}),
+)
 
 
 def with_class(theirs: nn.Module, kind: Any) -> Any:

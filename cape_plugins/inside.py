@@ -1,13 +1,11 @@
 """What every variant must do inside a host: the checks, once for all hosts that are installed.
 
-A host's ``checks.py`` has its ``KINDS``: how a small model of each kind is built and run, and where
-its tokens are. What is compared is written here, and called as the core's checks are, which
-``cape_plugins.testing.CHECKS`` has together with these.
+A host's ``KINDS``, in its ``checks.py`` or its one module, say how a small model of each kind is
+built and run, and where its tokens are. What is compared is written here, and called as the core's
+checks are, which ``cape_plugins.testing.CHECKS`` has together with these.
 """
 
-import dataclasses
 import functools
-import importlib
 import importlib.util
 import tempfile
 from abc import ABC, abstractmethod
@@ -19,13 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from cape_plugins import variants
+from cape_plugins import autoload, variants
 from cape_plugins.attention import PositionalAttention
-from cape_plugins.positions import Positions
-
-#: our package for a host → the host's own
-HOSTS = {"timm": "timm", "fairseq": "fairseq", "espnet": "espnet2", "transformers": "transformers"}
-CLOSE: dict[str, Any] = dict(rtol=1e-4, atol=2e-5)
+from cape_plugins.host import Host
 
 
 class Places(NamedTuple):
@@ -47,19 +41,16 @@ class Kind(ABC):
 
     Attributes:
         name: with the host's.
-        axes: of its positions.
+        host: what it says of options.
         causal: whether no query sees a later token.
         takes_content: whether what is added may depend on the content.
-        sets: options that the host sets itself.
+        scales: whether content is multiplied by ``Positions.content_scale``.
         time_first: whether layers have (N, B, dim).
     """
 
     name: str
-    axes = 1
-    causal = False
-    takes_content = True
-    sets: frozenset[str] = frozenset()
-    time_first = False
+    host: Host
+    causal, takes_content, scales, time_first = False, True, False, False
 
     @abstractmethod
     def build(self, pos: str, seed: int, **options: Any) -> nn.Module:
@@ -81,36 +72,68 @@ class Kind(ABC):
         """What has the layers and the core's module as ``layers`` and ``positions``."""
         return model
 
-    def scale(self, core: Positions) -> float:
-        """What the content is multiplied by where this variant's positions are added."""
-        return 1.0
-
     def reload(self, model: Any, new: Any, folder: Path) -> nn.Module:
         """What was saved, as the host loads it; ``new`` is a model of other weights."""
         torch.save(model.state_dict(), folder / "weights.pt")
         new.load_state_dict(torch.load(folder / "weights.pt", weights_only=True))
         return new
 
-    def cached(self, model: Any, samples: Sequence[Tensor]) -> Iterator[tuple[str, list[Tensor]]]:
-        """How, and what :meth:`run` gives in steps with a cache of keys; none without one."""
+    def ways(self, model: Any, samples: Sequence[Tensor]) -> Iterator[tuple[str, list[Tensor]]]:
+        """What else gives what :meth:`run` does: steps with a cache of keys, texts in one row."""
         yield from ()
 
-    def packed(self, model: Any, samples: Sequence[Tensor]) -> list[Tensor] | None:
-        """What :meth:`run` gives for samples that stand in one row; None where there is none."""
-        return None
+
+class TokenKind(Kind):
+    """A kind of model whose samples are texts: their tokens are counted without padding.
+
+    Attributes:
+        padding: the token's number; those of words are 4 … 43.
+        pads_left: whether it stands before the words.
+    """
+
+    padding, pads_left = 0, False
+
+    def samples(self) -> list[Tensor]:
+        """Tokens of two texts."""
+        drawn = torch.Generator().manual_seed(0)
+        return [torch.randint(4, 44, (length,), generator=drawn) for length in (7, 5)]
+
+    def batch(self, samples: Sequence[Tensor]) -> Tensor:
+        """Tokens (B, N), padded."""
+        turn = (lambda x: x.flip(-1)) if self.pads_left else (lambda x: x)
+        rows = [turn(one) for one in samples]
+        return turn(nn.utils.rnn.pad_sequence(rows, True, self.padding))
+
+    def unpadded(self, out: Tensor, samples: Sequence[Tensor]) -> list[Tensor]:
+        """Rows (B, N, channels) of a batch without padding."""
+        return [
+            row[real] for row, real in zip(out, self.batch(samples) != self.padding, strict=True)
+        ]
+
+    def places(self, model: Any, samples: Sequence[Tensor]) -> Places:
+        """Tokens are counted."""
+        real = self.batch(samples) != self.padding
+        where = (real.cumsum(1) - 1.0).masked_fill(~real, torch.nan)
+        seen = real[:, None].expand(-1, real.shape[1], -1)
+        return Places(where, seen.tril() if self.causal else seen, real)
 
 
 def kinds(axes: int) -> list[Kind]:
     """The kinds of model of the hosts that are installed."""
-    there = [host for host, module in HOSTS.items() if importlib.util.find_spec(module)]
-    found = [importlib.import_module(f"cape_plugins.{host}.checks").KINDS for host in there]
-    return [kind for of in found for kind in of if kind.axes == axes]
+    found: list[Kind] = []
+    for package, (first, *_) in autoload.hosts().items():
+        if importlib.util.find_spec(first.partition(".")[0]):
+            host = importlib.import_module(package)
+            if not hasattr(host, "KINDS"):
+                host = importlib.import_module(f"{package}.checks")
+            found += host.KINDS
+    return [kind for kind in found if kind.host.axes == axes]
 
 
 def made(kind: Kind, pos: str, seed: int = 0, **options: Any) -> Any:
     """A model in evaluation whose parameters have been moved: many are 0 or 1 at first."""
-    given = {name: value for name, value in options.items() if name not in kind.sets}
-    return _made(kind, variants.get(pos, kind.axes), pos, seed, tuple(given.items()))
+    given = {name: value for name, value in options.items() if name not in kind.host.sets}
+    return _made(kind, variants.get(pos, kind.host.axes), pos, seed, tuple(given.items()))
 
 
 @functools.lru_cache(maxsize=32)  # a start of fairseq's takes half a second
@@ -120,28 +143,6 @@ def _made(kind: Kind, variant: Any, pos: str, seed: int, options: tuple[tuple[st
     for parameter in model.parameters():
         parameter.data.add_(0.05 * torch.randn(parameter.shape, generator=moves))
     return model
-
-
-def without(kind: Kind, model: nn.Module) -> Any:
-    """A model of the same weights without positions."""
-    plain = made(kind, "nopos")
-    weights = dict(model.named_parameters())
-    for name, parameter in plain.named_parameters():
-        parameter.data.copy_(weights[name])
-    return plain
-
-
-def core_of(kind: Kind, model: Any) -> Positions:
-    """The core's module, anew, by what the host's says of itself."""
-    stack = kind.stack(model)
-    theirs, sizes = stack.positions, dataclasses.asdict(stack.positions.sizes)
-    del sizes["layer"]  # each layer's own
-    # timm shows ε in words
-    options = {k: getattr(theirs.augmentation, k, one) for k, one in theirs.options.items()}
-    core = Positions(theirs.pos, **sizes, layers=len(stack.layers), **options).eval()
-    if core.added is not None:
-        core.added.load_state_dict(theirs.added.state_dict())
-    return core
 
 
 class Seen:
@@ -154,40 +155,38 @@ class Seen:
     """
 
     def __init__(self, kind: Kind, model: Any, instead: Sequence[Tensor] = ()) -> None:
+        """Run the model on its samples; each layer gets the content ``instead``, if there is."""
         self.given: list[Tensor] = []
         self.out: list[Tensor] = []
         self.attended: dict[int, tuple[Any, Tensor, Tensor, Tensor, Tensor]] = {}
-        swap = functools.partial(torch.transpose, dim0=0, dim1=1) if kind.time_first else _same
 
-        def before(layer: Any, args: Any, named: Any) -> Any:
-            if instead:
-                args = (_put(args[0], swap(instead[len(self.given)])), *args[1:])
-            self.given.append(swap(_first(args)))
-            return args, named
+        def turned(x: Tensor) -> Tensor:
+            return x.transpose(0, 1) if kind.time_first else x
 
-        def after(layer: Any, args: Any, out: Any) -> None:
-            self.out.append(swap(_first(out)))
+        def before(layer: Any, args: Any) -> Any:
+            self.given.append(turned(_first(args)))
+            if not instead:
+                return args
+            content = turned(instead[len(self.out)])
+            first = content if isinstance(args[0], Tensor) else (content, *args[0][1:])
+            return (first, *args[1:])
 
         def attended(part: PositionalAttention, args: Any, out: Any) -> None:
             if part.acts:
                 self.attended[len(self.out)] = part, *args[:3], out[0]
 
-        hooks: list[Any] = []
+        hooks = []
         for layer in kind.stack(model).layers:
-            hooks.append(layer.register_forward_pre_hook(before, with_kwargs=True))
+            hooks.append(layer.register_forward_pre_hook(before))
+            after = lambda _, args, out: self.out.append(turned(_first(out)))  # noqa: E731
             hooks.append(layer.register_forward_hook(after))
-        for part in model.modules():
-            if isinstance(part, PositionalAttention):
-                hooks.append(part.register_forward_hook(attended))
+        parts = (one for one in model.modules() if isinstance(one, PositionalAttention))
+        hooks += [part.register_forward_hook(attended) for part in parts]
         try:
             kind.run(model, kind.samples())
         finally:
             for hook in hooks:
                 hook.remove()
-
-
-def _same(x: Tensor) -> Tensor:
-    return x
 
 
 def _first(found: Any) -> Tensor:
@@ -197,39 +196,28 @@ def _first(found: Any) -> Tensor:
     return found
 
 
-def _put(given: Any, content: Tensor) -> Any:
-    """A layer's first argument with other content in it."""
-    return content if isinstance(given, Tensor) else (content, *given[1:])
-
-
 def check_host_output(kind: Kind, pos: str, **options: Any) -> None:
-    """Content and attention of each layer are the core's, by the same weights."""
-    model = made(kind, pos, **options)
+    """Content and attention of each layer are the core's, and all else is the host's own."""
+    model, plain = made(kind, pos, **options), made(kind, "nopos")
+    weights = dict(model.named_parameters())
+    for name, parameter in plain.named_parameters():
+        parameter.data.copy_(weights[name])
+    seen, core = Seen(kind, model), kind.stack(model).positions
+    own = Seen(kind, plain, instead=seen.given)
     where, mask, real = kind.places(model, kind.samples())
-    core, seen, plain = core_of(kind, model), Seen(kind, model), Seen(kind, without(kind, model))
-    content, given = core(plain.given[0] * kind.scale(core), where, mask)
+    # where sinusoids are added; a decoder's core does it too
+    scale = core.content_scale ** (kind.scales - core.causal)
+    content, given = core(own.given[0] * scale, where, mask)
     placed = real & ~(where if where.ndim == 2 else where[..., 0]).isnan()
-    _same_as(seen.given[0][placed], content[placed], "what is added")
-    acting = {index for index, one in enumerate(core.attentions) if one.acts}
-    acting = acting if core.variant.attends else set()
+    _same(seen.given[0][placed], content[placed], "what is added")
     there = {*seen.attended}
+    acting = {number for number, one in enumerate(core.layers) if one is not None}
     assert there == acting, f"it attends in layers {sorted(there)}, not {sorted(acting)}"
-    for index, (part, query, key, value, out) in seen.attended.items():
-        layer = core.attentions[index]
-        layer.load_state_dict(part.state_dict())
-        expected, _ = layer(query, key, value, given)
-        found, expected = (x.transpose(1, 2)[real] for x in (out, expected))
-        _same_as(found, expected, f"attention of layer {index}")
-
-
-def check_host_layers(kind: Kind, pos: str, **options: Any) -> None:
-    """A layer in which the variant does not act is the host's own, for the same content."""
-    model = made(kind, pos, **options)
-    seen, real = Seen(kind, model), kind.places(model, kind.samples()).real
-    others = Seen(kind, without(kind, model), instead=seen.given)
-    for index, (found, expected) in enumerate(zip(seen.out, others.out, strict=True)):
-        if index not in seen.attended:
-            _same_as(found[real], expected[real], f"layer {index}, which it leaves alone")
+    for layer, (found, expected) in enumerate(zip(seen.out, own.out, strict=True)):
+        if layer in there:
+            part, *attends, found = seen.attended[layer]
+            found, expected = (x.transpose(1, 2) for x in (found, part(*attends, given)[0]))
+        _same(found[real], expected[real], f"layer {layer}")
 
 
 def check_host_hides(kind: Kind, pos: str, **options: Any) -> None:
@@ -239,12 +227,12 @@ def check_host_hides(kind: Kind, pos: str, **options: Any) -> None:
     for index, one in enumerate(samples):
         assert together[index].isfinite().all(), "NaN where there is padding"
         (alone,) = kind.run(model, [one])
-        _same_as(together[index], alone, f"sample {index} beside another")
+        _same(together[index], alone, f"sample {index} beside another")
     if kind.causal:
         kept = len(samples[0]) // 2
         other = torch.cat([samples[0][:kept], samples[0][kept:].flip(0)])
         (changed,) = kind.run(model, [other])
-        _same_as(changed[:kept], together[0][:kept], "tokens before one that is another")
+        _same(changed[:kept], together[0][:kept], "tokens before one that is another")
 
 
 def check_host_saves(kind: Kind, pos: str, **options: Any) -> None:
@@ -252,31 +240,24 @@ def check_host_saves(kind: Kind, pos: str, **options: Any) -> None:
     model, new = (made(kind, pos, seed, **options) for seed in (0, 1))
     with tempfile.TemporaryDirectory() as folder:
         again = kind.reload(model, new, Path(folder)).eval()
-        samples = kind.samples()
-        for found, expected in zip(kind.run(again, samples), kind.run(model, samples), strict=True):
-            _same_as(found, expected, "what was saved and loaded")
+        for found, expected in zip(
+            *(kind.run(x, kind.samples()) for x in (again, model)), strict=True
+        ):
+            _same(found, expected, "what was saved and loaded")
 
 
-def check_host_caches(kind: Kind, pos: str, **options: Any) -> None:
-    """Steps with a cache of keys give what the whole gives."""
+def check_host_ways(kind: Kind, pos: str, **options: Any) -> None:
+    """Steps with a cache of keys, and texts packed into one row, give what the whole gives."""
     model, samples = made(kind, pos, **options), kind.samples()
     whole = kind.run(model, samples)
-    for how, steps in kind.cached(model, samples):
-        for found, expected in zip(steps, whole, strict=True):
-            _same_as(found, expected, f"in steps with a {how} cache")
+    for how, found in kind.ways(model, samples):
+        for one, expected in zip(found, whole, strict=True):
+            _same(one, expected, how)
 
 
-def check_host_packs(kind: Kind, pos: str, **options: Any) -> None:
-    """Samples packed into one row give what each gives alone."""
-    model, samples = made(kind, pos, **options), kind.samples()
-    packed = kind.packed(model, samples)
-    for one, found in zip(samples, packed or (), strict=packed is not None):
-        (alone,) = kind.run(model, [one])
-        _same_as(found, alone, "what is packed into one row")
-
-
-def _same_as(found: Tensor, expected: Tensor, what: str) -> None:
-    assert_close(found, expected, **CLOSE, msg=lambda said: f"{what} differs: {said}")
+def _same(found: Tensor, expected: Tensor, what: str) -> None:
+    how: dict[str, Any] = dict(rtol=1e-4, atol=2e-5)
+    assert_close(found, expected, **how, msg=lambda said: f"{what} differs: {said}")
 
 
 def in_each(check: Callable[..., None]) -> Callable[..., None]:
@@ -297,14 +278,5 @@ def in_each(check: Callable[..., None]) -> Callable[..., None]:
     return of_hosts
 
 
-CHECKS = tuple(
-    in_each(check)
-    for check in (
-        check_host_output,
-        check_host_layers,
-        check_host_hides,
-        check_host_saves,
-        check_host_caches,
-        check_host_packs,
-    )
-)
+_HERE = check_host_output, check_host_hides, check_host_saves, check_host_ways
+CHECKS = tuple(map(in_each, _HERE))

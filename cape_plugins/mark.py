@@ -72,7 +72,7 @@ class VariantMark(nn.Module):
     def _fill(self, device: torch.device | None) -> None:
         self.register_buffer(_VARIANT + self.pos, torch.empty(0, device=device))
         for name, word in self.words.items():
-            self.register_buffer(_key_of(name, word), torch.empty(0, device=device))
+            self.register_buffer(f"{name}={_as_key(word)}", torch.empty(0, device=device))
         for name, value in self.settings.items():
             kept = torch.tensor(value, dtype=torch.float32, device=device)
             self.register_buffer(name, kept)
@@ -91,7 +91,7 @@ class VariantMark(nn.Module):
             RefusedCheckpoint: the checkpoint is of another variant, or a setting that changes
                 results in evaluation has another value.
         """
-        found = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
+        found = _within(state_dict, prefix)
         say(compare(found, self), [self])
         here = getattr(self, _VARIANT + self.pos)
         if local.get("assign_to_params_buffers"):  # then a model may leave the meta device
@@ -113,10 +113,12 @@ def _compare_all(model: nn.Module, entries: Mapping[str, Any], prefix: str, *_: 
     for name, mark in model.named_modules(prefix=prefix.rstrip(".")):
         if isinstance(mark, VariantMark):
             marks.append(mark)
-            before = f"{name}." if name else ""
-            found = {k.removeprefix(before): v for k, v in entries.items() if k.startswith(before)}
-            warnings |= {*compare(found, mark)}
+            warnings |= {*compare(_within(entries, f"{name}." if name else ""), mark)}
     say(warnings, marks)
+
+
+def _within(entries: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): one for k, one in entries.items() if k.startswith(prefix)}
 
 
 def say(warnings: Iterable[str], marks: Iterable[VariantMark]) -> None:
@@ -195,10 +197,6 @@ def variant_of(entries: Iterable[str]) -> str | None:
         if last.startswith(_VARIANT):
             return last.removeprefix(_VARIANT)
     return None
-
-
-def _key_of(name: str, word: str) -> str:
-    return f"{name}={_as_key(word)}"
 
 
 def _as_key(word: str) -> str:

@@ -48,10 +48,15 @@ def option(
         raise ValueError(f"the second argument of option() is its help, a line, got {help!r}")
     if unit not in (None, POSITION):
         raise ValueError(f"unit must be POSITION, a length, or None, got {unit!r}")
-    if not (isinstance(axes, tuple) and axes and {*axes} <= {*AXES}):
-        raise ValueError(f"axes must be (1,), (2,) or (1, 2), got {axes!r}")
+    check_axes(axes)
     about = dict(help=help, unit=unit, axes=axes, training_only=training_only, asked=asked)
     return field(default=default, metadata=about)
+
+
+def check_axes(axes: Any) -> None:
+    """Raise ValueError unless it is a tuple of some of :data:`AXES`."""
+    if not (isinstance(axes, tuple) and axes and {*axes} <= {*AXES}):
+        raise ValueError(f"axes must be (1,), (2,) or (1, 2), got {axes!r}")
 
 
 def declared(kind: Any, axes: int | None = None) -> dict[str, Field[Any]]:

@@ -5,21 +5,16 @@ A package names a module, or a function that registers, in its entry-point group
 work. As this is the import of a module, other threads wait until it has ended.
 """
 
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
-from cape_plugins.autoload import warn
+from cape_plugins.autoload import entry_points, warn
 
 GROUP = "cape_plugins.variants"  # of entry points
 
 
 def load_all() -> None:
     """Import what each entry point names, and call it if it is a function."""
-    try:
-        points = [*entry_points(group=GROUP)]
-    except Exception as error:  # of a package whose list is malformed
-        warn(f"cape_plugins could not read entry points ({error!r}): no package has variants")
-        return
-    for point in points:
+    for point in entry_points(GROUP):
         try:
             load(point)
         except (Exception, SystemExit) as error:  # `sys.exit()` would end the import of a host

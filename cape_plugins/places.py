@@ -116,6 +116,14 @@ def patch_grid(height: int, width: int, *, extent: float = 1.0, device: Device =
     return torch.cartesian_prod(*axes)  # (H · W, 2)
 
 
+def counted(real: Tensor) -> Tensor:
+    """Which token of its row each is, padding left out: bool (B, N) → whole numbers (B, N).
+
+    Whole, as CUDA's sums of floats vary; ONNX has none of bools. Before the first token it is -1.
+    """
+    return real.cumsum(dim=1, dtype=torch.int64) - 1
+
+
 def with_axes(positions: Tensor) -> Tensor:
     """Positions (B, N[, axes]) as (B, N, axes), in the dtype of :func:`exact`."""
     wide = exact(positions)

@@ -27,7 +27,7 @@ from cape_plugins.causal import check_mask, earlier, place, reads_keys
 from cape_plugins.checks import check_count, check_positions, is_traced
 from cape_plugins.mark import PACKAGE, VariantMark
 from cape_plugins.options import check_asked, declared
-from cape_plugins.part import Sizes
+from cape_plugins.part import Part, Sizes
 from cape_plugins.places import Generator, with_axes
 from cape_plugins.sinusoid import Sinusoids
 from cape_plugins.tryout import try_out
@@ -59,6 +59,7 @@ class Positions(nn.Module):
         attentions: the self-attention of each layer, a ``nn.ModuleList``; without positions in it
             where the variant acts at the input alone. :meth:`hand_over` is for hosts, whose layers
             have an attention already.
+        layers: the same, None where a layer has none; not registered.
         mark: names the variant in checkpoints.
 
     Raises:
@@ -99,35 +100,37 @@ class Positions(nn.Module):
         self.augmentation = self.variant.augments(**of_augmentation, sizes=self.sizes)
         adds, attends = self.variant.adds, self.variant.attends
         self.added = None if adds is None else adds(self.sizes, **self._of(adds))
-        if causal and (told := self.needs_others()):
-            raise ValueError(f"{pos} needs other tokens, which a decoder's step lacks: {told}")
+        # what to do so that a token's position in evaluation depends on no other; empty: none
+        self.needs_others = self.augmentation.needs_whole_sequence(training=False)
+        if self.added is not None and self.added.needs_content():
+            self.needs_others = "it adds what depends on the content; use it in an encoder"
+        if causal and self.needs_others:
+            told = f"{pos} needs other tokens, which a decoder's step lacks: {self.needs_others}"
+            raise ValueError(told)
         made: list[PositionalAttention | None] = [None] * layers
         if attends is not None:
             if layers == 0:
                 raise ValueError(f"{pos} acts in self-attention: give the number of layers")
-            every = self.options.get("nopos_every", 0)
-            for layer in range(layers):
-                if layer and (self.variant.first_layer_only or (every and not (layer + 1) % every)):
-                    continue
-                sizes = replace(self.sizes, layer=layer)
-                shared = self.variant.one_for_all and layer > 0
-                made[layer] = made[0] if shared else attends(sizes, **self._of(attends))
-        self._made = tuple(made)  # a tuple registers nothing: who has the layers, has them too
+            own = self._of(attends)
+            first = attends(self.sizes, **own)
+            for layer in range(1 if self.variant.first_layer_only else layers):
+                if first.acts_in(layer):
+                    new = layer > 0 and not self.variant.one_for_all
+                    one = attends(replace(self.sizes, layer=layer), **own) if new else first
+                    one.pos, one.prepares = pos, self.variant.one_for_all
+                    made[layer] = one
+        self.layers = tuple(made)  # a tuple registers nothing: who has the layers, has them too
         self.attentions = nn.ModuleList(without(self.sizes) if one is None else one for one in made)
+        self._number = next((n for n, one in enumerate(made) if one is not None), None)
+        if self.added is not None:
+            self.added.pos = pos
         # a default of None is decided by the part that declares it
-        for part in (self.augmentation, self.added, *self._made[:1]):
+        for part in (self.augmentation, self.added, self.first):
             for name in declared(part and type(part), axes).keys() & self.options.keys():
                 self.options[name] = getattr(part, name)
-        for part in (self.added, *self._made):
-            if part is not None:
-                part.pos = pos
-        for part in self._made[:1] if self.variant.one_for_all else ():
-            assert part is not None
-            part.prepares = True
-        for part in (self.added, *self._made[:1]):
-            if part is not None:
+            if isinstance(part, Part):
                 try_out(part)
-        self.reads_keys = reads_keys(self._made[0] if self._made else None)
+        self.reads_keys = self.first is not None and reads_keys(self.first)
         training_only = [n for n, one in taken.items() if one.metadata["training_only"]]
         kept = {**self.options, **remembers}
         if (package := variants.package(pos, axes)) not in ("cape_plugins", "__main__"):
@@ -147,12 +150,6 @@ class Positions(nn.Module):
         section 3.4); a table begins as small as they do.
         """
         return self.sizes.dim**0.5 if isinstance(self.added, Sinusoids) else 1.0
-
-    def needs_others(self) -> str:
-        """What to do so that a token's position in evaluation depends on no other; empty: none."""
-        if self.added is not None and self.added.needs_content():
-            return "it adds what depends on the content; use it in an encoder"
-        return self.augmentation.needs_whole_sequence(training=False)
 
     @property
     def has_positions(self) -> bool:
@@ -215,13 +212,13 @@ class Positions(nn.Module):
                 ``keys`` are given to a variant whose positions depend on the whole sequence, or
                 that draws, in training without ``draw``.
         """
-        placed = keys is None and (self.causal or positions is None)
-        if placed:  # and the mask checked
+        if keys is None and (self.causal or positions is None):
             positions, keys, mask = self._place(content, positions, mask, past)
-        assert positions is not None  # for mypy
-        self._check_shapes(content, positions, keys)
-        if not placed:
-            check_mask(mask, positions, positions if keys is None else keys, self.needs_others())
+            self._check_shapes(content, positions, keys)
+        else:
+            assert positions is not None  # for mypy
+            self._check_shapes(content, positions, keys)
+            check_mask(mask, positions, positions if keys is None else keys, self.needs_others)
         if content is not None and self.causal and self.content_scale != 1.0:
             content = content * self.content_scale
         if not self.has_positions:
@@ -233,29 +230,27 @@ class Positions(nn.Module):
             keys = None  # a sequence that attends to itself
         if keys is not None:
             self._check_keys(draw, draws)
-        drawn: dict[str, Any] = dict(
+        how: dict[str, Any] = dict(
             max_local_shift=max_local_shift, generator=generator, draws=draws
         )
-        moved = self.augment(positions, batch, draw, **drawn)
-        dtype = torch.float32 if dtype is None else dtype
-        added = content
+        moved = of_keys = self.augment(positions, batch, draw, **how)
+        dtype, mask = dtype or torch.float32, with_heads(mask)
         if self.added is not None:
-            added = self.added(content, moved, dtype)
+            content = self.added(content, moved, dtype)
         first = self._first(positions.device)
         if first is None:
-            return added, Given(mask=with_heads(mask))
-        of_keys = moved
+            return content, Given(mask=mask)
         unread = past > 0 and not self.reads_keys  # a cache has embedded them already
         if keys is not None and not unread:
-            of_keys = self.augment(keys, batch, draw, **drawn)
+            of_keys = self.augment(keys, batch, draw, **how)
         if first.prepares:
-            return added, Given(moved, of_keys, with_heads(mask))
-        given = first.prepare(moved, of_keys, with_heads(mask), dtype)
+            return content, Given(moved, of_keys, mask)
+        given = first.prepare(moved, of_keys, mask, dtype)
         if unread:
             given = given._replace(keys=None)
-        if None in self._made and given.mask is None:  # other layers need the mask alone
-            given = given._replace(mask=with_heads(mask))
-        return added, given
+        if None in self.layers and given.mask is None:  # other layers need the mask alone
+            given = given._replace(mask=mask)
+        return content, given
 
     def _place(
         self, content: Tensor | None, positions: Tensor | None, mask: Tensor | None, past: int
@@ -294,13 +289,18 @@ class Positions(nn.Module):
                 "another sequence give draw=, from Positions.draw"
             )
 
+    @property
+    def first(self) -> PositionalAttention | None:
+        """The attention of the first layer that has the variant's, which prepares for all."""
+        return None if self._number is None else self.layers[self._number]
+
     def _first(self, device: torch.device) -> PositionalAttention | None:
-        """The attention that prepares for all; a replica of nn.DataParallel has its own."""
-        first = self._made[0] if self._made else None
+        """:attr:`first`; a replica of nn.DataParallel has its own."""
+        first = self.first
         if first is None or not getattr(self, "_is_replica", False):
             return first
         if self.attentions:
-            return self.attentions[0]  # type: ignore[return-value]
+            return self.attentions[self._number]  # type: ignore[return-value, index]
         if any(one.device != device for one in first.buffers()):
             raise ValueError(
                 f"{first.said('prepare')} may read a buffer, which nn.DataParallel leaves on "
@@ -326,7 +326,7 @@ class Positions(nn.Module):
         own attention.
         """
         self.attentions = nn.ModuleList()
-        return [*self._made]
+        return [*self.layers]
 
     def draw(
         self, batch_size: int, device: torch.device, generator: Generator = None

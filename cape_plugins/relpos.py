@@ -81,7 +81,7 @@ class RelativePositions(PositionalAttention):
             return Given(mask=with_heads(mask))
         apart = (keys[:, None, :, 0] - queries[:, :, None, 0]) / self.sizes.spacing
         apart = apart.nan_to_num(0.0).round().long().clamp(-self.context, self.context)
-        return Given(apart + self.context, mask=with_heads(mask))
+        return Given(pairs=apart + self.context, mask=with_heads(mask))
 
     def check_even(self, positions: Tensor, begin_again: bool, by_any: bool) -> None:
         """Raise ValueError unless tokens at positions (1 or B, N) stand where counting has them.
@@ -115,18 +115,16 @@ class RelativePositions(PositionalAttention):
     def bias(self, query: Tensor, key: Tensor, given: Given = NOTHING) -> Tensor:
         """What distances add to the scores: (B, heads, queries, keys).
 
-        Raises:
-            ValueError: the queries have another number of channels than the table; or there are
-                fewer queries than keys, and ``given`` does not say where they are.
+        Without ``given`` queries and keys are one sequence.
         """
-        if given.queries is None:
+        if given.pairs is None:
             return distance_scores(*self.distances_of(query, key.shape[2], 0))
-        scores = self.scaled(query) @ self.keys.T.to(query.dtype)  # (B, heads, queries, rows)
-        return scores.gather(3, given.queries[:, None].expand(*scores.shape[:3], key.shape[2]))
+        scores = query * query.shape[3] ** -0.5 @ self.keys.T.to(query.dtype)
+        return scores.gather(3, given.pairs[:, None].expand(*scores.shape[:3], key.shape[2]))
 
     def bias_and_mask(self, query: Tensor, key: Tensor, given: Given) -> Tensor:
         """:meth:`bias` and mask as one, to be added to the scores."""
-        if given.queries is None:
+        if given.pairs is None:
             return self.distances_and_mask(query, key, given.mask)
         found = super().bias_and_mask(query, key, given)
         assert found is not None  # for mypy
@@ -149,19 +147,12 @@ class RelativePositions(PositionalAttention):
 
     def distances_of(self, query: Tensor, keys: int, later: int) -> tuple[Tensor, Tensor, int, int]:
         """Scaled queries, the rows of the table for their distances, and how many lie beyond it."""
-        scaled, queries, context = self.scaled(query), query.shape[2], self.context
+        scaled, queries, context = query * query.shape[3] ** -0.5, query.shape[2], self.context
         # the largest distances to the left and to the right
         left, right = keys - later - 1, queries + later - 1
         # those within the context have rows of the table, those beyond it take the last row
         table = self.keys[max(context - left, 0) : context + right + 1].to(query.dtype)
         return scaled, table, max(left - context, 0), max(right - context, 0)
-
-    def scaled(self, query: Tensor) -> Tensor:
-        """Queries × head_dim^-½; ValueError if they have other channels than the table."""
-        head_dim = self.keys.shape[1]
-        if query.shape[3] != head_dim:
-            raise ValueError(f"queries of {query.shape[3]} channels, built for {head_dim}")
-        return query * head_dim**-0.5
 
     def attend(
         self,
@@ -173,7 +164,7 @@ class RelativePositions(PositionalAttention):
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """:meth:`PositionalAttention.attend`, in parts where there are many scores."""
-        if given.queries is None:
+        if given.pairs is None:
             if not is_traced() and query.shape[2] != key.shape[2]:
                 raise ValueError(
                     f"{query.shape[2]} queries and {key.shape[2]} keys are not one sequence: give "

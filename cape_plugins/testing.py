@@ -22,6 +22,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from cape_plugins import inside, variants
+from cape_plugins.attention import Given
 from cape_plugins.part import Part
 from cape_plugins.places import patch_grid, token_positions, with_axes
 from cape_plugins.positions import Positions
@@ -64,10 +65,6 @@ def model(pos: str, axes: int, **options: Any) -> Model:
     return Model(pos, axes, **options).eval()
 
 
-def _layers(made: Model) -> Any:
-    return made.positions.attentions
-
-
 def content(*sizes: int, seed: int = 1) -> Tensor:
     """Random content, (*sizes, dim)."""
     return torch.randn(*sizes, DIM, generator=torch.Generator().manual_seed(seed))
@@ -81,6 +78,7 @@ def places(axes: int, tokens: int = 6) -> Tensor:
 def check_methods(pos: str, axes: int, **options: Any) -> None:
     """What the methods of its parts give is of the right shape, is no NaN, and is new.
 
+    It is so of a class token and of padding too, whose position is NaN, and nothing is added there.
     A wrong shape may fit by chance, as a bias (B, queries, keys) does where there are as many
     samples as heads; what is written into is shared with other layers and models.
     """
@@ -94,8 +92,10 @@ def check_methods(pos: str, axes: int, **options: Any) -> None:
             given = added.add(x, where) if method == "add" else added.embedding(where, x.dtype)
         wanted = "(1 or B, N, dim)" if method == "embedding" else "(B, N, dim)"
         _check_given(added, method, given, wanted, [*x.shape])
+        nothing = method == "add" or not given[:, 0].any()
+        assert nothing, f"{added.said(method)} adds something to a token without a position"
     if made.variant.attends is not None:
-        layer: Any = made.attentions[0]
+        layer: Any = made.first
         mask = torch.ones(2, 1, 1, 8, dtype=torch.bool)
         mask[..., -1] = False
         query = x.unflatten(2, (HEADS, -1)).transpose(1, 2)
@@ -109,6 +109,9 @@ def check_methods(pos: str, axes: int, **options: Any) -> None:
         if bias is not None:
             shape = "(B or 1, heads or 1, queries or 1, keys or 1), or None"
             _check_given(layer, "bias", bias, shape, [2, HEADS, 8, 8], fewer=True)
+        whole: Any = Given(where, where, mask) if layer.prepares else given
+        told = f"{pos}: NaN where a token has no position"
+        assert layer(query, query, query, whole)[0].isfinite().all(), told
 
 
 def _check_given(
@@ -153,18 +156,6 @@ def check_padding(pos: str, axes: int, **options: Any) -> None:
         assert_close(found[1:, :4], expected[1])
 
 
-def check_no_position(pos: str, axes: int, **options: Any) -> None:
-    """A class token, whose position is NaN, gets numbers, and nothing is added to it."""
-    made, x = model(pos, axes, **options), content(2, 7)
-    where = places(axes)
-    where = torch.cat([torch.full_like(where[:, :1], math.nan), where], dim=1)
-    assert made(x, where).isfinite().all(), f"{pos}: NaN where a token has no position"
-    added = made.positions.added
-    if added is not None and not added.needs_content():
-        embedding, _ = made.positions(None, where)
-        assert not embedding[:, 0].any(), f"{pos} adds something to a token without a position"
-
-
 def check_batch(pos: str, axes: int, **options: Any) -> None:
     """A sample does not depend on those beside it, with its own positions or shared ones."""
     made, x = model(pos, axes, **options), content(2, 6)
@@ -182,7 +173,7 @@ def check_mask(pos: str, axes: int, **options: Any) -> None:
     seen[:, 0, -1] = True  # no decoder's mask, which goes not with centred positions
     _, given = made.positions(content(2, tokens), places(axes), seen)
     query, key, value = content(3, 2, tokens).unflatten(3, (HEADS, -1)).transpose(2, 3)
-    for attention in _layers(made):
+    for attention in made.positions.attentions:
         out, weights = attention(query, key, value, given, need_weights=True)
         assert not weights.masked_select(~seen).any(), f"{pos}: hidden keys have weights"
         assert_close(weights.sum(-1), torch.ones(2, HEADS, tokens))
@@ -198,7 +189,7 @@ def check_cache(pos: str, axes: int, **options: Any) -> None:
     seen = torch.ones(1, tokens, tokens, dtype=torch.bool).tril()
     query, key, value = content(3, 2, tokens).unflatten(3, (HEADS, -1)).transpose(2, 3)
     x = content(2, tokens)
-    for attention in _layers(made):
+    for attention in made.positions.attentions:
         at_once, _ = attention(query, key, value, positions(x, where, seen)[1])
         cache = Kept()
         for t in range(tokens):
@@ -284,7 +275,6 @@ def check_compile(pos: str, axes: int, **options: Any) -> None:
 CHECKS: tuple[Callable[..., None], ...] = (
     check_methods,
     check_padding,
-    check_no_position,
     check_batch,
     check_mask,
     check_cache,

@@ -17,11 +17,9 @@ import difflib
 import importlib
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import Field, dataclass
 from dataclasses import fields as fields_of
-from itertools import permutations
-from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 from cape_plugins.added import Added, Table
@@ -29,15 +27,12 @@ from cape_plugins.alibi import Alibi
 from cape_plugins.attention import PositionalAttention
 from cape_plugins.augment import AsGiven, Augmentation, DistanceAugmentation
 from cape_plugins.autoload import MEANT_BY_HOSTS
-from cape_plugins.options import AXES, declared
+from cape_plugins.options import AXES, check_axes, declared
 from cape_plugins.pose import SkippedPositions
 from cape_plugins.random_positions import RandomPositions
 from cape_plugins.relpos import RelativePositions
 from cape_plugins.rotary import Rotary
 from cape_plugins.sinusoid import Sinusoids
-
-_AXES = tuple(of for count in range(1, len(AXES) + 1) for of in permutations(AXES, count))
-
 
 #: slot of a variant → base class of what stands there
 SLOTS: dict[str, type] = {"adds": Added, "augments": AsGiven, "attends": PositionalAttention}
@@ -86,19 +81,13 @@ class Variant:
             raise ValueError("first_layer_only and one_for_all are of a variant that attends")
         if self.first_layer_only and self.one_for_all:
             raise ValueError("choose one of first_layer_only and one_for_all")
-        if self.axes not in _AXES:
-            raise ValueError(f"axes must be (1,), (2,) or (1, 2), got {self.axes!r}")
-
-    @property
-    def classes(self) -> list[type]:
-        """What stands in its slots."""
-        return [kind for slot in SLOTS if (kind := getattr(self, slot)) is not None]
+        check_axes(self.axes)
 
     def options(self, axes: int) -> dict[str, Field[Any]]:
         """Name → option that it takes, in sequences (1 axis) or images (2 axes)."""
         found: dict[str, Field[Any]] = {}
-        for kind in self.classes:
-            found |= declared(kind, axes)
+        for slot in SLOTS:
+            found |= declared(getattr(self, slot), axes)
         if self.first_layer_only:
             found.pop("nopos_every", None)
         return found
@@ -161,7 +150,7 @@ def names(axes: int) -> tuple[str, ...]:
     """
     if axes not in TABLE:
         raise ValueError(f"axes must be 1 (sequences) or 2 (images), got {axes!r}")
-    importlib.import_module("cape_plugins.packages")
+    importlib.import_module("cape_plugins.packages")  # loads them, once
     return tuple(TABLE[axes])
 
 
@@ -171,15 +160,6 @@ def get(pos: str, axes: int) -> Variant:
     Raises:
         ValueError: there is none of that name for so many axes.
     """
-    return _find(pos, axes).variant
-
-
-def package(pos: str, axes: int) -> str:
-    """The top-level module that has registered a variant; errors as :func:`get`."""
-    return _find(pos, axes).module.partition(".")[0]
-
-
-def _find(pos: str, axes: int) -> Registered:
     if pos not in (known := names(axes)):
         near = difflib.get_close_matches(str(pos), known, n=1)
         guess = f" (did you mean {near[0]}?)" if near else ""
@@ -188,7 +168,12 @@ def _find(pos: str, axes: int) -> Registered:
             "there may be of a package that is not installed here, or failed: python -m "
             "cape_plugins.env lists variants and their packages"
         )
-    return TABLE[axes][pos]
+    return TABLE[axes][pos].variant
+
+
+def package(pos: str, axes: int) -> str:
+    """The top-level module that has registered a variant that is there."""
+    return TABLE[axes][pos].module.partition(".")[0]
 
 
 def check_taken(
@@ -214,14 +199,14 @@ def check_taken(
             this variant takes.
     """
     taken = [name for name in get(pos, axes).options(axes) if name not in sets]
-    wrong = next((name for name in given if name not in taken), None)
-    if wrong is None:
-        return
-    takers: dict[str, list[str]] = {}
-    for each in names(axes):
-        for name in get(each, axes).options(axes).keys() - {*sets}:
-            takers.setdefault(name, []).append(each)
-    raise ValueError(misspelt(wrong, pos, taken, [*takers, *others], spell, takers))
+    for wrong in given:
+        if wrong not in taken:
+            of = {each: get(each, axes).options(axes).keys() - {*sets} for each in names(axes)}
+            if takers := [each for each, theirs in of.items() if wrong in theirs]:
+                allowed = ", ".join(map(spell, taken)) or "no options"
+                told = f"{spell(wrong)} is an option of {', '.join(takers)}: {pos} takes {allowed}"
+                raise ValueError(told)
+            raise ValueError(misspelt(wrong, pos, taken, {*others}.union(*of.values()), spell))
 
 
 def misspelt(
@@ -230,18 +215,15 @@ def misspelt(
     taken: Collection[str],
     known: Collection[str],
     spell: Callable[[str], str] = str,
-    takers: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> str:
-    """What to say of an option that ``pos``, which takes ``taken``, does not take.
+    """What to say of an option that nobody has; ``pos`` takes ``taken``.
 
-    ``known`` are all that it may be a misspelling of; ``takers`` say of which variants it is.
+    ``known`` are all that it may be a misspelling of.
     """
     near = difflib.get_close_matches(name, known, n=1)
     guess = f" (did you mean {spell(near[0])}?)" if near else ""
-    told = f"unknown option {spell(name)}{guess}"
-    if name in takers:
-        told = f"{spell(name)} is an option of {', '.join(takers[name])}"
-    return f"{told}: {pos} takes {', '.join(map(spell, taken)) or 'no options'}"
+    allowed = ", ".join(map(spell, taken)) or "no options"
+    return f"unknown option {spell(name)}{guess}: {pos} takes {allowed}"
 
 
 def tell_of_later(tell: Callable[[str, Variant], None]) -> None:

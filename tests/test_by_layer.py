@@ -3,11 +3,21 @@
 import pytest
 import torch
 
-from cape_plugins import PositionalAttention, Positions, Rotary, Sizes, testing, token_positions
+from cape_plugins import (
+    PositionalAttention,
+    Positions,
+    Rotary,
+    Sizes,
+    Variant,
+    register_variant,
+    testing,
+    token_positions,
+)
 from cape_plugins.variants import OURS, get
 from cape_support import build
 
 ATTEND = [(pos, axes) for axes in (1, 2) for pos in OURS[axes] if get(pos, axes).attends]
+SIZES = dict(dim=32, heads=4, layers=3)
 
 
 @pytest.mark.parametrize(("pos", "axes"), [one for one in ATTEND if not get(*one).first_layer_only])
@@ -38,6 +48,20 @@ def test_a_layer_without_positions_is_plain_attention_and_the_others_are_as_they
     rope, plain = Rotary(Sizes(dim=32, heads=4)), PositionalAttention(Sizes(dim=32, heads=4))
     assert torch.equal(with_positions, rope(query, key, value, given)[0])
     assert torch.equal(without, plain(query, key, value)[0])
+
+
+class Late(Rotary):
+    """Not in the first layer."""
+
+    def acts_in(self, layer):
+        return layer > 0
+
+
+@pytest.mark.parametrize("check", [c for c in testing.CHECKS if c is not testing.check_compile])
+def test_a_variant_may_choose_its_layers(own_table, check):
+    register_variant("late", Variant(attends=Late, axes=(1,)))
+    assert [one and one.sizes.layer for one in Positions("late", **SIZES).layers] == [None, 1, 2]
+    check("late", 1)
 
 
 @pytest.mark.parametrize("wrong", [-1, 1, 2.5, True, "4"])

@@ -125,7 +125,7 @@ def test_a_step_makes_rows_of_cached_keys_for_variants_that_read_them_alone(pos)
         _, given = made(x, past=1000)
     assert given.keys is None
     assert counted.sines <= 100
-    bias = given.bias if given.bias is not None else given.queries
+    bias = given.bias if given.bias is not None else given.pairs
     assert not reads or bias.shape[-1] == 1001
 
 

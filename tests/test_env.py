@@ -11,8 +11,8 @@ from cape_plugins import (
     Given,
     PositionalAttention,
     Variant,
+    autoload,
     env,
-    inside,
     register_variant,
     testing,
 )
@@ -20,13 +20,13 @@ from cape_support import odd
 
 
 def test_it_prints_versions_and_that_the_hook_is_on(capsys, monkeypatch):
-    monkeypatch.setattr(env, "HOSTS", {})
+    monkeypatch.setattr(autoload, "hosts", dict)
     env.main([])
-    ours, python, about_torch, autoload, variants = capsys.readouterr().out.splitlines()
+    ours, python, about_torch, hook, variants = capsys.readouterr().out.splitlines()
     assert ours == f"cape-plugins {version('cape-plugins')}"
     assert python.startswith(f"Python {sys.version_info.major}.{sys.version_info.minor}.")
     assert about_torch.startswith(f"torch {torch.__version__}, GPU: ")
-    assert autoload == "loading by name: on"
+    assert hook == "loading by name: on"
     assert variants.startswith("variants: nopos, abspos, ")
     assert "; of cape_fire: fire, cape_fire" in variants
     # and what switched the hook off
@@ -39,34 +39,35 @@ def test_it_prints_versions_and_that_the_hook_is_on(capsys, monkeypatch):
 
 
 def test_of_a_host_that_does_not_know_our_models_the_reason_is_given(capsys, monkeypatch, tmp_path):
-    warns = "import warnings\nwarnings.warn('of its own')\nwarnings.warn('cape_plugins could not')"
+    warns = "import warnings\nwarnings.warn('of its own')\nwarnings.warn('other could not')"
     (tmp_path / "warning_host.py").write_text(warns)
     monkeypatch.syspath_prepend(tmp_path)
     hosts = {
-        "missing": (["no-such-distribution"], "nowhere", vars),
-        "broken": (["torch"], "no_such_module", vars),
-        "without": (["torch"], "json", lambda _: ["vit"]),
-        "failed": (["torch"], "warning_host", lambda _: ["vit"]),
+        "cape_plugins.missing": ["nowhere.models"],
+        "broken": ["torch.no_such_module"],
+        "without": ["json"],
+        "other": ["warning_host"],
     }
-    monkeypatch.setattr(env, "HOSTS", hosts)
+    monkeypatch.setattr(autoload, "hosts", lambda: hosts)
     env.main([])
     *_, missing, broken, without, failed = capsys.readouterr().out.splitlines()
     assert "pip install 'cape-plugins[missing]'" in missing
     assert broken.startswith(f"torch {version('torch')}: ")
-    assert "'no_such_module'" in broken
-    assert without.endswith("import cape_plugins.without")
-    assert failed.endswith(": cape_plugins could not")
+    assert "'torch.no_such_module'" in broken
+    assert without.endswith("import without")
+    assert failed.endswith(": other could not")
 
 
-@pytest.mark.parametrize("host", env.HOSTS)
+@pytest.mark.parametrize("package", [*autoload.hosts()])
 def test_of_a_host_that_knows_our_models_it_says_whether_they_were_tested_with_it(
-    capsys, monkeypatch, host
+    capsys, monkeypatch, package
 ):
-    pytest.importorskip(env.HOSTS[host][1])
-    monkeypatch.setattr(env, "HOSTS", {host: env.HOSTS[host]})
+    module, *_ = autoload.hosts()[package]
+    pytest.importorskip(module)
+    monkeypatch.setattr(autoload, "hosts", lambda: {package: [module]})
     env.main([])
     line = capsys.readouterr().out.splitlines()[-1]
-    relies = import_module(f"cape_plugins.{host}.relies").RELIES
+    relies = import_module(package).RELIES
     assert line == f"{' '.join(relies.installed)}: {relies.state}"
 
     monkeypatch.setitem(vars(relies), "installed", (relies.installed[0], "999999.1"))
@@ -87,7 +88,7 @@ def test_a_variant_is_checked_by_its_name(own_table, capsys, monkeypatch):
     """A line for each check, and exit status 1 where one fails."""
     checks = testing.check_padding, testing.check_cache
     monkeypatch.setattr(testing, "CHECKS", checks)
-    monkeypatch.setattr(inside, "HOSTS", {})
+    monkeypatch.setattr(autoload, "hosts", dict)
     methods = dict(prepare=by_the_last, embed=lambda self, x, rows: x * (1 + rows[:, None, :, :1]))
     variant = Variant(attends=odd(PositionalAttention, **methods), axes=(1,))
     register_variant("sees_future", variant)

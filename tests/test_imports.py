@@ -1,6 +1,7 @@
 """Imports go one way: no module of the plug-in imports another that imports it, however far."""
 
 import ast
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -28,7 +29,18 @@ def imported(path: Path, known: set[str]) -> set[str]:
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
             # `from package import module` needs the module, `from module import name` the module
             found |= inner & known or {node.module}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            found |= set(_words(node.args[0], path))
     return found & known
+
+
+def _words(name: ast.expr, path: Path) -> Iterator[str]:
+    """The name that ``import_module`` gets, where it is written: a string, or f"{__name__}.…"."""
+    parts = ["cape_plugins", *path.relative_to(PACKAGE).with_suffix("").parts]
+    own = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    text = ast.unparse(name).removeprefix("f").strip("'\"").replace("{__name__}", own)
+    if "{" not in text:
+        yield text
 
 
 def test_no_import_goes_round():

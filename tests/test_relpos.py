@@ -118,7 +118,7 @@ def test_positions_that_counting_does_not_give_are_refused(tokens, index):
 def test_in_training_frames_may_be_left_out():
     """The paper's front end does so by chance."""
     positions = torch.tensor([[0.0, 1, 2, 4, 5, 7]])[..., None]
-    assert module().train().prepare(positions, positions, None, torch.float32).queries is None
+    assert module().train().prepare(positions, positions, None, torch.float32).pairs is None
 
 
 def test_other_keys_are_refused_where_steps_would_not_count_as_the_whole():
@@ -149,7 +149,7 @@ def test_between_queries_and_other_keys_distances_are_positions_in_the_nearest_t
     keys = torch.tensor([0.0, 0.0401, 0.0799, 0.1199, 0.16, math.nan])[None, :, None]
     given = attention.prepare(keys[:, 3:4], keys, None, torch.float32)
     # 3, 2 and 1 to the left, itself, 1 to the right; one without a position counts as itself
-    assert given.queries.tolist() == [[[0, 0, 1, 2, 3, 2]]]
+    assert given.pairs.tolist() == [[[0, 0, 1, 2, 3, 2]]]
 
 
 def test_the_vectors_begin_uniform_in_a_tenth():

@@ -103,7 +103,7 @@ def test_a_token_without_a_position_gets_nothing_added(own_table):
     ones = odd(Added, embedding=lambda self, at, dtype: torch.ones(*at.shape[:2], self.sizes.dim))
     register_variant("wrong", Variant(adds=ones))
     with pytest.raises(AssertionError, match="without a position"):
-        testing.check_no_position("wrong", 1)
+        testing.check_methods("wrong", 1)
 
 
 def clears(self, queries, keys, mask, dtype):
@@ -190,8 +190,7 @@ def by_the_last(self, x, rows):
         ("check_host_hides", "fairseq's cape_transformer_lm", dict(prepare=seen_by_all)),
         ("check_host_hides", "ESPnet's cape_transformer", dict(embed=by_the_last)),
         ("check_host_saves", "transformers' cape_llama", FORGETS),
-        ("check_host_caches", "transformers' cape_llama", dict(embed=counted)),
-        ("check_host_packs", "transformers' cape_llama", dict(embed=counted)),
+        ("check_host_ways", "transformers' cape_llama", dict(embed=counted)),
     ],
 )
 def test_a_wrong_variant_does_not_pass_inside_a_host(own_table, monkeypatch, check, host, methods):
@@ -216,7 +215,7 @@ def test_a_wrong_variant_does_not_pass_inside_a_host(own_table, monkeypatch, che
 )
 def test_a_host_whose_positions_are_others_is_named(monkeypatch, host, axes, path, pos):
     """Ours for it makes them twice as large."""
-    pytest.importorskip(inside.HOSTS[host.lower()])
+    pytest.importorskip({"ESPnet": "espnet2"}.get(host, host))
     inside.kinds(axes)  # they are imported
     path = f"cape_plugins.{path}"
     made = resolve_name(path)

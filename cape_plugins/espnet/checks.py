@@ -16,34 +16,29 @@ _FEATURES = 20
 
 
 class _Encoder(Kind):
-    sets = HOST.sets
+    host = HOST
 
     def __init__(self, name: str, own: type[InSeconds], **options: Any) -> None:
         self.name, self.own, self.options = f"ESPnet's {name}", own, options
 
     def build(self, pos: str, seed: int, **options: Any) -> nn.Module:
-        """Of two heads and two layers."""
         torch.manual_seed(seed)
         sizes = dict(output_size=16, attention_heads=2, num_blocks=2, linear_units=32)
         return self.own(_FEATURES, pos=pos, **{**sizes, **self.options, **options})
 
     def stack(self, model: Any) -> Any:
-        """Its layers, which ESPnet calls encoders."""
         return SimpleNamespace(layers=model.encoders, positions=model.positions)
 
     def samples(self) -> list[Tensor]:
-        """Features of two recordings, (frames, channels)."""
         drawn = torch.Generator().manual_seed(0)
         return [torch.randn(frames, _FEATURES, generator=drawn) for frames in (60, 43)]
 
     def run(self, model: Any, samples: Sequence[Tensor]) -> list[Tensor]:
-        """What the encoder gives."""
         padded = nn.utils.rnn.pad_sequence([*samples], batch_first=True, padding_value=9.0)
         out, lengths, _ = model(padded, torch.tensor([*map(len, samples)]))
         return [row[:length] for row, length in zip(out, lengths, strict=True)]
 
     def places(self, model: Any, samples: Sequence[Tensor]) -> Places:
-        """Seconds of the middle of what a frame is made of."""
         counts = [len(range(model.reach, len(one), model.stride)) for one in samples]
         index = torch.arange(max(counts), dtype=torch.float64)
         real = index < torch.tensor(counts)[:, None]

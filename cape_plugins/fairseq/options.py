@@ -21,7 +21,7 @@ from omegaconf import II, OmegaConf
 
 from cape_plugins.augment import Augmentation
 from cape_plugins.checks import is_number
-from cape_plugins.host import Host
+from cape_plugins.host import TOKEN_DECODER
 from cape_plugins.options import POSITION
 from cape_plugins.positions import Positions
 from cape_plugins.sinusoid import Sinusoids
@@ -72,20 +72,16 @@ def _flatten() -> type[FairseqDataclass]:
     return dataclasses.make_dataclass("FlatTransformerConfig", flat, bases=(FairseqDataclass,))
 
 
-#: CAPE's defaults, and relpos' context, are those of the paper's translation experiments (section
-#: 4.3). Nothing is centred: sentences of a pair stay aligned at their first tokens, and decoding
-#: does not know the length.
-HOST = Host(
-    axes=1,
-    unit="tokens",
+#: Ranges are a sentence's. Nothing is centred: sentences of a pair stay aligned at their first
+#: tokens too.
+HOST = dataclasses.replace(
+    TOKEN_DECODER,
     defaults={
-        "max_global_shift": 5.0,
-        "max_local_shift": 0.5,
+        **TOKEN_DECODER.defaults,
         "random_range": 256.0,
         "pose_range": 256.0,
         "relpos_context": 150,
     },
-    sets=frozenset({"mean_normalize", "spread", "overflow", "abspos_context", "alibi_unit"}),
     spell=spell,
     advice=ANOTHER_CHECKPOINT,
 )

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cape_plugins.places import counted
+
 
 def positions_in_batch(
     tokens: Tensor, padding_idx: int, spacing: float = 1.0
@@ -25,8 +27,7 @@ def positions_in_batch(
         Positions (B, N) in float32, NaN at padding; a mask, bool (B, 1, N), False at padding.
     """
     real = tokens.ne(padding_idx)
-    # whole numbers: CUDA's sums of floats vary, and ONNX has none of bools
-    index = (real.cumsum(dim=1, dtype=torch.int64) - 1).to(torch.float32)
+    index = counted(real).to(torch.float32)
     if spacing != 1.0:
         index = index * spacing
     return torch.where(real, index, math.nan), real[:, None]

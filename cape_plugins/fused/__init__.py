@@ -7,22 +7,13 @@ fake tensors always get the plain operations. The folder knows no variant: a pie
 on the plain operations gets them as an argument.
 """
 
-from cape_plugins.fused.constants import constant
-from cape_plugins.fused.elementwise import add_where, rows, sin
-from cape_plugins.fused.guard import usable
-from cape_plugins.fused.mixed_table import mixed_table
-from cape_plugins.fused.relative import attend_in_parts, distance_scores
-from cape_plugins.fused.rotation import pays, rotate
-
-__all__ = [
-    "add_where",
-    "attend_in_parts",
-    "constant",
-    "distance_scores",
-    "mixed_table",
-    "pays",
-    "rotate",
-    "rows",
-    "sin",
-    "usable",
-]
+from cape_plugins.fused.constants import constant as constant
+from cape_plugins.fused.elementwise import add_where as add_where
+from cape_plugins.fused.elementwise import rows as rows
+from cape_plugins.fused.elementwise import sin as sin
+from cape_plugins.fused.guard import usable as usable
+from cape_plugins.fused.mixed_table import mixed_table as mixed_table
+from cape_plugins.fused.relative import attend_in_parts as attend_in_parts
+from cape_plugins.fused.relative import distance_scores as distance_scores
+from cape_plugins.fused.rotation import pays as pays
+from cape_plugins.fused.rotation import rotate as rotate

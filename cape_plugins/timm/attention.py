@@ -11,9 +11,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from cape_plugins.attention import Given, PositionalAttention
-from cape_plugins.part import Part
 from cape_plugins.positions import Positions
-from cape_plugins.timm.loading import is_positional
 from cape_plugins.timm.options import HOST, ImageSettings
 from cape_plugins.timm.registry import remedy
 from cape_plugins.variants import get
@@ -159,17 +157,3 @@ def whole_mask(tokens: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Ten
         return torch.ones(1, length, length, dtype=torch.bool, device=tokens.device).tril()
     # (N, N) or of each head; for the core three axes are of each sample
     return attn_mask[None] if attn_mask is not None and attn_mask.ndim < 4 else attn_mask
-
-
-def positional_parameters(model: nn.Module) -> set[str]:
-    """Names of what is learned about positions and gets no weight decay, as timm's own tables.
-
-    A variant says which of its parameters these are (:meth:`cape_plugins.part.Part`).
-    """
-    found = {name for name, _ in model.named_parameters() if is_positional(name)}
-    for prefix, module in model.named_modules():
-        if isinstance(module, Part):
-            free = module.no_weight_decay()
-            decayed = {name for name, _ in module.named_parameters()} - free
-            found -= {f"{prefix}.{name}" for name in decayed}
-    return found

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cape_plugins.mark import VariantMark, compare_first, variant_of
+from cape_plugins.part import Part
 
 _logger = logging.getLogger(__name__)
 _MARK = "position.mark."  # in the names of the mark's entries
 
 
 class LoadsWeights(nn.Module):
-    """Mixed into our ViTs: errors about files that do not fit."""
+    """Mixed into our ViTs: errors about files that do not fit, and what gets no weight decay."""
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -34,6 +35,18 @@ class LoadsWeights(nn.Module):
         if strict:
             check_size(self, state_dict)
         return super().load_state_dict(state_dict, strict, assign)
+
+    def no_weight_decay(self) -> set[str]:
+        """timm's set, and what is learned about positions, as timm's own tables.
+
+        A variant says which of its parameters these are (:meth:`cape_plugins.part.Part`).
+        """
+        found = {name for name, _ in self.named_parameters() if is_positional(name)}
+        for prefix, module in self.named_modules():
+            if isinstance(module, Part):
+                decayed = {name for name, _ in module.named_parameters()}
+                found -= {f"{prefix}.{name}" for name in decayed - module.no_weight_decay()}
+        return {*super().no_weight_decay(), *found}  # type: ignore[misc]
 
     def load_pretrained(self, checkpoint_path: str, prefix: str = "") -> None:
         """What timm calls for an .npz, Google's layout, which our ViTs do not read.

@@ -24,7 +24,6 @@ from cape_plugins.timm.attention import (
     block_classes,
     class_position,
     install_positions,
-    positional_parameters,
     whole_mask,
 )
 from cape_plugins.timm.loading import (
@@ -172,10 +171,6 @@ class NaFlexVitCape(LoadsWeights, naflexvit.NaFlexVit):
         self.embeds = with_class(self.embeds, NaFlexEmbedsCape)
         self.embeds.add_positions(install_positions(self, settings, patches), settings)
         prepare_loading(self)
-
-    def no_weight_decay(self) -> set[str]:
-        """timm's set, and what is learned about positions."""
-        return {*super().no_weight_decay(), *positional_parameters(self)}
 
     def _forward_embeds(
         self,

@@ -21,7 +21,6 @@ from cape_plugins.timm.attention import (
     block_classes,
     class_position,
     install_positions,
-    positional_parameters,
     whole_mask,
 )
 from cape_plugins.timm.loading import (
@@ -81,10 +80,6 @@ class VisionTransformerCape(LoadsWeights, timm_vit.VisionTransformer):
         super().init_weights(mode, needs_reset)
         if getattr(self, "cls_pos_embed", None) is not None:
             trunc_normal_(self.cls_pos_embed, std=0.02)
-
-    def no_weight_decay(self) -> set[str]:
-        """timm's set, and what is learned about positions."""
-        return {*super().no_weight_decay(), *positional_parameters(self)}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """timm's groups, what is learned about positions at the input in the stem."""

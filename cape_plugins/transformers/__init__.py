@@ -15,26 +15,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from cape_plugins.transformers.names import TYPES
 from cape_plugins.transformers.relies import RELIES
 
-#: type → what transformers calls its tables of models → our class
-TYPES = {
-    "cape_llama": {
-        "CONFIG": "CapeLlamaConfig",
-        "MODEL": "CapeLlamaModel",
-        "MODEL_FOR_CAUSAL_LM": "CapeLlamaForCausalLM",
-        "MODEL_FOR_SEQUENCE_CLASSIFICATION": "CapeLlamaForSequenceClassification",
-        "MODEL_FOR_QUESTION_ANSWERING": "CapeLlamaForQuestionAnswering",
-        "MODEL_FOR_TOKEN_CLASSIFICATION": "CapeLlamaForTokenClassification",
-    },
-    "cape_eurobert": {
-        "CONFIG": "CapeEuroBertConfig",
-        "MODEL": "CapeEuroBertModel",
-        "MODEL_FOR_MASKED_LM": "CapeEuroBertForMaskedLM",
-        "MODEL_FOR_SEQUENCE_CLASSIFICATION": "CapeEuroBertForSequenceClassification",
-        "MODEL_FOR_TOKEN_CLASSIFICATION": "CapeEuroBertForTokenClassification",
-    },
-}
 _AUTO = "transformers.models.auto"
 
 

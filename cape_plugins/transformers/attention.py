@@ -106,30 +106,23 @@ class NoTable(nn.Module):
         """Nothing."""
 
 
-def adds_to_scores(attention: PositionalAttention | None, heads_of_keys: int) -> bool:
-    """Whether a variant changes scores, or the mask, besides queries and keys: then transformers'
-    attention functions are not enough.
-
-    Raises:
-        ValueError: it has parameters of each head, and keys have fewer.
-    """
-    if attention is None:
-        return False
+def check_heads(attention: PositionalAttention, heads_of_keys: int) -> None:
+    """Raise ValueError if a variant has parameters of each head, and keys have fewer."""
+    heads = attention.sizes.heads
+    if heads_of_keys == heads:
+        return
     held = [*attention.parameters(), *attention.buffers()]
     device = held[0].device if held else torch.device("cpu")
-    where, heads = torch.zeros(1, 1, 1, device=device), attention.sizes.heads
-    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
-    given = attention.prepare(where, where, mask, torch.float32)
+    where = torch.zeros(1, 1, 1, device=device)
     one = torch.zeros(1, heads, 1, attention.sizes.head_dim, device=device)
     try:
+        given = attention.prepare(where, where, None, torch.float32)
         attention.embed_both(one, one[:, :heads_of_keys], given)
     except RuntimeError as error:
         raise ValueError(
             f"{type(attention).__name__} is of each head, and there are {heads_of_keys} of keys "
             f"for {heads} of queries: set num_key_value_heads={heads}"
         ) from error
-    narrows = given.mask is not None and given.mask is not mask  # such as a window
-    return attention.changes_scores or narrows or given.bias is not None
 
 
 def can_only_add(model: Any) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 from cape_plugins.host import with_class
+from cape_plugins.places import counted
 
 #: methods of a layer that move keys, besides update
 _MOVES = ("reset", "crop", "reorder_cache", "batch_repeat_interleave", "batch_select_indices")
@@ -68,8 +69,7 @@ def count(mask: Any, where: Tensor) -> Tensor:
     """
     if not isinstance(mask, Tensor) or mask.ndim != 2:
         return where
-    counted = (mask.long().cumsum(1) - 1).clamp(min=0)
-    return counted.index_select(1, where[0].clamp(max=mask.shape[1] - 1))
+    return counted(mask != 0).clamp(min=0).index_select(1, where[0].clamp(max=mask.shape[1] - 1))
 
 
 @functools.cache

@@ -7,20 +7,9 @@ text, so that models differ in their positions alone.
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import (
-    EuroBertConfig,
-    EuroBertForMaskedLM,
-    EuroBertForSequenceClassification,
-    EuroBertForTokenClassification,
-    EuroBertModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlamaForQuestionAnswering,
-    LlamaForSequenceClassification,
-    LlamaForTokenClassification,
-    LlamaModel,
-)
+from transformers import EuroBertConfig, EuroBertModel, LlamaConfig, LlamaModel
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
@@ -34,12 +23,13 @@ from cape_plugins.transformers.attention import (
     CapeEuroBertAttention,
     CapeLlamaAttention,
     NoTable,
-    adds_to_scores,
     can_only_add,
+    check_heads,
     name_of_cache,
 )
 from cape_plugins.transformers.cached import count, draws, positions_of_keys, remember
 from cape_plugins.transformers.loading import Loads
+from cape_plugins.transformers.names import TYPES
 from cape_plugins.transformers.options import (
     DECODER,
     ENCODER,
@@ -51,20 +41,6 @@ from cape_plugins.transformers.options import (
     settle_rope,
 )
 from cape_plugins.transformers.relies import RELIES
-
-__all__ = [
-    "CapeEuroBertConfig",
-    "CapeEuroBertForMaskedLM",
-    "CapeEuroBertForSequenceClassification",
-    "CapeEuroBertForTokenClassification",
-    "CapeEuroBertModel",
-    "CapeLlamaConfig",
-    "CapeLlamaForCausalLM",
-    "CapeLlamaForQuestionAnswering",
-    "CapeLlamaForSequenceClassification",
-    "CapeLlamaForTokenClassification",
-    "CapeLlamaModel",
-]
 
 _CACHE = name_of_cache(LlamaModel.forward)
 _CAN_ADD = ("sdpa", "eager")  # attention implementations that take what is added to the scores
@@ -121,11 +97,11 @@ class _CapeModel(Loads):
         config = self.config
         self.positions = positions(config, config.host)
         check_rope(config, self.positions.options)
-        added = self.positions.added
-        self.adds_by_content = added is not None and added.needs_content()
         self.rotary_emb = NoTable()
         attentions = self.positions.hand_over()
-        self.adds_to_scores = adds_to_scores(attentions[0], config.num_key_value_heads)
+        self.adds_to_scores = self.positions.reads_keys
+        if (first := self.positions.first) is not None:
+            check_heads(first, config.num_key_value_heads)
         self._check_implementation()
         if self.adds_to_scores:
             can_only_add(self)
@@ -181,9 +157,9 @@ class _CapeModel(Loads):
                     f"{type(self).__name__} is split over ranks by tensor parallelism, where each "
                     "would draw other positions for a sample: train it by data parallelism or FSDP"
                 )
-        needs_others = self.positions.augmentation.needs_whole_sequence(drawn)
-        if self.adds_to_scores or self.adds_by_content or needs_others:
-            where = _without_padding(where, attention_mask)
+        batch, tokens = content.shape[:2]
+        if isinstance(attention_mask, Tensor) and attention_mask.shape == (batch, tokens):
+            where = where.expand(batch, -1).masked_fill(attention_mask == 0, torch.nan)
         if self.adds_to_scores:
             keys = positions_of_keys(cache, where, len(content), attention_mask)
             attention_mask = mask = self._mask(content, attention_mask, cache, position_ids)
@@ -244,13 +220,6 @@ def _one(*caches: Cache | None) -> Cache | None:
     return given[0] if given else None
 
 
-def _without_padding(where: Tensor, mask: Any) -> Tensor:
-    """Positions (B, N) with NaN where transformers' mask (B, N) has padding."""
-    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] != where.shape[1]:
-        return where
-    return where.expand(len(mask), -1).masked_fill(mask == 0, torch.nan)
-
-
 class _WithBase(Loads):
     """Mixed into transformers' models with a head: their base model becomes ours."""
 
@@ -291,12 +260,8 @@ def _headed(theirs: type, base: Any) -> Any:
     return type(f"Cape{theirs.__name__}", (_WithBase, theirs), about)
 
 
-CapeLlamaForCausalLM = _headed(LlamaForCausalLM, CapeLlamaModel)
-CapeLlamaForSequenceClassification = _headed(LlamaForSequenceClassification, CapeLlamaModel)
-CapeLlamaForQuestionAnswering = _headed(LlamaForQuestionAnswering, CapeLlamaModel)
-CapeLlamaForTokenClassification = _headed(LlamaForTokenClassification, CapeLlamaModel)
-CapeEuroBertForMaskedLM = _headed(EuroBertForMaskedLM, CapeEuroBertModel)
-CapeEuroBertForSequenceClassification = _headed(
-    EuroBertForSequenceClassification, CapeEuroBertModel
-)
-CapeEuroBertForTokenClassification = _headed(EuroBertForTokenClassification, CapeEuroBertModel)
+#: each class with a head, by its name in :data:`TYPES`
+for _kind, _base in (("cape_llama", CapeLlamaModel), ("cape_eurobert", CapeEuroBertModel)):
+    for _table, _name in TYPES[_kind].items():
+        if _table.startswith("MODEL_FOR"):
+            globals()[_name] = _headed(getattr(transformers, _name.removeprefix("Cape")), _base)

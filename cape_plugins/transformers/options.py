@@ -12,26 +12,14 @@ from numbers import Number
 from typing import Any
 
 from cape_plugins import variants
-from cape_plugins.host import Host
+from cape_plugins.host import TOKEN_DECODER, Host
 from cape_plugins.positions import Positions
 
 #: of rotations, where a configuration gives none: transformers' default_theta
 LLAMAS_BASE = 10_000.0
-#: Of a decoder nothing is centred and nothing spread: a step does not know how long a text will be.
-#: Δ and ε are those of the paper's translation (section 4.3), relpos' context too; ranges are
-#: Llama's length, max_position_embeddings.
-DECODER = Host(
-    axes=1,
-    unit="tokens",
-    defaults={
-        "max_global_shift": 5.0,
-        "max_local_shift": 0.5,
-        "random_range": 2048.0,
-        "pose_range": 2048.0,
-        "relpos_context": 150.0,
-        "rope_base": LLAMAS_BASE,
-    },
-    sets=frozenset({"mean_normalize", "spread", "overflow", "abspos_context", "alibi_unit"}),
+DECODER = dataclasses.replace(
+    TOKEN_DECODER,
+    defaults={**TOKEN_DECODER.defaults, "rope_base": LLAMAS_BASE},
     advice="load its folder without overriding these",
 )
 #: An encoder has the whole text.

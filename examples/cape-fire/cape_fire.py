@@ -41,6 +41,7 @@ from cape_plugins import (
     option,
     register_variant,
 )
+from cape_plugins.attention import with_heads
 from cape_plugins.checks import check_count, check_positive
 
 EPSILON = 1e-6  # of the paper's listing, against a division by 0
@@ -78,7 +79,7 @@ class Fire(PositionalAttention):
     def prepare(
         self, queries: Tensor, keys: Tensor, mask: Tensor | None, dtype: torch.dtype
     ) -> Given:
-        """Distances in ``fire_unit`` and how far each query sees, (1 or B, queries, keys + 1)."""
+        """Of pairs the distance in ``fire_unit``, of queries how far each sees."""
         assert self.fire_unit is not None
         apart = distances(queries[:, :, None], keys[:, None]) / self.fire_unit
         seen = apart
@@ -87,13 +88,13 @@ class Fire(PositionalAttention):
             visible = visible.any(dim=1) if visible.ndim == 4 else visible  # by one of the heads
             seen = torch.where(visible, apart, 0.0)
         reach = seen.amax(dim=2, keepdim=True)  # (1 or B, queries, 1)
-        rows = torch.cat([apart.expand(reach.shape[0], -1, -1), reach], dim=2)
-        return super().prepare(rows, keys, mask, dtype)
+        return Given(reach, mask=with_heads(mask), pairs=apart)
 
     def bias(self, query: Tensor, key: Tensor, given: Given) -> Tensor:
         """What is added to the scores, (1 or B, heads, queries, keys)."""
-        assert given.queries is not None, "FIRE needs positions"
-        apart, reach = given.queries[..., :-1], given.queries[..., -1:]
+        apart, reach = given.pairs, given.queries
+        assert apart is not None, "FIRE needs positions"
+        assert reach is not None
         threshold = self.fire_threshold * self.multiplier.abs()
         ratio = self.psi(apart) / (self.psi(torch.maximum(threshold, reach)) + EPSILON)
         found = self.function(ratio[..., None].to(self.c.dtype))

@@ -135,7 +135,7 @@ def test_capes_augmentation_moves_positions_and_draws_no_shift():
     cape_fire = Positions("cape_fire", dim=12, heads=3, layers=1, max_local_shift=0.4)
     _, moved = cape_fire(None, token_positions([6]), draw=cape_fire.draw(2, torch.device("cpu")))
     _, still = cape_fire.eval()(None, token_positions([6]))
-    assert moved.queries.shape == (2, 6, 7)
-    assert not torch.allclose(moved.queries[:1], still.queries)
+    assert moved.pairs.shape == (2, 6, 6)
+    assert not torch.allclose(moved.pairs[:1], still.pairs)
     with pytest.raises(ValueError, match=r"max_global_shift .*: cape_fire takes"):
         Positions("cape_fire", dim=12, heads=3, layers=1, max_global_shift=5.0)

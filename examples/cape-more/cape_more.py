@@ -63,12 +63,12 @@ class T5(PositionalAttention):
         self, queries: Tensor, keys: Tensor, mask: Tensor | None, dtype: torch.dtype
     ) -> Given:
         """The bucket of each query and key on each axis, (1 or B, queries, keys, axes)."""
-        return Given(self.buckets(queries, keys), mask=mask)
+        return Given(pairs=self.buckets(queries, keys), mask=mask)
 
     def bias(self, query: Tensor, key: Tensor, given: Given) -> Tensor | None:
         """(1 or B, heads, queries, keys)."""
-        assert given.queries is not None, "T5 needs positions"
-        return self.numbers(given.queries)
+        assert given.pairs is not None, "T5 needs positions"
+        return self.numbers(given.pairs)
 
     def buckets(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Buckets as in T5; a token without a position is at distance 0 of all."""
@@ -130,12 +130,12 @@ class Cope(PositionalAttention):
         sides = torch.stack([where <= here, where > here], dim=-1)
         if (seen := with_heads(mask)) is not None:
             sides = sides & as_bool(seen).any(dim=1)[..., None]
-        return Given(sides, mask=mask)
+        return Given(pairs=sides, mask=mask)
 
     def bias(self, query: Tensor, key: Tensor, given: Given) -> Tensor:
         """(B, heads, queries, keys), of queries and keys."""
-        assert given.queries is not None, "CoPE needs positions"
-        before, after = given.queries[:, None].unbind(-1)  # (1 or B, 1, queries, keys)
+        assert given.pairs is not None, "CoPE needs positions"
+        before, after = given.pairs[:, None].unbind(-1)  # (1 or B, 1, queries, keys)
         query = query * query.shape[3] ** -0.5
         gates = (query @ key.transpose(2, 3)).sigmoid()
         total = (gates * before).flip(3).cumsum(3).flip(3) + (gates * after).cumsum(3)

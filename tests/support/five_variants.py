@@ -34,11 +34,11 @@ class Kerple(PositionalAttention):
 
     def prepare(self, queries, keys, mask, dtype):
         apart = distances(queries[:, :, None], keys[:, None]) / self.sizes.spacing
-        return Given(apart, mask=mask)
+        return Given(mask=mask, pairs=apart)
 
     def bias(self, query: Tensor, key: Tensor, given: Given) -> Tensor:
         a, b = (one.clamp(min=0.01)[:, None, None] for one in (self.a, self.b))
-        return -a * torch.log1p(b * given.queries[:, None])
+        return -a * torch.log1p(b * given.pairs[:, None])
 
 
 def turn(x: Tensor, angles: Tensor) -> Tensor:
