@@ -133,15 +133,30 @@ def test_nothing_is_said_of_others_beyond_four_groups():
     assert found["a", "b"].claimed
 
 
-@pytest.mark.parametrize(("sizes", "free"), [([8] * 5, 4), ([20, 5, 5, 5, 5], 2.2)])
+UNEVEN = [20, 5, 5, 5, 5]  # 40² / (20² + 4 · 5²) = 3.2 groups of one size
+
+
+@pytest.mark.parametrize(("sizes", "free"), [([8] * 5, 4), (UNEVEN, 2.2)])
 def test_of_groups_there_are_as_many_degrees_of_freedom_as_of_groups_of_one_size(sizes, free):
-    """40² / (20² + 4 · 5²) = 3.2 groups; of trainings alone there would be 4.6."""
+    """Of trainings alone there would be 4.6."""
     found, drawn = pairs_of(40, units=5, sizes=sizes, a=ONE, b=OTHER)
     error = item_error(drawn["a"] - drawn["b"])
     parts = np.array([stats.sem(ONE) ** 2, stats.sem(OTHER) ** 2, error**2])
     assert parts.sum() ** 2 / (parts**2 / [2, 3, free]).sum() > free
     of = found["a", "b"].others
     assert of.high - of.value == pytest.approx(stats.t.ppf(0.975, free) * parts.sum() ** 0.5)
+
+
+def test_a_score_of_groups_has_their_error_and_of_four_that_of_trainings_alone():
+    drawn = pd.Series([0.3, -0.1, 0.2, -0.2, -0.2])
+    uneven, even = Sample(ONE, drawn, 40, UNEVEN), Sample(OTHER, 2 * drawn, 40, [8] * 5)
+    pair = all_pairs({"a": uneven, "b": even})["a", "b"].others  # of the fewer groups of the two
+    errors = [stats.sem(ONE) ** 2, (drawn**2).sum(), stats.sem(OTHER) ** 2]
+    for of, many in ((uneven.estimate(), 2), (pair, 3)):
+        parts = np.array(errors[:many])
+        free = min(2.2, parts.sum() ** 2 / (parts**2 / [2, 2.2, 3][:many]).sum())
+        assert of.high - of.value == pytest.approx(stats.t.ppf(0.975, free) * parts.sum() ** 0.5)
+    assert Sample(ONE, drawn[:4], 40, [10] * 4).estimate() == estimate(ONE)
 
 
 @pytest.mark.parametrize(

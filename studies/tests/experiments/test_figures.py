@@ -18,6 +18,7 @@ def figures():
     return tool["figures"]()
 
 
+@pytest.mark.release
 def test_every_picture_is_of_the_scores_and_published_numbers_of_today(figures):
     kept = {path.stem: path for path in (ROOT / "docs" / "figures").glob("*.png")}
     assert sorted(kept) == sorted(figures)

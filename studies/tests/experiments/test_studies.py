@@ -4,6 +4,7 @@ import functools
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,21 +60,22 @@ def host_of(path: Path) -> str:
     return host_of(path.parent / f"{content['defaults'][0].removeprefix('/')}.yaml")
 
 
-def of_host(host: str) -> list[str]:
-    return [name for name in SINGLE if host_of(PATHS[name]) == host]
-
-
 def first(name: str) -> bool:
     """Whether ``make test`` has it: of a user's data, or what others begin with."""
     return name.startswith("my_") or name in ("cifar10", "digits", "multi30k", "stdlib_code")
 
 
+def of_host(*names: str) -> list[Any]:
+    return [
+        name if first(name) else pytest.param(name, marks=pytest.mark.release)
+        for name in SINGLE
+        if host_of(PATHS[name]) in names
+    ]
+
+
 @pytest.mark.parametrize(
     "name",
-    [
-        *(one if first(one) else pytest.param(one, marks=pytest.mark.release) for one in SINGLE),
-        "demo_short",  # other sets are of the same studies
-    ],
+    [*of_host(*hosts.NAMES), "demo_short"],  # other sets are of the same studies
 )
 def test_a_dry_run_prints_every_command_and_names_data_that_are_missing_and_nothing_else(
     name, tmp_path, capsys

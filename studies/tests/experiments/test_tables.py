@@ -57,7 +57,13 @@ def test_a_number_that_was_not_measured_is_refused(of):
         tables["filled"](f"<!--={of}-->1.0<!--/-->")
 
 
-NAMED = [(page, name) for page in PAGES for name in re.findall(r"<!-- (\w+) -->", PAGES[page])]
+#: of many studies, which takes seconds
+LONG = "integrations/espnet/README.md", "studies/results/README.md"
+NAMED = [
+    pytest.param(page, name, marks=pytest.mark.release if page in LONG else [])
+    for page in PAGES
+    for name in re.findall(r"<!-- (\w+) -->", PAGES[page])
+]
 
 
 @pytest.mark.parametrize(("page", "name"), NAMED)
