@@ -116,6 +116,8 @@ def test_a_percentage_ends_at_0_and_100_and_a_difference_does_not(small):
     found = scores.found["cape", "32"]
     assert (found.low, found.high) == pytest.approx((94.87, 100), abs=0.01)
     assert scores.differences["cape", "32"].high > 0
+    errors = scores_of(replace(small, scores=rows.assign(higher_is_better=False), items=NO_ITEMS))
+    assert errors.found["cape", "32"].high == pytest.approx(102.46, abs=0.01)  # these may be more
 
 
 TUNED = {"nopos": {}, "cape": {"after": "nopos"}, "sinpos": {"after": "nopos"}}

@@ -1,6 +1,7 @@
 """cape-espnet-eval against texts worked out with ESPnet's model, and edits counted by hand."""
 
 import logging
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +101,7 @@ def edits(reference: str | list[str], hypothesis: str | list[str]) -> int:
 @pytest.mark.parametrize("amp", [False, True])
 def test_errors_are_the_edits_of_the_likeliest_letters(data, file, run, tmp_path, amp):
     found = run(
-        *("--model", f"mine={file}", file.parent, "--data", f"noise={data}"),
+        *("--model", f"mine={file}", file.parent, "--data", f"noise={data}", f"again={data}"),
         *("--bins", 2.0, 1.0, "--items", tmp_path / "items.csv", *["--amp"] * amp),
     )
     check_items(found, tmp_path / "items.csv")
@@ -109,18 +110,18 @@ def test_errors_are_the_edits_of_the_likeliest_letters(data, file, run, tmp_path
     # without symbols of noise, and with single spaces
     references = ["ab cd", "a b c d", "dcba", "ab dd", "c"]
     scores, items = [], []
-    for name in ("mine", file.parent.name):
-        for label, inside in (("all", range(5)), ("<1", [0]), ("1-2", [1, 2]), (">=2", [3, 4])):
-            for metric in ("wer", "cer"):
-                about, sums = [name, "noise", label, metric], [0, 0]
-                for i in inside:
-                    pair = references[i], texts[i]
-                    split = [one.split() for one in pair] if metric == "wer" else pair
-                    item = edits(*split), len(split[0])
-                    sums = [a + b for a, b in zip(sums, item, strict=True)]
-                    items.append([*about, f"u{i}", *map(str, item)])
-                value = pytest.approx(100 * sums[0] / sums[1])
-                scores.append([*about, str(file), "percent", str(len(inside)), str(sums[1]), value])
+    bins = {"all": range(5), "<1": [0], "1-2": [1, 2], ">=2": [3, 4]}
+    models, sets = ("mine", file.parent.name), ("noise", "again")
+    for *named, label, metric in product(models, sets, bins, ("wer", "cer")):
+        about, sums, inside = [*named, label, metric], [0, 0], bins[label]
+        for i in inside:
+            pair = references[i], texts[i]
+            split = [one.split() for one in pair] if metric == "wer" else pair
+            item = edits(*split), len(split[0])
+            sums = [a + b for a, b in zip(sums, item, strict=True)]
+            items.append([*about, f"u{i}", *map(str, item)])
+        value = pytest.approx(100 * sums[0] / sums[1])
+        scores.append([*about, str(file), "percent", str(len(inside)), str(sums[1]), value])
     columns = ["model", "test_set", "bin", "metric"]
     assert [
         [*(row[one] for one in (*columns, "checkpoint", "how", "items", "weight")),

@@ -215,8 +215,10 @@ def test_audio_too_short_for_a_frame_counts_as_deletions(work, run, tmp_path, ca
     soundfile.write(tmp_path / "click.wav", np.full(50, 0.5), RATE)
     (tmp_path / "wav.scp").write_text(f"click {tmp_path / 'click'}.wav\n")
     (tmp_path / "text").write_text("click high low\n")
-    row, _ = run("--model", work / "exp", "--data", tmp_path, "--bins")
-    assert (row["metric"], float(row["value"]), row["weight"]) == ("wer", 100, "2")
+    found = run("--model", work / "exp", "--data", tmp_path, "--bins")
+    assert [(row["metric"], float(row["value"]), row["weight"]) for row in found] == [
+        *(("wer", 100, "2"), ("cer", 100, "8"))
+    ]
     assert "click is too short" in caplog.text
 
 
@@ -286,6 +288,15 @@ def test_nothing_but_weights_is_read_from_a_checkpoint(work, monkeypatch):
     load(work / "exp")
     # the last is ours; ESPnet before 202611 asks for more by itself
     assert read[-1] is True
+
+
+def test_weights_from_before_the_mark_are_loaded(work, tmp_path):
+    state = torch.load(work / "exp" / "valid.loss.best.pth", weights_only=True)
+    older = {name: value for name, value in state.items() if ".mark." not in name}
+    assert len(older) < len(state)
+    torch.save(older, tmp_path / "x.pth")
+    shutil.copy(work / "exp" / "config.yaml", tmp_path)
+    assert Model("m", tmp_path / "x.pth", {}, CPU).rate == RATE
 
 
 def test_a_model_that_diverged_is_an_error(work):

@@ -98,7 +98,7 @@ BAD = [
     (lambda data: (data / "text").write_text("a one\n"), "^1 utterances .*data, .*such as b"),
     (lambda data: (data / "text").write_text("a\nb\nc d\n"), "data, .*such as c"),
     (lambda data: (data / "text").unlink(), "data .*text"),
-    (lambda data: (data / "wav.scp").write_text(""), "data"),
+    (lambda data: [(data / one).write_text("") for one in ("wav.scp", "text")], "data .* has no$"),
 ]
 
 
