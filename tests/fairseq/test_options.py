@@ -92,8 +92,11 @@ def test_the_other_architectures_and_flags_that_replace_their_sizes():
 
 @pytest.mark.parametrize(("pos", "wrong"), WRONG + WRONG_OF_SOURCE)
 def test_wrong_values_fail_before_a_model_is_built(build, pos, wrong):
-    with pytest.raises(ValueError, match=named(wrong)):
-        build(pos, **wrong)
+    model = MODELS["cape_transformer"]
+    given = {**vars(model.config()), "pos": pos, **wrong}
+    for refused in (lambda: model.check_options(given), lambda: build(pos, **wrong)):
+        with pytest.raises(ValueError, match=named(wrong)):
+            refused()
 
 
 @pytest.mark.parametrize(("pos", "wrong"), WRONG[8:11])
@@ -112,7 +115,8 @@ def test_every_option_of_a_variant_is_a_flag_with_its_default():
         with pytest.raises(error):
             parse(flag, "nonsense")
     # what fairseq itself decides
-    assert not {"--mean-normalize", "--spread", "--overflow", "--abspos-context"} & known
+    decided = {"--mean-normalize", "--spread", "--overflow", "--abspos-context", "--alibi-unit"}
+    assert not decided & known
 
 
 def test_a_command_prints_the_flags_about_positions(capsys):
@@ -183,7 +187,8 @@ def test_options_have_the_defaults_of_the_paper():
     model = parsed_model()
     assert (str(model.pos), model.admin_init, str(model.source_bos)) == ("cape", False, "auto")
     assert (model.max_global_shift, model.max_local_shift, model.max_global_scale) == (5, 0.5, 1)
-    assert (model.source_scale, model.relpos_context, model.random_range) == (0, 150, 256)
+    assert (model.source_scale, model.relpos_context) == (0, 150)
+    assert model.random_range == model.pose_range == 256
 
 
 @pytest.mark.parametrize("model", ["transformer", "transformer_lm"])

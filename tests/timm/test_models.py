@@ -140,7 +140,9 @@ def test_entrypoints_are_functions_of_their_modules_as_timms_are():
             assert pickle.loads(pickle.dumps(entrypoint)) is entrypoint is getattr(module, name)
             assert name in module.__all__
     about = timm.model_entrypoint("vit_tiny_patch16_cape_224").__doc__
-    assert re.search(r"pos='cape'.*max_global_shift \(0\.5\): .*half images", about, re.DOTALL)
+    assert re.search(
+        r"pos='cape'.*max_global_shift \(0\.5\): .*half images.*extent \(1\.0\)", about, re.DOTALL
+    )
 
 
 ANOTHER_PACKAGES = """
@@ -274,6 +276,10 @@ def test_what_train_py_makes_of_model_kwargs_works(create, images):
         ("cape", dict(pos_embed="learn"), "vit_tiny_patch16_224"),
         ("ropepos", dict(embed_dim=12), "channels"),
         ("cape", dict(max_gobal_shift=0.5), "max_gobal_shift"),
+        ("cape", dict(depht=3), "mean depth"),
+        # what a host of images sets itself
+        ("random", dict(random_range=(0.0, 1.0)), "random_range"),
+        ("cape", dict(mean_normalize=False), "mean_normalize"),
         # options of other variants
         ("nopos", dict(extent=0.7), "extent"),
         ("sinpos", dict(max_local_shift=0.0), "max_local_shift"),
