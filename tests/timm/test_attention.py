@@ -81,20 +81,6 @@ def test_all_layers_get_what_is_made_once(create, images, batch, host, checkpoin
     assert (first.mask is not None) == padded
 
 
-@pytest.mark.parametrize("options", [{}, dict(qk_norm=True), dict(scale_attn_norm=True)])
-@pytest.mark.parametrize("fused", [True, False])
-def test_attention_that_places_nothing_is_timms(create, images, options, fused):
-    model, stock = (create(pos, **options).eval() for pos in ("ropepos", "nopos"))
-    stock.load_state_dict(dict(model.named_parameters()))
-    for block in model.blocks:
-        block.attn.positional = PositionalAttention(block.attn.positional.sizes)
-    x, visible = images(2, 3, 32, 32), (images(5, 5) > 0) | torch.eye(5, dtype=torch.bool)
-    for masks in (dict(attn_mask=visible), dict(attn_mask=images(5, 5)), dict(is_causal=True), {}):
-        for each in (model, stock):
-            fuse(each, fused)
-        torch.testing.assert_close(model(x, **masks), stock(x, **masks), atol=1e-4, rtol=1e-4)
-
-
 @pytest.mark.parametrize("fused", [True, False])
 def test_dropout_gate_and_norms_are_timms(images, fused):
     given = dict(gated=True, qk_norm=True, norm_layer=nn.LayerNorm)
