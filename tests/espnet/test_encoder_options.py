@@ -202,8 +202,6 @@ NOT_TAKEN = [
     ("cape", "zero_triu", True),
 ]
 NOT_TAKEN_BY = [
-    ("cape_transformer", "cape", "input_layer", "conv2d"),  # its front and layers are the paper's
-    ("cape_transformer", "cape", "cnn_module_kernel", 31),
     ("cape_conformer", "cape", "selfattention_layer_type", "selfattn"),
     ("cape_conformer", "cape", "max_pos_emb_len", 100),
     ("cape_conformer", "cape", "abspos_context", None),
@@ -219,6 +217,13 @@ def test_an_option_that_pos_does_not_take_is_refused_at_once(name, pos, option, 
     with pytest.raises(ValueError, match=f"^encoder_conf {option} .*{pos}") as error:
         make(name, pos, **{option: value})
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("option", ["input_layer", "cnn_module_kernel"])
+def test_the_papers_transformer_takes_no_option_that_would_change_nothing(option):
+    with pytest.raises(ValueError, match=f"encoder_conf {option} .*cape_conformer"):
+        make("cape_transformer", **{option: 31})
+    make("cape_conformer", cnn_module_kernel=31)
 
 
 @pytest.mark.parametrize(("pos", "option"), [("abspos", "overflow"), ("cape", "mean_normalize")])

@@ -137,9 +137,10 @@ def test_each_auto_class_makes_our_model(create, tokens, kind, head):
 def test_flex_attention_takes_queries_and_keys_but_nothing_added(create):
     with pytest.raises(ValueError, match="flex_attention"):
         create("alibi", attn="flex_attention")
-    model = create("alibi")
-    advertised = model._supports_flex_attn, model._supports_flash_attn, model.supports_tp_plan
-    assert not any(advertised)
+    for auto in ("AutoModel", "AutoModelForCausalLM"):
+        model = create("alibi", auto=auto)
+        assert not any((model._supports_flex_attn, model._supports_flash_attn))
+        assert not any((model.supports_tp_plan, model._tp_plan, model.config.base_model_tp_plan))
     with pytest.raises(ValueError, match="flex_attention"):
         model.set_attn_implementation("flex_attention")
     model.config._attn_implementation = "flex_attention"

@@ -10,6 +10,7 @@ from transformers import DynamicCache, StaticCache
 
 from cape_plugins.transformers import augment_positions
 from cape_plugins.transformers.attention import NAMES_OF_CACHE, name_of_cache
+from cape_plugins.transformers.cached import positions_of_keys
 from cape_support import in_turns, replica
 
 CLOSE = dict(rtol=1e-4, atol=2e-5)
@@ -60,9 +61,10 @@ def test_a_training_step_draws_though_transformers_makes_a_cache(augmenting, tok
 def test_steps_by_hand_in_training_are_a_whole_forward_or_refused(augmenting, tokens):
     with torch.no_grad():
         expected = augmenting.eval()(tokens).logits[:, 7:]
-        cache = cache_of(augmenting.train()(tokens[:, :7], use_cache=True))
-        found = augmenting(tokens[:, 7:], past_key_values=cache).logits
-    torch.testing.assert_close(found, expected, **CLOSE)
+        for given in (dict(use_cache=True), dict(past_key_values=DynamicCache())):
+            cache = cache_of(augmenting.train()(tokens[:, :7], **given))
+            found = augmenting(tokens[:, 7:], past_key_values=cache).logits
+            torch.testing.assert_close(found, expected, **CLOSE)
 
     drawn = cache_of(augmenting(tokens[:, :7]))
     for model in (augmenting, augmenting.eval()):
@@ -183,6 +185,13 @@ def test_keys_that_were_changed_alone_are_refused(create, tokens):
         static.update(torch.randn(2, 2, 3, 8), torch.randn(2, 2, 3, 8), layer)
     with pytest.raises(ValueError, match="static cache"):
         model(tokens[:, :1], past_key_values=static)
+
+
+def test_keys_that_a_static_cache_has_only_room_for_have_no_position(create):
+    static = StaticCache(config=create("alibi").config, max_cache_len=5)
+    found = positions_of_keys(static, torch.arange(3.0)[None], batch=2)
+    expected = torch.tensor([0.0, 1.0, 2.0, torch.nan, torch.nan]).expand(2, -1)
+    torch.testing.assert_close(found, expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("pos", ["rope", *ADDING])

@@ -191,6 +191,16 @@ def test_one_module_for_all_layers_is_one_in_the_state_dict(create, tokens):
     assert attentions[0].positional is attentions[1].positional
 
 
+@pytest.mark.parametrize("pos", ["abspos", "alibi"])
+@pytest.mark.parametrize("kind", ["cape_llama", "cape_eurobert"])
+@torch.no_grad()
+def test_left_padding_is_counted_from_the_mask(create, left_padded, pos, kind):
+    model = create(pos, kind, "AutoModel")
+    ids, mask = left_padded["input_ids"], left_padded["attention_mask"]
+    found = model(ids, attention_mask=mask)[0][:1, 4:]
+    torch.testing.assert_close(found, model(ids[:1, 4:])[0], **CLOSE)
+
+
 def test_tokens_are_counted_from_a_mask_and_those_beyond_it_stand_at_its_end():
     mask, where = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]]), torch.arange(1, 6)[None]
     assert count(mask, where).tolist() == [[0, 0, 1, 1, 1], [1, 2, 2, 2, 2]]
