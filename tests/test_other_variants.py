@@ -1,6 +1,6 @@
 """Variants that are not in this package: one that is installed (FIRE), a script's, and faulty ones.
 
-The hosts' own commands train, resume and refuse FIRE in tests/HOST/test_fire.py.
+fairseq and ESPnet train FIRE by their own commands in tests/HOST/.
 """
 
 import ast
