@@ -130,7 +130,7 @@ def test_under_autocast_the_result_stays_close_an_hour_into_the_recording(name, 
 def test_compiles_into_one_graph(name, pos, training):
     torch.compiler.reset()
     encoder = make(name, pos, num_blocks=1)
-    compiled = torch.compile(encoder, fullgraph=True, backend="eager")
+    compiled = torch.compile(encoder, fullgraph=True, backend="aot_eager")
     inputs = batch(30, 20)
     if training:
         compiled(*inputs)[0].sum().backward()

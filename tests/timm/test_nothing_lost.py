@@ -140,7 +140,7 @@ def test_torch_compile_needs_no_graph_break(create, images, batch, host, variant
     model, x = create(variant, host, depth=1), images(2, 3, 32, 48)
     if host == "naflexvit":
         x = {name: one for name, one in batch().items() if name != "seq_len"}  # an int, unused
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     model.eval()
     torch.testing.assert_close(compiled(x), model(x), atol=1e-4, rtol=1e-4)
     model.train()
