@@ -126,6 +126,7 @@ def test_the_model_is_the_papers_unless_told_otherwise():
     assert found.pop("max_local_shift") == pytest.approx(0.015)
     shifts = {"max_global_shift": 30.0, "max_global_scale": 1.1, "mean_normalize": True}
     assert found == {**shifts, "frequency_scale": 30.0, "base": 10_000.0}
+    assert OURS["random_range"] == OURS["pose_range"] == 60.0
 
 
 @pytest.mark.parametrize("pos", ["cape", "espnet_rel_pos"])
@@ -180,6 +181,7 @@ def test_a_misspelled_option_is_answered_for_the_pos_that_was_given():
         ("espnet_rel_pos", "num_block", "num_blocks", "espnet_rel_pos takes .*frame_shift$"),
         ("espnet_rel_pos", "frame_shfit", "frame_shift", "espnet_rel_pos takes"),
         ("rope", "max_global_shfit", "max_global_shift", "rope takes .*rope_base"),
+        ("rope", "num_block", "num_blocks", "rope takes"),
     ):
         with pytest.raises(ValueError, match=f"{given} .*{meant}.*{takes}"):
             make("cape_conformer", pos, **{given: 3})
@@ -200,8 +202,6 @@ NOT_TAKEN = [
     ("cape", "zero_triu", True),
 ]
 NOT_TAKEN_BY = [
-    ("cape_transformer", "cape", "input_layer", "conv2d"),  # its front and layers are the paper's
-    ("cape_transformer", "cape", "cnn_module_kernel", 31),
     ("cape_conformer", "cape", "selfattention_layer_type", "selfattn"),
     ("cape_conformer", "cape", "max_pos_emb_len", 100),
     ("cape_conformer", "cape", "abspos_context", None),
@@ -217,6 +217,19 @@ def test_an_option_that_pos_does_not_take_is_refused_at_once(name, pos, option, 
     with pytest.raises(ValueError, match=f"^encoder_conf {option} .*{pos}") as error:
         make(name, pos, **{option: value})
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("option", ["input_layer", "cnn_module_kernel"])
+def test_the_papers_transformer_takes_no_option_that_would_change_nothing(option):
+    with pytest.raises(ValueError, match=f"encoder_conf {option} .*cape_conformer"):
+        make("cape_transformer", **{option: 31})
+    make("cape_conformer", cnn_module_kernel=31)
+
+
+@pytest.mark.parametrize(("pos", "option"), [("abspos", "overflow"), ("cape", "mean_normalize")])
+def test_what_our_encoders_set_themselves_is_no_option(pos, option):
+    with pytest.raises(ValueError, match=f"encoder_conf {option}"):
+        make(pos=pos, **{option: False})
 
 
 @pytest.mark.parametrize("seconds", [0.02, math.inf])
