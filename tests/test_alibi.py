@@ -79,12 +79,6 @@ def test_a_number_of_heads_that_is_none_is_refused(heads):
         alibi_slopes(heads)
 
 
-def test_an_hour_from_the_start_distances_are_as_at_the_start():
-    times = frame_times([6], 0.04, dtype=torch.float64)
-    early, late = (bias(each, heads=1, unit=1 / 30) for each in (times, times + 3600))
-    torch.testing.assert_close(late, early, atol=1e-8, rtol=1e-7)
-
-
 def test_the_unit_is_a_distance_of_one():
     found = bias(frame_times([5, 5], 0.04), unit=0.04)
     torch.testing.assert_close(found[:1], bias(token_positions([5])))

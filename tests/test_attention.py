@@ -232,19 +232,6 @@ def test_a_layer_that_a_variant_leaves_out_has_the_mask_alone():
 
 
 @pytest.mark.parametrize(("pos", "axes"), EACH)
-def test_gradients_are_right(pos, axes):
-    attention, given = attention_and_given(pos, axes, tokens=4, dtype=torch.float64)
-    tensors = [x.requires_grad_() for x in inputs(4, 4, torch.float64)]
-    torch.autograd.gradcheck(
-        lambda *x: attention(*x[:3], given)[0],
-        (*tensors, *attention.parameters()),
-        atol=1e-4,
-        nondet_tol=1e-12,
-        fast_mode=True,
-    )
-
-
-@pytest.mark.parametrize(("pos", "axes"), EACH)
 def test_dropout_falls_on_the_weights(pos, axes):
     attention, given = attention_and_given(pos, axes)
     tensors = [x.repeat(200, 1, 1, 1) for x in inputs(6, 6)]

@@ -1,5 +1,6 @@
 """docs/other-doors.md: each example is run as it stands there, on batches made here."""
 
+import functools
 import math
 import re
 import sys
@@ -25,17 +26,6 @@ def blocks(section: str, language: str = "python") -> list[str]:
     return cape_support.blocks(SECTIONS[section], language)
 
 
-def tagged(seed: int) -> tuple[torch.Tensor, ...]:
-    """Words, lengths and tags, which tell whether the word before is odd: order matters."""
-    generator = torch.Generator().manual_seed(seed)
-    words = torch.randint(1, 9, (32, 10), generator=generator)
-    lengths = torch.randint(5, 11, (32,), generator=generator)
-    tags = words.roll(1, 1) % 2
-    tags[:, 0] = -100
-    tags[torch.arange(10) >= lengths[:, None]] = -100
-    return words, lengths, tags
-
-
 def run(section: str, language: str = "python", **given) -> dict:
     """The names that a section's blocks make."""
     for block in blocks(section, language):
@@ -43,48 +33,21 @@ def run(section: str, language: str = "python", **given) -> dict:
     return given
 
 
-class Tagger(nn.Module):
-    """Words, an encoder of the page, and tags."""
-
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        self.words, self.encoder, self.out = nn.Embedding(9, 64), encoder, nn.Linear(64, 2)
-
-    def forward(self, words, lengths):
-        return self.out(self.encoder(self.words(words), lengths))
+#: names that the first section's lines make, and what each forward does
+ONCE, EACH_TIME = blocks(PLAIN)
 
 
-class Plain(nn.Module):
-    """A model of the page's lines."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        once, self.each_time = blocks(PLAIN)
-        self.names: dict = {}
-        exec(once, self.names)
-        self.position = self.names["position"]
-        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2)
-
-    def forward(self, content, lengths):
-        names = {**self.names, "content": content, "lengths": lengths}
-        exec(self.each_time, names)
-        return self.layers(names["content"], src_key_padding_mask=names["padding"])
-
-
-def test_plain_pytorch_learns_what_needs_positions():
+def plain(content: torch.Tensor, lengths: torch.Tensor, **names) -> torch.Tensor:
+    """An encoder of PyTorch, around the page's lines."""
+    exec(EACH_TIME, names | {"content": content, "lengths": lengths}, found := {})
     torch.manual_seed(0)
-    model = Tagger(Plain())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    for seed in range(1, 301):
-        words, lengths, tags = tagged(seed)
-        loss = nn.functional.cross_entropy(model(words, lengths).transpose(1, 2), tags)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    words, lengths, tags = tagged(seed=0)
-    guessed = model.eval()(words, lengths).argmax(dim=-1)
-    assert (guessed == tags)[tags >= 0].float().mean() > 0.95
+    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+    return layer(found["content"], src_key_padding_mask=found["padding"])
+
+
+def first_names() -> dict:
+    exec(ONCE, names := {})
+    return names
 
 
 def asked(pos: str) -> dict:
@@ -95,18 +58,24 @@ def asked(pos: str) -> dict:
     return {name: value for name, value in values.items() if name in taken}
 
 
-@pytest.mark.parametrize("name", [pos for pos in names(1) if pos != "nopos"])
-def test_attention_of_ones_own_takes_every_variant(name):
-    torch.manual_seed(0)
-    own = run(OWN, **Plain().names)
-    model, (words, lengths, _) = Tagger(own["OwnAttention"](name, **asked(name))).eval(), tagged(0)
-    if name in ("rope", "relpos", "alibi"):
-        Tagger(own[name])(words, lengths)  # the page's instances
-    found = model(words, lengths)
-    longer = model(nn.functional.pad(words, (0, 3), value=5), lengths)[:, :10]
-    real = torch.arange(10) < lengths[:, None]
-    torch.testing.assert_close(found[real], longer[real])  # padding changes nothing
-    assert not torch.allclose(found[real], model(words.flip(1), lengths)[real])
+@pytest.mark.parametrize("name", ["plain", *(pos for pos in names(1) if pos != "nopos")])
+def test_plain_pytorch_and_attention_of_ones_own_take_every_variant(name):
+    given = first_names()
+    if name == "plain":
+        given["position"].eval()
+        model = functools.partial(plain, **given)
+    else:
+        given = run(OWN, **given)
+        model = given["OwnAttention"](name, **asked(name)).eval()
+        assert {"rope", "alibi", "relpos"} <= given.keys()  # the page's instances
+    content, lengths = torch.randn(2, 10, 64), torch.tensor([10, 7])
+    found, real = model(content, lengths), torch.arange(10) < lengths[:, None]
+    longer = model(nn.functional.pad(content, (0, 0, 0, 3), value=5.0), lengths)[:, :10]
+    torch.testing.assert_close(
+        found[real], longer[real], rtol=1e-4, atol=1e-4
+    )  # it changes nothing
+    back = model(content.flip(1), lengths).flip(1)  # the order does
+    assert not torch.allclose(found[0], back[0], atol=1e-3)
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -116,7 +85,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 def decoder(name: str) -> tuple[nn.Module, torch.Tensor]:
     """The page's, with two heads of keys for four of queries, and content of seven tokens."""
-    model = run(CACHE, **Plain().names)["Decoder"](name, **asked(name)).eval()
+    model = run(CACHE, **first_names())["Decoder"](name, **asked(name)).eval()
     for parameter in model.parameters():
         parameter.data.add_(0.1 * torch.randn_like(parameter))
     return model, torch.randn(2, 7, 64)
@@ -155,33 +124,6 @@ def test_the_decoder_of_the_page_takes_packed_sentences(name):
         close(step, packed[:, now])
 
 
-def cape1d(content: torch.Tensor, frames: list[int]) -> torch.Tensor:
-    """What gcambara/cape at d456950 gives in evaluation, by its formula in cape/cape.py.
-
-    With ``normalize=True, freq_scale=30.0``, batch first, a hop of 0.03 s.
-    """
-    expected = content * math.sqrt(content.shape[2])
-    for sample, length in enumerate(frames):
-        for frame in range(length):
-            seconds = 0.03 * (frame - (length - 1) / 2)
-            for channel in range(content.shape[2]):
-                phase = 30 * seconds * 10_000 ** (-2 * (channel // 2) / content.shape[2])
-                wave = math.cos(phase) if channel % 2 else math.sin(phase)
-                expected[sample, frame, channel] += wave
-    return expected
-
-
-def test_the_values_are_those_of_gcambara_cape():
-    names = run(CAPE1D)
-    names["position"].eval()
-    content = torch.randn(2, 5, 512)
-    found = names["as_cape1d"](content, torch.tensor([5, 3]))
-    torch.testing.assert_close(found, cape1d(content, [5, 3]), rtol=1e-5, atol=1e-5)
-    # what that package printed for CAPE1d(8, normalize=True, freq_scale=30.0), three frames
-    printed = [-0.78333, 0.62161, -0.089879, 0.99595, -0.0089999, 0.99996, -0.0009, 1.0]
-    torch.testing.assert_close(cape1d(torch.zeros(1, 3, 8), [3])[0, 0], torch.tensor(printed))
-
-
 def test_training_moves_positions_as_far_as_gcambara_cape():
     position = run(CAPE1D)["position"]
     seconds = cape_plugins.frame_times([3] * 4000, 0.03)
@@ -199,71 +141,6 @@ def test_training_moves_positions_as_far_as_gcambara_cape():
     theirs = torch.cat([phase.cos(), phase.sin()], dim=1)
     apart = (cape_plugins.sinusoid_2d(grid, 384) - theirs).abs().max().item()
     assert apart == pytest.approx(0.08, abs=0.005)
-
-
-def test_reordered_projections_give_the_scores_of_rotary_embedding_torch():
-    rotary = pytest.importorskip("rotary_embedding_torch").RotaryEmbedding(dim=16)
-    names, (batch, tokens, heads) = run(ROTARY), (2, 10, 4)
-    content = torch.randn(batch, tokens, 64)
-    projections = [nn.Linear(64, 64) for _ in range(3)]
-    query, key, value = (
-        one(content).unflatten(2, (heads, 16)).transpose(1, 2) for one in projections
-    )
-    turned = [rotary.rotate_queries_or_keys(one) for one in (query, key)]
-    expected = nn.functional.scaled_dot_product_attention(*turned, value)
-    for one in projections[:2]:
-        for parameter in (one.weight, one.bias):
-            parameter.data = names["reordered"](parameter.data, heads)
-    query, key, value = (
-        one(content).unflatten(2, (heads, 16)).transpose(1, 2) for one in projections
-    )
-    position = Positions("rope", dim=64, heads=heads, layers=1)
-    _, given = position(content, names["token_positions"]([tokens] * batch))
-    found, _ = position.attentions[0](query, key, value, given)
-    torch.testing.assert_close(found, expected)
-    assert not torch.allclose(found, nn.functional.scaled_dot_product_attention(query, key, value))
-
-
-def test_rotary_embedding_torch_takes_capes_positions():
-    package = pytest.importorskip("rotary_embedding_torch")
-    names, rotary = run(ROTARY), package.RotaryEmbedding(dim=16)
-    query, key = torch.randn(2, 2, 4, 10, 16)
-    lengths = torch.tensor([10, 7])
-
-    def turned() -> list[torch.Tensor]:
-        angles = rotary(names["augmented"](lengths, 10))[:, None]
-        return [package.apply_rotary_emb(angles, one) for one in (query, key)]
-
-    assert not torch.allclose(turned()[0], turned()[0])  # it augments
-    names["position"].eval()
-    real = torch.arange(10) < lengths[:, None]
-    scores, expected = (
-        torch.einsum("bhid,bhjd->bijh", *pair)[real[:, :, None] & real[:, None]]
-        for pair in (turned(), [rotary.rotate_queries_or_keys(one) for one in (query, key)])
-    )
-    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-4)  # centring changes nothing
-
-
-def test_the_rotation_and_the_slopes_are_those_of_x_transformers():
-    """What version 2.31.10 printed: positions 0.5, 2.25 and 10 turn 1 … 8; slopes of six heads."""
-    printed = [
-        [-0.0813, 2.2346, 2.7963, 4.1449, 4.9699, 6.0249, 6.9960, 8.0035],
-        [-2.1843, -0.4783, 2.0320, 4.5685, 4.8637, 6.1110, 6.9820, 8.0157],
-        [0.2490, -2.2222, -1.7450, 4.6856, 4.3760, 6.4692, 6.9197, 8.0696],
-    ]
-    rope = Positions("rope", dim=8, layers=1)
-    _, given = rope(torch.zeros(1, 3, 8), torch.tensor([[0.5, 2.25, 10.0]]))
-    # what `reordered` does to rows is done here to the channels that they make
-    halves = torch.arange(1.0, 9).unflatten(0, (-1, 2)).T.flatten().expand(1, 1, 3, 8)
-    found = rope.attentions[0].embed(halves, given.queries)[0, 0]
-    neighbours = found.unflatten(1, (2, -1)).transpose(1, 2).flatten(1)
-    torch.testing.assert_close(neighbours, torch.tensor(printed), rtol=0, atol=1e-4)
-
-    alibi = Positions("alibi", dim=48, heads=6, layers=1)
-    _, given = alibi(torch.zeros(1, 3, 48), torch.tensor([[0.0, 1.5, 4.0]]))
-    bias = given.bias
-    slopes = torch.tensor([0.25, 0.0625, 1 / 64, 1 / 256, 0.5, 0.125])
-    torch.testing.assert_close(bias[0, :, 0], -slopes[:, None] * torch.tensor([0.0, 1.5, 4.0]))
 
 
 @pytest.fixture
@@ -299,7 +176,7 @@ def test_speechbrain_builds_it_from_a_recipe_and_its_encoder_takes_it(speechbrai
 
 
 def test_a_checkpoint_of_another_variant_leaves_the_model_as_it_was():
-    kind = run(OWN, **Plain().names)["OwnAttention"]
+    kind = run(OWN, **first_names())["OwnAttention"]
     model, other = kind("rope"), kind("alibi")
     run("Checkpoints", model=model)
     before = {name: each.clone() for name, each in model.state_dict().items()}
@@ -322,3 +199,45 @@ def test_transformers_knows_the_names_trains_saves_and_loads(tmp_path, monkeypat
     model.save_pretrained("moved")
     again = type(names["again"]).from_pretrained("moved")
     assert torch.equal(again.eval()(pixels).logits, model.eval()(pixels).logits)
+
+
+def test_the_values_are_those_of_gcambara_cape():
+    """What CAPE1d(8, normalize=True, freq_scale=30.0) printed at d456950, of three frames."""
+    names = run(CAPE1D)
+    names["position"].eval()
+    waves = torch.zeros(2, 5, 512)
+    for sample, length in enumerate((5, 3)):  # its formula in cape/cape.py
+        seconds = 0.03 * (torch.arange(length) - (length - 1) / 2)
+        phase = 30 * seconds[:, None] * 10_000 ** (-2 * torch.arange(256) / 512)
+        waves[sample, :length] = torch.stack([phase.sin(), phase.cos()], dim=-1).flatten(1)
+    content = torch.randn(2, 5, 512)
+    found = names["as_cape1d"](content, torch.tensor([5, 3]))
+    torch.testing.assert_close(found, content * math.sqrt(512) + waves, rtol=1e-5, atol=1e-5)
+
+
+def test_rotary_embedding_torch_and_ours_give_the_same_scores_as_the_page_says():
+    package = pytest.importorskip("rotary_embedding_torch")
+    rotary, names, (batch, tokens, heads) = package.RotaryEmbedding(dim=16), run(ROTARY), (2, 10, 4)
+    content, lengths = torch.randn(batch, tokens, 64), torch.tensor([10, 7])
+    weights = torch.randn(2, 64, 64) / 8
+    query, key = ((content @ w.T).unflatten(2, (heads, 16)).transpose(1, 2) for w in weights)
+    turned = [rotary.rotate_queries_or_keys(one) for one in (query, key)]
+    expected = turned[0] @ turned[1].mT
+    # with reordered projections ours
+    ours = (content @ names["reordered"](w, heads).T for w in weights)
+    ours = [one.unflatten(2, (heads, 16)).transpose(1, 2) for one in ours]
+    position = Positions("rope", dim=64, heads=heads, layers=1)
+    _, given = position(content, names["token_positions"]([tokens] * batch))
+    found, other = position.attentions[0].embed_both(*ours, given)
+    torch.testing.assert_close(found @ other.mT, expected)
+
+    # by CAPE's positions it augments, and in evaluation centring changes nothing
+    def scores() -> torch.Tensor:
+        angles = rotary(names["augmented"](lengths, 10))[:, None]
+        first, second = (package.apply_rotary_emb(angles, one) for one in (query, key))
+        return first @ second.mT
+
+    assert not torch.allclose(scores()[0], scores()[0])
+    names["position"].eval()
+    torch.testing.assert_close(scores()[0], expected[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(scores()[1, :, :7, :7], expected[1, :, :7, :7], rtol=1e-4, atol=1e-4)

@@ -97,7 +97,8 @@ def test_a_model_has_the_hosts_defaults_unless_something_is_given(pos):
         ("rope", {"max_global_shift": 6.0}, "--max_global_shift .*cape"),
         ("cape_rope", {"max_global_shift": 6.0}, "--max_global_shift .*cape"),
         ("sinpos", {"relpos_context": 9}, "--relpos_context .*relpos_first"),
-        ("cape", {"spread": False}, "--spread"),  # the host sets it itself
+        ("cape", {"spread": False}, "--spread"),
+        ("cape", {"mean_normalize": False}, "--mean_normalize"),  # the host sets it itself
         ("rope9", {}, "rope9"),
         # misspelt, or of the host's own
         ("relpos", {"relpos_contxt": 3.0}, r"--relpos_contxt \(did you mean --relpos_context\?\)"),

@@ -51,6 +51,11 @@ def with_an_idle_parameter(self):
     self.idle = torch.nn.Parameter(torch.ones(3))
 
 
+def with_a_gate(self):
+    PositionalAttention.__post_init__(self)
+    self.gate = torch.nn.Parameter(torch.zeros(()))
+
+
 def with_a_forgotten_buffer(self):
     PositionalAttention.__post_init__(self)
     self.register_buffer("drawn", torch.rand(self.sizes.head_dim), persistent=False)
@@ -71,6 +76,12 @@ BOOLS_ALONE = dict(
     prepare=prepare(lambda q, k, m: (q, k, m if m is not None and m.dtype == torch.bool else None))
 )
 DOUBLED = dict(embed=lambda self, x, rows: x * x.shape[0] / rows.shape[0])
+GATED = dict(  # which is 0 at first, and hides it
+    __post_init__=with_a_gate, embed=lambda self, x, rows: x + self.gate * x.mean(0, keepdim=True)
+)
+STEEP = dict(  # its gradient is not finite
+    __post_init__=with_a_gate, embed=lambda self, x, rows: x + (0 * self.gate).sqrt()
+)
 FORGETS = dict(__post_init__=with_a_forgotten_buffer, embed=lambda self, x, rows: x * self.drawn)
 CALLS = itertools.count(1)
 
@@ -83,10 +94,12 @@ CALLS = itertools.count(1)
         ("check_mask", NO_MASK),
         ("check_batch", dict(embed=lambda self, x, rows: x - x.mean(dim=0, keepdim=True))),
         ("check_batch", DOUBLED),
+        ("check_batch", GATED),
         # a key by the positions of others, which a cache does not have
         ("check_cache", dict(prepare=prepare(by_the_mean), **TIMES)),
         ("check_training", dict(__post_init__=with_an_idle_parameter)),
         ("check_training", dict(embed=lambda self, x, rows: x * next(CALLS))),
+        ("check_training", STEEP),
         ("check_half_precision", dict(embed=lambda self, x, rows: (x + 300) - 300)),
         ("check_checkpoint", FORGETS),
         ("check_compile", dict(embed=in_two_graphs)),
@@ -97,6 +110,12 @@ def test_a_wrong_variant_does_not_pass(own_table, monkeypatch, check, methods):
     register_variant("wrong", Variant(attends=odd(PositionalAttention, **methods), axes=(1,)))
     with pytest.raises((AssertionError, torch._dynamo.exc.Unsupported)):
         getattr(testing, check)("wrong", 1)
+
+
+def test_a_mark_that_takes_every_checkpoint_does_not_pass(monkeypatch):
+    monkeypatch.setattr("cape_plugins.mark.VariantMark.load_state_dict", lambda *_: None)
+    with pytest.raises(AssertionError, match="take each other's checkpoints"):
+        testing.check_checkpoint("rope", 1)
 
 
 def test_a_token_without_a_position_gets_nothing_added(own_table):
@@ -125,6 +144,11 @@ WRITES = r" writes into .*clone\(\)"
             PositionalAttention,
             dict(bias=lambda self, query, key, given: apart(given).nan_to_num()),
             r"bias .*\[2, 3, 8, 8\].* gave \[2, 8, 8\]",
+        ),
+        (
+            PositionalAttention,
+            dict(bias=lambda self, query, key, given: query.detach().sum(-1)),
+            r"bias .*\[2, 3, 8, 8\].* gave \[2, 3, 8\]",
         ),
         (
             PositionalAttention,

@@ -17,7 +17,7 @@ from cape_plugins import (
     variants,
 )
 from cape_plugins.autoload import MEANT_BY_HOSTS
-from cape_support import IMAGES, OURS, SEQUENCES
+from cape_support import IMAGES, SEQUENCES
 
 
 @dataclass(eq=False, repr=False)
@@ -29,6 +29,7 @@ class Tilted(PositionalAttention):
 
 EVERY = "nopos_every"  # of what attends
 ROPE = {"rope_base", "rope_fraction", EVERY}
+SHIFTED = {"max_local_shift", "max_global_scale", "mean_normalize"}
 PLAIN = Variant(adds=Sinusoids)
 
 
@@ -49,21 +50,17 @@ def test_ours_come_first_and_images_have_all_but_those_of_sequences():
         ("relpos_first", 1, {"relpos_context"}),
         ("rope", 2, {"frequency_scale", *ROPE}),
         ("alibi", 2, {"alibi_unit", EVERY}),
+        ("cape", 1, {"base", "frequency_scale", "max_global_shift", *SHIFTED}),
+        # between tokens a shift of all cancels; a class token is not shifted
+        ("cape_rope", 1, {"frequency_scale", *ROPE, *SHIFTED}),
+        ("cape_rope", 2, {"frequency_scale", *ROPE, "max_global_shift", *SHIFTED}),
+        ("cape_alibi", 2, {"alibi_unit", EVERY, *SHIFTED}),
         ("random_rope", 1, {"frequency_scale", *ROPE, "random_range", "spread"}),
         ("pose_rope", 1, {"frequency_scale", *ROPE, "pose_range"}),
     ],
 )
 def test_a_variant_takes_what_its_classes_declare(pos, axes, taken):
     assert variants.get(pos, axes).options(axes).keys() == taken
-
-
-def test_a_shift_of_all_tokens_is_for_those_whom_it_changes():
-    """Between tokens it cancels; a class token of an image has no position and is not shifted."""
-    for pos, axes in OURS:
-        taken = variants.get(pos, axes).options(axes)
-        expected = pos == "cape" or (pos, axes) == ("cape_rope", 2)
-        assert ("max_global_shift" in taken) == expected
-        assert ("max_local_shift" in taken) == pos.startswith("cape")
 
 
 @pytest.mark.parametrize(
