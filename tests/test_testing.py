@@ -10,6 +10,7 @@ from cape_plugins import (
     Added,
     Given,
     PositionalAttention,
+    Positions,
     Variant,
     inside,
     register_variant,
@@ -134,66 +135,86 @@ def adds_to_rows(self, x, rows):
     return x
 
 
+def clears_and_widens(self, at, dtype):
+    return at.nan_to_num_(0.0).expand(-1, -1, self.sizes.dim)
+
+
+def blind(self, queries, keys, mask, dtype):
+    return Given(bias=apart(queries, keys).nan_to_num()[:, None])
+
+
+# of a base class, a method that is wrong
+ATTENDS = {
+    "without heads": dict(bias=lambda self, query, key, given: apart(given).nan_to_num()),
+    "without keys": dict(bias=lambda self, query, key, given: query.detach().sum(-1)),
+    "fewer channels": dict(embed=lambda self, x, rows: x[..., :2]),
+    "NaN in a bias": dict(bias=lambda self, query, key, given: -apart(given)[:, None]),
+    "NaN in a row": dict(embed=lambda self, x, rows: x * rows[:, None].cos()),
+    "writes into positions": dict(prepare=clears),
+    "writes into rows": dict(embed=adds_to_rows),
+    "not Given": dict(prepare=lambda self, queries, *_: queries),
+    "without the mask": dict(prepare=blind),
+}
+ADDS = {
+    "one channel": dict(embedding=lambda self, at, dtype: at.nan_to_num()),
+    "NaN added": dict(embedding=lambda self, at, dtype: at.expand(-1, -1, self.sizes.dim).cos()),
+    "writes into what is added": dict(embedding=clears_and_widens),
+    "the mean of all": dict(add=lambda self, x, at: x + x.mean(dim=1, keepdim=True)),
+}
+
+
+def register_odd(what: str, **more) -> None:
+    if what in ADDS:
+        register_variant("odd", Variant(adds=odd(Added, **ADDS[what]), axes=(1,)))
+    else:
+        attends = odd(PositionalAttention, **ATTENDS[what])
+        register_variant("odd", Variant(attends=attends, axes=(1,), **more))
+
+
 WRITES = r" writes into .*clone\(\)"
 
 
 @pytest.mark.parametrize(
-    ("base", "methods", "says"),
+    ("what", "says"),
     [
-        (
-            PositionalAttention,
-            dict(bias=lambda self, query, key, given: apart(given).nan_to_num()),
-            r"bias .*\[2, 3, 8, 8\].* gave \[2, 8, 8\]",
-        ),
-        (
-            PositionalAttention,
-            dict(bias=lambda self, query, key, given: query.detach().sum(-1)),
-            r"bias .*\[2, 3, 8, 8\].* gave \[2, 3, 8\]",
-        ),
-        (
-            PositionalAttention,
-            dict(embed=lambda self, x, rows: x[..., :2]),
-            r"embed .*\[2, 3, 8, 8\]: it gave \[2, 3, 8, 2\]",
-        ),
-        (
-            PositionalAttention,
-            dict(bias=lambda self, query, key, given: -apart(given)[:, None]),
-            "bias gives NaN .*nan_to_num",
-        ),
-        (
-            PositionalAttention,
-            dict(embed=lambda self, x, rows: x * rows[:, None].cos()),
-            "embed gives NaN",
-        ),
-        (PositionalAttention, dict(prepare=clears), rf"prepare{WRITES}"),
-        (PositionalAttention, dict(embed=adds_to_rows), rf"embed or bias{WRITES}"),
-        (
-            Added,
-            dict(embedding=lambda self, at, dtype: at.nan_to_num()),
-            r"embedding .*\[2, 8, 24\]: it gave \[2, 8, 1\]",
-        ),
-        (
-            Added,
-            dict(embedding=lambda self, at, dtype: at.expand(-1, -1, self.sizes.dim).cos()),
-            "embedding gives NaN",
-        ),
-        (
-            Added,
-            dict(
-                embedding=lambda self, at, dtype: at.nan_to_num_(0.0).expand(-1, -1, self.sizes.dim)
-            ),
-            rf"embedding{WRITES}",
-        ),
+        ("without heads", r"bias .*\[2, 3, 8, 8\].* gave \[2, 8, 8\]"),
+        ("without keys", r"bias .*\[2, 3, 8, 8\].* gave \[2, 3, 8\]"),
+        ("fewer channels", r"embed .*\[2, 3, 8, 8\]: it gave \[2, 3, 8, 2\]"),
+        ("NaN in a bias", "bias gives NaN .*nan_to_num"),
+        ("NaN in a row", "embed gives NaN"),
+        ("writes into positions", f"prepare{WRITES}"),
+        ("writes into rows", f"embed or bias{WRITES}"),
+        ("one channel", r"embedding .*\[2, 8, 24\]: it gave \[2, 8, 1\]"),
+        ("NaN added", "embedding gives NaN"),
+        ("writes into what is added", f"embedding{WRITES}"),
     ],
 )
 def test_what_a_method_gives_wrongly_is_told_with_variant_and_method(
-    own_table, monkeypatch, base, methods, says
+    own_table, monkeypatch, what, says
 ):
     monkeypatch.setattr("cape_plugins.positions.try_out", lambda part: None)
-    slot = "adds" if base is Added else "attends"
-    register_variant("odd", Variant(axes=(1,), **{slot: odd(base, **methods)}))
+    register_odd(what)
     with pytest.raises(AssertionError, match=rf"variant odd: Odd\.{says}") as told:
         testing.check_methods("odd", 1)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("NaN in a bias", "Odd gives NaN .*nan_to_num"),
+        ("NaN in a row", "Odd gives NaN"),
+        ("NaN added", "Odd gives NaN"),
+        ("not Given", r"Odd\.prepare must return Given\("),
+        ("without the mask", "Odd lets a query see a key that the mask hides"),
+        ("the mean of all", "Odd lets a query see a key that the mask hides"),
+    ],
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_hurts_in_silence_is_told_when_a_model_is_built(own_table, what, says, shared):
+    register_odd(what, one_for_all=shared and what != "not Given")
+    with pytest.raises(ValueError, match=f"variant odd: {says}") as told:
+        Positions("odd", dim=12, heads=3, layers=2)
     assert "\n" not in str(told.value)
 
 

@@ -1,4 +1,4 @@
-"""What a model tells of a stranger's methods when it is built, and what parts do by themselves."""
+"""A stranger's variant when a model is built, and what parts do by themselves."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,6 @@ from torch import nn
 
 from cape_plugins import (
     Added,
-    Given,
     PositionalAttention,
     Positions,
     Sizes,
@@ -22,59 +21,6 @@ from cape_plugins.part import Part
 from cape_support import odd
 
 SIZES = dict(dim=12, heads=3, layers=2)
-
-
-def distances(queries, keys):
-    return (keys[:, None, :, 0] - queries[:, :, None, 0]).abs()
-
-
-def blind(self, queries, keys, mask, dtype):
-    return Given(bias=distances(queries, keys).nan_to_num()[:, None])
-
-
-SEES, RETURNS = (
-    "Odd lets a query see a key that the mask hides",
-    r"Odd\.prepare must return Given\(",
-)
-
-
-@pytest.mark.parametrize(
-    ("base", "name", "method", "says"),
-    [
-        (
-            PositionalAttention,
-            "bias",
-            lambda self, query, key, given: -distances(given.queries, given.keys)[:, None],
-            "Odd gives NaN .*nan_to_num",
-        ),
-        (
-            PositionalAttention,
-            "embed",
-            lambda self, x, rows: x * rows[:, None].cos(),
-            "Odd gives NaN",
-        ),
-        (PositionalAttention, "prepare", lambda self, queries, *_: queries, RETURNS),
-        (PositionalAttention, "prepare", blind, SEES),
-        (
-            Added,
-            "embedding",
-            lambda self, at, dtype: at.expand(-1, -1, self.sizes.dim).cos(),
-            "Odd gives NaN",
-        ),
-        (Added, "add", lambda self, x, at: x + x.mean(dim=1, keepdim=True), SEES),
-    ],
-)
-@pytest.mark.parametrize("shared", [False, True])
-def test_what_hurts_in_silence_is_told_when_a_model_is_built(
-    own_table, base, name, method, says, shared
-):
-    slot = "adds" if base is Added else "attends"
-    shared &= slot == "attends" and says is not RETURNS
-    variant = Variant(axes=(1,), one_for_all=shared, **{slot: odd(base, **{name: method})})
-    register_variant("odd", variant)
-    with pytest.raises(ValueError, match=f"variant odd: {says}") as told:
-        Positions("odd", **SIZES)
-    assert "\n" not in str(told.value)
 
 
 def test_a_model_is_built_as_if_nothing_had_been_tried(own_table):
