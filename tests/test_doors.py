@@ -68,14 +68,14 @@ def test_plain_pytorch_and_attention_of_ones_own_take_every_variant(name):
         given = run(OWN, **given)
         model = given["OwnAttention"](name, **asked(name)).eval()
         assert {"rope", "alibi", "relpos"} <= given.keys()  # the page's instances
+        for parameter in model.parameters():
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
     content, lengths = torch.randn(2, 10, 64), torch.tensor([10, 7])
     found, real = model(content, lengths), torch.arange(10) < lengths[:, None]
     longer = model(nn.functional.pad(content, (0, 0, 0, 3), value=5.0), lengths)[:, :10]
-    torch.testing.assert_close(
-        found[real], longer[real], rtol=1e-4, atol=1e-4
-    )  # it changes nothing
-    back = model(content.flip(1), lengths).flip(1)  # the order does
-    assert not torch.allclose(found[0], back[0], atol=1e-3)
+    torch.testing.assert_close(found[real], longer[real], rtol=1e-4, atol=1e-4)
+    moved = model(content.roll(1, 1), lengths).roll(-1, 1)  # the order tells
+    assert not torch.allclose(found[0], moved[0], atol=1e-4)
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -172,9 +172,6 @@ def test_speechbrain_builds_it_from_a_recipe_and_its_encoder_takes_it(speechbrai
     assert not torch.allclose(found[0, :32], other[0, :32])
 
 
-#: around the page's YAML
-
-
 def test_a_checkpoint_of_another_variant_leaves_the_model_as_it_was():
     kind = run(OWN, **first_names())["OwnAttention"]
     model, other = kind("rope"), kind("alibi")
@@ -201,18 +198,25 @@ def test_transformers_knows_the_names_trains_saves_and_loads(tmp_path, monkeypat
     assert torch.equal(again.eval()(pixels).logits, model.eval()(pixels).logits)
 
 
-def test_the_values_are_those_of_gcambara_cape():
-    """What CAPE1d(8, normalize=True, freq_scale=30.0) printed at d456950, of three frames."""
-    names = run(CAPE1D)
-    names["position"].eval()
-    waves = torch.zeros(2, 5, 512)
-    for sample, length in enumerate((5, 3)):  # its formula in cape/cape.py
+def cape1d(lengths: tuple[int, ...], dim: int) -> torch.Tensor:
+    """What gcambara/cape at d456950 adds in evaluation, by its formula in cape/cape.py."""
+    waves = torch.zeros(len(lengths), max(lengths), dim)
+    for sample, length in enumerate(lengths):
         seconds = 0.03 * (torch.arange(length) - (length - 1) / 2)
-        phase = 30 * seconds[:, None] * 10_000 ** (-2 * torch.arange(256) / 512)
+        phase = 30 * seconds[:, None] * 10_000 ** (-2 * torch.arange(dim // 2) / dim)
         waves[sample, :length] = torch.stack([phase.sin(), phase.cos()], dim=-1).flatten(1)
-    content = torch.randn(2, 5, 512)
+    return waves
+
+
+def test_the_values_are_those_of_gcambara_cape():
+    names, content = run(CAPE1D), torch.randn(2, 5, 512)
+    names["position"].eval()
     found = names["as_cape1d"](content, torch.tensor([5, 3]))
-    torch.testing.assert_close(found, content * math.sqrt(512) + waves, rtol=1e-5, atol=1e-5)
+    expected = content * math.sqrt(512) + cape1d((5, 3), 512)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    # what that package printed for CAPE1d(8, normalize=True, freq_scale=30.0), three frames
+    printed = [-0.78333, 0.62161, -0.089879, 0.99595, -0.0089999, 0.99996, -0.0009, 1.0]
+    torch.testing.assert_close(cape1d((3,), 8)[0, 0], torch.tensor(printed))
 
 
 def test_rotary_embedding_torch_and_ours_give_the_same_scores_as_the_page_says():
