@@ -249,6 +249,14 @@ HOOK = {
         "print(timm.models.names == {'cape', 'vit'}, *(type(one).__name__ for one in loaders))",
         "True SourceFileLoader SourceFileLoader",
     ),
+    "the module is missing": (
+        "import sys, types\n"
+        "sys.modules['timm'] = types.ModuleType('timm')\n"
+        "sys.modules['timm'].__path__ = []\n"
+        "try: import timm.models\n"
+        "except ModuleNotFoundError as error: print(error)",
+        "No module named 'timm.models'",
+    ),
     "another finder asks the finders in its turn": (
         "import sys\n"
         "class Asking:\n"
@@ -267,6 +275,9 @@ HOOK = {
 def test_the_hook(case, stub):
     code, expected = HOOK[case]
     assert stub(f"import torch\n{code}") == expected
+
+
+ABS_TASK = "from espnet2.tasks.abs_task import AbsTask"
 
 
 # python -m cape_plugins.run

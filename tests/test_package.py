@@ -83,9 +83,7 @@ def laboratory(dist) -> SimpleNamespace:
     return made(dist, "cape_studies")
 
 
-def test_the_sdist_holds_what_git_holds_the_wheel_the_package_alone_and_its_entry_point(built):
-    assert not [name for name in SHIPPED if not (built.unpacked / name).exists()]
-    assert not [path for kind in ("*.so", "*.pyc") for path in built.unpacked.rglob(kind)]
+def test_the_wheel_holds_the_package_alone_and_its_entry_point(built):
     assert built.wheel.name == "cape_plugins-0.1.0-py3-none-any.whl"
     inside = {name for name in built.names if ".dist-info/" not in name}
     assert {name.split("/")[0] for name in inside} == {"cape_plugins"}
@@ -121,6 +119,17 @@ def test_sdists_and_wheels_are_the_same_bytes_wherever_and_whenever_they_are_bui
     for one in files:
         again = tmp_path / "dist" / one.name
         assert sha256(one.read_bytes()).digest() == sha256(again.read_bytes()).digest(), one.name
+
+
+def test_the_laboratorys_wheel_carries_the_studies_and_what_they_run(laboratory):
+    assert laboratory.wheel.name == "cape_studies-0.1.0-py3-none-any.whl"
+    inside = {name.removeprefix("cape_studies/_files/") for name in laboratory.names}
+    ours = [path for path in (ROOT / "configs").rglob("*") if path.is_file()]
+    assert len(ours) > 80
+    assert {str(path.relative_to(ROOT)) for path in ours} <= inside
+    assert not [name for name in laboratory.names if "__pycache__" in name or "/tests/" in name]
+    lines = {*laboratory.METADATA.splitlines()}
+    assert {f"Provides-Extra: {name}" for name in ("timm", "fairseq", "espnet", "demo")} < lines
 
 
 def test_cape_run_lists_the_studies_and_runs_demo_timm_in_an_empty_folder(
@@ -159,3 +168,18 @@ def test_cape_run_lists_the_studies_and_runs_demo_timm_in_an_empty_folder(
     reported = run("cape-report", "demo_timm", "--quick")
     assert reported.returncode == 0, reported.stderr
     assert "cape_rope" in (tmp_path / "empty" / "out/demo_timm/report/index.html").read_text()
+
+
+def test_the_sdist_holds_what_git_holds_and_its_tests_run(built):
+    assert not [name for name in SHIPPED if not (built.unpacked / name).exists()]
+    assert not [path for kind in ("*.so", "*.pyc") for path in built.unpacked.rglob(kind)]
+    tests = ("test_positions.py", "test_sinusoid.py", "test_augment.py", "test_paper_listing.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *(f"tests/{name}" for name in tests)],
+        cwd=built.unpacked,
+        env={**os.environ, "PYTHONPATH": str(built.unpacked)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
