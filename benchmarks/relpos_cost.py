@@ -27,6 +27,7 @@ from fairseq.models.transformer import TransformerConfig
 from omegaconf import OmegaConf
 from torch import nn
 
+from cape_plugins.attention import NOTHING
 from cape_plugins.fairseq.layers import FairseqCapeEncoderLayer
 from cape_plugins.fairseq.options import HOST, FairseqCapeConfig, choose
 from cape_plugins.fairseq.transformer import FairseqCapeDecoder, FairseqCapeEncoder
@@ -80,7 +81,7 @@ def build(
         (attention,) = HOST.positions(pos, chosen, dim=DIM, heads=HEADS, layers=1).hand_over()
         layer = FairseqCapeEncoderLayer(cfg, positional=attention).to(**where)
         content = torch.randn(length, batch, DIM, requires_grad=True, **where)
-        return _step(layer, lambda: layer(content, encoder_padding_mask=None))
+        return _step(layer, lambda: layer(content, encoder_padding_mask=None, given=NOTHING))
     if part == "encoder":
         encoder = FairseqCapeEncoder(cfg, words, embed).to(**where)
         return _step(encoder, lambda: encoder(tokens)["encoder_out"][0])

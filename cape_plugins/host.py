@@ -128,8 +128,12 @@ TOKEN_DECODER = Host(
 )
 
 
-def with_class(theirs: nn.Module, kind: Any) -> Any:
-    """A module of a host's, with all that it holds, as a ``kind``, a subclass of its class."""
+def with_class(theirs: nn.Module, kind: Any, **instead: Any) -> Any:
+    """A module of a host's, with all that it holds, as a ``kind``, a subclass of its class.
+
+    ``instead`` are attributes in place of its own: of a copy that is ``self`` in one forward of the
+    host's, so that nothing of this forward stands in the module, which other threads use too.
+    """
     ours = kind.__new__(kind)
-    vars(ours).update(vars(theirs))
+    vars(ours).update(vars(theirs), **instead)
     return ours

@@ -14,61 +14,42 @@ from cape_plugins.fairseq.layers import FairseqCapeDecoderLayer, FairseqCapeEnco
 from cape_plugins.fairseq.options import FairseqCapeConfig, FairseqCapeLanguageModelConfig
 from cape_plugins.fairseq.paper.admin import AdminConfig, AdminLayer, AdminModel
 from cape_plugins.fairseq.start import check_start
-from cape_plugins.fairseq.transformer import (
-    FairseqCapeDecoder,
-    FairseqCapeEncoder,
-    FairseqCapeLanguageModel,
-    FairseqCapeTransformer,
-)
+from cape_plugins.fairseq.transformer import FairseqCapeLanguageModel, FairseqCapeTransformer
 
 
-class EncoderLayerWithAdmin(AdminLayer, FairseqCapeEncoderLayer):
+class EncoderLayer(AdminLayer, FairseqCapeEncoderLayer):
     """Positions in self-attention, ω on residuals."""
 
 
-class DecoderLayerWithAdmin(AdminLayer, FairseqCapeDecoderLayer):
+class DecoderLayer(AdminLayer, FairseqCapeDecoderLayer):
     """Positions in self-attention, ω on residuals."""
-
-
-class EncoderWithAdmin(FairseqCapeEncoder):
-    """Its layers have ω."""
-
-    layer_class = EncoderLayerWithAdmin
-
-
-class DecoderWithAdmin(FairseqCapeDecoder):
-    """Its layers have ω."""
-
-    layer_class = DecoderLayerWithAdmin
 
 
 @dataclass
-class TransformerConfigWithAdmin(AdminConfig, FairseqCapeConfig):
+class TransformerConfig(AdminConfig, FairseqCapeConfig):
     """The options of ``cape_transformer``."""
 
 
 @dataclass
-class LanguageModelConfigWithAdmin(AdminConfig, FairseqCapeLanguageModelConfig):
+class LanguageModelConfig(AdminConfig, FairseqCapeLanguageModelConfig):
     """The options of ``cape_transformer_lm``."""
 
 
-class TransformerWithAdmin(AdminModel, FairseqCapeTransformer):
+class Transformer(AdminModel, FairseqCapeTransformer):
     """``cape_transformer``: translation, or another task with a source."""
 
-    config = TransformerConfigWithAdmin
-    encoder_class, decoder_class = EncoderWithAdmin, DecoderWithAdmin
+    config, encoder_layer, decoder_layer = TransformerConfig, EncoderLayer, DecoderLayer
 
 
-class LanguageModelWithAdmin(AdminModel, FairseqCapeLanguageModel):
+class LanguageModel(AdminModel, FairseqCapeLanguageModel):
     """``cape_transformer_lm``: the decoder alone."""
 
-    config = LanguageModelConfigWithAdmin
-    decoder_class = DecoderWithAdmin
+    config, decoder_layer = LanguageModelConfig, DecoderLayer
 
 
 MODELS: dict[str, Any] = {
-    "cape_transformer": TransformerWithAdmin,
-    "cape_transformer_lm": LanguageModelWithAdmin,
+    "cape_transformer": Transformer,
+    "cape_transformer_lm": LanguageModel,
 }
 
 

@@ -1,15 +1,13 @@
 """fairseq's Transformer layers with positions in self-attention.
 
-fairseq's forwards have no argument for positions. So they are kept in :data:`POSITIONS` during one
-forward of the encoder or the decoder, in one thread. Before each layer :func:`hand_positions`
-passes them as an argument, because activation checkpointing keeps arguments for the backward, but
-not context variables. The layer sets :data:`POSITIONS` from it for its self-attention.
+fairseq's encoder and decoder have no argument of their layers for positions: :class:`Handed` gives
+each layer one more. A layer of fairseq hands one argument on to its self-attention unread, the mask
+of padding: our layer puts positions beside it. As arguments, activation checkpointing keeps both.
 """
 
+import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from fairseq.distributed import fsdp_wrap
@@ -18,43 +16,24 @@ from fairseq.modules import MultiheadAttention, transformer_layer
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import Tensor, nn
 
-from cape_plugins.attention import NOTHING, Cache, Given, PositionalAttention
+from cape_plugins.attention import Cache, Given, PositionalAttention
 
 
-class StackPositions(NamedTuple):
-    """What the core's Positions made for the encoder or the decoder, once in a forward.
+class Handed:
+    """The layers of an encoder or a decoder in one forward: each gets positions when called."""
 
-    Attributes:
-        embedding: (B or 1, N, dim), in the model's dtype; None where the variant adds nothing.
-        given: what self-attention gets.
-    """
+    def __init__(self, layers: nn.ModuleList, given: Given) -> None:
+        self.layers, self.given = layers, given
 
-    embedding: Tensor | None
-    given: Given
+    def __iter__(self) -> Iterator[Any]:
+        return (functools.partial(layer, given=self.given) for layer in self.layers)
 
-
-POSITIONS: ContextVar[StackPositions | None] = ContextVar("POSITIONS", default=None)
-
-
-@contextmanager
-def during(variable: ContextVar[Any], value: Any) -> Iterator[None]:
-    """Set a variable in this thread until the end of a ``with``."""
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
-
-
-def hand_positions(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Forward pre-hook of a layer: positions become its argument ``given``."""
-    if (stack := POSITIONS.get()) is not None:
-        kwargs = {"given": stack.given, **kwargs}
-    return args, kwargs
+    def __getitem__(self, index: int) -> nn.Module:
+        return self.layers[index]  # fairseq 0.12.2 asks the first for its fast path
 
 
 class FairseqCapeAttention(MultiheadAttention):
-    """fairseq's self-attention with positions in it; it reads them from :data:`POSITIONS`.
+    """fairseq's self-attention with positions in it.
 
     ``positional`` is the variant's part; checkpoints contain this name. In step-by-step decoding
     the query is the last of the tokens so far, and earlier keys are kept as they were embedded.
@@ -67,29 +46,27 @@ class FairseqCapeAttention(MultiheadAttention):
     def forward(
         self,
         query: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: tuple[Tensor | None, Given],
         incremental_state: dict[str, Any] | None = None,
         need_weights: bool = False,
         attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, None]:
         """Attend, (T, B, dim) → (T, B, dim); no weights are returned.
 
-        The arguments are fairseq's; ``key`` and ``value`` are not read, as all is self-attention.
+        Beside fairseq's mask of padding stand the positions, whose mask hides later tokens too: so
+        ``attn_mask`` is not read. Nor are ``key`` and ``value``, as all is self-attention.
         """
-        stack, padding = POSITIONS.get(), key_padding_mask
-        given = NOTHING if stack is None else stack.given
+        padding, given = key_padding_mask
         q, k, v = (self._split(one(query)) for one in (self.q_proj, self.k_proj, self.v_proj))
         cache = None
-        if incremental_state is not None:
+        if incremental_state is not None:  # the last query sees all but padding
             padding, cache = self._continue(incremental_state, k, padding)
-        if stack is None or incremental_state is not None:  # the last query sees all but padding
             seen = None if padding is None else ~padding[:, None, None].bool()
             given = given.seeing(seen, q.dtype)
         elif padding is None and given.mask is not None and given.mask.shape[-2] == 1:
             given = given._replace(mask=None)  # it hides padding alone, and fairseq has found none
-        given = given.seeing(attn_mask, q.dtype)  # (B or 1, 1, T or 1, S)
         drop = self.dropout_module
         dropout = drop.p if drop.training or drop.apply_during_inference else 0.0
         out, _ = self.positional(q, k, v, given, dropout, cache=cache)
@@ -133,33 +110,34 @@ class TakesPositions:
         ValueError: an option of fairseq's wants another self-attention than the variant's.
     """
 
+    padding: str  # the layer's argument that reaches self-attention as key_padding_mask
+
     def __init__(self: Any, cfg: Any, *others: Any, positional: PositionalAttention | None) -> None:
         super().__init__(cfg, *others)  # type: ignore[call-arg]
-        if positional is not None:
-            theirs = self.self_attn
-            for option, given in (
-                ("--cross-self-attention", not theirs.self_attention),
-                ("xFormers", theirs.use_xformers),
-            ):
-                if given:
-                    raise ValueError(
-                        f"{option} does not go with --pos {cfg.pos}, which attends in a way of its "
-                        "own: leave out one of the two"
-                    )
-            self.self_attn = FairseqCapeAttention(
-                self.embed_dim,
-                theirs.num_heads,
-                positional=positional,
-                dropout=cfg.attention_dropout,
-                q_noise=self.quant_noise,
-                qn_block_size=self.quant_noise_block_size,
+        self.attends = positional is not None
+        if positional is None:
+            return
+        theirs = self.self_attn
+        if theirs.use_xformers or not theirs.self_attention:
+            option = "xFormers" if theirs.use_xformers else "--cross-self-attention"
+            raise ValueError(
+                f"{option} does not go with --pos {cfg.pos}, which attends in a way of its own: "
+                "leave out one of the two"
             )
-        self.register_forward_pre_hook(hand_positions, with_kwargs=True)
+        self.self_attn = FairseqCapeAttention(
+            self.embed_dim,
+            theirs.num_heads,
+            positional=positional,
+            dropout=cfg.attention_dropout,
+            q_noise=self.quant_noise,
+            qn_block_size=self.quant_noise_block_size,
+        )
 
-    def forward(self, *args: Any, given: Given | None = None, **kwargs: Any) -> Any:
-        """The layer's; ``given`` is for its self-attention, and replaces fairseq's own masks."""
-        with during(POSITIONS, None if given is None else StackPositions(None, given)):
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
+    def forward(self, *args: Any, given: Given | None = None, **named: Any) -> Any:
+        """The layer's; ``given`` is for self-attention that is ours, and has its mask in it."""
+        if self.attends:
+            named[self.padding] = named[self.padding], given
+        return super().forward(*args, **named)  # type: ignore[misc]
 
 
 class FairseqCapeEncoderLayer(TakesPositions, transformer_layer.TransformerEncoderLayerBase):
@@ -169,6 +147,7 @@ class FairseqCapeEncoderLayer(TakesPositions, transformer_layer.TransformerEncod
     version's checkpoints would contain them.
     """
 
+    padding = "encoder_padding_mask"
     _load_from_state_dict = nn.Module._load_from_state_dict
 
     def __init__(self, cfg: TransformerConfig, **options: Any) -> None:
@@ -181,6 +160,8 @@ class FairseqCapeEncoderLayer(TakesPositions, transformer_layer.TransformerEncod
 
 class FairseqCapeDecoderLayer(TakesPositions, transformer_layer.TransformerDecoderLayerBase):
     """fairseq's decoder layer."""
+
+    padding = "self_attn_padding_mask"
 
 
 def wrap(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:

@@ -11,6 +11,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Optional, cast
 
 import torch
@@ -22,13 +23,9 @@ from omegaconf import II, OmegaConf
 from cape_plugins.augment import Augmentation
 from cape_plugins.checks import is_number
 from cape_plugins.host import TOKEN_DECODER
-from cape_plugins.options import POSITION
 from cape_plugins.positions import Positions
 from cape_plugins.sinusoid import Sinusoids
 from cape_plugins.variants import OURS, Variant, get, names
-
-# at this position, neighbouring float32 numbers are 2 ** -7 of a token apart
-FURTHEST = 1e5
 
 ANOTHER_CHECKPOINT = "give another --save-dir, --restore-file or --finetune-from-model"
 
@@ -147,66 +144,57 @@ class Chosen(NamedTuple):
         pos: the variant.
         options: those of the variant.
         source_scale: α; 0 is that of the training set.
-        bos: ``--source-bos``.
+        aligns_source: :func:`aligns_source` of the variant.
+        source_bos: whether the source begins with BOS.
     """
 
     pos: str
     options: dict[str, Any]
     source_scale: float
-    bos: str
+    aligns_source: bool
+    source_bos: bool
 
-    @property
-    def aligns_source(self) -> bool:
-        """:func:`aligns_source` of the variant."""
-        return aligns_source(get(self.pos, HOST.axes))
+    def positions(self, side: Any, longest: int, **more: Any) -> Positions:
+        """The core's module for one side of a model.
 
-    @property
-    def source_bos(self) -> bool:
-        """Whether the source begins with BOS."""
-        return self.aligns_source if self.bos == "auto" else self.bos == "true"
-
-    def positions(self, sets: Mapping[str, Any], **sizes: Any) -> Positions:
-        """The core's module; arguments and errors are those of :meth:`Host.positions`."""
-        always = {"mean_normalize": False, "overflow": "error"}
-        return HOST.positions(self.pos, self.options, {**always, **sets}, **sizes)
+        Args:
+            side: fairseq's options of the encoder or of the decoder.
+            longest: tokens of the longest sentence.
+            more: for :meth:`Host.positions`, whose errors are raised.
+        """
+        sets = {"mean_normalize": False, "overflow": "error", "abspos_context": longest}
+        sizes = dict(dim=side.embed_dim, heads=side.attention_heads, layers=side.layers)
+        return HOST.positions(self.pos, self.options, sets, **sizes, **more)
 
 
 def choose(options: Mapping[str, Any]) -> Chosen:
     """Take the options about positions from a model's, name → value.
 
     Raises:
-        ValueError: an option is for another ``pos``, or a length or the source's scale is out of
-            range; a variant checks its own options when it is made. Or the variant needs what
-            fairseq cannot give.
+        ValueError: an option is for another ``pos``, or the source's scale is out of range; a
+            variant checks its own options when it is made. Or the variant needs what fairseq cannot
+            give.
     """
     pos, scale = options["pos"], options.get("source_scale", 0.0)
-    adds = get(pos, HOST.axes).adds
-    if adds is not None and adds.needs_content():
+    variant = get(pos, HOST.axes)
+    if variant.adds is not None and variant.adds.needs_content():
         raise ValueError(
             f"--pos {pos} adds what depends on the content, which fairseq keeps from its embedding "
             "of positions: it is for timm and ESPnet, here choose another variant"
         )
     given = {name: options[name] for name in HOST.ours.keys() & options.keys()}
-    every = HOST.options(pos, given | _read(options.get("pos_options")))
-    chosen = Chosen(pos, every, scale, str(options.get("source_bos", "auto")))
-    if not (is_number(scale) and 0 <= scale <= FURTHEST):
-        raise ValueError(
-            f"source_scale must be > 0 and at most {FURTHEST:g}, or 0 to count it from the "
-            f"training set, got {scale!r}"
-        )
-    if scale and not chosen.aligns_source:
+    given |= _read(options.get("pos_options"))
+    if not (is_number(scale) and scale >= 0):
+        raise ValueError(f"source_scale must be > 0, or 0 to count it, got {scale!r}")
+    aligns = aligns_source(variant)
+    if scale and not aligns:
         raise ValueError(
             f"--source-scale {scale:g} is for variants that add CAPE's positions, which {pos} does "
             "not: leave it out"
         )
-    for name, one in HOST.taken(pos).items():
-        value = every[name]
-        if one.metadata["unit"] == POSITION and is_number(value) and value > FURTHEST:
-            raise ValueError(
-                f"{name} must be at most {FURTHEST:g}, got {value:g}: beyond, float32 does not "
-                "tell neighbouring tokens apart; the paper's Δ is 5 to 50 tokens"
-            )
-    return chosen
+    bos = str(options.get("source_bos", "auto"))
+    bos_first = aligns if bos == "auto" else bos == "true"
+    return Chosen(pos, HOST.options(pos, given), scale, aligns, bos_first)
 
 
 def _read(text: str | None) -> dict[str, Any]:
@@ -220,9 +208,7 @@ def _read(text: str | None) -> dict[str, Any]:
 
 
 def check_options(options: Mapping[str, Any]) -> Chosen:
-    """Check the options about positions of a model before it is built.
-
-    ``options`` are all of the model's, name → value.
+    """Check the options about positions of a model, name → value, before it is built.
 
     Raises:
         ValueError: as :func:`choose`; a value is out of range, or the variant cannot serve the
@@ -232,19 +218,12 @@ def check_options(options: Mapping[str, Any]) -> Chosen:
         if options.get(name):
             raise ValueError(f"{flag(name)} is replaced by {instead} in cape_transformer models")
     chosen = choose(options)
-    for stack in ("encoder", "decoder"):  # a language model has no encoder
-        if f"{stack}_embed_dim" in options:
-            dim, heads = options[f"{stack}_embed_dim"], options[f"{stack}_attention_heads"]
+    for side in ("encoder", "decoder"):  # a language model has no encoder
+        if f"{side}_embed_dim" in options:
+            sizes = {name: options[f"{side}_{name}"] for name in ("embed_dim", "attention_heads")}
             with torch.device("meta"):
-                chosen.positions({"abspos_context": 1}, dim=dim, heads=heads, layers=1)
+                chosen.positions(SimpleNamespace(**sizes, layers=1), longest=1)
     return chosen
-
-
-def as_config(cfg: Any) -> Any:
-    """A model's options as OmegaConf's DictConfig, which they are already in fairseq's commands."""
-    if OmegaConf.is_config(cfg):
-        return cfg
-    return OmegaConf.create({"model": OmegaConf.structured(cfg)}).model
 
 
 def plain_options(cfg: Any) -> dict[str, Any]:

@@ -54,8 +54,10 @@ RELIES = Relies(
         f"{_MODELS}:TransformerConfig": "from_namespace no_token_positional_embeddings",
         f"{_MODELS}:TransformerDecoderBase": "embed_positions cfg dictionary embed_tokens",
         f"{_MODELS}:TransformerDecoderBase.extract_features_scriptable": (
-            "embed_positions buffered_future_mask"
+            "embed_positions buffered_future_mask layers self_attn_padding_mask"
         ),
+        f"{_MODELS}:TransformerEncoderBase.forward_scriptable": "layers encoder_padding_mask",
+        f"{_MODELS}:TransformerEncoderBase.forward_embedding": "embed_positions",
         f"{_MODELS}:TransformerEncoderBase": "embed_positions dictionary embed_tokens padding_idx",
         f"{_LAYERS}:TransformerDecoderLayerBase": f"{_LAYER} encoder_attn",
         f"{_LAYERS}:TransformerEncoderLayerBase": _LAYER,

