@@ -34,16 +34,17 @@ from cape_plugins.espnet.loading import prepare_loading
 from cape_plugins.espnet.options import (
     ESPNET_REL_POS,
     HOST,
+    OURS,
     RELPOS_CONTEXT,
     RELPOS_CONTEXT_FIRST,
     EncoderOptions,
     check_long_enough,
     choose,
-    defaults_of,
     parameters,
 )
 from cape_plugins.espnet.padding import hide_padding, replace
 from cape_plugins.espnet.relies import RELIES
+from cape_plugins.host import with_class
 from cape_plugins.part import Part
 from cape_plugins.places import exact, frame_times, widest
 from cape_plugins.positions import Positions
@@ -92,7 +93,8 @@ class InSeconds(AbsEncoder):
     @classmethod
     def known(cls) -> dict[str, Any]:
         """Option of ``encoder_conf`` → default."""
-        return defaults_of(cls.espnets, cls.defaults, cls.fixed)
+        every = {**parameters(cls.espnets), **cls.defaults, **OURS}
+        return {name: default for name, default in every.items() if name not in cls.fixed}
 
     @classmethod
     def make_front(cls, conf: Any) -> nn.Module | None:
@@ -178,11 +180,7 @@ class InSeconds(AbsEncoder):
         if "max_local_shift" in found:
             local = found["max_local_shift"]
             local = found["max_local_shift"] = spacing / 2 if local is None else local
-            if not is_number(local):
-                raise ValueError(
-                    f"encoder_conf max_local_shift must be one number of seconds, got {local!r}"
-                )
-            if local > 0.501 * spacing:
+            if is_number(local) and local > 0.501 * spacing:
                 logging.warning(
                     f"encoder_conf max_local_shift: {local:g} s is more than half of the "
                     f"{spacing:g} s between frames after subsampling: frames change places. null "
@@ -247,7 +245,10 @@ class InSeconds(AbsEncoder):
             x = self.dropout(x), given
         if self.takes_masks:
             theirs.setdefault("masks", padding)
-        return self.espnets.forward(_Subsampled(self, x), features, lengths, prev_states, **theirs)
+        # ESPnet's forward subsamples by `embed`, and knows no times: here that is done. It hands
+        # (content, given) from layer to layer, as content and its own relative encoding.
+        now: Any = with_class(self, type(self), embed=lambda *_: x)
+        return self.espnets.forward(now, features, lengths, prev_states, **theirs)
 
     def _subsample(self, features: Tensor) -> Any:
         """(B, T, input_size) → (B, T', output_size), with ``espnet_rel_pos`` and its encoding."""
@@ -290,25 +291,6 @@ class InSeconds(AbsEncoder):
                 f"max_global_shift ≥ {seconds / 2:.0f}"
             )
             self.longest = math.inf
-
-
-class _Subsampled:
-    """Passed as ``self`` to ESPnet's forward; its ``embed`` returns our subsampled input.
-
-    ESPnet's forward subsamples by ``embed``, and knows no times. It passes the result of ``embed``,
-    content or (content, positions), through the layers. Each layer hands the positions to its
-    attention, as it does with ESPnet's relative encoding. All else is the encoder's.
-    """
-
-    def __init__(self, encoder: nn.Module, x: Any) -> None:
-        self.encoder, self.x = encoder, x
-
-    def embed(self, features: Tensor) -> Any:
-        """(B, T', channels), or that and the positions (B, T', …)."""
-        return self.x
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.encoder, name)
 
 
 def measure(embed: nn.Module) -> tuple[int, int]:

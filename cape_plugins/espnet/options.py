@@ -89,18 +89,6 @@ OURS: dict[str, Any] = {
 }
 
 
-def defaults_of(
-    espnets: type, defaults: Mapping[str, Any], fixed: Collection[str]
-) -> dict[str, Any]:
-    """Option → default of an encoder: ESPnet's, those of ``defaults``, and ours.
-
-    ``defaults`` go before those of ESPnet's class ``espnets``; ``fixed`` are options of it that
-    users cannot give.
-    """
-    known = {**parameters(espnets), **defaults, **OURS}
-    return {name: default for name, default in known.items() if name not in fixed}
-
-
 def choose(
     given: Mapping[str, Any], known: Mapping[str, Any], fixed: Collection[str]
 ) -> tuple[dict[str, Any], EncoderOptions]:
@@ -108,7 +96,7 @@ def choose(
 
     Args:
         given: what the user gave.
-        known: :func:`defaults_of` the encoder.
+        known: option of the encoder → default.
         fixed: options of ESPnet's class that users cannot give.
 
     Returns:
@@ -119,11 +107,6 @@ def choose(
             of range.
     """
     pos, variants = given.get("pos", "cape"), (*names(HOST.axes), ESPNET_REL_POS)
-    if pos == "rel_pos":
-        raise ValueError(
-            f"encoder_conf pos: rel_pos could be two: choose {ESPNET_REL_POS}, ESPnet's own "
-            "relative positions, or relpos, the paper's learnable ones"
-        )
     if pos not in variants:
         raise ValueError(
             f"encoder_conf pos: {pos!r} is unknown: choose one of {', '.join(variants)}"

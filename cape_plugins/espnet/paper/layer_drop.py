@@ -1,6 +1,5 @@
 """Layer drop: whole layers of ESPnet's Transformers are dropped in training (section 4.2)."""
 
-import threading
 from typing import Any
 
 import torch
@@ -9,27 +8,30 @@ from torch import Tensor, nn
 
 from cape_plugins.checks import is_number
 from cape_plugins.espnet.padding import MaskedConformerLayer, replace_class
-
-
-class LayerDraw(threading.local):
-    """Whether the layer that runs in this thread is kept: a bool scalar, None until it is drawn."""
-
-    kept: Any = None  # a ContextVar would do, but torch.compile traces none
-
-
-draw = LayerDraw()
+from cape_plugins.host import with_class
 
 
 class DroppableLayer(nn.Module):
-    """Mixin of ESPnet's layers: all parts of a layer share one draw of :class:`LayerDrop`."""
+    """Mixin of ESPnet's layers, which in training are dropped with probability ``drop_rate``."""
+
+    drop_rate = 0.0
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        """As ESPnet's layer."""
-        draw.kept = None
-        try:
+        """As ESPnet's layer; in training of a copy of itself, whose parts share one draw."""
+        if not self.training:
             return super().forward(*given, **named)
-        finally:
-            draw.kept = None
+        drawn: list[Tensor] = []
+
+        def dropout(x: Tensor) -> Tensor:  # each part's output passes it before the residual
+            x = self.dropout(x)
+            if not drawn:
+                drawn.append(torch.rand((), device=x.device) >= self.drop_rate)
+            # a product, not a branch: no wait for the device, and gradients of zero rather than
+            # none, so that DDP finds every parameter used although each process draws for itself
+            return x * drawn[0]
+
+        now = with_class(self, type(self), dropout=dropout)
+        return super(DroppableLayer, now).forward(*given, **named)
 
 
 class DroppableEncoderLayer(DroppableLayer, MaskedConformerLayer):
@@ -38,28 +40,6 @@ class DroppableEncoderLayer(DroppableLayer, MaskedConformerLayer):
 
 class DroppableDecoderLayer(DroppableLayer, DecoderLayer):
     """Of ``decoder: cape_transformer``."""
-
-
-class LayerDrop(nn.Module):
-    """Replaces a layer's dropout, through which each part's output passes before the residual.
-
-    In training a layer is dropped with probability ``rate``; its first part draws for all parts.
-    """
-
-    def __init__(self, dropout: nn.Module, rate: float) -> None:
-        super().__init__()
-        self.dropout, self.rate = dropout, rate
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, size) → same, zeros in a layer that is dropped."""
-        x = self.dropout(x)
-        if not self.training:
-            return x
-        if draw.kept is None:
-            draw.kept = torch.rand((), device=x.device) >= self.rate
-        # a product, not a branch: no wait for the device, and gradients of zero rather than none,
-        # so that DDP finds every parameter used although each process draws for itself
-        return x * draw.kept
 
 
 def drop_layers(layers: Any, rate: float) -> None:
@@ -81,4 +61,4 @@ def drop_layers(layers: Any, rate: float) -> None:
     for layer in layers:
         if layer.concat_after:
             raise ValueError(f"layer_drop_rate: {rate} needs concat_after: false: leave one out")
-        layer.dropout = LayerDrop(layer.dropout, rate)
+        layer.drop_rate = rate
