@@ -44,7 +44,6 @@ from cape_plugins.espnet.options import (
 )
 from cape_plugins.espnet.padding import hide_padding, replace
 from cape_plugins.espnet.relies import RELIES
-from cape_plugins.host import with_class
 from cape_plugins.part import Part
 from cape_plugins.places import exact, frame_times, widest
 from cape_plugins.positions import Positions
@@ -245,10 +244,7 @@ class InSeconds(AbsEncoder):
             x = self.dropout(x), given
         if self.takes_masks:
             theirs.setdefault("masks", padding)
-        # ESPnet's forward subsamples by `embed`, and knows no times: here that is done. It hands
-        # (content, given) from layer to layer, as content and its own relative encoding.
-        now: Any = with_class(self, type(self), embed=lambda *_: x)
-        return self.espnets.forward(now, features, lengths, prev_states, **theirs)
+        return self.espnets.forward(_Subsampled(self, x), features, lengths, prev_states, **theirs)
 
     def _subsample(self, features: Tensor) -> Any:
         """(B, T, input_size) → (B, T', output_size), with ``espnet_rel_pos`` and its encoding."""
@@ -291,6 +287,26 @@ class InSeconds(AbsEncoder):
                 f"max_global_shift ≥ {seconds / 2:.0f}"
             )
             self.longest = math.inf
+
+
+class _Subsampled:
+    """Passed as ``self`` to ESPnet's forward; its ``embed`` returns our subsampled input.
+
+    ESPnet's forward subsamples by ``embed``, and knows no times. It passes the result of ``embed``,
+    content or (content, positions), through the layers. Each layer hands the positions to its
+    attention, as it does with ESPnet's relative encoding. All else is the encoder's. A copy of the
+    encoder, as in fairseq, would do too, but torch.export knows no modules of a copy.
+    """
+
+    def __init__(self, encoder: nn.Module, x: Any) -> None:
+        self.encoder, self.x = encoder, x
+
+    def embed(self, features: Tensor) -> Any:
+        """(B, T', channels), or that and the positions (B, T', …)."""
+        return self.x
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.encoder, name)
 
 
 def measure(embed: nn.Module) -> tuple[int, int]:

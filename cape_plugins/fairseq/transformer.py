@@ -149,7 +149,7 @@ class FairseqCapeEncoder(MakesPositions, TransformerEncoderBase):
                 )
         where, mask = positions_in_batch(src_tokens, self.padding_idx, self.spacing)
         draw = self.positions.draw(len(where), where.device) if draws else None
-        how = dict(draws=draws, max_local_shift=self.max_local_shift)
+        how: dict[str, Any] = dict(draws=draws, max_local_shift=self.max_local_shift)
         now = self.with_positions(where, mask, draw, **how)
         out: dict[str, list[Tensor]] = super(FairseqCapeEncoder, now).forward(
             src_tokens, src_lengths, return_all_hiddens, token_embeddings

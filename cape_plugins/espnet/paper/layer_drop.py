@@ -16,7 +16,7 @@ class DroppableLayer(nn.Module):
 
     drop_rate = 0.0
 
-    def forward(self, *given: Any, **named: Any) -> Any:
+    def forward(self: Any, *given: Any, **named: Any) -> Any:
         """As ESPnet's layer; in training of a copy of itself, whose parts share one draw."""
         if not self.training:
             return super().forward(*given, **named)

@@ -74,7 +74,7 @@ class AdminLayer:
         now = self
         if self.residual_scale is not None:
             now = with_class(self, type(self), scales=iter(self.residual_scale.unbind()))
-        return super(AdminLayer, now).forward(*args, **kwargs)
+        return super(AdminLayer, now).forward(*args, **kwargs)  # type: ignore[misc]
 
     def residual_connection(self: Any, x: Tensor, residual: Tensor) -> Tensor:
         """fairseq calls this once for each residual of a forward."""
