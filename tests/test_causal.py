@@ -104,6 +104,11 @@ def test_positions_may_be_left_out_by_a_decoder_alone():
         decoder("rope")(x, past=-1)
 
 
+def test_tokens_behind_a_cache_see_all_of_it_and_none_that_is_later():
+    _, given = decoder("rope")(torch.randn(1, 2, 12), past=3)
+    assert given.mask.tolist() == [[[[True, True, True, True, False], [True] * 5]]]
+
+
 def test_a_decoder_with_keys_of_its_own_hides_none_of_them():
     made, where, keys = decoder("alibi"), torch.tensor([[3.0, 4.0]]), torch.arange(5.0)[None]
     _, given = made(None, where, keys=keys)
