@@ -159,6 +159,7 @@ def _new_language_model() -> list[Panel]:
         **NOTHING,
         "rope": ("rotary", DEFAULT),
         "rope_yarn": ("rotary, YaRN", FLAG),
+        "rope_nopos": ("some layers without", "C3"),
         "alibi": ("ALiBi", OTHER),
         "cape_rope": ("cape_rope", OURS),
     }
@@ -169,7 +170,7 @@ def _new_language_model() -> list[Panel]:
         "ALiBi": ("ALiBi", OTHER),
         "rotary, some layers without positions": ("some layers without", "C3"),
     }
-    lines = ours(scores_of("stdlib_code", "loss").found, TOKENS, shown)
+    lines = ours(scores_of("stdlib_code_long", "loss").found, TOKENS, shown)
     dots, names = theirs_by_test("new_lm", known)
     needles = tuple(name.replace("needles, ", "") for name in names)
     found = "needles found at 2 times training's length, %"
@@ -193,7 +194,7 @@ def _longer_texts() -> list[Panel]:
         "PoSE": ("PoSE", OURS),
         "random positions": ("random positions", OTHER),
     }
-    lines = ours(scores_of("stdlib_code", "loss").found, TOKENS, shown)
+    lines = ours(scores_of("stdlib_code_long", "loss").found, TOKENS, shown)
     more = theirs("longer_lm", known)
     return [
         Panel(f"{SMALL}, from scratch", LOSS, "times training's 256 tokens", lines),
@@ -362,7 +363,7 @@ def draw(panels: Sequence[Panel], out: Path) -> None:
 
 
 def _lines(axis: Any, panel: Panel) -> None:
-    for line, marker in zip(panel.lines, "osD^v", strict=False):
+    for line, marker in zip(panel.lines, "osD^vP", strict=False):
         axis.plot(line.x, line.y, color=line.colour, marker=marker, ms=4, label=line.label)
         axis.fill_between(line.x, line.low, line.high, color=line.colour, alpha=0.15, lw=0)
     axis.set(xlabel=panel.size, ylabel=panel.score)
@@ -382,7 +383,7 @@ def _lines(axis: Any, panel: Panel) -> None:
 
 def _dots(axis: Any, panel: Panel) -> None:
     apart = 0.5 / max(1, len(panel.lines) - 1)
-    for i, (line, marker) in enumerate(zip(panel.lines, "osD^v", strict=False)):
+    for i, (line, marker) in enumerate(zip(panel.lines, "osD^vP", strict=False)):
         rows = [one + apart * i - 0.25 for one in line.x]
         axis.plot(line.y, rows, color=line.colour, marker=marker, ms=5, ls="", label=line.label)
     axis.set_yticks(range(len(panel.names)), [name.replace(", ", ",\n") for name in panel.names])
