@@ -68,12 +68,25 @@ def test_with_transformers_scalings(create, tokens, scaling):
 
 @torch.no_grad()
 def test_a_dynamic_scaling_forgets_the_positions_of_training(create, tokens):
-    """80 tokens, which are more than the model's 64: the scaling is theirs, not of 1000."""
+    """It is of the tokens that it sees then: none of few, and theirs of 80, which are over 64."""
     model = create(None, "llama", rope_parameters=dict(rope_type="dynamic", factor=4.0))
     stock, longer = copy.deepcopy(model), torch.randint(4, 97, (2, 80))
     augment_positions(model, "random_rope", random_range=1000.0)
     model.train()(tokens)
-    assert torch.equal(model.eval()(longer).logits, stock(longer).logits)
+    for one in (tokens, longer):
+        assert torch.equal(model.eval()(one).logits, stock(one).logits)
+
+
+def test_outside_a_forward_a_table_is_the_hosts(create, tokens):
+    model = create(None, "llama").train()
+    asked = torch.zeros(1, 5, 32), torch.arange(5)[None]
+    expected, _ = model.model.rotary_emb(*asked)
+    augment_positions(model, "pose_rope", pose_range=1000.0)
+    model(tokens)
+    assert torch.equal(model.model.rotary_emb(*asked)[0], expected)
+    with pytest.raises(IndexError):
+        model(tokens + 1000)
+    assert torch.equal(model.model.rotary_emb(*asked)[0], expected)
 
 
 def test_layers_of_two_kinds_have_the_same_positions(create, tokens):
