@@ -191,7 +191,7 @@ def test_what_is_wrong_is_refused(create, pos, options, named):
         ("bert", "no rotary table"),
         ("gptj", "no rotary table"),
         ("wav2vec2-conformer", "does not take position_ids"),
-        pytest.param("qwen2_vl", "several axes", marks=pytest.mark.release),  # 2 billion
+        pytest.param("qwen2_vl", "in 2 places", marks=pytest.mark.release),  # 2 billion
     ],
 )
 def test_a_model_that_cannot_be_served_is_named(create, kind, named):
