@@ -180,10 +180,24 @@ def opened(trained, data):
     return call
 
 
+def test_a_search_has_each_of_its_options(opened, monkeypatch):
+    (test, given), asked = opened(), []
+    build = type(test.task).build_generator
+
+    def noted(task, models, config, *others):
+        asked.append({name: getattr(config, name) for name in SEARCH})
+        return build(task, models, config, *others)
+
+    monkeypatch.setattr(type(test.task), "build_generator", noted)
+    generate.translate(test, given)
+    assert asked == [SEARCH]
+
+
 def test_sentences_that_are_too_long_are_refused(opened, trained, data, tmp_path):
     with pytest.raises(ValueError, match="hypotheses would end at 1: give --max-len-a"):
         opened(max_len_a=0, max_len_b=1)
     assert opened(score="loss", max_len_b=1)  # nothing is searched
+    assert opened(max_len_a=0, max_len_b=9)  # the longest reference has as many, and its end
     assert opened(max_tokens=10)  # the longest target has as many
     with pytest.raises(
         ValueError, match=r"a target sentence of 'valid' has 10 .* --max-tokens is 9"
