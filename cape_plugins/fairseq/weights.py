@@ -14,8 +14,8 @@ from cape_plugins.mark import variant_of
 
 logger = logging.getLogger(__name__)
 
-# in names of what a variant has learned, and of ADMIN's ω
-_OURS = {"positional", "positions", "residual_scale"}
+_POSITIONS = {"positional", "positions"}  # in names of what a variant has learned
+_OURS = _POSITIONS | {"residual_scale"}  # and of ADMIN's ω
 # of fairseq's tables of positions and versions; our model has none of the former
 _THEIRS = (".embed_positions.weight", ".embed_positions._float_tensor", ".version")
 # fairseq 0.12.2's encoder layers store their weights a second time, for a fast path in inference
@@ -38,7 +38,9 @@ def complete(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, An
     taken = {
         name: value
         for name, value in state_dict.items()
-        if not (name.endswith(_THEIRS) or _COPIES.fullmatch(name) or _of_positions(name))
+        if not (
+            name.endswith(_THEIRS) or _COPIES.fullmatch(name) or _POSITIONS & {*name.split(".")}
+        )
     }
     for name, value in taken.items():
         if name in own and value.shape != own[name].shape:
@@ -57,7 +59,3 @@ def complete(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, An
         "the checkpoint are not used: its positions, versions and copies of weights"
     )
     return {**taken, **{name: own[name] for name in added}}
-
-
-def _of_positions(name: str) -> bool:
-    return bool({*name.split(".")} & (_OURS - {"residual_scale"}))
