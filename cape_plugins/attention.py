@@ -86,7 +86,10 @@ class PositionalAttention(Part):
             raise ValueError("nopos_every must be 0, or 2 and more: with 1 no layer has positions")
 
     def acts_in(self, layer: int) -> bool:
-        """Whether the layer of that number, from 0, has it; others keep the host's own."""
+        """Whether the layer of that number, from 0, has it; others keep the host's own.
+
+        A class that overrides it chooses its layers, so its variant does not take ``nopos_every``.
+        """
         return not self.nopos_every or (layer + 1) % self.nopos_every > 0
 
     def prepare(

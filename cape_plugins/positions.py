@@ -113,7 +113,7 @@ class Positions(nn.Module):
                 raise ValueError(f"{pos} acts in self-attention: give the number of layers")
             own = self._of(attends)
             first = attends(self.sizes, **own)
-            for layer in range(1 if self.variant.first_layer_only else layers):
+            for layer in range(layers):
                 if first.acts_in(layer):
                     new = layer > 0 and not self.variant.one_for_all
                     one = attends(replace(self.sizes, layer=layer), **own) if new else first

@@ -178,6 +178,15 @@ class RelativePositions(PositionalAttention):
         return super().attend(query, key, value, given, dropout, need_weights)
 
 
+@dataclass(eq=False, repr=False)
+class RelativePositionsFirst(RelativePositions):
+    """``relpos_first``: in the first layer alone (the paper's appendix, speech)."""
+
+    def acts_in(self, layer: int) -> bool:
+        """Whether it is the first."""
+        return layer == 0
+
+
 def distance_scores(query: Tensor, table: Tensor, left: int, right: int) -> Tensor:
     """Scores of each query with the key at each distance.
 

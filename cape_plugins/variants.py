@@ -30,7 +30,7 @@ from cape_plugins.autoload import MEANT_BY_HOSTS
 from cape_plugins.options import AXES, check_axes, declared
 from cape_plugins.pose import SkippedPositions
 from cape_plugins.random_positions import RandomPositions
-from cape_plugins.relpos import RelativePositions
+from cape_plugins.relpos import RelativePositions, RelativePositionsFirst
 from cape_plugins.rotary import Rotary
 from cape_plugins.sinusoid import Sinusoids
 
@@ -46,7 +46,6 @@ class Variant:
         adds: what is added to the content at the input; None adds nothing.
         augments: how positions change in training, before ``adds`` and ``attends`` see them.
         attends: what positions do in self-attention; None leaves the host's own.
-        first_layer_only: whether ``attends`` sits in the first layer only.
         one_for_all: whether all layers share one module, its parameters too. Then ``prepare`` is
             called in each layer and may use parameters, which get the gradients of all layers.
         axes: for positions with so many axes: 1 in sequences, 2 in images.
@@ -55,7 +54,6 @@ class Variant:
     adds: type[Added] | None = None
     augments: type[AsGiven] = AsGiven
     attends: type[PositionalAttention] | None = None
-    first_layer_only: bool = False
     one_for_all: bool = False
     axes: tuple[int, ...] = (1, 2)
 
@@ -77,10 +75,8 @@ class Variant:
                     f"the field {name} of {kind.__name__} is no option: write "
                     f'{name}: … = option(DEFAULT, "what it is")'
                 )
-        if (self.first_layer_only or self.one_for_all) and self.attends is None:
-            raise ValueError("first_layer_only and one_for_all are of a variant that attends")
-        if self.first_layer_only and self.one_for_all:
-            raise ValueError("choose one of first_layer_only and one_for_all")
+        if self.one_for_all and self.attends is None:
+            raise ValueError("one_for_all is of a variant that attends")
         check_axes(self.axes)
 
     def options(self, axes: int) -> dict[str, Field[Any]]:
@@ -88,8 +84,8 @@ class Variant:
         found: dict[str, Field[Any]] = {}
         for slot in SLOTS:
             found |= declared(getattr(self, slot), axes)
-        if self.first_layer_only:
-            found.pop("nopos_every", None)
+        if self.attends and self.attends.acts_in is not PositionalAttention.acts_in:
+            del found["nopos_every"]  # the class chooses its layers itself
         return found
 
     @property
@@ -236,7 +232,7 @@ _register("abspos", Variant(adds=Table, axes=(1,)))  # for images: timm's own Vi
 _register("sinpos", Variant(adds=Sinusoids))
 _register("cape", Variant(adds=Sinusoids, augments=Augmentation))
 _register("relpos", Variant(attends=RelativePositions, axes=(1,)))
-_register("relpos_first", Variant(attends=RelativePositions, first_layer_only=True, axes=(1,)))
+_register("relpos_first", Variant(attends=RelativePositionsFirst, axes=(1,)))
 _register("rope", Variant(attends=Rotary))
 # Between tokens Δ cancels. In images it acts against the class token, which has no position.
 _register("cape_rope", Variant(augments=DistanceAugmentation, attends=Rotary, axes=(1,)))

@@ -20,7 +20,7 @@ ATTEND = [(pos, axes) for axes in (1, 2) for pos in OURS[axes] if get(pos, axes)
 SIZES = dict(dim=32, heads=4, layers=3)
 
 
-@pytest.mark.parametrize(("pos", "axes"), [one for one in ATTEND if not get(*one).first_layer_only])
+@pytest.mark.parametrize(("pos", "axes"), [one for one in ATTEND if one[0] != "relpos_first"])
 def test_every_variant_that_attends_has_it_and_the_mark_keeps_it(pos, axes):
     model = build(pos, axes, layers=8, nopos_every=4)
     attends = [one.acts for one in model.attentions]
@@ -61,6 +61,8 @@ class Late(Rotary):
 def test_a_variant_may_choose_its_layers(own_table, check):
     register_variant("late", Variant(attends=Late, axes=(1,)))
     assert [one and one.sizes.layer for one in Positions("late", **SIZES).layers] == [None, 1, 2]
+    with pytest.raises(ValueError, match="nopos_every"):
+        Positions("late", nopos_every=2, **SIZES)
     check("late", 1)
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cape_plugins import Alibi, Positions, Variant, register_variant, token_positions, variants
+from cape_plugins import Positions, Variant, register_variant, token_positions, variants
 from cape_plugins.attention import Given, PositionalAttention
 from cape_plugins.causal import check_mask, earlier, place
-from cape_support import OPTIONS, SEQUENCES, Made
+from cape_support import OPTIONS, SEQUENCES, AlibiFirst, Made
 
 NAN = math.nan
 
@@ -273,7 +273,7 @@ def test_padding_and_float_masks_are_merged_with_the_decoders_own():
 
 
 def test_a_variant_of_the_first_layer_leaves_the_others_but_for_the_mask(own_table):
-    register_variant("alibi_first", Variant(attends=Alibi, first_layer_only=True))
+    register_variant("alibi_first", Variant(attends=AlibiFirst))
     made = decoder("alibi_first")
     _, given = made(None, token_positions([6]))
     query, key, value = torch.randn(3, 1, 3, 6, 4)

@@ -146,10 +146,8 @@ class BareShift(AsGiven):
         # a field that nobody could give
         (dict(attends=Bare), r"bare_n of Bare.* = option\("),
         (dict(augments=BareShift), r"bare_n of BareShift.* = option\("),
-        # layers of what does not attend, or of two kinds
-        (dict(first_layer_only=True), "first_layer_only"),
+        # layers of what does not attend
         (dict(one_for_all=True), "one_for_all"),
-        (dict(attends=Plain, one_for_all=True, first_layer_only=True), "one_for_all"),
         *((dict(adds=Sinusoids, axes=axes), r"\(1, 2\)") for axes in (1, [1], (3,), (), (0, 1))),
     ],
 )

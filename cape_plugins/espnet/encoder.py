@@ -47,6 +47,7 @@ from cape_plugins.espnet.relies import RELIES
 from cape_plugins.part import Part
 from cape_plugins.places import exact, frame_times, widest
 from cape_plugins.positions import Positions
+from cape_plugins.relpos import RelativePositionsFirst
 
 
 class SignatureOfConf:
@@ -174,7 +175,7 @@ class InSeconds(AbsEncoder):
         """The options, with what null means where frames are ``spacing`` seconds apart."""
         found = dict(options)
         if "relpos_context" in found and found["relpos_context"] is None:
-            first = variants.get(self.pos, axes=1).first_layer_only
+            first = variants.get(self.pos, axes=1).attends is RelativePositionsFirst
             found["relpos_context"] = RELPOS_CONTEXT_FIRST if first else RELPOS_CONTEXT
         if "max_local_shift" in found:
             local = found["max_local_shift"]

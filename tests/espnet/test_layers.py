@@ -14,12 +14,12 @@ from espnet2.utils.get_default_kwargs import get_default_kwargs
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from cape_plugins import Alibi, Given, Variant
+from cape_plugins import Given, Variant
 from cape_plugins.attention import merge
 from cape_plugins.espnet.attention import CapeMultiHeadedAttention
 from cape_plugins.espnet.transformer import LayerDropTransformerDecoder
 from cape_plugins.variants import TABLE, Registered
-from cape_support import seeded
+from cape_support import AlibiFirst, seeded
 from espnet_support import assert_alone, batch, make
 
 either = pytest.mark.parametrize("side", ["encoder", "decoder"])
@@ -185,7 +185,7 @@ def test_intermediate_ctc_conditions_the_layers_above(name, pos):
 @pytest.mark.parametrize("name", ["cape_transformer", "cape_e_branchformer"])
 def test_a_bias_of_the_first_layer_alone_is_not_in_the_others(name, monkeypatch):
     """Which is prepared once for all layers, and reaches each with the mask in it."""
-    row = Registered(Variant(attends=Alibi, first_layer_only=True), "cape_plugins")
+    row = Registered(Variant(attends=AlibiFirst), "cape_plugins")
     monkeypatch.setitem(TABLE[1], "alibi_first", row)
     encoder, seen = make(name, "alibi_first").eval(), []
     for layer in encoder.encoders:

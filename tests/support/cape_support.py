@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from cape_plugins import Augmentation, Positions, patch_grid, token_positions, variants
+from cape_plugins import Alibi, Augmentation, Positions, patch_grid, token_positions, variants
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent  # of this environment's commands
@@ -27,6 +27,13 @@ BIN = Path(sys.executable).parent  # of this environment's commands
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+class AlibiFirst(Alibi):
+    """In the first layer alone."""
+
+    def acts_in(self, layer):
+        return layer == 0
 
 
 class Made(TorchDispatchMode):
