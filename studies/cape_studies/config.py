@@ -103,7 +103,8 @@ class Variant(Part):
     options: Options = {}  # of the host, which replace the study's: name → value
     recipe: File | None = None  # in place of the study's
     after: str | None = None  # start from the training of this variant with the same seed
-    evaluate: dict[str, Options] = {}  # evaluation → other options
+    # evaluation → other options; null leaves one out
+    evaluate: Annotated[dict[str, Options], BeforeValidator(_without_null)] = {}
 
 
 class Evaluation(Part):

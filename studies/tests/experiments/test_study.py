@@ -94,6 +94,7 @@ def test_changes_are_hydras_and_null_takes_a_part_away(path):
     assert one.seeds == [1, 2]
     assert one.prepare == {}
     assert list(load(path, "variants.cape=null").variants) == ["sinpos"]
+    assert load(path, "+variants.cape.evaluate.tta=null").variants["cape"].evaluate == {}
 
 
 def test_quick_takes_the_changes_of_the_study_and_the_command_line_has_the_last_word(path):
