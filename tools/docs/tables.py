@@ -54,6 +54,7 @@ ANSWER = HERE / "answers" / "my_images.json"  # beside its CSV
 TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 APART = 10  # points between trainings from which on a cell is their range
 FIGURE = {"cape_rope", "rope", "rope_gap", "rope_moved", "nopos"}  # of objects that move
+RECALL = {"alibi", "rope", "rope_yarn", "nopos", "rope_nopos", "cape_rope", "random_rope"}
 NO_SCORES = {"protocols", "trained"}  # CSVs of RESULTS
 DEMO = "What `make demo-full` trains, in three hosts"
 READ_IT = "[How to read this](../../docs/intervals.md#a-page-of-a-study);"
@@ -421,6 +422,13 @@ def pictures() -> None:
         scores = Scores(one, one.report.evaluation, one.report.metric)
         scores.variants = [one for one in scores.variants if one in FIGURE] or scores.variants
         figure.draw(scores, RESULTS / f"{name}.png")
+    (one,) = studies("recall")
+    recalled = Scores(one, one.report.evaluation, one.report.metric)
+    recalled.variants = [one for one in recalled.variants if one in RECALL]
+    # of a longer test by distance alone
+    recalled.conditions = [one for one in recalled.conditions if "–" in one or one in recalled.seen]
+    recalled.found = {k: v for k, v in recalled.found.items() if k[1] in recalled.conditions}
+    figure.draw(recalled, RESULTS / "recall.png")
     figure.draw(scores_of("digit_univit", "sizes"), RESULTS / "digit_univit.png", by_speed)
     figure.draw(answered()[0], HERE / "answer.png")
     losses = scores_of("multi30k_short", "loss_long")
