@@ -34,7 +34,7 @@ def places(axis: Any, scores: Scores) -> At:
     except ValueError:
         places = {one: float(i) for i, one in enumerate(conditions)}
         axis.set_xlim(-0.5, len(conditions) - 0.5)
-    turned = 30 if len(conditions) > 9 else 0
+    turned = 30 if len(conditions) > 9 or sum(map(len, conditions)) > 50 else 0
     axis.set_xticks(list(places.values()), conditions, rotation=turned)
     for condition in scores.seen:
         axis.axvline(places[condition], color=GREY, alpha=0.25, lw=8, zorder=0)

@@ -360,6 +360,17 @@ def test_the_figure_has_the_values_at_conditions_that_are_numbers(small, figures
     assert low == pytest.approx({at: found["cape", str(at)].low for at in (0, 2, 10)})
 
 
+@pytest.mark.parametrize(("long", "turned"), [(10, 0), (20, 30)])
+def test_names_of_conditions_that_have_no_room_side_by_side_are_turned(
+    small, figures, long, turned
+):
+    rows, items = (
+        of.assign(condition=of["condition"] + "x" * long) for of in (small.scores, small.items)
+    )
+    reported(replace(small, scores=rows, items=items))
+    assert {one.get_rotation() for one in figures[0].axes[0].get_xticklabels()} == {turned}
+
+
 def test_no_two_of_forty_variants_are_drawn_alike():
     assert len({tuple(figure.of_variant(index).items()) for index in range(40)}) == 40
 
