@@ -21,7 +21,7 @@ from cape_plugins import (
 from cape_plugins.alibi import Alibi
 from cape_plugins.attention import PositionalAttention
 from cape_plugins.random_positions import spread_evenly
-from cape_plugins.relpos import RelativePositions
+from cape_plugins.relpos import RelativePositions, RelativePositionsFirst
 from cape_plugins.rotary import Rotary
 from cape_support import OURS, SEQUENCES, Layer, Made, build, places, replica, seeded
 
@@ -98,7 +98,7 @@ def test_each_layer_gets_its_attention_and_relpos_first_the_first_alone():
     for pos, kind in (("relpos", RelativePositions), ("rope", Rotary), ("alibi", Alibi)):
         assert [type(one) for one in build(pos, layers=3).attentions] == [kind] * 3
     kinds = [type(one) for one in build("relpos_first", layers=3).attentions]
-    assert kinds == [RelativePositions, PositionalAttention, PositionalAttention]
+    assert kinds == [RelativePositionsFirst, PositionalAttention, PositionalAttention]
     assert [type(one) for one in build("cape", layers=2).attentions] == [PositionalAttention] * 2
     assert [*build("nopos", layers=0).attentions] == []
     first, second = build("relpos", layers=2).attentions
@@ -116,7 +116,7 @@ def test_attentions_are_modules_of_it_until_a_hosts_layers_have_them():
     assert module(torch.zeros(1, 6, 12), where, HIDING[:1])[1].mask is not None  # and works on
     assert build("cape", layers=2).hand_over() == [None, None]
     (ours, *others) = build("relpos_first", layers=3).hand_over()
-    assert (type(ours), others) == (RelativePositions, [None, None])
+    assert (type(ours), others) == (RelativePositionsFirst, [None, None])
 
 
 @pytest.mark.parametrize("pos", ["nopos", "sinpos", "rope", "alibi", "relpos"])
