@@ -85,7 +85,7 @@ class Variant:
         for slot in SLOTS:
             found |= declared(getattr(self, slot), axes)
         if self.attends and self.attends.acts_in is not PositionalAttention.acts_in:
-            del found["nopos_every"]  # the class chooses its layers itself
+            found.pop("nopos_every", None)  # the class chooses its layers itself
         return found
 
     @property

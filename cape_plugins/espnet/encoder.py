@@ -175,7 +175,8 @@ class InSeconds(AbsEncoder):
         """The options, with what null means where frames are ``spacing`` seconds apart."""
         found = dict(options)
         if "relpos_context" in found and found["relpos_context"] is None:
-            first = variants.get(self.pos, axes=1).attends is RelativePositionsFirst
+            attends = variants.get(self.pos, axes=1).attends
+            first = attends is not None and issubclass(attends, RelativePositionsFirst)
             found["relpos_context"] = RELPOS_CONTEXT_FIRST if first else RELPOS_CONTEXT
         if "max_local_shift" in found:
             local = found["max_local_shift"]
