@@ -9,7 +9,8 @@ from torch import nn
 
 from cape_plugins.alibi import alibi_slopes
 from cape_plugins.places import frame_times
-from cape_plugins.relpos import RelativePositions
+from cape_plugins.relpos import RelativePositions, RelativePositionsFirst
+from cape_plugins.variants import TABLE, Registered, Variant
 from espnet_support import batch, every_encoder, make, matrix, table
 
 
@@ -131,6 +132,15 @@ def test_options_are_in_seconds_after_subsampling():
                 modules = make(name, pos, **options).modules()
                 found = [m.context for m in modules if isinstance(m, RelativePositions)]
                 assert found == [frames] * (2 if pos == "relpos" else 1)
+
+
+def test_another_packages_relpos_of_the_first_layer_has_that_ones_context(monkeypatch):
+    class Mine(RelativePositionsFirst):
+        pass
+
+    row = Registered(Variant(attends=Mine, axes=(1,)), "cape_plugins")
+    monkeypatch.setitem(TABLE[1], "mine", row)
+    assert make("cape_transformer", "mine").positions.options["relpos_context"] == 27.6
 
 
 @pytest.mark.parametrize("pos", ["abspos", "relpos"])
