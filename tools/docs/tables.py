@@ -19,7 +19,7 @@ import json
 import math
 import re
 import runpy
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -418,25 +418,25 @@ def protocol(study: str, file: str) -> str:
 def pictures() -> None:
     """Draw the figures that pages and README show."""
     for name in ("digit_canvas", "digit_canvas_long", "number_canvas", "canvas", "canvas_long"):
-        (one,) = studies(name)
-        scores = Scores(one, one.report.evaluation, one.report.metric)
-        scores.variants = [one for one in scores.variants if one in FIGURE] or scores.variants
-        figure.draw(scores, RESULTS / f"{name}.png")
-    (one,) = studies("recall")
-    recalled = Scores(one, one.report.evaluation, one.report.metric)
-    recalled.variants = [one for one in recalled.variants if one in RECALL]
+        figure.draw(among(scores_of(name, "shift"), FIGURE), RESULTS / f"{name}.png")
+    recalled = among(scores_of("recall", "exact"), RECALL)
     # of a longer test by distance alone
     recalled.conditions = [one for one in recalled.conditions if "–" in one or one in recalled.seen]
     recalled.found = {k: v for k, v in recalled.found.items() if k[1] in recalled.conditions}
     figure.draw(recalled, RESULTS / "recall.png")
     figure.draw(scores_of("digit_univit", "sizes"), RESULTS / "digit_univit.png", by_speed)
     figure.draw(answered()[0], HERE / "answer.png")
-    losses = scores_of("multi30k_short", "loss_long")
-    losses.variants = [one for one in losses.variants if one in CAPTIONS]
+    losses = among(scores_of("multi30k_short", "loss_long"), CAPTIONS)
     figure.draw(losses, RESULTS / "multi30k_short_loss.png")
     words = by_words()
     words.found, words.variants = words.differences, [v for v in words.variants if v != "sinpos"]
     figure.draw(words, RESULTS / "multi30k_short.png")
+
+
+def among(scores: Scores, variants: Container[str]) -> Scores:
+    """With these variants alone, or all of its own where it has none of them."""
+    scores.variants = [one for one in scores.variants if one in variants] or scores.variants
+    return scores
 
 
 def by_speed(axis: Any, scores: Scores) -> figure.At:
