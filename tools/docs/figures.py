@@ -169,7 +169,7 @@ def _new_language_model() -> list[Panel]:
         "rotary": ("rotary", DEFAULT),
         "rotary, YaRN in the test": ("rotary, YaRN", FLAG),
         "ALiBi": ("ALiBi", OTHER),
-        "rotary, some layers without positions": ("some layers without", "C3"),
+        "rotary in windows, some layers without positions": ("some layers without", "C3"),
     }
     places = {"64": 1.0, "128": 2.0, "256": 4.0}
     lines = ours(scores_of("recall", "exact").found, places, shown)

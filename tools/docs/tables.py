@@ -268,15 +268,15 @@ def of_studies() -> str:
     for path in sorted(RESULTS.glob("*.csv")):
         if path.stem not in NO_SCORES:
             seeds = pd.read_csv(path, usecols=["study", "variant", "seed"]).drop_duplicates()
-            most = seeds.groupby(["study", "variant"]).size().max()
+            trainings = seeds.groupby(["study", "variant"]).size()
             link = f"[{path.stem}]({path.stem}.md)"
-            if most < TRAININGS:
+            if trainings.max() < TRAININGS:
                 few.append(link)
                 continue
             title = asked(seeds["study"][0]).title if seeds["study"].nunique() == 1 else DEMO
-            rows.append([link, title, str(most)])
+            rows.append([link, title, str(mode(trainings))])
     pages = "\n".join(link.partition("]")[0][1:] for link, *_ in rows)
-    shown = table(["study", "", "trainings"], rows)
+    shown = table(["study", "", "trainings of most variants"], rows)
     shown += f"\nOne or two trainings: {', '.join(few)}.\n"
     return f"{shown}\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
 
