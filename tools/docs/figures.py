@@ -161,7 +161,7 @@ def _new_language_model() -> list[Panel]:
         "rope": ("rotary", DEFAULT),
         "rope_yarn": ("rotary, YaRN", FLAG),
         "rope_nopos": ("some layers without", "C3"),
-        "alibi": ("ALiBi", OTHER),
+        "alibi_long": ("ALiBi, 3 times the updates", OTHER),
         "cape_rope": ("cape_rope", OURS),
     }
     known = {
