@@ -54,7 +54,16 @@ ANSWER = HERE / "answers" / "my_images.json"  # beside its CSV
 TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 APART = 10  # points between trainings from which on a cell is their range
 FIGURE = {"cape_rope", "rope", "rope_gap", "rope_moved", "nopos"}  # of objects that move
-RECALL = {"alibi", "alibi_long", "rope", "rope_yarn", "nopos", "rope_nopos", "cape_rope", "random_rope"}
+RECALL = {
+    "alibi",
+    "alibi_long",
+    "rope",
+    "rope_yarn",
+    "nopos",
+    "rope_nopos",
+    "cape_rope",
+    "random_rope",
+}
 NO_SCORES = {"protocols", "trained"}  # CSVs of RESULTS
 DEMO = "What `make demo-full` trains, in three hosts"
 READ_IT = "[How to read this](../../docs/intervals.md#a-page-of-a-study);"
