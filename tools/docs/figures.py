@@ -313,7 +313,9 @@ def _translation() -> list[Panel]:
         "CAPE": ("CAPE", "C3"),
     }
     places = {one: float(i) for i, one in enumerate(WORDS)}
+    joined = {"sinpos_joined": ("sinusoids, joined pairs", DEFAULT)}
     lines = ours(by_words().differences, places, shown)
+    lines += ours(by_words("multi30k_longer").differences, places, joined)
     dots, names = theirs_by_test("translation", known)
     more = "BLEU less that of sinusoids"
     words = "words of the reference; trained on 12 tokens at most"

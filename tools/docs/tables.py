@@ -132,6 +132,14 @@ def scores_of(name: str, evaluation: str, seeds: tuple[int, ...] = ()) -> Scores
     return Scores(one, evaluation, next(iter(about.metrics if about else rows["metric"])))
 
 
+def by_search(study: str, tests: Sequence[str], condition: str) -> Scores:
+    """BLEU of the sentences of a condition, translated for each of these tests, by the test."""
+    (one,) = studies(study)
+    items = one.items[one.items["evaluation"].isin(tests) & (one.items["metric"] == "bleu")]
+    items = items[items["condition"] == condition].assign(condition=items["evaluation"])
+    return of_items(one, items, " and ".join(tests))
+
+
 def of_items(one: Result, items: pd.DataFrame, name: str) -> Scores:
     """Of BLEU's items under other conditions or with other statistics."""
     (how,) = items["how"].unique()
@@ -149,8 +157,8 @@ def number(of: str, items: bool = False) -> str:
 
     ``step:vit_small:rope`` is the time of a training step on a GPU, see :func:`steps`,
     ``step:wmt_base:alibi/sinpos`` that beside another variant's, and ``stock:memory:alibi:10s`` one
-    of COSTS. With ``:alone`` at its end a score has no interval, with ``:seeds 4 5 6`` it is of
-    these trainings alone.
+    of COSTS. EVALUATION may be a difference of two of BLEU's. With ``:alone`` at its end a score has
+    no interval, with ``:seeds 4 5 6`` it is of these trainings alone.
 
     Args:
         of: which.
@@ -168,7 +176,10 @@ def number(of: str, items: bool = False) -> str:
         return beside_stock(*of.split(":")[1:])
     study, evaluation, variant, condition, *how = of.split(":")
     seeds = " ".join(one.removeprefix("seeds ") for one in how if one != "alone")
-    scores = scores_of(study, evaluation, tuple(map(int, seeds.split())))
+    if "−" in evaluation:
+        scores, condition = by_search(study, evaluation.split("−"), condition), evaluation
+    else:
+        scores = scores_of(study, evaluation, tuple(map(int, seeds.split())))
     (one, *other), (at, *less) = variant.split("−"), condition.split("−")
     digits = 2 if scores.metric == "loss" else 1
     differs = bool(other or less)
@@ -460,11 +471,12 @@ def by_speed(axis: Any, scores: Scores) -> figure.At:
     return {key: means[key].value for key in scores.found}
 
 
-def by_words() -> Scores:
+def by_words(study: str = "multi30k_short") -> Scores:
     """BLEU of captions by the words of their references, of variants with stored sentences."""
-    (one,) = studies("multi30k_short")
+    (one,) = studies(study)
     labels = {"x_label": "words of the reference", "y_label": "BLEU more than with sinusoids"}
-    items = one.items[one.items["metric"] == "bleu"]
+    both = one.items["evaluation"].isin(["bleu", "bleu_long"])  # with the same search
+    items = one.items[both & (one.items["metric"] == "bleu")]
     words = pd.cut(items["stats_1"], WORDS, labels=LENGTHS).astype(str)
     items = items.assign(condition=words, item=items["evaluation"] + items["item"])
     items = items.sort_values("condition", key=lambda of: of.map(LENGTHS.index), kind="stable")

@@ -4,6 +4,7 @@ import re
 import runpy
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -55,6 +56,15 @@ def test_every_number_is_that_of_the_scores_and_one_changed_by_hand_is_not():
 def test_a_number_that_was_not_measured_is_refused(of):
     with pytest.raises(KeyError):
         tables["filled"](f"<!--={of}-->1.0<!--/-->")
+
+
+def test_two_searches_are_compared_training_by_training():
+    shown = tables["number"]("multi30k_longer:bleu_chosen−bleu:sinpos:at most 12")
+    rows = pd.read_csv(RESULTS / "multi30k_longer.csv")
+    rows = rows[(rows["variant"] == "sinpos") & (rows["metric"] == "bleu")]
+    of = rows.pivot(index="seed", columns="evaluation", values="value")
+    apart = (of["bleu_chosen"] - of["bleu"]).mean()
+    assert shown.startswith(f"−{-apart:.1f} [") and -apart > 1
 
 
 #: of many studies, which takes seconds
