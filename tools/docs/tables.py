@@ -137,6 +137,8 @@ def by_search(study: str, tests: Sequence[str], condition: str) -> Scores:
     (one,) = studies(study)
     items = one.items[one.items["evaluation"].isin(tests) & (one.items["metric"] == "bleu")]
     items = items[items["condition"] == condition].assign(condition=items["evaluation"])
+    if items.empty:
+        raise KeyError(condition)
     return of_items(one, items, " and ".join(tests))
 
 
@@ -157,7 +159,7 @@ def number(of: str, items: bool = False) -> str:
 
     ``step:vit_small:rope`` is the time of a training step on a GPU, see :func:`steps`,
     ``step:wmt_base:alibi/sinpos`` that beside another variant's, and ``stock:memory:alibi:10s`` one
-    of COSTS. EVALUATION may be a difference of two of BLEU's. With ``:alone`` at its end a score has
+    of COSTS. EVALUATION may be a difference of two by BLEU. With ``:alone`` at its end a score has
     no interval, with ``:seeds 4 5 6`` it is of these trainings alone.
 
     Args:
