@@ -18,8 +18,9 @@ COLUMNS = ["study", "what", "commit", "date", "subject"]
 
 
 def git(*arguments: str) -> str:
-    """What git prints."""
-    return subprocess.check_output(["git", *arguments], cwd=ROOT, text=True)
+    """What git prints, with hashes of seven digits: its own choice depends on the clone."""
+    short = ["git", "-c", "core.abbrev=7"]
+    return subprocess.check_output([*short, *arguments], cwd=ROOT, text=True)
 
 
 def commits(path: Path) -> list[tuple[list[str], str]]:
