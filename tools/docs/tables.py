@@ -116,7 +116,7 @@ def studies(name: str) -> list[Result]:
 def scores_of(name: str, evaluation: str, seeds: tuple[int, ...] = ()) -> Scores:
     """Of one evaluation, by its first metric; of captions also PARTS_OF_BLEU.
 
-    ``seeds``: of these trainings alone.
+    Of two, A−B, see :func:`together`. ``seeds``: of these trainings alone.
     """
     (one,) = studies(name)
     if seeds:
@@ -127,19 +127,19 @@ def scores_of(name: str, evaluation: str, seeds: tuple[int, ...] = ()) -> Scores
     if part in PARTS_OF_BLEU:
         items = one.items[(one.items["metric"] == "bleu") & (one.items["evaluation"] == test)]
         return of_items(one, items.assign(**PARTS_OF_BLEU[part](items)), evaluation)
+    tests = evaluation.split("−")
+    if len(tests) > 1:
+        one = replace(one, scores=together(one.scores, tests), items=together(one.items, tests))
     rows = one.scores[one.scores["evaluation"] == evaluation]
-    about = asked(one.name).evaluations.get(evaluation)  # none: the study has it no more
+    about = asked(one.name).evaluations.get(tests[0])  # none: the study has it no more
     return Scores(one, evaluation, next(iter(about.metrics if about else rows["metric"])))
 
 
-def by_search(study: str, tests: Sequence[str], condition: str) -> Scores:
-    """BLEU of the sentences of a condition, translated for each of these tests, by the test."""
-    (one,) = studies(study)
-    items = one.items[one.items["evaluation"].isin(tests) & (one.items["metric"] == "bleu")]
-    items = items[items["condition"] == condition].assign(condition=items["evaluation"])
-    if items.empty:
-        raise KeyError(condition)
-    return of_items(one, items, " and ".join(tests))
+def together(rows: pd.DataFrame, tests: Sequence[str]) -> pd.DataFrame:
+    """Rows of these evaluations as of one, A−B, whose conditions are ``A:CONDITION`` and so on."""
+    rows = rows[rows["evaluation"].isin(tests)]
+    at = rows["evaluation"] + ":" + rows["condition"]
+    return rows.assign(condition=at, evaluation="−".join(tests))
 
 
 def of_items(one: Result, items: pd.DataFrame, name: str) -> Scores:
@@ -159,8 +159,8 @@ def number(of: str, items: bool = False) -> str:
 
     ``step:vit_small:rope`` is the time of a training step on a GPU, see :func:`steps`,
     ``step:wmt_base:alibi/sinpos`` that beside another variant's, and ``stock:memory:alibi:10s`` one
-    of COSTS. EVALUATION may be a difference of two by BLEU. With ``:alone`` at its end a score has
-    no interval, with ``:seeds 4 5 6`` it is of these trainings alone.
+    of COSTS. EVALUATION may be a difference too. With ``:alone`` at its end a score has no
+    interval, with ``:seeds 4 5 6`` it is of these trainings alone.
 
     Args:
         of: which.
@@ -178,10 +178,9 @@ def number(of: str, items: bool = False) -> str:
         return beside_stock(*of.split(":")[1:])
     study, evaluation, variant, condition, *how = of.split(":")
     seeds = " ".join(one.removeprefix("seeds ") for one in how if one != "alone")
+    scores = scores_of(study, evaluation, tuple(map(int, seeds.split())))
     if "−" in evaluation:
-        scores, condition = by_search(study, evaluation.split("−"), condition), evaluation
-    else:
-        scores = scores_of(study, evaluation, tuple(map(int, seeds.split())))
+        condition = "−".join(f"{test}:{condition}" for test in evaluation.split("−"))
     (one, *other), (at, *less) = variant.split("−"), condition.split("−")
     digits = 2 if scores.metric == "loss" else 1
     differs = bool(other or less)
