@@ -218,6 +218,7 @@ def _image_sizes() -> list[Panel]:
         "timm_rope": ("timm's rope", OTHER),
         "timm_rope_ref": ("… with ref_feat_shape", FLAG),
         "rope": ("ropepos", OURS),
+        "timm_rope_mixed": ("timm's rope_mixed", "C3"),
     }
     lines = ours(scores_of("cifar10_sizes", "sizes").found, SIDES, shown)
     side = "times training's side, {} pixels"
