@@ -215,10 +215,10 @@ def _image_sizes() -> list[Panel]:
     shown = {
         **NOTHING,
         "abspos": ("timm's default", DEFAULT),
-        "timm_rope": ("timm's rope", OTHER),
+        "timm_rope": IMAGENET["rotary, axial"],
         "timm_rope_ref": ("… with ref_feat_shape", FLAG),
         "rope": ("ropepos", OURS),
-        "timm_rope_mixed": ("timm's rope_mixed", "C3"),
+        "timm_rope_mixed": IMAGENET["rotary, mixed"],
     }
     lines = ours(scores_of("cifar10_sizes", "sizes").found, SIDES, shown)
     side = "times training's side, {} pixels"
