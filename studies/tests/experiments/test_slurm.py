@@ -9,11 +9,13 @@ import pytest
 import yaml
 from counting import STUDY, begins, count, runs, score
 
+# The job is a copy of the script, as SLURM's is: submitit moves the script when sbatch has ended.
 SBATCH = """#!/bin/sh
 id=$$
 cp "$1" "$FAKE/job$id"
-SLURM_JOB_ID=$id SLURM_JOB_NODELIST=localhost setsid sh "$1" > "$FAKE/out$id" 2>&1 &
-echo $! > "$FAKE/pid$id"
+SLURM_JOB_ID=$id SLURM_JOB_NODELIST=localhost setsid sh "$FAKE/job$id" > "$FAKE/out$id" 2>&1 &
+echo $! > "$FAKE/new$id"
+mv "$FAKE/new$id" "$FAKE/pid$id"  # sacct may be asked meanwhile, and reads no half of it
 echo "Submitted batch job $id"
 """
 SACCT = """#!/bin/sh
