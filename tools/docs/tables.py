@@ -449,7 +449,7 @@ def pictures() -> None:
     figure.draw(answered()[0], HERE / "answer.png")
     losses = among(scores_of("multi30k_short", "loss_long"), CAPTIONS)
     figure.draw(losses, RESULTS / "multi30k_short_loss.png")
-    words = by_words()
+    words = by_words("multi30k_short")
     words.found, words.variants = words.differences, [v for v in words.variants if v != "sinpos"]
     figure.draw(words, RESULTS / "multi30k_short.png")
 
@@ -472,7 +472,7 @@ def by_speed(axis: Any, scores: Scores) -> figure.At:
     return {key: means[key].value for key in scores.found}
 
 
-def by_words(study: str = "multi30k_short") -> Scores:
+def by_words(study: str) -> Scores:
     """BLEU of captions by the words of their references, of variants with stored sentences."""
     (one,) = studies(study)
     labels = {"x_label": "words of the reference", "y_label": "BLEU more than with sinusoids"}
